@@ -1,0 +1,149 @@
+# Every target does its own set-up. Needed: Linux, Python 3.11 to 3.14, Rust, a C compiler, make.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+# What one fuzz target runs for, in seconds.
+FUZZ_SECONDS ?= 60
+# Further arguments for pytest, as in: make test-python PYTEST_ARGS='-k resume -x'
+PYTEST_ARGS ?=
+CARGO_FUZZ_VERSION := 0.13.2
+CARGO_FUZZ := .cache/cargo-fuzz-$(CARGO_FUZZ_VERSION)
+
+VENV := .venv
+# Absolute, as maturin and uv find the environment by it. Others' settings must not leak in.
+export VIRTUAL_ENV := $(CURDIR)/$(VENV)
+unexport CONDA_PREFIX PYTHONHOME PYTHONPATH
+# Lets maturin find uv, and the build scripts of pyo3 the right interpreter.
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+# The module as `maturin develop` leaves it in the package, and what it is built from.
+NATIVE := python/penstock/_native.abi3.so
+NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml \
+	$(shell find crates python -path '*/tests' -prune -o \( -name '*.rs' -o -name Cargo.toml \) -print)
+
+UV_INSTALL := $(VENV)/bin/uv pip install --quiet --require-hashes --python $(VENV)/bin/python
+UV_COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 \
+	--generate-hashes --no-emit-index-url --custom-compile-command 'make lock' \
+	$(if $(UPGRADE),--upgrade)
+
+.PHONY: help
+help: ## Show this list.
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | \
+		while IFS='|' read -r target text; do printf '  make %-12s %s\n' "$$target" "$$text"; done
+
+# ---- What people run
+
+.PHONY: demo
+demo: $(VENV)/.demo $(NATIVE) ## Train, kill a save in the middle, resume bit for bit (about a minute).
+	$(VENV)/bin/penstock demo
+
+.PHONY: test
+test: test-rust test-python ## Run every test.
+
+.PHONY: test-rust
+test-rust: toolchain ## Run the Rust tests, with and without io_uring.
+	cargo test --locked -p penstock-io -p penstock-store
+	cargo test --locked -p penstock-io -p penstock-store --no-default-features
+
+.PHONY: test-python
+test-python: $(VENV)/.develop $(NATIVE) ## Run the Python tests against a release build.
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: check
+check: check-rust check-python ## Run formatters, linters and type checkers; change nothing.
+
+.PHONY: check-rust
+check-rust: lint-toolchain $(VENV)/.created
+	cargo fmt --all --check
+	cargo fmt --manifest-path fuzz/Cargo.toml --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo clippy --locked --workspace --all-targets --no-default-features -- -D warnings
+	cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps --all-features
+
+.PHONY: check-python
+check-python: $(VENV)/.develop $(NATIVE)
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/stubtest penstock._native
+
+.PHONY: fmt
+fmt: lint-toolchain $(VENV)/.develop ## Format everything and apply the linters' safe fixes.
+	cargo fmt --all
+	cargo fmt --manifest-path fuzz/Cargo.toml
+	$(VENV)/bin/ruff check --fix --quiet || true
+	$(VENV)/bin/ruff format
+
+.PHONY: wheel
+wheel: $(VENV)/.demo ## Build the abi3 wheel into dist/.
+	$(VENV)/bin/maturin build --release --out dist
+
+.PHONY: fuzz
+fuzz: toolchain $(CARGO_FUZZ)/bin/cargo-fuzz ## Fuzz each parser for FUZZ_SECONDS=60; needs a nightly toolchain.
+	@cargo +nightly --version >/dev/null 2>&1 || \
+		{ echo 'error: sanitizers need a nightly toolchain: rustup toolchain install nightly' >&2; exit 1; }
+	export PATH="$(CURDIR)/$(CARGO_FUZZ)/bin:$$PATH"; \
+	targets=$$(cargo +nightly fuzz list); \
+	for target in $$targets; do \
+		cargo +nightly fuzz run "$$target" -- -max_total_time=$(FUZZ_SECONDS); \
+	done
+
+.PHONY: lock
+lock: $(VENV)/.uv ## Bring the lock files up to the manifests; UPGRADE=1 takes the newest releases.
+	$(UV_COMPILE) --group bootstrap -o requirements/bootstrap.txt
+	$(UV_COMPILE) pyproject.toml --extra torch --group build --group test --group check \
+		-o requirements/develop.txt
+	$(UV_COMPILE) pyproject.toml --extra torch --group build \
+		--constraint requirements/develop.txt -o requirements/demo.txt
+	cargo update $(if $(UPGRADE),,--workspace)
+	cargo update --manifest-path fuzz/Cargo.toml $(if $(UPGRADE),,--workspace)
+
+.PHONY: clean
+clean: ## Remove everything that was built or installed here.
+	rm -rf $(VENV) target fuzz/target dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -f $(NATIVE)
+
+# ---- How they are set up
+
+.PHONY: toolchain
+toolchain:
+	@scripts/check-toolchain
+
+.PHONY: lint-toolchain
+lint-toolchain:
+	@scripts/check-toolchain lint
+
+$(VENV)/.created: scripts/find-python | toolchain
+	rm -rf $(VENV)
+	python=$$(scripts/find-python) && "$$python" -m venv $(VENV)
+	touch $@
+
+# uv comes by pip, by its hash; everything else by uv, which is many times faster with packages
+# of gigabytes.
+$(VENV)/.uv: requirements/bootstrap.txt $(VENV)/.created
+	$(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-user \
+		--require-hashes --only-binary :all: -r $<
+	touch $@
+
+# What it takes to build the package and run it.
+$(VENV)/.demo: requirements/demo.txt $(VENV)/.uv
+	$(UV_INSTALL) -r $<
+	touch $@
+
+# What it takes to test and check it as well: the same versions, and more packages.
+$(VENV)/.develop: requirements/develop.txt $(VENV)/.demo
+	$(UV_INSTALL) -r $<
+	touch $@
+
+# Cargo decides what to compile; the time stamp only saves asking it.
+$(NATIVE): $(NATIVE_SOURCES) $(VENV)/.demo
+	$(VENV)/bin/maturin develop --release --uv
+	touch $@
+
+$(CARGO_FUZZ)/bin/cargo-fuzz: | toolchain
+	cargo install --quiet --locked --version $(CARGO_FUZZ_VERSION) --root $(CARGO_FUZZ) cargo-fuzz
