@@ -1,0 +1,403 @@
+//! Opening a complete checkpoint and loading from it.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use penstock_io::buffer::{HostRegionMut, Memory};
+use penstock_io::file::{Direct, File};
+
+use crate::digest::Digest;
+use crate::error::{Error, Result};
+use crate::manifest::{Manifest, PartEntry};
+use crate::name::MANIFEST;
+use crate::options::{Options, Settings};
+use crate::part::{FileEntry, Part, TensorEntry};
+use crate::pipeline::Run;
+use crate::pipeline::read::{Damage, OnDamage, Outcome, Source, read};
+use crate::plan::read::{FileFacts, Placement, ReadPlan, Request, plan};
+use crate::progress::Progress;
+use crate::report::{LoadReport, Transport};
+
+/// A complete checkpoint, its manifest and part read and checked.
+#[derive(Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    manifest: Manifest,
+    part: Part,
+    manifest_bytes: u64,
+}
+
+/// Tensors in memory.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Fresh memory that holds them.
+    pub segments: Vec<Memory>,
+    /// Where each one is, in the order asked for.
+    pub placements: Vec<Placement>,
+    /// How it went.
+    pub report: LoadReport,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint at `path`: reads its manifest and part, and checks that its files are
+    /// there with exact sizes. No tensor data is read.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Incomplete`], [`Error::Corrupt`], [`Error::Version`].
+    pub fn open(path: &Path) -> Result<Checkpoint> {
+        let (manifest, manifest_bytes) = read_manifest(path)?;
+        let part = read_part(path, &manifest, only_part(&manifest)?)?;
+        for file in &part.files {
+            check_size(path, file)?;
+        }
+        Ok(Checkpoint {
+            path: path.to_owned(),
+            manifest,
+            part,
+            manifest_bytes,
+        })
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the commit recorded.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// What the rank recorded.
+    pub fn part(&self) -> &Part {
+        &self.part
+    }
+
+    /// Names and sizes of all files, the manifest first.
+    pub fn files(&self) -> Vec<(&str, u64)> {
+        let parts = self
+            .manifest
+            .parts
+            .iter()
+            .map(|part| (part.file.as_str(), part.bytes));
+        let shards = self
+            .part
+            .files
+            .iter()
+            .map(|file| (file.name.as_str(), file.bytes));
+        std::iter::once((MANIFEST, self.manifest_bytes))
+            .chain(parts)
+            .chain(shards)
+            .collect()
+    }
+
+    /// Bytes of all tensors.
+    pub fn tensor_bytes(&self) -> u64 {
+        self.part.tensors.iter().map(TensorEntry::nbytes).sum()
+    }
+
+    /// Loads the tensors with the indices in `selection`, or all of them and with them every byte
+    /// of every file. Those with an entry in `targets` fill that memory, the others fresh memory.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for bytes that do not match their digest: no fresh memory is handed out
+    /// then, but targets may have been filled in part. [`Error::Mismatch`] for a target of another
+    /// size, before anything is read. [`Error::Interrupted`], and the system's errors.
+    pub fn load(
+        &self,
+        selection: Option<&[usize]>,
+        targets: HashMap<usize, HostRegionMut>,
+        options: &Options,
+        progress: &Progress,
+    ) -> Result<Loaded> {
+        let begun = Instant::now();
+        let settings = options.settle();
+        let every: Vec<usize>;
+        let indices = match selection {
+            Some(indices) => indices,
+            None => {
+                every = (0..self.part.tensors.len()).collect();
+                &every
+            }
+        };
+        let targets = self.arrange_targets(indices, targets)?;
+        let used = self.used_files(indices, selection.is_none());
+        let mut run = Run::default();
+        let sources = self.open_files(&used, settings.direct, &mut run)?;
+        let plan = self.plan_read(
+            indices,
+            &targets,
+            &used,
+            &sources,
+            selection.is_none(),
+            &settings,
+        );
+        progress.expect(
+            plan.items
+                .iter()
+                .map(|item| item.range.end - item.range.start)
+                .sum(),
+        );
+        let placements = plan.placements.clone();
+
+        let stop = OnDamage::Stop;
+        let outcome = read(plan, targets, &sources, &settings, stop, progress, &mut run)?;
+        if let Some(damage) = outcome.damage.first() {
+            return Err(self.corrupt(used[damage.file], damage));
+        }
+        let report = self.report(indices, &sources, &settings, run, &outcome, begun);
+        Ok(Loaded {
+            segments: outcome.segments,
+            placements,
+            report,
+        })
+    }
+
+    fn report(
+        &self,
+        indices: &[usize],
+        sources: &[Source<'_>],
+        settings: &Settings,
+        run: Run,
+        outcome: &Outcome,
+        begun: Instant,
+    ) -> LoadReport {
+        let direct_io = !sources.is_empty() && sources.iter().all(|s| s.file.is_direct());
+        LoadReport {
+            bytes: indices
+                .iter()
+                .map(|&index| self.part.tensors[index].nbytes())
+                .sum(),
+            bytes_read: outcome.bytes_read,
+            bounced_bytes: outcome.bounced_bytes,
+            tensors: indices.len(),
+            files: sources.len(),
+            seconds: begun.elapsed().as_secs_f64(),
+            verified: settings.verify,
+            transport: Transport::new(settings, run, direct_io),
+        }
+    }
+
+    /// The targets in the order of `indices`, each checked against its tensor.
+    fn arrange_targets(
+        &self,
+        indices: &[usize],
+        mut targets: HashMap<usize, HostRegionMut>,
+    ) -> Result<Vec<Option<HostRegionMut>>> {
+        let mismatch = |key: String, detail: String| Error::Mismatch { key, detail };
+        let mut seen = vec![false; self.part.tensors.len()];
+        let mut arranged = Vec::with_capacity(indices.len());
+        for &index in indices {
+            let Some(tensor) = self.part.tensors.get(index) else {
+                return Err(mismatch(
+                    format!("tensor {index}"),
+                    "there is no such tensor".into(),
+                ));
+            };
+            if std::mem::replace(&mut seen[index], true) {
+                return Err(mismatch(
+                    tensor.name.clone(),
+                    "it was asked for twice".into(),
+                ));
+            }
+            let target = targets.remove(&index);
+            if let Some(target) = target
+                .as_ref()
+                .filter(|t| t.len() as u64 != tensor.nbytes())
+            {
+                let (stored, given) = (tensor.nbytes(), target.len());
+                let detail = format!("{stored} bytes are stored, the target takes {given}");
+                return Err(mismatch(tensor.name.clone(), detail));
+            }
+            arranged.push(target);
+        }
+        Ok(arranged)
+    }
+
+    /// Indices of the files that a load reads from, ascending.
+    fn used_files(&self, indices: &[usize], all: bool) -> Vec<usize> {
+        let mut is_used = vec![all; self.part.files.len()];
+        for &index in indices {
+            let tensor = &self.part.tensors[index];
+            is_used[tensor.file] |= tensor.nbytes() > 0;
+        }
+        (0..is_used.len()).filter(|&file| is_used[file]).collect()
+    }
+
+    fn open_files(&self, used: &[usize], direct: Direct, run: &mut Run) -> Result<Vec<Source<'_>>> {
+        let open = |&index: &usize| open_shard(&self.path, &self.part.files[index], direct, run);
+        used.iter().map(open).collect()
+    }
+
+    fn plan_read(
+        &self,
+        indices: &[usize],
+        targets: &[Option<HostRegionMut>],
+        used: &[usize],
+        sources: &[Source<'_>],
+        cover_all: bool,
+        settings: &Settings,
+    ) -> ReadPlan {
+        let requests: Vec<Request> = indices
+            .iter()
+            .zip(targets)
+            .map(|(&index, target)| {
+                let tensor = &self.part.tensors[index];
+                Request {
+                    // A tensor without bytes may lie in a file that is not used; its place is
+                    // never looked at.
+                    file: used.binary_search(&tensor.file).unwrap_or_default(),
+                    range: tensor.range.0..tensor.range.1,
+                    target_address: target.as_ref().map(HostRegionMut::address),
+                }
+            })
+            .collect();
+        let files: Vec<FileFacts> = sources.iter().map(Source::facts).collect();
+        plan(&files, &requests, cover_all, settings.extent_bytes as u64)
+    }
+
+    fn corrupt(&self, file: usize, damage: &Damage) -> Error {
+        Error::Corrupt {
+            path: self.path.clone(),
+            file: Some(self.part.files[file].name.clone()),
+            offset: Some(damage.range.start),
+            tensor: touched_tensor(&self.part, file, damage).map(str::to_owned),
+            detail: Damage::DETAIL.to_owned(),
+        }
+    }
+}
+
+/// The first tensor that a damaged chunk holds bytes of.
+pub(crate) fn touched_tensor<'a>(part: &'a Part, file: usize, damage: &Damage) -> Option<&'a str> {
+    let touches = |tensor: &&TensorEntry| {
+        tensor.file == file
+            && tensor.range.0 < damage.range.end
+            && damage.range.start < tensor.range.1
+    };
+    let first = part
+        .tensors
+        .iter()
+        .filter(touches)
+        .min_by_key(|tensor| tensor.range.0);
+    first.map(|tensor| tensor.name.as_str())
+}
+
+/// Opens a shard for reading and checks its size.
+pub(crate) fn open_shard<'a>(
+    path: &Path,
+    entry: &'a FileEntry,
+    direct: Direct,
+    run: &mut Run,
+) -> Result<Source<'a>> {
+    check_size(path, entry)?;
+    let file = File::open(&path.join(&entry.name), direct)?;
+    if let Some(reason) = file.fallback() {
+        run.note(reason.to_owned());
+    }
+    Ok(Source {
+        file: Arc::new(file),
+        bytes: entry.bytes,
+        chunks: &entry.chunks,
+    })
+}
+
+/// Reads and checks the manifest; its size comes with it.
+pub(crate) fn read_manifest(path: &Path) -> Result<(Manifest, u64)> {
+    let file = path.join(MANIFEST);
+    let text = match fs::read(&file) {
+        Ok(text) => text,
+        Err(source) => return Err(no_manifest(path, &file, source)),
+    };
+    Ok((Manifest::parse(&text, path)?, text.len() as u64))
+}
+
+/// Tells a path that is not there from a directory without a manifest.
+fn no_manifest(path: &Path, file: &Path, source: io::Error) -> Error {
+    match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Error::NotFound {
+            path: path.to_owned(),
+        },
+        Ok(metadata) if !metadata.is_dir() => {
+            let source = io::Error::from(io::ErrorKind::NotADirectory);
+            Error::Storage {
+                operation: "open checkpoint",
+                path: path.to_owned(),
+                source,
+            }
+        }
+        Ok(_) if source.kind() == io::ErrorKind::NotFound => Error::Incomplete {
+            path: path.to_owned(),
+            detail: format!("it has no {MANIFEST}"),
+        },
+        _ => Error::Storage {
+            operation: "read",
+            path: file.to_owned(),
+            source,
+        },
+    }
+}
+
+/// The part of a checkpoint that one rank wrote; those of several come with sharded tensors.
+pub(crate) fn only_part(manifest: &Manifest) -> Result<&PartEntry> {
+    match manifest.parts.as_slice() {
+        [part] => Ok(part),
+        parts => Err(Error::Unsupported {
+            key: "world_size".to_owned(),
+            detail: format!(
+                "{} ranks wrote the checkpoint, this build reads one",
+                parts.len()
+            ),
+        }),
+    }
+}
+
+/// Reads a part, checks it against the manifest, and parses it.
+pub(crate) fn read_part(path: &Path, manifest: &Manifest, entry: &PartEntry) -> Result<Part> {
+    let corrupt = |detail: String| Error::corrupt(path, &entry.file, detail);
+    let file = path.join(&entry.file);
+    check_length(path, &entry.file, entry.bytes)?;
+    let text = fs::read(&file).map_err(Error::storage("read", &file))?;
+    let found = Digest::of(&text);
+    if text.len() as u64 != entry.bytes || found != entry.digest {
+        return Err(corrupt(format!(
+            "its digest is {found}, it should be {}",
+            entry.digest
+        )));
+    }
+    Part::parse(&text, path, &entry.file, &manifest.id, entry.rank)
+}
+
+fn check_size(path: &Path, file: &FileEntry) -> Result<()> {
+    check_length(path, &file.name, file.bytes)
+}
+
+/// Checks that a file of the checkpoint is there, regular, and of the recorded size.
+fn check_length(path: &Path, name: &str, expected: u64) -> Result<()> {
+    let file = path.join(name);
+    match fs::metadata(&file) {
+        Ok(metadata) if !metadata.is_file() => {
+            Err(Error::corrupt(path, name, "it is not a regular file"))
+        }
+        Ok(metadata) if metadata.len() != expected => {
+            let found = metadata.len();
+            Err(Error::corrupt(
+                path,
+                name,
+                format!("it has {found} bytes instead of {expected}"),
+            ))
+        }
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(Error::corrupt(path, name, "the file is missing"))
+        }
+        Err(source) => Err(Error::Storage {
+            operation: "stat",
+            path: file,
+            source,
+        }),
+    }
+}

@@ -1,0 +1,147 @@
+//! CRC-64/NVME digests of chunks and whole files.
+//!
+//! Every file is digested in chunks of [`CHUNK_BYTES`]; the digest of the whole follows from those
+//! of its chunks by combination, so no byte is digested twice.
+
+use std::fmt;
+
+use crc_fast::CrcAlgorithm::Crc64Nvme;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// Bytes of a file that share one digest. The last chunk of a file may be shorter.
+pub const CHUNK_BYTES: u64 = 1 << 20;
+
+const PREFIX: &str = "crc64nvme:";
+
+/// CRC-64/NVME of a run of bytes; that of no bytes is [`Digest::EMPTY`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Digest(pub u64);
+
+impl Digest {
+    /// The digest of no bytes.
+    pub const EMPTY: Digest = Digest(0);
+
+    /// Digests `bytes`.
+    pub fn of(bytes: &[u8]) -> Digest {
+        Digest(crc_fast::checksum(Crc64Nvme, bytes))
+    }
+
+    /// The digest of the bytes of `self` followed by `next_bytes` bytes whose digest is `next`.
+    pub fn then(self, next: Digest, next_bytes: u64) -> Digest {
+        if next_bytes == 0 {
+            return self;
+        }
+        Digest(crc_fast::checksum_combine(
+            Crc64Nvme, self.0, next.0, next_bytes,
+        ))
+    }
+
+    /// The digest of a file of `file_bytes` from those of its chunks.
+    pub fn of_chunks(chunks: &[Digest], file_bytes: u64) -> Digest {
+        let mut whole = Digest::EMPTY;
+        for (index, chunk) in chunks.iter().enumerate() {
+            let start = index as u64 * CHUNK_BYTES;
+            whole = whole.then(*chunk, CHUNK_BYTES.min(file_bytes - start));
+        }
+        whole
+    }
+
+    /// Reads the form that [`fmt::Display`] writes.
+    pub fn parse(text: &str) -> Option<Digest> {
+        parse_hex(text.strip_prefix(PREFIX)?)
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PREFIX}{:016x}", self.0)
+    }
+}
+
+impl Serialize for Digest {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Digest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Digest, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Digest::parse(&text).ok_or_else(|| de::Error::custom("not a crc64nvme digest"))
+    }
+}
+
+/// A chunk's digest inside a list of them: sixteen hexadecimal digits without the prefix, which
+/// would be repeated once a mebibyte.
+pub(crate) mod hex_list {
+    use super::{Digest, parse_hex};
+    use serde::{Deserialize, Deserializer, Serializer, de, ser::SerializeSeq};
+
+    pub(crate) fn serialize<S: Serializer>(
+        digests: &[Digest],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let mut seq = serializer.serialize_seq(Some(digests.len()))?;
+        for digest in digests {
+            seq.serialize_element(&format!("{:016x}", digest.0))?;
+        }
+        seq.end()
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<Digest>, D::Error> {
+        let texts = Vec::<String>::deserialize(deserializer)?;
+        let parse = |text: &String| {
+            parse_hex(text).ok_or_else(|| de::Error::custom("not a chunk digest of 16 hex digits"))
+        };
+        texts.iter().map(parse).collect()
+    }
+}
+
+/// Sixteen lower-case hexadecimal digits; anything else, a sign for instance, is refused.
+fn parse_hex(text: &str) -> Option<Digest> {
+    let lower_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    if text.len() != 16 || !text.bytes().all(lower_hex) {
+        return None;
+    }
+    u64::from_str_radix(text, 16).ok().map(Digest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn check_value_of_the_catalogue() {
+        // The check value of CRC-64/NVME in the RevEng catalogue of parametrised CRC algorithms.
+        assert_eq!(Digest::of(b"123456789"), Digest(0xae8b_1486_0a79_9888));
+        assert_eq!(Digest::of(b""), Digest::EMPTY);
+    }
+
+    #[test]
+    fn whole_follows_from_chunks() {
+        let bytes: Vec<u8> = (0..CHUNK_BYTES * 2 + 12345)
+            .map(|i| (i * 31 % 251) as u8)
+            .collect();
+        let chunks: Vec<Digest> = bytes.chunks(CHUNK_BYTES as usize).map(Digest::of).collect();
+        assert_eq!(
+            Digest::of_chunks(&chunks, bytes.len() as u64),
+            Digest::of(&bytes)
+        );
+    }
+
+    #[test]
+    fn text_form_round_trips_and_rejects_others() {
+        let digest = Digest(0x00ab_cdef_0123_4567);
+        assert_eq!(Digest::parse(&digest.to_string()), Some(digest));
+        for bad in [
+            "",
+            "crc64nvme:",
+            "crc64nvme:00ABCDEF01234567",
+            "crc64nvme:+0abcdef01234567",
+        ] {
+            assert_eq!(Digest::parse(bad), None, "{bad}");
+        }
+    }
+}

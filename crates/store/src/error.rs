@@ -1,0 +1,175 @@
+//! What can go wrong above the engine, sorted by what a caller would do about it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Everything that saving, loading, verifying and deleting can report.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is nothing at the path.
+    #[error("no checkpoint at {path}")]
+    NotFound {
+        /// The directory that was asked for.
+        path: PathBuf,
+    },
+    /// A complete checkpoint is already there and replacing it was not asked for.
+    #[error("{path} already holds a complete checkpoint")]
+    Exists {
+        /// The checkpoint directory.
+        path: PathBuf,
+    },
+    /// A directory without a manifest: a save that never committed, or no checkpoint at all.
+    #[error("{path} holds no complete checkpoint: {detail}")]
+    Incomplete {
+        /// The directory.
+        path: PathBuf,
+        /// What is missing.
+        detail: String,
+    },
+    /// Stored bytes are not what was written.
+    #[error("{}", corrupt_message(path, file.as_deref(), *offset, tensor.as_deref(), detail))]
+    Corrupt {
+        /// The checkpoint directory.
+        path: PathBuf,
+        /// The damaged file's name inside it, where one is known.
+        file: Option<String>,
+        /// Where in the file the damage was seen, in bytes.
+        offset: Option<u64>,
+        /// A tensor that the damage touches.
+        tensor: Option<String>,
+        /// What was found.
+        detail: String,
+    },
+    /// The checkpoint was written by a newer Penstock.
+    #[error("{path} has format version {found}, this build reads up to {supported}")]
+    Version {
+        /// The checkpoint directory.
+        path: PathBuf,
+        /// The version in the file.
+        found: u64,
+        /// The newest version this build reads.
+        supported: u64,
+    },
+    /// Something in the state has no place in the format.
+    #[error("{key}: {detail}")]
+    Unsupported {
+        /// Dotted name of the leaf.
+        key: String,
+        /// Why it cannot be stored.
+        detail: String,
+    },
+    /// The caller's request does not fit what is stored.
+    #[error("{key}: {detail}")]
+    Mismatch {
+        /// Dotted name of the tensor.
+        key: String,
+        /// Both sides of the disagreement.
+        detail: String,
+    },
+    /// The operating system refused or failed.
+    #[error("{operation} {path}: {source}")]
+    Storage {
+        /// What was being done.
+        operation: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The engine, a file or memory below this crate failed.
+    #[error(transparent)]
+    Io(#[from] penstock_io::Error),
+    /// The caller asked to stop.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+fn corrupt_message(
+    path: &Path,
+    file: Option<&str>,
+    offset: Option<u64>,
+    tensor: Option<&str>,
+    detail: &str,
+) -> String {
+    let mut message = match file {
+        Some(file) => path.join(file).display().to_string(),
+        None => path.display().to_string(),
+    };
+    if let Some(offset) = offset {
+        message.push_str(&format!(", offset {offset}"));
+    }
+    if let Some(tensor) = tensor {
+        message.push_str(&format!(", tensor {tensor:?}"));
+    }
+    format!("{message}: {detail}")
+}
+
+impl Error {
+    /// Wraps a system error with what was being done to which path.
+    pub(crate) fn storage(
+        operation: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(io::Error) -> Error {
+        let path = path.into();
+        move |source| Error::Storage {
+            operation,
+            path,
+            source,
+        }
+    }
+
+    /// Damage in a named file, without a position.
+    pub(crate) fn corrupt(path: &Path, file: &str, detail: impl Into<String>) -> Error {
+        Error::Corrupt {
+            path: path.to_owned(),
+            file: Some(file.to_owned()),
+            offset: None,
+            tensor: None,
+            detail: detail.into(),
+        }
+    }
+
+    /// What the user can do about it, as a clause that follows the message.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Error::NotFound { .. } => "check the path, or list a store with `penstock ls ROOT`",
+            Error::Exists { .. } => "pass overwrite=True to replace it, or save to another path",
+            Error::Incomplete { .. } => {
+                "load an older checkpoint; `CheckpointStore.sweep()` removes what a dead save left"
+            }
+            Error::Corrupt { .. } => {
+                "load another checkpoint, or restore the file from a copy; \
+                 `penstock verify` lists all damage"
+            }
+            Error::Version { .. } => "upgrade penstock to read it",
+            Error::Unsupported { .. } => "convert the value or leave it out of the state",
+            Error::Mismatch { .. } => "compare with `penstock inspect`",
+            Error::Storage { source, .. } => storage_remedy(source),
+            Error::Io(penstock_io::Error::Storage { source, .. }) => storage_remedy(source),
+            Error::Io(penstock_io::Error::EngineUnavailable { .. }) => {
+                "use engine=\"auto\" or engine=\"threads\""
+            }
+            Error::Io(penstock_io::Error::DirectUnavailable { .. }) => {
+                "use direct=\"auto\" or direct=\"off\""
+            }
+            Error::Io(_) => "see the system's message",
+            Error::Interrupted => "nothing was committed",
+        }
+    }
+}
+
+fn storage_remedy(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "free space or save elsewhere; nothing stored was changed"
+        }
+        io::ErrorKind::PermissionDenied => "check the owner and the mode of the directory",
+        io::ErrorKind::ReadOnlyFilesystem => "the file system is mounted read-only; save elsewhere",
+        io::ErrorKind::NotADirectory => "a checkpoint is a directory; this path has a file in it",
+        _ => "nothing was committed; retry, or check the device and the kernel log",
+    }
+}

@@ -1,0 +1,252 @@
+//! The manifest: the commit point of a checkpoint.
+//!
+//! A checkpoint is complete exactly when this file is there. It seals itself with a digest over
+//! its own text, each part with a digest in the manifest, and each shard with digests in its part:
+//! no byte of a checkpoint is outside the chain.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::FORMAT_VERSION;
+use crate::digest::Digest;
+use crate::error::{Error, Result};
+use crate::name::{self, MANIFEST};
+
+/// Value of a manifest's `format` member.
+pub(crate) const FORMAT: &str = "penstock-checkpoint";
+
+/// What precedes and follows the digest at the end of the file.
+const SEAL_PREFIX: &str = ",\"digest\":\"";
+const SEAL_SUFFIX: &str = "\"}\n";
+/// `crc64nvme:` and sixteen digits.
+const DIGEST_BYTES: usize = 26;
+const SEAL_BYTES: usize = SEAL_PREFIX.len() + DIGEST_BYTES + SEAL_SUFFIX.len();
+
+/// A parsed manifest.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Always `penstock-checkpoint`.
+    pub format: String,
+    /// Version of the format; see [`FORMAT_VERSION`].
+    pub version: u64,
+    /// The attempt that committed: the identity of this checkpoint.
+    pub id: String,
+    /// The training step, where the caller gave one.
+    pub step: Option<u64>,
+    /// When it was committed, for people; nothing is ordered by it.
+    pub created: String,
+    /// The program that wrote it.
+    pub writer: String,
+    /// How many ranks wrote parts.
+    pub world_size: u32,
+    /// One per rank, in order.
+    pub parts: Vec<PartEntry>,
+    /// The caller's own JSON object.
+    pub metadata: Box<RawValue>,
+}
+
+/// One part and the digest that vouches for it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PartEntry {
+    /// The rank that wrote it.
+    pub rank: u32,
+    /// Name inside the checkpoint directory.
+    pub file: String,
+    /// Exact size.
+    pub bytes: u64,
+    /// Digest of all of it.
+    pub digest: Digest,
+}
+
+impl Manifest {
+    /// The file's text, sealed.
+    pub fn seal(&self) -> Vec<u8> {
+        let mut text = serde_json::to_vec(self).expect("a manifest always serialises");
+        text.pop();
+        let digest = Digest::of(&text);
+        text.extend_from_slice(format!("{SEAL_PREFIX}{digest}{SEAL_SUFFIX}").as_bytes());
+        text
+    }
+
+    /// Checks the seal, parses, and checks what was parsed.
+    pub fn parse(text: &[u8], path: &Path) -> Result<Manifest> {
+        let corrupt = |detail: String| Error::corrupt(path, MANIFEST, detail);
+        let Some((digest, sealed)) = split_seal(text) else {
+            // A newer format may seal itself in another way; it still says which it is.
+            check_version(text, path)?;
+            return Err(corrupt("not a Penstock manifest, or cut short".into()));
+        };
+        let found = Digest::of(sealed);
+        if found != digest {
+            return Err(corrupt(format!(
+                "its digest is {found}, it should be {digest}"
+            )));
+        }
+        check_version(text, path)?;
+        let manifest: Manifest = serde_json::from_slice(text)
+            .map_err(|error| corrupt(format!("not a Penstock manifest: {error}")))?;
+        manifest.check().map_err(corrupt)?;
+        Ok(manifest)
+    }
+
+    fn check(&self) -> std::result::Result<(), String> {
+        if self.format != FORMAT || self.version != FORMAT_VERSION {
+            return Err(format!(
+                "unknown format {:?} version {}",
+                self.format, self.version
+            ));
+        }
+        if !name::is_attempt(&self.id) {
+            return Err(format!("{:?} is no checkpoint id", self.id));
+        }
+        if !self.metadata.get().starts_with('{') {
+            return Err("the metadata is not an object".into());
+        }
+        if self.parts.len() as u64 != u64::from(self.world_size) || self.parts.is_empty() {
+            return Err(format!(
+                "{} parts of {} ranks",
+                self.parts.len(),
+                self.world_size
+            ));
+        }
+        for (rank, part) in (0..).zip(&self.parts) {
+            if part.rank != rank || !name::is_part(&part.file, rank, &self.id) {
+                return Err(format!("{:?} is not the part of rank {rank}", part.file));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The digest at the end of the text and the bytes that it covers.
+fn split_seal(text: &[u8]) -> Option<(Digest, &[u8])> {
+    let (sealed, seal) = text.split_at_checked(text.len().checked_sub(SEAL_BYTES)?)?;
+    let seal = std::str::from_utf8(seal).ok()?;
+    let digest = seal.strip_prefix(SEAL_PREFIX)?.strip_suffix(SEAL_SUFFIX)?;
+    Some((Digest::parse(digest)?, sealed))
+}
+
+/// Tells a checkpoint of a newer format from a damaged one.
+fn check_version(text: &[u8], path: &Path) -> Result<()> {
+    #[derive(Deserialize)]
+    struct Probe {
+        format: String,
+        version: u64,
+    }
+    match serde_json::from_slice::<Probe>(text) {
+        Ok(probe) if probe.format == FORMAT && probe.version > FORMAT_VERSION => {
+            Err(Error::Version {
+                path: path.to_owned(),
+                found: probe.version,
+                supported: FORMAT_VERSION,
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ATTEMPT: &str = "0123456789abcdef0123456789abcdef";
+
+    fn sample() -> Manifest {
+        Manifest {
+            format: FORMAT.into(),
+            version: FORMAT_VERSION,
+            id: ATTEMPT.into(),
+            step: Some(40),
+            created: "2026-01-01T00:00:00Z".into(),
+            writer: "penstock 0.1.0".into(),
+            world_size: 1,
+            parts: vec![PartEntry {
+                rank: 0,
+                file: name::part(0, ATTEMPT),
+                bytes: 10,
+                digest: Digest::of(b"part"),
+            }],
+            metadata: RawValue::from_string("{\"run\": \"a\"}".into()).unwrap(),
+        }
+    }
+
+    fn parse(text: &[u8]) -> Result<Manifest> {
+        Manifest::parse(text, Path::new("ckpt"))
+    }
+
+    fn reseal(manifest: &Manifest) -> Vec<u8> {
+        manifest.seal()
+    }
+
+    #[test]
+    fn sealed_text_round_trips() {
+        let text = sample().seal();
+        let manifest = parse(&text).unwrap();
+        assert_eq!(manifest.seal(), text);
+        assert_eq!(manifest.step, Some(40));
+    }
+
+    #[test]
+    fn every_flipped_bit_is_corruption() {
+        let text = sample().seal();
+        for position in 0..text.len() * 8 {
+            let mut damaged = text.clone();
+            damaged[position / 8] ^= 1 << (position % 8);
+            let error = parse(&damaged).unwrap_err();
+            assert!(
+                matches!(error, Error::Corrupt { .. }),
+                "bit {position}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_truncation_is_corruption() {
+        let text = sample().seal();
+        for length in 0..text.len() {
+            assert!(
+                matches!(parse(&text[..length]), Err(Error::Corrupt { .. })),
+                "{length}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_newer_format_says_so() {
+        let mut newer = sample();
+        newer.version = 2;
+        assert!(matches!(
+            parse(&reseal(&newer)),
+            Err(Error::Version { found: 2, .. })
+        ));
+        let unsealed = br#"{"format":"penstock-checkpoint","version":3,"other":1}"#;
+        assert!(matches!(
+            parse(unsealed),
+            Err(Error::Version { found: 3, .. })
+        ));
+        assert!(matches!(parse(b"{\"a\":1}"), Err(Error::Corrupt { .. })));
+    }
+
+    #[test]
+    fn well_sealed_lies_are_corruption() {
+        let lies: &[fn(&mut Manifest)] = &[
+            |m| m.version = 0,
+            |m| m.format = "other".into(),
+            |m| m.id = "../x".into(),
+            |m| m.world_size = 2,
+            |m| m.world_size = u32::MAX,
+            |m| m.parts.clear(),
+            |m| m.parts[0].rank = 1,
+            |m| m.parts[0].file = "../../etc/passwd".into(),
+            |m| m.metadata = RawValue::from_string("[]".into()).unwrap(),
+        ];
+        for (index, lie) in lies.iter().enumerate() {
+            let mut manifest = sample();
+            lie(&mut manifest);
+            let result = parse(&reseal(&manifest));
+            assert!(matches!(result, Err(Error::Corrupt { .. })), "lie {index}");
+        }
+    }
+}

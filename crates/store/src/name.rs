@@ -1,0 +1,135 @@
+//! Names of files and directories, and what may be accepted as one.
+//!
+//! Names that come out of a manifest or a part are input: only the exact forms below are ever
+//! joined to a path, so nothing stored can point outside its own checkpoint.
+
+use uuid::Uuid;
+
+/// The commit point of a checkpoint.
+pub const MANIFEST: &str = "manifest.json";
+
+/// Draws a fresh attempt id: 32 lower-case hexadecimal digits.
+pub(crate) fn draw_attempt() -> String {
+    Uuid::new_v4().simple().to_string()
+}
+
+pub(crate) fn part(rank: u32, attempt: &str) -> String {
+    format!("part-{rank:05}.{attempt}.json")
+}
+
+pub(crate) fn shard(rank: u32, index: usize, attempt: &str) -> String {
+    format!("shard-{rank:05}-{index:02}.{attempt}.safetensors")
+}
+
+pub(crate) fn temporary_manifest(attempt: &str) -> String {
+    format!("manifest.{attempt}.tmp")
+}
+
+pub(crate) fn temporary_part(rank: u32, attempt: &str) -> String {
+    format!("part-{rank:05}.{attempt}.tmp")
+}
+
+/// Name of a step's directory inside a store.
+pub fn step_directory(step: u64) -> String {
+    format!("step-{step:010}")
+}
+
+/// The step that a directory name stands for; only the canonical form counts.
+pub(crate) fn parse_step(name: &str) -> Option<u64> {
+    let step = name.strip_prefix("step-")?.parse().ok()?;
+    (step_directory(step) == name).then_some(step)
+}
+
+pub(crate) fn is_attempt(text: &str) -> bool {
+    text.len() == 32
+        && text
+            .bytes()
+            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+pub(crate) fn is_part(name: &str, rank: u32, attempt: &str) -> bool {
+    is_attempt(attempt) && name == part(rank, attempt)
+}
+
+pub(crate) fn is_shard(name: &str, rank: u32, attempt: &str) -> bool {
+    let Some(rest) = name.strip_prefix(&format!("shard-{rank:05}-")) else {
+        return false;
+    };
+    let index = rest
+        .split('.')
+        .next()
+        .and_then(|digits| digits.parse().ok());
+    is_attempt(attempt) && index.is_some_and(|index| name == shard(rank, index, attempt))
+}
+
+/// Whether a name is one that some attempt gives to a file of its own, and so may be removed when
+/// the attempt is dead. Foreign files never match.
+pub(crate) fn is_attempt_file(name: &str) -> bool {
+    let mut fields = name.split('.');
+    let (Some(stem), Some(attempt), Some(extension), None) =
+        (fields.next(), fields.next(), fields.next(), fields.next())
+    else {
+        return false;
+    };
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let stem_is_ours = match stem.split('-').collect::<Vec<_>>()[..] {
+        ["manifest"] => extension == "tmp",
+        ["part", rank] => digits(rank) && matches!(extension, "json" | "tmp"),
+        ["shard", rank, index] => digits(rank) && digits(index) && extension == "safetensors",
+        _ => false,
+    };
+    stem_is_ours && is_attempt(attempt)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_names_are_recognised() {
+        let attempt = draw_attempt();
+        assert!(is_part(&part(3, &attempt), 3, &attempt));
+        assert!(is_shard(&shard(3, 117, &attempt), 3, &attempt));
+        for name in [
+            part(0, &attempt),
+            shard(0, 0, &attempt),
+            temporary_manifest(&attempt),
+            temporary_part(9, &attempt),
+        ] {
+            assert!(is_attempt_file(&name), "{name}");
+        }
+        assert_eq!(parse_step(&step_directory(7)), Some(7));
+        assert_eq!(parse_step(&step_directory(u64::MAX)), Some(u64::MAX));
+    }
+
+    #[test]
+    fn foreign_names_are_not() {
+        let attempt = draw_attempt();
+        for name in [
+            "../../etc/passwd".to_owned(),
+            format!("../{}", shard(0, 0, &attempt)),
+            format!("shard-00000-0/0.{attempt}.safetensors"),
+            format!("shard-00000-+1.{attempt}.safetensors"),
+            format!("shard-00001-00.{attempt}.safetensors"),
+        ] {
+            assert!(!is_shard(&name, 0, &attempt), "{name}");
+        }
+        for name in [
+            "manifest.json",
+            "notes.txt",
+            "shard-00000-00.safetensors",
+            "part-0..json",
+        ] {
+            assert!(!is_attempt_file(name), "{name}");
+        }
+        for name in [
+            "step-1",
+            "step-00000000001",
+            "step--000000001",
+            "step-+000000001",
+            "x",
+        ] {
+            assert_eq!(parse_step(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,432 @@
+//! Part manifests: what one rank wrote.
+//!
+//! A part lists the rank's files with their digests, its tensors with the bytes that hold them,
+//! the tied names, and the tree of everything else. It is parsed as hostile input although the
+//! manifest vouches for its digest: a checkpoint may come from anywhere.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::digest::{CHUNK_BYTES, Digest, hex_list};
+use crate::dtype;
+use crate::error::{Error, Result};
+use crate::name;
+
+/// Value of a part's `format` member.
+pub(crate) const FORMAT: &str = "penstock-part";
+
+/// A parsed part.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Part {
+    /// Always `penstock-part`.
+    pub format: String,
+    /// Version of the format; see [`crate::FORMAT_VERSION`].
+    pub version: u64,
+    /// The attempt that wrote it.
+    pub id: String,
+    /// The rank that wrote it.
+    pub rank: u32,
+    /// The shards of this rank.
+    pub files: Vec<FileEntry>,
+    /// The tensors of this rank.
+    pub tensors: Vec<TensorEntry>,
+    /// Further names of tensors, and views into them.
+    pub aliases: Vec<Alias>,
+    /// The state's structure and its plain leaves, as typed JSON.
+    pub tree: Box<RawValue>,
+}
+
+/// One shard with its digests.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct FileEntry {
+    /// Name inside the checkpoint directory.
+    pub name: String,
+    /// Exact size.
+    pub bytes: u64,
+    /// Digest of all of it.
+    pub digest: Digest,
+    /// Bytes that share a chunk digest.
+    pub chunk_bytes: u64,
+    /// Digest of each chunk in order.
+    #[serde(with = "hex_list")]
+    pub chunks: Vec<Digest>,
+}
+
+/// One tensor and the bytes that hold it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TensorEntry {
+    /// Dotted name, unique in the part.
+    pub name: String,
+    /// Element type; see [`crate::dtype`].
+    pub dtype: String,
+    /// Dimensions, outermost first.
+    pub shape: Vec<u64>,
+    /// Index into the part's files.
+    pub file: usize,
+    /// First byte and the byte after the last, counted from the start of the file.
+    pub range: (u64, u64),
+    /// How the shard's header describes it, where that differs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored: Option<Stored>,
+    /// Reserved for tensors of which a rank holds a box: not read by this version.
+    #[serde(default, rename = "box", skip_serializing)]
+    pub reserved_box: Option<serde::de::IgnoredAny>,
+}
+
+/// The carrier of a dtype that safetensors has no name for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stored {
+    /// The safetensors type.
+    pub dtype: String,
+    /// The shape in the shard's header.
+    pub shape: Vec<u64>,
+}
+
+/// Another name of a stored tensor, or a view into it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Alias {
+    /// Dotted name.
+    pub name: String,
+    /// Index of the tensor.
+    pub tensor: usize,
+    /// Which of its elements; all of them in the same order where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub view: Option<View>,
+}
+
+/// A strided window over a stored tensor's elements.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct View {
+    /// Dimensions, outermost first.
+    pub shape: Vec<u64>,
+    /// Distance between neighbours along each dimension, in elements.
+    pub strides: Vec<i64>,
+    /// Index of the first element.
+    pub offset: u64,
+}
+
+impl TensorEntry {
+    /// Bytes of data.
+    pub fn nbytes(&self) -> u64 {
+        self.range.1 - self.range.0
+    }
+}
+
+impl Part {
+    /// Parses and checks a part of the checkpoint at `path`.
+    pub fn parse(text: &[u8], path: &Path, file: &str, id: &str, rank: u32) -> Result<Part> {
+        let corrupt = |detail: String| Error::corrupt(path, file, detail);
+        let part: Part = serde_json::from_slice(text)
+            .map_err(|error| corrupt(format!("not a part manifest: {error}")))?;
+        if part.format != FORMAT || part.version != crate::FORMAT_VERSION {
+            return Err(corrupt(format!(
+                "not a part of format version {}: {:?} version {}",
+                crate::FORMAT_VERSION,
+                part.format,
+                part.version
+            )));
+        }
+        if part.id != id || part.rank != rank {
+            return Err(corrupt(format!(
+                "belongs to attempt {} rank {}, the manifest to attempt {id} rank {rank}",
+                part.id, part.rank
+            )));
+        }
+        for file in &part.files {
+            check_file(file, &part.id, rank).map_err(&corrupt)?;
+        }
+        for tensor in &part.tensors {
+            check_tensor(tensor, &part.files)
+                .map_err(|detail| corrupt(format!("tensor {:?}: {detail}", tensor.name)))?;
+        }
+        check_overlaps(&part).map_err(&corrupt)?;
+        for alias in &part.aliases {
+            check_alias(alias, &part.tensors)
+                .map_err(|detail| corrupt(format!("alias {:?}: {detail}", alias.name)))?;
+        }
+        Ok(part)
+    }
+}
+
+fn check_file(file: &FileEntry, attempt: &str, rank: u32) -> std::result::Result<(), String> {
+    if !name::is_shard(&file.name, rank, attempt) {
+        return Err(format!(
+            "{:?} is no name of a shard of this attempt",
+            file.name
+        ));
+    }
+    if file.chunk_bytes != CHUNK_BYTES {
+        return Err(format!(
+            "{}: chunks of {} bytes",
+            file.name, file.chunk_bytes
+        ));
+    }
+    if file.bytes > i64::MAX as u64 || file.chunks.len() as u64 != file.bytes.div_ceil(CHUNK_BYTES)
+    {
+        return Err(format!(
+            "{}: {} chunk digests for {} bytes",
+            file.name,
+            file.chunks.len(),
+            file.bytes
+        ));
+    }
+    if Digest::of_chunks(&file.chunks, file.bytes) != file.digest {
+        return Err(format!(
+            "{}: the chunk digests do not add up to the file's",
+            file.name
+        ));
+    }
+    Ok(())
+}
+
+fn check_tensor(tensor: &TensorEntry, files: &[FileEntry]) -> std::result::Result<(), String> {
+    if tensor.reserved_box.is_some() {
+        return Err("holds a box of a larger tensor, which this version does not read".into());
+    }
+    let (begin, end) = tensor.range;
+    let file = files
+        .get(tensor.file)
+        .ok_or("its file is not in the list")?;
+    if begin > end || end > file.bytes {
+        return Err(format!(
+            "bytes {begin}..{end} lie outside {} bytes",
+            file.bytes
+        ));
+    }
+    let expected = match &tensor.stored {
+        None if dtype::is_natural(&tensor.dtype) => {
+            let item_bytes = dtype::item_bytes(&tensor.dtype).unwrap_or_default();
+            dtype::nbytes(&tensor.shape, item_bytes)
+        }
+        None => return Err(format!("{:?} needs a carrier and has none", tensor.dtype)),
+        Some(stored) => carried_bytes(tensor, stored)?,
+    };
+    let expected = expected.ok_or("the shape is too large")?;
+    if end - begin != expected {
+        return Err(format!(
+            "{} bytes where the shape takes {expected}",
+            end - begin
+        ));
+    }
+    Ok(())
+}
+
+fn carried_bytes(
+    tensor: &TensorEntry,
+    stored: &Stored,
+) -> std::result::Result<Option<u64>, String> {
+    let mismatch = || format!("{:?} is not carried by {stored:?}", tensor.dtype);
+    let stored_bytes = dtype::stored_item_bytes(&stored.dtype).ok_or_else(mismatch)?;
+    let item_bytes = match dtype::item_bytes(&tensor.dtype) {
+        Some(item_bytes) => item_bytes,
+        None => {
+            let last = *stored.shape.last().ok_or_else(mismatch)?;
+            usize::try_from(last).map_err(|_| mismatch())?
+        }
+    };
+    let carrier = dtype::carrier(&tensor.dtype, item_bytes).ok_or_else(mismatch)?;
+    if carrier.name != stored.dtype || carried_shape(&tensor.shape, carrier) != stored.shape {
+        return Err(mismatch());
+    }
+    Ok(dtype::nbytes(&stored.shape, stored_bytes))
+}
+
+/// The shape that a shard's header gives a tensor under its carrier.
+pub(crate) fn carried_shape(shape: &[u64], carrier: dtype::Carrier) -> Vec<u64> {
+    let extra = carrier.extra_dim.map(|dim| dim as u64);
+    shape.iter().copied().chain(extra).collect()
+}
+
+fn check_overlaps(part: &Part) -> std::result::Result<(), String> {
+    let mut ranges: Vec<(usize, u64, u64, &str)> = part
+        .tensors
+        .iter()
+        .map(|tensor| {
+            (
+                tensor.file,
+                tensor.range.0,
+                tensor.range.1,
+                tensor.name.as_str(),
+            )
+        })
+        .collect();
+    ranges.sort_unstable();
+    for pair in ranges.windows(2) {
+        let ((file, _, end, name), (next_file, next_begin, _, next_name)) = (pair[0], pair[1]);
+        if file == next_file && next_begin < end {
+            return Err(format!("tensors {name:?} and {next_name:?} overlap"));
+        }
+    }
+    Ok(())
+}
+
+fn check_alias(alias: &Alias, tensors: &[TensorEntry]) -> std::result::Result<(), String> {
+    let tensor = tensors
+        .get(alias.tensor)
+        .ok_or("its tensor is not in the list")?;
+    let Some(view) = &alias.view else {
+        return Ok(());
+    };
+    if view.shape.len() != view.strides.len() {
+        return Err("as many strides as dimensions are needed".into());
+    }
+    let items = dtype::nbytes(&tensor.shape, 1).ok_or("the tensor's shape is too large")?;
+    let view_items = dtype::nbytes(&view.shape, 1).ok_or("the shape is too large")?;
+    if view_items == 0 {
+        return if view.offset <= items {
+            Ok(())
+        } else {
+            Err("starts outside the tensor".into())
+        };
+    }
+    // The view's first and last element in memory; both have to lie in the tensor.
+    let (mut lowest, mut highest) = (i128::from(view.offset), i128::from(view.offset));
+    for (&dim, &stride) in view.shape.iter().zip(&view.strides) {
+        let reach = i128::from(dim - 1) * i128::from(stride);
+        lowest += reach.min(0);
+        highest += reach.max(0);
+    }
+    if lowest < 0 || highest >= i128::from(items) {
+        return Err("reaches outside the tensor".into());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ATTEMPT: &str = "0123456789abcdef0123456789abcdef";
+
+    fn sample() -> serde_json::Value {
+        let digest = Digest::of(&[7; 100]);
+        serde_json::json!({
+            "format": "penstock-part", "version": 1, "id": ATTEMPT, "rank": 0,
+            "files": [{
+                "name": name::shard(0, 0, ATTEMPT), "bytes": 100, "digest": digest.to_string(),
+                "chunk_bytes": CHUNK_BYTES, "chunks": [format!("{:016x}", digest.0)],
+            }],
+            "tensors": [
+                {"name": "a", "dtype": "float32", "shape": [5], "file": 0, "range": [40, 60]},
+                {"name": "b", "dtype": "complex128", "shape": [2], "file": 0, "range": [60, 92],
+                 "stored": {"dtype": "F64", "shape": [2, 2]}},
+                {"name": "c", "dtype": "numpy:<U2", "shape": [1], "file": 0, "range": [92, 100],
+                 "stored": {"dtype": "U8", "shape": [1, 8]}},
+            ],
+            "aliases": [
+                {"name": "tied", "tensor": 0},
+                {"name": "view", "tensor": 0,
+                 "view": {"shape": [2], "strides": [-2], "offset": 4}},
+            ],
+            "tree": {"x": 1.0},
+        })
+    }
+
+    fn parse(value: &serde_json::Value) -> Result<Part> {
+        Part::parse(
+            value.to_string().as_bytes(),
+            Path::new("ckpt"),
+            "part",
+            ATTEMPT,
+            0,
+        )
+    }
+
+    #[test]
+    fn a_good_part_parses_and_serialises_to_the_same() {
+        let part = parse(&sample()).unwrap();
+        assert_eq!(part.aliases[0].view, None);
+        assert_eq!(part.aliases[1].view.as_ref().unwrap().strides, [-2]);
+        let again = serde_json::to_value(&part).unwrap();
+        assert_eq!(again, sample());
+    }
+
+    #[test]
+    fn numbers_that_lie_are_refused() {
+        let cases: &[(&str, serde_json::Value, &str)] = &[
+            ("/version", 2.into(), "version"),
+            ("/rank", 1.into(), "rank"),
+            ("/id", "x".into(), "attempt"),
+            (
+                "/files/0/name",
+                "../../etc/passwd".into(),
+                "no name of a shard",
+            ),
+            (
+                "/files/0/name",
+                name::shard(1, 0, ATTEMPT).into(),
+                "no name of a shard",
+            ),
+            ("/files/0/bytes", 2_000_000.into(), "chunk digests"),
+            ("/files/0/bytes", u64::MAX.into(), "chunk digests"),
+            ("/files/0/chunks", serde_json::json!([]), "chunk digests"),
+            ("/files/0/chunks/0", "00000000000000aa".into(), "add up"),
+            ("/files/0/chunk_bytes", 0.into(), "chunks of 0"),
+            ("/tensors/0/file", 1.into(), "not in the list"),
+            ("/tensors/0/range", serde_json::json!([40, 61]), "overlap"),
+            ("/tensors/0/range", serde_json::json!([60, 40]), "outside"),
+            ("/tensors/0/range", serde_json::json!([90, 110]), "outside"),
+            ("/tensors/0/range", serde_json::json!([50, 70]), "overlap"),
+            (
+                "/tensors/0/shape",
+                serde_json::json!([6]),
+                "where the shape takes",
+            ),
+            (
+                "/tensors/0/shape",
+                serde_json::json!([u64::MAX, 9]),
+                "too large",
+            ),
+            ("/tensors/0/dtype", "complex128".into(), "needs a carrier"),
+            ("/tensors/0/dtype", "object".into(), "needs a carrier"),
+            ("/tensors/0/box", serde_json::json!([[0, 5]]), "box"),
+            ("/tensors/1/stored/dtype", "F32".into(), "not carried"),
+            (
+                "/tensors/1/stored/shape",
+                serde_json::json!([4]),
+                "not carried",
+            ),
+            (
+                "/tensors/2/stored/shape",
+                serde_json::json!([]),
+                "not carried",
+            ),
+            ("/aliases/0/tensor", 3.into(), "not in the list"),
+            ("/aliases/1/view/offset", 1.into(), "outside"),
+            (
+                "/aliases/1/view/strides",
+                serde_json::json!([i64::MAX]),
+                "outside",
+            ),
+            ("/aliases/1/view/strides", serde_json::json!([]), "strides"),
+        ];
+        for (pointer, value, expected) in cases {
+            let mut part = sample();
+            match part.pointer_mut(pointer) {
+                Some(place) => *place = value.clone(),
+                None => part["tensors"][0]["box"] = value.clone(),
+            }
+            let error = parse(&part).unwrap_err().to_string();
+            let known = error.contains(expected)
+                || (*pointer == "/tensors/0/range" && error.contains("where the shape takes"));
+            assert!(known, "{pointer}: {error}");
+        }
+    }
+
+    #[test]
+    fn anything_else_is_no_part() {
+        for text in [
+            "",
+            "{}",
+            "[]",
+            "null",
+            "{\"format\":\"penstock-part\"}",
+            "\u{0}",
+        ] {
+            let result = Part::parse(text.as_bytes(), Path::new("c"), "p", ATTEMPT, 0);
+            assert!(matches!(result, Err(Error::Corrupt { .. })), "{text:?}");
+        }
+    }
+}

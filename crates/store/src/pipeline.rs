@@ -1,0 +1,128 @@
+//! Moving the bytes of a plan: workers that overlap copying and digesting with the device.
+//!
+//! Each worker owns an engine and takes work from a cursor that all share. Staging comes from one
+//! pool with a budget; waiting for a buffer is the back-pressure. The first failure stops all
+//! workers; whatever is in flight is waited for before any memory is released.
+
+pub mod read;
+pub mod write;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use penstock_io::engine::{Completion, Engine, Op, OpKind};
+use penstock_io::transfer::WholeTransfers;
+
+use crate::error::{Error, Result};
+use crate::options::Settings;
+use crate::progress::Progress;
+
+/// How a call ran, for its report.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Run {
+    /// The backend that moved the bytes; empty if none was needed.
+    pub engine: String,
+    /// What was asked for or hoped for and not had, with the reason; no reason twice.
+    pub fallbacks: Vec<String>,
+}
+
+impl Run {
+    /// Adds a fallback unless it is already there.
+    pub(crate) fn note(&mut self, fallback: String) {
+        if !self.fallbacks.contains(&fallback) {
+            self.fallbacks.push(fallback);
+        }
+    }
+
+    fn merge(&mut self, other: Run) {
+        self.engine = other.engine;
+        other
+            .fallbacks
+            .into_iter()
+            .for_each(|fallback| self.note(fallback));
+    }
+}
+
+/// What the workers of one call share to stop each other.
+struct Halt<'a> {
+    stopped: AtomicBool,
+    progress: &'a Progress,
+}
+
+impl<'a> Halt<'a> {
+    fn new(progress: &'a Progress) -> Halt<'a> {
+        Halt {
+            stopped: AtomicBool::new(false),
+            progress,
+        }
+    }
+
+    fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether to go on; an error once the caller wants to stop.
+    fn go_on(&self) -> Result<bool> {
+        self.progress.check()?;
+        Ok(!self.stopped.load(Ordering::Relaxed))
+    }
+}
+
+/// Runs `work` on as many threads as there is work for and gathers what they return. The first
+/// error wins and stops the others.
+fn run_workers<T: Send>(
+    workers: usize,
+    progress: &Progress,
+    work: impl Fn(&Halt<'_>) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let halt = Halt::new(progress);
+    let guarded = || {
+        let result = work(&halt);
+        if result.is_err() {
+            halt.stop();
+        }
+        result
+    };
+    let results: Vec<Result<T>> = std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..workers).map(|_| scope.spawn(guarded)).collect();
+        let join = |handle: std::thread::ScopedJoinHandle<'_, _>| {
+            handle
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        handles.into_iter().map(join).collect()
+    });
+    results.into_iter().collect()
+}
+
+/// Opens a worker's engine, completed transfers on top.
+fn open_engine(settings: &Settings, run: &mut Run) -> Result<WholeTransfers> {
+    let opened = (settings.engine_factory)(settings.queue_depth)?;
+    run.engine = opened.engine.capabilities().name.to_owned();
+    if let Some(reason) = opened.fallback {
+        run.note(reason);
+    }
+    Ok(WholeTransfers::new(opened.engine))
+}
+
+/// Names the operation and the file in a completion's error.
+fn failed(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+    Error::storage(operation, PathBuf::from(path))
+}
+
+/// Waits until at least one operation in flight is complete.
+fn reap(engine: &mut dyn Engine, completed: &mut Vec<Completion>) -> Result<()> {
+    engine.poll(1, None, completed)?;
+    Ok(())
+}
+
+/// Submits an operation to an engine whose queue the caller knows to have room.
+fn submit(engine: &mut dyn Engine, op: Op) {
+    let kind = match &op.kind {
+        OpKind::Read { .. } => "read",
+        OpKind::Write { .. } => "write",
+        OpKind::SyncData => "sync",
+    };
+    let rejected = engine.submit(op).is_err();
+    assert!(!rejected, "the queue had room for a {kind}");
+}

@@ -1,0 +1,4 @@
+//! Plans: where every byte goes, decided before any is moved. Pure; no I/O happens here.
+
+pub mod read;
+pub mod write;

@@ -1,0 +1,388 @@
+//! The write plan: tensors laid into shards as one byte stream each, cut into extents.
+//!
+//! Within a shard the tensors whose size is a multiple of a page come first, then the multiples of
+//! 64 bytes, then the rest by falling element size. So nearly every tensor of a real model starts
+//! on a page, and every one on a boundary of its own element size.
+
+use std::ops::Range;
+
+use crate::dtype::{self, Carrier};
+use crate::error::{Error, Result};
+use crate::part::{Stored, TensorEntry, carried_shape};
+use crate::shard::{self, HeaderTensor, PAGE_BYTES};
+
+/// Most header bytes of one shard. The safetensors library reads up to 100 MB.
+const HEADER_BYTES_MAX: u64 = 64 << 20;
+
+/// What the plan needs to know of a tensor.
+#[derive(Clone, Debug)]
+pub struct TensorSpec {
+    /// Dotted name, unique among the tensors and aliases.
+    pub name: String,
+    /// Element type; see [`crate::dtype`].
+    pub dtype: String,
+    /// Dimensions, outermost first.
+    pub shape: Vec<u64>,
+    /// Bytes of one element.
+    pub item_bytes: usize,
+}
+
+/// One shard: a header and the tensors that follow it without gaps.
+#[derive(Debug)]
+pub struct ShardPlan {
+    /// First bytes of the file.
+    pub header: Vec<u8>,
+    /// Indices of the tensors, in the order of the file.
+    pub tensors: Vec<u32>,
+    /// Where each of them starts in the file, ascending.
+    pub starts: Vec<u64>,
+    /// Size of the file.
+    pub bytes: u64,
+}
+
+/// Every shard of one rank.
+#[derive(Debug)]
+pub struct WritePlan {
+    /// In the order of their file names.
+    pub shards: Vec<ShardPlan>,
+    /// Bytes of one extent; extents start at multiples of it in each file.
+    pub extent_bytes: u64,
+    /// Number of the first extent of each shard, and of all extents at the end.
+    first_extents: Vec<u64>,
+}
+
+/// A run of one shard that is written with one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Index of the shard.
+    pub shard: usize,
+    /// Bytes of the file.
+    pub range: Range<u64>,
+}
+
+/// What fills a piece of an extent.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Piece<'a> {
+    /// Bytes of the header.
+    Header(&'a [u8]),
+    /// `bytes` of the tensor with this index, from its byte `start` on.
+    Tensor {
+        /// Index of the tensor.
+        tensor: usize,
+        /// First byte within the tensor.
+        start: u64,
+        /// How many bytes.
+        bytes: u64,
+    },
+}
+
+/// A tensor with its place in the order of the file.
+struct Candidate {
+    index: u32,
+    bytes: u64,
+    carrier: Carrier,
+}
+
+/// Lays out `tensors`, with at most `shard_bytes` of data in a shard that has several tensors.
+///
+/// # Errors
+/// [`Error::Unsupported`] for a dtype or a size that the format has no place for.
+pub fn plan(tensors: &[TensorSpec], shard_bytes: u64, extent_bytes: u64) -> Result<WritePlan> {
+    let mut order = Vec::with_capacity(tensors.len());
+    for (index, tensor) in (0u32..).zip(tensors) {
+        let (bytes, carrier) = measure(tensor)?;
+        order.push(Candidate {
+            index,
+            bytes,
+            carrier,
+        });
+    }
+    // Stable, so that ties stay in the order of the state.
+    order.sort_by_key(|candidate| rank_in_file(candidate, tensors));
+
+    let mut shards = Vec::new();
+    let mut rest = order.as_slice();
+    while !rest.is_empty() {
+        let taken = shard_length(rest, tensors, shard_bytes);
+        let (members, others) = rest.split_at(taken);
+        shards.push(plan_shard(members, tensors));
+        rest = others;
+    }
+    let mut first_extents = vec![0];
+    for shard in &shards {
+        first_extents
+            .push(first_extents[first_extents.len() - 1] + shard.bytes.div_ceil(extent_bytes));
+    }
+    Ok(WritePlan {
+        shards,
+        extent_bytes,
+        first_extents,
+    })
+}
+
+/// Pages first, then cache lines, then the rest by falling element size.
+fn rank_in_file(candidate: &Candidate, tensors: &[TensorSpec]) -> (u8, usize) {
+    const LINE_BYTES: u64 = 64;
+    if candidate.bytes.is_multiple_of(PAGE_BYTES) {
+        (0, 0)
+    } else if candidate.bytes.is_multiple_of(LINE_BYTES) {
+        (1, 0)
+    } else {
+        // Types of odd sizes (a text of five characters) have no alignment to keep.
+        let item_bytes = tensors[candidate.index as usize].item_bytes;
+        let alignment = if item_bytes.is_power_of_two() {
+            item_bytes
+        } else {
+            1
+        };
+        (2, usize::MAX - alignment)
+    }
+}
+
+fn measure(tensor: &TensorSpec) -> Result<(u64, Carrier)> {
+    let unsupported = |detail: &str| Error::Unsupported {
+        key: tensor.name.clone(),
+        detail: format!(
+            "dtype {} with shape {:?} {detail}",
+            tensor.dtype, tensor.shape
+        ),
+    };
+    let carrier = dtype::carrier(&tensor.dtype, tensor.item_bytes)
+        .ok_or_else(|| unsupported("has no place in the format"))?;
+    let bytes = dtype::nbytes(&tensor.shape, tensor.item_bytes)
+        .ok_or_else(|| unsupported("is too large"))?;
+    Ok((bytes, carrier))
+}
+
+/// How many of `rest` go into the next shard; at least one.
+fn shard_length(rest: &[Candidate], tensors: &[TensorSpec], shard_bytes: u64) -> usize {
+    let (mut data_bytes, mut header_bytes) = (0u64, 0u64);
+    for (count, candidate) in rest.iter().enumerate() {
+        let tensor = &tensors[candidate.index as usize];
+        data_bytes = data_bytes.saturating_add(candidate.bytes);
+        header_bytes += shard::header_bytes_bound(&tensor.name, tensor.shape.len() + 1);
+        if count > 0 && (data_bytes > shard_bytes || header_bytes > HEADER_BYTES_MAX) {
+            return count;
+        }
+    }
+    rest.len()
+}
+
+fn plan_shard(members: &[Candidate], tensors: &[TensorSpec]) -> ShardPlan {
+    let mut filled = 0;
+    let header = shard::encode_header(members.iter().map(|candidate| {
+        let tensor = &tensors[candidate.index as usize];
+        let begin = filled;
+        filled += candidate.bytes;
+        let described = HeaderTensor {
+            dtype: candidate.carrier.name.to_owned(),
+            shape: carried_shape(&tensor.shape, candidate.carrier),
+            data_offsets: (begin, filled),
+        };
+        (tensor.name.as_str(), described)
+    }));
+    let mut next = header.len() as u64;
+    let mut starts = Vec::with_capacity(members.len());
+    for candidate in members {
+        starts.push(next);
+        next += candidate.bytes;
+    }
+    let indices = members.iter().map(|candidate| candidate.index).collect();
+    ShardPlan {
+        header,
+        tensors: indices,
+        starts,
+        bytes: next,
+    }
+}
+
+impl WritePlan {
+    /// How many extents there are in all shards.
+    pub fn extents(&self) -> u64 {
+        self.first_extents[self.first_extents.len() - 1]
+    }
+
+    /// Bytes of all shards.
+    pub fn bytes(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.bytes).sum()
+    }
+
+    /// The extent with this number, counted through all shards.
+    pub fn extent(&self, number: u64) -> Extent {
+        let shard = self.first_extents.partition_point(|&first| first <= number) - 1;
+        let start = (number - self.first_extents[shard]) * self.extent_bytes;
+        let end = (start + self.extent_bytes).min(self.shards[shard].bytes);
+        Extent {
+            shard,
+            range: start..end,
+        }
+    }
+
+    /// Calls `fill` with what belongs into an extent, in order and without gaps.
+    pub fn pieces<'a>(&'a self, extent: &Extent, mut fill: impl FnMut(Piece<'a>)) {
+        let shard = &self.shards[extent.shard];
+        let header_bytes = shard.header.len() as u64;
+        let mut at = extent.range.start;
+        if at < header_bytes {
+            let end = extent.range.end.min(header_bytes);
+            fill(Piece::Header(&shard.header[at as usize..end as usize]));
+            at = end;
+        }
+        // The last tensor that starts at or before `at`; those without bytes are passed over.
+        let mut member = shard
+            .starts
+            .partition_point(|&start| start <= at)
+            .saturating_sub(1);
+        while at < extent.range.end {
+            let end = shard.starts.get(member + 1).copied().unwrap_or(shard.bytes);
+            let end = end.min(extent.range.end);
+            if end > at {
+                let start = at - shard.starts[member];
+                let tensor = shard.tensors[member] as usize;
+                fill(Piece::Tensor {
+                    tensor,
+                    start,
+                    bytes: end - at,
+                });
+                at = end;
+            }
+            member += 1;
+        }
+    }
+
+    /// The entries of the part manifest, in the order of `tensors`.
+    pub fn entries(&self, tensors: &[TensorSpec]) -> Vec<TensorEntry> {
+        let mut places = vec![(0, 0); tensors.len()];
+        for (file, shard) in self.shards.iter().enumerate() {
+            for (&tensor, &start) in shard.tensors.iter().zip(&shard.starts) {
+                places[tensor as usize] = (file, start);
+            }
+        }
+        let entry = |(tensor, (file, start)): (&TensorSpec, (usize, u64))| {
+            let (bytes, carrier) = measure(tensor).expect("the plan measured it before");
+            let stored = (!dtype::is_natural(&tensor.dtype)).then(|| Stored {
+                dtype: carrier.name.to_owned(),
+                shape: carried_shape(&tensor.shape, carrier),
+            });
+            TensorEntry {
+                name: tensor.name.clone(),
+                dtype: tensor.dtype.clone(),
+                shape: tensor.shape.clone(),
+                file,
+                range: (start, start + bytes),
+                stored,
+                reserved_box: None,
+            }
+        };
+        tensors.iter().zip(places).map(entry).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn bytes_tensor(name: &str, bytes: u64) -> TensorSpec {
+        TensorSpec {
+            name: name.into(),
+            dtype: "uint8".into(),
+            shape: vec![bytes],
+            item_bytes: 1,
+        }
+    }
+
+    #[test]
+    fn pages_come_first_then_lines_then_falling_item_sizes() {
+        let spec = |name: &str, dtype: &str, item_bytes: usize, items: u64| TensorSpec {
+            name: name.into(),
+            dtype: dtype.into(),
+            shape: vec![items],
+            item_bytes,
+        };
+        let tensors = [
+            spec("odd", "uint8", 1, 3),
+            spec("half", "float16", 2, 3),
+            spec("double", "float64", 8, 3),
+            spec("text", "numpy:<U3", 12, 1),
+            spec("line", "uint8", 1, 128),
+            spec("page", "float32", 4, 2048),
+            spec("empty", "float32", 4, 0),
+        ];
+        let plan = plan(&tensors, u64::MAX, 1 << 22).unwrap();
+        let names: Vec<_> = plan.shards[0]
+            .tensors
+            .iter()
+            .map(|&index| &tensors[index as usize].name)
+            .collect();
+        assert_eq!(
+            names,
+            ["page", "empty", "line", "double", "half", "odd", "text"]
+        );
+    }
+
+    #[test]
+    fn shards_are_cut_by_bytes() {
+        let tensors: Vec<_> = (0..5).map(|i| bytes_tensor(&i.to_string(), 8192)).collect();
+        let plan = plan(&tensors, 16384, 1 << 20).unwrap();
+        let members: Vec<_> = plan
+            .shards
+            .iter()
+            .map(|shard| shard.tensors.clone())
+            .collect();
+        assert_eq!(members, [vec![0, 1], vec![2, 3], vec![4]]);
+    }
+
+    #[test]
+    fn no_tensors_no_shards() {
+        let plan = plan(&[], 1, 1 << 20).unwrap();
+        assert_eq!((plan.shards.len(), plan.extents(), plan.bytes()), (0, 0, 0));
+    }
+
+    #[test]
+    fn what_has_no_place_is_refused() {
+        let mut tensor = bytes_tensor("x.y", 1);
+        tensor.dtype = "object".into();
+        let error = plan(&[tensor], 1, 1 << 20).unwrap_err();
+        assert!(matches!(error, Error::Unsupported { key, .. } if key == "x.y"));
+    }
+
+    proptest! {
+        #[test]
+        fn extents_cover_every_file_and_pieces_every_extent(
+            sizes in prop::collection::vec(0u64..20_000, 0..40),
+            shard_bytes in 1u64..100_000,
+        ) {
+            let tensors: Vec<_> = sizes
+                .iter()
+                .enumerate()
+                .map(|(index, &bytes)| bytes_tensor(&index.to_string(), bytes))
+                .collect();
+            let plan = plan(&tensors, shard_bytes, 4096).unwrap();
+            let mut files: Vec<u64> = vec![0; plan.shards.len()];
+            let mut copied: Vec<u64> = vec![0; tensors.len()];
+            for number in 0..plan.extents() {
+                let extent = plan.extent(number);
+                prop_assert_eq!(extent.range.start, files[extent.shard]);
+                prop_assert!(extent.range.start < extent.range.end);
+                files[extent.shard] = extent.range.end;
+                let mut filled = 0;
+                plan.pieces(&extent, |piece| match piece {
+                    Piece::Header(bytes) => filled += bytes.len() as u64,
+                    Piece::Tensor { tensor, start, bytes } => {
+                        assert_eq!(start, copied[tensor], "a tensor is copied in order");
+                        copied[tensor] += bytes;
+                        filled += bytes;
+                    }
+                });
+                prop_assert_eq!(filled, extent.range.end - extent.range.start);
+            }
+            prop_assert_eq!(&copied, &sizes);
+            let ends: Vec<u64> = plan.shards.iter().map(|shard| shard.bytes).collect();
+            prop_assert_eq!(files, ends);
+            for (entry, &bytes) in plan.entries(&tensors).iter().zip(&sizes) {
+                prop_assert_eq!(entry.nbytes(), bytes);
+            }
+        }
+    }
+}

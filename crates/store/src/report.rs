@@ -1,0 +1,113 @@
+//! What a call did, told so that nobody has to guess which path ran.
+
+use std::path::PathBuf;
+
+use crate::options::Settings;
+use crate::pipeline::Run;
+
+/// How the bytes were moved; part of every report.
+#[derive(Clone, Debug)]
+pub struct Transport {
+    /// The backend: `uring` or `threads`; empty if there was nothing to move.
+    pub engine: String,
+    /// Whether every file bypassed the page cache.
+    pub direct_io: bool,
+    /// What was not to be had, with the reason.
+    pub fallbacks: Vec<String>,
+    /// Workers, each with an engine of its own.
+    pub io_threads: usize,
+    /// Operations in flight per worker.
+    pub queue_depth: usize,
+    /// Bytes of one request.
+    pub extent_bytes: usize,
+    /// Most staging memory that was in use at once.
+    pub staging_peak_bytes: usize,
+}
+
+impl Transport {
+    pub(crate) fn new(settings: &Settings, run: Run, direct_io: bool) -> Transport {
+        Transport {
+            engine: run.engine,
+            direct_io,
+            fallbacks: run.fallbacks,
+            io_threads: settings.io_threads,
+            queue_depth: settings.queue_depth,
+            extent_bytes: settings.extent_bytes,
+            staging_peak_bytes: settings.pool.peak_bytes(),
+        }
+    }
+}
+
+/// What a save did.
+#[derive(Clone, Debug)]
+pub struct SaveReport {
+    /// The checkpoint directory.
+    pub path: PathBuf,
+    /// The step, where one was given.
+    pub step: Option<u64>,
+    /// Identity of the checkpoint.
+    pub id: String,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// Bytes of tensor data.
+    pub tensor_bytes: u64,
+    /// Tensors stored.
+    pub tensors: usize,
+    /// Files written, the manifest included.
+    pub files: usize,
+    /// Time from the call to the acknowledgement.
+    pub seconds: f64,
+    /// The same by phase, in order: plan, write, sync, commit.
+    pub phases: Vec<(&'static str, f64)>,
+    /// How the bytes were moved.
+    pub transport: Transport,
+}
+
+/// What a load did.
+#[derive(Clone, Debug)]
+pub struct LoadReport {
+    /// Bytes of tensor data handed out.
+    pub bytes: u64,
+    /// Bytes read from the shards.
+    pub bytes_read: u64,
+    /// Bytes that were copied on their way to their place.
+    pub bounced_bytes: u64,
+    /// Tensors handed out.
+    pub tensors: usize,
+    /// Shards read from.
+    pub files: usize,
+    /// Time from the call to the last verified byte.
+    pub seconds: f64,
+    /// Whether digests were checked.
+    pub verified: bool,
+    /// How the bytes were moved.
+    pub transport: Transport,
+}
+
+/// Everything that verification found.
+#[derive(Clone, Debug)]
+pub struct VerifyReport {
+    /// Damage, in the order of the files.
+    pub problems: Vec<Problem>,
+    /// Bytes whose digest was checked.
+    pub bytes_checked: u64,
+    /// Files looked at.
+    pub files: usize,
+    /// Tensors in the parts that could be read.
+    pub tensors: usize,
+    /// Time it took.
+    pub seconds: f64,
+}
+
+/// One piece of damage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Name of the file inside the checkpoint.
+    pub file: String,
+    /// Start of the damaged chunk, where the damage has a place.
+    pub offset: Option<u64>,
+    /// A tensor that the damage touches.
+    pub tensor: Option<String>,
+    /// What was found.
+    pub detail: String,
+}

@@ -1,0 +1,178 @@
+//! Verification: every byte of a checkpoint against its digest, and all damage listed.
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+use std::time::Instant;
+
+use crate::checkpoint::{only_part, open_shard, read_manifest, read_part, touched_tensor};
+use crate::error::{Error, Result};
+use crate::options::Options;
+use crate::part::Part;
+use crate::pipeline::Run;
+use crate::pipeline::read::{Damage, OnDamage, Source, read};
+use crate::plan::read::plan;
+use crate::progress::Progress;
+use crate::report::{Problem, VerifyReport};
+use crate::shard::{self, Header};
+
+/// Reads every file of the checkpoint at `path` and lists all damage.
+///
+/// # Errors
+/// [`Error::NotFound`], [`Error::Incomplete`], [`Error::Version`], [`Error::Interrupted`], and the
+/// system's errors. Damage is no error here but a [`Problem`].
+pub fn verify(path: &Path, options: &Options, progress: &Progress) -> Result<VerifyReport> {
+    let begun = Instant::now();
+    let mut report = VerifyReport {
+        problems: Vec::new(),
+        bytes_checked: 0,
+        files: 1,
+        tensors: 0,
+        seconds: 0.0,
+    };
+    if let Some(part) = verify_descriptions(path, &mut report)? {
+        verify_shards(path, &part, options, progress, &mut report)?;
+    }
+    report.seconds = begun.elapsed().as_secs_f64();
+    Ok(report)
+}
+
+/// Checks the manifest and the part; without a part there is nothing to check shards against.
+fn verify_descriptions(path: &Path, report: &mut VerifyReport) -> Result<Option<Part>> {
+    let Some((manifest, bytes)) = or_problem(read_manifest(path), report)? else {
+        return Ok(None);
+    };
+    report.bytes_checked += bytes;
+    let entry = only_part(&manifest)?;
+    report.files += 1;
+    let part = or_problem(read_part(path, &manifest, entry), report)?;
+    if let Some(part) = &part {
+        report.bytes_checked += entry.bytes;
+        report.tensors = part.tensors.len();
+    }
+    Ok(part)
+}
+
+/// Turns damage into a problem on the list; other errors stay errors.
+fn or_problem<T>(result: Result<T>, report: &mut VerifyReport) -> Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(Error::Corrupt {
+            file,
+            offset,
+            tensor,
+            detail,
+            ..
+        }) => {
+            let file = file.unwrap_or_default();
+            report.problems.push(Problem {
+                file,
+                offset,
+                tensor,
+                detail,
+            });
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn verify_shards(
+    path: &Path,
+    part: &Part,
+    options: &Options,
+    progress: &Progress,
+    report: &mut VerifyReport,
+) -> Result<()> {
+    let settings = options.settle();
+    let mut run = Run::default();
+    let mut sources: Vec<Source<'_>> = Vec::new();
+    let mut numbers = Vec::new();
+    for (number, entry) in part.files.iter().enumerate() {
+        report.files += 1;
+        let opened = open_shard(path, entry, settings.direct, &mut run);
+        if let Some(source) = or_problem(opened, report)? {
+            or_problem(check_header(path, part, number), report)?;
+            sources.push(source);
+            numbers.push(number);
+        }
+    }
+    let files: Vec<_> = sources.iter().map(Source::facts).collect();
+    let plan = plan(&files, &[], true, settings.extent_bytes as u64);
+    progress.expect(files.iter().map(|file| file.bytes).sum());
+    let list = OnDamage::List;
+    let outcome = read(
+        plan,
+        Vec::new(),
+        &sources,
+        &settings,
+        list,
+        progress,
+        &mut run,
+    )?;
+    report.bytes_checked += files.iter().map(|file| file.bytes).sum::<u64>();
+    report.problems.extend(outcome.damage.iter().map(|damage| {
+        let file = numbers[damage.file];
+        Problem {
+            file: part.files[file].name.clone(),
+            offset: Some(damage.range.start),
+            tensor: touched_tensor(part, file, damage).map(str::to_owned),
+            detail: Damage::DETAIL.to_owned(),
+        }
+    }));
+    Ok(())
+}
+
+/// Checks that other tools, which trust a shard's own header, see the tensors that the part lists.
+fn check_header(path: &Path, part: &Part, number: usize) -> Result<()> {
+    let entry = &part.files[number];
+    let corrupt = |detail: String| Error::corrupt(path, &entry.name, detail);
+    let file_path = path.join(&entry.name);
+    let file = fs::File::open(&file_path).map_err(Error::storage("open", &file_path))?;
+    let mut start = Vec::new();
+    let read = |bytes: u64, start: &mut Vec<u8>| {
+        (&file)
+            .take(bytes)
+            .read_to_end(start)
+            .map_err(Error::storage("read", &file_path))
+    };
+    read(8, &mut start)?;
+    let prefix = start.first_chunk().copied().unwrap_or_default();
+    let end = shard::header_end(prefix, entry.bytes).map_err(|error| corrupt(error.to_string()))?;
+    read(end.saturating_sub(8), &mut start)?;
+    let header =
+        shard::parse_header(&start, entry.bytes).map_err(|error| corrupt(error.to_string()))?;
+    compare(&header, part, number).map_err(corrupt)
+}
+
+fn compare(header: &Header, part: &Part, number: usize) -> std::result::Result<(), String> {
+    let mut listed: Vec<_> = part
+        .tensors
+        .iter()
+        .filter(|tensor| tensor.file == number)
+        .collect();
+    listed.sort_unstable_by_key(|tensor| &tensor.name);
+    let mut found: Vec<_> = header.tensors.iter().collect();
+    found.sort_unstable_by_key(|(name, _)| name);
+    if listed.len() != found.len() {
+        return Err(format!(
+            "the header has {} tensors, the part {}",
+            found.len(),
+            listed.len()
+        ));
+    }
+    for (tensor, (name, described)) in listed.into_iter().zip(found) {
+        let shape = tensor
+            .stored
+            .as_ref()
+            .map_or(&tensor.shape, |stored| &stored.shape);
+        let (begin, end) = described.data_offsets;
+        let range = (header.data_start + begin, header.data_start + end);
+        if *name != tensor.name || range != tensor.range || described.shape != *shape {
+            return Err(format!(
+                "the header and the part disagree about tensor {name:?}"
+            ));
+        }
+    }
+    Ok(())
+}
