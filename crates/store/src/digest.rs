@@ -13,6 +13,41 @@ pub const CHUNK_BYTES: u64 = 1 << 20;
 
 const PREFIX: &str = "crc64nvme:";
 
+/// The generator polynomial, its highest coefficient in the lowest bit (the leading x⁶⁴ left out).
+const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
+
+/// What moves a digest over a whole chunk. Computed once: a file has a thousand chunks a gibibyte,
+/// and the combination in `crc-fast` starts from the length each time (0.3 ms).
+const CHUNK_SHIFT: u64 = power_of_x(CHUNK_BYTES * 8);
+
+/// Product of two polynomials modulo [`POLYNOMIAL`]; bit 63 is the coefficient of x⁰.
+const fn multiply(mut a: u64, mut b: u64) -> u64 {
+    let mut product = 0;
+    while a != 0 {
+        if a >> 63 == 1 {
+            product ^= b;
+        }
+        a <<= 1;
+        let carry = if b & 1 == 1 { POLYNOMIAL } else { 0 };
+        b = b >> 1 ^ carry;
+    }
+    product
+}
+
+/// x to the `exponent` modulo [`POLYNOMIAL`], by squaring.
+const fn power_of_x(mut exponent: u64) -> u64 {
+    let mut power = 1 << 63;
+    let mut square = 1 << 62;
+    while exponent != 0 {
+        if exponent & 1 == 1 {
+            power = multiply(power, square);
+        }
+        square = multiply(square, square);
+        exponent >>= 1;
+    }
+    power
+}
+
 /// CRC-64/NVME of a run of bytes; that of no bytes is [`Digest::EMPTY`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Digest(pub u64);
@@ -31,9 +66,11 @@ impl Digest {
         if next_bytes == 0 {
             return self;
         }
-        Digest(crc_fast::checksum_combine(
-            Crc64Nvme, self.0, next.0, next_bytes,
-        ))
+        let shift = match next_bytes {
+            CHUNK_BYTES => CHUNK_SHIFT,
+            _ => power_of_x(next_bytes * 8),
+        };
+        Digest(multiply(self.0, shift) ^ next.0)
     }
 
     /// The digest of a file of `file_bytes` from those of its chunks.
@@ -129,6 +166,19 @@ mod tests {
             Digest::of_chunks(&chunks, bytes.len() as u64),
             Digest::of(&bytes)
         );
+    }
+
+    #[test]
+    fn combination_agrees_with_the_library() {
+        let (first, second) = (Digest::of(b"some bytes"), Digest::of(b"and some more"));
+        for next_bytes in [1, 13, 4096, CHUNK_BYTES - 1, CHUNK_BYTES, 5 << 40] {
+            let expected = crc_fast::checksum_combine(Crc64Nvme, first.0, second.0, next_bytes);
+            assert_eq!(
+                first.then(second, next_bytes),
+                Digest(expected),
+                "{next_bytes}"
+            );
+        }
     }
 
     #[test]
