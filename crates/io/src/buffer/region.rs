@@ -1,0 +1,229 @@
+//! Memory that a caller owns and lends: a tensor to save, a tensor to load into.
+//!
+//! The two types are made at the boundary where raw addresses come in (that is the unsafe step) and
+//! are safe to use above it. An owner travels with each and keeps the memory alive.
+//!
+//! [`HostRegion`] copies out any byte range of the *row-major* content of a strided array. It never
+//! forms a Rust reference to the caller's memory: another thread of the caller may be writing to
+//! it, and then the copy is torn, but nothing else is.
+
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::fmt;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use super::IoBuf;
+use super::strided::Strided;
+
+/// Borrowed memory to copy from, contiguous or strided.
+pub struct HostRegion {
+    address: *const u8,
+    len: u64,
+    /// `None` for contiguous memory.
+    strided: Option<Strided>,
+    /// Held to be dropped last.
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the region only reads its memory, which its owner, itself `Send + Sync`, keeps readable
+// from any thread.
+unsafe impl Send for HostRegion {}
+// SAFETY: as above; reading takes `&self` and changes nothing.
+unsafe impl Sync for HostRegion {}
+
+impl HostRegion {
+    /// A strided array of `shape` with items of `item_bytes`, its first item at `address`. Strides
+    /// may be zero or negative.
+    ///
+    /// # Panics
+    /// If `shape` and `strides_bytes` differ in length, or the content exceeds `u64` bytes.
+    ///
+    /// # Safety
+    /// Every item reachable through the shape and the strides stays readable while `owner` lives.
+    pub unsafe fn new(
+        address: usize,
+        item_bytes: usize,
+        shape: &[usize],
+        strides_bytes: &[isize],
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> HostRegion {
+        assert_eq!(shape.len(), strides_bytes.len(), "a stride per dimension");
+        let len = content_bytes(item_bytes, shape);
+        let strided = if len == 0 {
+            None
+        } else {
+            Strided::new(item_bytes, shape, strides_bytes)
+        };
+        HostRegion {
+            address: ptr::with_exposed_provenance(address),
+            len,
+            strided,
+            _owner: owner,
+        }
+    }
+
+    /// `len` bytes at `address`.
+    ///
+    /// # Safety
+    /// The bytes stay readable while `owner` lives.
+    pub unsafe fn contiguous(
+        address: usize,
+        len: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> HostRegion {
+        let address = ptr::with_exposed_provenance(address);
+        HostRegion {
+            address,
+            len: len as u64,
+            strided: None,
+            _owner: owner,
+        }
+    }
+
+    /// The length of the content: items times their size, wherever they lie.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there is no content.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether the content lies in one piece, in order.
+    pub fn is_contiguous(&self) -> bool {
+        self.strided.is_none()
+    }
+
+    /// Fills `dst` with the content from byte `start` on, in row-major order.
+    ///
+    /// # Panics
+    /// If that reaches beyond the content.
+    pub fn copy_to(&self, start: u64, dst: &mut [u8]) {
+        let end = start.checked_add(dst.len() as u64);
+        assert!(
+            end.is_some_and(|end| end <= self.len),
+            "{} bytes from {start} reach beyond {}",
+            dst.len(),
+            self.len
+        );
+        match &self.strided {
+            // SAFETY: the range is inside the content (checked above), every item of which is
+            // readable while the owner, and so `self`, lives (`new`).
+            Some(strided) => unsafe { strided.copy(self.address, start, dst) },
+            None if dst.is_empty() => {}
+            None => {
+                let start =
+                    usize::try_from(start).expect("contiguous memory fits the address space");
+                let src = self.address.wrapping_add(start);
+                // SAFETY: the range is inside the readable content (as above), and `dst` is a
+                // distinct exclusive slice of the same length.
+                unsafe { ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len()) };
+            }
+        }
+    }
+}
+
+impl fmt::Debug for HostRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostRegion")
+            .field("address", &self.address)
+            .field("len", &self.len)
+            .field("strided", &self.strided)
+            .finish_non_exhaustive()
+    }
+}
+
+fn content_bytes(item_bytes: usize, shape: &[usize]) -> u64 {
+    // An empty dimension empties the array, however large the others are.
+    if shape.contains(&0) {
+        return 0;
+    }
+    shape
+        .iter()
+        .try_fold(item_bytes as u64, |bytes, &size| {
+            bytes.checked_mul(size as u64)
+        })
+        .expect("the content fits a u64")
+}
+
+impl From<Vec<u8>> for HostRegion {
+    /// Bytes that the region itself owns.
+    fn from(bytes: Vec<u8>) -> HostRegion {
+        // Moving the vector into the box moves only its header: the bytes stay where they are.
+        let (address, len) = (bytes.as_ptr().expose_provenance(), bytes.len());
+        // SAFETY: the bytes are initialised and live, unchanged, as long as the vector, which the
+        // region owns and nobody else can reach.
+        unsafe { HostRegion::contiguous(address, len, Box::new(bytes)) }
+    }
+}
+
+/// Borrowed contiguous memory to fill.
+pub struct HostRegionMut {
+    address: NonNull<u8>,
+    len: usize,
+    owner: Box<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the region has the exclusive right to its memory (`new`), which `owner`, itself `Send +
+// Sync`, keeps alive.
+unsafe impl Send for HostRegionMut {}
+// SAFETY: `&HostRegionMut` gives out no access to the memory.
+unsafe impl Sync for HostRegionMut {}
+
+impl HostRegionMut {
+    /// `len` bytes at `address`.
+    ///
+    /// # Panics
+    /// If `address` is null and `len` is not zero.
+    ///
+    /// # Safety
+    /// The bytes are initialised and stay readable and writable while `owner` lives, and until this
+    /// region, the [`IoBuf`] made of it and all that is split off are dropped, nothing else reads
+    /// or writes them.
+    pub unsafe fn new(address: usize, len: usize, owner: Box<dyn Any + Send + Sync>) -> Self {
+        let address = NonNull::new(ptr::with_exposed_provenance_mut(address));
+        assert!(
+            address.is_some() || len == 0,
+            "{len} bytes at a null address"
+        );
+        HostRegionMut {
+            address: address.unwrap_or(NonNull::dangling()),
+            len,
+            owner,
+        }
+    }
+
+    /// Bytes to fill.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is nothing to fill.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where the memory starts, for deciding whether a device can reach it directly.
+    pub fn address(&self) -> usize {
+        self.address.as_ptr() as usize
+    }
+
+    /// The memory as a buffer for I/O; its last window drops the owner.
+    pub fn into_buf(self) -> IoBuf {
+        // SAFETY: the caller of `new` promised initialised, exclusive memory for as long as `owner`
+        // lives; the buffer takes the owner along and the region is gone.
+        unsafe { IoBuf::new(self.address, self.len, Arc::new(self.owner)) }
+    }
+}
+
+impl fmt::Debug for HostRegionMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostRegionMut")
+            .field("address", &self.address)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,70 @@
+//! What can go wrong in this crate, by what a caller would do about it.
+//!
+//! Failures of single operations do not appear here: they arrive as the `io::Error` of their
+//! [`Completion`](crate::engine::Completion), next to the buffer that they return.
+
+use std::io;
+use std::path::PathBuf;
+
+/// The result of every fallible call in this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Everything the world can do to this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file system refused an operation on a path.
+    #[error("cannot {operation} {}", path.display())]
+    Storage {
+        /// What was attempted, as a verb: "open", "create", "allocate", "fdatasync", ...
+        operation: &'static str,
+        /// The file it was attempted on.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The engine that was asked for cannot run here; another one may.
+    #[error("the {engine} engine is unavailable: {reason}")]
+    EngineUnavailable {
+        /// The engine, by its configuration word.
+        engine: &'static str,
+        /// Why, in words a user can act on.
+        reason: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// A running engine failed as a whole, rather than one of its operations.
+    #[error("the I/O engine failed in {operation}")]
+    Engine {
+        /// The system call or step that failed.
+        operation: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// Direct I/O was demanded and the file system, or this file, does not offer it.
+    #[error("direct I/O is not available for {}: {reason}", path.display())]
+    DirectUnavailable {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// The system has no memory left for a buffer.
+    #[error("cannot allocate {bytes} bytes of memory")]
+    OutOfMemory {
+        /// The size that was asked for.
+        bytes: usize,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// A word that is none of those a setting takes.
+    #[error("{setting} cannot be {word:?}: expected {expected}")]
+    UnknownWord {
+        /// The setting.
+        setting: &'static str,
+        /// What was given.
+        word: String,
+        /// What could have been given.
+        expected: &'static str,
+    },
+}

@@ -1,0 +1,353 @@
+//! Files for direct I/O, with an honest fallback.
+//!
+//! Direct I/O moves bytes between the device and our buffers without a copy through the page cache,
+//! at the price of alignment. [`File`] asks the kernel what alignment a file needs
+//! (`statx(STATX_DIOALIGN)`), switches direct I/O on where it works, and otherwise stays buffered
+//! and remembers why, for the report. Callers look at [`File::alignment`], which is 1 for a
+//! buffered file, and otherwise do not care.
+//!
+//! Opening never blocks, and succeeds on regular files only; symbolic links are followed.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, Statx, StatxFlags};
+use rustix::io::Errno;
+
+use crate::{Error, Result};
+
+/// The coarsest alignment that direct I/O is used with: what every caller above aligns to.
+const ALIGNMENT_MAX: usize = 4096;
+
+/// `STATX_DIO_READ_ALIGN` (Linux 6.14): reads may need less alignment than writes.
+const STATX_DIO_READ_ALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2_0000);
+
+/// `TMPFS_MAGIC`.
+const TMPFS_MAGIC: u32 = 0x0102_1994;
+
+/// Whether to go past the page cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Direct {
+    /// Where the file system can; buffered with a recorded reason elsewhere.
+    #[default]
+    Auto,
+    /// Direct or an error.
+    On,
+    /// Buffered.
+    Off,
+}
+
+impl fmt::Display for Direct {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Direct::Auto => "auto",
+            Direct::On => "on",
+            Direct::Off => "off",
+        })
+    }
+}
+
+impl FromStr for Direct {
+    type Err = Error;
+
+    fn from_str(word: &str) -> Result<Direct> {
+        match word {
+            "auto" => Ok(Direct::Auto),
+            "on" => Ok(Direct::On),
+            "off" => Ok(Direct::Off),
+            _ => Err(Error::UnknownWord {
+                setting: "direct",
+                word: word.to_owned(),
+                expected: "\"auto\", \"on\" or \"off\"",
+            }),
+        }
+    }
+}
+
+/// What a file demands of transfers, in bytes; each a power of two of at most 4096.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Alignment {
+    /// Of the address of the buffer.
+    pub memory: usize,
+    /// Of the offset in the file and of the length.
+    pub offset: usize,
+}
+
+impl Alignment {
+    /// No demand: a buffered file.
+    const NONE: Alignment = Alignment {
+        memory: 1,
+        offset: 1,
+    };
+}
+
+/// Read and write, or read only.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Access {
+    Create,
+    Read,
+}
+
+/// An open regular file.
+#[derive(Debug)]
+pub struct File {
+    fd: OwnedFd,
+    path: PathBuf,
+    alignment: Alignment,
+    direct: bool,
+    fallback: Option<String>,
+}
+
+impl File {
+    /// Creates a file that must not exist yet, to read and write, with mode 0666 under the umask.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] from the file system; [`Error::DirectUnavailable`] for [`Direct::On`]
+    /// where direct I/O does not work, and then no file is left behind.
+    pub fn create(path: &Path, direct: Direct) -> Result<File> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(0o666);
+        let fd = rustix::fs::open(path, flags, mode).map_err(|e| storage("create", path, e))?;
+        File::with_direct(fd, path, direct, Access::Create).inspect_err(|_| {
+            // The error at hand says more than a failure to remove an empty file would.
+            drop(std::fs::remove_file(path));
+        })
+    }
+
+    /// Opens an existing regular file to read.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] from the file system and for anything but a regular file;
+    /// [`Error::DirectUnavailable`] for [`Direct::On`] where direct I/O does not work.
+    pub fn open(path: &Path, direct: Direct) -> Result<File> {
+        // O_NONBLOCK keeps open from waiting for the other end of a FIFO; it is taken off again
+        // below, because io_uring fails rather than waits on a file that has it.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let fd =
+            rustix::fs::open(path, flags, Mode::empty()).map_err(|e| storage("open", path, e))?;
+        let stat = rustix::fs::fstat(&fd).map_err(|e| storage("open", path, e))?;
+        let source = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => None,
+            FileType::Directory => Some(io::Error::from(Errno::ISDIR)),
+            other => Some(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("not a regular file but {}", describe(other)),
+            )),
+        };
+        if let Some(source) = source {
+            return Err(Error::Storage {
+                operation: "open",
+                path: path.to_owned(),
+                source,
+            });
+        }
+        File::with_direct(fd, path, direct, Access::Read)
+    }
+
+    /// The path it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether transfers go past the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// What it demands of transfers.
+    pub fn alignment(&self) -> Alignment {
+        self.alignment
+    }
+
+    /// Why [`Direct::Auto`] stayed buffered.
+    pub fn fallback(&self) -> Option<&str> {
+        self.fallback.as_deref()
+    }
+
+    /// Reserves storage for the first `len` bytes and makes the file at least that long, so that a
+    /// full device shows now and writes find their blocks allocated. Where the file system cannot
+    /// reserve, the reason comes back and nothing is changed.
+    ///
+    /// # Errors
+    /// [`Error::Storage`], notably with `ENOSPC`.
+    pub fn allocate(&self, len: u64) -> Result<Option<String>> {
+        if len == 0 {
+            return Ok(None);
+        }
+        loop {
+            match rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), 0, len) {
+                Ok(()) => return Ok(None),
+                Err(Errno::INTR) => {}
+                Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                    return Ok(Some("the file system cannot reserve space".to_owned()));
+                }
+                Err(errno) => return Err(storage("allocate", &self.path, errno)),
+            }
+        }
+    }
+
+    /// Cuts or extends the file to `len` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] from the file system.
+    pub fn truncate(&self, len: u64) -> Result<()> {
+        rustix::io::retry_on_intr(|| rustix::fs::ftruncate(&self.fd, len))
+            .map_err(|errno| storage("truncate", &self.path, errno))
+    }
+
+    /// Makes completed writes durable (`fdatasync`). After an error the file's content on the
+    /// medium is unknown and a second call proves nothing: write a new file.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] from the file system.
+    pub fn sync_data(&self) -> Result<()> {
+        rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.fd))
+            .map_err(|errno| storage("fdatasync", &self.path, errno))
+    }
+
+    /// The file's length now.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] from the file system.
+    #[expect(
+        clippy::len_without_is_empty,
+        reason = "a question to the file system, not a field"
+    )]
+    pub fn len(&self) -> Result<u64> {
+        let stat = rustix::fs::fstat(&self.fd).map_err(|e| storage("stat", &self.path, e))?;
+        Ok(u64::try_from(stat.st_size).expect("a regular file has no negative length"))
+    }
+
+    /// Asks the kernel to forget the file's clean pages in the page cache. Dirty pages stay: sync
+    /// first.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] from the file system.
+    pub fn drop_cache(&self) -> Result<()> {
+        rustix::fs::fadvise(&self.fd, 0, None, rustix::fs::Advice::DontNeed)
+            .map_err(|errno| storage("drop the page cache of", &self.path, errno))
+    }
+
+    /// Switches direct I/O on if wanted and possible, and O_NONBLOCK off.
+    fn with_direct(fd: OwnedFd, path: &Path, direct: Direct, access: Access) -> Result<File> {
+        let operation = match access {
+            Access::Create => "create",
+            Access::Read => "open",
+        };
+        let alignment = match direct {
+            Direct::Off => Ok(Alignment::NONE),
+            Direct::Auto | Direct::On => direct_alignment(&fd, access),
+        };
+        // Switching the flag on the open file rather than opening it again: the path could name
+        // another file by now.
+        let flags = if direct != Direct::Off && alignment.is_ok() {
+            OFlags::DIRECT
+        } else {
+            OFlags::empty()
+        };
+        let alignment = match rustix::fs::fcntl_setfl(&fd, flags) {
+            Ok(()) => alignment,
+            Err(Errno::INVAL) if flags == OFlags::DIRECT => {
+                let buffered = rustix::fs::fcntl_setfl(&fd, OFlags::empty());
+                buffered.map_err(|errno| storage(operation, path, errno))?;
+                Err("the file system refuses O_DIRECT".to_owned())
+            }
+            Err(errno) => return Err(storage(operation, path, errno)),
+        };
+        match alignment {
+            Ok(alignment) => Ok(File {
+                fd,
+                path: path.to_owned(),
+                alignment,
+                direct: direct != Direct::Off,
+                fallback: None,
+            }),
+            Err(reason) if direct == Direct::On => Err(Error::DirectUnavailable {
+                path: path.to_owned(),
+                reason,
+            }),
+            Err(reason) => Ok(File {
+                fd,
+                path: path.to_owned(),
+                alignment: Alignment::NONE,
+                direct: false,
+                fallback: Some(reason),
+            }),
+        }
+    }
+}
+
+impl AsFd for File {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn storage(operation: &'static str, path: &Path, errno: Errno) -> Error {
+    Error::Storage {
+        operation,
+        path: path.to_owned(),
+        source: errno.into(),
+    }
+}
+
+fn describe(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Fifo => "a FIFO",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice => "a character device",
+        FileType::BlockDevice => "a block device",
+        _ => "something else",
+    }
+}
+
+/// The alignment that direct I/O on this file needs, or the reason to stay buffered.
+fn direct_alignment(fd: &OwnedFd, access: Access) -> std::result::Result<Alignment, String> {
+    // tmpfs accepts O_DIRECT since Linux 6.6 and ignores it: its files are the page cache.
+    if rustix::fs::fstatfs(fd).is_ok_and(|fs| fs.f_type as u32 == TMPFS_MAGIC) {
+        return Err("tmpfs keeps files in the page cache".to_owned());
+    }
+    let mask = StatxFlags::DIOALIGN | STATX_DIO_READ_ALIGN;
+    let reported = match rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, mask) {
+        Ok(reported) => alignment_of(&reported, access),
+        // No statx before Linux 4.11, or hidden by a seccomp filter.
+        Err(_) => None,
+    };
+    // A kernel before 6.1, or a file system that does not say: a page is enough for all that
+    // accept the flag.
+    let alignment = reported.unwrap_or(Alignment {
+        memory: ALIGNMENT_MAX,
+        offset: ALIGNMENT_MAX,
+    });
+    if alignment.memory == 0 || alignment.offset == 0 {
+        return Err("the file system does not support direct I/O on this file".to_owned());
+    }
+    let coarsest = alignment.memory.max(alignment.offset);
+    if coarsest > ALIGNMENT_MAX {
+        return Err(format!(
+            "direct I/O would need an alignment of {coarsest} bytes, more than {ALIGNMENT_MAX}"
+        ));
+    }
+    Ok(alignment)
+}
+
+/// What the kernel says about direct I/O on a file, if it says anything.
+fn alignment_of(statx: &Statx, access: Access) -> Option<Alignment> {
+    let answered = StatxFlags::from_bits_retain(statx.stx_mask);
+    if !answered.contains(StatxFlags::DIOALIGN) {
+        return None;
+    }
+    let read = answered.contains(STATX_DIO_READ_ALIGN) && statx.stx_dio_read_offset_align > 0;
+    let offset = if access == Access::Read && read {
+        statx.stx_dio_read_offset_align
+    } else {
+        statx.stx_dio_offset_align
+    };
+    Some(Alignment {
+        memory: statx.stx_dio_mem_align as usize,
+        offset: offset as usize,
+    })
+}

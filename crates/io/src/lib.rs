@@ -1,0 +1,27 @@
+//! Bytes, files and memory: the lowest layer of Penstock.
+//!
+//! This crate moves bytes between host memory and files as fast as the hardware allows and knows
+//! nothing of tensors, checkpoints or Python. It offers
+//!
+//! - [`engine`]: reads, writes and syncs with many in flight, through `io_uring` or a thread pool
+//!   behind one trait, so that nothing above has to ask which of the two it got;
+//! - [`transfer`]: the decorator that turns short transfers and interruptions into whole ones;
+//! - [`mod@file`]: files opened for direct I/O where the file system can, with a recorded reason
+//!   where it cannot;
+//! - [`buffer`]: page-aligned memory, a bounded pool of buffers, and memory borrowed from a caller.
+//!
+//! The rule that everything here serves: an operation **owns** its buffer from submission to
+//! completion, and memory that the kernel may still touch is never freed.
+//!
+//! Durability is the caller's: a completed write is in the file, not on the medium, until a sync
+//! of that file, submitted after the write completed, has completed too.
+
+pub mod buffer;
+#[cfg(feature = "conformance")]
+pub mod conformance;
+pub mod engine;
+mod error;
+pub mod file;
+pub mod transfer;
+
+pub use error::{Error, Result};
