@@ -308,10 +308,12 @@ pub(crate) fn open_shard<'a>(
 /// Reads and checks the manifest; its size comes with it.
 pub(crate) fn read_manifest(path: &Path) -> Result<(Manifest, u64)> {
     let file = path.join(MANIFEST);
-    let text = match fs::read(&file) {
-        Ok(text) => text,
-        Err(source) => return Err(no_manifest(path, &file, source)),
-    };
+    let failed = |source| no_manifest(path, &file, source);
+    // A FIFO would keep the reader waiting, a device would never end.
+    if !fs::metadata(&file).map_err(failed)?.is_file() {
+        return Err(Error::corrupt(path, MANIFEST, "it is not a regular file"));
+    }
+    let text = fs::read(&file).map_err(failed)?;
     Ok((Manifest::parse(&text, path)?, text.len() as u64))
 }
 

@@ -31,17 +31,14 @@ pub(crate) struct Attempt {
     directory: fs::File,
     made_directory: bool,
     made: Vec<PathBuf>,
-    is_published: bool,
+    /// The manifest's text, once it is published.
+    published: Option<Vec<u8>>,
 }
 
 impl Attempt {
     /// Creates the directory where needed and takes the lease.
     pub(crate) fn begin(path: &Path, overwrite: bool) -> Result<Attempt> {
-        let made_directory = make_directory(path)?;
-        let directory = open_directory(path)?;
-        // Several attempts may be live in one directory: `link` decides between them. A file
-        // system without locks leaves sweeping to an operator, it does not stop a save.
-        let _ = directory.try_lock_shared();
+        let (directory, made_directory) = take_lease(path)?;
         let id = name::draw_attempt();
         let (path, made) = (path.to_owned(), Vec::new());
         let attempt = Attempt {
@@ -50,7 +47,7 @@ impl Attempt {
             directory,
             made_directory,
             made,
-            is_published: false,
+            published: None,
         };
         if !overwrite && attempt.path.join(MANIFEST).exists() {
             return Err(Error::Exists {
@@ -89,7 +86,7 @@ impl Attempt {
         } else {
             self.link(&temporary, &manifest)?;
         }
-        self.is_published = true;
+        self.published = Some(text.to_owned());
         self.sync_directory()?;
         // The second name of a linked manifest; the checkpoint is complete with it or without.
         let _ = fs::remove_file(&temporary);
@@ -117,13 +114,22 @@ impl Attempt {
     }
 
     /// Removes files of other attempts that the published manifest does not refer to, unless one
-    /// of them is live.
+    /// of them is live, or has replaced this one in turn: then ours are those nobody refers to, and
+    /// left to a sweep.
     pub(crate) fn remove_replaced(self, referenced: &HashSet<String>) -> Result<u64> {
         // Our own shared lock becomes exclusive only if nobody else holds one.
         match self.directory.try_lock() {
-            Ok(()) => remove_attempt_files(&self.path, |name| !referenced.contains(name)),
-            Err(_) => Ok(0),
+            Ok(()) if self.is_current() => {
+                remove_attempt_files(&self.path, |name| !referenced.contains(name))
+            }
+            _ => Ok(0),
         }
+    }
+
+    /// Whether the manifest in the directory is the one that this attempt published.
+    fn is_current(&self) -> bool {
+        let found = fs::read(self.path.join(MANIFEST)).ok();
+        found.is_some() && found == self.published
     }
 
     fn write_synced(&mut self, name: &str, text: &[u8]) -> Result<PathBuf> {
@@ -145,14 +151,16 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        if self.is_published {
+        if self.published.is_some() {
             return;
         }
         // Best effort: what stays behind is an orphan that a sweep finds.
         for path in &self.made {
             let _ = fs::remove_file(path);
         }
-        if self.made_directory {
+        // Not under another attempt that is about to write its first file there.
+        let is_shared = matches!(self.directory.try_lock(), Err(TryLockError::WouldBlock));
+        if self.made_directory && !is_shared {
             let _ = fs::remove_dir(&self.path);
         }
     }
@@ -161,6 +169,40 @@ impl Drop for Attempt {
 fn link_count(path: &Path) -> Option<u64> {
     use std::os::unix::fs::MetadataExt;
     fs::metadata(path).ok().map(|metadata| metadata.nlink())
+}
+
+/// Creates the directory where needed and takes the lease; tells whether the directory is new.
+///
+/// A sweep may find the new directory before the lease is on it, and remove it: then it is made
+/// again. A sweep that is at work is waited for, it is over in a moment.
+fn take_lease(path: &Path) -> Result<(fs::File, bool)> {
+    loop {
+        let is_new = make_directory(path)?;
+        let directory = match fs::File::open(path) {
+            Ok(directory) => directory,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(source) => return Err(Error::storage("open", path)(source)),
+        };
+        // Several attempts may be live in one directory: `link` decides between them. A file
+        // system without locks leaves sweeping to an operator, it does not stop a save.
+        while directory
+            .lock_shared()
+            .is_err_and(|error| error.kind() == io::ErrorKind::Interrupted)
+        {}
+        if is_at(&directory, path) {
+            return Ok((directory, is_new));
+        }
+    }
+}
+
+/// Whether the open directory is still the one at the path.
+fn is_at(directory: &fs::File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+    match (directory.metadata(), fs::metadata(path)) {
+        (Ok(open), Ok(named)) => identity(open) == identity(named),
+        _ => false,
+    }
 }
 
 /// Creates a directory and its parents, each synced into the one above it; tells whether the last
@@ -182,8 +224,14 @@ fn make_directory(path: &Path) -> Result<bool> {
             sync_directory(parent)?;
             Ok(true)
         }
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(false),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            if path.is_dir() {
+                return Ok(false);
+            }
+            // Removed since by a sweep.
+            if fs::symlink_metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+                return make_directory(path);
+            }
             let source = io::Error::from(io::ErrorKind::NotADirectory);
             Err(Error::Storage {
                 operation: "save to",
@@ -209,12 +257,17 @@ pub(crate) fn sync_directory(path: &Path) -> Result<()> {
         .map_err(Error::storage("sync", path))
 }
 
-/// Takes the exclusive lease of a directory: `None` while an attempt in it is live, or where the
-/// file system has no locks to tell by.
+/// Takes the exclusive lease of a directory: `None` while an attempt in it is live, once it is
+/// gone, or where the file system has no locks to tell by.
 pub(crate) fn try_exclusive(path: &Path) -> Result<Option<fs::File>> {
-    let directory = open_directory(path)?;
+    let directory = match fs::File::open(path) {
+        Ok(directory) => directory,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(Error::storage("open", path)(source)),
+    };
     match directory.try_lock() {
-        Ok(()) => Ok(Some(directory)),
+        // Another sweep may have removed it, and another attempt made a new one by that name.
+        Ok(()) => Ok(is_at(&directory, path).then_some(directory)),
         Err(TryLockError::WouldBlock | TryLockError::Error(_)) => Ok(None),
     }
 }

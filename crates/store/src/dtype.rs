@@ -89,7 +89,12 @@ pub fn carrier(dtype: &str, item_bytes: usize) -> Option<Carrier> {
 
 /// Whether safetensors itself names the dtype, so that nothing but the name needs recording.
 pub fn is_natural(dtype: &str) -> bool {
-    NATURAL.iter().any(|row| row.0 == dtype)
+    natural(dtype).is_some()
+}
+
+/// The safetensors name of a dtype that has one of its own.
+pub(crate) fn natural(dtype: &str) -> Option<&'static str> {
+    NATURAL.iter().find(|row| row.0 == dtype).map(|row| row.1)
 }
 
 /// Bytes an element of a dtype takes; `None` for `numpy:` types, whose size is in their carrier.

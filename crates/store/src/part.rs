@@ -4,6 +4,7 @@
 //! the tied names, and the tree of everything else. It is parsed as hostile input although the
 //! manifest vouches for its digest: a checkpoint may come from anywhere.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -112,6 +113,14 @@ impl TensorEntry {
     pub fn nbytes(&self) -> u64 {
         self.range.1 - self.range.0
     }
+
+    /// The type that the shard's header gives it.
+    pub(crate) fn stored_dtype(&self) -> Option<&str> {
+        match &self.stored {
+            Some(stored) => Some(&stored.dtype),
+            None => dtype::natural(&self.dtype),
+        }
+    }
 }
 
 impl Part {
@@ -142,6 +151,7 @@ impl Part {
                 .map_err(|detail| corrupt(format!("tensor {:?}: {detail}", tensor.name)))?;
         }
         check_overlaps(&part).map_err(&corrupt)?;
+        check_repeats(&part).map_err(&corrupt)?;
         for alias in &part.aliases {
             check_alias(alias, &part.tensors)
                 .map_err(|detail| corrupt(format!("alias {:?}: {detail}", alias.name)))?;
@@ -260,6 +270,23 @@ fn check_overlaps(part: &Part) -> std::result::Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// A file that is listed twice would let a small checkpoint claim its bytes many times over, and
+/// hide overlaps; a name that is there twice would stand for two things.
+fn check_repeats(part: &Part) -> std::result::Result<(), String> {
+    let files = part.files.iter().map(|file| &file.name);
+    let tensors = part.tensors.iter().map(|tensor| &tensor.name);
+    let names = tensors.chain(part.aliases.iter().map(|alias| &alias.name));
+    match first_repeated(files).or_else(|| first_repeated(names)) {
+        Some(name) => Err(format!("the name {name:?} is there twice")),
+        None => Ok(()),
+    }
+}
+
+fn first_repeated<'a>(mut names: impl Iterator<Item = &'a String>) -> Option<&'a String> {
+    let mut seen = HashSet::new();
+    names.find(|&name| !seen.insert(name))
 }
 
 fn check_alias(alias: &Alias, tensors: &[TensorEntry]) -> std::result::Result<(), String> {

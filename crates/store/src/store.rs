@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, read_manifest};
 use crate::commit::{remove_attempt_files, sync_directory, try_exclusive};
 use crate::error::{Error, Result};
 use crate::name::{self, MANIFEST, parse_step, step_directory};
@@ -243,7 +243,7 @@ impl Store {
     fn verified(&self) -> Option<Verified> {
         let text = fs::read(self.root.join(VERIFIED)).ok()?;
         let verified: Verified = serde_json::from_slice(&text).ok()?;
-        let manifest = self.step_path(verified.step).join(MANIFEST);
-        manifest.exists().then_some(verified)
+        let (manifest, _) = read_manifest(&self.step_path(verified.step)).ok()?;
+        (manifest.id == verified.id).then_some(verified)
     }
 }

@@ -166,9 +166,14 @@ fn compare(header: &Header, part: &Part, number: usize) -> std::result::Result<(
             .stored
             .as_ref()
             .map_or(&tensor.shape, |stored| &stored.shape);
+        let dtype = tensor.stored_dtype().unwrap_or_default();
         let (begin, end) = described.data_offsets;
         let range = (header.data_start + begin, header.data_start + end);
-        if *name != tensor.name || range != tensor.range || described.shape != *shape {
+        let agree = *name == tensor.name
+            && range == tensor.range
+            && described.dtype == dtype
+            && described.shape == *shape;
+        if !agree {
             return Err(format!(
                 "the header and the part disagree about tensor {name:?}"
             ));

@@ -5,19 +5,30 @@
     reason = "each test file uses its own part of this module"
 )]
 
+pub mod forge;
+pub mod hook;
+
+use std::collections::HashMap;
+use std::fs;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use penstock_io::buffer::HostRegion;
-use penstock_io::engine::EngineChoice;
+use penstock_io::engine::faulty::{Faults, Faulty};
+use penstock_io::engine::{EngineChoice, EngineConfig, Opened, open};
 use penstock_io::file::Direct;
-use penstock_store::checkpoint::Loaded;
+use penstock_store::checkpoint::{Checkpoint, Loaded};
 use penstock_store::options::Options;
 use penstock_store::part::Alias;
 use penstock_store::plan::read::Placement;
 use penstock_store::plan::write::TensorSpec;
 use penstock_store::report::SaveReport;
 use penstock_store::save::{State, Target, save};
-use penstock_store::{Progress, Result};
+use penstock_store::verify::verify;
+use penstock_store::{Error, Progress, Result};
 use serde_json::value::RawValue;
 
 /// A state whose bytes are known.
@@ -49,6 +60,15 @@ impl Sample {
             bytes,
             aliases: Vec::new(),
         }
+    }
+
+    /// A few mebibytes that differ with `seed`: what a step of a training run is here.
+    pub fn seeded(seed: u64) -> Sample {
+        let mut sample = Sample::of_sizes(&[1_234_567, 4096, 1 << 20, 300, 77_777]);
+        for (index, bytes) in (0u64..).zip(&mut sample.bytes) {
+            *bytes = noise(seed * 1000 + index, bytes.len());
+        }
+        sample
     }
 
     /// Sizes around every boundary there is: pages, chunks, extents.
@@ -86,6 +106,35 @@ impl Sample {
     pub fn save(&self, path: &Path, options: &Options) -> Result<SaveReport> {
         save(&self.state(), &target(path), options, &Progress::default())
     }
+
+    /// Saves as a step, replacing what is there if `overwrite` says so.
+    pub fn save_step(&self, path: &Path, step: Option<u64>, overwrite: bool) -> Result<SaveReport> {
+        let target = Target {
+            step,
+            overwrite,
+            ..target(path)
+        };
+        let options = Options::default();
+        save(&self.state(), &target, &options, &Progress::default())
+    }
+
+    /// Whether what was loaded whole is this state, bit for bit.
+    pub fn is(&self, loaded: &Loaded) -> bool {
+        loaded.placements.len() == self.bytes.len()
+            && (0..)
+                .zip(&self.bytes)
+                .all(|(place, bytes)| bytes_of(loaded, place, bytes.len()) == &bytes[..])
+    }
+
+    /// Panics unless the checkpoint is complete and holds this state, bit for bit.
+    #[track_caller]
+    pub fn assert_at(&self, path: &Path) {
+        let loaded = load(path, &Options::default());
+        let loaded = loaded.unwrap_or_else(|error| panic!("{} loads: {error}", path.display()));
+        assert!(self.is(&loaded), "{} is another state", path.display());
+        let report = verify(path, &Options::default(), &Progress::default()).unwrap();
+        assert!(report.problems.is_empty(), "{:?}", report.problems);
+    }
 }
 
 pub fn target(path: &Path) -> Target {
@@ -94,6 +143,104 @@ pub fn target(path: &Path) -> Target {
         step: None,
         metadata: RawValue::from_string("{}".into()).unwrap(),
         overwrite: false,
+    }
+}
+
+/// Opens a checkpoint and loads all of it.
+pub fn load(path: &Path, options: &Options) -> Result<Loaded> {
+    let checkpoint = Checkpoint::open(path)?;
+    checkpoint.load(None, HashMap::new(), options, &Progress::default())
+}
+
+/// Names in a directory, sorted; none where there is no directory.
+pub fn names(path: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(path) else {
+        return Vec::new();
+    };
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+/// The system's number of an error, where it has one.
+pub fn errno(error: &Error) -> Option<i32> {
+    match error {
+        Error::Storage { source, .. } | Error::Io(penstock_io::Error::Storage { source, .. }) => {
+            source.raw_os_error()
+        }
+        _ => None,
+    }
+}
+
+/// Runs `work` and panics if it has not come back after a generous while: what hangs must fail.
+pub fn within_a_minute<T: Send + 'static>(
+    what: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    let (sender, receiver) = mpsc::channel();
+    let worker = thread::spawn(move || drop(sender.send(work())));
+    match receiver.recv_timeout(Duration::from_secs(60)) {
+        Ok(value) => value,
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("{what} hangs"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => {
+            std::panic::resume_unwind(worker.join().unwrap_err())
+        }
+    }
+}
+
+/// Says aloud that a test did not run, and why.
+pub fn skip(test: &str, reason: &str) {
+    eprintln!("SKIPPED {test}: {reason}");
+}
+
+/// Random numbers from a seed (SplitMix64). The seed is printed, so that a failure can be had
+/// again.
+pub struct Rng(u64);
+
+impl Rng {
+    pub fn new(seed: u64) -> Rng {
+        eprintln!("seed {seed:#x}");
+        Rng(seed)
+    }
+
+    /// A number below `bound`.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % bound
+    }
+}
+
+/// The backends of this build.
+pub fn engines() -> &'static [EngineChoice] {
+    if cfg!(feature = "uring") {
+        &[EngineChoice::Uring, EngineChoice::Threads]
+    } else {
+        &[EngineChoice::Threads]
+    }
+}
+
+/// Options whose engines all fail as `faults` says. Extents are one chunk, so that even a small
+/// state takes several operations.
+pub fn faulty(choice: EngineChoice, faults: Arc<Faults>) -> Options {
+    let factory = move |queue_depth| {
+        let opened = open(&EngineConfig {
+            choice,
+            queue_depth,
+        })?;
+        Ok(Opened {
+            engine: Box::new(Faulty::new(opened.engine, Arc::clone(&faults))),
+            fallback: opened.fallback,
+        })
+    };
+    Options {
+        engine_factory: Some(Arc::new(factory)),
+        extent_bytes: Some(1 << 20),
+        ..Options::default()
     }
 }
 
@@ -125,12 +272,7 @@ pub fn bytes_of(loaded: &Loaded, place: usize, bytes: usize) -> &[u8] {
 /// Both engines, direct and buffered, one worker and several, small extents and large.
 pub fn options_matrix() -> Vec<(String, Options)> {
     let mut matrix = Vec::new();
-    let engines: &[EngineChoice] = if cfg!(feature = "uring") {
-        &[EngineChoice::Uring, EngineChoice::Threads]
-    } else {
-        &[EngineChoice::Threads]
-    };
-    for &engine in engines {
+    for &engine in engines() {
         for direct in [Direct::Auto, Direct::Off] {
             for (io_threads, queue_depth, extent_bytes) in [(1, 16, 4 << 20), (3, 1, 1 << 20)] {
                 matrix.push((

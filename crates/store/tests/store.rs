@@ -1,0 +1,334 @@
+//! A store orders steps by number, keeps what retention promises to keep, and removes only what is
+//! its own and dead.
+
+mod common;
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+
+use common::hook::hooked;
+use common::{Sample, engines, forge, load, names};
+use penstock_store::options::Options;
+use penstock_store::save::{Target, save};
+use penstock_store::store::{StepState, Store};
+use penstock_store::{Error, MANIFEST, Progress};
+
+/// Saves the steps, in this order.
+fn store_with(root: &Path, steps: &[u64]) -> Store {
+    let store = Store::new(root);
+    for &step in steps {
+        save_step(&store, step);
+    }
+    store
+}
+
+fn save_step(store: &Store, step: u64) -> String {
+    let path = store.step_path(step);
+    let report = Sample::of_sizes(&[1000]).save_step(&path, Some(step), false);
+    report.unwrap().id
+}
+
+fn damage(store: &Store, step: u64) {
+    let shard = forge::shard_path(&store.step_path(step));
+    fs::write(shard, "cut").unwrap();
+}
+
+fn is_complete(store: &Store, step: u64) -> bool {
+    matches!(store.state(step), Ok(StepState::Complete(_)))
+}
+
+#[test]
+fn steps_are_ordered_by_number() {
+    let root = tempfile::tempdir().unwrap();
+    let store = store_with(root.path(), &[100, 9, 10_000_000_000, 20, 0]);
+    assert_eq!(store.steps().unwrap(), [0, 9, 20, 100, 10_000_000_000]);
+}
+
+#[test]
+fn a_store_need_not_exist() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::new(root.path().join("a/b"));
+    assert!(store.steps().unwrap().is_empty());
+    assert!(store.sweep().unwrap().is_empty());
+    assert!(store.retain(Some(1), None).unwrap().is_empty());
+    assert!(matches!(store.state(1), Err(Error::NotFound { .. })));
+    assert!(matches!(store.delete(1), Err(Error::NotFound { .. })));
+    assert!(!store.root().exists(), "asking creates nothing");
+    save_step(&store, 1);
+    assert_eq!(store.steps().unwrap(), [1]);
+}
+
+#[test]
+fn what_only_looks_like_a_step_is_left_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let store = store_with(root.path(), &[5]);
+    let strangers = [
+        "step-1",
+        "step-00000000005",
+        "step-+000000001",
+        "step-0000000006.bak",
+        "backup",
+    ];
+    for stranger in strangers {
+        fs::create_dir(root.path().join(stranger)).unwrap();
+    }
+    fs::write(root.path().join("step-0000000007"), "a file").unwrap();
+    assert_eq!(store.steps().unwrap(), [5]);
+    store.sweep().unwrap();
+    store.retain(Some(1), None).unwrap();
+    for stranger in strangers {
+        assert!(root.path().join(stranger).is_dir(), "{stranger}");
+    }
+    assert!(root.path().join("step-0000000007").is_file());
+}
+
+#[test]
+fn the_state_of_each_step_is_told() {
+    let root = tempfile::tempdir().unwrap();
+    let store = store_with(root.path(), &[1, 2, 3, 4]);
+    fs::remove_file(store.step_path(2).join(MANIFEST)).unwrap();
+    damage(&store, 3);
+    fs::write(store.step_path(4).join(MANIFEST), "{}").unwrap();
+    fs::create_dir(store.step_path(5)).unwrap();
+    // A checkpoint under another step's name would be loaded as what it is not.
+    fs::rename(store.step_path(1), store.step_path(6)).unwrap();
+    save_step(&store, 1);
+    assert!(is_complete(&store, 1));
+    assert!(matches!(store.state(2), Ok(StepState::Incomplete)));
+    assert!(matches!(store.state(3), Ok(StepState::Damaged(_))));
+    assert!(matches!(store.state(4), Ok(StepState::Damaged(_))));
+    assert!(matches!(store.state(5), Ok(StepState::Incomplete)));
+    assert!(matches!(store.state(6), Ok(StepState::Damaged(_))));
+}
+
+#[test]
+fn retention_keeps_the_newest_and_the_multiples() {
+    let root = tempfile::tempdir().unwrap();
+    let store = store_with(root.path(), &[10, 20, 30, 40, 50, 60]);
+    assert!(store.retain(None, Some(20)).unwrap().is_empty());
+    assert!(store.retain(Some(6), None).unwrap().is_empty());
+    assert_eq!(store.retain(Some(2), Some(20)).unwrap(), [10, 30]);
+    assert_eq!(store.steps().unwrap(), [20, 40, 50, 60]);
+    assert_eq!(store.retain(Some(1), None).unwrap(), [20, 40, 50]);
+    assert_eq!(
+        store.retain(Some(0), None).unwrap(),
+        [] as [u64; 0],
+        "never the last"
+    );
+    assert!(is_complete(&store, 60));
+}
+
+#[test]
+fn the_newest_verified_checkpoint_is_never_deleted() {
+    let root = tempfile::tempdir().unwrap();
+    let store = store_with(root.path(), &[1, 2]);
+    let id = save_step(&store, 3);
+    store.mark_verified(3, &id).unwrap();
+    for step in 4..8 {
+        save_step(&store, step);
+    }
+    assert_eq!(store.retain(Some(2), None).unwrap(), [1, 2, 4, 5]);
+    assert_eq!(store.steps().unwrap(), [3, 6, 7]);
+    // An older one does not take the place of a newer one; a newer one does.
+    store.mark_verified(1, &id).unwrap();
+    assert!(store.retain(Some(2), None).unwrap().is_empty());
+    let id = save_step(&store, 8);
+    store.mark_verified(8, &id).unwrap();
+    assert_eq!(store.retain(Some(1), None).unwrap(), [3, 6, 7]);
+}
+
+/// A hint about a checkpoint that was replaced since says nothing about any other.
+#[test]
+fn a_replaced_checkpoint_is_no_longer_the_verified_one() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::new(root.path());
+    let id_1 = save_step(&store, 1);
+    let id_9 = save_step(&store, 9);
+    store.mark_verified(9, &id_9).unwrap();
+    let replacement = Sample::of_sizes(&[2000]);
+    replacement
+        .save_step(&store.step_path(9), Some(9), true)
+        .unwrap();
+    store.mark_verified(1, &id_1).unwrap();
+    for step in [10, 11] {
+        save_step(&store, step);
+    }
+    store.retain(Some(1), None).unwrap();
+    assert!(is_complete(&store, 1), "the newest that was read back");
+}
+
+#[test]
+fn a_broken_hint_is_no_obstacle() {
+    let root = tempfile::tempdir().unwrap();
+    let store = store_with(root.path(), &[1, 2]);
+    let id = save_step(&store, 3);
+    for text in ["", "{}", "[1]", "{\"step\":-1,\"id\":\"\"}"] {
+        fs::write(root.path().join("verified.json"), text).unwrap();
+        assert!(store.retain(Some(3), None).unwrap().is_empty(), "{text}");
+    }
+    store.mark_verified(3, &id).unwrap();
+    assert_eq!(store.retain(Some(1), None).unwrap(), [1, 2]);
+}
+
+/// Somebody may repair a damaged checkpoint; and as it is, it is none of those to keep.
+#[test]
+fn damaged_checkpoints_are_neither_counted_nor_deleted() {
+    let root = tempfile::tempdir().unwrap();
+    let store = store_with(root.path(), &[1, 2, 3, 4, 5]);
+    damage(&store, 1);
+    damage(&store, 5);
+    fs::remove_file(store.step_path(4).join(MANIFEST)).unwrap();
+    assert_eq!(store.retain(Some(1), None).unwrap(), [2]);
+    store.sweep().unwrap();
+    assert_eq!(store.steps().unwrap(), [1, 3, 5]);
+    assert!(is_complete(&store, 3));
+    assert!(names(&store.step_path(1)).len() == 3, "nothing was touched");
+}
+
+/// One directory that nobody can open must not stop the care for all others.
+#[test]
+fn one_odd_step_does_not_stop_the_others() {
+    let root = tempfile::tempdir().unwrap();
+    let store = store_with(root.path(), &[1, 2, 3]);
+    fs::create_dir_all(store.step_path(9).join(MANIFEST)).unwrap();
+    fs::remove_file(store.step_path(1).join(MANIFEST)).unwrap();
+    assert_eq!(store.retain(Some(1), None).unwrap(), [2]);
+    assert_eq!(store.sweep().unwrap().len(), 1, "the remains of step 1");
+    assert_eq!(store.steps().unwrap(), [3, 9]);
+}
+
+#[test]
+fn a_deletion_that_stops_leaves_no_broken_checkpoint() {
+    let root = tempfile::tempdir().unwrap();
+    let store = store_with(root.path(), &[1]);
+    let path = store.step_path(1);
+    // A directory in place of a file that deletion removes: it stops there.
+    fs::create_dir(path.join(format!("part-00001.{}.json", forge::ATTEMPT))).unwrap();
+    store.delete(1).expect_err("it cannot remove a directory");
+    assert!(matches!(store.state(1), Ok(StepState::Incomplete)));
+}
+
+#[test]
+fn deletion_frees_all_that_is_ours_and_nothing_else() {
+    let root = tempfile::tempdir().unwrap();
+    let store = store_with(root.path(), &[1]);
+    let report = Sample::of_sizes(&[5000, 70_000]).save_step(&store.step_path(2), Some(2), false);
+    assert_eq!(store.delete(2).unwrap(), report.unwrap().bytes);
+    assert_eq!(store.steps().unwrap(), [1]);
+    fs::write(store.step_path(1).join("notes.txt"), "mine").unwrap();
+    store.delete(1).unwrap();
+    assert_eq!(names(&store.step_path(1)), ["notes.txt"]);
+    store.delete(1).unwrap();
+    fs::remove_file(store.step_path(1).join("notes.txt")).unwrap();
+    store.delete(1).unwrap();
+    assert!(store.steps().unwrap().is_empty());
+}
+
+#[test]
+fn sweep_removes_orphans_and_only_them() {
+    let root = tempfile::tempdir().unwrap();
+    let store = store_with(root.path(), &[1, 2, 3]);
+    // Step 1 died before its manifest; step 2 is complete beside what an earlier attempt left.
+    fs::remove_file(store.step_path(1).join(MANIFEST)).unwrap();
+    let whole = names(&store.step_path(2));
+    for name in ["shard-00000-00.X.safetensors", "manifest.X.tmp"] {
+        let orphan = name.replace('X', forge::ATTEMPT);
+        fs::write(store.step_path(2).join(orphan), vec![0; 50]).unwrap();
+    }
+    for foreign in ["notes.txt", "manifest.json.bak", "model.safetensors"] {
+        fs::write(store.step_path(3).join(foreign), "mine").unwrap();
+    }
+    let with_foreign = names(&store.step_path(3));
+    fs::create_dir(store.step_path(4)).unwrap();
+    let swept = store.sweep().unwrap();
+    let paths: Vec<_> = swept.iter().map(|(path, _)| path.clone()).collect();
+    assert_eq!(paths, [1, 2, 4].map(|step| store.step_path(step)));
+    assert_eq!(swept[1].1, 100);
+    assert_eq!(store.steps().unwrap(), [2, 3]);
+    assert_eq!(names(&store.step_path(2)), whole);
+    assert_eq!(names(&store.step_path(3)), with_foreign);
+    assert!(is_complete(&store, 2) && is_complete(&store, 3));
+    assert!(
+        store.sweep().unwrap().is_empty(),
+        "and then nothing is left"
+    );
+}
+
+/// The save stops in the middle, the sweep runs, the save goes on.
+#[test]
+fn sweep_leaves_a_live_attempt_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::new(root.path());
+    let sample = Sample::seeded(1);
+    let (reached, at_write) = mpsc::channel();
+    let (resume, resumed) = mpsc::channel();
+    let resumed = Mutex::new(resumed);
+    let options = hooked(engines()[0], move |operation| {
+        if operation == 2 {
+            reached.send(()).unwrap();
+            resumed.lock().unwrap().recv().unwrap();
+        }
+    });
+    let path = store.step_path(1);
+    thread::scope(|scope| {
+        let saving = scope.spawn(|| sample.save(&path, &options));
+        at_write.recv().unwrap();
+        assert!(store.sweep().unwrap().is_empty());
+        resume.send(()).unwrap();
+        saving.join().unwrap().unwrap();
+    });
+    sample.assert_at(&path);
+}
+
+/// Another process tidies up at whatever moment: no save fails of it, no saved file is lost.
+#[test]
+fn sweeps_at_any_moment_harm_no_save() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::new(root.path());
+    let done = Arc::new(AtomicBool::new(false));
+    let sweeping = {
+        let (store, done) = (store.clone(), Arc::clone(&done));
+        thread::spawn(move || {
+            while !done.load(Ordering::Relaxed) {
+                store.sweep().unwrap();
+            }
+        })
+    };
+    let sample = Sample::of_sizes(&[10_000, 300]);
+    let mut failures = Vec::new();
+    for step in 0..150 {
+        let path = store.step_path(step);
+        let saved = sample.save_step(&path, Some(step), false);
+        let loaded = saved.and_then(|_| load(&path, &Options::default()));
+        if let Err(error) = loaded {
+            failures.push(format!("step {step}: {error}"));
+        }
+    }
+    done.store(true, Ordering::Relaxed);
+    sweeping.join().unwrap();
+    assert!(failures.is_empty(), "{failures:#?}");
+}
+
+#[test]
+fn a_step_without_a_recorded_number_belongs_where_it_lies() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::new(root.path());
+    let sample = Sample::of_sizes(&[10]);
+    let target = Target {
+        step: None,
+        ..common::target(&store.step_path(3))
+    };
+    let progress = Progress::default();
+    save(&sample.state(), &target, &Options::default(), &progress).unwrap();
+    let StepState::Complete(checkpoint) = store.state(3).unwrap() else {
+        panic!("it is complete")
+    };
+    let loaded = checkpoint
+        .load(None, HashMap::new(), &Options::default(), &progress)
+        .unwrap();
+    assert!(sample.is(&loaded));
+}
