@@ -49,7 +49,18 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::NotFound`], [`Error::Incomplete`], [`Error::Corrupt`], [`Error::Version`].
     pub fn open(path: &Path) -> Result<Checkpoint> {
-        let (manifest, manifest_bytes) = read_manifest(path)?;
+        loop {
+            let (manifest, manifest_bytes) = read_manifest(path)?;
+            let id = manifest.id.clone();
+            match Checkpoint::open_parts(path, manifest, manifest_bytes) {
+                // Replaced between two of the reads: the new one is there and whole.
+                Err(error) if is_replaced(path, &id, &error) => {}
+                result => return result,
+            }
+        }
+    }
+
+    fn open_parts(path: &Path, manifest: Manifest, manifest_bytes: u64) -> Result<Checkpoint> {
         let part = read_part(path, &manifest, only_part(&manifest)?)?;
         for file in &part.files {
             check_size(path, file)?;
@@ -106,7 +117,8 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::Corrupt`] for bytes that do not match their digest: no fresh memory is handed out
     /// then, but targets may have been filled in part. [`Error::Mismatch`] for a target of another
-    /// size, before anything is read. [`Error::Interrupted`], and the system's errors.
+    /// size, before anything is read. [`Error::Replaced`] where an overwrite was faster.
+    /// [`Error::Interrupted`], and the system's errors.
     pub fn load(
         &self,
         selection: Option<&[usize]>,
@@ -127,7 +139,8 @@ impl Checkpoint {
         let targets = self.arrange_targets(indices, targets)?;
         let used = self.used_files(indices, selection.is_none());
         let mut run = Run::default();
-        let sources = self.open_files(&used, settings.direct, &mut run)?;
+        let opened = self.open_files(&used, settings.direct, &mut run);
+        let sources = opened.map_err(|error| self.replaced_or(error))?;
         let plan = self.plan_read(
             indices,
             &targets,
@@ -260,6 +273,15 @@ impl Checkpoint {
         plan(&files, &requests, cover_all, settings.extent_bytes as u64)
     }
 
+    /// A file that is missing because another checkpoint is in place now is no damage.
+    fn replaced_or(&self, error: Error) -> Error {
+        if is_replaced(&self.path, &self.manifest.id, &error) {
+            let path = self.path.clone();
+            return Error::Replaced { path };
+        }
+        error
+    }
+
     fn corrupt(&self, file: usize, damage: &Damage) -> Error {
         Error::Corrupt {
             path: self.path.clone(),
@@ -269,6 +291,12 @@ impl Checkpoint {
             detail: Damage::DETAIL.to_owned(),
         }
     }
+}
+
+/// Whether an error about files of the checkpoint `id` only says that another one is in its place.
+pub(crate) fn is_replaced(path: &Path, id: &str, error: &Error) -> bool {
+    let is_about_files = matches!(error, Error::Corrupt { .. } | Error::Storage { .. });
+    is_about_files && read_manifest(path).is_ok_and(|(manifest, _)| manifest.id != id)
 }
 
 /// The first tensor that a damaged chunk holds bytes of.

@@ -1,7 +1,6 @@
 //! The commit: how a checkpoint becomes complete in one step, on any POSIX file system.
 //!
-//! 1. An attempt draws an id, creates the directory, syncs its parent, and takes the lease: a
-//!    shared lock on the directory that the kernel drops when the process dies.
+//! 1. An attempt draws an id, creates the directory, takes the lease, and syncs the parent.
 //! 2. Data files carry the attempt's id in their names and are synced.
 //! 3. The part is written under a temporary name, synced, renamed; the directory is synced.
 //! 4. The manifest is written under a temporary name, synced, and published by `link`, which
@@ -12,7 +11,7 @@
 //! [`crate::store::Store::sweep`] tells them from those of a live attempt by the lease.
 
 use std::collections::HashSet;
-use std::fs::{self, TryLockError};
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,6 +19,7 @@ use std::sync::Arc;
 use penstock_io::file::{Direct, File};
 
 use crate::error::{Error, Result};
+use crate::lease::Lease;
 use crate::name::{self, MANIFEST};
 
 /// A save under way. Dropped before it is published, it removes the files it made.
@@ -27,8 +27,7 @@ use crate::name::{self, MANIFEST};
 pub(crate) struct Attempt {
     path: PathBuf,
     id: String,
-    /// Holds the lease.
-    directory: fs::File,
+    lease: Lease,
     made_directory: bool,
     made: Vec<PathBuf>,
     /// The manifest's text, once it is published.
@@ -38,13 +37,17 @@ pub(crate) struct Attempt {
 impl Attempt {
     /// Creates the directory where needed and takes the lease.
     pub(crate) fn begin(path: &Path, overwrite: bool) -> Result<Attempt> {
-        let (directory, made_directory) = take_lease(path)?;
+        let (lease, made_directory) = take_lease(path)?;
+        if !made_directory {
+            // An earlier attempt may have made the directory and died before it was synced.
+            sync_directory(parent_of(path))?;
+        }
         let id = name::draw_attempt();
         let (path, made) = (path.to_owned(), Vec::new());
         let attempt = Attempt {
             path,
             id,
-            directory,
+            lease,
             made_directory,
             made,
             published: None,
@@ -117,13 +120,10 @@ impl Attempt {
     /// of them is live, or has replaced this one in turn: then ours are those nobody refers to, and
     /// left to a sweep.
     pub(crate) fn remove_replaced(self, referenced: &HashSet<String>) -> Result<u64> {
-        // Our own shared lock becomes exclusive only if nobody else holds one.
-        match self.directory.try_lock() {
-            Ok(()) if self.is_current() => {
-                remove_attempt_files(&self.path, |name| !referenced.contains(name))
-            }
-            _ => Ok(0),
+        if !self.lease.try_upgrade() || !self.is_current() {
+            return Ok(0);
         }
+        remove_attempt_files(&self.path, |name| !referenced.contains(name))
     }
 
     /// Whether the manifest in the directory is the one that this attempt published.
@@ -143,8 +143,8 @@ impl Attempt {
     }
 
     fn sync_directory(&self) -> Result<()> {
-        self.directory
-            .sync_all()
+        self.lease
+            .sync_directory()
             .map_err(Error::storage("sync", &self.path))
     }
 }
@@ -159,8 +159,7 @@ impl Drop for Attempt {
             let _ = fs::remove_file(path);
         }
         // Not under another attempt that is about to write its first file there.
-        let is_shared = matches!(self.directory.try_lock(), Err(TryLockError::WouldBlock));
-        if self.made_directory && !is_shared {
+        if self.made_directory && self.lease.try_upgrade() {
             let _ = fs::remove_dir(&self.path);
         }
     }
@@ -174,44 +173,20 @@ fn link_count(path: &Path) -> Option<u64> {
 /// Creates the directory where needed and takes the lease; tells whether the directory is new.
 ///
 /// A sweep may find the new directory before the lease is on it, and remove it: then it is made
-/// again. A sweep that is at work is waited for, it is over in a moment.
-fn take_lease(path: &Path) -> Result<(fs::File, bool)> {
+/// again.
+fn take_lease(path: &Path) -> Result<(Lease, bool)> {
     loop {
         let is_new = make_directory(path)?;
-        let directory = match fs::File::open(path) {
-            Ok(directory) => directory,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(source) => return Err(Error::storage("open", path)(source)),
-        };
-        // Several attempts may be live in one directory: `link` decides between them. A file
-        // system without locks leaves sweeping to an operator, it does not stop a save.
-        while directory
-            .lock_shared()
-            .is_err_and(|error| error.kind() == io::ErrorKind::Interrupted)
-        {}
-        if is_at(&directory, path) {
-            return Ok((directory, is_new));
+        if let Some(lease) = Lease::share(path)? {
+            return Ok((lease, is_new));
         }
-    }
-}
-
-/// Whether the open directory is still the one at the path.
-fn is_at(directory: &fs::File, path: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
-    match (directory.metadata(), fs::metadata(path)) {
-        (Ok(open), Ok(named)) => identity(open) == identity(named),
-        _ => false,
     }
 }
 
 /// Creates a directory and its parents, each synced into the one above it; tells whether the last
 /// one is new.
 fn make_directory(path: &Path) -> Result<bool> {
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
+    let parent = parent_of(path);
     let created = match fs::create_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && parent != path => {
             make_directory(parent)?;
@@ -247,6 +222,13 @@ fn make_directory(path: &Path) -> Result<bool> {
     }
 }
 
+fn parent_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
 fn open_directory(path: &Path) -> Result<fs::File> {
     fs::File::open(path).map_err(Error::storage("open", path))
 }
@@ -255,21 +237,6 @@ pub(crate) fn sync_directory(path: &Path) -> Result<()> {
     open_directory(path)?
         .sync_all()
         .map_err(Error::storage("sync", path))
-}
-
-/// Takes the exclusive lease of a directory: `None` while an attempt in it is live, once it is
-/// gone, or where the file system has no locks to tell by.
-pub(crate) fn try_exclusive(path: &Path) -> Result<Option<fs::File>> {
-    let directory = match fs::File::open(path) {
-        Ok(directory) => directory,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(Error::storage("open", path)(source)),
-    };
-    match directory.try_lock() {
-        // Another sweep may have removed it, and another attempt made a new one by that name.
-        Ok(()) => Ok(is_at(&directory, path).then_some(directory)),
-        Err(TryLockError::WouldBlock | TryLockError::Error(_)) => Ok(None),
-    }
 }
 
 /// Removes the attempt files of a directory that `select` picks and returns their bytes.
@@ -297,6 +264,7 @@ pub(crate) fn remove_attempt_files(path: &Path, select: impl Fn(&str) -> bool) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lease::Exclusive;
 
     fn names(path: &Path) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(path)
@@ -355,7 +323,10 @@ mod tests {
         let mut new = Attempt::begin(&path, true).unwrap();
         new.publish(b"new", true).unwrap();
         assert_eq!(new.remove_replaced(&HashSet::new()).unwrap(), 0);
-        assert!(try_exclusive(&path).unwrap().is_none());
+        assert!(matches!(
+            Lease::try_exclusive(&path).unwrap(),
+            Exclusive::Live
+        ));
         drop(live);
         let mut newer = Attempt::begin(&path, true).unwrap();
         newer.publish(b"newer", true).unwrap();

@@ -30,6 +30,12 @@ pub enum Error {
         /// What is missing.
         detail: String,
     },
+    /// The checkpoint was replaced or removed while it was being read.
+    #[error("{path} was replaced while it was being read")]
+    Replaced {
+        /// The checkpoint directory.
+        path: PathBuf,
+    },
     /// Stored bytes are not what was written.
     #[error("{}", corrupt_message(path, file.as_deref(), *offset, tensor.as_deref(), detail))]
     Corrupt {
@@ -141,6 +147,7 @@ impl Error {
             Error::Incomplete { .. } => {
                 "load an older checkpoint; `CheckpointStore.sweep()` removes what a dead save left"
             }
+            Error::Replaced { .. } => "read it again",
             Error::Corrupt { .. } => {
                 "load another checkpoint, or restore the file from a copy; \
                  `penstock verify` lists all damage"
@@ -169,6 +176,7 @@ fn storage_remedy(source: &io::Error) -> &'static str {
         }
         io::ErrorKind::PermissionDenied => "check the owner and the mode of the directory",
         io::ErrorKind::ReadOnlyFilesystem => "the file system is mounted read-only; save elsewhere",
+        io::ErrorKind::ResourceBusy => "a save is under way there; try again when it is done",
         io::ErrorKind::NotADirectory => "a checkpoint is a directory; this path has a file in it",
         _ => "nothing was committed; retry, or check the device and the kernel log",
     }

@@ -12,6 +12,7 @@
 
 mod commit;
 mod error;
+mod lease;
 mod name;
 mod progress;
 

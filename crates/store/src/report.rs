@@ -85,7 +85,7 @@ pub struct LoadReport {
 }
 
 /// Everything that verification found.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct VerifyReport {
     /// Damage, in the order of the files.
     pub problems: Vec<Problem>,

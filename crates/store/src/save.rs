@@ -79,8 +79,9 @@ impl Stopwatch {
 /// # Errors
 /// [`Error::Exists`] where a complete checkpoint is in the way, [`Error::Unsupported`] for a
 /// tensor without a place in the format, [`Error::Interrupted`] once the caller cancels, and the
-/// system's errors. After any of them nothing is committed, the files of the attempt are removed,
-/// and what was stored before is as it was.
+/// system's errors. What was stored before is as it was, and the files of the attempt are removed.
+/// One error leaves more: when the very last sync of the directory fails, the checkpoint is in
+/// place but may not survive a crash, so it is not acknowledged.
 pub fn save(
     state: &State,
     target: &Target,

@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::{Checkpoint, read_manifest};
-use crate::commit::{remove_attempt_files, sync_directory, try_exclusive};
+use crate::commit::{remove_attempt_files, sync_directory};
 use crate::error::{Error, Result};
+use crate::lease::{Exclusive, Lease};
 use crate::name::{self, MANIFEST, parse_step, step_directory};
 
 /// Remembers the newest checkpoint that was read back whole. A hint for retention: losing it
@@ -107,12 +108,23 @@ impl Store {
     /// stay, and their directory with them.
     ///
     /// # Errors
-    /// [`Error::NotFound`] for a step without a directory, and the system's errors; called again,
-    /// it goes on where it stopped.
+    /// [`Error::NotFound`] for a step without a directory, [`Error::Storage`] with
+    /// [`io::ErrorKind::ResourceBusy`] while a save is under way in it, and the system's errors;
+    /// called again, it goes on where it stopped.
     pub fn delete(&self, step: u64) -> Result<u64> {
         let path = self.step_path(step);
         if !path.is_dir() {
             return Err(Error::NotFound { path });
+        }
+        // Held to the end, so that no save begins among files that are being removed.
+        let lease = Lease::try_exclusive(&path)?;
+        if let Exclusive::Live = lease {
+            let source = io::Error::from(io::ErrorKind::ResourceBusy);
+            return Err(Error::Storage {
+                operation: "delete",
+                path,
+                source,
+            });
         }
         let manifest = path.join(MANIFEST);
         let mut freed_bytes = 0;
@@ -156,7 +168,7 @@ impl Store {
         let mut swept = Vec::new();
         for step in self.steps()? {
             let path = self.step_path(step);
-            let Some(_lease) = try_exclusive(&path)? else {
+            let Exclusive::Taken(_lease) = Lease::try_exclusive(&path)? else {
                 continue;
             };
             let referenced: HashSet<String> = match self.state(step)? {
@@ -215,6 +227,8 @@ impl Store {
             match self.delete(*step) {
                 Ok(_) => deleted.push(*step),
                 Err(Error::NotFound { .. }) => {}
+                Err(Error::Storage { source, .. })
+                    if source.kind() == io::ErrorKind::ResourceBusy => {}
                 Err(error) => return Err(error),
             }
         }

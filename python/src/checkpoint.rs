@@ -1,0 +1,185 @@
+//! `open` and `Checkpoint`.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use penstock_store::checkpoint;
+use penstock_store::part::View;
+use penstock_store::plan::read::Placement;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::call::{self, Callback};
+use crate::errors;
+use crate::options::NativeOptions;
+use crate::report;
+use crate::tensor::{self, HostBuffer, TensorTarget};
+
+/// Buffers, where each tensor is in them, and the report.
+type Loaded<'py> = (
+    Vec<HostBuffer>,
+    Vec<Option<(usize, u64)>>,
+    Bound<'py, PyDict>,
+);
+
+/// Opens a complete checkpoint; no tensor data is read.
+#[pyfunction]
+pub fn open(py: Python<'_>, path: PathBuf) -> PyResult<Checkpoint> {
+    let opened = py.detach(|| checkpoint::Checkpoint::open(&path));
+    match opened {
+        Ok(inner) => Ok(Checkpoint { inner }),
+        Err(error) => Err(errors::raise(py, &error)),
+    }
+}
+
+/// A complete checkpoint, opened.
+#[pyclass(frozen, module = "penstock._native")]
+pub struct Checkpoint {
+    inner: checkpoint::Checkpoint,
+}
+
+#[pymethods]
+impl Checkpoint {
+    /// The directory.
+    #[getter]
+    fn path(&self) -> String {
+        self.inner.path().display().to_string()
+    }
+
+    /// Identity of the checkpoint.
+    #[getter]
+    fn id(&self) -> &str {
+        &self.inner.manifest().id
+    }
+
+    /// The training step, where one was recorded.
+    #[getter]
+    fn step(&self) -> Option<u64> {
+        self.inner.manifest().step
+    }
+
+    /// Version of the format.
+    #[getter]
+    fn format_version(&self) -> u64 {
+        self.inner.manifest().version
+    }
+
+    /// When it was committed.
+    #[getter]
+    fn created(&self) -> &str {
+        &self.inner.manifest().created
+    }
+
+    /// What wrote it.
+    #[getter]
+    fn writer(&self) -> &str {
+        &self.inner.manifest().writer
+    }
+
+    /// How many ranks wrote it.
+    #[getter]
+    fn world_size(&self) -> u32 {
+        self.inner.manifest().world_size
+    }
+
+    /// The user's metadata as JSON text.
+    #[getter]
+    fn metadata(&self) -> &str {
+        self.inner.manifest().metadata.get()
+    }
+
+    /// Structure and plain leaves as JSON text.
+    #[getter]
+    fn tree(&self) -> &str {
+        self.inner.part().tree.get()
+    }
+
+    /// Bytes of tensor data.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.inner.tensor_bytes()
+    }
+
+    /// Names and sizes of all files, the manifest first.
+    fn files(&self) -> Vec<(&str, u64)> {
+        self.inner.files()
+    }
+
+    /// Every tensor with the bytes that hold it.
+    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let part = self.inner.part();
+        part.tensors
+            .iter()
+            .map(|tensor| {
+                let shape = pyo3::types::PyTuple::new(py, &tensor.shape)?;
+                let file = part.files[tensor.file].name.as_str();
+                let (begin, end) = tensor.range;
+                let row = (
+                    tensor.name.as_str(),
+                    tensor.dtype.as_str(),
+                    shape,
+                    file,
+                    begin,
+                    end,
+                );
+                Ok(row.into_pyobject(py)?.into_any())
+            })
+            .collect()
+    }
+
+    /// Further names of tensors, and views into them.
+    fn aliases<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let row = |alias: &penstock_store::part::Alias| {
+            let view = match &alias.view {
+                None => None,
+                Some(View {
+                    shape,
+                    strides,
+                    offset,
+                }) => Some((
+                    pyo3::types::PyTuple::new(py, shape)?,
+                    pyo3::types::PyTuple::new(py, strides)?,
+                    *offset,
+                )),
+            };
+            Ok((alias.name.as_str(), alias.tensor, view)
+                .into_pyobject(py)?
+                .into_any())
+        };
+        self.inner.part().aliases.iter().map(row).collect()
+    }
+
+    /// Loads tensors by index, or all and every byte of every file with them.
+    #[pyo3(signature = (indices, targets, *, options, progress))]
+    fn load<'py>(
+        &self,
+        py: Python<'py>,
+        indices: Option<Vec<usize>>,
+        targets: Option<HashMap<usize, TensorTarget>>,
+        options: NativeOptions,
+        progress: Callback,
+    ) -> PyResult<Loaded<'py>> {
+        let convert = |(index, memory)| Ok((index, tensor::target(memory)?));
+        let targets: PyResult<HashMap<_, _>> = targets
+            .unwrap_or_default()
+            .into_iter()
+            .map(convert)
+            .collect();
+        let (targets, options) = (targets?, options.convert()?);
+        let loaded = call::run(py, &progress, |progress| {
+            self.inner
+                .load(indices.as_deref(), targets, &options, progress)
+        })?;
+        let place = |placement: &Placement| match *placement {
+            Placement::Segment { segment, offset } => Some((segment, offset)),
+            Placement::Target | Placement::Empty => None,
+        };
+        let places = loaded.placements.iter().map(place).collect();
+        let buffers = loaded.segments.into_iter().map(HostBuffer::new).collect();
+        let report = report::of_load(py, &loaded.report)?;
+        report.set_item("path", self.path())?;
+        report.set_item("step", self.step())?;
+        report.set_item("checkpoint_id", self.id())?;
+        Ok((buffers, places, report))
+    }
+}

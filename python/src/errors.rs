@@ -1,0 +1,141 @@
+//! The one place where errors of the engine become exceptions of `penstock.errors`.
+
+use std::any::Any;
+use std::io;
+use std::path::Path;
+
+use penstock_store::Error;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// `errno` of an error that the system did not number.
+const EIO: i32 = 5;
+const ENOMEM: i32 = 12;
+const EBUSY: i32 = 16;
+const ENOTDIR: i32 = 20;
+const EINVAL: i32 = 22;
+
+/// The exception for an error: message, what can be done, and the facts as attributes.
+pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
+    let message = format!("{error}; {}", error.remedy());
+    exception(py, &message, error).unwrap_or_else(|failure| failure)
+}
+
+/// The exception for a broken invariant. It is our fault, and says so.
+pub(crate) fn internal(py: Python<'_>, panic: &(dyn Any + Send)) -> PyErr {
+    let text = panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("unknown");
+    let message = format!("internal error, please report it: {text}");
+    construct(py, "PenstockError", &message, &PyDict::new(py)).unwrap_or_else(|failure| failure)
+}
+
+fn exception(py: Python<'_>, message: &str, error: &Error) -> PyResult<PyErr> {
+    let fields = PyDict::new(py);
+    let text = |path: &Path| path.display().to_string();
+    let class = match error {
+        Error::NotFound { path } | Error::Replaced { path } => {
+            fields.set_item("path", text(path))?;
+            "CheckpointNotFoundError"
+        }
+        Error::Exists { path } => {
+            fields.set_item("path", text(path))?;
+            "CheckpointExistsError"
+        }
+        Error::Incomplete { path, .. } => {
+            fields.set_item("path", text(path))?;
+            "IncompleteCheckpointError"
+        }
+        Error::Corrupt {
+            path,
+            file,
+            offset,
+            tensor,
+            ..
+        } => {
+            fields.set_item("path", text(path))?;
+            fields.set_item("file", file)?;
+            fields.set_item("offset", offset)?;
+            fields.set_item("tensor", tensor)?;
+            "CorruptCheckpointError"
+        }
+        Error::Version {
+            path,
+            found,
+            supported,
+        } => {
+            fields.set_item("path", text(path))?;
+            fields.set_item("found", found)?;
+            fields.set_item("supported", supported)?;
+            "FormatVersionError"
+        }
+        Error::Unsupported { key, .. } => {
+            fields.set_item("key", key)?;
+            "UnsupportedStateError"
+        }
+        Error::Mismatch { key, .. } => {
+            fields.set_item("key", key)?;
+            "StateMismatchError"
+        }
+        Error::Storage { path, source, .. } => storage(&fields, text(path), errno(source))?,
+        Error::Io(error) => io_error(&fields, error)?,
+        Error::Interrupted => {
+            return Ok(pyo3::exceptions::PyKeyboardInterrupt::new_err(
+                message.to_owned(),
+            ));
+        }
+        _ => "PenstockError",
+    };
+    construct(py, class, message, &fields)
+}
+
+fn io_error(fields: &Bound<'_, PyDict>, error: &penstock_io::Error) -> PyResult<&'static str> {
+    use penstock_io::Error as Io;
+    match error {
+        Io::Storage { path, source, .. } => {
+            storage(fields, path.display().to_string(), errno(source))
+        }
+        Io::DirectUnavailable { path, .. } => storage(fields, path.display().to_string(), EINVAL),
+        Io::EngineUnavailable { engine, source, .. } => {
+            storage(fields, format!("engine {engine}"), errno(source))
+        }
+        Io::Engine { source, .. } => storage(fields, String::new(), errno(source)),
+        Io::OutOfMemory { .. } => storage(fields, String::new(), ENOMEM),
+        _ => storage(fields, String::new(), EIO),
+    }
+}
+
+fn storage(fields: &Bound<'_, PyDict>, path: String, errno: i32) -> PyResult<&'static str> {
+    fields.set_item("path", path)?;
+    fields.set_item("errno", errno)?;
+    Ok("StorageError")
+}
+
+fn errno(source: &io::Error) -> i32 {
+    source.raw_os_error().unwrap_or(match source.kind() {
+        io::ErrorKind::NotADirectory => ENOTDIR,
+        io::ErrorKind::OutOfMemory => ENOMEM,
+        io::ErrorKind::ResourceBusy => EBUSY,
+        io::ErrorKind::InvalidInput => EINVAL,
+        _ => EIO,
+    })
+}
+
+fn construct(
+    py: Python<'_>,
+    class: &str,
+    message: &str,
+    fields: &Bound<'_, PyDict>,
+) -> PyResult<PyErr> {
+    let module = py.import("penstock.errors").map_err(|error| {
+        PyRuntimeError::new_err(format!(
+            "{message} (and penstock.errors is missing: {error})"
+        ))
+    })?;
+    Ok(PyErr::from_value(
+        module.getattr(class)?.call((message,), Some(fields))?,
+    ))
+}

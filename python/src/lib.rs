@@ -1,0 +1,37 @@
+//! The Python boundary: argument conversion, release of the GIL, error mapping. No logic.
+//!
+//! `penstock._native` is private: what users import is the package around it, which documents and
+//! types what passes through here. Memory of Python objects becomes a region in [`tensor`], the
+//! only file here with `unsafe` in it.
+#![allow(
+    clippy::needless_pass_by_value,
+    unreachable_pub,
+    reason = "PyO3 hands arguments over as owned values and wants what it exports to be public"
+)]
+
+mod call;
+mod checkpoint;
+mod errors;
+mod options;
+mod report;
+mod save;
+mod store;
+mod tensor;
+mod verify;
+
+use pyo3::prelude::*;
+
+/// The Rust engine as Python sees it.
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use crate::checkpoint::{Checkpoint, open};
+    #[pymodule_export]
+    use crate::save::save;
+    #[pymodule_export]
+    use crate::store::Store;
+    #[pymodule_export]
+    use crate::tensor::HostBuffer;
+    #[pymodule_export]
+    use crate::verify::verify;
+}

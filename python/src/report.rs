@@ -1,0 +1,73 @@
+//! Reports as dictionaries; `penstock.reports` gives them types.
+
+use penstock_store::report::{LoadReport, SaveReport, Transport, VerifyReport};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+pub(crate) fn of_save<'py>(py: Python<'py>, report: &SaveReport) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("path", report.path.display().to_string())?;
+    dict.set_item("step", report.step)?;
+    dict.set_item("checkpoint_id", &report.id)?;
+    dict.set_item("bytes", report.bytes)?;
+    dict.set_item("tensor_bytes", report.tensor_bytes)?;
+    dict.set_item("tensors", report.tensors)?;
+    dict.set_item("files", report.files)?;
+    dict.set_item("seconds", report.seconds)?;
+    let phases = PyDict::new(py);
+    for (phase, seconds) in &report.phases {
+        phases.set_item(phase, seconds)?;
+    }
+    dict.set_item("phases", phases)?;
+    set_transport(&dict, &report.transport)?;
+    Ok(dict)
+}
+
+pub(crate) fn of_load<'py>(py: Python<'py>, report: &LoadReport) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("bytes", report.bytes)?;
+    dict.set_item("bytes_read", report.bytes_read)?;
+    dict.set_item("bounced_bytes", report.bounced_bytes)?;
+    dict.set_item("tensors", report.tensors)?;
+    dict.set_item("files", report.files)?;
+    dict.set_item("seconds", report.seconds)?;
+    let phases = PyDict::new(py);
+    phases.set_item("read", report.seconds)?;
+    dict.set_item("phases", phases)?;
+    dict.set_item("verified", report.verified)?;
+    set_transport(&dict, &report.transport)?;
+    Ok(dict)
+}
+
+pub(crate) fn of_verify<'py>(
+    py: Python<'py>,
+    report: &VerifyReport,
+) -> PyResult<Bound<'py, PyDict>> {
+    let problems = PyList::empty(py);
+    for problem in &report.problems {
+        let entry = PyDict::new(py);
+        entry.set_item("file", &problem.file)?;
+        entry.set_item("offset", problem.offset)?;
+        entry.set_item("tensor", &problem.tensor)?;
+        entry.set_item("message", &problem.detail)?;
+        problems.append(entry)?;
+    }
+    let dict = PyDict::new(py);
+    dict.set_item("ok", report.problems.is_empty())?;
+    dict.set_item("problems", problems)?;
+    dict.set_item("bytes_checked", report.bytes_checked)?;
+    dict.set_item("files", report.files)?;
+    dict.set_item("tensors", report.tensors)?;
+    dict.set_item("seconds", report.seconds)?;
+    Ok(dict)
+}
+
+fn set_transport(dict: &Bound<'_, PyDict>, transport: &Transport) -> PyResult<()> {
+    dict.set_item("engine", &transport.engine)?;
+    dict.set_item("direct_io", transport.direct_io)?;
+    dict.set_item("fallbacks", &transport.fallbacks)?;
+    dict.set_item("io_threads", transport.io_threads)?;
+    dict.set_item("queue_depth", transport.queue_depth)?;
+    dict.set_item("extent_bytes", transport.extent_bytes)?;
+    dict.set_item("staging_peak_bytes", transport.staging_peak_bytes)
+}

@@ -1,0 +1,134 @@
+//! Memory that Python owns, and memory that it is given. The only `unsafe` of the boundary.
+//!
+//! A tensor to save arrives as an address with a shape and strides, a tensor to fill as an address
+//! with a length; both come with the object that keeps the memory alive. The package computes them
+//! from live `torch` and NumPy objects, and holds on to those for the length of the call.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+
+use penstock_io::buffer::{HostRegion, HostRegionMut, Memory};
+use penstock_store::plan::write::TensorSpec;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::{PyErr, ffi};
+
+/// `(name, dtype, shape, address, strides in bytes or None, bytes an item, owner)`.
+pub(crate) type TensorSource = (
+    String,
+    String,
+    Vec<u64>,
+    usize,
+    Option<Vec<isize>>,
+    usize,
+    Py<PyAny>,
+);
+
+/// `(address, bytes, owner)` of C-contiguous memory to fill.
+pub(crate) type TensorTarget = (usize, usize, Py<PyAny>);
+
+/// Splits a source into its description and its bytes.
+pub(crate) fn source(source: TensorSource) -> PyResult<(TensorSpec, HostRegion)> {
+    let (name, dtype, shape, address, strides, item_bytes, owner) = source;
+    let sizes: Vec<usize> = shape.iter().map(|&dim| dim as usize).collect();
+    let owner = Box::new(owner);
+    let items = sizes
+        .iter()
+        .try_fold(1usize, |items, &dim| items.checked_mul(dim));
+    let bytes = items.and_then(|items| items.checked_mul(item_bytes));
+    let Some(bytes) = bytes.filter(|&bytes| isize::try_from(bytes).is_ok()) else {
+        return Err(PyValueError::new_err(format!(
+            "{name}: the shape {shape:?} is too large"
+        )));
+    };
+    if bytes > 0 && address == 0 {
+        return Err(PyValueError::new_err(format!(
+            "{name}: {bytes} bytes at a null address"
+        )));
+    }
+    let region = match &strides {
+        // SAFETY: the package passes the data pointer of a live, contiguous tensor or array of
+        // this shape and item size, with the object itself as the owner.
+        None => unsafe { HostRegion::contiguous(address, bytes, owner) },
+        Some(strides) if strides.len() != sizes.len() => {
+            return Err(PyValueError::new_err(format!(
+                "{name}: one stride a dimension is needed"
+            )));
+        }
+        // SAFETY: as above, with the strides of the same object: every item they reach is its own.
+        Some(strides) => unsafe { HostRegion::new(address, item_bytes, &sizes, strides, owner) },
+    };
+    Ok((
+        TensorSpec {
+            name,
+            dtype,
+            shape,
+            item_bytes,
+        },
+        region,
+    ))
+}
+
+/// The memory of a target.
+pub(crate) fn target(target: TensorTarget) -> PyResult<HostRegionMut> {
+    let (address, bytes, owner) = target;
+    if bytes > 0 && address == 0 {
+        return Err(PyValueError::new_err(format!(
+            "{bytes} bytes to fill at a null address"
+        )));
+    }
+    // SAFETY: the package passes the data pointer and size of a live, contiguous, writable tensor
+    // or array, with the object as the owner, and no two targets that share memory. Other threads
+    // that use the tensor while it is filled race in their own data, as with any in-place load.
+    Ok(unsafe { HostRegionMut::new(address, bytes, Box::new(owner)) })
+}
+
+/// Page-aligned memory that loaded tensors live in; freed with the last of them.
+#[pyclass(frozen, module = "penstock._native")]
+pub struct HostBuffer {
+    memory: Memory,
+}
+
+impl HostBuffer {
+    pub(crate) fn new(memory: Memory) -> HostBuffer {
+        HostBuffer { memory }
+    }
+}
+
+#[pymethods]
+impl HostBuffer {
+    /// Size in bytes.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.memory.len()
+    }
+
+    fn __len__(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Gives out the memory, writable, as bytes.
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        const WRITABLE: c_int = 0;
+        let (address, bytes) = {
+            let buffer = slf.get();
+            (buffer.memory.address(), buffer.memory.len())
+        };
+        let pointer = std::ptr::with_exposed_provenance_mut(address);
+        let py = slf.py();
+        // SAFETY: `view` comes from the interpreter. The memory lives as long as this object, which
+        // the view takes a reference to; Rust makes no reference into it any more.
+        let filled = unsafe {
+            ffi::PyBuffer_FillInfo(view, slf.as_ptr(), pointer, bytes as isize, WRITABLE, flags)
+        };
+        if filled == 0 {
+            Ok(())
+        } else {
+            Err(PyErr::fetch(py))
+        }
+    }
+}
