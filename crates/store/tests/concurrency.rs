@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Barrier;
@@ -10,8 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use common::{Sample, load, names};
+use penstock_store::checkpoint::Checkpoint;
 use penstock_store::options::Options;
-use penstock_store::{Error, Result};
+use penstock_store::{Error, Progress, Result};
 
 /// The variables that tell a child where to save what.
 const PATH: &str = "PENSTOCK_TEST_SAVE_PATH";
@@ -154,4 +156,20 @@ fn a_reader_sees_the_old_or_the_new_and_never_a_mix() {
         }
     });
     samples[0].assert_at(&path);
+}
+
+/// What was opened is gone, which is no damage and says so.
+#[test]
+fn a_checkpoint_replaced_after_it_was_opened_says_so() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("ckpt");
+    Sample::seeded(1).save(&path, &Options::default()).unwrap();
+    let opened = Checkpoint::open(&path).unwrap();
+    Sample::seeded(2).save_step(&path, None, true).unwrap();
+    let options = Options::default();
+    let error = opened
+        .load(None, HashMap::new(), &options, &Progress::default())
+        .unwrap_err();
+    assert!(matches!(error, Error::Replaced { .. }), "{error}");
+    Sample::seeded(2).assert_at(&path);
 }

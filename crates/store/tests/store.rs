@@ -5,6 +5,7 @@ mod common;
 
 use std::collections::HashMap;
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -258,9 +259,9 @@ fn sweep_removes_orphans_and_only_them() {
     );
 }
 
-/// The save stops in the middle, the sweep runs, the save goes on.
+/// The save stops in the middle, others try to remove its files, the save goes on.
 #[test]
-fn sweep_leaves_a_live_attempt_alone() {
+fn a_live_attempt_is_left_alone() {
     let root = tempfile::tempdir().unwrap();
     let store = Store::new(root.path());
     let sample = Sample::seeded(1);
@@ -278,6 +279,12 @@ fn sweep_leaves_a_live_attempt_alone() {
         let saving = scope.spawn(|| sample.save(&path, &options));
         at_write.recv().unwrap();
         assert!(store.sweep().unwrap().is_empty());
+        assert_eq!(store.retain(Some(1), None).unwrap(), [0; 0]);
+        let error = store.delete(1).unwrap_err();
+        let Error::Storage { source, .. } = &error else {
+            panic!("{error}")
+        };
+        assert_eq!(source.kind(), io::ErrorKind::ResourceBusy);
         resume.send(()).unwrap();
         saving.join().unwrap().unwrap();
     });
