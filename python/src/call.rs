@@ -29,12 +29,16 @@ pub(crate) fn run<T: Send>(
     let finished = Condvar::new();
     let mut raised = None;
     let outcome = thread::scope(|scope| {
-        scope.spawn(|| {
+        let spawned = thread::Builder::new().spawn_scoped(scope, || {
             let outcome =
                 std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&progress)));
             *result.lock().expect("nothing panics with the lock") = Some(outcome);
             finished.notify_one();
         });
+        if let Err(source) = spawned {
+            let operation = "start a thread";
+            return Ok(Err(penstock_io::Error::Engine { operation, source }.into()));
+        }
         loop {
             let outcome = py.detach(|| {
                 let guard = result.lock().expect("nothing panics with the lock");
@@ -43,21 +47,26 @@ pub(crate) fn run<T: Send>(
                     .expect("nothing panics with the lock");
                 guard.take()
             });
+            if let Some(outcome) = outcome {
+                // What is done is done, whatever the callback thinks of it by now.
+                let _ = show(py, callback, &progress);
+                return outcome;
+            }
             if raised.is_none()
                 && let Err(error) = take_turn(py, callback, &progress)
             {
                 progress.cancel();
                 raised = Some(error);
             }
-            if let Some(outcome) = outcome {
-                return outcome;
-            }
         }
     });
     match (outcome, raised) {
-        // What is done is done, and told so: a save that was committed returns its report even if
-        // the signal came with the last byte.
         (Ok(Ok(value)), None) => Ok(value),
+        (Ok(Ok(_)), Some(raised)) => {
+            let note = "the call had finished by then: what it saved is complete";
+            raised.value(py).call_method1("add_note", (note,))?;
+            Err(raised)
+        }
         (_, Some(raised)) => Err(raised),
         (Ok(Err(error)), None) => Err(errors::raise(py, &error)),
         (Err(panic), None) => Err(errors::internal(py, panic.as_ref())),
@@ -66,6 +75,10 @@ pub(crate) fn run<T: Send>(
 
 fn take_turn(py: Python<'_>, callback: &Callback, progress: &Progress) -> PyResult<()> {
     py.check_signals()?;
+    show(py, callback, progress)
+}
+
+fn show(py: Python<'_>, callback: &Callback, progress: &Progress) -> PyResult<()> {
     if let Some(callback) = callback {
         callback.call1(py, progress.bytes())?;
     }

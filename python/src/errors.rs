@@ -18,7 +18,7 @@ const EINVAL: i32 = 22;
 
 /// The exception for an error: message, what can be done, and the facts as attributes.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
-    let message = format!("{error}; {}", error.remedy());
+    let message = format!("{}; {}", error.full_message(), error.remedy());
     exception(py, &message, error).unwrap_or_else(|failure| failure)
 }
 

@@ -49,6 +49,7 @@ impl Store {
                     Ok(StepState::Complete(_)) => (step, "complete", None),
                     Ok(StepState::Incomplete) => (step, "incomplete", None),
                     Ok(StepState::Damaged(error)) => (step, "damaged", Some(error.to_string())),
+                    Ok(StepState::Newer(error)) => (step, "newer", Some(error.to_string())),
                     // Removed since the directory was listed.
                     Err(Error::NotFound { .. }) => continue,
                     Err(error) => return Err(error),
@@ -73,14 +74,15 @@ impl Store {
     }
 
     /// Deletes what retention does not keep; returns the steps.
-    #[pyo3(signature = (keep_last, keep_every))]
+    #[pyo3(signature = (keep_last, keep_every, saved))]
     fn retain(
         &self,
         py: Python<'_>,
         keep_last: Option<u64>,
         keep_every: Option<u64>,
+        saved: Option<u64>,
     ) -> PyResult<Vec<u64>> {
-        without_gil(py, || self.inner.retain(keep_last, keep_every))
+        without_gil(py, || self.inner.retain(keep_last, keep_every, saved))
     }
 
     /// Remembers that a checkpoint was read back whole and found right.

@@ -28,6 +28,20 @@ const STATX_DIO_READ_ALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2_0000);
 /// `TMPFS_MAGIC`.
 const TMPFS_MAGIC: u32 = 0x0102_1994;
 
+/// File systems of one host: ext2 to ext4, XFS, Btrfs, F2FS, tmpfs, ramfs, overlayfs, ZFS, bcachefs.
+/// From `linux/magic.h` and the projects' own headers.
+const LOCAL_MAGICS: [u32; 9] = [
+    0xef53,
+    0x5846_5342,
+    0x9123_683e,
+    0xf2f5_2010,
+    TMPFS_MAGIC,
+    0x8584_58f6,
+    0x794c_7630,
+    0x2fc1_2fc1,
+    0xca45_1a4e,
+];
+
 /// Whether to go past the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Direct {
@@ -278,6 +292,22 @@ impl File {
             }),
         }
     }
+}
+
+/// Renames a file unless there is one by the new name; for file systems without hard links.
+///
+/// # Errors
+/// As `renameat2` with `RENAME_NOREPLACE`: `EEXIST`, and `EINVAL` where the file system cannot.
+pub fn rename_no_replace(from: &Path, to: &Path) -> io::Result<()> {
+    let flags = rustix::fs::RenameFlags::NOREPLACE;
+    rustix::fs::renameat_with(rustix::fs::CWD, from, rustix::fs::CWD, to, flags)?;
+    Ok(())
+}
+
+/// Whether a lock (`flock`) on this directory excludes everybody who could take one. Network and
+/// user-space file systems let one succeed on each host, or have none.
+pub fn locks_directories(directory: impl AsFd) -> bool {
+    rustix::fs::fstatfs(directory).is_ok_and(|fs| LOCAL_MAGICS.contains(&(fs.f_type as u32)))
 }
 
 impl AsFd for File {

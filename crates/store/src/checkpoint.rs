@@ -22,6 +22,12 @@ use crate::plan::read::{FileFacts, Placement, ReadPlan, Request, plan};
 use crate::progress::Progress;
 use crate::report::{LoadReport, Transport};
 
+/// A manifest names parts and holds the user's metadata: megabytes at most.
+const MANIFEST_BYTES_MAX: u64 = 64 << 20;
+
+/// How often a checkpoint may be replaced while it is opened.
+const REPLACED_MAX: usize = 16;
+
 /// A complete checkpoint, its manifest and part read and checked.
 #[derive(Debug)]
 pub struct Checkpoint {
@@ -49,7 +55,7 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::NotFound`], [`Error::Incomplete`], [`Error::Corrupt`], [`Error::Version`].
     pub fn open(path: &Path) -> Result<Checkpoint> {
-        loop {
+        for _ in 0..REPLACED_MAX {
             let (manifest, manifest_bytes) = read_manifest(path)?;
             let id = manifest.id.clone();
             match Checkpoint::open_parts(path, manifest, manifest_bytes) {
@@ -58,10 +64,12 @@ impl Checkpoint {
                 result => return result,
             }
         }
+        let path = path.to_owned();
+        Err(Error::Replaced { path })
     }
 
     fn open_parts(path: &Path, manifest: Manifest, manifest_bytes: u64) -> Result<Checkpoint> {
-        let part = read_part(path, &manifest, only_part(&manifest)?)?;
+        let part = read_part(path, &manifest, only_part(path, &manifest)?)?;
         for file in &part.files {
             check_size(path, file)?;
         }
@@ -293,10 +301,18 @@ impl Checkpoint {
     }
 }
 
-/// Whether an error about files of the checkpoint `id` only says that another one is in its place.
+/// Whether an error about files of the checkpoint `id` only says that it is gone, or that another
+/// one is in its place.
 pub(crate) fn is_replaced(path: &Path, id: &str, error: &Error) -> bool {
-    let is_about_files = matches!(error, Error::Corrupt { .. } | Error::Storage { .. });
-    is_about_files && read_manifest(path).is_ok_and(|(manifest, _)| manifest.id != id)
+    let is_about_files = matches!(
+        error,
+        Error::Corrupt { .. } | Error::Storage { .. } | Error::Io(_)
+    );
+    is_about_files
+        && match read_manifest(path) {
+            Ok((manifest, _)) => manifest.id != id,
+            Err(error) => matches!(error, Error::NotFound { .. } | Error::Incomplete { .. }),
+        }
 }
 
 /// The first tensor that a damaged chunk holds bytes of.
@@ -338,8 +354,13 @@ pub(crate) fn read_manifest(path: &Path) -> Result<(Manifest, u64)> {
     let file = path.join(MANIFEST);
     let failed = |source| no_manifest(path, &file, source);
     // A FIFO would keep the reader waiting, a device would never end.
-    if !fs::metadata(&file).map_err(failed)?.is_file() {
+    let metadata = fs::metadata(&file).map_err(failed)?;
+    if !metadata.is_file() {
         return Err(Error::corrupt(path, MANIFEST, "it is not a regular file"));
+    }
+    if metadata.len() > MANIFEST_BYTES_MAX {
+        let detail = format!("{} bytes are too many for a manifest", metadata.len());
+        return Err(Error::corrupt(path, MANIFEST, detail));
     }
     let text = fs::read(&file).map_err(failed)?;
     Ok((Manifest::parse(&text, path)?, text.len() as u64))
@@ -372,15 +393,12 @@ fn no_manifest(path: &Path, file: &Path, source: io::Error) -> Error {
 }
 
 /// The part of a checkpoint that one rank wrote; those of several come with sharded tensors.
-pub(crate) fn only_part(manifest: &Manifest) -> Result<&PartEntry> {
+pub(crate) fn only_part<'a>(path: &Path, manifest: &'a Manifest) -> Result<&'a PartEntry> {
     match manifest.parts.as_slice() {
         [part] => Ok(part),
-        parts => Err(Error::Unsupported {
-            key: "world_size".to_owned(),
-            detail: format!(
-                "{} ranks wrote the checkpoint, this build reads one",
-                parts.len()
-            ),
+        _ => Err(Error::Ranks {
+            path: path.to_owned(),
+            world_size: manifest.world_size,
         }),
     }
 }

@@ -16,11 +16,12 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use penstock_io::file::{Direct, File};
+use penstock_io::file::{Direct, File, rename_no_replace};
 
 use crate::error::{Error, Result};
 use crate::lease::Lease;
 use crate::name::{self, MANIFEST};
+use crate::progress::Progress;
 
 /// A save under way. Dropped before it is published, it removes the files it made.
 #[derive(Debug)]
@@ -36,11 +37,10 @@ pub(crate) struct Attempt {
 
 impl Attempt {
     /// Creates the directory where needed and takes the lease.
-    pub(crate) fn begin(path: &Path, overwrite: bool) -> Result<Attempt> {
-        let (lease, made_directory) = take_lease(path)?;
+    pub(crate) fn begin(path: &Path, overwrite: bool, progress: &Progress) -> Result<Attempt> {
+        let (lease, made_directory) = take_lease(path, progress)?;
         if !made_directory {
-            // An earlier attempt may have made the directory and died before it was synced.
-            sync_directory(parent_of(path))?;
+            sync_parent(path)?;
         }
         let id = name::draw_attempt();
         let (path, made) = (path.to_owned(), Vec::new());
@@ -67,27 +67,33 @@ impl Attempt {
     /// Creates a data file of this attempt.
     pub(crate) fn create(&mut self, name: &str, direct: Direct) -> Result<Arc<File>> {
         let path = self.path.join(name);
-        self.made.push(path.clone());
-        Ok(Arc::new(File::create(&path, direct)?))
+        let file = File::create(&path, direct)?;
+        self.made.push(path);
+        Ok(Arc::new(file))
     }
 
     /// Writes the part and makes it and all data files reachable after a crash.
     pub(crate) fn write_part(&mut self, rank: u32, text: &[u8]) -> Result<()> {
         let temporary = self.write_synced(&name::temporary_part(rank, &self.id), text)?;
         let part = self.path.join(name::part(rank, &self.id));
-        self.made.push(part.clone());
         fs::rename(&temporary, &part).map_err(Error::storage("rename to", &part))?;
+        self.made.retain(|path| *path != temporary);
+        self.made.push(part);
         self.sync_directory()
     }
 
     /// Publishes the manifest: from here on the checkpoint is complete, whatever happens.
     pub(crate) fn publish(&mut self, text: &[u8], overwrite: bool) -> Result<()> {
         let temporary = self.write_synced(&name::temporary_manifest(&self.id), text)?;
+        self.check_made()?;
         let manifest = self.path.join(MANIFEST);
-        if overwrite {
-            fs::rename(&temporary, &manifest).map_err(Error::storage("rename to", &manifest))?;
+        let moved = if overwrite {
+            fs::rename(&temporary, &manifest)
         } else {
-            self.link(&temporary, &manifest)?;
+            link(&temporary, &manifest)
+        };
+        if let Err(source) = moved {
+            self.settle(&manifest, text, source)?;
         }
         self.published = Some(text.to_owned());
         self.sync_directory()?;
@@ -96,24 +102,31 @@ impl Attempt {
         Ok(())
     }
 
-    fn link(&self, temporary: &Path, manifest: &Path) -> Result<()> {
-        let Err(source) = fs::hard_link(temporary, manifest) else {
-            return Ok(());
-        };
-        // A network file system may report failure for a link that it made: the count tells.
-        if link_count(temporary) == Some(2) {
-            return Ok(());
-        }
-        if source.kind() == io::ErrorKind::AlreadyExists {
-            return Err(Error::Exists {
-                path: self.path.clone(),
-            });
-        }
-        Err(Error::Storage {
-            operation: "link to",
-            path: manifest.to_owned(),
-            source,
+    /// Somebody who does not see our lease may have removed a file: what is incomplete is not
+    /// published.
+    fn check_made(&self) -> Result<()> {
+        let mut made = self.made.iter();
+        made.try_for_each(|path| match fs::metadata(path) {
+            Ok(_) => Ok(()),
+            Err(source) => Err(Error::storage("publish", path)(source)),
         })
+    }
+
+    /// Decides what a failed publication was. A network file system may report failure for one that
+    /// it carried out: what the manifest says now tells. Where even that is open, the files stay,
+    /// since a manifest may refer to them; a sweep decides later.
+    fn settle(&mut self, manifest: &Path, text: &[u8], source: io::Error) -> Result<()> {
+        match fs::read(manifest) {
+            Ok(found) if found == text => return Ok(()),
+            Ok(_) if source.kind() == io::ErrorKind::AlreadyExists => {
+                let path = self.path.clone();
+                return Err(Error::Exists { path });
+            }
+            Ok(_) => {}
+            Err(_) if is_definite(&source) => {}
+            Err(_) => self.made.clear(),
+        }
+        Err(Error::storage("publish", manifest)(source))
     }
 
     /// Removes files of other attempts that the published manifest does not refer to, unless one
@@ -134,8 +147,8 @@ impl Attempt {
 
     fn write_synced(&mut self, name: &str, text: &[u8]) -> Result<PathBuf> {
         let path = self.path.join(name);
-        self.made.push(path.clone());
         let mut file = fs::File::create_new(&path).map_err(Error::storage("create", &path))?;
+        self.made.push(path.clone());
         file.write_all(text)
             .map_err(Error::storage("write", &path))?;
         file.sync_all().map_err(Error::storage("sync", &path))?;
@@ -165,21 +178,51 @@ impl Drop for Attempt {
     }
 }
 
-fn link_count(path: &Path) -> Option<u64> {
-    use std::os::unix::fs::MetadataExt;
-    fs::metadata(path).ok().map(|metadata| metadata.nlink())
+/// Gives the manifest its name unless it is taken: by a link, which every POSIX file system with
+/// hard links makes in one step, or by a rename that does not replace.
+fn link(temporary: &Path, manifest: &Path) -> io::Result<()> {
+    match fs::hard_link(temporary, manifest) {
+        Err(error) if has_no_links(&error) => rename_no_replace(temporary, manifest),
+        result => result,
+    }
+}
+
+/// What file systems without hard links answer (FAT, some in user space): EPERM, ENOSYS,
+/// EOPNOTSUPP.
+fn has_no_links(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported
+    )
+}
+
+/// Whether the system refused, as opposed to lost track of what it did.
+fn is_definite(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound
+            | io::ErrorKind::AlreadyExists
+            | io::ErrorKind::PermissionDenied
+            | io::ErrorKind::ReadOnlyFilesystem
+            | io::ErrorKind::StorageFull
+            | io::ErrorKind::QuotaExceeded
+            | io::ErrorKind::TooManyLinks
+            | io::ErrorKind::Unsupported
+            | io::ErrorKind::InvalidInput
+    )
 }
 
 /// Creates the directory where needed and takes the lease; tells whether the directory is new.
 ///
 /// A sweep may find the new directory before the lease is on it, and remove it: then it is made
 /// again.
-fn take_lease(path: &Path) -> Result<(Lease, bool)> {
+fn take_lease(path: &Path, progress: &Progress) -> Result<(Lease, bool)> {
     loop {
         let is_new = make_directory(path)?;
-        if let Some(lease) = Lease::share(path)? {
+        if let Some(lease) = Lease::share(path, progress)? {
             return Ok((lease, is_new));
         }
+        progress.check()?;
     }
 }
 
@@ -229,6 +272,17 @@ fn parent_of(path: &Path) -> &Path {
     }
 }
 
+/// Syncs a directory that was there into its parent: an earlier attempt may have made it and died
+/// before it did. A parent that may be searched but not read is somebody else's, as is the entry.
+fn sync_parent(path: &Path) -> Result<()> {
+    match sync_directory(parent_of(path)) {
+        Err(Error::Storage { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
+            Ok(())
+        }
+        result => result,
+    }
+}
+
 fn open_directory(path: &Path) -> Result<fs::File> {
     fs::File::open(path).map_err(Error::storage("open", path))
 }
@@ -239,7 +293,8 @@ pub(crate) fn sync_directory(path: &Path) -> Result<()> {
         .map_err(Error::storage("sync", path))
 }
 
-/// Removes the attempt files of a directory that `select` picks and returns their bytes.
+/// Removes the attempt files of a directory that `select` picks and returns their bytes. Files
+/// that somebody else removes at the same time are as good as removed.
 pub(crate) fn remove_attempt_files(path: &Path, select: impl Fn(&str) -> bool) -> Result<u64> {
     let mut removed_bytes = 0;
     for entry in fs::read_dir(path).map_err(Error::storage("list", path))? {
@@ -248,17 +303,21 @@ pub(crate) fn remove_attempt_files(path: &Path, select: impl Fn(&str) -> bool) -
         let Some(name) = file_name.to_str() else {
             continue;
         };
-        if !name::is_attempt_file(name) || !select(name) {
-            continue;
+        if name::is_attempt_file(name) && select(name) {
+            removed_bytes += remove_file(&entry.path())?;
         }
-        let file = entry.path();
-        removed_bytes += entry
-            .metadata()
-            .map_err(Error::storage("stat", &file))?
-            .len();
-        fs::remove_file(&file).map_err(Error::storage("remove", &file))?;
     }
     Ok(removed_bytes)
+}
+
+/// Removes a file, if it is there, and returns its bytes.
+pub(crate) fn remove_file(path: &Path) -> Result<u64> {
+    let removed = fs::symlink_metadata(path)
+        .and_then(|metadata| fs::remove_file(path).map(|()| metadata.len()));
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        result => result.map_err(Error::storage("remove", path)),
+    }
 }
 
 #[cfg(test)]
@@ -279,7 +338,7 @@ mod tests {
     fn a_failed_attempt_leaves_nothing() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("a/b/ckpt");
-        let mut attempt = Attempt::begin(&path, false).unwrap();
+        let mut attempt = Attempt::begin(&path, false, &Progress::default()).unwrap();
         attempt
             .create(&name::shard(0, 0, attempt.id()), Direct::Auto)
             .unwrap();
@@ -293,8 +352,8 @@ mod tests {
     fn the_first_of_two_attempts_wins() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("ckpt");
-        let mut first = Attempt::begin(&path, false).unwrap();
-        let mut second = Attempt::begin(&path, false).unwrap();
+        let mut first = Attempt::begin(&path, false, &Progress::default()).unwrap();
+        let mut second = Attempt::begin(&path, false, &Progress::default()).unwrap();
         first.publish(b"first", false).unwrap();
         assert!(matches!(
             second.publish(b"second", false),
@@ -304,7 +363,7 @@ mod tests {
         assert_eq!(fs::read(path.join(MANIFEST)).unwrap(), b"first");
         assert_eq!(names(&path), [MANIFEST]);
         assert!(matches!(
-            Attempt::begin(&path, false),
+            Attempt::begin(&path, false, &Progress::default()),
             Err(Error::Exists { .. })
         ));
     }
@@ -313,14 +372,14 @@ mod tests {
     fn replaced_files_go_only_when_nobody_else_is_at_work() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("ckpt");
-        let mut old = Attempt::begin(&path, false).unwrap();
+        let mut old = Attempt::begin(&path, false, &Progress::default()).unwrap();
         old.write_part(0, b"{}").unwrap();
         old.publish(b"old", false).unwrap();
         drop(old);
         fs::write(path.join("notes.txt"), b"mine").unwrap();
 
-        let live = Attempt::begin(&path, true).unwrap();
-        let mut new = Attempt::begin(&path, true).unwrap();
+        let live = Attempt::begin(&path, true, &Progress::default()).unwrap();
+        let mut new = Attempt::begin(&path, true, &Progress::default()).unwrap();
         new.publish(b"new", true).unwrap();
         assert_eq!(new.remove_replaced(&HashSet::new()).unwrap(), 0);
         assert!(matches!(
@@ -328,7 +387,7 @@ mod tests {
             Exclusive::Live
         ));
         drop(live);
-        let mut newer = Attempt::begin(&path, true).unwrap();
+        let mut newer = Attempt::begin(&path, true, &Progress::default()).unwrap();
         newer.publish(b"newer", true).unwrap();
         assert_eq!(newer.remove_replaced(&HashSet::new()).unwrap(), 2);
         assert_eq!(names(&path), [MANIFEST, "notes.txt"]);
@@ -341,7 +400,7 @@ mod tests {
         let file = root.path().join("file");
         fs::write(&file, b"precious").unwrap();
         for path in [file.clone(), file.join("below")] {
-            let error = Attempt::begin(&path, false).unwrap_err();
+            let error = Attempt::begin(&path, false, &Progress::default()).unwrap_err();
             let Error::Storage { source, .. } = error else {
                 panic!("{error}")
             };

@@ -60,6 +60,14 @@ pub enum Error {
         /// The newest version this build reads.
         supported: u64,
     },
+    /// Several ranks wrote the checkpoint, and this version reads those of one.
+    #[error("{path} was written by {world_size} ranks, this build reads checkpoints of one")]
+    Ranks {
+        /// The checkpoint directory.
+        path: PathBuf,
+        /// How many ranks wrote it.
+        world_size: u32,
+    },
     /// Something in the state has no place in the format.
     #[error("{key}: {detail}")]
     Unsupported {
@@ -77,7 +85,7 @@ pub enum Error {
         detail: String,
     },
     /// The operating system refused or failed.
-    #[error("{operation} {path}: {source}")]
+    #[error("cannot {operation} {path}")]
     Storage {
         /// What was being done.
         operation: &'static str,
@@ -139,6 +147,17 @@ impl Error {
         }
     }
 
+    /// The message with that of every cause behind it.
+    pub fn full_message(&self) -> String {
+        let mut message = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            message.push_str(&format!(": {error}"));
+            cause = error.source();
+        }
+        message
+    }
+
     /// What the user can do about it, as a clause that follows the message.
     pub fn remedy(&self) -> &'static str {
         match self {
@@ -152,7 +171,7 @@ impl Error {
                 "load another checkpoint, or restore the file from a copy; \
                  `penstock verify` lists all damage"
             }
-            Error::Version { .. } => "upgrade penstock to read it",
+            Error::Version { .. } | Error::Ranks { .. } => "upgrade penstock to read it",
             Error::Unsupported { .. } => "convert the value or leave it out of the state",
             Error::Mismatch { .. } => "compare with `penstock inspect`",
             Error::Storage { source, .. } => storage_remedy(source),
@@ -169,6 +188,13 @@ impl Error {
     }
 }
 
+/// EMFILE and ENFILE have no kind of their own.
+fn is_out_of_files(source: &io::Error) -> bool {
+    const ENFILE: i32 = 23;
+    const EMFILE: i32 = 24;
+    matches!(source.raw_os_error(), Some(ENFILE | EMFILE))
+}
+
 fn storage_remedy(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -178,6 +204,9 @@ fn storage_remedy(source: &io::Error) -> &'static str {
         io::ErrorKind::ReadOnlyFilesystem => "the file system is mounted read-only; save elsewhere",
         io::ErrorKind::ResourceBusy => "a save is under way there; try again when it is done",
         io::ErrorKind::NotADirectory => "a checkpoint is a directory; this path has a file in it",
-        _ => "nothing was committed; retry, or check the device and the kernel log",
+        _ if is_out_of_files(source) => {
+            "raise the limit of open files (ulimit -n), or shard_bytes for fewer of them"
+        }
+        _ => "try again, or check the device and the kernel log",
     }
 }

@@ -1,15 +1,25 @@
 //! The lease: how a live save is told from a dead one without a clock.
 //!
 //! A save holds a shared lock (`flock`) on its checkpoint directory, whoever removes files there an
-//! exclusive one. The kernel drops the lock when the process dies. It belongs to the open file, which
-//! a forked child inherits, so it is given back explicitly and not left to the last close.
+//! exclusive one. The kernel drops the lock when the process dies. It belongs to the open file,
+//! which a forked child inherits, so it is given back explicitly and not left to the last close.
+//!
+//! Only local file systems are trusted with it. Elsewhere `flock` on a directory may succeed on
+//! every host at once.
 
 use std::fs::{self, TryLockError};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::Duration;
+
+use penstock_io::file::locks_directories;
 
 use crate::error::{Error, Result};
+use crate::progress::Progress;
+
+/// Between two looks at a directory that somebody is removing files from.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// A lock on a directory, held until dropped.
 #[derive(Debug)]
@@ -24,39 +34,47 @@ pub(crate) enum Exclusive {
     Taken(Lease),
     /// A save is under way in it.
     Live,
-    /// It is gone, or the file system has no locks to tell by.
-    Unknown,
+    /// There is none, or it is another one by now.
+    Gone,
+    /// The file system has no locks that everybody sees: nobody can tell.
+    NoLocks,
 }
 
 impl Lease {
     /// Shares the directory with other saves; `None` if it is gone. Waits for a removal at work in
-    /// it, which is over in a moment. A file system without locks does not stop a save: it leaves
-    /// sweeping to an operator.
-    pub(crate) fn share(path: &Path) -> Result<Option<Lease>> {
+    /// it. A file system without locks does not stop a save: it leaves sweeping to an operator.
+    pub(crate) fn share(path: &Path, progress: &Progress) -> Result<Option<Lease>> {
         let Some(directory) = open(path)? else {
             return Ok(None);
         };
-        let is_interrupted = |error: io::Error| error.kind() == io::ErrorKind::Interrupted;
-        while directory.lock_shared().is_err_and(is_interrupted) {}
+        // Not a lock that waits in the kernel: that one would not notice that the caller gave up.
+        while let Err(TryLockError::WouldBlock) = directory.try_lock_shared() {
+            progress.check()?;
+            std::thread::sleep(RETRY_PAUSE);
+        }
         Ok(is_at(&directory, path).then_some(Lease { directory }))
     }
 
     /// Asks for the directory alone, without waiting.
     pub(crate) fn try_exclusive(path: &Path) -> Result<Exclusive> {
         let Some(directory) = open(path)? else {
-            return Ok(Exclusive::Unknown);
+            return Ok(Exclusive::Gone);
         };
+        if !locks_directories(&directory) {
+            return Ok(Exclusive::NoLocks);
+        }
         Ok(match directory.try_lock() {
             // Somebody may have removed it, and made a new one by that name.
             Ok(()) if is_at(&directory, path) => Exclusive::Taken(Lease { directory }),
-            Ok(()) | Err(TryLockError::Error(_)) => Exclusive::Unknown,
+            Ok(()) => Exclusive::Gone,
+            Err(TryLockError::Error(_)) => Exclusive::NoLocks,
             Err(TryLockError::WouldBlock) => Exclusive::Live,
         })
     }
 
-    /// Turns a shared lease into an exclusive one, if nobody else holds any.
+    /// Turns a shared lease into an exclusive one, if it is certain that nobody else holds any.
     pub(crate) fn try_upgrade(&self) -> bool {
-        self.directory.try_lock().is_ok()
+        locks_directories(&self.directory) && self.directory.try_lock().is_ok()
     }
 
     /// Makes the directory's entries durable.
@@ -95,8 +113,12 @@ mod tests {
     #[test]
     fn shared_leases_exclude_an_exclusive_one_and_not_each_other() {
         let root = tempfile::tempdir().unwrap();
-        let first = Lease::share(root.path()).unwrap().unwrap();
-        let second = Lease::share(root.path()).unwrap().unwrap();
+        let first = Lease::share(root.path(), &Progress::default())
+            .unwrap()
+            .unwrap();
+        let second = Lease::share(root.path(), &Progress::default())
+            .unwrap()
+            .unwrap();
         assert!(matches!(
             Lease::try_exclusive(root.path()).unwrap(),
             Exclusive::Live
@@ -114,7 +136,9 @@ mod tests {
     #[test]
     fn a_lease_given_back_is_given_back_by_forked_children_too() {
         let root = tempfile::tempdir().unwrap();
-        let lease = Lease::share(root.path()).unwrap().unwrap();
+        let lease = Lease::share(root.path(), &Progress::default())
+            .unwrap()
+            .unwrap();
         // A child that inherits the open file keeps it open after the lease was given back.
         let inherited = lease.directory.try_clone().unwrap();
         drop(lease);
@@ -126,13 +150,24 @@ mod tests {
     }
 
     #[test]
+    fn a_save_that_waits_for_a_removal_can_be_cancelled() {
+        let root = tempfile::tempdir().unwrap();
+        let removing = Lease::try_exclusive(root.path()).unwrap();
+        assert!(matches!(removing, Exclusive::Taken(_)));
+        let progress = Progress::default();
+        progress.cancel();
+        let waited = Lease::share(root.path(), &progress);
+        assert!(matches!(waited, Err(Error::Interrupted)));
+    }
+
+    #[test]
     fn a_directory_that_is_gone_has_no_lease() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("gone");
-        assert!(Lease::share(&path).unwrap().is_none());
+        assert!(Lease::share(&path, &Progress::default()).unwrap().is_none());
         assert!(matches!(
             Lease::try_exclusive(&path).unwrap(),
-            Exclusive::Unknown
+            Exclusive::Gone
         ));
     }
 }

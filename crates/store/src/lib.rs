@@ -25,6 +25,7 @@ pub mod part;
 pub mod pipeline;
 pub mod plan;
 pub mod report;
+pub mod retention;
 pub mod save;
 pub mod shard;
 pub mod store;

@@ -91,7 +91,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    fn check(&self) -> std::result::Result<(), String> {
+    pub(crate) fn check(&self) -> std::result::Result<(), String> {
         if self.format != FORMAT || self.version != FORMAT_VERSION {
             return Err(format!(
                 "unknown format {:?} version {}",

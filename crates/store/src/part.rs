@@ -72,8 +72,21 @@ pub struct TensorEntry {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored: Option<Stored>,
     /// Reserved for tensors of which a rank holds a box: not read by this version.
-    #[serde(default, rename = "box", skip_serializing)]
+    #[serde(
+        default,
+        rename = "box",
+        skip_serializing,
+        deserialize_with = "present"
+    )]
     pub reserved_box: Option<serde::de::IgnoredAny>,
+}
+
+/// Takes any value for a member that only has to be there, null included.
+fn present<'de, D>(deserializer: D) -> std::result::Result<Option<serde::de::IgnoredAny>, D::Error>
+where
+    D: serde::Deserializer<'de>,
+{
+    serde::de::IgnoredAny::deserialize(deserializer).map(Some)
 }
 
 /// The carrier of a dtype that safetensors has no name for.
@@ -143,20 +156,27 @@ impl Part {
                 part.id, part.rank
             )));
         }
-        for file in &part.files {
-            check_file(file, &part.id, rank).map_err(&corrupt)?;
-        }
-        for tensor in &part.tensors {
-            check_tensor(tensor, &part.files)
-                .map_err(|detail| corrupt(format!("tensor {:?}: {detail}", tensor.name)))?;
-        }
-        check_overlaps(&part).map_err(&corrupt)?;
-        check_repeats(&part).map_err(&corrupt)?;
-        for alias in &part.aliases {
-            check_alias(alias, &part.tensors)
-                .map_err(|detail| corrupt(format!("alias {:?}: {detail}", alias.name)))?;
-        }
+        part.check().map_err(corrupt)?;
         Ok(part)
+    }
+
+    /// Whether every number in it stays inside the others; a writer asks before it commits, a
+    /// reader before it believes.
+    pub(crate) fn check(&self) -> std::result::Result<(), String> {
+        for file in &self.files {
+            check_file(file, &self.id, self.rank)?;
+        }
+        for tensor in &self.tensors {
+            check_tensor(tensor, &self.files)
+                .map_err(|detail| format!("tensor {:?}: {detail}", tensor.name))?;
+        }
+        check_overlaps(self)?;
+        check_repeats(self)?;
+        for alias in &self.aliases {
+            check_alias(alias, &self.tensors)
+                .map_err(|detail| format!("alias {:?}: {detail}", alias.name))?;
+        }
+        Ok(())
     }
 }
 
@@ -409,6 +429,7 @@ mod tests {
             ("/tensors/0/dtype", "complex128".into(), "needs a carrier"),
             ("/tensors/0/dtype", "object".into(), "needs a carrier"),
             ("/tensors/0/box", serde_json::json!([[0, 5]]), "box"),
+            ("/tensors/0/box", serde_json::json!(null), "box"),
             ("/tensors/1/stored/dtype", "F32".into(), "not carried"),
             (
                 "/tensors/1/stored/shape",

@@ -4,11 +4,13 @@
 //! pool with a budget; waiting for a buffer is the back-pressure. The first failure stops all
 //! workers; whatever is in flight is waited for before any memory is released.
 
+mod prepared;
 pub mod read;
 pub mod write;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use penstock_io::engine::{Completion, Engine, Op, OpKind};
 use penstock_io::transfer::WholeTransfers;
@@ -69,7 +71,8 @@ impl<'a> Halt<'a> {
 }
 
 /// Runs `work` on as many threads as there is work for and gathers what they return. The first
-/// error wins and stops the others.
+/// error wins and stops the others. Where the system has fewer threads to give, those it gave do
+/// all the work.
 fn run_workers<T: Send>(
     workers: usize,
     progress: &Progress,
@@ -77,15 +80,28 @@ fn run_workers<T: Send>(
 ) -> Result<Vec<T>> {
     let halt = Halt::new(progress);
     let guarded = || {
+        // Also if the work panics: nobody waits for what the others would still do.
+        let stop_on_failure = StopOnDrop(&halt);
         let result = work(&halt);
-        if result.is_err() {
-            halt.stop();
+        if result.is_ok() {
+            std::mem::forget(stop_on_failure);
         }
         result
     };
-    let results: Vec<Result<T>> = std::thread::scope(|scope| {
-        let handles: Vec<_> = (0..workers).map(|_| scope.spawn(guarded)).collect();
-        let join = |handle: std::thread::ScopedJoinHandle<'_, _>| {
+    let results: Vec<Result<T>> = thread::scope(|scope| {
+        let spawn = |_| thread::Builder::new().spawn_scoped(scope, guarded);
+        let mut handles = Vec::with_capacity(workers);
+        for worker in 0..workers {
+            match spawn(worker) {
+                Ok(handle) => handles.push(handle),
+                Err(_) if !handles.is_empty() => break,
+                Err(source) => {
+                    let operation = "start a thread";
+                    return vec![Err(penstock_io::Error::Engine { operation, source }.into())];
+                }
+            }
+        }
+        let join = |handle: thread::ScopedJoinHandle<'_, _>| {
             handle
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -93,6 +109,15 @@ fn run_workers<T: Send>(
         handles.into_iter().map(join).collect()
     });
     results.into_iter().collect()
+}
+
+/// Stops all workers when dropped.
+struct StopOnDrop<'a>(&'a Halt<'a>);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
 }
 
 /// Opens a worker's engine, completed transfers on top.

@@ -100,7 +100,7 @@ pub fn save(
     watch.lap("plan");
 
     let mut run = Run::default();
-    let mut attempt = Attempt::begin(&target.path, target.overwrite)?;
+    let mut attempt = Attempt::begin(&target.path, target.overwrite, progress)?;
     let files = create_shards(&mut attempt, &plan, &settings, &mut run)?;
     let chunks =
         pipeline::write::write(&plan, &state.sources, &files, &settings, progress, &mut run)?;
@@ -120,9 +120,11 @@ pub fn save(
     let mut referenced: HashSet<String> = files.iter().map(|file| file_name(file.path())).collect();
     // Closed before the commit, so that no reader of a complete checkpoint finds it open.
     drop(files);
-    let part = encode_part(state, &plan, chunks, attempt.id());
+    let part = encode_part(state, &plan, chunks, attempt.id())?;
     attempt.write_part(RANK, &part)?;
-    let manifest = manifest_of(target, attempt.id(), &part).seal();
+    let manifest = manifest_of(target, attempt.id(), &part);
+    manifest.check().map_err(unreadable)?;
+    let manifest = manifest.seal();
     attempt.publish(&manifest, target.overwrite)?;
     let id = attempt.id().to_owned();
     referenced.insert(name::part(RANK, &id));
@@ -203,7 +205,20 @@ fn create_shards(
     Ok(files)
 }
 
-fn encode_part(state: &State, plan: &WritePlan, chunks: Vec<Vec<Digest>>, id: &str) -> Vec<u8> {
+/// What a reader would refuse is not committed: its caller made an impossible state.
+fn unreadable(detail: String) -> Error {
+    Error::Unsupported {
+        key: "the state".to_owned(),
+        detail,
+    }
+}
+
+fn encode_part(
+    state: &State,
+    plan: &WritePlan,
+    chunks: Vec<Vec<Digest>>,
+    id: &str,
+) -> Result<Vec<u8>> {
     let file = |(index, chunks): (usize, Vec<Digest>)| {
         let bytes = plan.shards[index].bytes;
         FileEntry {
@@ -224,9 +239,10 @@ fn encode_part(state: &State, plan: &WritePlan, chunks: Vec<Vec<Digest>>, id: &s
         aliases: state.aliases.clone(),
         tree: state.tree.clone(),
     };
+    part.check().map_err(unreadable)?;
     let mut text = serde_json::to_vec(&part).expect("a part always serialises");
     text.push(b'\n');
-    text
+    Ok(text)
 }
 
 fn manifest_of(target: &Target, id: &str, part: &[u8]) -> Manifest {

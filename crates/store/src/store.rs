@@ -1,26 +1,19 @@
 //! A store: one directory of checkpoints, a step each.
 //!
-//! Steps are ordered by number, never by time. Retention deletes only complete checkpoints, only
-//! after a newer one was committed, and never the newest that was read back whole. Removal takes
-//! the manifest first, so that what is left of it is an incomplete checkpoint and never a broken
-//! one.
+//! Steps are ordered by number, never by time. Removal takes the manifest first, so that what is
+//! left of it is an incomplete checkpoint and never a broken one. What is kept and for how long is
+//! [`crate::retention`]'s.
 
 use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-
-use crate::checkpoint::{Checkpoint, read_manifest};
-use crate::commit::{remove_attempt_files, sync_directory};
+use crate::checkpoint::Checkpoint;
+use crate::commit::{remove_attempt_files, remove_file, sync_directory};
 use crate::error::{Error, Result};
 use crate::lease::{Exclusive, Lease};
-use crate::name::{self, MANIFEST, parse_step, step_directory};
-
-/// Remembers the newest checkpoint that was read back whole. A hint for retention: losing it
-/// loses no data.
-const VERIFIED: &str = "verified.json";
+use crate::name::{MANIFEST, parse_step, step_directory};
 
 /// A directory of checkpoints. It need not exist before the first save.
 #[derive(Clone, Debug)]
@@ -37,12 +30,8 @@ pub enum StepState {
     Incomplete,
     /// A manifest, but not a checkpoint that can be opened.
     Damaged(Error),
-}
-
-#[derive(Serialize, Deserialize)]
-struct Verified {
-    step: u64,
-    id: String,
+    /// A checkpoint that takes a newer Penstock to read.
+    Newer(Error),
 }
 
 impl Store {
@@ -100,6 +89,9 @@ impl Store {
             }),
             Err(Error::Incomplete { .. }) => Ok(StepState::Incomplete),
             Err(error @ (Error::NotFound { .. } | Error::Storage { .. })) => Err(error),
+            Err(error @ (Error::Version { .. } | Error::Ranks { .. })) => {
+                Ok(StepState::Newer(error))
+            }
             Err(error) => Ok(StepState::Damaged(error)),
         }
     }
@@ -109,40 +101,31 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::NotFound`] for a step without a directory, [`Error::Storage`] with
-    /// [`io::ErrorKind::ResourceBusy`] while a save is under way in it, and the system's errors;
-    /// called again, it goes on where it stopped.
+    /// [`io::ErrorKind::ResourceBusy`] while a save is under way in it, with
+    /// [`io::ErrorKind::NotADirectory`] for a link, and the system's errors; called again, it goes
+    /// on where it stopped.
     pub fn delete(&self, step: u64) -> Result<u64> {
         let path = self.step_path(step);
-        if !path.is_dir() {
-            return Err(Error::NotFound { path });
+        let refused = |kind: io::ErrorKind, path: PathBuf| Error::Storage {
+            operation: "delete",
+            path,
+            source: kind.into(),
+        };
+        match fs::symlink_metadata(&path) {
+            Ok(metadata) if metadata.is_dir() => {}
+            Ok(_) => return Err(refused(io::ErrorKind::NotADirectory, path)),
+            Err(_) => return Err(Error::NotFound { path }),
         }
         // Held to the end, so that no save begins among files that are being removed.
-        let lease = Lease::try_exclusive(&path)?;
-        if let Exclusive::Live = lease {
-            let source = io::Error::from(io::ErrorKind::ResourceBusy);
-            return Err(Error::Storage {
-                operation: "delete",
-                path,
-                source,
-            });
-        }
-        let manifest = path.join(MANIFEST);
-        let mut freed_bytes = 0;
-        match fs::metadata(&manifest) {
-            Ok(metadata) => {
-                fs::remove_file(&manifest).map_err(Error::storage("remove", &manifest))?;
-                sync_directory(&path)?;
-                freed_bytes += metadata.len();
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(source) => {
-                return Err(Error::Storage {
-                    operation: "stat",
-                    path: manifest,
-                    source,
-                });
-            }
-        }
+        let _lease = match Lease::try_exclusive(&path)? {
+            Exclusive::Taken(lease) => Some(lease),
+            Exclusive::NoLocks => None,
+            Exclusive::Live => return Err(refused(io::ErrorKind::ResourceBusy, path)),
+            Exclusive::Gone => return Err(Error::NotFound { path }),
+        };
+        let mut freed_bytes = remove_file(&path.join(MANIFEST))?;
+        // Also where there was none: an earlier removal may have died before it was durable.
+        sync_directory(&path)?;
         freed_bytes += remove_attempt_files(&path, |_| true)?;
         self.remove_if_empty(&path)?;
         Ok(freed_bytes)
@@ -171,16 +154,18 @@ impl Store {
             let Exclusive::Taken(_lease) = Lease::try_exclusive(&path)? else {
                 continue;
             };
-            let referenced: HashSet<String> = match self.state(step)? {
-                StepState::Complete(checkpoint) => checkpoint
+            let referenced: HashSet<String> = match self.state(step) {
+                Ok(StepState::Complete(checkpoint)) => checkpoint
                     .files()
                     .into_iter()
                     .map(|(name, _)| name.to_owned())
                     .collect(),
-                StepState::Incomplete => HashSet::new(),
-                // Perhaps it can be repaired; certainly not after its files are gone.
-                StepState::Damaged(_) => continue,
+                Ok(StepState::Incomplete) => HashSet::new(),
+                // Perhaps it can be read by others or repaired; not after its files are gone.
+                Ok(StepState::Damaged(_) | StepState::Newer(_)) | Err(_) => continue,
             };
+            // The manifest may have been published by an attempt that died before it was durable.
+            sync_directory(&path)?;
             let freed_bytes = remove_attempt_files(&path, |name| !referenced.contains(name))?;
             if referenced.is_empty() {
                 self.remove_if_empty(&path)?;
@@ -190,74 +175,5 @@ impl Store {
             }
         }
         Ok(swept)
-    }
-
-    /// Deletes complete checkpoints beyond the newest `keep_last`, except steps that are multiples
-    /// of `keep_every` and the newest that was read back whole. `None` for `keep_last` keeps all.
-    /// Returns the deleted steps, oldest first.
-    pub fn retain(&self, keep_last: Option<u64>, keep_every: Option<u64>) -> Result<Vec<u64>> {
-        let Some(keep_last) = keep_last else {
-            return Ok(Vec::new());
-        };
-        let mut complete = Vec::new();
-        for step in self.steps()? {
-            match self.state(step) {
-                Ok(StepState::Complete(checkpoint)) => {
-                    complete.push((step, checkpoint.manifest().id.clone()));
-                }
-                Ok(StepState::Incomplete | StepState::Damaged(_)) => {}
-                // Somebody else's retention was faster.
-                Err(Error::NotFound { .. }) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        let verified = self.verified();
-        let is_verified = |step: u64, id: &str| {
-            verified
-                .as_ref()
-                .is_some_and(|verified| verified.step == step && verified.id == id)
-        };
-        let newest_kept = complete.len().saturating_sub(keep_last.max(1) as usize);
-        let mut deleted = Vec::new();
-        for (step, id) in &complete[..newest_kept] {
-            let is_kept = keep_every.is_some_and(|every| every > 0 && step % every == 0);
-            if is_kept || is_verified(*step, id) {
-                continue;
-            }
-            match self.delete(*step) {
-                Ok(_) => deleted.push(*step),
-                Err(Error::NotFound { .. }) => {}
-                Err(Error::Storage { source, .. })
-                    if source.kind() == io::ErrorKind::ResourceBusy => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(deleted)
-    }
-
-    /// Remembers that the checkpoint was read back whole and found right.
-    pub fn mark_verified(&self, step: u64, id: &str) -> Result<()> {
-        if self.verified().is_some_and(|verified| verified.step > step) {
-            return Ok(());
-        }
-        let verified = Verified {
-            step,
-            id: id.to_owned(),
-        };
-        let text = serde_json::to_vec(&verified).expect("a hint always serialises");
-        let temporary = self
-            .root
-            .join(format!("verified.{}.tmp", name::draw_attempt()));
-        fs::write(&temporary, text).map_err(Error::storage("write", &temporary))?;
-        let path = self.root.join(VERIFIED);
-        fs::rename(&temporary, &path).map_err(Error::storage("rename to", &path))
-    }
-
-    /// The hint, where it is there, readable, and about a checkpoint that still is.
-    fn verified(&self) -> Option<Verified> {
-        let text = fs::read(self.root.join(VERIFIED)).ok()?;
-        let verified: Verified = serde_json::from_slice(&text).ok()?;
-        let (manifest, _) = read_manifest(&self.step_path(verified.step)).ok()?;
-        (manifest.id == verified.id).then_some(verified)
     }
 }

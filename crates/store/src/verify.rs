@@ -48,7 +48,7 @@ fn verify_files(
         return Ok(None);
     };
     report.bytes_checked += bytes;
-    let entry = only_part(&manifest)?;
+    let entry = only_part(path, &manifest)?;
     report.files += 1;
     if let Some(part) = or_problem(read_part(path, &manifest, entry), report)? {
         report.bytes_checked += entry.bytes;

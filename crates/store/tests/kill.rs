@@ -31,7 +31,9 @@ fn newest(store: &Store) -> Option<u64> {
         .find(|&step| match store.state(step).unwrap() {
             StepState::Complete(_) => true,
             StepState::Incomplete => false,
-            StepState::Damaged(error) => panic!("a kill damages nothing: {error}"),
+            StepState::Damaged(error) | StepState::Newer(error) => {
+                panic!("a kill damages nothing: {error}")
+            }
         })?;
     Sample::seeded(newest).assert_at(&store.step_path(newest));
     Some(newest)
@@ -57,7 +59,7 @@ fn child() {
                 .save_step(&path, Some(step), true)
                 .unwrap();
         }
-        store.retain(Some(2), Some(10)).unwrap();
+        store.retain(Some(2), Some(10), Some(step)).unwrap();
     }
 }
 

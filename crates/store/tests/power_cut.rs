@@ -189,7 +189,7 @@ fn cuts_at_random_moments_lose_nothing_acknowledged() {
                         return;
                     }
                     acknowledged.store(step, Ordering::SeqCst);
-                    if store.retain(Some(2), None).is_err() {
+                    if store.retain(Some(2), None, Some(step)).is_err() {
                         return;
                     }
                 }
@@ -207,7 +207,7 @@ fn cuts_at_random_moments_lose_nothing_acknowledged() {
                     newest = step;
                 }
                 StepState::Incomplete => {}
-                StepState::Damaged(error) => panic!("cut {cut}: {error}"),
+                StepState::Damaged(error) | StepState::Newer(error) => panic!("cut {cut}: {error}"),
             }
         }
         let promised = acknowledged.load(Ordering::SeqCst);

@@ -55,7 +55,7 @@ fn a_store_need_not_exist() {
     let store = Store::new(root.path().join("a/b"));
     assert!(store.steps().unwrap().is_empty());
     assert!(store.sweep().unwrap().is_empty());
-    assert!(store.retain(Some(1), None).unwrap().is_empty());
+    assert!(store.retain(Some(1), None, None).unwrap().is_empty());
     assert!(matches!(store.state(1), Err(Error::NotFound { .. })));
     assert!(matches!(store.delete(1), Err(Error::NotFound { .. })));
     assert!(!store.root().exists(), "asking creates nothing");
@@ -80,7 +80,7 @@ fn what_only_looks_like_a_step_is_left_alone() {
     fs::write(root.path().join("step-0000000007"), "a file").unwrap();
     assert_eq!(store.steps().unwrap(), [5]);
     store.sweep().unwrap();
-    store.retain(Some(1), None).unwrap();
+    store.retain(Some(1), None, None).unwrap();
     for stranger in strangers {
         assert!(root.path().join(stranger).is_dir(), "{stranger}");
     }
@@ -110,13 +110,13 @@ fn the_state_of_each_step_is_told() {
 fn retention_keeps_the_newest_and_the_multiples() {
     let root = tempfile::tempdir().unwrap();
     let store = store_with(root.path(), &[10, 20, 30, 40, 50, 60]);
-    assert!(store.retain(None, Some(20)).unwrap().is_empty());
-    assert!(store.retain(Some(6), None).unwrap().is_empty());
-    assert_eq!(store.retain(Some(2), Some(20)).unwrap(), [10, 30]);
+    assert!(store.retain(None, Some(20), None).unwrap().is_empty());
+    assert!(store.retain(Some(6), None, None).unwrap().is_empty());
+    assert_eq!(store.retain(Some(2), Some(20), None).unwrap(), [10, 30]);
     assert_eq!(store.steps().unwrap(), [20, 40, 50, 60]);
-    assert_eq!(store.retain(Some(1), None).unwrap(), [20, 40, 50]);
+    assert_eq!(store.retain(Some(1), None, None).unwrap(), [20, 40, 50]);
     assert_eq!(
-        store.retain(Some(0), None).unwrap(),
+        store.retain(Some(0), None, None).unwrap(),
         [] as [u64; 0],
         "never the last"
     );
@@ -132,14 +132,14 @@ fn the_newest_verified_checkpoint_is_never_deleted() {
     for step in 4..8 {
         save_step(&store, step);
     }
-    assert_eq!(store.retain(Some(2), None).unwrap(), [1, 2, 4, 5]);
+    assert_eq!(store.retain(Some(2), None, None).unwrap(), [1, 2, 4, 5]);
     assert_eq!(store.steps().unwrap(), [3, 6, 7]);
     // An older one does not take the place of a newer one; a newer one does.
     store.mark_verified(1, &id).unwrap();
-    assert!(store.retain(Some(2), None).unwrap().is_empty());
+    assert!(store.retain(Some(2), None, None).unwrap().is_empty());
     let id = save_step(&store, 8);
     store.mark_verified(8, &id).unwrap();
-    assert_eq!(store.retain(Some(1), None).unwrap(), [3, 6, 7]);
+    assert_eq!(store.retain(Some(1), None, None).unwrap(), [3, 6, 7]);
 }
 
 /// A hint about a checkpoint that was replaced since says nothing about any other.
@@ -158,7 +158,7 @@ fn a_replaced_checkpoint_is_no_longer_the_verified_one() {
     for step in [10, 11] {
         save_step(&store, step);
     }
-    store.retain(Some(1), None).unwrap();
+    store.retain(Some(1), None, None).unwrap();
     assert!(is_complete(&store, 1), "the newest that was read back");
 }
 
@@ -169,10 +169,13 @@ fn a_broken_hint_is_no_obstacle() {
     let id = save_step(&store, 3);
     for text in ["", "{}", "[1]", "{\"step\":-1,\"id\":\"\"}"] {
         fs::write(root.path().join("verified.json"), text).unwrap();
-        assert!(store.retain(Some(3), None).unwrap().is_empty(), "{text}");
+        assert!(
+            store.retain(Some(3), None, None).unwrap().is_empty(),
+            "{text}"
+        );
     }
     store.mark_verified(3, &id).unwrap();
-    assert_eq!(store.retain(Some(1), None).unwrap(), [1, 2]);
+    assert_eq!(store.retain(Some(1), None, None).unwrap(), [1, 2]);
 }
 
 /// Somebody may repair a damaged checkpoint; and as it is, it is none of those to keep.
@@ -183,7 +186,7 @@ fn damaged_checkpoints_are_neither_counted_nor_deleted() {
     damage(&store, 1);
     damage(&store, 5);
     fs::remove_file(store.step_path(4).join(MANIFEST)).unwrap();
-    assert_eq!(store.retain(Some(1), None).unwrap(), [2]);
+    assert_eq!(store.retain(Some(1), None, None).unwrap(), [2]);
     store.sweep().unwrap();
     assert_eq!(store.steps().unwrap(), [1, 3, 5]);
     assert!(is_complete(&store, 3));
@@ -197,7 +200,7 @@ fn one_odd_step_does_not_stop_the_others() {
     let store = store_with(root.path(), &[1, 2, 3]);
     fs::create_dir_all(store.step_path(9).join(MANIFEST)).unwrap();
     fs::remove_file(store.step_path(1).join(MANIFEST)).unwrap();
-    assert_eq!(store.retain(Some(1), None).unwrap(), [2]);
+    assert_eq!(store.retain(Some(1), None, None).unwrap(), [2]);
     assert_eq!(store.sweep().unwrap().len(), 1, "the remains of step 1");
     assert_eq!(store.steps().unwrap(), [3, 9]);
 }
@@ -259,6 +262,46 @@ fn sweep_removes_orphans_and_only_them() {
     );
 }
 
+/// A run goes back to step 20 after a loss spike and goes on from there in the same store.
+#[test]
+fn what_was_just_saved_is_kept_below_later_steps() {
+    let root = tempfile::tempdir().unwrap();
+    let store = store_with(root.path(), &[10, 20, 90, 100]);
+    for step in [21, 22, 23] {
+        save_step(&store, step);
+        store.retain(Some(2), None, Some(step)).unwrap();
+        assert!(is_complete(&store, step), "{step}");
+    }
+    assert_eq!(store.steps().unwrap(), [22, 23, 90, 100]);
+}
+
+#[test]
+fn the_newest_verified_is_kept_when_a_newer_verified_one_is_replaced() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::new(root.path());
+    for step in [10, 20] {
+        let id = save_step(&store, step);
+        store.mark_verified(step, &id).unwrap();
+    }
+    let path = store.step_path(20);
+    let sample = Sample::of_sizes(&[1000]);
+    sample.save_step(&path, Some(20), true).unwrap();
+    save_step(&store, 30);
+    assert_eq!(store.retain(Some(1), None, Some(30)).unwrap(), [20]);
+    assert_eq!(store.steps().unwrap(), [10, 30]);
+}
+
+#[test]
+fn a_link_among_the_steps_is_not_deleted_through() {
+    let root = tempfile::tempdir().unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let other = store_with(elsewhere.path(), &[1]);
+    let store = Store::new(root.path());
+    std::os::unix::fs::symlink(other.step_path(1), store.step_path(1)).unwrap();
+    assert!(matches!(store.delete(1), Err(Error::Storage { .. })));
+    assert!(is_complete(&other, 1));
+}
+
 /// The save stops in the middle, others try to remove its files, the save goes on.
 #[test]
 fn a_live_attempt_is_left_alone() {
@@ -279,7 +322,7 @@ fn a_live_attempt_is_left_alone() {
         let saving = scope.spawn(|| sample.save(&path, &options));
         at_write.recv().unwrap();
         assert!(store.sweep().unwrap().is_empty());
-        assert_eq!(store.retain(Some(1), None).unwrap(), [0; 0]);
+        assert_eq!(store.retain(Some(1), None, None).unwrap(), [0; 0]);
         let error = store.delete(1).unwrap_err();
         let Error::Storage { source, .. } = &error else {
             panic!("{error}")

@@ -16,6 +16,9 @@ use crate::shard::PAGE_BYTES;
 /// Tensors that lie side by side share memory up to this size. A tensor that outlives the others
 /// keeps at most this much beside itself alive.
 const SEGMENT_BYTES_MAX: u64 = 4 << 20;
+/// About how many segments a load has at most, each a mapping of its own: a process may have 65,530
+/// (`vm.max_map_count`). Beyond it segments grow.
+const SEGMENTS_MAX: u64 = 16_384;
 /// Pieces smaller than this are not worth a request of their own next to others.
 const DIRECT_BYTES_MIN: u64 = 64 << 10;
 
@@ -135,6 +138,8 @@ pub fn plan(
     let mut placements = vec![Placement::Empty; requests.len()];
     let mut segments: Vec<Segment> = Vec::new();
     let mut areas: Vec<Area> = Vec::new();
+    let asked_bytes: u64 = requests.iter().map(|r| r.range.end - r.range.start).sum();
+    let segment_bytes_max = SEGMENT_BYTES_MAX.max(asked_bytes / SEGMENTS_MAX);
     let mut order: Vec<usize> = (0..requests.len()).collect();
     order.sort_unstable_by_key(|&index| (requests[index].file, requests[index].range.start));
     for index in order {
@@ -153,7 +158,9 @@ pub fn plan(
             continue;
         }
         match areas.last_mut() {
-            Some(area) if joins(area, request) => area.range.end = request.range.end,
+            Some(area) if joins(area, request, segment_bytes_max) => {
+                area.range.end = request.range.end;
+            }
             _ => {
                 let owner = Owner::Segment(segments.len());
                 let file = request.file;
@@ -191,11 +198,11 @@ impl Area {
 }
 
 /// Whether a request continues a segment: next to it, and small enough together.
-fn joins(area: &Area, request: &Request) -> bool {
+fn joins(area: &Area, request: &Request, segment_bytes_max: u64) -> bool {
     matches!(area.owner, Owner::Segment(_))
         && area.file == request.file
         && request.range.start - area.range.end <= PAGE_BYTES
-        && request.range.end - area.range.start <= SEGMENT_BYTES_MAX
+        && request.range.end - area.range.start <= segment_bytes_max
 }
 
 fn cut_items(

@@ -1,0 +1,280 @@
+//! Items with their memory: windows handed out to the pieces of a read plan, and what is read,
+//! digested and copied there.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use penstock_io::buffer::IoBuf;
+use penstock_io::engine::{Op, OpKind};
+use penstock_io::file::File;
+
+use crate::digest::{CHUNK_BYTES, Digest};
+use crate::plan::read::{Destination, Item, Owner, floor};
+
+/// Final memory that is handed out to pieces from front to back.
+pub(super) struct Region {
+    /// The file offset that the first byte of `rest` stands for. A target's first piece starts
+    /// where the target does, and sets it.
+    start: Option<u64>,
+    rest: Option<IoBuf>,
+}
+
+impl Region {
+    pub(super) fn new(start: Option<u64>, memory: IoBuf) -> Region {
+        Region {
+            start,
+            rest: Some(memory),
+        }
+    }
+
+    /// The window for bytes `range` of the file; windows are asked for in order.
+    fn window(&mut self, range: &Range<u64>) -> IoBuf {
+        let mut window = self
+            .rest
+            .take()
+            .expect("a region is handed out from front to back");
+        let skip = (range.start - self.start.unwrap_or(range.start)) as usize;
+        if skip > 0 {
+            window = window.split_off(skip);
+        }
+        let bytes = (range.end - range.start) as usize;
+        if bytes < window.len() {
+            self.rest = Some(window.split_off(bytes));
+            self.start = Some(range.end);
+        }
+        window
+    }
+}
+
+/// A piece with its memory.
+struct Landing {
+    range: Range<u64>,
+    place: Place,
+}
+
+enum Place {
+    /// Read here; the window mirrors `read`, which surrounds the piece.
+    Direct {
+        window: Option<IoBuf>,
+        read: Range<u64>,
+    },
+    /// In the item's staging run with this number, then copied to the window if there is one.
+    Staged { run: usize, window: Option<IoBuf> },
+}
+
+/// Neighbouring pieces that go through staging, read with one request.
+struct StagingRun {
+    read: Range<u64>,
+    buf: Option<IoBuf>,
+}
+
+/// An item with the memory its pieces land in.
+pub(super) struct Prepared {
+    pub(super) file: usize,
+    pub(super) range: Range<u64>,
+    landings: Vec<Landing>,
+    runs: Vec<StagingRun>,
+    pub(super) retried: bool,
+    pub(super) operations_left: usize,
+}
+
+impl Prepared {
+    pub(super) fn new(
+        item: Item,
+        alignment: u64,
+        segments: &mut [Region],
+        targets: &mut [Option<Region>],
+    ) -> Prepared {
+        let aligned = |range: &Range<u64>| {
+            floor(range.start, alignment)..range.end.next_multiple_of(alignment)
+        };
+        let mut window = |owner: Owner, range: &Range<u64>| match owner {
+            Owner::Segment(index) => segments[index].window(range),
+            Owner::Target(index) => targets[index]
+                .as_mut()
+                .expect("the plan saw this target")
+                .window(range),
+        };
+        let mut landings: Vec<Landing> = Vec::with_capacity(item.pieces.len());
+        let mut runs: Vec<StagingRun> = Vec::new();
+        let mut run_is_open = false;
+        for piece in item.pieces {
+            let staged = match piece.to {
+                Destination::Direct(owner) => {
+                    let read = aligned(&piece.range);
+                    let window = Some(window(owner, &read));
+                    run_is_open = false;
+                    landings.push(Landing {
+                        range: piece.range,
+                        place: Place::Direct { window, read },
+                    });
+                    continue;
+                }
+                Destination::Copy(owner) => Some(window(owner, &piece.range)),
+                Destination::Discard => None,
+            };
+            let read = aligned(&piece.range);
+            match runs.last_mut() {
+                Some(run) if run_is_open => run.read.end = read.end,
+                _ => runs.push(StagingRun { read, buf: None }),
+            }
+            run_is_open = true;
+            let place = Place::Staged {
+                run: runs.len() - 1,
+                window: staged,
+            };
+            landings.push(Landing {
+                range: piece.range,
+                place,
+            });
+        }
+        let range = item.range;
+        let file = item.file;
+        Prepared {
+            file,
+            range,
+            landings,
+            runs,
+            retried: false,
+            operations_left: 0,
+        }
+    }
+
+    /// Whether some of it goes through staging.
+    pub(super) fn needs_staging(&self) -> bool {
+        !self.runs.is_empty()
+    }
+
+    /// Cuts the staging runs out of one buffer.
+    pub(super) fn stage(&mut self, mut buf: IoBuf) {
+        for run in &mut self.runs {
+            let rest = buf.split_off((run.read.end - run.read.start) as usize);
+            run.buf = Some(std::mem::replace(&mut buf, rest));
+        }
+    }
+
+    /// The requests that bring the item in. Tokens count the direct landings first, then the runs.
+    pub(super) fn operations(&mut self, slot: usize, file: &Arc<File>) -> Vec<Op> {
+        let landings = self
+            .landings
+            .iter_mut()
+            .filter_map(|landing| match &mut landing.place {
+                Place::Direct { window, read } => Some((read.start, window.take())),
+                Place::Staged { .. } => None,
+            });
+        let runs = self
+            .runs
+            .iter_mut()
+            .map(|run| (run.read.start, run.buf.take()));
+        let reads: Vec<_> = landings.chain(runs).collect();
+        self.operations_left = reads.len();
+        let op = |(number, (offset, buf)): (usize, (u64, Option<IoBuf>))| Op {
+            token: token(slot, number),
+            file: Arc::clone(file),
+            kind: OpKind::Read {
+                offset,
+                buf: buf.expect("a buffer is back once its read is"),
+            },
+        };
+        reads.into_iter().enumerate().map(op).collect()
+    }
+
+    /// Puts the buffer of a finished read back and tells which bytes it was to bring.
+    pub(super) fn give_back(&mut self, number: usize, buf: IoBuf) -> Range<u64> {
+        self.operations_left -= 1;
+        let direct = self
+            .landings
+            .iter_mut()
+            .filter_map(|landing| match &mut landing.place {
+                Place::Direct { window, read } => Some((window, read)),
+                Place::Staged { .. } => None,
+            });
+        let runs = self
+            .runs
+            .iter_mut()
+            .map(|run| (&mut run.buf, &mut run.read));
+        let (place, read) = direct
+            .chain(runs)
+            .nth(number)
+            .expect("the token names a read");
+        *place = Some(buf);
+        read.clone()
+    }
+
+    /// The bytes of a landing, wherever they were read to.
+    fn bytes<'a>(&'a self, landing: &'a Landing) -> &'a [u8] {
+        let (buf, read) = match &landing.place {
+            Place::Direct { window, read } => (window, read),
+            Place::Staged { run, .. } => (&self.runs[*run].buf, &self.runs[*run].read),
+        };
+        let buf = buf
+            .as_ref()
+            .expect("all reads of the item are back")
+            .as_slice();
+        let first = (landing.range.start - read.start) as usize;
+        &buf[first..first + (landing.range.end - landing.range.start) as usize]
+    }
+
+    /// Chunks whose digest is not the recorded one.
+    pub(super) fn damaged_chunks(&self, chunks: &[Digest]) -> Vec<Range<u64>> {
+        let mut damaged = Vec::new();
+        let mut running = Digest::EMPTY;
+        for landing in &self.landings {
+            let mut bytes = self.bytes(landing);
+            let mut at = landing.range.start;
+            while !bytes.is_empty() {
+                let chunk_start = floor(at, CHUNK_BYTES);
+                let chunk_end = (chunk_start + CHUNK_BYTES).min(self.range.end);
+                let length = bytes.len().min((chunk_end - at) as usize);
+                let (now, later) = bytes.split_at(length);
+                let digest = Digest::of(now);
+                let begins_chunk = at == chunk_start;
+                running = if begins_chunk {
+                    digest
+                } else {
+                    running.then(digest, length as u64)
+                };
+                at += length as u64;
+                bytes = later;
+                let index = (chunk_start / CHUNK_BYTES) as usize;
+                if at == chunk_end && running != chunks[index] {
+                    damaged.push(chunk_start..chunk_end);
+                }
+            }
+        }
+        damaged
+    }
+
+    /// Copies what was staged to its place; returns how many bytes that was.
+    pub(super) fn unstage(&mut self) -> u64 {
+        let mut copied = 0;
+        for landing in &mut self.landings {
+            if let Place::Staged {
+                run,
+                window: Some(window),
+            } = &mut landing.place
+            {
+                let run = &self.runs[*run];
+                let first = (landing.range.start - run.read.start) as usize;
+                let staged = run
+                    .buf
+                    .as_ref()
+                    .expect("all reads of the item are back")
+                    .as_slice();
+                let target = window.as_mut_slice();
+                target.copy_from_slice(&staged[first..first + target.len()]);
+                copied += target.len() as u64;
+            }
+        }
+        copied
+    }
+}
+
+/// Operations of an item are numbered within its worker's slot.
+pub(super) fn token(slot: usize, number: usize) -> u64 {
+    (slot as u64) << 32 | number as u64
+}
+
+pub(super) fn untoken(token: u64) -> (usize, usize) {
+    ((token >> 32) as usize, (token & 0xffff_ffff) as usize)
+}
