@@ -1,6 +1,7 @@
 //! `open` and `Checkpoint`.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use penstock_store::checkpoint;
@@ -42,8 +43,8 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// The directory.
     #[getter]
-    fn path(&self) -> String {
-        self.inner.path().display().to_string()
+    fn path(&self) -> &OsStr {
+        self.inner.path().as_os_str()
     }
 
     /// Identity of the checkpoint.

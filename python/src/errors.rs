@@ -1,6 +1,7 @@
 //! The one place where errors of the engine become exceptions of `penstock.errors`.
 
 use std::any::Any;
+use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 
@@ -35,7 +36,7 @@ pub(crate) fn internal(py: Python<'_>, panic: &(dyn Any + Send)) -> PyErr {
 
 fn exception(py: Python<'_>, message: &str, error: &Error) -> PyResult<PyErr> {
     let fields = PyDict::new(py);
-    let text = |path: &Path| path.display().to_string();
+    let text = |path: &Path| path.as_os_str().to_owned();
     let class = match error {
         Error::NotFound { path } | Error::Replaced { path } => {
             fields.set_item("path", text(path))?;
@@ -96,19 +97,19 @@ fn io_error(fields: &Bound<'_, PyDict>, error: &penstock_io::Error) -> PyResult<
     use penstock_io::Error as Io;
     match error {
         Io::Storage { path, source, .. } => {
-            storage(fields, path.display().to_string(), errno(source))
+            storage(fields, path.as_os_str().to_owned(), errno(source))
         }
-        Io::DirectUnavailable { path, .. } => storage(fields, path.display().to_string(), EINVAL),
+        Io::DirectUnavailable { path, .. } => storage(fields, path.as_os_str().to_owned(), EINVAL),
         Io::EngineUnavailable { engine, source, .. } => {
-            storage(fields, format!("engine {engine}"), errno(source))
+            storage(fields, format!("engine {engine}").into(), errno(source))
         }
-        Io::Engine { source, .. } => storage(fields, String::new(), errno(source)),
-        Io::OutOfMemory { .. } => storage(fields, String::new(), ENOMEM),
-        _ => storage(fields, String::new(), EIO),
+        Io::Engine { source, .. } => storage(fields, OsString::new(), errno(source)),
+        Io::OutOfMemory { .. } => storage(fields, OsString::new(), ENOMEM),
+        _ => storage(fields, OsString::new(), EIO),
     }
 }
 
-fn storage(fields: &Bound<'_, PyDict>, path: String, errno: i32) -> PyResult<&'static str> {
+fn storage(fields: &Bound<'_, PyDict>, path: OsString, errno: i32) -> PyResult<&'static str> {
     fields.set_item("path", path)?;
     fields.set_item("errno", errno)?;
     Ok("StorageError")

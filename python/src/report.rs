@@ -6,7 +6,7 @@ use pyo3::types::{PyDict, PyList};
 
 pub(crate) fn of_save<'py>(py: Python<'py>, report: &SaveReport) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
-    dict.set_item("path", report.path.display().to_string())?;
+    dict.set_item("path", report.path.as_os_str())?;
     dict.set_item("step", report.step)?;
     dict.set_item("checkpoint_id", &report.id)?;
     dict.set_item("bytes", report.bytes)?;

@@ -1,5 +1,6 @@
 //! `Store`.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use penstock_store::Error;
@@ -14,8 +15,9 @@ pub struct Store {
     inner: store::Store,
 }
 
-fn text(path: &Path) -> String {
-    path.display().to_string()
+/// A path as Python spells it: what is not UTF-8 becomes surrogates.
+fn text(path: &Path) -> OsString {
+    path.as_os_str().to_owned()
 }
 
 /// Does file system work without the GIL.
@@ -36,7 +38,7 @@ impl Store {
     }
 
     /// Where a step's checkpoint is or would be.
-    fn step_path(&self, step: u64) -> String {
+    fn step_path(&self, step: u64) -> OsString {
         text(&self.inner.step_path(step))
     }
 
@@ -65,7 +67,7 @@ impl Store {
     }
 
     /// Removes what dead saves left; returns paths and bytes.
-    fn sweep(&self, py: Python<'_>) -> PyResult<Vec<(String, u64)>> {
+    fn sweep(&self, py: Python<'_>) -> PyResult<Vec<(OsString, u64)>> {
         let swept = without_gil(py, || self.inner.sweep())?;
         Ok(swept
             .into_iter()

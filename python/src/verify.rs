@@ -23,6 +23,6 @@ pub fn verify<'py>(
         penstock_store::verify::verify(&path, &options, progress)
     })?;
     let dict = report::of_verify(py, &verified)?;
-    dict.set_item("path", path.display().to_string())?;
+    dict.set_item("path", path.as_os_str())?;
     Ok(dict)
 }

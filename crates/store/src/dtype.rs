@@ -38,6 +38,7 @@ const NATURAL: &[(&str, &str, usize)] = &[
 const CARRIED: &[(&str, &str, Option<usize>, usize)] = &[
     ("complex128", "F64", Some(2), 16),
     ("complex32", "F16", Some(2), 4),
+    ("bcomplex32", "BF16", Some(2), 4),
     ("bits16", "U16", None, 2),
     ("float8_e4m3fnuz", "U8", None, 1),
     ("float8_e5m2fnuz", "U8", None, 1),

@@ -1,0 +1,58 @@
+"""Penstock saves and restores the state of training runs, fast and without ever losing any.
+
+>>> import numpy as np, penstock, tempfile
+>>> path = tempfile.mkdtemp() + "/step-100"
+>>> report = penstock.save(path, {"w": np.ones(3), "step": 100})
+>>> penstock.load(path)
+{'w': array([1., 1., 1.]), 'step': 100}
+"""
+
+from importlib.metadata import version as _version
+
+from penstock.checkpoint import inspect, load, save, verify
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    FormatVersionError,
+    IncompleteCheckpointError,
+    MissingDependencyError,
+    PenstockError,
+    PenstockWarning,
+    StateMismatchError,
+    StorageError,
+    UnsupportedStateError,
+)
+from penstock.inspection import CheckpointInfo, TensorInfo
+from penstock.options import Options
+from penstock.reports import LoadReport, Problem, SaveReport, VerifyResult
+from penstock.store import CheckpointStore
+
+__version__ = _version("penstock")
+
+__all__ = [
+    "CheckpointExistsError",
+    "CheckpointInfo",
+    "CheckpointNotFoundError",
+    "CheckpointStore",
+    "CorruptCheckpointError",
+    "FormatVersionError",
+    "IncompleteCheckpointError",
+    "LoadReport",
+    "MissingDependencyError",
+    "Options",
+    "PenstockError",
+    "PenstockWarning",
+    "Problem",
+    "SaveReport",
+    "StateMismatchError",
+    "StorageError",
+    "TensorInfo",
+    "UnsupportedStateError",
+    "VerifyResult",
+    "__version__",
+    "inspect",
+    "load",
+    "save",
+    "verify",
+]

@@ -1,0 +1,215 @@
+"""Everything Penstock raises, by what a caller would do about it.
+
+All of it descends from `PenstockError`; most classes are also the built-in error that the
+situation deserves, so `except FileNotFoundError` works as well. A message names the path, says
+what is wrong and ends with what can be done. The facts of a message are attributes too, and
+errors survive pickling, so they cross process boundaries unharmed.
+
+The native module raises these classes by calling ``cls(message, **fields)``.
+"""
+
+from __future__ import annotations
+
+import errno as _errno
+from typing import Any, ClassVar
+
+__all__ = [
+    "CheckpointExistsError",
+    "CheckpointNotFoundError",
+    "CorruptCheckpointError",
+    "FormatVersionError",
+    "IncompleteCheckpointError",
+    "MissingDependencyError",
+    "PenstockError",
+    "PenstockWarning",
+    "StateMismatchError",
+    "StorageError",
+    "UnsupportedStateError",
+]
+
+
+class PenstockError(Exception):
+    """Base of every error of this package.
+
+    Example:
+        >>> import penstock
+        >>> try:
+        ...     penstock.load("no/such/checkpoint")
+        ... except penstock.PenstockError as error:
+        ...     print(type(error).__name__)
+        CheckpointNotFoundError
+    """
+
+    _fields: ClassVar[tuple[str, ...]] = ()
+    """Keyword arguments of the constructor; each is an attribute of the same name."""
+
+    def __str__(self) -> str:
+        # OSError and KeyError format their own way; here the message is the message.
+        return str(self.args[0]) if self.args else ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = {name: getattr(self, name) for name in self._fields}
+        notes = getattr(self, "__notes__", None)
+        state = {"__notes__": notes} if notes else None
+        return _rebuild, (type(self), self.args, fields), state
+
+
+def _rebuild(
+    cls: type[PenstockError], args: tuple[Any, ...], fields: dict[str, Any]
+) -> PenstockError:
+    return cls(*args, **fields)
+
+
+class CheckpointNotFoundError(PenstockError, FileNotFoundError):
+    """Nothing is stored at the path.
+
+    Attributes:
+        path: Where a checkpoint was looked for.
+    """
+
+    _fields = ("path",)
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = self.filename = path
+        self.errno = _errno.ENOENT
+
+
+class CheckpointExistsError(PenstockError, FileExistsError):
+    """A complete checkpoint is already stored at the path and ``overwrite=True`` was not given.
+
+    Attributes:
+        path: The checkpoint that is in the way.
+    """
+
+    _fields = ("path",)
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = self.filename = path
+        self.errno = _errno.EEXIST
+
+
+class IncompleteCheckpointError(PenstockError):
+    """The save into this directory never finished, so there is no manifest to load from.
+
+    Attributes:
+        path: The checkpoint's directory.
+    """
+
+    _fields = ("path",)
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class CorruptCheckpointError(PenstockError, ValueError):
+    """What is stored is not what was saved, or was never written by Penstock.
+
+    Attributes:
+        path: The checkpoint's directory.
+        file: Name of the damaged file inside it, where known.
+        offset: First byte of the damaged range in that file, where known.
+        tensor: Name of the tensor whose bytes are hit, where known.
+    """
+
+    _fields = ("path", "file", "offset", "tensor")
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str,
+        file: str | None = None,
+        offset: int | None = None,
+        tensor: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.path = path
+        self.file = file
+        self.offset = offset
+        self.tensor = tensor
+
+
+class FormatVersionError(PenstockError, ValueError):
+    """The checkpoint was written in a format version that this Penstock does not read.
+
+    Attributes:
+        path: The checkpoint's directory.
+        found: The version it is written in.
+        supported: The newest version this Penstock reads.
+    """
+
+    _fields = ("path", "found", "supported")
+
+    def __init__(self, message: str, *, path: str, found: int, supported: int) -> None:
+        super().__init__(message)
+        self.path = path
+        self.found = found
+        self.supported = supported
+
+
+class UnsupportedStateError(PenstockError, TypeError):
+    """A leaf of the state cannot be stored without losing something.
+
+    Attributes:
+        key: Dotted name of the leaf.
+    """
+
+    _fields = ("key",)
+
+    def __init__(self, message: str, *, key: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class StateMismatchError(PenstockError, ValueError):
+    """The checkpoint and what the caller asked for (``into=``, ``keys=``) do not fit together.
+
+    Attributes:
+        key: Dotted name of the first leaf that does not fit, where there is one.
+        path: The checkpoint's directory, where known.
+    """
+
+    _fields = ("key", "path")
+
+    def __init__(self, message: str, *, key: str | None = None, path: str | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+        self.path = path
+
+
+class StorageError(PenstockError, OSError):
+    """The operating system refused or failed an operation: disk full, read-only, I/O error.
+
+    Attributes:
+        path: The file or directory.
+        filename: The same, as `OSError` calls it.
+        errno: The error number, as in the `errno` module.
+    """
+
+    _fields = ("path", "errno")
+
+    def __init__(self, message: str, *, path: str, errno: int | None) -> None:
+        super().__init__(message)
+        self.path = self.filename = path
+        self.errno = errno
+
+
+class MissingDependencyError(PenstockError, ImportError):
+    """An optional package is needed for this and is not installed.
+
+    Attributes:
+        name: The package.
+    """
+
+    _fields = ("name",)
+
+    def __init__(self, message: str, *, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class PenstockWarning(UserWarning):
+    """Something was skipped or left undone, and the call succeeded all the same."""

@@ -1,0 +1,156 @@
+"""`CheckpointInfo`: what is in a checkpoint, without reading its tensor data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock import tree
+from penstock.errors import CorruptCheckpointError
+from penstock.restore import Builder, is_data
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock import _native
+
+
+class FileInfo(NamedTuple):
+    """One file of a checkpoint.
+
+    Attributes:
+        name: Its name inside the checkpoint's directory.
+        bytes: Its size.
+    """
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorInfo:
+    """One stored tensor or array.
+
+    Attributes:
+        name: Its dotted name.
+        dtype: Its element type, as in ``"bfloat16"``; types of NumPy's own as in ``"numpy:<U5"``.
+        shape: Its dimensions.
+        file: The file that holds its bytes.
+        begin: Offset of its first byte in that file.
+        end: Offset of the byte after its last.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    begin: int
+    end: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of data."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointInfo:
+    """What is in a checkpoint.
+
+    Attributes:
+        path: Its directory.
+        id: Identity of the save that wrote it.
+        step: The step it was saved as, if any.
+        created: When the save was committed, in UTC, as in ``"2026-01-01T00:00:00Z"``.
+        writer: The program that wrote it.
+        format_version: The version of the format it is written in.
+        world_size: How many ranks wrote it.
+        bytes: Bytes of all files.
+        tensor_bytes: Bytes of tensor data.
+        files: All files, the manifest first.
+        tensors: All stored tensors, in the order of the state.
+        aliases: Further names of stored tensors and of views into them -> the tensor's name.
+        metadata: What `penstock.save` was given as ``metadata=``.
+    """
+
+    path: str
+    id: str
+    step: int | None
+    created: str
+    writer: str
+    format_version: int
+    world_size: int
+    bytes: int
+    tensor_bytes: int
+    files: tuple[FileInfo, ...]
+    tensors: tuple[TensorInfo, ...]
+    aliases: dict[str, str]
+    metadata: dict[str, Any]
+    _tree: str = field(repr=False)
+
+    def values(self) -> dict[str, Any]:
+        """The plain leaves of the state by dotted name: everything but tensors and arrays.
+
+        Long byte strings, which are stored beside the tensors, are left out as well.
+
+        Raises:
+            CorruptCheckpointError: The state's tree is malformed.
+
+        Example:
+            >>> import penstock, tempfile
+            >>> path = tempfile.mkdtemp() + "/ckpt"
+            >>> report = penstock.save(path, {"step": 7, "lr": [0.1, 0.2]})
+            >>> penstock.inspect(path).values()
+            {'step': 7, 'lr.0': 0.1, 'lr.1': 0.2}
+        """
+        builder = Builder((), (), {})
+        with tree.reading(self.path, part_name(self.files)):
+            leaves = tree.leaves(tree.parse(self._tree))
+            plain = [(name, builder.build(node)) for name, node in leaves if not is_data(node)]
+        names = tree.unique_names([name for name, _ in plain])
+        return dict(zip(names, (value for _, value in plain), strict=True))
+
+
+def describe(checkpoint: _native.Checkpoint, path: str) -> CheckpointInfo:
+    """Everything that the checkpoint opened at a path says about itself."""
+    files = tuple(FileInfo(name, nbytes) for name, nbytes in checkpoint.files())
+    tensors = tuple(
+        TensorInfo(name=name, dtype=dtype, shape=shape, file=file, begin=begin, end=end)
+        for name, dtype, shape, file, begin, end in checkpoint.tensors()
+    )
+    return CheckpointInfo(
+        path=path,
+        id=checkpoint.id,
+        step=checkpoint.step,
+        created=checkpoint.created,
+        writer=checkpoint.writer,
+        format_version=checkpoint.format_version,
+        world_size=checkpoint.world_size,
+        bytes=sum(file.bytes for file in files),
+        tensor_bytes=checkpoint.nbytes,
+        files=files,
+        tensors=tensors,
+        aliases={name: tensors[index].name for name, index, _ in checkpoint.aliases()},
+        metadata=_metadata(checkpoint, path, files[0].name),
+        _tree=checkpoint.tree,
+    )
+
+
+def part_name(files: Iterable[tuple[str, int]]) -> str | None:
+    """The file that holds the state's tree."""
+    return next((name for name, _ in files if name.startswith("part-")), None)
+
+
+def _metadata(checkpoint: _native.Checkpoint, path: str, file: str) -> dict[str, Any]:
+    try:
+        metadata = json.loads(checkpoint.metadata)
+    except (ValueError, RecursionError):
+        metadata = None
+    if type(metadata) is not dict:
+        raise CorruptCheckpointError(
+            f"{path}/{file}: the metadata is no JSON object; restore this checkpoint from a copy",
+            path=path,
+            file=file,
+        )
+    return metadata

@@ -1,0 +1,156 @@
+"""What a call did: `SaveReport`, `LoadReport`, `VerifyResult`.
+
+A report proves which path ran: engine, direct I/O or not, and why something was fallen back
+from. GB is 10**9 bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+def _gb_per_second(nbytes: int, seconds: float) -> float:
+    return nbytes / seconds / 1e9 if seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveReport:
+    """What a save wrote and how.
+
+    Attributes:
+        path: The checkpoint's directory.
+        step: The step it was saved as, if any.
+        checkpoint_id: Identity of this very save; `penstock.inspect` reports the same.
+        bytes: Bytes of all files, manifest included.
+        tensor_bytes: Bytes of tensor data.
+        seconds: Wall time of the whole call.
+        phases: Wall time of each phase: ``flatten`` (walking the state), ``plan``, ``write``,
+            ``sync``, ``commit``.
+        tensors: Tensors stored; tied ones count once.
+        files: Files written.
+        engine: ``"uring"`` or ``"threads"``.
+        direct_io: Whether the page cache was bypassed.
+        fallbacks: What was tried first and why it was not used.
+        io_threads: Threads that moved bytes.
+        queue_depth: Requests in flight per thread, at most.
+        extent_bytes: Bytes of one request, at most.
+        staging_peak_bytes: Most memory that was staged at one time.
+    """
+
+    path: str
+    step: int | None
+    checkpoint_id: str
+    bytes: int
+    tensor_bytes: int
+    seconds: float
+    phases: dict[str, float]
+    tensors: int
+    files: int
+    engine: str
+    direct_io: bool
+    fallbacks: list[str]
+    io_threads: int
+    queue_depth: int
+    extent_bytes: int
+    staging_peak_bytes: int
+
+    @property
+    def gb_per_second(self) -> float:
+        """Bytes of all files over the whole call's time."""
+        return _gb_per_second(self.bytes, self.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """What a load read and how.
+
+    Attributes:
+        path: The checkpoint's directory.
+        step: The step it was saved as, if any.
+        checkpoint_id: Identity of the save it came from.
+        bytes: Bytes of tensor data handed out.
+        bytes_read: Bytes read from storage.
+        seconds: Wall time of the whole call.
+        phases: Wall time of each phase: ``open`` (manifest and part), ``read``, ``build``
+            (making the state out of what was read).
+        tensors: Tensors read.
+        files: Files read.
+        engine: ``"uring"`` or ``"threads"``.
+        direct_io: Whether the page cache was bypassed.
+        fallbacks: What was tried first and why it was not used.
+        io_threads: Threads that moved bytes.
+        queue_depth: Requests in flight per thread, at most.
+        extent_bytes: Bytes of one request, at most.
+        staging_peak_bytes: Most memory that was staged at one time.
+        bounced_bytes: Bytes that had to be copied after reading, for want of alignment.
+        verified: Whether everything handed out was checked against its digest.
+    """
+
+    path: str
+    step: int | None
+    checkpoint_id: str
+    bytes: int
+    bytes_read: int
+    seconds: float
+    phases: dict[str, float]
+    tensors: int
+    files: int
+    engine: str
+    direct_io: bool
+    fallbacks: list[str]
+    io_threads: int
+    queue_depth: int
+    extent_bytes: int
+    staging_peak_bytes: int
+    bounced_bytes: int
+    verified: bool
+
+    @property
+    def gb_per_second(self) -> float:
+        """Bytes handed out over the whole call's time."""
+        return _gb_per_second(self.bytes, self.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong with a checkpoint.
+
+    Attributes:
+        file: Name of the file inside the checkpoint, where known.
+        offset: First byte of the damaged range in that file, where known.
+        tensor: Name of the tensor whose bytes are hit, where known.
+        message: What is wrong, in words.
+    """
+
+    file: str | None
+    offset: int | None
+    tensor: str | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyResult:
+    """Whether every byte of a checkpoint still has its digest.
+
+    Attributes:
+        path: The checkpoint's directory.
+        ok: Whether no problem was found.
+        problems: Everything that was found, in the order of the files.
+        bytes_checked: Bytes read and digested.
+        files: Files checked.
+        tensors: Tensors whose bytes were checked.
+        seconds: Wall time of the whole call.
+    """
+
+    path: str
+    ok: bool
+    problems: tuple[Problem, ...]
+    bytes_checked: int
+    files: int
+    tensors: int
+    seconds: float
+
+    @property
+    def gb_per_second(self) -> float:
+        """Bytes checked over the whole call's time."""
+        return _gb_per_second(self.bytes_checked, self.seconds)

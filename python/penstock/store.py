@@ -1,0 +1,314 @@
+"""`CheckpointStore`: a directory of checkpoints by training step."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock import _native, checkpoint
+from penstock.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    PenstockError,
+    PenstockWarning,
+    StorageError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from penstock.options import Options
+    from penstock.progress import Progress
+    from penstock.reports import LoadReport, SaveReport, VerifyResult
+
+
+_VANISHED_MAX = 8
+"""How often a step may disappear while it is read before its error is passed on."""
+
+
+class StepInfo(NamedTuple):
+    """One step of a store, whatever its state.
+
+    Attributes:
+        step: The training step.
+        state: ``"complete"``, ``"incomplete"`` (its save never finished, or is still running),
+            ``"damaged"`` (its manifest is unreadable, or files are missing or of a wrong size) or
+            ``"newer"`` (it takes a newer Penstock to read).
+        reason: Why it is not complete, where known.
+    """
+
+    step: int
+    state: str
+    reason: str | None
+
+
+class Orphan(NamedTuple):
+    """Something that a save left behind and a sweep removed.
+
+    Attributes:
+        path: What was removed.
+        bytes: How much space that freed.
+    """
+
+    path: str
+    bytes: int
+
+
+class CheckpointStore:
+    """A directory with one checkpoint per training step.
+
+    Every step is a directory of its own that can be copied, moved and uploaded. The store keeps no
+    index: what is there is what counts, and any number of processes may read it.
+
+    Args:
+        root: The store's directory; the first save makes it.
+        keep_last: After each save, delete all complete steps but so many of the newest. None
+            keeps all. The newest step that was read back and found good is always kept.
+        keep_every: Also keep every step that is a multiple of this, whatever its age.
+        options: How bytes move; None for ``Options()``.
+
+    Raises:
+        ValueError: An argument is out of range.
+
+    Example:
+        >>> import numpy as np, penstock, tempfile
+        >>> store = penstock.CheckpointStore(tempfile.mkdtemp(), keep_last=2)
+        >>> for step in (10, 20, 30):
+        ...     report = store.save(step, {"w": np.full(3, step), "step": step})
+        >>> store.steps()
+        [20, 30]
+        >>> store.load()["step"]
+        30
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | bytes,
+        *,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        options: Options | None = None,
+    ) -> None:
+        self._root = checkpoint.decode_path(root)
+        self._keep_last = _check_count("keep_last", keep_last)
+        self._keep_every = _check_count("keep_every", keep_every)
+        if keep_every is not None and keep_last is None:
+            raise ValueError("keep_every= says what keep_last= does not delete: give keep_last=")
+        checkpoint.to_native(options)
+        self._options = options
+        self._native = _native.Store(self._root)
+
+    def __repr__(self) -> str:
+        return f"CheckpointStore({self._root!r})"
+
+    @property
+    def root(self) -> str:
+        """The store's directory."""
+        return self._root
+
+    def path(self, step: int) -> str:
+        """The directory of a step, whether it exists or not."""
+        path = self._native.step_path(checkpoint.check_step(step))
+        # The native module gives paths for display; ours also holds what is no UTF-8.
+        return os.path.join(self._root, os.path.basename(path))
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        overwrite: bool = False,
+        progress: bool | Progress = False,
+    ) -> SaveReport:
+        """Saves a state as a step, then deletes what the store no longer keeps.
+
+        A failure to delete is a `PenstockWarning`: the save stands.
+
+        Args:
+            step: The training step.
+            state: What to save; see `penstock.save`.
+            metadata: A note of plain JSON.
+            overwrite: Replace the step if it is complete already.
+            progress: True for a bar on standard error, or a function of bytes done and in all.
+
+        Raises:
+            CheckpointExistsError: The step is complete already and ``overwrite`` is False.
+            UnsupportedStateError: A leaf cannot be stored; the message names it.
+            StorageError: The operating system failed an operation.
+        """
+        report = checkpoint.save(
+            self.path(step),
+            state,
+            overwrite=overwrite,
+            step=step,
+            metadata=metadata,
+            options=self._options,
+            progress=progress,
+        )
+        if self._keep_last is not None:
+            try:
+                self._native.retain(self._keep_last, self._keep_every, step)
+            except StorageError as error:
+                message = f"step {step} is saved, but older steps could not be deleted: {error}"
+                warnings.warn(message, PenstockWarning, stacklevel=2)
+        return report
+
+    def load(
+        self,
+        step: int | None = None,
+        *,
+        into: Any = None,
+        keys: str | Iterable[str] | None = None,
+        device: Any = None,
+        progress: bool | Progress = False,
+        report: Callable[[LoadReport], object] | None = None,
+    ) -> Any:
+        """Loads the newest complete step, or the one asked for.
+
+        Steps that were never finished are passed over. Damaged ones are passed over with a
+        `PenstockWarning` that says why. Damage that shows only while data is read is an error,
+        since silently resuming from older weights is a choice that is not ours to make.
+
+        Args:
+            step: The training step; None for the newest complete one.
+            into: A state to fill; see `penstock.load`.
+            keys: What to load; see `penstock.load`.
+            device: Where to put tensors; None for the host.
+            progress: True for a bar on standard error, or a function of bytes done and in all.
+            report: Called with the `LoadReport` when the state is complete.
+
+        Raises:
+            CheckpointNotFoundError: There is no complete step, or not the one asked for.
+            IncompleteCheckpointError: The save of the step asked for never finished.
+            CorruptCheckpointError: Data is damaged; the message names the step to go back to.
+            StateMismatchError: A key matches nothing, or ``into`` does not fit.
+        """
+        wanted = {"into": into, "keys": keys, "device": device, "progress": progress}
+        if step is None:
+            loaded = self._read_newest(wanted)
+        else:
+            loaded = self._read(checkpoint.check_step(step), wanted)
+        if report is not None:
+            report(loaded.report)
+        return loaded.state
+
+    def scan(self) -> list[StepInfo]:
+        """Every step by number, whether complete or not."""
+        return sorted(StepInfo(*entry) for entry in self._native.steps())
+
+    def steps(self) -> list[int]:
+        """The complete steps, oldest first."""
+        return [info.step for info in self.scan() if info.state == "complete"]
+
+    def latest(self) -> int | None:
+        """The newest complete step; None if there is none."""
+        return max(self.steps(), default=None)
+
+    def verify(self, step: int, *, progress: bool | Progress = False) -> VerifyResult:
+        """Reads every byte of a step and compares it with its digest.
+
+        A step that was found good counts as read back: `keep_last` never deletes the newest such.
+
+        Args:
+            step: The training step.
+            progress: True for a bar on standard error, or a function of bytes done and in all.
+
+        Raises:
+            CheckpointNotFoundError: There is no such step.
+        """
+        path = self.path(step)
+        checkpoint_id = None
+        # What is too damaged to open is a result of the verification below.
+        with contextlib.suppress(CorruptCheckpointError, IncompleteCheckpointError):
+            checkpoint_id = _native.open(path).id
+        result = checkpoint.verify(path, options=self._options, progress=progress)
+        if result.ok and checkpoint_id is not None:
+            self._mark_verified(step, checkpoint_id)
+        return result
+
+    def delete(self, step: int) -> int:
+        """Deletes a step; returns the bytes freed.
+
+        Raises:
+            CheckpointNotFoundError: There is no such step.
+            StorageError: The operating system failed an operation.
+        """
+        return self._native.delete(checkpoint.check_step(step))
+
+    def sweep(self) -> list[Orphan]:
+        """Removes what dead saves left behind; a save that is running is left alone."""
+        return [Orphan(*entry) for entry in self._native.sweep()]
+
+    def _read_newest(self, wanted: dict[str, Any]) -> checkpoint.Loaded:
+        chosen = self._newest()
+        for _ in range(_VANISHED_MAX):
+            try:
+                return self._read(chosen, wanted)
+            except PenstockError:
+                # A save elsewhere may commit a newer step and retire this one under our hands.
+                if chosen in self.steps():
+                    raise
+            chosen = self._newest()
+        return self._read(chosen, wanted)
+
+    def _read(self, step: int, wanted: dict[str, Any]) -> checkpoint.Loaded:
+        try:
+            loaded = checkpoint.read(self.path(step), options=self._options, **wanted)
+        except CorruptCheckpointError as error:
+            raise self._with_way_back(error, step) from error
+        if wanted["keys"] is None and loaded.report.verified:
+            self._mark_verified(step, loaded.report.checkpoint_id)
+        return loaded
+
+    def _newest(self) -> int:
+        passed_over = []
+        for info in reversed(self.scan()):
+            # A newer one that this build cannot read is not passed over: reading it says why.
+            if info.state in ("complete", "newer"):
+                return info.step
+            passed_over.append(info)
+            if info.state == "damaged":
+                message = f"{self.path(info.step)} is damaged and passed over: {info.reason}"
+                warnings.warn(message, PenstockWarning, stacklevel=4)
+        detail = "nothing was saved to it yet"
+        if passed_over:
+            steps = ", ".join(f"{info.step} ({info.state})" for info in passed_over[:5])
+            detail = f"none of its steps is complete: {steps}"
+        raise CheckpointNotFoundError(
+            f"no checkpoint to load in {self._root}: {detail}; check the path, or save a state "
+            "with store.save(step, state)",
+            path=self._root,
+        )
+
+    def _with_way_back(self, error: CorruptCheckpointError, step: int) -> CorruptCheckpointError:
+        """The same error, naming the step before."""
+        before = max((other for other in self.steps() if other < step), default=None)
+        way_back = "no earlier step is complete"
+        if before is not None:
+            way_back = f"the step before it is complete: store.load(step={before})"
+        return CorruptCheckpointError(
+            f"{error}; {way_back}",
+            path=error.path,
+            file=error.file,
+            offset=error.offset,
+            tensor=error.tensor,
+        )
+
+    def _mark_verified(self, step: int, checkpoint_id: str) -> None:
+        # A store may be read-only, and a mark is only for the benefit of whoever deletes.
+        with contextlib.suppress(StorageError):
+            self._native.mark_verified(step, checkpoint_id)
+
+
+def _check_count(name: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    if type(value) is not int:
+        raise TypeError(f"{name}={value!r}: must be an int or None")
+    if value < 1:
+        raise ValueError(f"{name}={value}: must be at least 1")
+    return value

@@ -1,0 +1,376 @@
+"""`Targets`: the tensors and arrays that ``load(into=…)`` fills, matched with a checkpoint.
+
+Everything is checked before anything is written: names, shapes, types, whether memory can be
+written at all, and whether targets share memory where the checkpoint has different tensors.
+Contiguous host memory is then filled by the native module itself; the rest is loaded beside and
+copied.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock import ties
+from penstock.errors import StateMismatchError, UnsupportedStateError
+from penstock.memory import CPU, Memory, of_array, of_tensor
+from penstock.refusals import refusal
+from penstock.restore import Builder, Place, Row, is_data, reference
+from penstock.scalars import TreeError, label
+from penstock.tree import LEVELS_MAX, ROOT, SEQUENCES, SKIPPED, Node, branches
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock._native import _Alias
+    from penstock.ties import View
+
+_REPORTED_MAX = 10
+_SOLVER_WORK_MAX = 10_000
+
+
+@dataclass(slots=True)
+class Target:
+    """A tensor or array to fill.
+
+    Attributes:
+        name: Its dotted name.
+        value: The tensor or array itself.
+        memory: Where its elements are.
+        node: The leaf it is filled from.
+        index: The stored tensor of that leaf.
+        view: Which part of it.
+    """
+
+    name: str
+    value: Any
+    memory: Memory
+    node: dict[str, Node]
+    index: int
+    view: View | None
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the native module can fill it in place, byte for byte."""
+        memory = self.memory
+        is_plain = memory.device == CPU and memory.strides is None and memory.high > memory.low
+        return is_plain and self.view is None
+
+    @property
+    def claim(self) -> tuple[Any, ...]:
+        """Two targets may share memory if their claims are equal.
+
+        A claim is the stored tensor, and where its first element would lie.
+        """
+        memory = self.memory
+        if self.view is None:
+            return (self.index, memory.device, memory.address, memory.strides)
+        shape, strides, offset = self.view
+        item_bytes = memory.item_bytes
+        own = memory.strides or ties.contiguous_strides(memory.shape, item_bytes)
+        for dim, stride, own_stride in zip(shape, strides, own, strict=True):
+            if dim > 1 and stride * item_bytes != own_stride:
+                return (self.index, memory.device, memory.address, own, self.view)
+        return (self.index, memory.device, memory.address - offset * item_bytes, None)
+
+
+class Targets:
+    """What of a state is filled from a checkpoint.
+
+    Args:
+        node: The checkpoint's tree, `SKIPPED` where nothing was asked for.
+        state: The state to fill.
+        tensors: The checkpoint's stored tensors.
+        aliases: Its aliases.
+        path: The checkpoint, for messages.
+        is_partial: Whether the state may hold more than the tree.
+
+    Raises:
+        StateMismatchError: Something does not fit; nothing has been changed.
+        TreeError: The tree is malformed.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        state: Any,
+        tensors: Sequence[Row],
+        aliases: Sequence[_Alias],
+        path: str,
+        *,
+        is_partial: bool,
+    ) -> None:
+        self._tensors = tensors
+        self._aliases = aliases
+        self._path = path
+        self._is_partial = is_partial
+        self._found: list[Target] = []
+        self._mismatches: list[tuple[str, str]] = []
+        self._match(node, state, ROOT, 0)
+        if not self._mismatches:
+            self._find_conflicts()
+        if self._mismatches:
+            raise self._mismatch()
+        self._direct: dict[int, Target] = {}
+        for target in self._found:
+            if target.is_direct:
+                self._direct.setdefault(target.index, target)
+
+    def native(self) -> dict[int, tuple[int, int, object]]:
+        """Memory for the native module to fill: index -> (address, bytes, owner)."""
+        return {
+            index: (target.memory.address, target.memory.nbytes, target.value)
+            for index, target in self._direct.items()
+        }
+
+    def places(self) -> dict[int, Place]:
+        """Where the tensors that the native module filled are, for those that tie to them."""
+        return {index: (_bytes_of(target.value), 0) for index, target in self._direct.items()}
+
+    def finish(self, node: Node, state: Any, builder: Builder) -> Any:
+        """Fills what the native module did not, and the plain leaves; returns the state."""
+        # What can still fail comes first: nothing is assigned before everything is built.
+        assignments: list[tuple[Any, Any, Any]] = []
+        state = self._rebuild(node, state, builder, assignments)
+        filled = {target.claim for target in self._direct.values()}
+        for target in self._found:
+            if target.claim not in filled:
+                _copy(builder, target)
+        _bump_versions([target.value for target in self._direct.values()])
+        for container, key, value in assignments:
+            container[key] = value
+        return state
+
+    def _rebuild(
+        self, node: Node, state: Any, builder: Builder, assignments: list[tuple[Any, Any, Any]]
+    ) -> Any:
+        """What comes into the place of a value: itself, but for plain leaves and their tuples."""
+        if is_data(node) and node["$"] in ("tensor", "ndarray"):
+            return state
+        children = branches(node)
+        if children is None:
+            return builder.build(node)
+        new = {
+            key: self._rebuild(child, state[key], builder, assignments)
+            for key, child in children
+            if child is not SKIPPED
+        }
+        if isinstance(state, tuple):
+            return tuple(new.get(index, item) for index, item in enumerate(state))
+        assignments += [
+            (state, key, value) for key, value in new.items() if state[key] is not value
+        ]
+        if type(state) is OrderedDict and type(node) is dict:
+            attributes = builder.attributes(node, 0)
+            assignments += [(vars(state), name, value) for name, value in attributes.items()]
+        return state
+
+    # Matching.
+
+    def _match(self, node: Node, state: Any, name: str, level: int) -> None:
+        if level > LEVELS_MAX:
+            raise TreeError(f"nested deeper than {LEVELS_MAX} levels")
+        if is_data(node) and node["$"] in ("tensor", "ndarray"):
+            self._match_tensor(node, state, name)
+            return
+        children = branches(node)
+        kind = _kind(state)
+        if children is None:
+            if kind in ("tensor", "array", "dict", "list", "tuple"):
+                self._add(name, f"a plain value in the checkpoint, {kind} in the target")
+            return
+        if kind != _container_kind(node):
+            self._add(name, f"{_container_kind(node)} in the checkpoint, {kind} in the target")
+            return
+        prefix = f"{name}." if level else ""
+        here = state if kind == "dict" else dict(enumerate(state))
+        self._match_children(children, here, prefix, level)
+
+    def _match_children(
+        self, children: list[tuple[Any, Node]], here: Mapping[Any, Any], prefix: str, level: int
+    ) -> None:
+        for key, child in children:
+            if child is SKIPPED:
+                continue
+            child_name = prefix + label(key)
+            if key in here:
+                self._match(child, here[key], child_name, level + 1)
+            else:
+                self._add(child_name, "is in the checkpoint, not in the target")
+        if not self._is_partial:
+            known = {key for key, _ in children}
+            for key in here:
+                if key not in known:
+                    self._add(prefix + label(key), "is in the target, not in the checkpoint")
+
+    def _match_tensor(self, node: dict[str, Node], state: Any, name: str) -> None:
+        index, view = reference(node, self._tensors, self._aliases)
+        _, dtype, shape, *_ = self._tensors[index]
+        shape = shape if view is None else view[0]
+        try:
+            memory = _memory_of(state, name)
+        except UnsupportedStateError as error:
+            self._add(name, f"cannot be filled: {str(error).removeprefix(f'{name}: ')}")
+            return
+        if memory is None:
+            self._add(name, f"tensor in the checkpoint, {_kind(state)} in the target")
+        elif memory.shape != shape:
+            self._add(
+                name, f"shape {list(shape)} in the checkpoint, {list(memory.shape)} in the target"
+            )
+        elif memory.dtype != dtype:
+            self._add(name, f"dtype {dtype} in the checkpoint, {memory.dtype} in the target")
+        elif isinstance(state, np.ndarray) and not state.flags.writeable:
+            self._add(name, "the target array is read-only")
+        elif _overlaps_itself(memory):
+            self._add(name, "the target is expanded: its elements share memory")
+        else:
+            self._found.append(Target(name, state, memory, node, index, view))
+
+    def _find_conflicts(self) -> None:
+        """Targets that share memory have to be tied in the checkpoint in the same way."""
+        for run in ties.overlaps([target.memory for target in self._found]):
+            members = [self._found[index] for index in run]
+            if len({target.claim for target in members}) == 1:
+                continue
+            for one, other in combinations(members, 2):
+                if one.claim != other.claim and _share_memory(one.memory, other.memory):
+                    self._add(
+                        one.name,
+                        f"shares memory with {other.name} in the target, not in the checkpoint",
+                    )
+                    break
+
+    def _add(self, name: str, text: str) -> None:
+        self._mismatches.append((name, text))
+
+    def _mismatch(self) -> StateMismatchError:
+        shown = [f"{name}: {text}" for name, text in self._mismatches[:_REPORTED_MAX]]
+        more = len(self._mismatches) - len(shown)
+        if more:
+            shown.append(f"and {more} more")
+        text = "; ".join(shown)
+        return StateMismatchError(
+            f"{self._path}: into= does not fit the checkpoint, nothing was changed: {text}; make "
+            "the target fit, choose leaves with keys=, or load without into=",
+            key=self._mismatches[0][0],
+            path=self._path,
+        )
+
+
+def _kind(value: Any) -> str:
+    """What a value is to the one who matches it; whatever is replaced whole is a plain value."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return "tensor"
+    if isinstance(value, np.ndarray):
+        return "array"
+    for base in (dict, list):
+        if isinstance(value, base):
+            return base.__name__
+    return "tuple" if type(value) is tuple else f"a value of type {type(value).__name__}"
+
+
+def _container_kind(node: Node) -> str:
+    if type(node) is list:
+        return "list"
+    return "tuple" if node.get("$") in SEQUENCES else "dict"
+
+
+def _memory_of(value: Any, name: str) -> Memory | None:
+    """The memory of a tensor or array; None for anything else."""
+    kind = _kind(value)
+    if kind == "tensor":
+        torch = sys.modules["torch"]
+        if type(value) in (torch.Tensor, torch.nn.Parameter):
+            return of_tensor(value, name)
+        raise refusal(value, name)
+    if kind == "array":
+        if type(value) in (np.ndarray, np.memmap):
+            return of_array(value, name)
+        raise refusal(value, name)
+    return None
+
+
+def _overlaps_itself(memory: Memory) -> bool:
+    """Whether two elements may share bytes; exact for every layout that PyTorch makes."""
+    if memory.strides is None or memory.high == memory.low:
+        return False
+    dims = zip(memory.strides, memory.shape, strict=True)
+    reach_bytes = memory.item_bytes
+    for stride, dim in sorted((abs(stride), dim) for stride, dim in dims if dim > 1):
+        if stride < reach_bytes:
+            return True
+        reach_bytes += stride * (dim - 1)
+    return False
+
+
+def _share_memory(one: Memory, other: Memory) -> bool:
+    """Whether two memories have a byte in common."""
+    if one.low >= other.high or other.low >= one.high:
+        return False
+    if one.strides is None and other.strides is None:
+        return True
+    # NumPy's own stub knows only two of the numbers that its documentation allows.
+    work: Any = _SOLVER_WORK_MAX
+    try:
+        return np.shares_memory(_window(one), _window(other), max_work=work)
+    except np.exceptions.TooHardError:
+        return True
+
+
+class _Addresses:
+    """Tells NumPy where elements are, so that its solver can compare; they are never read."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.__array_interface__ = {
+            "data": (memory.address, True),
+            "typestr": f"|V{memory.item_bytes}",
+            "shape": memory.shape,
+            "strides": memory.strides,
+            "version": 3,
+        }
+
+
+def _window(memory: Memory) -> np.ndarray[Any, Any]:
+    return np.asarray(_Addresses(memory))
+
+
+def _copy(builder: Builder, target: Target) -> None:
+    """Fills a target from what was loaded beside it."""
+    if isinstance(target.value, np.ndarray):
+        np.copyto(target.value, builder.leaf(target.node, "ndarray"), casting="no")
+        return
+    torch = sys.modules["torch"]
+    value, source = target.value, builder.leaf(target.node, "tensor")
+    with torch.inference_mode(value.is_inference()), torch.no_grad():
+        if value.itemsize == 1:
+            # PyTorch copies no int4 and its like, but bytes.
+            value, source = value.view(torch.uint8), source.view(torch.uint8)
+        value.copy_(source)
+
+
+def _bytes_of(value: Any) -> np.ndarray[Any, Any]:
+    """The bytes of a contiguous tensor or array of the host, sharing its memory."""
+    if isinstance(value, np.ndarray):
+        return np.asarray(value).reshape(-1).view(np.uint8)
+    torch = sys.modules["torch"]
+    # Not a reshape: it would keep a stride other than one where there is a single element.
+    flat = value.detach().as_strided((value.numel(),), (1,))
+    array: np.ndarray[Any, Any] = flat.view(torch.uint8).numpy()
+    return array
+
+
+def _bump_versions(values: list[Any]) -> None:
+    """Tells autograd of writes behind its back, so that a stale graph fails instead of lying."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    for value in values:
+        if isinstance(value, torch.Tensor) and not value.is_inference():
+            torch.autograd.graph.increment_version(value)

@@ -1,0 +1,408 @@
+"""Errors: their classes and facts, states that are refused, and trees that lie."""
+
+import contextlib
+import copy
+import dataclasses
+import datetime as dt
+import enum
+import errno
+import json
+import pathlib
+import pickle
+import random
+from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import penstock
+from penstock import _native, errors, restore, scalars, tree
+from penstock.flatten import flatten
+
+INSTANCES = [
+    errors.PenstockError("m"),
+    errors.CheckpointNotFoundError("m", path="p"),
+    errors.CheckpointExistsError("m", path="p"),
+    errors.IncompleteCheckpointError("m", path="p"),
+    errors.CorruptCheckpointError("m", path="p", file="f", offset=3, tensor="t"),
+    errors.FormatVersionError("m", path="p", found=2, supported=1),
+    errors.UnsupportedStateError("m", key="k"),
+    errors.StateMismatchError("m", key="k", path="p"),
+    errors.StorageError("m", path="p", errno=errno.ENOSPC),
+    errors.MissingDependencyError("m", name="torch"),
+]
+
+
+@pytest.mark.parametrize("error", INSTANCES, ids=lambda error: type(error).__name__)
+def test_an_error_is_its_message_and_survives_a_process_boundary(error):
+    error.add_note("a note")
+    for again in (error, pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert isinstance(again, penstock.PenstockError)
+        assert type(again) is type(error)
+        assert str(again) == "m"
+        assert again.args == ("m",)
+        assert again.__notes__ == ["a note"]
+        for name in type(error)._fields:
+            assert getattr(again, name) == getattr(error, name)
+
+
+@pytest.mark.parametrize(
+    ("error", "base"),
+    [
+        (penstock.CheckpointNotFoundError, FileNotFoundError),
+        (penstock.CheckpointExistsError, FileExistsError),
+        (penstock.CorruptCheckpointError, ValueError),
+        (penstock.FormatVersionError, ValueError),
+        (penstock.UnsupportedStateError, TypeError),
+        (penstock.StateMismatchError, ValueError),
+        (penstock.StorageError, OSError),
+        (penstock.MissingDependencyError, ImportError),
+        (penstock.PenstockWarning, UserWarning),
+    ],
+)
+def test_errors_are_the_builtin_ones_too(error, base):
+    assert issubclass(error, base)
+
+
+def test_system_errors_carry_errno_and_filename():
+    error = errors.StorageError("no space", path="/a/b", errno=errno.ENOSPC)
+    assert (error.errno, error.filename) == (errno.ENOSPC, "/a/b")
+    missing = errors.CheckpointNotFoundError("nothing", path="/a")
+    assert (missing.errno, missing.filename) == (errno.ENOENT, "/a")
+
+
+# States that are refused.
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Dictionary(dict):
+    pass
+
+
+class Tensor(torch.Tensor):
+    pass
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+
+Pair = namedtuple("Pair", "a b")
+
+
+def quantized():
+    return torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (lambda: Colour.RED, r"\.value or \.name"),
+        (lambda: Text("x"), "save str"),
+        (lambda: Dictionary(), "save dict"),
+        (lambda: UserDict(), "save dict"),
+        (lambda: Pair(1, 2), "_asdict"),
+        (lambda: deque([1]), "save list"),
+        (lambda: iter([1]), "save list"),
+        (lambda: Point(1), "save its fields"),
+        (lambda: object(), "save its fields"),
+        (lambda: len, "code is never stored"),
+        (lambda: quantized, "code is never stored"),
+        (lambda: int, "code is never stored"),
+        (lambda: pathlib, "code is never stored"),
+        (lambda: pathlib.Path("x"), "save str"),
+        (lambda: dt.datetime(2026, 1, 1), "isoformat"),
+        (lambda: random.Random(1), "getstate"),
+        (lambda: np.random.default_rng(1), "bit_generator"),
+        (lambda: torch.Generator(), "get_state"),
+        (lambda: torch.nn.Linear(1, 1), "state_dict"),
+        (lambda: defaultdict(lambda: 0), "factory"),
+        (lambda: slice("a"), "slices of ints"),
+        (lambda: {torch.ones(1)}, "list"),
+        (lambda: {1: {b"key": 1}}, "use str"),
+        (lambda: np.array([object()]), "Python objects"),
+        (lambda: np.zeros(1, [("a", "f4")]), "fields"),
+        (lambda: np.zeros(1, [("a", "f4")])[0], "fields"),
+        (lambda: np.ma.zeros(1), "np.asarray"),
+        (lambda: np.matrix([1]), "np.asarray"),
+        (lambda: np.empty(2, "V0"), "astype"),
+        (lambda: Tensor([1.0]), "plain torch.Tensor"),
+        (lambda: torch.ones(2).to_sparse(), "to_dense"),
+        (lambda: torch.ones(2, 2).to_sparse_csr(), "to_dense"),
+        (lambda: torch.ones(2, device="meta"), "to_empty"),
+        (lambda: quantized(), "int_repr"),
+        (lambda: torch.ones(2).to_mkldnn(), "plain strided tensor"),
+        (lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]), "unbind"),
+        (lambda: torch.nn.parameter.UninitializedParameter(), "plain torch.Tensor"),
+        (lambda: torch._efficientzerotensor(3), "freed or resized"),
+    ],
+)
+def test_what_would_come_back_changed_is_refused_by_name(make, remedy, tmp_path):
+    value = make()
+    path = tmp_path / "ckpt"
+    with pytest.raises(penstock.UnsupportedStateError, match=remedy) as caught:
+        penstock.save(path, {"outer": [0, {"leaf": value}]})
+    assert caught.value.key.startswith("outer.1.leaf")
+    assert caught.value.key in str(caught.value)
+    assert not path.exists()
+
+
+def test_cycles_are_named():
+    state = {"a": [1]}
+    state["a"].append((state,))
+    with pytest.raises(penstock.UnsupportedStateError, match=r"^a\.1\.0: .* contains itself"):
+        flatten(state)
+
+
+def test_a_container_may_occur_twice():
+    inner = [1]
+    assert flatten([inner, inner]).tree == "[[1],[1]]"
+
+
+def test_attributes_of_a_dictionary_are_not_dropped():
+    state = OrderedDict()
+    state.colour = "red"
+    with pytest.raises(penstock.UnsupportedStateError, match="'colour'"):
+        flatten({"d": state})
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"a": (1,)}, {1: 2}, {"a": float("nan")}, {"a": {1}}, {"a": 1 << 70}, {"a": b""}]
+)
+def test_metadata_that_would_change_is_refused(tmp_path, metadata):
+    with pytest.raises(penstock.UnsupportedStateError, match="metadata"):
+        penstock.save(tmp_path / "ckpt", {}, metadata=metadata)
+
+
+# Trees that lie. The native module stores any JSON as a tree, so these are whole, valid files.
+
+
+def save_tree(path, text, tensors=(), aliases=()):
+    _native.save(
+        str(path),
+        list(tensors),
+        list(aliases),
+        text,
+        step=None,
+        metadata="{}",
+        overwrite=True,
+        options=penstock.Options().to_native(),
+        progress=None,
+    )
+
+
+def sources():
+    matrix = np.arange(6, dtype=np.float32).reshape(2, 3)
+    raw = np.arange(20, dtype=np.uint8)
+    return [
+        ("m", "float32", (2, 3), matrix.ctypes.data, None, 4, matrix),
+        ("t", "numpy:<U5", (1,), raw.ctypes.data, None, 20, raw),
+        ("odd", "numpy:O", (1,), raw.ctypes.data, None, 20, raw),
+        ("long", "numpy:<U9", (1,), raw.ctypes.data, None, 20, raw),
+        ("b", "uint8", (20,), raw.ctypes.data, None, 1, raw),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":1,"a":2}',
+        '{"$":"pickle","v":"gASVAAAA"}',
+        '{"$":"eval","v":"1"}',
+        '{"$":null}',
+        '{"$":["tuple"],"v":[]}',
+        '{"$":{}}',
+        '{"$":"tuple"}',
+        '{"$":"tuple","v":{}}',
+        '{"$":"int","v":"12"}',
+        '{"$":"int","v":"0x"}',
+        '{"$":"int","v":"__import__"}',
+        '{"$":"int","v":7}',
+        '{"$":"float","v":"infinity"}',
+        '{"$":"float","v":"0x12"}',
+        '{"$":"str","v":"gICA"}',
+        '{"$":"str","v":"%"}',
+        '{"$":"bytes","v":"a"}',
+        '{"$":"bytes"}',
+        '{"$":"complex","v":[1.0]}',
+        '{"$":"complex","v":[1,2]}',
+        '{"$":"complex","v":[1.0,{"$":"complex","v":[1.0,1.0]}]}',
+        '{"$":"set","v":[1,1]}',
+        '{"$":"set","v":[[1]]}',
+        '{"$":"set","v":[{"$":"ndarray","i":0}]}',
+        '{"$":"dict","v":[[1,2],[1,3]]}',
+        '{"$":"dict","v":[[1]]}',
+        '{"$":"dict","v":[1]}',
+        '{"$":"dict","v":[[[1],2]]}',
+        '{"$":"dict","v":[[{"a":1},2]]}',
+        '{"$":"dict","v":[[{"$":"tensor","i":0},2]]}',
+        '{"$":"odict","v":[],"attrs":{"__class__":1}}',
+        '{"$":"odict","v":[],"attrs":[]}',
+        '{"$":"defaultdict","factory":"eval","v":[]}',
+        '{"$":"defaultdict","v":[]}',
+        '{"$":"size","v":[1.5]}',
+        '{"$":"dtype","v":"load"}',
+        '{"$":"dtype","v":"float1"}',
+        '{"$":"device","v":"../x"}',
+        '{"$":"device","v":"frobnicator:0"}',
+        '{"$":"np.dtype","v":"O"}',
+        '{"$":"np.dtype","v":"f4,f4"}',
+        '{"$":"np.dtype","v":"<f3"}',
+        '{"$":"np","dtype":"<f4","v":"AAA="}',
+        '{"$":"np","dtype":"|O","v":"AAAAAAAAAAA="}',
+        '{"$":"slice","v":[1,2]}',
+        '{"$":"slice","v":["a",null,null]}',
+        '{"$":"range","v":[1,2,0]}',
+        '{"$":"range","v":[1,2]}',
+        '{"$":"tensor","i":5}',
+        '{"$":"tensor","i":-1}',
+        '{"$":"tensor","i":true}',
+        '{"$":"tensor","i":0.0}',
+        '{"$":"tensor"}',
+        '{"$":"tensor","a":9}',
+        '{"$":"tensor","v":0}',
+        '{"$":"tensor","i":1}',
+        '{"$":"ndarray","i":2}',
+        '{"$":"ndarray","i":3}',
+        '{"$":"bytes","i":0}',
+        '{"$":"bytearray","i":1}',
+        '{"$":"tensor","a":1}',
+        "9" * 5000,
+        "[" * 129 + "]" * 129,
+        "[" * 100_000 + "]" * 100_000,
+        '{"$":"tuple","v":[' * 300 + "]}" * 300,
+        '{"a":' * 3000 + "1" + "}" * 3000,
+    ],
+    ids=lambda text: text[:60],
+)
+def test_a_tree_that_lies_is_corruption(tmp_path, text):
+    path = tmp_path / "ckpt"
+    negative = ("back", 0, ((2,), (-1,), 3))
+    save_tree(path, text, sources(), [("same", 0, None), negative])
+    for load in (
+        penstock.load,
+        lambda path: penstock.load(path, keys="*"),
+        lambda path: penstock.load(path, into=[]),
+    ):
+        with pytest.raises(
+            (penstock.CorruptCheckpointError, penstock.StateMismatchError)
+        ) as caught:
+            load(path)
+        if load is penstock.load:
+            assert type(caught.value) is penstock.CorruptCheckpointError
+            assert caught.value.path == str(path)
+            assert caught.value.file.startswith("part-")
+            assert caught.value.file in str(caught.value)
+
+
+tags = st.sampled_from(
+    sorted(
+        {*scalars._DECODERS, *restore.DATA_TAGS, *tree.SEQUENCES, *tree.MAPPINGS, "set", "unknown"}
+    )
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        st.fixed_dictionaries(
+            {"$": tags | inner},
+            optional=dict.fromkeys(("v", "i", "a", "dtype", "factory", "attrs"), inner),
+        ),
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(json_values)
+def test_any_tree_loads_or_is_corruption(tmp_path_factory, value):
+    path = tmp_path_factory.getbasetemp() / "any-tree"
+    save_tree(path, json.dumps(value).replace("NaN", "0").replace("Infinity", "1"), sources())
+    for arguments in ({}, {"keys": "*"}, {"into": {"a": 0}}):
+        with contextlib.suppress(penstock.CorruptCheckpointError, penstock.StateMismatchError):
+            penstock.load(path, **arguments)
+    with contextlib.suppress(penstock.CorruptCheckpointError):
+        penstock.inspect(path).values()
+
+
+# What a store does about damage.
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = penstock.CheckpointStore(tmp_path / "store")
+    for step in (10, 20, 30):
+        store.save(step, {"w": np.full(5000, step), "step": step})
+    return store
+
+
+def shard(store, step):
+    return next(pathlib.Path(store.path(step)).glob("shard-*"))
+
+
+def test_unfinished_steps_are_passed_over(store):
+    (pathlib.Path(store.path(30)) / "manifest.json").unlink()
+    assert store.load()["step"] == 20
+    assert (store.steps(), store.latest()) == ([10, 20], 20)
+    assert [info.state for info in store.scan()] == ["complete", "complete", "incomplete"]
+
+
+def test_damaged_steps_are_passed_over_with_a_warning(store):
+    shard(store, 30).unlink()
+    with pytest.warns(penstock.PenstockWarning, match="step-0000000030 is damaged") as caught:
+        assert store.load()["step"] == 20
+    assert caught[0].filename == __file__
+
+
+def test_damaged_data_is_an_error_that_names_the_step_before(store):
+    file = shard(store, 30)
+    data = bytearray(file.read_bytes())
+    data[-5000] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(penstock.CorruptCheckpointError, match=r"store\.load\(step=20\)") as caught:
+        store.load()
+    assert (caught.value.file, caught.value.tensor) == (file.name, "w")
+    assert store.load(step=20)["step"] == 20
+    result = store.verify(30)
+    assert not result.ok
+    assert result.problems[0].file == file.name
+
+
+def test_an_empty_store_says_so(tmp_path):
+    store = penstock.CheckpointStore(tmp_path / "nothing")
+    assert (store.steps(), store.latest()) == ([], None)
+    with pytest.raises(penstock.CheckpointNotFoundError, match="nothing was saved"):
+        store.load()
+
+
+def test_what_was_read_back_survives_retention(tmp_path):
+    store = penstock.CheckpointStore(tmp_path, keep_last=1)
+    store.save(1, {"w": np.zeros(3)})
+    store.load()
+    for step in (2, 3):
+        store.save(step, {"w": np.zeros(3)})
+    assert store.steps() == [1, 3]
+    assert store.verify(3).ok
+    store.save(4, {})
+    assert store.steps() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"keep_last": 0}, {"keep_last": 1, "keep_every": 0}, {"keep_every": 5}]
+)
+def test_retention_that_makes_no_sense_is_refused(tmp_path, arguments):
+    with pytest.raises(ValueError, match="keep_"):
+        penstock.CheckpointStore(tmp_path, **arguments)
