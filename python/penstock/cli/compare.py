@@ -1,0 +1,196 @@
+"""Two checkpoints, compared name by name.
+
+Tensors are compared by their bytes, so that a nan equals itself and -0.0 differs from 0.0, and
+are read in groups of bounded size. Digests could not decide: they cover chunks of a file, and
+equal tensors of two checkpoints need not lie at the same offset.
+"""
+
+from __future__ import annotations
+
+import glob
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import penstock
+from penstock.cli.elements import Kind, difference, kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+GROUP_BYTES_MAX = 128 << 20
+"""Tensor data of each checkpoint in memory at a time, unless a single tensor is larger."""
+
+PLAIN = Kind("plain leaf", ())
+
+
+class Side:
+    """One of the checkpoints that are compared.
+
+    Attributes:
+        path: Its directory.
+        targets: Names of tensors and of their aliases -> the tensor that is stored.
+        values: Plain leaves by name.
+        names: All of these.
+    """
+
+    def __init__(self, path: Path) -> None:
+        info = penstock.inspect(path)
+        self.path = info.path
+        self.values = info.values()
+        self._stored = {tensor.name: tensor for tensor in info.tensors}
+        self._position = {name: index for index, name in enumerate(self._stored)}
+        self.targets = {**{name: name for name in self._stored}, **info.aliases}
+        self.names = {*self.targets, *self.values}
+
+    def kind(self, name: str) -> Kind | None:
+        """What a name stands for; None for an alias, of which only reading tells."""
+        if name in self._stored:
+            return Kind(self._stored[name].dtype, self._stored[name].shape)
+        return None if name in self.targets else PLAIN
+
+    def bytes_of(self, name: str) -> int:
+        """Bytes that reading a tensor or an alias takes."""
+        return self._stored[self.targets[name]].bytes
+
+    def read(self, names: Sequence[str]) -> dict[str, Any]:
+        """Reads stored tensors, or one alias.
+
+        Raises:
+            PenstockError: They cannot be read, or leaves share a name.
+        """
+        state = penstock.load(self.path, keys=[glob.escape(name) for name in names])
+        # A partial state closes up its lists, so names can be told only by their order.
+        ordered = sorted(names, key=lambda name: self._position.get(name, 0))
+        leaves = list(_leaves(state))
+        if len(leaves) != len(ordered):
+            raise penstock.StateMismatchError(
+                f"{self.path}: several leaves share one of the names {ordered[0]} to "
+                f"{ordered[-1]}, which cannot be compared; rename the keys that contain dots",
+                key=ordered[0],
+                path=self.path,
+            )
+        return dict(zip(ordered, leaves, strict=True))
+
+
+def compare_checkpoints(
+    path_a: Path, path_b: Path, progress: Callable[[int, int], object]
+) -> dict[str, Any]:
+    """Every difference between two checkpoints, with the keys of `penstock diff --json`.
+
+    Args:
+        path_a: One checkpoint.
+        path_b: The other one.
+        progress: Called with the bytes compared and the bytes in all.
+    """
+    a, b = Side(path_a), Side(path_b)
+    changed = [
+        _changed(name, kind_a, kind_b)
+        for name in sorted(a.names & b.names)
+        if (kind_a := a.kind(name)) != (kind_b := b.kind(name)) and kind_a and kind_b
+    ]
+    skipped = {row["name"] for row in changed}
+    common = [name for name in a.targets if name in b.targets and name not in skipped]
+    compared_bytes, total_bytes = 0, sum(map(a.bytes_of, common))
+    tensors = []
+    for group in _groups(a, b, common):
+        read_a, read_b = a.read(group), b.read(group)
+        for name in group:
+            value_a, value_b = read_a.pop(name), read_b.pop(name)
+            if kind(value_a) != kind(value_b):
+                changed.append(_changed(name, kind(value_a), kind(value_b)))
+                continue
+            found = difference(value_a, value_b)
+            if found.differing:
+                tensors.append({"name": name, **asdict(found)})
+        compared_bytes += sum(map(a.bytes_of, group))
+        progress(compared_bytes, total_bytes)
+    differences = {
+        "only_in_a": sorted(a.names - b.names),
+        "only_in_b": sorted(b.names - a.names),
+        "changed": changed,
+        "ties": _ties(a, b),
+        "values": _values(a, b),
+        "tensors": tensors,
+    }
+    return {
+        "a": a.path,
+        "b": b.path,
+        "same": not any(differences.values()),
+        "tensors_compared": len(common),
+        "bytes_compared": compared_bytes,
+        **differences,
+    }
+
+
+def _groups(a: Side, b: Side, names: Sequence[str]) -> Iterator[list[str]]:
+    """Names to read together: stored tensors up to a bound, each alias on its own."""
+    group: list[str] = []
+    group_bytes = 0
+    for name in names:
+        if name != a.targets[name] or name != b.targets[name]:
+            yield [name]
+            continue
+        nbytes = a.bytes_of(name)
+        if group and group_bytes + nbytes > GROUP_BYTES_MAX:
+            yield group
+            group, group_bytes = [], 0
+        group.append(name)
+        group_bytes += nbytes
+    if group:
+        yield group
+
+
+def _leaves(state: Any) -> Iterator[Any]:
+    """What a partial state holds, in its order."""
+    if isinstance(state, dict):
+        state = list(state.values())
+    if isinstance(state, list | tuple):
+        for item in state:
+            yield from _leaves(item)
+    else:
+        yield state
+
+
+def _changed(name: str, a: Kind, b: Kind) -> dict[str, Any]:
+    return {"name": name, "a": asdict(a), "b": asdict(b)}
+
+
+def _ties(a: Side, b: Side) -> list[dict[str, Any]]:
+    """Names that share their tensor with others in one checkpoint than in the other."""
+    common = a.targets.keys() & b.targets.keys()
+    tied_a, tied_b = _tied(a, common), _tied(b, common)
+    return [
+        {"name": name, "a": tied_a[name], "b": tied_b[name]}
+        for name in sorted(common)
+        if tied_a[name] != tied_b[name]
+    ]
+
+
+def _tied(side: Side, names: set[str]) -> dict[str, list[str]]:
+    """Each name's companions: the other ones of these names that stand for the same tensor.
+
+    Which of tied names stores the tensor depends on the order of the state and is no difference.
+    """
+    groups: dict[str, list[str]] = {}
+    for name in sorted(names):
+        groups.setdefault(side.targets[name], []).append(name)
+    return {
+        name: [other for other in groups[side.targets[name]] if other != name] for name in names
+    }
+
+
+def _values(a: Side, b: Side) -> list[dict[str, str]]:
+    """Plain leaves of one name that differ in type or value, as Python literals."""
+    return [
+        {"name": name, "a": repr(value), "b": repr(b.values[name])}
+        for name, value in a.values.items()
+        if name in b.values and not _is_same(value, b.values[name])
+    ]
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    # The literal tells nan from nothing else and 0.0 from -0.0, but orders a set at random.
+    return bool(a == b) if isinstance(a, set | frozenset) else repr(a) == repr(b)

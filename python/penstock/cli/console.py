@@ -1,0 +1,108 @@
+"""What the commands share in talking to a person or a program.
+
+Names and messages are printed as they are: nothing in them is taken for markup, long ones fold
+instead of being cut, and there is no colour where the output is no terminal.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+PATH = click.Path(path_type=Path)
+"""A path that need not exist: what is missing is an error of the operation, not of its use."""
+
+TEXT_CHARACTERS_MAX = 200
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print the result as one JSON object."
+)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Standard output, or standard error."""
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
+def print_json(result: dict[str, Any]) -> None:
+    """Prints one JSON object, and nothing else, to standard output."""
+    click.echo(json.dumps(result, indent=2, allow_nan=False))
+
+
+def table(*columns: str, numbers: Collection[str] = (), folded: Collection[str] = ()) -> Table:
+    """A table of these columns.
+
+    Args:
+        columns: The headings.
+        numbers: Headings of columns that align to the right.
+        folded: Headings of columns that give way when the terminal is narrow; what is in the
+            others stays in one line.
+    """
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(
+            column,
+            justify="right" if column in numbers else "left",
+            overflow="fold",
+            no_wrap=column not in folded,
+        )
+    return made
+
+
+def size(nbytes: int) -> str:
+    """Bytes for people, in powers of ten: ``22.3 MB``."""
+    return decimal(nbytes)
+
+
+def shape(dimensions: tuple[int, ...]) -> str:
+    """A shape as ``2 x 3``; that of a single number is empty."""
+    return " x ".join(map(str, dimensions))
+
+
+def local_time(created: str) -> str:
+    """A manifest's time stamp (RFC 3339, UTC) in the local time zone, to the second."""
+    return datetime.fromisoformat(created).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def shortened(text: str) -> str:
+    """The text, or its beginning where it would fill the screen."""
+    return text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[:TEXT_CHARACTERS_MAX]}..."
+
+
+@contextmanager
+def progress_bar(label: str, *, hidden: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error that is gone when done; none where that is no terminal.
+
+    Args:
+        label: What is being done.
+        hidden: Whether to show nothing, as when the output is for a program.
+
+    Yields:
+        What ``progress=`` takes: a function of the bytes done and the bytes in all.
+    """
+    display = console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=display,
+        transient=True,
+        disable=hidden or not display.is_terminal,
+    )
+    with bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,163 @@
+"""`penstock inspect PATH`: what is in a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import penstock
+from penstock.cli.console import (
+    PATH,
+    console,
+    json_option,
+    local_time,
+    print_json,
+    shape,
+    shortened,
+    size,
+    table,
+)
+from penstock.cli.target import checkpoint_at
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.table import Table
+
+ROWS_MAX = 40
+
+
+JSON_KEYS = """\b
+JSON: path, id, step, created (UTC), writer, format_version, world_size,
+  bytes (of all files), tensor_bytes, metadata,
+  files: a list of name, bytes,
+  tensors: a list of name, dtype, shape, file, begin, end (bytes in the
+    file), bytes,
+  aliases: further names of tensors and of views into them, to the
+    tensor's name,
+  values: plain leaves, name to Python literal; null without --values.
+"""
+
+
+@click.command(epilog=JSON_KEYS)
+@click.argument("path", type=PATH)
+@click.option(
+    "--keys",
+    multiple=True,
+    metavar="PATTERN",
+    help="Only names that match, as in 'model.*'; may be given more than once.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    help=f"Rows of each table at most; 0 for all. [default: {ROWS_MAX}, with --json all]",
+)
+@click.option("--values", "with_values", is_flag=True, help="Also the plain leaves.")
+@json_option
+def inspect(
+    path: Path, keys: tuple[str, ...], limit: int | None, with_values: bool, as_json: bool
+) -> int:
+    """Show what is in the checkpoint PATH; of a store, in its newest complete step.
+
+    No tensor data is read.
+    """
+    checkpoint, note = checkpoint_at(path)
+    info = penstock.inspect(checkpoint)
+    result = _select(info, info.values() if with_values else None, keys)
+    if as_json:
+        for name in ("tensors", "aliases", "values"):
+            result[name] = _first(result[name], limit or 0)
+        print_json(result)
+    else:
+        if note:
+            console().print(note, style="dim")
+        _print(result, ROWS_MAX if limit is None else limit)
+    return 0
+
+
+def _select(
+    info: penstock.CheckpointInfo, values: dict[str, Any] | None, keys: tuple[str, ...]
+) -> dict[str, Any]:
+    """Everything to show, restricted to the names asked for."""
+
+    def is_wanted(name: str) -> bool:
+        return not keys or any(name == key or fnmatch.fnmatchcase(name, key) for key in keys)
+
+    return {
+        "path": info.path,
+        "id": info.id,
+        "step": info.step,
+        "created": info.created,
+        "writer": info.writer,
+        "format_version": info.format_version,
+        "world_size": info.world_size,
+        "bytes": info.bytes,
+        "tensor_bytes": info.tensor_bytes,
+        "metadata": info.metadata,
+        "files": [file._asdict() for file in info.files],
+        "tensors": [
+            {**dataclasses.asdict(tensor), "bytes": tensor.bytes}
+            for tensor in info.tensors
+            if is_wanted(tensor.name)
+        ],
+        "aliases": {name: target for name, target in info.aliases.items() if is_wanted(name)},
+        "values": None
+        if values is None
+        else {name: repr(value) for name, value in values.items() if is_wanted(name)},
+    }
+
+
+def _print(result: dict[str, Any], rows_max: int) -> None:
+    files, tensors = result["files"], result["tensors"]
+    summary = table("what", "value", folded=["value"])
+    summary.show_header = False
+    for what, value in (
+        ("path", result["path"]),
+        ("step", "none" if result["step"] is None else str(result["step"])),
+        ("created", local_time(result["created"])),
+        ("id", result["id"]),
+        ("written by", f"{result['writer']}, format version {result['format_version']}"),
+        ("size", f"{size(result['bytes'])} in {len(files)} files"),
+        ("metadata", json.dumps(result["metadata"], ensure_ascii=False)),
+    ):
+        summary.add_row(what, value)
+    console().print(summary)
+
+    rows = table("tensor", "dtype", "shape", "size", numbers=["size"], folded=["tensor", "shape"])
+    for tensor in _first(tensors, rows_max):
+        rows.add_row(tensor["name"], tensor["dtype"], shape(tensor["shape"]), size(tensor["bytes"]))
+    if tensors:
+        _print_table(rows, len(tensors), "tensors")
+    _print_pairs("alias", "tensor", result["aliases"], rows_max, "aliases")
+    if result["values"] is not None:
+        _print_pairs("plain leaf", "value", result["values"], rows_max, "plain leaves")
+
+
+def _print_pairs(
+    heading: str, value_heading: str, pairs: dict[str, str], rows_max: int, plural: str
+) -> None:
+    if pairs:
+        rows = table(heading, value_heading, folded=[heading, value_heading])
+        for name, value in _first(pairs, rows_max).items():
+            rows.add_row(name, shortened(value))
+        _print_table(rows, len(pairs), plural)
+
+
+def _print_table(rows: Table, count: int, plural: str) -> None:
+    """Prints a table, and how many rows were left out."""
+    out = console()
+    out.print("", rows)
+    if rows.row_count < count:
+        out.print(f"{rows.row_count} of {count} {plural}; --limit 0 shows all", style="dim")
+
+
+def _first(items: Any, rows_max: int) -> Any:
+    """The first entries of a list or a dict; all of them for 0."""
+    rows = slice(rows_max or None)
+    if isinstance(items, dict):
+        return dict(list(items.items())[rows])
+    return items if items is None else items[rows]

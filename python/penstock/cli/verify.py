@@ -1,0 +1,124 @@
+"""`penstock verify PATH`: every byte against its digest."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+import penstock
+from penstock.cli.console import PATH, console, json_option, print_json, progress_bar, size, table
+from penstock.cli.target import is_store
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from penstock.store import StepInfo
+
+
+JSON_KEYS = """\b
+JSON: path, ok, bytes_checked,
+  checkpoints: a list of path, ok, bytes_checked, files, tensors, seconds,
+    problems: a list of file, offset, tensor (null where unknown), message,
+  incomplete: the paths of steps that were never finished.
+"""
+
+
+@click.command(epilog=JSON_KEYS)
+@click.argument("path", type=PATH)
+@json_option
+def verify(path: Path, as_json: bool) -> int:
+    """Read every byte of PATH and compare it with its digest.
+
+    PATH is a checkpoint, or a store: then all its steps are checked, except those whose save
+    never finished. Exits with 1 if anything is wrong.
+    """
+    incomplete: list[Path] = []
+    if is_store(path):
+        results, incomplete = _verify_store(path, hidden=as_json)
+    else:
+        with progress_bar("verifying", hidden=as_json) as update:
+            results = [penstock.verify(path, progress=update)]
+    ok = all(result.ok for result in results)
+    if as_json:
+        print_json(
+            {
+                "path": str(path),
+                "ok": ok,
+                "bytes_checked": sum(result.bytes_checked for result in results),
+                "checkpoints": [dataclasses.asdict(result) for result in results],
+                "incomplete": [str(step) for step in incomplete],
+            }
+        )
+    else:
+        _print(results, incomplete)
+    return 0 if ok else 1
+
+
+def _verify_store(root: Path, *, hidden: bool) -> tuple[list[penstock.VerifyResult], list[Path]]:
+    """Results of the steps that claim to be checkpoints, and the paths of those that do not.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing to verify.
+    """
+    store = penstock.CheckpointStore(root)
+    results, incomplete = [], []
+    for info in store.scan():
+        if info.state == "incomplete":
+            incomplete.append(Path(store.path(info.step)))
+        else:
+            results.append(_verify_step(store, info, hidden=hidden))
+    if not results:
+        raise penstock.CheckpointNotFoundError(
+            f"{root}: none of the {len(incomplete)} steps of this store was ever finished, so "
+            "there is nothing to verify",
+            path=str(root),
+        )
+    return results, incomplete
+
+
+def _verify_step(
+    store: penstock.CheckpointStore, info: StepInfo, *, hidden: bool
+) -> penstock.VerifyResult:
+    try:
+        with progress_bar(f"step {info.step}", hidden=hidden) as update:
+            return store.verify(info.step, progress=update)
+    except penstock.PenstockError as error:
+        # One step that cannot be read must not keep the others from being checked.
+        problem = penstock.Problem(file=None, offset=None, tensor=None, message=str(error))
+        return penstock.VerifyResult(
+            path=store.path(info.step),
+            ok=False,
+            problems=(problem,),
+            bytes_checked=0,
+            files=0,
+            tensors=0,
+            seconds=0.0,
+        )
+
+
+def _print(results: list[penstock.VerifyResult], incomplete: list[Path]) -> None:
+    out = console()
+    rows = table("checkpoint", "result", "checked", numbers=["checked"], folded=["checkpoint"])
+    for result in results:
+        count = len(result.problems)
+        verdict = "good" if result.ok else f"{count} problem{'s'[: count != 1]}"
+        style = "" if result.ok else "red"
+        rows.add_row(result.path, verdict, size(result.bytes_checked), style=style)
+    for path in incomplete:
+        rows.add_row(str(path), "never finished", "", style="yellow")
+    out.print(rows)
+    for result in results:
+        if result.problems:
+            out.print("", f"problems in {result.path}", _problems(result), sep="\n")
+
+
+def _problems(result: penstock.VerifyResult) -> Table:
+    columns = ("file", "offset", "tensor", "message")
+    rows = table(*columns, numbers=["offset"], folded=["file", "tensor", "message"])
+    for problem in result.problems:
+        offset = "" if problem.offset is None else str(problem.offset)
+        rows.add_row(problem.file, offset, problem.tensor, problem.message)
+    return rows

@@ -1,0 +1,107 @@
+"""Killing a training process in the middle of a save, provably.
+
+A kill that is merely timed may hit before the save or after it. So the process is first
+*stopped* as soon as a shard of a new attempt is there, then looked at while nothing in it
+can move, and only if the manifest (the commit point) is still missing is it killed: from
+a stopped process SIGKILL leaves exactly what was seen. Otherwise it goes on, and the next
+save is tried.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
+POLL_SECONDS = 0.0005
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A SIGKILL that hit a save between its first byte and its commit."""
+
+    step: int
+    directory: Path
+    files: list[tuple[str, int]]
+    """Name and bytes of what lay in the directory when the process was killed."""
+
+
+class SaveKiller(threading.Thread):
+    """Watches a store and kills the saving process in its first save from a step on.
+
+    Args:
+        process: the training process.
+        root: the store's directory; it need not exist yet.
+        step_min: saves of earlier steps are let through.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], root: Path, step_min: int) -> None:
+        super().__init__(daemon=True)
+        self.kill: Kill | None = None
+        self._process = process
+        self._root = root
+        self._step_min = step_min
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Polls until a save was killed or `end` is called."""
+        while self.kill is None and not self._ended.wait(POLL_SECONDS):
+            directory = self._saving()
+            if directory is not None:
+                self.kill = self._stop_look_kill(directory)
+
+    def end(self) -> Kill | None:
+        """Stops watching; returns the kill, if there was one."""
+        self._ended.set()
+        self.join()
+        return self.kill
+
+    def _saving(self) -> Path | None:
+        """The directory of a save that wrote something and has not committed."""
+        try:
+            directories = list(self._root.glob("step-*"))
+        except FileNotFoundError:
+            return None
+        for directory in directories:
+            if int(directory.name.removeprefix("step-")) >= self._step_min:
+                names = [name for name, _ in _listing(directory)]
+                if _has_shard(names) and "manifest.json" not in names:
+                    return directory
+        return None
+
+    def _stop_look_kill(self, directory: Path) -> Kill | None:
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            # Returns once every thread has stopped; WNOWAIT leaves the reaping to `Popen`.
+            found = os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            return None
+        if found is None or found.si_code != os.CLD_STOPPED:
+            return None
+        files = _listing(directory)
+        if "manifest.json" in (name for name, _ in files):
+            self._process.send_signal(signal.SIGCONT)
+            return None
+        self._process.send_signal(signal.SIGKILL)
+        return Kill(int(directory.name.removeprefix("step-")), directory, files)
+
+
+def _has_shard(names: list[str]) -> bool:
+    return any(name.startswith("shard-") for name in names)
+
+
+def _listing(directory: Path) -> list[tuple[str, int]]:
+    """Name and bytes of each file, leaving out what vanishes while looking."""
+    files = []
+    for path in sorted(directory.iterdir()):
+        try:
+            files.append((path.name, path.stat().st_size))
+        except FileNotFoundError:
+            continue
+    return files

@@ -1,0 +1,424 @@
+"""The command line: what each command says, to people and to programs, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from penstock import cli
+
+COMMANDS_WITH_A_PATH = ["ls", "inspect", "verify", "diff"]
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs a command line; returns exit code, standard output and standard error."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["penstock", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return ended.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def run_json(run):
+    """Runs a command line with --json; returns exit code and result, and expects no other text."""
+
+    def run_json(*arguments):
+        code, out, err = run(*arguments, "--json")
+        assert err == ""
+        return code, json.loads(out)
+
+    return run_json
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Steps 10 and 20 complete, 30 damaged, 40 never finished."""
+    store = penstock.CheckpointStore(tmp_path / "store")
+    for step in (10, 20, 30, 40):
+        store.save(step, {"model": {"w": torch.full((4, 3), float(step))}, "step": step})
+    shard_of(store.path(30)).unlink()
+    Path(store.path(40), "manifest.json").unlink()
+    return store
+
+
+def shard_of(path):
+    return next(Path(path).glob("shard-*"))
+
+
+def flip_bit(file, offset):
+    content = bytearray(file.read_bytes())
+    content[offset] ^= 1
+    file.write_bytes(content)
+
+
+# ---- The command line as such
+
+
+def test_version_and_help_are_fine(run):
+    assert run("--version") == (0, f"penstock, version {penstock.__version__}\n", "")
+    code, out, _ = run("--help")
+    assert code == 0
+    assert all(command in out for command in ["demo", *COMMANDS_WITH_A_PATH])
+
+
+@pytest.mark.parametrize(
+    "arguments", [["no-such-command"], ["ls"], ["verify", "x", "--loud"], ["diff", "x"]]
+)
+def test_a_wrong_command_line_exits_with_2(run, arguments):
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert "Usage: penstock" in err
+
+
+def test_a_wrong_setting_in_the_environment_is_named(run, monkeypatch, store):
+    monkeypatch.setenv("PENSTOCK_ENGINE", "steam")
+    code, out, err = run("verify", store.root)
+    assert (code, out) == (2, "")
+    assert "steam" in err
+
+
+@pytest.mark.parametrize("command", COMMANDS_WITH_A_PATH)
+@pytest.mark.parametrize("content", [None, "a file"], ids=["missing", "file"])
+def test_a_path_without_a_checkpoint_is_one_message_and_exit_1(run, tmp_path, command, content):
+    path = tmp_path / "path"
+    if content is not None:
+        path.write_text(content)
+    code, out, err = run(command, *[path] * (2 if command == "diff" else 1), "--json")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ")
+    assert str(path) in err
+    assert "Traceback" not in err
+
+
+def test_ctrl_c_exits_with_130_without_a_traceback():
+    script = """
+import signal, sys
+import penstock
+from penstock import cli
+
+def verify(*_, **__):
+    print("ready", flush=True)
+    signal.pause()
+
+penstock.verify = verify
+sys.argv = ["penstock", "verify", "x"]
+cli.main()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    assert process.returncode == 130
+    assert err.strip() == ""
+
+
+def test_python_m_penstock_is_the_command_and_pipes_get_no_colour(store):
+    environment = os.environ | {"TERM": "xterm-256color"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "penstock", "ls", store.root],
+        capture_output=True, text=True, env=environment, check=True,
+    )  # fmt: skip
+    assert "newest" in ran.stdout
+    assert "\x1b" not in ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS_WITH_A_PATH)
+def test_every_key_of_the_json_is_in_the_help(run, run_json, store, command):
+    other = Path(store.root).parent / "other"
+    penstock.save(other, {"model": {"w": torch.zeros(4, 3)}, "step": 10.5})
+    paths = [store.path(10), other] if command == "diff" else [store.root]
+    _, result = run_json(command, *paths, *["--values"] * (command == "inspect"))
+    help_text = run(command, "--help")[1]
+    data = {"metadata", "aliases", "values"} if command == "inspect" else set()
+    for key in keys_of(result, data):
+        assert re.search(rf"\b{key}\b", help_text), key
+
+
+def keys_of(result, data):
+    """Keys of an object and of the objects in it, except below the keys that hold data."""
+    if isinstance(result, dict):
+        for key, value in result.items():
+            yield key
+            if key not in data:
+                yield from keys_of(value, data)
+    elif isinstance(result, list):
+        for value in result:
+            yield from keys_of(value, data)
+
+
+# ---- ls
+
+
+def test_ls_lists_every_step_with_its_state(run, run_json, store):
+    code, result = run_json("ls", store.root)
+    assert code == 0
+    assert (result["root"], result["newest"]) == (store.root, 20)
+    states = {row["step"]: row["state"] for row in result["steps"]}
+    assert states == {10: "complete", 20: "complete", 30: "damaged", 40: "incomplete"}
+    newest = result["steps"][1]
+    assert (newest["tensors"], newest["tensor_bytes"], newest["reason"]) == (1, 48, None)
+    assert newest["id"] == penstock.inspect(store.path(20)).id
+    damaged, incomplete = result["steps"][2:]
+    assert shard_name_in(damaged["reason"])
+    assert damaged["tensors"] is incomplete["tensors"] is None
+    assert incomplete["bytes"] > 48
+
+    code, out, _ = run("ls", store.root)
+    assert code == 0
+    assert next(line for line in out.splitlines() if "newest" in line).split()[0] == "20"
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def shard_name_in(text):
+    return "shard-00000-00." in text
+
+
+def test_ls_calls_a_step_damaged_whose_part_is_unreadable(run_json, store):
+    flip_bit(next(Path(store.path(20)).glob("part-*")), 5)
+    _, result = run_json("ls", store.root)
+    assert result["newest"] == 10
+    assert result["steps"][1]["state"] == "damaged"
+    assert "part-00000" in result["steps"][1]["reason"]
+
+
+def test_ls_of_an_empty_directory_is_no_error(run, run_json, tmp_path):
+    assert run("ls", tmp_path)[0] == 0
+    assert run_json("ls", tmp_path) == (0, {"root": str(tmp_path), "newest": None, "steps": []})
+
+
+def test_ls_of_a_checkpoint_points_to_inspect(run, store):
+    code, _, err = run("ls", store.path(10))
+    assert code == 1
+    assert "penstock inspect" in err
+
+
+# ---- inspect
+
+
+def test_inspect_tells_everything_about_a_checkpoint(run_json, tmp_path):
+    w = torch.zeros(3, 4, dtype=torch.bfloat16)
+    state = {"w": w, "tied": w, "n": np.arange(3), "lr": 0.1, "nan": float("nan"), "none": None}
+    report = penstock.save(tmp_path / "c", state, step=7, metadata={"run": "a"})
+    code, result = run_json("inspect", tmp_path / "c", "--values")
+    assert code == 0
+    assert result["path"] == str(tmp_path / "c")
+    assert (result["id"], result["step"]) == (report.checkpoint_id, 7)
+    assert (result["bytes"], result["tensor_bytes"]) == (report.bytes, report.tensor_bytes)
+    assert (result["metadata"], result["format_version"]) == ({"run": "a"}, 1)
+    assert sum(file["bytes"] for file in result["files"]) == report.bytes
+    kinds = {tensor["name"]: (tensor["dtype"], tensor["shape"]) for tensor in result["tensors"]}
+    assert kinds == {"w": ("bfloat16", [3, 4]), "n": ("int64", [3])}
+    assert result["aliases"] == {"tied": "w"}
+    assert result["values"] == {"lr": "0.1", "nan": "nan", "none": "None"}
+
+
+def test_inspect_shows_the_names_asked_for(run, run_json, tmp_path):
+    state = {"model": {str(i): torch.zeros(2) for i in range(60)}, "lr": 0.1, "[x]": torch.ones(1)}
+    penstock.save(tmp_path / "c", state)
+    _, result = run_json("inspect", tmp_path / "c", "--keys", "model.1*", "--keys", "[x]")
+    assert len(result["tensors"]) == 12
+    assert result["values"] is None
+    assert len(run_json("inspect", tmp_path / "c")[1]["tensors"]) == 61
+    assert len(run_json("inspect", tmp_path / "c", "--limit", 5)[1]["tensors"]) == 5
+    _, out, _ = run("inspect", tmp_path / "c")
+    assert "40 of 61 tensors" in out
+    assert " of 61" not in run("inspect", tmp_path / "c", "--limit", 0)[1]
+
+
+def test_inspect_of_a_store_shows_its_newest_complete_step(run, run_json, store):
+    assert run_json("inspect", store.root)[1]["step"] == 20
+    assert "newest complete step, 20" in run("inspect", store.root)[1]
+
+
+def test_inspect_of_a_store_without_a_complete_step_says_so(run, tmp_path):
+    (tmp_path / "step-0000000001").mkdir()
+    code, _, err = run("inspect", tmp_path)
+    assert code == 1
+    assert "none of the steps" in err
+
+
+def test_long_names_and_markup_are_shown_whole_within_80_columns(run, tmp_path):
+    long = "encoder.layer_with_a_long_name." * 6 + "weight"
+    penstock.save(tmp_path / "c", {long: torch.zeros(1), "[red]:smile:[/red]": torch.zeros(1)})
+    _, out, _ = run("inspect", tmp_path / "c")
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert long in "".join(line.split(" ")[0] for line in out.splitlines())
+    assert "[red]:smile:[/red]" in out
+
+
+# ---- verify
+
+
+def test_verify_of_a_good_checkpoint_exits_with_0(run, run_json, store):
+    code, result = run_json("verify", store.path(20))
+    assert (code, result["ok"], result["incomplete"]) == (0, True, [])
+    assert result["bytes_checked"] == penstock.inspect(store.path(20)).bytes
+    code, out, _ = run("verify", store.path(20))
+    assert code == 0
+    assert "good" in out
+
+
+def test_verify_of_a_store_checks_all_that_claims_to_be_complete(run, run_json, store):
+    info = penstock.inspect(store.path(10)).tensors[0]
+    flip_bit(Path(store.path(10), info.file), info.begin)
+    code, result = run_json("verify", store.root)
+    assert (code, result["ok"]) == (1, False)
+    assert [checked["ok"] for checked in result["checkpoints"]] == [False, True, False]
+    flipped = result["checkpoints"][0]["problems"][0]
+    assert (flipped["file"], flipped["tensor"]) == (info.file, "model.w")
+    assert flipped["offset"] <= info.begin
+    assert result["incomplete"] == [store.path(40)]
+    code, out, _ = run("verify", store.root)
+    assert code == 1
+    assert "model.w" in out
+    assert "never finished" in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_verify_of_a_store_without_a_finished_step_fails(run, tmp_path):
+    (tmp_path / "step-0000000001").mkdir()
+    code, _, err = run("verify", tmp_path)
+    assert code == 1
+    assert "nothing to verify" in err
+
+
+# ---- diff
+
+BASE = {
+    "w": torch.arange(12.0).reshape(3, 4),
+    "half": torch.tensor([1.0, float("nan")], dtype=torch.bfloat16),
+    "count": torch.arange(4),
+    "array": np.array([1 + 1j, 2]),
+    "blob": b"x" * 5000,
+    "lr": 0.1,
+    "nan": float("nan"),
+    "layers": [torch.zeros(2), torch.zeros(3)],
+    "name[0]*": torch.zeros(1),
+}
+
+
+def saved(path, **changes):
+    state = {**BASE, **changes}
+    penstock.save(path, {key: value for key, value in state.items() if value is not ...})
+    return path
+
+
+def test_diff_of_equal_checkpoints_exits_with_0(run, run_json, tmp_path):
+    a = saved(tmp_path / "a")
+    # Another order: the same tensors lie elsewhere in the file.
+    penstock.save(tmp_path / "b", dict(reversed(BASE.items())))
+    code, result = run_json("diff", a, tmp_path / "b")
+    assert (code, result["same"]) == (0, True)
+    assert result["tensors_compared"] == 8
+    assert result["bytes_compared"] == penstock.inspect(a).tensor_bytes
+    code, out, _ = run("diff", a, tmp_path / "b")
+    assert code == 0
+    assert "same" in out
+
+
+def test_diff_counts_elements_that_differ_in_any_bit(run, run_json, tmp_path):
+    w = BASE["w"].clone()
+    w[0, 0], w[2, 3] = -0.0, 14.5
+    half = torch.tensor([float("inf"), float("nan")], dtype=torch.bfloat16)
+    changes = {
+        "w": w,
+        "half": half,
+        "count": BASE["count"].flip(0),
+        "array": BASE["array"] + 3j,
+        "blob": b"x" * 4999 + b"y",
+    }
+    paths = saved(tmp_path / "a"), saved(tmp_path / "b", **changes)
+    code, result = run_json("diff", *paths)
+    assert (code, result["same"]) == (1, False)
+    found = {
+        row["name"]: (row["elements"], row["differing"], row["max_abs_difference"])
+        for row in result["tensors"]
+    }
+    assert found == {
+        "w": (12, 2, 3.5),
+        "half": (2, 1, None),
+        "count": (4, 4, None),
+        "array": (2, 2, 3.0),
+        "blob": (5000, 1, None),
+    }
+    code, out, _ = run("diff", *paths)
+    assert code == 1
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_diff_tells_names_types_ties_and_plain_leaves_apart(run, run_json, tmp_path):
+    w = BASE["w"]
+    a = saved(tmp_path / "a", tied=w, gone=torch.zeros(1), gone_too=1, half=BASE["half"])
+    b = saved(
+        tmp_path / "b",
+        tied=w.clone(),
+        new=torch.zeros(1),
+        new_too=1,
+        half=BASE["half"].float(),
+        array=torch.tensor([1 + 1j, 2], dtype=torch.complex128),
+        lr=1,
+        count=4,
+    )
+    code, result = run_json("diff", a, b)
+    assert code == 1
+    assert result["only_in_a"] == ["gone", "gone_too"]
+    assert result["only_in_b"] == ["new", "new_too"]
+    changed = {row["name"]: (row["a"]["dtype"], row["b"]["dtype"]) for row in result["changed"]}
+    assert changed == {
+        "half": ("bfloat16", "float32"),
+        "count": ("int64", "plain leaf"),
+        "array": ("complex128 (array)", "complex128"),
+    }
+    assert result["ties"] == [
+        {"name": "tied", "a": ["w"], "b": []},
+        {"name": "w", "a": ["tied"], "b": []},
+    ]
+    assert result["values"] == [{"name": "lr", "a": "0.1", "b": "1"}]
+    assert result["tensors"] == []
+    _, out, _ = run("diff", a, b)
+    assert "plain leaf" in out
+
+
+def test_which_of_tied_names_stores_the_tensor_is_no_difference(run_json, tmp_path):
+    w = torch.ones(3)
+    penstock.save(tmp_path / "a", {"x": w, "y": w})
+    penstock.save(tmp_path / "b", {"y": w, "x": w})
+    assert run_json("diff", tmp_path / "a", tmp_path / "b")[0] == 0
+
+
+def test_diff_finds_a_difference_beyond_the_first_chunk(run_json, tmp_path):
+    large = torch.zeros(5 << 20)
+    penstock.save(tmp_path / "a", {"large": large})
+    large[-1] = 2.0
+    penstock.save(tmp_path / "b", {"large": large})
+    _, result = run_json("diff", tmp_path / "a", tmp_path / "b")
+    row = {"name": "large", "elements": 5 << 20, "differing": 1, "max_abs_difference": 2.0}
+    assert result["tensors"] == [row]
+
+
+def test_diff_of_damaged_data_is_an_error_and_no_difference(run, tmp_path):
+    a, b = saved(tmp_path / "a"), saved(tmp_path / "b")
+    info = penstock.inspect(b).tensors[0]
+    flip_bit(b / info.file, info.begin)
+    code, out, err = run("diff", a, b, "--json")
+    assert (code, out) == (1, "")
+    assert info.file in err
