@@ -10,6 +10,8 @@ MAKEFLAGS += --no-builtin-rules
 FUZZ_SECONDS ?= 60
 # Further arguments for pytest, as in: make test-python PYTEST_ARGS='-k resume -x'
 PYTEST_ARGS ?=
+# Arguments of the benchmark, as in: make bench BENCH_ARGS='--quick' (see benches/README.md)
+BENCH_ARGS ?=
 CARGO_FUZZ_VERSION := 0.13.2
 CARGO_FUZZ := .cache/cargo-fuzz-$(CARGO_FUZZ_VERSION)
 
@@ -52,6 +54,10 @@ test-rust: toolchain ## Run the Rust tests, with and without io_uring.
 .PHONY: test-python
 test-python: $(VENV)/.develop $(NATIVE) ## Run the Python tests against a release build.
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: bench
+bench: $(VENV)/.bench $(NATIVE) ## Compare with fio and other libraries: one table, JSON, a plot.
+	$(VENV)/bin/python -m benches $(BENCH_ARGS)
 
 .PHONY: check
 check: check-rust check-python ## Run formatters, linters and type checkers; change nothing.
@@ -100,6 +106,8 @@ lock: $(VENV)/.uv ## Bring the lock files up to the manifests; UPGRADE=1 takes t
 		-o requirements/develop.txt
 	$(UV_COMPILE) pyproject.toml --extra torch --group build \
 		--constraint requirements/develop.txt -o requirements/demo.txt
+	$(UV_COMPILE) pyproject.toml --extra torch --group build --group bench --group peers \
+		--constraint requirements/develop.txt -o requirements/bench.txt
 	cargo update $(if $(UPGRADE),,--workspace)
 	cargo update --manifest-path fuzz/Cargo.toml $(if $(UPGRADE),,--workspace)
 
@@ -137,6 +145,11 @@ $(VENV)/.demo: requirements/demo.txt $(VENV)/.uv
 
 # What it takes to test and check it as well: the same versions, and more packages.
 $(VENV)/.develop: requirements/develop.txt $(VENV)/.demo
+	$(UV_INSTALL) -r $<
+	touch $@
+
+# What is compared with in the benchmark: more packages beside the same versions.
+$(VENV)/.bench: requirements/bench.txt $(VENV)/.develop
 	$(UV_INSTALL) -r $<
 	touch $@
 

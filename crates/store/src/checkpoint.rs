@@ -168,7 +168,7 @@ impl Checkpoint {
         let stop = OnDamage::Stop;
         let outcome = read(plan, targets, &sources, &settings, stop, progress, &mut run)?;
         if let Some(damage) = outcome.damage.first() {
-            return Err(self.corrupt(used[damage.file], damage));
+            return Err(self.corrupt(used[damage.file], damage, indices));
         }
         let report = self.report(indices, &sources, &settings, run, &outcome, begun);
         Ok(Loaded {
@@ -290,13 +290,17 @@ impl Checkpoint {
         error
     }
 
-    fn corrupt(&self, file: usize, damage: &Damage) -> Error {
+    fn corrupt(&self, file: usize, damage: &Damage, indices: &[usize]) -> Error {
+        // Of several tensors that may be hit, one that was asked for says most.
+        let asked = indices.iter().map(|&index| &self.part.tensors[index]);
+        let touched = touched_tensor(asked, file, damage);
+        let touched = touched.or_else(|| touched_tensor(&self.part.tensors, file, damage));
         Error::Corrupt {
             path: self.path.clone(),
             file: Some(self.part.files[file].name.clone()),
-            offset: Some(damage.range.start),
-            tensor: touched_tensor(&self.part, file, damage).map(str::to_owned),
-            detail: Damage::DETAIL.to_owned(),
+            offset: Some(damage.offset()),
+            tensor: touched.map(str::to_owned),
+            detail: damage.detail().to_owned(),
         }
     }
 }
@@ -315,18 +319,15 @@ pub(crate) fn is_replaced(path: &Path, id: &str, error: &Error) -> bool {
         }
 }
 
-/// The first tensor that a damaged chunk holds bytes of.
-pub(crate) fn touched_tensor<'a>(part: &'a Part, file: usize, damage: &Damage) -> Option<&'a str> {
-    let touches = |tensor: &&TensorEntry| {
-        tensor.file == file
-            && tensor.range.0 < damage.range.end
-            && damage.range.start < tensor.range.1
-    };
-    let first = part
-        .tensors
-        .iter()
-        .filter(touches)
-        .min_by_key(|tensor| tensor.range.0);
+/// The first of some tensors that damage touches.
+pub(crate) fn touched_tensor<'a>(
+    tensors: impl IntoIterator<Item = &'a TensorEntry>,
+    file: usize,
+    damage: &Damage,
+) -> Option<&'a str> {
+    let touches = |tensor: &&TensorEntry| tensor.file == file && damage.touches(tensor.range);
+    let touched = tensors.into_iter().filter(touches);
+    let first = touched.min_by_key(|tensor| tensor.range.0);
     first.map(|tensor| tensor.name.as_str())
 }
 

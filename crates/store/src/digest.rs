@@ -34,6 +34,15 @@ const fn multiply(mut a: u64, mut b: u64) -> u64 {
     product
 }
 
+/// The polynomial that times x is this one, modulo [`POLYNOMIAL`].
+const fn divide_by_x(a: u64) -> u64 {
+    if a >> 63 == 1 {
+        (a ^ POLYNOMIAL) << 1 | 1
+    } else {
+        a << 1
+    }
+}
+
 /// x to the `exponent` modulo [`POLYNOMIAL`], by squaring.
 const fn power_of_x(mut exponent: u64) -> u64 {
     let mut power = 1 << 63;
@@ -81,6 +90,26 @@ impl Digest {
             whole = whole.then(*chunk, CHUNK_BYTES.min(file_bytes - start));
         }
         whole
+    }
+
+    /// Which of the `bytes` under a digest was changed, if only one was: a CRC is linear, so what
+    /// two digests differ by is the changed bits moved by the number of bytes that follow them.
+    /// `found` is the digest of the damaged bytes. That other damage looks like a single byte's has
+    /// a chance of 2⁻⁵⁶ a byte.
+    pub fn changed_byte(self, found: Digest, bytes: u64) -> Option<u64> {
+        const ABOVE_ONE_BYTE: u64 = u64::MAX >> 8;
+        // The digest is the remainder after 64 zeros more, which are taken away first.
+        let mut bits = (0..64).fold(self.0 ^ found.0, |bits, _| divide_by_x(bits));
+        if bits == 0 {
+            return None;
+        }
+        for following in 0..bytes {
+            if bits & ABOVE_ONE_BYTE == 0 {
+                return Some(bytes - 1 - following);
+            }
+            bits = (0..8).fold(bits, |bits, _| divide_by_x(bits));
+        }
+        None
     }
 
     /// Reads the form that [`fmt::Display`] writes.
@@ -179,6 +208,26 @@ mod tests {
                 "{next_bytes}"
             );
         }
+    }
+
+    #[test]
+    fn a_changed_byte_is_found_and_other_damage_is_not_taken_for_one() {
+        let bytes: Vec<u8> = (0..100_000u32).map(|i| (i * 7 % 253) as u8).collect();
+        let right = Digest::of(&bytes);
+        let length = bytes.len() as u64;
+        for place in [0, 1, 777, 99_998, 99_999] {
+            for change in [1, 0x80, 0xff, 0x5a] {
+                let mut damaged = bytes.clone();
+                damaged[place] ^= change;
+                let found = Digest::of(&damaged);
+                assert_eq!(right.changed_byte(found, length), Some(place as u64));
+            }
+        }
+        let mut damaged = bytes.clone();
+        damaged[10] ^= 1;
+        damaged[90_000] ^= 1;
+        assert_eq!(right.changed_byte(Digest::of(&damaged), length), None);
+        assert_eq!(right.changed_byte(right, length), None);
     }
 
     #[test]

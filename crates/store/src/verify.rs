@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::part::Part;
 use crate::pipeline::Run;
-use crate::pipeline::read::{Damage, OnDamage, Source, read};
+use crate::pipeline::read::{OnDamage, Source, read};
 use crate::plan::read::plan;
 use crate::progress::Progress;
 use crate::report::{Problem, VerifyReport};
@@ -120,9 +120,9 @@ fn verify_shards(
         let file = numbers[damage.file];
         Problem {
             file: part.files[file].name.clone(),
-            offset: Some(damage.range.start),
-            tensor: touched_tensor(part, file, damage).map(str::to_owned),
-            detail: Damage::DETAIL.to_owned(),
+            offset: Some(damage.offset()),
+            tensor: touched_tensor(&part.tensors, file, damage).map(str::to_owned),
+            detail: damage.detail().to_owned(),
         }
     }));
     Ok(())

@@ -8,6 +8,7 @@ use penstock_io::buffer::IoBuf;
 use penstock_io::engine::{Op, OpKind};
 use penstock_io::file::File;
 
+use super::read::Damage;
 use crate::digest::{CHUNK_BYTES, Digest};
 use crate::plan::read::{Destination, Item, Owner, floor};
 
@@ -216,7 +217,7 @@ impl Prepared {
     }
 
     /// Chunks whose digest is not the recorded one.
-    pub(super) fn damaged_chunks(&self, chunks: &[Digest]) -> Vec<Range<u64>> {
+    pub(super) fn damaged_chunks(&self, chunks: &[Digest]) -> Vec<Damage> {
         let mut damaged = Vec::new();
         let mut running = Digest::EMPTY;
         for landing in &self.landings {
@@ -238,7 +239,12 @@ impl Prepared {
                 bytes = later;
                 let index = (chunk_start / CHUNK_BYTES) as usize;
                 if at == chunk_end && running != chunks[index] {
-                    damaged.push(chunk_start..chunk_end);
+                    let byte = chunks[index].changed_byte(running, chunk_end - chunk_start);
+                    damaged.push(Damage {
+                        file: self.file,
+                        range: chunk_start..chunk_end,
+                        byte: byte.map(|byte| chunk_start + byte),
+                    });
                 }
             }
         }

@@ -51,11 +51,31 @@ pub(crate) struct Damage {
     pub(crate) file: usize,
     /// The chunk's bytes.
     pub(crate) range: Range<u64>,
+    /// The one byte that was changed, where it is only one.
+    pub(crate) byte: Option<u64>,
 }
 
 impl Damage {
-    /// What is wrong with it.
-    pub(crate) const DETAIL: &'static str = "the bytes do not match their digest";
+    /// Where it is: the byte, or else the start of the chunk.
+    pub(crate) fn offset(&self) -> u64 {
+        self.byte.unwrap_or(self.range.start)
+    }
+
+    /// What is wrong.
+    pub(crate) fn detail(&self) -> &'static str {
+        match self.byte {
+            Some(_) => "this byte is not the one that was written",
+            None => "the bytes from here on do not match their digest",
+        }
+    }
+
+    /// Whether it lies in, or cannot be told not to lie in, these bytes of its file.
+    pub(crate) fn touches(&self, (begin, end): (u64, u64)) -> bool {
+        match self.byte {
+            Some(byte) => begin <= byte && byte < end,
+            None => begin < self.range.end && self.range.start < end,
+        }
+    }
 }
 
 /// What to do about damage.
@@ -317,10 +337,7 @@ impl<'a> Worker<'a> {
             return Ok(());
         }
         if !damaged.is_empty() {
-            let file = item.file;
-            self.tally
-                .damage
-                .extend(damaged.into_iter().map(|range| Damage { file, range }));
+            self.tally.damage.extend(damaged);
             if self.on_damage == OnDamage::Stop {
                 self.halt.stop();
                 return Ok(());
