@@ -45,8 +45,8 @@ def label(key: Any) -> str:
     """What a dictionary key or an index contributes to a leaf's dotted name."""
     try:
         return str(key)
-    except ValueError:
-        # Python refuses to print integers of more than some thousand digits.
+    except (ValueError, RecursionError):
+        # Python refuses to print integers of more than some thousand digits, and deep nesting.
         return f"<long {type(key).__name__}>"
 
 
@@ -229,7 +229,7 @@ def _decode_numpy(node: dict[str, Any]) -> Any:
         dtype = dtypes.parse_numpy(text)
         if dtype.itemsize != len(data):
             raise TreeError(f"{len(data)} bytes for a {text}")
-        return np.frombuffer(data, dtype)[0]
+        return np.ndarray((), dtype, data)[()]
     except (ValueError, UnicodeDecodeError) as error:
         raise TreeError(f"no NumPy scalar: {error}") from None
 
@@ -255,9 +255,13 @@ def _decode_device(node: dict[str, Any]) -> Any:
     if not _DEVICE.fullmatch(text):
         raise TreeError(f"{text!r:.80} is no device")
     try:
-        return torch.device(text)
+        device = torch.device(text)
     except RuntimeError:
         raise TreeError(f"{text!r:.80} is no device") from None
+    # PyTorch keeps the index in eight bits and lets larger ones wrap around.
+    if str(device) != text:
+        raise TreeError(f"{text!r:.80} is no device")
+    return device
 
 
 def _integers(node: dict[str, Any]) -> list[int]:
