@@ -401,7 +401,9 @@ def _encode_metadata(metadata: Mapping[str, Any] | None) -> str:
     if metadata is None:
         return "{}"
     try:
-        text = json.dumps(dict(metadata), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(
+            dict(metadata), allow_nan=False, ensure_ascii=False, separators=(",", ":")
+        )
         text.encode("utf-8")
         is_same = json.loads(text, parse_int=_small_int) == dict(metadata)
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
 //! The Python boundary: argument conversion, release of the GIL, error mapping. No logic.
 //!
 //! `penstock._native` is private: what users import is the package around it, which documents and
-//! types what passes through here. Memory of Python objects becomes a region in [`tensor`], the
+//! types what passes through here. Memory of Python objects becomes a region in `tensor.rs`, the
 //! only file here with `unsafe` in it.
 #![allow(
     clippy::needless_pass_by_value,
