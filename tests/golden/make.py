@@ -1,0 +1,164 @@
+"""Writes golden checkpoints: `make.py NAME...`; those that exist are never written again.
+
+What is under `v1/` was written by a version 1 writer and has to load forever. The states are
+deterministic; only the id and the time in a checkpoint differ from one run to another. A new
+state gets a new name, an old one is never changed.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections import Counter, OrderedDict, defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+VERSION = Path(__file__).parent / "v1"
+
+
+def plain() -> Any:
+    """Every tag of the tree that stands for a plain value (6.1, 6.2)."""
+    nan = struct.unpack(">d", bytes.fromhex("7ff8000000000123"))[0]
+    return {
+        "constants": [None, True, False],
+        "ints": [0, -1, 2**53 - 1, -(2**53), 2**64, -(2**130)],
+        "floats": [0.0, -0.0, 0.1, 1e16, 5e-324, float("inf"), float("-inf"), float("nan"), nan],
+        "text": ["", "ünï 🦀", "\0\x7f\u2028", "\ud800 lone"],
+        "bytes": [b"", b"\0\xff", bytearray(b"abc"), bytes(range(256)) * 17],
+        "long bytearray": bytearray(bytes(range(256)) * 20),
+        "complex": complex(-0.0, float("inf")),
+        "tuple": (1, (2, ()), [3]),
+        "sets": [{1, "a", (2, None)}, frozenset({b"x", 2.5}), set()],
+        "keys": {1: "int", "1": "str", 1.5: 0, None: 0, False: 0, (1, ("a",)): 0, 2**60: 0},
+        "dollar": {"$": "tensor", "i": 0},
+        "ordered": OrderedDict([("z", 1), (3, OrderedDict())]),
+        "counter": Counter({"a": 3, 2: -1}),
+        "defaults": [defaultdict(list, {1: [2]}), defaultdict(None), defaultdict(dict)],
+        "size": torch.Size([2, 0, 3]),
+        "dtypes": [torch.float32, torch.bfloat16, np.dtype(">f8"), np.dtype("<U5")],
+        "devices": [torch.device("cpu"), torch.device("cuda:1")],
+        "scalars": [np.float32(0.1), np.uint64(2**64 - 1), np.bool_(True), np.str_("ab\0")],
+        "times": [np.datetime64("2024-02-29T12:00:00"), np.timedelta64("NaT")],
+        "slices": [slice(None), slice(1, -(2**60), None), range(5, -5, -3)],
+    }
+
+
+def tensors() -> Any:
+    """Every type that PyTorch has had for long, ties and views (4.2 to 4.5)."""
+    names = (
+        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+        *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+    )
+    return {"types": {name: pattern(name) for name in names}, "ties": ties()}
+
+
+def pattern(name: str) -> torch.Tensor:
+    """Ten elements of some type, of many bits."""
+    dtype = getattr(torch, name)
+    count = 10 * torch.empty(0, dtype=dtype).element_size()
+    data = [value % 2 if name == "bool" else value * 37 % 256 for value in range(count)]
+    return torch.tensor(data, dtype=torch.uint8).view(dtype).reshape(2, 5)
+
+
+def ties() -> Any:
+    base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+    array = np.arange(10, dtype=np.int16)
+    return {
+        "base": base,
+        "again": base,
+        "transposed": base.t(),
+        "row": base[2],
+        "stepped": base[::2, 1::2],
+        "expanded": base[1].expand(3, 6),
+        "array": array,
+        "backward": array[::-1],
+        "as tensor": torch.from_numpy(array),
+        "scalar": torch.tensor(7),
+        "empty": torch.empty(0, 3),
+        "not contiguous": torch.arange(20.0)[::3],
+    }
+
+
+def recent_types() -> Any:
+    """Types that came to PyTorch later."""
+    return {name: pattern(name) for name in ("float8_e8m0fnu", "float4_e2m1fn_x2", "uint4", "int7")}
+
+
+def arrays() -> Any:
+    """NumPy's own types (4.4)."""
+    return {
+        "big-endian": np.arange(5, dtype=">f4"),
+        "text": np.array([["a", "ünï"]]),
+        "bytes": np.array([b"abc", b"\0\xff"]),
+        "void": np.array([b"ab"], "V2"),
+        "time": np.array(["2024-02-29", "NaT"], "M8[ns]"),
+        "span": np.array([5], "m8[25us]"),
+        "complex": np.array([1 - 2j]),
+        "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "scalar": np.array(3, np.int8),
+    }
+
+
+def names() -> Any:
+    """Names that collide, are empty, or mean something elsewhere (6.4)."""
+    keys = ["a.b", "", "__metadata__", "\ud800", "../..", 'quo"te\\', "nul\0", "a.b~2", "1", 1]
+    state: dict[Any, Any] = {key: torch.tensor([index]) for index, key in enumerate(keys)}
+    return {**state, "a": {"b": torch.tensor([99])}}
+
+
+def training() -> Any:
+    """A model and its optimizer, in several shards that cross pages and digest chunks."""
+    model = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.BatchNorm1d(30))
+    count = 0
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.arange(parameter.numel()).reshape(parameter.shape) / 64)
+            parameter.grad = torch.ones_like(parameter) / 128
+            count += parameter.numel()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2**-8)
+    state = optimizer.state_dict()
+    state["state"] = {
+        index: {"step": torch.tensor(3.0), "exp_avg": parameter.grad.clone()}
+        for index, parameter in enumerate(model.parameters())
+    }
+    chunks = (torch.arange(280_000) % 251).to(torch.float32)
+    return {"model": model.state_dict(), "optimizer": state, "count": count, "chunks": chunks}
+
+
+def leaf() -> Any:
+    """A state that is one tensor (6.4)."""
+    return torch.arange(3)
+
+
+STATES = {
+    "plain": plain,
+    "tensors": tensors,
+    "recent-types": recent_types,
+    "arrays": arrays,
+    "names": names,
+    "training": training,
+    "leaf": leaf,
+}
+
+SHARD_BYTES = {"training": 8192}
+
+
+def main() -> None:
+    """Writes the named checkpoints that are not there yet."""
+    import penstock
+
+    for name in sys.argv[1:]:
+        if (VERSION / name).exists():
+            sys.exit(f"{VERSION / name} is there already: golden files never change")
+        options = penstock.Options(shard_bytes=SHARD_BYTES.get(name))
+        penstock.save(
+            VERSION / name, STATES[name](), step=7, metadata={"golden": name}, options=options
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Fixtures of all tests: real disks, the matrix of engines, checkpoints to damage."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+for _name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
+    # Settings of whoever runs the tests must not decide what is tested.
+    del os.environ[_name]
+
+
+def supports_direct(directory: Path) -> bool:
+    """Whether a real O_DIRECT write works in a directory."""
+    path = directory / "probe"
+    try:
+        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_DIRECT, 0o600)
+    except OSError:
+        return False
+    try:
+        with mmap.mmap(-1, 4096) as page:
+            return os.write(fd, page) == 4096
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+        path.unlink()
+
+
+@cache
+def uring_refusal() -> str | None:
+    """Why io_uring does not work here; None if it does."""
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            # Long enough to be stored in a shard: a tree alone needs no engine.
+            options = penstock.Options(engine="uring")
+            penstock.save(f"{directory}/probe", bytes(1 << 13), options=options)
+        except penstock.StorageError as error:
+            return str(error)
+    return None
+
+
+def tell(*values: object) -> None:
+    """Shown with a test that fails: seeds, what was measured."""
+    print(*values)  # noqa: T201
+
+
+def need_uring() -> None:
+    reason = uring_refusal()
+    if reason is not None:
+        pytest.skip(f"io_uring does not work on this machine: {reason}")
+
+
+@pytest.fixture
+def disk_path(tmp_path):
+    """A fresh directory on a file system with direct I/O, in the repository if /tmp has none."""
+    if supports_direct(tmp_path):
+        yield tmp_path
+        return
+    (REPOSITORY / ".cache").mkdir(exist_ok=True)
+    directory = Path(tempfile.mkdtemp(prefix="tests-", dir=REPOSITORY / ".cache"))
+    try:
+        if not supports_direct(directory):
+            pytest.skip(f"neither {tmp_path} nor {directory} has direct I/O")
+        yield directory
+    finally:
+        shutil.rmtree(directory)
+
+
+MATRIX = [("uring", "on"), ("uring", "off"), ("threads", "on"), ("threads", "off")]
+
+
+@pytest.fixture(params=MATRIX, ids=["-".join(pair) for pair in MATRIX])
+def options(request):
+    """Both engines, past the page cache and through it."""
+    engine, direct = request.param
+    if engine == "uring":
+        need_uring()
+    return penstock.Options(engine=engine, direct=direct)
+
+
+@pytest.fixture
+def need_root():
+    """Skips where the test cannot do what only root may."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+
+
+@contextmanager
+def mounted(kind: str, directory: Path, size_bytes: int):
+    """A small file system of its own; skips where this machine does not let us mount one."""
+    directory.mkdir()
+    if kind in ("tmpfs", "ramfs"):
+        command = ["mount", "-t", kind, "-o", f"size={size_bytes}", "penstock-test", directory]
+    else:
+        image = directory.with_suffix(".img")
+        image.touch()
+        os.truncate(image, size_bytes)
+        _run_or_skip([f"mkfs.{kind}", "-q", "-F", image])
+        command = ["mount", "-o", "loop", image, directory]
+    _run_or_skip(command)
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", directory], check=True)
+
+
+def _run_or_skip(command: list[str | Path]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip(f"{command[0]} is not installed")
+    if done.returncode != 0:
+        pytest.skip(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
+
+
+def run_child(script: str, *arguments: object, timeout_seconds: int = 200) -> Any:
+    """Runs a script in a process of its own; the last line it prints is JSON and comes back."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout_seconds,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])

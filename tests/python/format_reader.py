@@ -1,0 +1,359 @@
+"""A reader of Penstock checkpoints in nothing but the standard library.
+
+Written from `docs/format.md` alone, whose paragraphs it cites: the proof that the document is
+enough to write one in any language. It trusts nothing it reads, checks every digest and every
+number, and is slow.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import struct
+from collections import Counter, OrderedDict
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LEVELS_MAX = 128
+CHUNK_BYTES = 1 << 20
+SEAL_BYTES = 40
+
+# 4.3: bytes of an element, and its name in the shard.
+NATURAL = {
+    "bool": (1, "BOOL"),
+    **{f"uint{bits}": (bits // 8, f"U{bits}") for bits in (8, 16, 32, 64)},
+    **{f"int{bits}": (bits // 8, f"I{bits}") for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": (bits // 8, f"F{bits}") for bits in (16, 32, 64)},
+    "bfloat16": (2, "BF16"),
+    "complex64": (8, "C64"),
+    "float8_e4m3fn": (1, "F8_E4M3"),
+    "float8_e5m2": (1, "F8_E5M2"),
+    "float8_e8m0fnu": (1, "F8_E8M0"),
+}
+# 4.4: bytes of an element, its carrier, and how many of the carrier's elements it takes.
+CARRIED = {
+    "complex128": (16, "F64", 2),
+    "complex32": (4, "F16", 2),
+    "bcomplex32": (4, "BF16", 2),
+    **dict.fromkeys(("float8_e4m3fnuz", "float8_e5m2fnuz", "float4_e2m1fn_x2"), (1, "U8", 1)),
+    **dict.fromkeys(("bits8", "bits1x8", "bits2x4", "bits4x2"), (1, "U8", 1)),
+    **dict.fromkeys((f"{sign}int{n}" for sign in ("", "u") for n in range(1, 8)), (1, "U8", 1)),
+    "bits16": (2, "U16", 1),
+}
+# Codes of `struct` for the types that Python has numbers for.
+UNPACK = dict(
+    zip(
+        (
+            *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+            *("float16", "float32", "float64", "complex32", "complex64", "complex128"),
+        ),
+        "?BHIQbhiqefdefd",
+        strict=True,
+    )
+)
+
+
+class FormatError(Exception):
+    """The checkpoint is damaged, newer, or none."""
+
+
+def _table() -> list[int]:
+    polynomial = int(f"{0xAD93D23594C93659:064b}"[::-1], 2)
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = (value >> 1) ^ (polynomial if value & 1 else 0)
+        table.append(value)
+    return table
+
+
+_TABLE = _table()
+
+
+def crc64(data: bytes) -> int:
+    """2.1: CRC-64/NVME."""
+    crc = 0xFFFF_FFFF_FFFF_FFFF
+    table = _TABLE
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    return crc ^ 0xFFFF_FFFF_FFFF_FFFF
+
+
+def digest(data: bytes) -> str:
+    """2.1: a digest as text."""
+    return f"crc64nvme:{crc64(data):016x}"
+
+
+class Tensor(NamedTuple):
+    """A tensor or array: its elements row-major, little-endian unless the type says otherwise."""
+
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    def values(self) -> list[Any]:
+        """The elements as Python numbers, for the types that Python has."""
+        if self.dtype == "bfloat16":
+            bits = struct.unpack(f"<{len(self.data) // 2}H", self.data)
+            return [struct.unpack("<f", struct.pack("<I", value << 16))[0] for value in bits]
+        code = UNPACK[self.dtype]
+        numbers = struct.unpack(f"<{len(self.data) // struct.calcsize(code)}{code}", self.data)
+        if self.dtype.startswith("complex"):
+            return [complex(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
+        return list(numbers)
+
+
+class Other(NamedTuple):
+    """A value of a type that the standard library lacks: torch.Size, a dtype, a device, …"""
+
+    tag: str
+    value: Any
+
+
+class Checkpoint:
+    """A complete checkpoint, every digest checked."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest = _read_manifest(path)
+        entry = self.manifest["parts"][0]
+        self.part = self._read_part(entry)
+        self.shards = [self._read_shard(file) for file in self.part["files"]]
+        self.tensors = [self._tensor(row) for row in self.part["tensors"]]
+        _check_overlaps(self.part["tensors"])
+        self._check_names()
+        for alias in self.part["aliases"]:
+            self._check_alias(alias)
+
+    def state(self) -> Any:
+        """6: the state."""
+        return self._value(self.part["tree"], 0)
+
+    def tensor(self, name: str) -> Tensor:
+        """A stored tensor by its name."""
+        names = [row["name"] for row in self.part["tensors"]]
+        return self._data("tensor", names.index(name), None)
+
+    # Files.
+
+    def _read_part(self, entry: dict[str, Any]) -> dict[str, Any]:
+        identity = self.manifest["id"]
+        # 1.4: a name of exactly that form, with the checkpoint's own attempt and rank.
+        _require(entry["rank"] == 0 and entry["file"] == f"part-00000.{identity}.json", "1.4")
+        text = (self.path / entry["file"]).read_bytes()
+        _require(len(text) == entry["bytes"] and digest(text) == entry["digest"], "2.3: part")
+        _require(text.endswith(b"\n"), "4.1")
+        part = _parse(text)
+        _require(part["format"] == "penstock-part" and part["version"] == 1, "4.1")
+        _require(part["id"] == identity and part["rank"] == 0, "4.1")
+        return part
+
+    def _read_shard(self, file: dict[str, Any]) -> bytes:
+        pattern = rf"shard-00000-[0-9]{{2,}}\.{self.manifest['id']}\.safetensors"
+        _require(re.fullmatch(pattern, file["name"]) is not None, "1.4")
+        data = (self.path / file["name"]).read_bytes()
+        _require(len(data) == file["bytes"] and digest(data) == file["digest"], "2.2: shard")
+        _require(file["chunk_bytes"] == CHUNK_BYTES, "2.2")
+        chunks = [
+            f"{crc64(data[i : i + CHUNK_BYTES]):016x}" for i in range(0, len(data), CHUNK_BYTES)
+        ]
+        _require(chunks == file["chunks"], "2.2: chunks")
+        return data
+
+    def header(self, index: int) -> tuple[int, dict[str, Any]]:
+        """5.1: where a shard's data starts, and what its header says."""
+        data = self.shards[index]
+        length = int.from_bytes(data[:8], "little")
+        _require(8 + length <= len(data), "5.1")
+        return 8 + length, _parse(data[8 : 8 + length])
+
+    # Tensors.
+
+    def _tensor(self, row: dict[str, Any]) -> tuple[str, tuple[int, ...], int, bytes]:
+        """4.2, 4.7: type, shape, bytes of an element and data of a stored tensor."""
+        _require("box" not in row, "4.6")
+        first, after_last = row["range"]
+        _require(0 <= row["file"] < len(self.shards), "4.7: file")
+        shard = self.shards[row["file"]]
+        _require(0 <= first <= after_last <= len(shard), "4.7: range")
+        shape = tuple(row["shape"])
+        _require(all(type(dim) is int and dim >= 0 for dim in shape), "4.2: shape")
+        item_bytes = _item_bytes(row, shape)
+        _require(after_last - first == math.prod(shape) * item_bytes, "4.7: length")
+        return row["dtype"], shape, item_bytes, shard[first:after_last]
+
+    def _check_names(self) -> None:
+        rows = [*self.part["tensors"], *self.part["aliases"]]
+        _require(len({row["name"] for row in rows}) == len(rows), "4.2: names")
+
+    def _check_alias(self, alias: dict[str, Any]) -> None:
+        """4.5: views stay inside their tensors."""
+        _require(0 <= alias["tensor"] < len(self.tensors), "4.5")
+        if "view" not in alias:
+            return
+        view = alias["view"]
+        _require(len(view["shape"]) == len(view["strides"]), "4.5")
+        if 0 in view["shape"]:
+            return
+        reaches = [
+            (dim - 1) * step for dim, step in zip(view["shape"], view["strides"], strict=True)
+        ]
+        low = view["offset"] + sum(min(reach, 0) for reach in reaches)
+        high = view["offset"] + sum(max(reach, 0) for reach in reaches)
+        _require(low >= 0 and high < math.prod(self.tensors[alias["tensor"]][1]), "4.5")
+
+    def _data(self, kind: str, index: int, view: dict[str, Any] | None) -> Tensor:
+        dtype, shape, item_bytes, data = self.tensors[index]
+        if view is not None:
+            items = [view["offset"]]
+            for dim, stride in zip(view["shape"], view["strides"], strict=True):
+                items = [item + i * stride for item in items for i in range(dim)]
+            shape = tuple(view["shape"])
+            data = b"".join(data[item * item_bytes : (item + 1) * item_bytes] for item in items)
+        return Tensor(kind, dtype, shape, data)
+
+    def _reference(self, node: dict[str, Any]) -> Tensor:
+        """6.2: tensor ``i``, or alias ``a``."""
+        if "a" in node:
+            alias = self.part["aliases"][node["a"]]
+            return self._data(node["$"], alias["tensor"], alias.get("view"))
+        return self._data(node["$"], node["i"], None)
+
+    # The tree.
+
+    def _value(self, node: Any, level: int) -> Any:
+        """6.1."""
+        _require(level <= LEVELS_MAX, "6.3")
+        if isinstance(node, list):
+            return [self._value(item, level + 1) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if "$" not in node:
+            return {key: self._value(item, level + 1) for key, item in node.items()}
+        return self._tagged(node, level)
+
+    def _tagged(self, node: dict[str, Any], level: int) -> Any:
+        """6.2."""
+        tag, value = node["$"], node.get("v")
+        if tag in ("tensor", "ndarray"):
+            return self._reference(node)
+        if tag in ("bytes", "bytearray"):
+            kind = bytes if tag == "bytes" else bytearray
+            return kind(self._reference(node).data if "i" in node else base64.b64decode(value))
+        if tag in ("dict", "odict", "counter", "defaultdict"):
+            return self._mapping(node, level)
+        if tag in ("tuple", "set", "frozenset"):
+            kinds = {"tuple": tuple, "set": set, "frozenset": frozenset}
+            return kinds[tag](self._value(item, level + 1) for item in value)
+        return _leaf(node)
+
+    def _mapping(self, node: dict[str, Any], level: int) -> Any:
+        pairs = [(_key(key), self._value(item, level + 1)) for key, item in node["v"]]
+        if node["$"] == "counter":
+            return Counter(dict(pairs))
+        if node["$"] == "defaultdict":
+            # The type is named, not made: a reader runs no code (6.5).
+            return Other("defaultdict", (node["factory"], dict(pairs)))
+        value = OrderedDict(pairs) if node["$"] == "odict" else dict(pairs)
+        if "attrs" in node:
+            return Other("odict", (value, self._value(node["attrs"], level + 1)))
+        return value
+
+
+def _leaf(node: dict[str, Any]) -> Any:
+    """6.2: what needs nothing but the node itself."""
+    tag, value = node["$"], node.get("v")
+    if tag == "int":
+        return int(value, 16)
+    if tag == "float":
+        if value.startswith("0x"):
+            return struct.unpack(">d", bytes.fromhex(value[2:]))[0]
+        return float(value)
+    if tag == "str":
+        return base64.b64decode(value).decode("utf-8", "surrogatepass")
+    if tag == "complex":
+        return complex(*(_key(part) for part in value))
+    if tag in ("slice", "range"):
+        kinds = {"slice": slice, "range": range}
+        return kinds[tag](*(_key(part) for part in value))
+    if tag == "size":
+        return Other("size", tuple(_key(part) for part in value))
+    if tag in ("dtype", "device", "np.dtype"):
+        return Other(tag, value)
+    if tag == "np":
+        return Other("np", (node["dtype"], base64.b64decode(value)))
+    raise FormatError(f"6.3: unknown tag {tag!r}")
+
+
+def _key(node: Any) -> Any:
+    """6.3: keys, and the numbers inside other values."""
+    if not isinstance(node, dict):
+        return node
+    if node["$"] == "tuple":
+        return tuple(_key(item) for item in node["v"])
+    _require(node["$"] in ("int", "float", "str"), "6.3")
+    return _leaf(node)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """3: the commit point."""
+    file = path / "manifest.json"
+    _require(file.exists(), "1.1: no manifest, incomplete")
+    text = file.read_bytes()
+    sealed, seal = text[:-SEAL_BYTES], text[-SEAL_BYTES:]
+    match = re.fullmatch(rb',"digest":"(crc64nvme:[0-9a-f]{16})"}\n', seal)
+    _require(match is not None and digest(sealed) == match[1].decode(), "3.3: damaged manifest")
+    manifest = _parse(text)
+    _require(manifest["format"] == "penstock-checkpoint", "3.1")
+    _require(manifest["version"] == 1, "3.4: unknown version")
+    _require(re.fullmatch(r"[0-9a-f]{32}", manifest["id"]) is not None, "1.2")
+    _require(manifest["world_size"] == len(manifest["parts"]) == 1, "3.5")
+    return manifest
+
+
+def _item_bytes(row: dict[str, Any], shape: tuple[int, ...]) -> int:
+    """4.3, 4.4: bytes of an element, the carrier checked."""
+    dtype = row["dtype"]
+    if dtype in NATURAL:
+        return NATURAL[dtype][0]
+    stored = row["stored"]
+    if dtype.startswith("numpy:"):
+        item_bytes = stored["shape"][-1]
+        _require(stored == {"dtype": "U8", "shape": [*shape, item_bytes]}, "4.4")
+        return item_bytes
+    _require(dtype in CARRIED, f"4.4: {dtype}")
+    item_bytes, carrier, count = CARRIED[dtype]
+    expected = [*shape, count] if count > 1 else list(shape)
+    _require(stored == {"dtype": carrier, "shape": expected}, "4.4")
+    return item_bytes
+
+
+def _check_overlaps(rows: list[dict[str, Any]]) -> None:
+    ranges = sorted((row["file"], *row["range"]) for row in rows)
+    for (file, _, end), (next_file, begin, _) in pairwise(ranges):
+        _require(file != next_file or end <= begin, "4.2: overlap")
+
+
+def _parse(text: bytes) -> Any:
+    """JSON without repeated members and without NaN and Infinity."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        members = dict(pairs)
+        _require(len(members) == len(pairs), "6.3: repeated member")
+        return members
+
+    def refuse(text: str) -> None:
+        raise FormatError(f"{text} is no JSON")
+
+    return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+
+
+def _require(holds: bool, paragraph: str) -> None:
+    if not holds:
+        raise FormatError(paragraph)
