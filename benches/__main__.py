@@ -1,0 +1,171 @@
+"""The command behind `make bench`."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benches import bars, disk, machine, plot, report, states
+from benches.results import Results
+from benches.runner import NAMES, Plan, Runner, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ROOT = Path(__file__).resolve().parent.parent
+_SIZE_GIB = 4.0
+_QUICK_SIZE_GIB = 1 / 16
+_ROUNDS = 5
+_QUICK_ROUNDS = 2
+_SCALING_GIB = (2.0, 8.0)
+_QUICK_SCALING_GIB = (1 / 32, 1 / 8)
+# Room for the largest checkpoint, for libraries that store tied tensors twice, and for fio.
+_FREE_TIMES_STATE = 2
+
+
+def chosen(allowed: tuple[str, ...]) -> Callable[[object, object, str | None], tuple[str, ...]]:
+    """Reads a comma-separated list of names."""
+
+    def read(_context: object, _parameter: object, text: str | None) -> tuple[str, ...]:
+        names = tuple(allowed if text is None else filter(None, text.split(",")))
+        unknown = [name for name in names if name not in allowed]
+        if unknown:
+            raise click.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(allowed)}")
+        return names
+
+    return read
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--states",
+    "state_names",
+    callback=chosen(states.NAMES),
+    metavar="LIST",
+    help=f"States, separated by commas: {', '.join(states.NAMES)}. Default: all.",
+)
+@click.option(
+    "--only",
+    "names",
+    callback=chosen(NAMES),
+    metavar="LIST",
+    help=f"Contenders, separated by commas: {', '.join(NAMES)}. Default: all.",
+)
+@click.option("--size-gib", type=click.FloatRange(min=0.001), help="Of the Llama state. [4]")
+@click.option("--rounds", type=click.IntRange(min=1), help="Interleaved rounds. [5]")
+@click.option("--scaling", is_flag=True, help="Also time saves of 2 GiB and 8 GiB.")
+@click.option("--quick", is_flag=True, help="Small states, two rounds: does it work?")
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path),
+    default=_ROOT / ".cache" / "bench",
+    help="Where to write checkpoints: on the disk to measure. [.cache/bench]",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Where to put table, JSON and plot. [.cache/bench/results/<time>]",
+)
+@click.option(
+    "--timeout", default=900.0, show_default=True, help="Seconds for one save or load, at most."
+)
+def main(
+    state_names: tuple[str, ...],
+    names: tuple[str, ...],
+    size_gib: float | None,
+    rounds: int | None,
+    scaling: bool,
+    quick: bool,
+    directory: Path,
+    output: Path | None,
+    timeout: float,
+) -> None:
+    """Compare Penstock with fio and with other libraries on the same state and disk."""
+    size_gib = size_gib or (_QUICK_SIZE_GIB if quick else _SIZE_GIB)
+    scaling_sizes = () if not scaling else _QUICK_SCALING_GIB if quick else _SCALING_GIB
+    plan = Plan(
+        names=names,
+        workloads=tuple(
+            Workload(name, name, int(size_gib * states.GIB), quick) for name in state_names
+        ),
+        scaling=tuple(
+            Workload(f"scaling-{size:g}-gib", "llama", int(size * states.GIB), quick)
+            for size in scaling_sizes
+        ),
+        rounds=rounds or (_QUICK_ROUNDS if quick else _ROUNDS),
+        directory=directory.resolve(),
+        timeout_seconds=timeout,
+        is_quick=quick,
+    )
+    plan.directory.mkdir(parents=True, exist_ok=True)
+    results = _run(plan, is_official=size_gib == _SIZE_GIB and not quick)
+    verdicts = bars.judge(results)
+    results.bars = [verdict.as_json() for verdict in verdicts]
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    output = output or _ROOT / ".cache" / "bench" / "results" / stamp
+    output.mkdir(parents=True, exist_ok=True)
+    results.write(output / "bench.json")
+    plot.draw(results, output / "bench.png")
+    # Wide enough for the table wherever it goes; a terminal that is narrower still wraps it.
+    with (output / "bench.txt").open("w") as file:
+        Console(file=file, width=180).print(report.render(results, verdicts))
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    console.print(report.render(results, verdicts))
+    console.print(f"\n{output}/bench.txt, bench.json, bench.png", highlight=False, soft_wrap=True)
+
+
+def _run(plan: Plan, is_official: bool) -> Results:
+    """Measures a plan, with a progress bar on standard error."""
+    sizes = {one.label: one.spec() for one in (*plan.workloads, *plan.scaling)}
+    largest = max((spec.nbytes for spec in sizes.values()), default=0)
+    free = shutil.disk_usage(plan.directory).free
+    if free < _FREE_TIMES_STATE * largest:
+        raise click.ClickException(
+            f"{plan.directory} has {free / 1e9:.1f} GB free, "
+            f"{_FREE_TIMES_STATE * largest / 1e9:.1f} are needed: choose another --directory"
+        )
+    results = Results(
+        machine=machine.describe(_ROOT),
+        disk=disk.describe(plan.directory),
+        settings={
+            "command": sys.argv[1:],
+            "rounds": plan.rounds,
+            "is_official": is_official,
+            "is_quick": plan.is_quick,
+            "timeout_seconds": plan.timeout_seconds,
+        },
+        states={
+            label: {
+                "description": spec.description,
+                "bytes": spec.nbytes,
+                "tensors": len(spec.tensors),
+            }
+            for label, spec in sizes.items()
+        },
+    )
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("touching memory", total=plan.operations)
+        results.memory = machine.warm_memory(largest)
+
+        def progress(text: str, done: int) -> None:
+            bar.update(task, advance=done, description=text or None)
+
+        Runner(plan, results, progress).run()
+    return results
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What a call costs: time, processor time of the process and of the machine, peak memory."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass
+class Cost:
+    """The cost of the block under `measured`, complete when the block has ended.
+
+    Attributes:
+        seconds: Wall time.
+        cpu_seconds: User and system time of the process, its threads and its children.
+        machine_cpu_seconds: Busy time of all processors. It holds what the kernel does for the
+            process in threads of its own, above all writing back the page cache, which
+            ``cpu_seconds`` cannot see; and also whatever else ran meanwhile.
+        peak_growth_bytes: How far the resident set rose above where it was.
+    """
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    machine_cpu_seconds: float = 0.0
+    peak_growth_bytes: int = 0
+
+
+@contextmanager
+def measured() -> Iterator[Cost]:
+    """Measures the block."""
+    cost = Cost()
+    gc.collect()
+    # Sets the peak of the resident set back to what it is now.
+    Path("/proc/self/clear_refs").write_text("5")
+    resident_bytes = _status_bytes("VmRSS")
+    machine = _machine_cpu_seconds()
+    cpu = _cpu_seconds()
+    began = time.perf_counter()
+    yield cost
+    cost.seconds = time.perf_counter() - began
+    cost.cpu_seconds = _cpu_seconds() - cpu
+    cost.machine_cpu_seconds = _machine_cpu_seconds() - machine
+    cost.peak_growth_bytes = max(0, _status_bytes("VmHWM") - resident_bytes)
+
+
+def _cpu_seconds() -> float:
+    usages = (
+        resource.getrusage(resource.RUSAGE_SELF),
+        resource.getrusage(resource.RUSAGE_CHILDREN),
+    )
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def _machine_cpu_seconds() -> float:
+    times = psutil.cpu_times()
+    return float(times.user + times.system + times.nice + times.irq + times.softirq)
+
+
+def _status_bytes(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {field}")
