@@ -64,9 +64,9 @@ def _panel(results: Results, state: str, operation: str, axis: Axes) -> None:
     below = [found[row].median - found[row].least for row in rows]
     above = [found[row].most - found[row].median for row in rows]
     colours = [_OURS if row.startswith("penstock") else _OTHERS for row in rows]
-    axis.barh(rows, medians, color=colours, xerr=(below, above), ecolor="#333333", capsize=2)
+    bars = axis.barh(rows, medians, color=colours, xerr=(below, above), ecolor="#333333", capsize=2)
     # Bars that differ by orders of magnitude are told apart by their numbers.
-    axis.bar_label(axis.containers[-1], fmt=" %.3g", fontsize=7, padding=8)
+    axis.bar_label(bars, fmt=" %.3g", fontsize=7, padding=8)
     axis.margins(x=0.18)
     device = results.spread(state, FIO, operation, lambda one: one.gb_per_second)
     if device:

@@ -103,15 +103,6 @@ class Builder:
         self._numpy_types: dict[str, np.dtype[Any]] = {}
         # The module; None until a tensor is met, False if it is not installed.
         self._torch: Any = None
-        self._containers: dict[str, Callable[[dict[str, Node], int], Any]] = {
-            "tuple": lambda node, level: tuple(self._items(node, level)),
-            "set": self._set,
-            "frozenset": lambda node, level: frozenset(self._set(node, level)),
-            "dict": lambda node, level: dict(self._pairs(node, level)),
-            "odict": self._ordered_dict,
-            "counter": lambda node, level: Counter(dict(self._pairs(node, level))),
-            "defaultdict": self._default_dict,
-        }
 
     def build(self, node: Node, level: int = 0) -> Any:
         """The value of a node.
@@ -135,8 +126,8 @@ class Builder:
         if is_data(node):
             return self.leaf(node)
         tag = node["$"]
-        container = self._containers.get(tag) if type(tag) is str else None
-        return decode(node) if container is None else container(node, level)
+        container = _CONTAINERS.get(tag) if type(tag) is str else None
+        return decode(node) if container is None else container(self, node, level)
 
     # Containers.
 
@@ -308,6 +299,19 @@ class Builder:
         if stored_bytes == 0:
             return b"", 0
         return self._places[index]
+
+
+# Not a table of bound methods in each builder: that cycle would keep a loaded state alive until the
+# garbage collector comes by.
+_CONTAINERS: dict[str, Callable[[Builder, dict[str, Node], int], Any]] = {
+    "tuple": lambda builder, node, level: tuple(builder._items(node, level)),
+    "set": Builder._set,
+    "frozenset": lambda builder, node, level: frozenset(builder._set(node, level)),
+    "dict": lambda builder, node, level: dict(builder._pairs(node, level)),
+    "odict": Builder._ordered_dict,
+    "counter": lambda builder, node, level: Counter(dict(builder._pairs(node, level))),
+    "defaultdict": Builder._default_dict,
+}
 
 
 def _check_level(level: int) -> None:

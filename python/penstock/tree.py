@@ -142,6 +142,9 @@ def unique_names(names: Sequence[str]) -> Sequence[str]:
     return unique
 
 
+_WILDCARDS = frozenset("*?[")
+
+
 def select(node: Node, patterns: Sequence[str], path: str) -> Node:
     """The tree with `SKIPPED` in place of every leaf that no pattern matches.
 
@@ -152,10 +155,16 @@ def select(node: Node, patterns: Sequence[str], path: str) -> Node:
         TreeError: The tree is malformed.
     """
     names = [name for name, _ in leaves(node)]
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        places.setdefault(name, []).append(place)
     wanted: set[int] = set()
     for pattern in patterns:
-        matches = re.compile(fnmatch.translate(pattern)).match
-        found = [i for i, name in enumerate(names) if name == pattern or matches(name)]
+        # Whole names are looked up: a list of them costs its length, not that times the leaves.
+        found = list(places.get(pattern, ()))
+        if not _WILDCARDS.isdisjoint(pattern):
+            matches = re.compile(fnmatch.translate(pattern)).match
+            found += [place for place, name in enumerate(names) if matches(name)]
         if not found:
             raise _no_match(pattern, names, path)
         wanted.update(found)

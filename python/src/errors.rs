@@ -38,7 +38,7 @@ fn exception(py: Python<'_>, message: &str, error: &Error) -> PyResult<PyErr> {
     let fields = PyDict::new(py);
     let text = |path: &Path| path.as_os_str().to_owned();
     let class = match error {
-        Error::NotFound { path } | Error::Replaced { path } => {
+        Error::NotFound { path } | Error::Replaced { path } | Error::Store { path, .. } => {
             fields.set_item("path", text(path))?;
             "CheckpointNotFoundError"
         }

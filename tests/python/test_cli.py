@@ -422,3 +422,19 @@ def test_diff_of_damaged_data_is_an_error_and_no_difference(run, tmp_path):
     code, out, err = run("diff", a, b, "--json")
     assert (code, out) == (1, "")
     assert info.file in err
+
+
+def test_what_a_name_holds_does_not_reach_the_terminal(run, tmp_path):
+    """A checkpoint may come from anywhere: its names neither colour, ring nor turn text around."""
+    penstock.save(tmp_path / "ckpt", {"a\nb\x1b[31m\x07\u202e": np.ones(1)})
+    code, out, _ = run("inspect", tmp_path / "ckpt")
+    assert code == 0
+    assert not {"\x1b", "\x07", "\u202e"} & set(out)
+    assert r"a\nb\x1b[31m" in out.replace("\n", "")
+
+
+@pytest.mark.parametrize("command", ["ls", "inspect", "verify"])
+def test_an_empty_path_is_not_the_current_directory(run, tmp_path, monkeypatch, command):
+    penstock.save(tmp_path / "ckpt", {"a": 1})
+    monkeypatch.chdir(tmp_path / "ckpt")
+    assert run(command, "")[0] == 2

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
+import numpy as np
 import pytest
+import torch
 
 import penstock
 from conftest import need_uring, run_child, tell
@@ -172,3 +177,20 @@ def test_a_tensor_that_outlives_its_neighbours_pins_little(disk_path):
         disk_path / "ckpt",
     )
     assert result < 100 * MIB
+
+
+@pytest.mark.parametrize("kind", ["whole", "keys", "into"])
+def test_a_loaded_state_is_freed_with_its_last_reference(tmp_path, kind):
+    """Not when the garbage collector comes by: it may be switched off, and a state is large."""
+    state = {"a": torch.ones(1000), "b": (np.ones(1000), {1: torch.zeros(3)})}
+    penstock.save(tmp_path / "ckpt", state)
+    how = {"whole": {}, "keys": {"keys": "a*"}, "into": {"into": state}}[kind]
+    gc.collect()
+    gc.disable()
+    try:
+        loaded = penstock.load(tmp_path / "ckpt", **how)
+        leaf = weakref.ref(loaded["a"])
+        del loaded, state, how
+        assert leaf() is None
+    finally:
+        gc.enable()

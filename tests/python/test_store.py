@@ -480,3 +480,22 @@ def test_a_relative_path_works(tmp_path, monkeypatch):
     store = penstock.CheckpointStore("store")
     store.save(1, {"x": 2})
     assert store.load() == {"x": 2}
+
+
+def test_a_store_is_told_from_a_checkpoint_and_from_anything_else(tmp_path):
+    store = penstock.CheckpointStore(tmp_path / "store")
+    store.save(7, {"a": 1})
+    for call in (penstock.load, penstock.inspect, penstock.verify):
+        with pytest.raises(penstock.CheckpointNotFoundError, match="step-0000000007"):
+            call(tmp_path / "store")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    with pytest.raises(penstock.CheckpointNotFoundError):
+        penstock.load(tmp_path / "other")
+
+
+def test_a_list_of_names_costs_its_length(tmp_path):
+    """Not its length times the number of leaves: that would take an hour here."""
+    state = {f"leaf{i}": i for i in range(100_000)}
+    penstock.save(tmp_path / "ckpt", state)
+    assert penstock.load(tmp_path / "ckpt", keys=list(state)) == state

@@ -13,7 +13,7 @@ use penstock_io::file::{Direct, File};
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::manifest::{Manifest, PartEntry};
-use crate::name::MANIFEST;
+use crate::name::{MANIFEST, is_attempt_file, is_step};
 use crate::options::{Options, Settings};
 use crate::part::{FileEntry, Part, TensorEntry};
 use crate::pipeline::Run;
@@ -381,16 +381,32 @@ fn no_manifest(path: &Path, file: &Path, source: io::Error) -> Error {
                 source,
             }
         }
-        Ok(_) if source.kind() == io::ErrorKind::NotFound => Error::Incomplete {
-            path: path.to_owned(),
-            detail: format!("it has no {MANIFEST}"),
-        },
+        Ok(_) if source.kind() == io::ErrorKind::NotFound => without_manifest(path),
         _ => Error::Storage {
             operation: "read",
             path: file.to_owned(),
             source,
         },
     }
+}
+
+/// Tells a store from a save that did not finish, and both from a directory of something else.
+fn without_manifest(path: &Path) -> Error {
+    let names = fs::read_dir(path).into_iter().flatten().flatten();
+    let names: Vec<String> = names
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    let path = path.to_owned();
+    if let Some(step) = names.iter().filter(|name| is_step(name)).max() {
+        let newest = path.join(step);
+        return Error::Store { path, newest };
+    }
+    // A save makes its directory before its first file, so an empty one may be a save too.
+    if names.is_empty() || names.iter().any(|name| is_attempt_file(name)) {
+        let detail = format!("it has no {MANIFEST}");
+        return Error::Incomplete { path, detail };
+    }
+    Error::NotFound { path }
 }
 
 /// The part of a checkpoint that one rank wrote; those of several come with sharded tensors.

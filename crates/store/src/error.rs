@@ -16,6 +16,14 @@ pub enum Error {
         /// The directory that was asked for.
         path: PathBuf,
     },
+    /// The directory is a store of checkpoints, not one of them.
+    #[error("{path} is a store of checkpoints, not a checkpoint; its newest step is {newest}")]
+    Store {
+        /// The directory that was asked for.
+        path: PathBuf,
+        /// Its newest step.
+        newest: PathBuf,
+    },
     /// A complete checkpoint is already there and replacing it was not asked for.
     #[error("{path} already holds a complete checkpoint")]
     Exists {
@@ -162,6 +170,7 @@ impl Error {
     pub fn remedy(&self) -> &'static str {
         match self {
             Error::NotFound { .. } => "check the path, or list a store with `penstock ls ROOT`",
+            Error::Store { .. } => "load that path, or use CheckpointStore(path).load()",
             Error::Exists { .. } => "pass overwrite=True to replace it, or save to another path",
             Error::Incomplete { .. } => {
                 "load an older checkpoint; `CheckpointStore.sweep()` removes what a dead save left"
@@ -176,11 +185,17 @@ impl Error {
             Error::Mismatch { .. } => "compare with `penstock inspect`",
             Error::Storage { source, .. } => storage_remedy(source),
             Error::Io(penstock_io::Error::Storage { source, .. }) => storage_remedy(source),
+            Error::Io(penstock_io::Error::EngineUnavailable {
+                engine: "threads", ..
+            }) => "raise the limit of threads or memory (ulimit -u, ulimit -v, the container's)",
             Error::Io(penstock_io::Error::EngineUnavailable { .. }) => {
                 "use engine=\"auto\" or engine=\"threads\""
             }
             Error::Io(penstock_io::Error::DirectUnavailable { .. }) => {
                 "use direct=\"auto\" or direct=\"off\""
+            }
+            Error::Io(penstock_io::Error::OutOfMemory { .. }) => {
+                "free memory or raise its limit; staging_bytes bounds what a call adds to the state"
             }
             Error::Io(_) => "see the system's message",
             Error::Interrupted => "nothing was committed",
@@ -202,8 +217,15 @@ fn storage_remedy(source: &io::Error) -> &'static str {
         }
         io::ErrorKind::PermissionDenied => "check the owner and the mode of the directory",
         io::ErrorKind::ReadOnlyFilesystem => "the file system is mounted read-only; save elsewhere",
+        io::ErrorKind::InvalidFilename => "choose a shorter name",
+        io::ErrorKind::FileTooLarge => {
+            "raise the limit of file sizes (ulimit -f), or lower shard_bytes"
+        }
+        io::ErrorKind::NotFound => "check that the directory is there and can be written to",
         io::ErrorKind::ResourceBusy => "a save is under way there; try again when it is done",
-        io::ErrorKind::NotADirectory => "a checkpoint is a directory; this path has a file in it",
+        io::ErrorKind::NotADirectory => {
+            "a checkpoint is a directory; something else is in its place or above it"
+        }
         _ if is_out_of_files(source) => {
             "raise the limit of open files (ulimit -n), or shard_bytes for fewer of them"
         }

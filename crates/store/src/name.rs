@@ -40,6 +40,10 @@ pub(crate) fn parse_step(name: &str) -> Option<u64> {
     (step_directory(step) == name).then_some(step)
 }
 
+pub(crate) fn is_step(name: &str) -> bool {
+    parse_step(name).is_some()
+}
+
 pub(crate) fn is_attempt(text: &str) -> bool {
     text.len() == 32
         && text

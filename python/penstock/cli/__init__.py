@@ -16,6 +16,7 @@ import sys
 import click
 
 import penstock
+from penstock.cli.console import escaped
 from penstock.cli.demo import demo
 from penstock.cli.diff import diff
 from penstock.cli.inspect import inspect
@@ -68,5 +69,5 @@ def _run() -> int:
     except OSError as error:
         message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     click.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    click.echo(message, err=True)
+    click.echo(escaped(message), err=True)
     return EXIT_FAILED

@@ -1,12 +1,14 @@
 """What the commands share in talking to a person or a program.
 
-Names and messages are printed as they are: nothing in them is taken for markup, long ones fold
-instead of being cut, and there is no colour where the output is no terminal.
+Nothing in a name or a message is taken for markup, and nothing in it reaches the terminal as a
+command: a checkpoint may come from anywhere. Long names fold instead of being cut, and there is no
+colour where the output is no terminal.
 """
 
 from __future__ import annotations
 
 import json
+import unicodedata
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -22,8 +24,20 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-PATH = click.Path(path_type=Path)
-"""A path that need not exist: what is missing is an error of the operation, not of its use."""
+    from rich.text import Text
+
+
+class _PathType(click.Path):
+    """A path that need not exist: what is missing is an error of the operation, not of its use."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            # As Path it would be the current directory: `penstock verify "$UNSET"`.
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH = _PathType(path_type=Path)
 
 TEXT_CHARACTERS_MAX = 200
 
@@ -32,9 +46,34 @@ json_option = click.option(
 )
 
 
+def escaped(text: str) -> str:
+    """The text, with the characters spelled out that would steer a terminal."""
+    return "".join(
+        character
+        if character == "\n" or unicodedata.category(character) not in ("Cc", "Cf", "Cs")
+        else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )
+
+
+class _Console(Console):
+    """A console that escapes every text it is given."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(escaped(text), **options)
+
+
+class _Rows(Table):
+    """A table whose cells keep to their row."""
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        one_line = (c.replace("\n", "\\n") if isinstance(c, str) else c for c in cells)
+        super().add_row(*one_line, **options)
+
+
 def console(*, stderr: bool = False) -> Console:
     """Standard output, or standard error."""
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    return _Console(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def print_json(result: dict[str, Any]) -> None:
@@ -51,7 +90,7 @@ def table(*columns: str, numbers: Collection[str] = (), folded: Collection[str] 
         folded: Headings of columns that give way when the terminal is narrow; what is in the
             others stays in one line.
     """
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    made = _Rows(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for column in columns:
         made.add_column(
             column,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +54,9 @@ def demo(directory: Path | None, seconds: float, steps: int | None, keep: bool) 
     from penstock.demo.run import RunError
     from penstock.demo.story import Story
 
+    # Ended from outside, it tidies up as after Ctrl-C: the training process and the directory go.
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, signal.default_int_handler)
     with _workplace(directory, keep) as place:
         try:
             Story(place, seconds, steps).tell()

@@ -14,6 +14,9 @@ use crate::shard::{self, HeaderTensor, PAGE_BYTES};
 /// Most header bytes of one shard. The safetensors library reads up to 100 MB.
 const HEADER_BYTES_MAX: u64 = 64 << 20;
 
+/// Longest name of a tensor. Escaped, it is six times as long at most, and fits a header alone.
+const NAME_BYTES_MAX: usize = 1 << 20;
+
 /// What the plan needs to know of a tensor.
 #[derive(Clone, Debug)]
 pub struct TensorSpec {
@@ -147,6 +150,12 @@ fn measure(tensor: &TensorSpec) -> Result<(u64, Carrier)> {
             tensor.dtype, tensor.shape
         ),
     };
+    if tensor.name.len() > NAME_BYTES_MAX {
+        return Err(Error::Unsupported {
+            key: tensor.name.chars().take(100).collect(),
+            detail: format!("a name of {} bytes is too long", tensor.name.len()),
+        });
+    }
     let carrier = dtype::carrier(&tensor.dtype, tensor.item_bytes)
         .ok_or_else(|| unsupported("has no place in the format"))?;
     let bytes = dtype::nbytes(&tensor.shape, tensor.item_bytes)
