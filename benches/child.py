@@ -22,6 +22,7 @@ from benches import cache, states
 from benches.contenders import contender_class
 from benches.disk import settle
 from benches.durable import files_below, sync_tree
+from benches.machine import touch_memory
 from benches.measure import measured
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def save(contender: Contender, directory: Path, spec: states.StateSpec) -> dict[
     """Measures a durable save."""
     state = contender.input(spec)
     settle(directory.parent)
+    touch_memory(memory_to_touch(spec))
     with measured() as cost:
         directory.mkdir()
         detail = contender.save(directory, state)
@@ -115,6 +117,7 @@ def load(
     settle(directory.parent)
     dropped = cache.drop(files)
     resident_fraction = cache.resident_fraction(files)
+    touch_memory(memory_to_touch(spec))
     with measured() as cost:
         state, detail = contender.load(directory, targets, task.variant)
     tensors = dict(states.flatten(state))
@@ -129,6 +132,11 @@ def load(
         "is_checked": task.is_checked,
         "detail": detail or {},
     }
+
+
+def memory_to_touch(spec: states.StateSpec) -> int:
+    """What an operation may use beside the state it is given: a copy of it, and then some."""
+    return spec.nbytes + spec.nbytes // 8
 
 
 def costs(cost: Any) -> dict[str, float]:
