@@ -8,7 +8,7 @@ use penstock_io::buffer::IoBuf;
 use penstock_io::engine::{Op, OpKind};
 use penstock_io::file::File;
 
-use super::read::Damage;
+use super::damage::Damage;
 use crate::digest::{CHUNK_BYTES, Digest};
 use crate::plan::read::{Destination, Item, Owner, floor};
 

@@ -1,0 +1,37 @@
+//! Damage: a chunk that is not what was written, and how precisely it is known where.
+
+use std::ops::Range;
+
+/// A chunk whose bytes are not those that were written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Damage {
+    /// Index of the file.
+    pub(crate) file: usize,
+    /// The chunk's bytes.
+    pub(crate) range: Range<u64>,
+    /// The one byte that was changed, where it is only one.
+    pub(crate) byte: Option<u64>,
+}
+
+impl Damage {
+    /// Where it is: the byte, or else the start of the chunk.
+    pub(crate) fn offset(&self) -> u64 {
+        self.byte.unwrap_or(self.range.start)
+    }
+
+    /// What is wrong.
+    pub(crate) fn detail(&self) -> &'static str {
+        match self.byte {
+            Some(_) => "this byte is not the one that was written",
+            None => "the bytes from here on do not match their digest",
+        }
+    }
+
+    /// Whether it lies in, or cannot be told not to lie in, these bytes of its file.
+    pub(crate) fn touches(&self, (begin, end): (u64, u64)) -> bool {
+        match self.byte {
+            Some(byte) => begin <= byte && byte < end,
+            None => begin < self.range.end && self.range.start < end,
+        }
+    }
+}
