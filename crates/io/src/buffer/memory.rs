@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -18,14 +19,14 @@ use crate::{Error, Result};
 /// The size of a transparent huge page on x86-64 and on arm64 with 4 KiB pages.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// A private, zeroed, page-aligned mapping, unmapped on drop.
+/// Private, zeroed, page-aligned memory, unmapped on drop.
 pub struct Memory {
     address: NonNull<u8>,
     len: usize,
     mapped_bytes: usize,
 }
 
-// SAFETY: `Memory` owns its mapping alone and gives out bytes only through borrows of itself.
+// SAFETY: `Memory` owns its pages alone and gives out bytes only through borrows of itself.
 unsafe impl Send for Memory {}
 // SAFETY: `&Memory` only gives out `&[u8]`.
 unsafe impl Sync for Memory {}
@@ -36,30 +37,52 @@ impl Memory {
     /// # Errors
     /// [`Error::OutOfMemory`] when the kernel refuses the mapping.
     pub fn allocate(len: usize) -> Result<Memory> {
-        let out_of_memory = |errno: Errno| Error::OutOfMemory {
-            bytes: len,
+        let mut memory = Memory::allocate_all([len])?;
+        Ok(memory.pop().expect("one was asked for"))
+    }
+
+    /// Maps zeroed bytes of each of the lengths, side by side in one mapping: memory in huge pages
+    /// even where each alone would be too small for one or end in part of one. Each is unmapped on
+    /// its own.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] when the kernel refuses the mapping.
+    pub fn allocate_all(lens: impl IntoIterator<Item = usize>) -> Result<Vec<Memory>> {
+        let out_of_memory = |bytes: usize, errno: Errno| Error::OutOfMemory {
+            bytes,
             source: errno.into(),
         };
         let page_bytes = rustix::param::page_size();
-        let mapped_bytes = len
-            .max(1)
-            .checked_next_multiple_of(page_bytes)
-            .ok_or_else(|| out_of_memory(Errno::NOMEM))?;
-        let huge = mapped_bytes >= HUGE_PAGE_BYTES;
+        let mut runs = Vec::new();
+        let mut total_bytes: usize = 0;
+        for len in lens {
+            let mapped_bytes = len.max(1).checked_next_multiple_of(page_bytes);
+            let end = mapped_bytes.and_then(|bytes| total_bytes.checked_add(bytes));
+            let end = end.ok_or_else(|| out_of_memory(len, Errno::NOMEM))?;
+            runs.push((len, total_bytes..end));
+            total_bytes = end;
+        }
+        if runs.is_empty() {
+            return Ok(Vec::new());
+        }
+        let huge = total_bytes >= HUGE_PAGE_BYTES;
         let align = if huge { HUGE_PAGE_BYTES } else { page_bytes };
-        let address = map_aligned(mapped_bytes, align, page_bytes).map_err(out_of_memory)?;
+        let start = map_aligned(total_bytes, align, page_bytes)
+            .map_err(|errno| out_of_memory(total_bytes, errno))?;
         if huge {
             // A kernel without transparent huge pages says EINVAL; small pages work as well.
             // SAFETY: the range is the mapping made just now; the advice changes no content.
             let _ = unsafe {
-                rustix::mm::madvise(address.as_ptr().cast(), mapped_bytes, Advice::LinuxHugepage)
+                rustix::mm::madvise(start.as_ptr().cast(), total_bytes, Advice::LinuxHugepage)
             };
         }
-        Ok(Memory {
-            address,
+        let memory = |(len, run): (usize, Range<usize>)| Memory {
+            // SAFETY: runs lie inside the mapping of `total_bytes`.
+            address: unsafe { start.add(run.start) },
             len,
-            mapped_bytes,
-        })
+            mapped_bytes: run.len(),
+        };
+        Ok(runs.into_iter().map(memory).collect())
     }
 
     /// Bytes in the mapping that may be used.
@@ -111,7 +134,7 @@ impl Drop for Memory {
     fn drop(&mut self) {
         // Unmapping part of a merged mapping can fail for want of kernel memory. The bytes are then
         // leaked, which is safe, and there is nobody to tell.
-        // SAFETY: the range is exactly the mapping that this value owns, and no borrow of it can
+        // SAFETY: the range is exactly the pages that this value owns, and no borrow of them can
         // be left.
         let _ = unsafe { rustix::mm::munmap(self.address.as_ptr().cast(), self.mapped_bytes) };
     }
@@ -205,6 +228,26 @@ mod tests {
             kept.iter()
                 .all(|memory| memory.as_slice().last() == Some(&7))
         );
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri cannot unmap part of a mapping")]
+    fn memory_allocated_together_is_given_back_one_by_one() {
+        let page_bytes = rustix::param::page_size();
+        let mut together = Memory::allocate_all([5_000_000, 0, 100, HUGE_PAGE_BYTES]).unwrap();
+        assert_eq!(together[0].address() % HUGE_PAGE_BYTES, 0);
+        let lens: Vec<usize> = together.iter().map(Memory::len).collect();
+        assert_eq!(lens, [5_000_000, 0, 100, HUGE_PAGE_BYTES]);
+        for (value, memory) in (1..).zip(&mut together) {
+            assert_eq!(memory.address() % page_bytes, 0);
+            memory.as_mut_slice().fill(value);
+        }
+        drop(together.remove(0));
+        drop(together.remove(1));
+        assert!(together[1].as_slice().iter().all(|&byte| byte == 4));
+        assert!(Memory::allocate_all([]).unwrap().is_empty());
+        let absurd = Memory::allocate_all([usize::MAX / 2, usize::MAX / 2, 5]);
+        assert!(matches!(absurd, Err(Error::OutOfMemory { .. })));
     }
 
     #[test]
