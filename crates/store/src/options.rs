@@ -13,7 +13,7 @@ use crate::shard::PAGE_BYTES;
 
 /// Extent size unless the caller says otherwise: large enough that requests keep a drive busy and
 /// cost nothing each, small enough that a save of a few tensors still fills the queue.
-const EXTENT_BYTES: usize = 4 << 20;
+const EXTENT_BYTES: usize = 1 << 20;
 /// Operations in flight per worker: 64 MiB at the default extent size.
 const QUEUE_DEPTH: usize = 16;
 /// Budget for staging; what a call holds at most, whatever the checkpoint's size.
@@ -153,5 +153,5 @@ impl Options {
 /// one pays where there are cores to spare beside the training process.
 fn default_io_threads() -> usize {
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    (cores / 2).clamp(1, 4)
+    cores.clamp(1, 4)
 }

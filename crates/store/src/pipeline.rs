@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use penstock_io::engine::{Completion, Engine, Op, OpKind};
+use penstock_io::engine::{Engine, Op, OpKind};
 use penstock_io::transfer::WholeTransfers;
 
 use crate::error::{Error, Result};
@@ -134,12 +134,6 @@ fn open_engine(settings: &Settings, run: &mut Run) -> Result<WholeTransfers> {
 /// Names the operation and the file in a completion's error.
 fn failed(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
     Error::storage(operation, PathBuf::from(path))
-}
-
-/// Waits until at least one operation in flight is complete.
-fn reap(engine: &mut dyn Engine, completed: &mut Vec<Completion>) -> Result<()> {
-    engine.poll(1, None, completed)?;
-    Ok(())
 }
 
 /// Submits an operation to an engine whose queue the caller knows to have room.

@@ -1,6 +1,10 @@
 //! Loading and verifying: items are read into their final places, and digested there before
 //! anybody sees them.
 //!
+//! Requests come before everything else: a worker first refills the queue, and only while the
+//! device is busy does it have the memory of later items put in place (a page fault would hold the
+//! submission up) and verifies what has arrived.
+//!
 //! An item whose digest does not match is read once more, since a transfer can go wrong where the
 //! stored bytes are right; then it is damage. Bytes that go through staging reach the caller's
 //! memory only after they were found right.
@@ -15,13 +19,16 @@ use penstock_io::transfer::WholeTransfers;
 
 use super::damage::Damage;
 use super::prepared::{Prepared, Region, untoken};
-use super::{Halt, Run, failed, open_engine, reap, run_workers, submit};
+use super::{Halt, Run, failed, open_engine, run_workers, submit};
 use crate::digest::{CHUNK_BYTES, Digest};
 use crate::error::Result;
 use crate::options::Settings;
-use crate::plan::read::{FileFacts, ReadPlan};
+use crate::plan::read::{FileFacts, ReadPlan, Segment};
 use crate::progress::Progress;
 use crate::shard::PAGE_BYTES;
+
+/// Items that a worker takes from the shared queue at a time.
+const TAKEN_TOGETHER: usize = 4;
 
 /// A file to read and the digests of its chunks.
 pub(crate) struct Source<'a> {
@@ -122,9 +129,10 @@ fn prepare(
 ) -> Result<(Vec<MemoryHandle>, VecDeque<Prepared>)> {
     let mut handles = Vec::with_capacity(plan.segments.len());
     let mut segments = Vec::with_capacity(plan.segments.len());
-    for segment in &plan.segments {
-        let bytes = (segment.mirror.end - segment.mirror.start) as usize;
-        let (handle, buf) = Memory::allocate(bytes)?.share();
+    let mirror_bytes = |segment: &Segment| (segment.mirror.end - segment.mirror.start) as usize;
+    let memory = Memory::allocate_all(plan.segments.iter().map(mirror_bytes))?;
+    for (segment, memory) in plan.segments.iter().zip(memory) {
+        let (handle, buf) = memory.share();
         handles.push(handle);
         segments.push(Region::new(Some(segment.mirror.start), buf));
     }
@@ -155,8 +163,14 @@ struct Worker<'a> {
     halt: &'a Halt<'a>,
     engine: WholeTransfers,
     completed: Vec<Completion>,
+    /// Items that are this worker's, not looked at yet.
+    taken: VecDeque<Prepared>,
+    /// Items whose memory is in place, to be submitted next.
+    ahead: VecDeque<Prepared>,
     /// Items under way, by slot.
     slots: Vec<Option<Prepared>>,
+    /// Items that were read and are to be verified.
+    arrived: VecDeque<Prepared>,
     /// Operations that wait for room in the queue.
     waiting: VecDeque<Op>,
     tally: Tally,
@@ -177,92 +191,111 @@ impl<'a> Worker<'a> {
             halt,
             engine,
             completed: Vec::new(),
+            taken: VecDeque::new(),
+            ahead: VecDeque::new(),
             slots: Vec::new(),
+            arrived: VecDeque::new(),
             waiting: VecDeque::new(),
             tally: Tally::default(),
         }
     }
 
     fn run(&mut self, queue: &Mutex<VecDeque<Prepared>>) -> Result<()> {
-        let mut has_more = true;
         while self.halt.go_on()? {
-            while has_more && self.waiting.is_empty() && self.has_room() {
-                match queue
-                    .lock()
-                    .expect("no worker panics with the lock")
-                    .pop_front()
-                {
-                    Some(item) => self.start(item)?,
-                    None => has_more = false,
-                }
-                self.submit_waiting();
+            self.fill_queue(queue)?;
+            if self.collect(0)? {
+                continue;
             }
-            self.submit_waiting();
-            if self.engine.in_flight() == 0 && !has_more {
+            // The device has what it can take: time for work that it need not wait for.
+            if self.ahead.len() < self.settings.queue_depth
+                && let Some(mut item) = self.take(queue)
+            {
+                item.populate();
+                self.ahead.push_back(item);
+                continue;
+            }
+            if let Some(item) = self.arrived.pop_front() {
+                self.finish(item)?;
+                continue;
+            }
+            if self.engine.in_flight() == 0 && self.ahead.is_empty() {
                 break;
             }
-            self.collect()?;
+            self.collect(1)?;
         }
         Ok(())
     }
 
-    fn has_room(&self) -> bool {
-        self.engine.in_flight() < self.settings.queue_depth
+    /// Submits until the queue is full or there is nothing to submit.
+    fn fill_queue(&mut self, queue: &Mutex<VecDeque<Prepared>>) -> Result<()> {
+        while self.engine.in_flight() < self.settings.queue_depth {
+            if let Some(op) = self.waiting.pop_front() {
+                submit(&mut self.engine, op);
+                continue;
+            }
+            let next = self.ahead.pop_front();
+            let Some(mut item) = next.or_else(|| self.take(queue)) else {
+                break;
+            };
+            if item.needs_staging() {
+                let Some(buf) = self.take_buffer()? else {
+                    self.ahead.push_front(item);
+                    break;
+                };
+                item.stage(buf);
+            }
+            self.start(item);
+        }
+        Ok(())
     }
 
-    /// Gives an item a slot and, if it needs staging, a buffer; its operations join the queue.
-    fn start(&mut self, mut item: Prepared) -> Result<()> {
-        if item.needs_staging() {
-            let buf = self.take_buffer()?;
-            item.stage(buf);
+    /// The next item. Some neighbours are taken at a time, so that it is mostly one worker that
+    /// touches a huge page first.
+    fn take(&mut self, queue: &Mutex<VecDeque<Prepared>>) -> Option<Prepared> {
+        if self.taken.is_empty() {
+            let mut queue = queue.lock().expect("no worker panics with the lock");
+            let count = TAKEN_TOGETHER.min(queue.len());
+            self.taken.extend(queue.drain(..count));
         }
+        self.taken.pop_front()
+    }
+
+    /// Gives an item a slot; its operations join the queue.
+    fn start(&mut self, mut item: Prepared) {
         let free = self.slots.iter().position(Option::is_none);
         let slot = free.unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() - 1
         });
-        self.enqueue(slot, item);
-        Ok(())
-    }
-
-    fn enqueue(&mut self, slot: usize, mut item: Prepared) {
         let file = &self.sources[item.file].file;
         self.waiting.extend(item.operations(slot, file));
         self.slots[slot] = Some(item);
     }
 
-    fn take_buffer(&mut self) -> Result<IoBuf> {
-        loop {
-            if let Some(buf) = self.settings.pool.try_take()? {
-                return Ok(buf);
-            }
-            if self.engine.in_flight() == 0 {
-                // The other workers hold the whole budget; they give it back.
-                return Ok(self.settings.pool.take()?);
-            }
-            self.collect()?;
-            self.submit_waiting();
+    /// A staging buffer, unless the wait for one is better spent on what is under way.
+    fn take_buffer(&mut self) -> Result<Option<IoBuf>> {
+        if let Some(buf) = self.settings.pool.try_take()? {
+            return Ok(Some(buf));
         }
+        if self.engine.in_flight() > 0 || !self.arrived.is_empty() {
+            return Ok(None);
+        }
+        // The other workers hold the whole budget; they give it back.
+        Ok(Some(self.settings.pool.take()?))
     }
 
-    fn submit_waiting(&mut self) {
-        while self.has_room() {
-            match self.waiting.pop_front() {
-                Some(op) => submit(&mut self.engine, op),
-                None => break,
-            }
+    /// Takes in completions, waiting for at least `min`; tells whether there were any.
+    fn collect(&mut self, min: usize) -> Result<bool> {
+        self.engine.poll(min, None, &mut self.completed)?;
+        let completed = std::mem::take(&mut self.completed);
+        let found = !completed.is_empty();
+        for completion in completed {
+            self.complete(completion)?;
         }
+        Ok(found)
     }
 
-    fn collect(&mut self) -> Result<()> {
-        reap(&mut self.engine, &mut self.completed)?;
-        for completion in std::mem::take(&mut self.completed) {
-            self.arrived(completion)?;
-        }
-        Ok(())
-    }
-
-    fn arrived(&mut self, completion: Completion) -> Result<()> {
+    fn complete(&mut self, completion: Completion) -> Result<()> {
         let (slot, number) = untoken(completion.token);
         let item = self.slots[slot]
             .as_mut()
@@ -281,13 +314,13 @@ impl<'a> Worker<'a> {
         }
         if item.operations_left == 0 {
             let item = self.slots[slot].take().expect("it was there just now");
-            self.finish(slot, item)?;
+            self.arrived.push_back(item);
         }
         Ok(())
     }
 
     /// Verifies a whole item and puts its bytes in place.
-    fn finish(&mut self, slot: usize, mut item: Prepared) -> Result<()> {
+    fn finish(&mut self, mut item: Prepared) -> Result<()> {
         let chunks = self.sources[item.file].chunks;
         let verify = self.settings.verify || self.on_damage == OnDamage::List;
         let damaged = if verify {
@@ -299,7 +332,7 @@ impl<'a> Worker<'a> {
             item.retried = true;
             // A page cache would give the same bytes again; the device may not.
             let _ = self.sources[item.file].file.drop_cache();
-            self.enqueue(slot, item);
+            self.start(item);
             return Ok(());
         }
         if !damaged.is_empty() {

@@ -1,8 +1,11 @@
 //! Saving: extents are filled from the tensors, digested in the staging buffer, and written.
 //!
 //! The copy into the buffer is the only one. The digest is taken there, right after the copy and
-//! before anything else touches the bytes.
+//! before anything else touches the bytes. While the queue is full, the next extents are
+//! filled: a device that finishes many requests at once finds some ready, while the staging memory
+//! in use stays small enough for the processor's caches.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,7 +13,7 @@ use penstock_io::buffer::{HostRegion, IoBuf};
 use penstock_io::engine::{Completion, Engine, Op, OpKind};
 use penstock_io::file::File;
 
-use super::{Halt, Run, failed, open_engine, reap, run_workers, submit};
+use super::{Halt, Run, failed, open_engine, run_workers, submit};
 use crate::digest::{CHUNK_BYTES, Digest};
 use crate::error::Result;
 use crate::options::Settings;
@@ -44,6 +47,7 @@ pub(crate) fn write(
             halt,
             engine: open_engine(settings, &mut run)?,
             completed: Vec::new(),
+            filled: VecDeque::new(),
             digested: Vec::new(),
         };
         worker.run(&cursor)?;
@@ -73,62 +77,80 @@ struct Worker<'a> {
     halt: &'a Halt<'a>,
     engine: penstock_io::transfer::WholeTransfers,
     completed: Vec<Completion>,
+    /// Extents that wait for room in the queue.
+    filled: VecDeque<(u64, IoBuf)>,
     digested: Digested,
 }
 
 impl Worker<'_> {
     fn run(&mut self, cursor: &AtomicU64) -> Result<()> {
+        let mut has_more = true;
         while self.halt.go_on()? {
-            let number = cursor.fetch_add(1, Ordering::Relaxed);
-            if number >= self.plan.extents() {
+            self.submit_filled();
+            if self.collect(0)? {
+                continue;
+            }
+            // The device has what it can take: time to fill what it gets next.
+            if has_more
+                && self.filled.len() < self.settings.queue_depth.div_ceil(4)
+                && let Some(buf) = self.take_buffer()?
+            {
+                let number = cursor.fetch_add(1, Ordering::Relaxed);
+                has_more = number < self.plan.extents();
+                if has_more {
+                    self.fill(number, buf);
+                }
+                continue;
+            }
+            if self.engine.in_flight() == 0 {
                 break;
             }
-            let extent = self.plan.extent(number);
-            let mut buf = self.take_buffer()?;
-            self.fill(&extent, &mut buf);
-            self.digested.push((
-                number,
-                digest_chunks(&buf.as_slice()[..extent_bytes(&extent)]),
-            ));
-            let file = Arc::clone(&self.files[extent.shard]);
-            let kind = OpKind::Write {
-                offset: extent.range.start,
-                buf,
-            };
-            submit(
-                &mut self.engine,
-                Op {
-                    token: number,
-                    file,
-                    kind,
-                },
-            );
-            self.collect(0)?;
-        }
-        while self.engine.in_flight() > 0 {
             self.collect(1)?;
         }
         Ok(())
     }
 
-    /// A staging buffer, and room in the queue to submit it.
-    fn take_buffer(&mut self) -> Result<IoBuf> {
-        loop {
-            if self.engine.in_flight() < self.settings.queue_depth {
-                if let Some(buf) = self.settings.pool.try_take()? {
-                    return Ok(buf);
-                }
-                if self.engine.in_flight() == 0 {
-                    // The other workers hold the whole budget; they give it back.
-                    return Ok(self.settings.pool.take()?);
-                }
-            }
-            self.collect(1)?;
+    /// A staging buffer, unless the wait for one is better spent on what is under way.
+    fn take_buffer(&mut self) -> Result<Option<IoBuf>> {
+        if let Some(buf) = self.settings.pool.try_take()? {
+            return Ok(Some(buf));
+        }
+        if self.engine.in_flight() > 0 {
+            return Ok(None);
+        }
+        // The other workers hold the whole budget; they give it back.
+        Ok(Some(self.settings.pool.take()?))
+    }
+
+    /// Fills a buffer with an extent and digests it there.
+    fn fill(&mut self, number: u64, mut buf: IoBuf) {
+        let extent = self.plan.extent(number);
+        self.copy(&extent, &mut buf);
+        let data = &buf.as_slice()[..extent_bytes(&extent)];
+        self.digested.push((number, digest_chunks(data)));
+        self.filled.push_back((number, buf));
+    }
+
+    fn submit_filled(&mut self) {
+        while self.engine.in_flight() < self.settings.queue_depth {
+            let Some((number, buf)) = self.filled.pop_front() else {
+                break;
+            };
+            let extent = self.plan.extent(number);
+            let op = Op {
+                token: number,
+                file: Arc::clone(&self.files[extent.shard]),
+                kind: OpKind::Write {
+                    offset: extent.range.start,
+                    buf,
+                },
+            };
+            submit(&mut self.engine, op);
         }
     }
 
     /// Copies the extent into the buffer and pads it to what the file wants to be written in.
-    fn fill(&self, extent: &Extent, buf: &mut IoBuf) {
+    fn copy(&self, extent: &Extent, buf: &mut IoBuf) {
         let bytes = extent_bytes(extent);
         let file = &self.files[extent.shard];
         let padded = if file.is_direct() {
@@ -152,20 +174,17 @@ impl Worker<'_> {
         padding.fill(0);
     }
 
-    /// Takes in completions, waiting for at least `min`.
-    fn collect(&mut self, min: usize) -> Result<()> {
-        if min == 0 {
-            self.engine.poll(0, None, &mut self.completed)?;
-        } else {
-            reap(&mut self.engine, &mut self.completed)?;
-        }
+    /// Takes in completions, waiting for at least `min`; tells whether there were any.
+    fn collect(&mut self, min: usize) -> Result<bool> {
+        self.engine.poll(min, None, &mut self.completed)?;
+        let found = !self.completed.is_empty();
         for completion in self.completed.drain(..) {
             let extent = self.plan.extent(completion.token);
             let file = &self.files[extent.shard];
             completion.result.map_err(failed("write", file.path()))?;
             self.halt.progress.advance(extent_bytes(&extent) as u64);
         }
-        Ok(())
+        Ok(found)
     }
 }
 
