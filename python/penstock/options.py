@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MIB = 1 << 20
-_EXTENT_BYTES_DEFAULT = 4 * _MIB
+_EXTENT_BYTES_LEAST = _MIB
 
 _T = TypeVar("_T")
 
@@ -53,8 +53,8 @@ class Options:
 
     A value that is not given comes from the environment variable ``PENSTOCK_<NAME>`` (for
     example ``PENSTOCK_ENGINE=threads``), read when the instance is made, and else from the
-    defaults below. ``None`` leaves a number to the engine, which chooses by the machine; the
-    report of a call says what it chose.
+    defaults below. ``None`` leaves a number to Penstock, which chooses by the bytes to move, the
+    device and the processor's cores; ``choices`` in the report of a call says what and why.
 
     Attributes:
         engine: ``"uring"``, ``"threads"``, or ``"auto"``: io_uring where the kernel allows it,
@@ -66,7 +66,7 @@ class Options:
         io_threads: Threads that copy, digest and submit, 1 to 1024.
         staging_bytes: Bound on the memory a call stages data in, whatever the checkpoint's size:
             at least two extents and 1 MiB beside each. Too small for ``io_threads`` times
-            ``queue_depth`` extents, it lowers those.
+            ``queue_depth`` extents, it lowers those; the report's ``choices`` says so.
         verify: Whether a load checks every byte that it hands out against its digest.
         shard_bytes: Bound on the data in one file, at least 4096.
 
@@ -98,7 +98,7 @@ class Options:
             # Digests cover chunks of 1 MiB; an extent holds whole ones.
             raise ValueError(f"extent_bytes={self.extent_bytes}: must be a multiple of {_MIB}")
         _check_range("io_threads", self.io_threads, 1, 1024)
-        extent_bytes = self.extent_bytes or _EXTENT_BYTES_DEFAULT
+        extent_bytes = self.extent_bytes or _EXTENT_BYTES_LEAST
         _check_range("staging_bytes", self.staging_bytes, 2 * (extent_bytes + _MIB), 1 << 50)
         _check_range("shard_bytes", self.shard_bytes, 4096, 1 << 50)
         if type(self.verify) is not bool:

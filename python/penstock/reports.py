@@ -31,6 +31,9 @@ class SaveReport:
         engine: ``"uring"`` or ``"threads"``.
         direct_io: Whether the page cache was bypassed.
         fallbacks: What was tried first and why it was not used.
+        choices: What was left to Penstock, what it chose, and why.
+        device: The block device behind the directory, with its driver; None where it is not
+            known.
         io_threads: Threads that moved bytes.
         queue_depth: Requests in flight per thread, at most.
         extent_bytes: Bytes of one request, at most.
@@ -49,6 +52,8 @@ class SaveReport:
     engine: str
     direct_io: bool
     fallbacks: list[str]
+    choices: list[str]
+    device: str | None
     io_threads: int
     queue_depth: int
     extent_bytes: int
@@ -78,6 +83,9 @@ class LoadReport:
         engine: ``"uring"`` or ``"threads"``.
         direct_io: Whether the page cache was bypassed.
         fallbacks: What was tried first and why it was not used.
+        choices: What was left to Penstock, what it chose, and why.
+        device: The block device behind the directory, with its driver; None where it is not
+            known.
         io_threads: Threads that moved bytes.
         queue_depth: Requests in flight per thread, at most.
         extent_bytes: Bytes of one request, at most.
@@ -98,6 +106,8 @@ class LoadReport:
     engine: str
     direct_io: bool
     fallbacks: list[str]
+    choices: list[str]
+    device: str | None
     io_threads: int
     queue_depth: int
     extent_bytes: int

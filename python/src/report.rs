@@ -66,6 +66,8 @@ fn set_transport(dict: &Bound<'_, PyDict>, transport: &Transport) -> PyResult<()
     dict.set_item("engine", &transport.engine)?;
     dict.set_item("direct_io", transport.direct_io)?;
     dict.set_item("fallbacks", &transport.fallbacks)?;
+    dict.set_item("choices", &transport.choices)?;
+    dict.set_item("device", &transport.device)?;
     dict.set_item("io_threads", transport.io_threads)?;
     dict.set_item("queue_depth", transport.queue_depth)?;
     dict.set_item("extent_bytes", transport.extent_bytes)?;

@@ -19,6 +19,7 @@
 pub mod buffer;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+pub mod device;
 pub mod engine;
 mod error;
 pub mod file;

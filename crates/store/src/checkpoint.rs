@@ -136,7 +136,6 @@ impl Checkpoint {
         progress: &Progress,
     ) -> Result<Loaded> {
         let begun = Instant::now();
-        let settings = options.settle();
         let every: Vec<usize>;
         let indices = match selection {
             Some(indices) => indices,
@@ -146,6 +145,7 @@ impl Checkpoint {
             }
         };
         let targets = self.arrange_targets(indices, targets)?;
+        let settings = options.settle(&self.path, self.bytes_of(indices));
         let used = self.used_files(indices, selection.is_none());
         let mut run = Run::default();
         let opened = self.open_files(&used, settings.direct, &mut run);
@@ -179,6 +179,11 @@ impl Checkpoint {
         })
     }
 
+    fn bytes_of(&self, indices: &[usize]) -> u64 {
+        let bytes = |&index: &usize| self.part.tensors[index].nbytes();
+        indices.iter().map(bytes).sum()
+    }
+
     fn report(
         &self,
         indices: &[usize],
@@ -190,10 +195,7 @@ impl Checkpoint {
     ) -> LoadReport {
         let direct_io = !sources.is_empty() && sources.iter().all(|s| s.file.is_direct());
         LoadReport {
-            bytes: indices
-                .iter()
-                .map(|&index| self.part.tensors[index].nbytes())
-                .sum(),
+            bytes: self.bytes_of(indices),
             bytes_read: outcome.bytes_read,
             bounced_bytes: outcome.bounced_bytes,
             tensors: indices.len(),

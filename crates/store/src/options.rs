@@ -1,21 +1,36 @@
 //! What a caller may choose, and the numbers that follow for one call.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
 use penstock_io::buffer::Pool;
+use penstock_io::device::Device;
 use penstock_io::engine::{self, EngineChoice, EngineConfig, Opened};
 use penstock_io::file::Direct;
 
 use crate::digest::CHUNK_BYTES;
 use crate::shard::PAGE_BYTES;
 
-/// Extent size unless the caller says otherwise: large enough that requests keep a drive busy and
-/// cost nothing each, small enough that a save of a few tensors still fills the queue.
-const EXTENT_BYTES: usize = 1 << 20;
-/// Operations in flight per worker: 64 MiB at the default extent size.
-const QUEUE_DEPTH: usize = 16;
+/// What suits a device without a head to move: enough requests that it has something to do while
+/// a worker is away, small enough that staging stays in the processor's caches. Measured for
+/// docs/performance.md.
+const FAST: Requests = Requests {
+    extent_bytes: 1 << 20,
+    queue_depth: 16,
+    io_threads_max: 4,
+};
+/// What suits a rotating disk: long runs, and nobody else to move the head.
+const ROTATIONAL: Requests = Requests {
+    extent_bytes: 4 << 20,
+    queue_depth: 4,
+    io_threads_max: 1,
+};
+/// Extents grow to a whole stripe of an array, up to this.
+const STRIPE_BYTES_MAX: usize = 16 << 20;
+/// Data that is worth a worker: less is moved before a second one has started.
+const WORKER_BYTES_MIN: u64 = 16 << 20;
 /// Budget for staging; what a call holds at most, whatever the checkpoint's size.
 const STAGING_BYTES: usize = 256 << 20;
 /// Data per shard. One file a rank is best for the device; a bound keeps files that other tools
@@ -24,6 +39,15 @@ const SHARD_BYTES: u64 = 16 << 30;
 /// Room beside an extent in a staging buffer: pieces of an extent that land there separately each
 /// start on a page of their own (see `plan::read`).
 const STAGING_SLACK_BYTES: usize = 16 << 10;
+
+/// How a kind of device is best asked.
+struct Requests {
+    extent_bytes: usize,
+    queue_depth: usize,
+    /// One worker copies and digests several gigabytes a second; four saturate what a process
+    /// gets of most drives.
+    io_threads_max: usize,
+}
 
 /// Makes the engine of one worker, given its queue depth.
 pub type EngineFactory = Arc<dyn Fn(usize) -> penstock_io::Result<Opened> + Send + Sync>;
@@ -101,32 +125,63 @@ pub struct Settings {
     pub pool: Pool,
     /// Makes a worker's engine.
     pub engine_factory: EngineFactory,
+    /// The device that the bytes go to or come from, where it is known.
+    pub device: Option<Device>,
+    /// What was left to Penstock or could not be as asked, each with the reason.
+    pub choices: Vec<String>,
 }
 
 impl Options {
-    /// Chooses what the caller left open.
-    pub fn settle(&self) -> Settings {
-        let chunk_bytes = CHUNK_BYTES as usize;
-        let extent_bytes = self
-            .extent_bytes
-            .unwrap_or(EXTENT_BYTES)
-            .next_multiple_of(chunk_bytes)
-            .max(chunk_bytes);
+    /// Chooses what the caller left open, for moving `bytes` to or from the device behind `path`.
+    pub fn settle(&self, path: &Path, bytes: u64) -> Settings {
+        let device = Device::behind(path);
+        let mut choices = Vec::new();
+        let is_rotational = device.as_ref().is_some_and(|device| device.is_rotational);
+        let suited = if is_rotational { ROTATIONAL } else { FAST };
+        let kind = match (&device, is_rotational) {
+            (None, _) => "the device is not known".to_owned(),
+            (Some(device), true) => format!("{device} rotates"),
+            (Some(device), false) => format!("{device} does not rotate"),
+        };
+
+        let budget_bytes = self.staging_bytes.unwrap_or(STAGING_BYTES);
+        let extent_bytes = match self.extent_bytes {
+            Some(given) => whole_chunks(given),
+            None => {
+                let (chosen, reason) = choose_extent(&suited, device.as_ref(), budget_bytes);
+                let reason = reason.unwrap_or(&kind);
+                choices.push(format!("extent_bytes={chosen}: {reason}"));
+                chosen
+            }
+        };
         let buffer_bytes = extent_bytes + STAGING_SLACK_BYTES;
         // At least two buffers, so that one is filled while the other is written.
-        let budget_bytes = self
-            .staging_bytes
-            .unwrap_or(STAGING_BYTES)
-            .max(2 * buffer_bytes);
+        let budget_bytes = budget_bytes.max(2 * buffer_bytes);
         let buffers = budget_bytes / buffer_bytes;
-        let io_threads = self
-            .io_threads
-            .unwrap_or_else(default_io_threads)
-            .clamp(1, buffers);
-        let queue_depth = self
-            .queue_depth
-            .unwrap_or(QUEUE_DEPTH)
-            .clamp(1, buffers / io_threads);
+
+        let wanted_threads = self.io_threads.unwrap_or_else(|| {
+            let (chosen, reason) = choose_threads(&suited, bytes);
+            choices.push(format!("io_threads={chosen}: {}", reason.unwrap_or(&kind)));
+            chosen
+        });
+        let io_threads = wanted_threads.clamp(1, buffers);
+        let wanted_depth = self.queue_depth.unwrap_or_else(|| {
+            choices.push(format!("queue_depth={}: {kind}", suited.queue_depth));
+            suited.queue_depth
+        });
+        let queue_depth = wanted_depth.clamp(1, buffers / io_threads);
+        for (name, wanted, possible) in [
+            ("io_threads", wanted_threads, io_threads),
+            ("queue_depth", wanted_depth, queue_depth),
+        ] {
+            if possible != wanted {
+                choices.push(format!(
+                    "{name}={possible}, not {wanted}: staging_bytes={budget_bytes} holds \
+                     {buffers} extents"
+                ));
+            }
+        }
+
         let engine = self.engine;
         let engine_factory = self.engine_factory.clone().unwrap_or_else(|| {
             Arc::new(move |queue_depth| {
@@ -145,13 +200,112 @@ impl Options {
             verify: self.verify,
             pool: Pool::new(buffer_bytes, budget_bytes),
             engine_factory,
+            device,
+            choices,
         }
     }
 }
 
-/// One worker copies and digests several gigabytes a second, more than most drives take; a second
-/// one pays where there are cores to spare beside the training process.
-fn default_io_threads() -> usize {
+fn whole_chunks(bytes: usize) -> usize {
+    let chunk_bytes = CHUNK_BYTES as usize;
+    bytes.next_multiple_of(chunk_bytes).max(chunk_bytes)
+}
+
+/// The extent size, and the reason if it is not the kind of device.
+fn choose_extent(
+    suited: &Requests,
+    device: Option<&Device>,
+    budget_bytes: usize,
+) -> (usize, Option<&'static str>) {
+    let chunk_bytes = CHUNK_BYTES as usize;
+    let stripe_bytes = device.map_or(0, |device| device.optimal_io_bytes);
+    let is_striped = stripe_bytes.is_multiple_of(chunk_bytes)
+        && (suited.extent_bytes + 1..=STRIPE_BYTES_MAX).contains(&stripe_bytes);
+    let (wanted, reason) = if is_striped {
+        (stripe_bytes, Some("the device asks for whole stripes"))
+    } else {
+        (suited.extent_bytes, None)
+    };
+    let room_bytes = (budget_bytes / 2).saturating_sub(STAGING_SLACK_BYTES);
+    if wanted <= room_bytes {
+        return (wanted, reason);
+    }
+    let chosen = (room_bytes - room_bytes % chunk_bytes).max(chunk_bytes);
+    (chosen, Some("staging_bytes has to hold two extents"))
+}
+
+/// The number of workers, and the reason if it is not the kind of device.
+fn choose_threads(suited: &Requests, bytes: u64) -> (usize, Option<&'static str>) {
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    cores.clamp(1, 4)
+    let useful = usize::try_from(bytes.div_ceil(WORKER_BYTES_MIN)).unwrap_or(usize::MAX);
+    let most = suited.io_threads_max;
+    if most <= cores.min(useful) {
+        (most, (most > 1).then_some("as many as pay"))
+    } else if useful < cores {
+        (useful.max(1), Some("the data is too little for more"))
+    } else {
+        (cores, Some("one for each core"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(optimal_io_bytes: usize) -> Device {
+        Device {
+            name: "md0".to_owned(),
+            driver: None,
+            is_rotational: false,
+            optimal_io_bytes,
+        }
+    }
+
+    #[test]
+    fn extents_are_whole_stripes_within_bounds() {
+        let extent = |stripe| choose_extent(&FAST, Some(&device(stripe)), STAGING_BYTES).0;
+        assert_eq!(extent(0), 1 << 20);
+        assert_eq!(extent(512 << 10), 1 << 20);
+        assert_eq!(extent(6 << 20), 6 << 20);
+        assert_eq!(extent((6 << 20) + 4096), 1 << 20);
+        assert_eq!(extent(32 << 20), 1 << 20);
+    }
+
+    #[test]
+    fn staging_bounds_what_is_chosen() {
+        let options = Options {
+            staging_bytes: Some(5 << 20),
+            io_threads: Some(3),
+            ..Options::default()
+        };
+        let settings = options.settle(Path::new("/"), 1 << 40);
+        let held = settings.io_threads * settings.queue_depth * settings.extent_bytes;
+        assert!(held <= 5 << 20, "{held}");
+        let named = |word: &str| settings.choices.iter().any(|choice| choice.contains(word));
+        assert!(named("extent_bytes=") && named("queue_depth=1, not "));
+        assert!(!named("io_threads=3:"), "{:?}", settings.choices);
+        let little = choose_extent(&ROTATIONAL, None, 5 << 20).0;
+        assert_eq!(little, 2 << 20);
+    }
+
+    #[test]
+    fn little_data_takes_few_workers() {
+        assert_eq!(choose_threads(&FAST, 0).0, 1);
+        assert_eq!(choose_threads(&FAST, 3 << 20).0, 1);
+        assert!(choose_threads(&FAST, u64::MAX).0 >= 1);
+        assert_eq!(choose_threads(&ROTATIONAL, u64::MAX).0, 1);
+    }
+
+    #[test]
+    fn what_is_given_is_no_choice() {
+        let options = Options {
+            extent_bytes: Some(3 << 20),
+            queue_depth: Some(2),
+            io_threads: Some(2),
+            ..Options::default()
+        };
+        let settings = options.settle(Path::new("/"), 1);
+        assert_eq!(settings.choices, Vec::<String>::new());
+        assert_eq!(settings.io_threads, 2);
+    }
 }

@@ -25,6 +25,8 @@ use crate::progress::Progress;
 pub struct Run {
     /// The backend that moved the bytes; empty if none was needed.
     pub engine: String,
+    /// How the backend runs: the ring's flags, or the calls that the threads make.
+    pub setup: String,
     /// What was asked for or hoped for and not had, with the reason; no reason twice.
     pub fallbacks: Vec<String>,
 }
@@ -39,6 +41,7 @@ impl Run {
 
     fn merge(&mut self, other: Run) {
         self.engine = other.engine;
+        self.setup = other.setup;
         other
             .fallbacks
             .into_iter()
@@ -124,7 +127,9 @@ impl Drop for StopOnDrop<'_> {
 /// Opens a worker's engine, completed transfers on top.
 fn open_engine(settings: &Settings, run: &mut Run) -> Result<WholeTransfers> {
     let opened = (settings.engine_factory)(settings.queue_depth)?;
-    run.engine = opened.engine.capabilities().name.to_owned();
+    let capabilities = opened.engine.capabilities();
+    run.engine = capabilities.name.to_owned();
+    run.setup = capabilities.setup.to_owned();
     if let Some(reason) = opened.fallback {
         run.note(reason);
     }

@@ -14,6 +14,10 @@ pub struct Transport {
     pub direct_io: bool,
     /// What was not to be had, with the reason.
     pub fallbacks: Vec<String>,
+    /// What was left to Penstock and what it chose, with the reason.
+    pub choices: Vec<String>,
+    /// The block device behind the directory, with its driver, where they are known.
+    pub device: Option<String>,
     /// Workers, each with an engine of its own.
     pub io_threads: usize,
     /// Operations in flight per worker.
@@ -26,10 +30,16 @@ pub struct Transport {
 
 impl Transport {
     pub(crate) fn new(settings: &Settings, run: Run, direct_io: bool) -> Transport {
+        let mut choices = settings.choices.clone();
+        if !run.setup.is_empty() {
+            choices.push(format!("engine={}: {}", run.engine, run.setup));
+        }
         Transport {
             engine: run.engine,
             direct_io,
             fallbacks: run.fallbacks,
+            choices,
+            device: settings.device.as_ref().map(ToString::to_string),
             io_threads: settings.io_threads,
             queue_depth: settings.queue_depth,
             extent_bytes: settings.extent_bytes,

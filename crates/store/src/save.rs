@@ -90,7 +90,8 @@ pub fn save(
 ) -> Result<SaveReport> {
     let mut watch = Stopwatch::start();
     check_names(state)?;
-    let settings = options.settle();
+    let bytes = state.sources.iter().map(HostRegion::len);
+    let settings = options.settle(&target.path, bytes.sum());
     let plan = plan(
         &state.tensors,
         settings.shard_bytes,

@@ -89,7 +89,8 @@ fn verify_shards(
     progress: &Progress,
     report: &mut VerifyReport,
 ) -> Result<()> {
-    let settings = options.settle();
+    let bytes = part.files.iter().map(|file| file.bytes).sum();
+    let settings = options.settle(path, bytes);
     let mut run = Run::default();
     let mut sources: Vec<Source<'_>> = Vec::new();
     let mut numbers = Vec::new();
