@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import subprocess
 from dataclasses import asdict, dataclass
@@ -99,7 +100,9 @@ def run(setting: Setting, operation: str, directory: Path, nbytes: int) -> Run:
         "--end_fsync=1",
         "--output-format=json",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Buffers in huge pages: requests of few segments, half as fast again on a virtual disk.
+    environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise FioError(" ".join((done.stderr or done.stdout).split())[-300:])
     # Notes of fio's may stand before the JSON.
