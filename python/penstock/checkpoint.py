@@ -262,13 +262,14 @@ def read(
     one.
     """
     wanted = (into, keys, device, options, progress)
-    for _ in range(_REPLACED_MAX):
-        try:
-            return _read_once(path, *wanted)
-        except CheckpointNotFoundError:
-            if not os.path.exists(os.path.join(path, "manifest.json")):
-                raise
-    return _read_once(path, *wanted)
+    with gc_paused():
+        for _ in range(_REPLACED_MAX):
+            try:
+                return _read_once(path, *wanted)
+            except CheckpointNotFoundError:
+                if not os.path.exists(os.path.join(path, "manifest.json")):
+                    raise
+        return _read_once(path, *wanted)
 
 
 def _read_once(
@@ -287,18 +288,17 @@ def _read_once(
     began = time.perf_counter()
     targets = None
     indices = None
-    with gc_paused():
-        checkpoint = _native.open(path)
-        tensors, aliases = checkpoint.tensors(), checkpoint.aliases()
-        part = part_name(checkpoint.files())
-        with tree.reading(path, part):
-            node = tree.parse(checkpoint.tree)
-            if patterns is not None:
-                node = tree.select(node, patterns, path)
-                indices = needed(node, tensors, aliases)
-            if into is not None:
-                is_partial = patterns is not None
-                targets = Targets(node, into, tensors, aliases, path, is_partial=is_partial)
+    checkpoint = _native.open(path)
+    tensors, aliases = checkpoint.tensors(), checkpoint.aliases()
+    part = part_name(checkpoint.files())
+    with tree.reading(path, part):
+        node = tree.parse(checkpoint.tree)
+        if patterns is not None:
+            node = tree.select(node, patterns, path)
+            indices = needed(node, tensors, aliases)
+        if into is not None:
+            is_partial = patterns is not None
+            targets = Targets(node, into, tensors, aliases, path, is_partial=is_partial)
     opened = time.perf_counter()
     with shown(progress, "loading") as update:
         buffers, places, fields = checkpoint.load(
@@ -315,7 +315,7 @@ def _read_once(
         )
         if place is not None
     }
-    with tree.reading(path, part), gc_paused():
+    with tree.reading(path, part):
         if targets is None:
             state = Builder(tensors, aliases, where, target_device).build(node)
         else:
