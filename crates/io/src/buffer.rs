@@ -125,8 +125,8 @@ impl IoBuf {
         if cfg!(miri) || self.capacity == 0 {
             return;
         }
-        // SAFETY: populating reads and writes back nothing but whole pages that hold bytes of this
-        // window, which are mapped and writable (`new`); no content changes, other windows' either.
+        // SAFETY: populating faults the pages in as a write would, without writing. They all hold
+        // bytes of this window and so are mapped and writable (`new`); no content changes.
         let _ = unsafe {
             let advice = rustix::mm::Advice::LinuxPopulateWrite;
             rustix::mm::madvise(start.cast(), end - start as usize, advice)

@@ -8,6 +8,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+/// How deep devices are stacked on each other at most, as far as anybody looks.
+const LEVELS_MAX: u32 = 8;
+
+/// What SCSI disks of hypervisors call their maker: QEMU, Hyper-V, VMware, VirtualBox, Google.
+const VIRTUAL_VENDORS: [&str; 5] = ["QEMU", "Msft", "VMware", "VBOX", "Google"];
+
 /// A block device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
@@ -15,9 +21,9 @@ pub struct Device {
     pub name: String,
     /// The kernel's driver, where one is in charge of the disk itself: not on RAID or LVM.
     pub driver: Option<String>,
-    /// Whether it has a head to move.
+    /// Whether it has a head to move, or stands on a disk that has.
     pub is_rotational: bool,
-    /// The request size that it prefers, if it says: a whole stripe on RAID. 0 where it does not.
+    /// The request size that it prefers, if it says: on RAID a whole stripe. 0 where it does not.
     pub optimal_io_bytes: usize,
 }
 
@@ -36,25 +42,51 @@ impl Device {
 
     /// The device that a directory of `/sys` describes, or the one that this is a partition of.
     fn at(directory: &Path) -> Option<Device> {
-        let mut directory = fs::canonicalize(directory).ok()?;
-        if directory.join("partition").exists() {
-            directory.pop();
-        }
-        let driver = ["device/driver", "device/device/driver"]
-            .into_iter()
-            .find_map(|link| fs::read_link(directory.join(link)).ok())
-            .and_then(|target| target.file_name().map(word));
-        // A virtual disk says that it rotates unless its host says otherwise, whatever it stands
-        // on.
-        let is_virtual = driver.as_ref().is_some_and(|name| name == "virtio_blk");
-        let queue = directory.join("queue");
+        let directory = disk(directory)?;
         Some(Device {
             name: word(directory.file_name()?),
-            driver,
-            is_rotational: !is_virtual && number(queue.join("rotational")) == Some(1),
-            optimal_io_bytes: number(queue.join("optimal_io_size")).unwrap_or(0),
+            driver: driver(&directory),
+            is_rotational: rotates(&directory, LEVELS_MAX),
+            optimal_io_bytes: number(&directory.join("queue/optimal_io_size")).unwrap_or(0),
         })
     }
+}
+
+/// The directory of a disk, given that of the disk or of a partition.
+fn disk(directory: &Path) -> Option<PathBuf> {
+    let mut directory = fs::canonicalize(directory).ok()?;
+    if directory.join("partition").exists() {
+        directory.pop();
+    }
+    Some(directory)
+}
+
+fn driver(disk: &Path) -> Option<String> {
+    let links = ["device/driver", "device/device/driver"];
+    let target = links
+        .into_iter()
+        .find_map(|link| fs::read_link(disk.join(link)).ok())?;
+    target.file_name().map(word)
+}
+
+/// Whether there is a rotating disk below. A virtual one says that it rotates unless its host says
+/// otherwise, whatever it stands on, and LVM, LUKS, RAID and loop devices repeat what those below
+/// them say: only a disk that the `sd` driver has and no hypervisor made is believed.
+fn rotates(disk_directory: &Path, levels: u32) -> bool {
+    if levels == 0 || number(&disk_directory.join("queue/rotational")) != Some(1) {
+        return false;
+    }
+    let below = fs::read_dir(disk_directory.join("slaves"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let below = below.filter_map(|entry| disk(&entry.path()));
+    if below.into_iter().any(|one| rotates(&one, levels - 1)) {
+        return true;
+    }
+    let vendor = fs::read_to_string(disk_directory.join("device/vendor")).unwrap_or_default();
+    driver(disk_directory).is_some_and(|name| name == "sd")
+        && !VIRTUAL_VENDORS.contains(&vendor.trim())
 }
 
 impl fmt::Display for Device {
@@ -71,7 +103,7 @@ fn word(text: &OsStr) -> String {
     text.to_string_lossy().into_owned()
 }
 
-fn number<T: FromStr>(file: PathBuf) -> Option<T> {
+fn number<T: FromStr>(file: &Path) -> Option<T> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
@@ -87,15 +119,27 @@ mod tests {
         fs::write(file, text).unwrap();
     }
 
+    /// A disk as `/sys` shows it.
+    fn disk(sys: &Path, name: &str, driver: Option<&str>, rotational: &str) -> PathBuf {
+        let disk = sys.join(name);
+        write(&disk, "queue/rotational", rotational);
+        write(&disk, "queue/optimal_io_size", "1048576\n");
+        if let Some(driver) = driver {
+            fs::create_dir(disk.join("device")).unwrap();
+            symlink(
+                Path::new("/bus/drivers").join(driver),
+                disk.join("device/driver"),
+            )
+            .unwrap();
+        }
+        disk
+    }
+
     #[test]
     fn a_partition_stands_for_its_disk() {
         let sys = tempfile::tempdir().unwrap();
-        let disk = sys.path().join("sda");
-        write(&disk, "queue/rotational", "1\n");
-        write(&disk, "queue/optimal_io_size", "1048576\n");
+        let disk = disk(sys.path(), "sda", Some("sd"), "1\n");
         write(&disk, "sda1/partition", "1\n");
-        fs::create_dir(disk.join("device")).unwrap();
-        symlink("/sys/bus/scsi/drivers/sd", disk.join("device/driver")).unwrap();
         let device = Device::at(&disk.join("sda1")).unwrap();
         assert_eq!(device.to_string(), "sda (sd)");
         assert!(device.is_rotational);
@@ -105,23 +149,27 @@ mod tests {
     #[test]
     fn what_a_virtual_disk_says_of_rotation_is_not_believed() {
         let sys = tempfile::tempdir().unwrap();
-        let disk = sys.path().join("vda");
-        write(&disk, "queue/rotational", "1\n");
-        fs::create_dir(disk.join("device")).unwrap();
-        symlink("/x/virtio_blk", disk.join("device/driver")).unwrap();
-        assert!(!Device::at(&disk).unwrap().is_rotational);
+        let virtio = disk(sys.path(), "vda", Some("virtio_blk"), "1\n");
+        assert!(!Device::at(&virtio).unwrap().is_rotational);
+        let emulated = disk(sys.path(), "sdb", Some("sd"), "1\n");
+        write(&emulated, "device/vendor", "QEMU    \n");
+        assert!(!Device::at(&emulated).unwrap().is_rotational);
+        let solid = disk(sys.path(), "sdc", Some("sd"), "0\n");
+        assert!(!Device::at(&solid).unwrap().is_rotational);
     }
 
     #[test]
-    fn an_array_has_no_driver_of_its_own() {
+    fn a_stack_rotates_if_a_disk_below_it_does() {
         let sys = tempfile::tempdir().unwrap();
-        let array = sys.path().join("md0");
-        write(&array, "queue/rotational", "0\n");
-        let device = Device::at(&array).unwrap();
-        assert_eq!(
-            (device.to_string(), device.optimal_io_bytes),
-            ("md0".into(), 0)
-        );
+        for (driver, rotates) in [("virtio_blk", false), ("sd", true)] {
+            let below = disk(sys.path(), &format!("below-{driver}"), Some(driver), "1\n");
+            write(&below, "part/partition", "1\n");
+            let volume = disk(sys.path(), &format!("dm-{driver}"), None, "1\n");
+            fs::create_dir(volume.join("slaves")).unwrap();
+            symlink(below.join("part"), volume.join("slaves/part")).unwrap();
+            let device = Device::at(&volume).unwrap();
+            assert_eq!((device.is_rotational, device.driver), (rotates, None));
+        }
     }
 
     #[test]

@@ -1,0 +1,314 @@
+//! What the device behind a directory can do, measured with the engine and nothing above it: the
+//! figures that docs/performance.md reasons with.
+//!
+//! `cargo run --release -p penstock-io --example device_limits -- DIRECTORY [MIB] [ROUNDS]`
+//!
+//! Each round measures every case once, in turn; the table has the median and the range.
+
+#![expect(clippy::print_stdout, reason = "the table is what it is for")]
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use penstock_io::Result;
+use penstock_io::buffer::{IoBuf, Memory, Pool};
+use penstock_io::engine::{Engine, EngineChoice, EngineConfig, Op, OpKind, open};
+use penstock_io::file::{Direct, File};
+use penstock_io::transfer::WholeTransfers;
+
+const MIB: usize = 1 << 20;
+
+/// One way to move a file's bytes.
+#[derive(Clone, Copy)]
+enum Case {
+    /// Into buffers that are used again and again, so many bytes of them together.
+    Read {
+        request: usize,
+        depth: usize,
+        footprint: usize,
+    },
+    /// Into memory for every byte, with its pages in place or faulted by the submission.
+    ReadFresh {
+        request: usize,
+        depth: usize,
+        is_populated: bool,
+    },
+    /// A fresh file, synced.
+    Write {
+        request: usize,
+        depth: usize,
+        is_allocated: bool,
+    },
+}
+
+impl Case {
+    fn name(self) -> String {
+        let name = |verb: &str, request: usize, depth: usize, how: String| {
+            format!("{verb} {:>4} KiB x {depth:<3} {how}", request >> 10)
+        };
+        match self {
+            Case::Read {
+                request,
+                depth,
+                footprint,
+            } => name(
+                "read",
+                request,
+                depth,
+                format!("into {} MiB of buffers", footprint / MIB),
+            ),
+            Case::ReadFresh {
+                request,
+                depth,
+                is_populated,
+            } => {
+                let how = if is_populated {
+                    "populated before"
+                } else {
+                    "faulted in"
+                };
+                name("read", request, depth, format!("into fresh memory, {how}"))
+            }
+            Case::Write {
+                request,
+                depth,
+                is_allocated,
+            } => {
+                let how = if is_allocated {
+                    "allocated before"
+                } else {
+                    "allocated on the way"
+                };
+                name("write", request, depth, how.to_owned())
+            }
+        }
+    }
+}
+
+fn cases(bytes: usize) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for footprint in [4 * MIB, 16 * MIB, 64 * MIB, bytes / 2] {
+        cases.push(Case::Read {
+            request: MIB,
+            depth: 4,
+            footprint,
+        });
+    }
+    for (request, depth) in [
+        (MIB / 4, 32),
+        (MIB, 1),
+        (MIB, 16),
+        (4 * MIB, 4),
+        (4 * MIB, 16),
+    ] {
+        cases.push(Case::Read {
+            request,
+            depth,
+            footprint: request * depth,
+        });
+    }
+    for is_populated in [true, false] {
+        cases.push(Case::ReadFresh {
+            request: MIB,
+            depth: 16,
+            is_populated,
+        });
+    }
+    for (request, depth) in [
+        (MIB / 4, 32),
+        (MIB, 4),
+        (MIB, 16),
+        (4 * MIB, 4),
+        (4 * MIB, 16),
+    ] {
+        cases.push(Case::Write {
+            request,
+            depth,
+            is_allocated: true,
+        });
+    }
+    cases.push(Case::Write {
+        request: MIB,
+        depth: 16,
+        is_allocated: false,
+    });
+    cases
+}
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().collect();
+    let directory = arguments.get(1).map_or(".", String::as_str);
+    let number = |index: usize, default: usize| {
+        arguments
+            .get(index)
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(default)
+    };
+    // Whole requests of every size, and something to report.
+    let (bytes, rounds) = (
+        (number(2, 2048) * MIB).next_multiple_of(16 * MIB),
+        number(3, 5).max(1),
+    );
+    let path = Path::new(directory).join("device_limits.tmp");
+    let cases = cases(bytes);
+    let mut rates = vec![Vec::new(); cases.len()];
+    let mut batches = vec![Vec::new(); cases.len()];
+    write(&path, bytes, 4 * MIB, 4, true)?;
+    for round in 0..rounds {
+        for step in 0..cases.len() {
+            let index = (step + round) % cases.len();
+            rustix::fs::sync();
+            std::thread::sleep(Duration::from_millis(200));
+            let (seconds, batch) = match cases[index] {
+                Case::Read {
+                    request,
+                    depth,
+                    footprint,
+                } => read(&path, bytes, request, depth, footprint, true)?,
+                Case::ReadFresh {
+                    request,
+                    depth,
+                    is_populated,
+                } => read(&path, bytes, request, depth, bytes, is_populated)?,
+                Case::Write {
+                    request,
+                    depth,
+                    is_allocated,
+                } => write(&path, bytes, request, depth, is_allocated)?,
+            };
+            rates[index].push(bytes as f64 / seconds / 1e9);
+            batches[index].push(batch);
+        }
+    }
+    std::fs::remove_file(&path).expect("the file was made here");
+    println!("{:58} {:>17}  completions a wait", "", "GB/s");
+    for ((case, rates), batches) in cases.iter().zip(&mut rates).zip(&mut batches) {
+        let (median, batch) = (median(rates), median(batches));
+        let (least, most) = (rates[0], rates[rates.len() - 1]);
+        println!(
+            "{:58} {median:.2} [{least:.2}, {most:.2}]  {batch:>8.1}",
+            case.name()
+        );
+    }
+    Ok(())
+}
+
+/// The middle value; sorts them.
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn engine(depth: usize) -> Result<WholeTransfers> {
+    let choice = EngineChoice::Auto;
+    Ok(WholeTransfers::new(
+        open(&EngineConfig {
+            choice,
+            queue_depth: depth,
+        })?
+        .engine,
+    ))
+}
+
+/// Reads the file once; seconds, and how many completions a wait brought.
+fn read(
+    path: &Path,
+    bytes: usize,
+    request: usize,
+    depth: usize,
+    footprint: usize,
+    is_populated: bool,
+) -> Result<(f64, f64)> {
+    let file = Arc::new(File::open(path, Direct::On)?);
+    let (_memory, mut rest) = Memory::allocate(footprint)?.share();
+    if is_populated {
+        rest.populate();
+    }
+    let mut buffers: VecDeque<IoBuf> = VecDeque::new();
+    while rest.capacity() > 0 {
+        let next = rest.split_off(request.min(rest.capacity()));
+        buffers.push_back(std::mem::replace(&mut rest, next));
+    }
+    let mut engine = engine(depth)?;
+    let begun = Instant::now();
+    let (mut completed, mut waits, mut at) = (Vec::new(), 0, 0);
+    while at < bytes || engine.in_flight() > 0 {
+        while at < bytes && engine.in_flight() < depth {
+            let Some(buf) = buffers.pop_front() else {
+                break;
+            };
+            let kind = OpKind::Read {
+                offset: at as u64,
+                buf,
+            };
+            at += request;
+            engine
+                .submit(Op {
+                    token: 0,
+                    file: Arc::clone(&file),
+                    kind,
+                })
+                .expect("there is room");
+        }
+        engine.poll(1, None, &mut completed)?;
+        waits += 1;
+        for completion in completed.drain(..) {
+            completion.result.expect("the file was written just now");
+            buffers.extend(completion.buf);
+        }
+    }
+    Ok((
+        begun.elapsed().as_secs_f64(),
+        (bytes / request) as f64 / f64::from(waits),
+    ))
+}
+
+/// Writes the file anew; seconds with the sync, and how many completions a wait brought.
+fn write(
+    path: &Path,
+    bytes: usize,
+    request: usize,
+    depth: usize,
+    is_allocated: bool,
+) -> Result<(f64, f64)> {
+    drop(std::fs::remove_file(path));
+    let pool = Pool::new(request, request * depth);
+    for mut buf in std::iter::from_fn(|| pool.try_take().transpose()).collect::<Result<Vec<_>>>()? {
+        buf.as_mut_slice().fill(7);
+    }
+    let mut engine = engine(depth)?;
+    let begun = Instant::now();
+    let file = Arc::new(File::create(path, Direct::On)?);
+    if is_allocated {
+        file.allocate(bytes as u64)?;
+    }
+    let (mut completed, mut waits, mut at) = (Vec::new(), 0, 0);
+    while at < bytes || engine.in_flight() > 0 {
+        while at < bytes && engine.in_flight() < depth {
+            let kind = OpKind::Write {
+                offset: at as u64,
+                buf: pool.take()?,
+            };
+            at += request;
+            engine
+                .submit(Op {
+                    token: 0,
+                    file: Arc::clone(&file),
+                    kind,
+                })
+                .expect("there is room");
+        }
+        engine.poll(1, None, &mut completed)?;
+        waits += 1;
+        for completion in completed.drain(..) {
+            completion.result.expect("the device has room");
+        }
+    }
+    file.sync_data()?;
+    Ok((
+        begun.elapsed().as_secs_f64(),
+        (bytes / request) as f64 / f64::from(waits),
+    ))
+}
