@@ -54,7 +54,7 @@ class Options:
     A value that is not given comes from the environment variable ``PENSTOCK_<NAME>`` (for
     example ``PENSTOCK_ENGINE=threads``), read when the instance is made, and else from the
     defaults below. ``None`` leaves a number to Penstock, which chooses by the bytes to move, the
-    device and the processor's cores; ``choices`` in the report of a call says what and why.
+    device and the processor's cores; the report's ``choices`` say what and why.
 
     Attributes:
         engine: ``"uring"``, ``"threads"``, or ``"auto"``: io_uring where the kernel allows it,
@@ -65,8 +65,8 @@ class Options:
         extent_bytes: Bytes of one request: a multiple of 1 MiB, at most 1 GiB.
         io_threads: Threads that copy, digest and submit, 1 to 1024.
         staging_bytes: Bound on the memory a call stages data in, whatever the checkpoint's size:
-            at least two extents and 1 MiB beside each. Too small for ``io_threads`` times
-            ``queue_depth`` extents, it lowers those; the report's ``choices`` says so.
+            at least two extents and 1 MiB beside each. Where it has no room for the extents that
+            ``io_threads`` and ``queue_depth`` ask for, it lowers those; ``choices`` says so.
         verify: Whether a load checks every byte that it hands out against its digest.
         shard_bytes: Bound on the data in one file, at least 4096.
 

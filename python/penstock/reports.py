@@ -29,9 +29,11 @@ class SaveReport:
         tensors: Tensors stored; tied ones count once.
         files: Files written.
         engine: ``"uring"`` or ``"threads"``.
+        engine_setup: How the engine runs: the ring's flags, or the calls that the threads make.
         direct_io: Whether the page cache was bypassed.
         fallbacks: What was tried first and why it was not used.
-        choices: What was left to Penstock, what it chose, and why.
+        choices: What was chosen and why, of ``extent_bytes``, ``io_threads`` and
+            ``queue_depth``, where they were not given or there was no room for what was.
         device: The block device behind the directory, with its driver; None where it is not
             known.
         io_threads: Threads that moved bytes.
@@ -50,6 +52,7 @@ class SaveReport:
     tensors: int
     files: int
     engine: str
+    engine_setup: str
     direct_io: bool
     fallbacks: list[str]
     choices: list[str]
@@ -81,9 +84,11 @@ class LoadReport:
         tensors: Tensors read.
         files: Files read.
         engine: ``"uring"`` or ``"threads"``.
+        engine_setup: How the engine runs: the ring's flags, or the calls that the threads make.
         direct_io: Whether the page cache was bypassed.
         fallbacks: What was tried first and why it was not used.
-        choices: What was left to Penstock, what it chose, and why.
+        choices: What was chosen and why, of ``extent_bytes``, ``io_threads`` and
+            ``queue_depth``, where they were not given or there was no room for what was.
         device: The block device behind the directory, with its driver; None where it is not
             known.
         io_threads: Threads that moved bytes.
@@ -104,6 +109,7 @@ class LoadReport:
     tensors: int
     files: int
     engine: str
+    engine_setup: str
     direct_io: bool
     fallbacks: list[str]
     choices: list[str]

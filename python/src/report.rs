@@ -64,6 +64,7 @@ pub(crate) fn of_verify<'py>(
 
 fn set_transport(dict: &Bound<'_, PyDict>, transport: &Transport) -> PyResult<()> {
     dict.set_item("engine", &transport.engine)?;
+    dict.set_item("engine_setup", &transport.engine_setup)?;
     dict.set_item("direct_io", transport.direct_io)?;
     dict.set_item("fallbacks", &transport.fallbacks)?;
     dict.set_item("choices", &transport.choices)?;

@@ -10,7 +10,7 @@ use std::time::Instant;
 use penstock_io::buffer::{HostRegionMut, Memory};
 use penstock_io::file::{Direct, File};
 
-use crate::digest::Digest;
+use crate::digest::{CHUNK_BYTES, Digest};
 use crate::error::{Error, Result};
 use crate::manifest::{Manifest, PartEntry};
 use crate::name::{MANIFEST, is_attempt_file, is_step};
@@ -145,7 +145,7 @@ impl Checkpoint {
             }
         };
         let targets = self.arrange_targets(indices, targets)?;
-        let settings = options.settle(&self.path, self.bytes_of(indices));
+        let settings = options.settle(&self.path, self.bytes_to_read(indices));
         let used = self.used_files(indices, selection.is_none());
         let mut run = Run::default();
         let opened = self.open_files(&used, settings.direct, &mut run);
@@ -177,6 +177,17 @@ impl Checkpoint {
             placements,
             report,
         })
+    }
+
+    /// About how much is read for some tensors: each for itself in whole chunks.
+    fn bytes_to_read(&self, indices: &[usize]) -> u64 {
+        let chunks = |&index: &usize| {
+            self.part.tensors[index]
+                .nbytes()
+                .next_multiple_of(CHUNK_BYTES)
+        };
+        let all: u64 = self.part.files.iter().map(|file| file.bytes).sum();
+        all.min(indices.iter().map(chunks).fold(0, u64::saturating_add))
     }
 
     fn bytes_of(&self, indices: &[usize]) -> u64 {

@@ -14,8 +14,7 @@ use crate::digest::CHUNK_BYTES;
 use crate::shard::PAGE_BYTES;
 
 /// What suits a device without a head to move: enough requests that it has something to do while
-/// a worker is away, small enough that staging stays in the processor's caches. Measured for
-/// docs/performance.md.
+/// a worker is away, and little memory for them. Measured in docs/performance.md.
 const FAST: Requests = Requests {
     extent_bytes: 1 << 20,
     queue_depth: 16,
@@ -37,8 +36,9 @@ const STAGING_BYTES: usize = 256 << 20;
 /// copy and upload at a size they like.
 const SHARD_BYTES: u64 = 16 << 30;
 /// Room beside an extent in a staging buffer: pieces of an extent that land there separately each
-/// start on a page of their own (see `plan::read`).
-const STAGING_SLACK_BYTES: usize = 16 << 10;
+/// start on a 4 KiB page of their own (see `plan::read`). A multiple of any page that memory is
+/// mapped in, so that buffers lie side by side.
+const STAGING_SLACK_BYTES: usize = 64 << 10;
 
 /// How a kind of device is best asked.
 struct Requests {
@@ -159,28 +159,32 @@ impl Options {
         let budget_bytes = budget_bytes.max(2 * buffer_bytes);
         let buffers = budget_bytes / buffer_bytes;
 
-        let wanted_threads = self.io_threads.unwrap_or_else(|| {
-            let (chosen, reason) = choose_threads(&suited, bytes);
-            choices.push(format!("io_threads={chosen}: {}", reason.unwrap_or(&kind)));
-            chosen
-        });
-        let io_threads = wanted_threads.clamp(1, buffers);
-        let wanted_depth = self.queue_depth.unwrap_or_else(|| {
-            choices.push(format!("queue_depth={}: {kind}", suited.queue_depth));
-            suited.queue_depth
-        });
-        let queue_depth = wanted_depth.clamp(1, buffers / io_threads);
-        for (name, wanted, possible) in [
-            ("io_threads", wanted_threads, io_threads),
-            ("queue_depth", wanted_depth, queue_depth),
-        ] {
-            if possible != wanted {
-                choices.push(format!(
-                    "{name}={possible}, not {wanted}: staging_bytes={budget_bytes} holds \
-                     {buffers} extents"
-                ));
-            }
-        }
+        let (wanted, reason) = match self.io_threads {
+            Some(given) => (given, None),
+            None => choose_threads(&suited, bytes),
+        };
+        // At least one extent in flight and one being filled for each worker.
+        let io_threads = wanted.clamp(1, buffers / 2);
+        let note = Note {
+            name: "io_threads",
+            wanted,
+            chosen: io_threads,
+            buffers,
+        };
+        choices.extend(note.text(self.io_threads.is_none(), reason.unwrap_or(&kind)));
+
+        let wanted = self.queue_depth.unwrap_or(suited.queue_depth);
+        let possible = (1..=wanted)
+            .rev()
+            .find(|depth| io_threads * held(*depth) <= buffers);
+        let queue_depth = possible.unwrap_or(1);
+        let note = Note {
+            name: "queue_depth",
+            wanted,
+            chosen: queue_depth,
+            buffers,
+        };
+        choices.extend(note.text(self.queue_depth.is_none(), &kind));
 
         let engine = self.engine;
         let engine_factory = self.engine_factory.clone().unwrap_or_else(|| {
@@ -206,6 +210,48 @@ impl Options {
     }
 }
 
+impl Settings {
+    /// Extents that a saving worker fills while its queue is full.
+    pub(crate) fn filled_ahead_max(&self) -> usize {
+        filled_ahead(self.queue_depth)
+    }
+}
+
+fn filled_ahead(queue_depth: usize) -> usize {
+    queue_depth.div_ceil(4)
+}
+
+/// Staging buffers that a worker with this queue depth uses.
+fn held(queue_depth: usize) -> usize {
+    queue_depth + filled_ahead(queue_depth)
+}
+
+/// How a number came about.
+struct Note {
+    name: &'static str,
+    wanted: usize,
+    chosen: usize,
+    buffers: usize,
+}
+
+impl Note {
+    /// The words for the report: none where the caller's number is used.
+    fn text(&self, is_open: bool, reason: &str) -> Option<String> {
+        let Note {
+            name,
+            wanted,
+            chosen,
+            buffers,
+        } = self;
+        if chosen != wanted {
+            return Some(format!(
+                "{name}={chosen}: staging_bytes holds {buffers} extents, too few for {wanted}"
+            ));
+        }
+        is_open.then(|| format!("{name}={chosen}: {reason}"))
+    }
+}
+
 fn whole_chunks(bytes: usize) -> usize {
     let chunk_bytes = CHUNK_BYTES as usize;
     bytes.next_multiple_of(chunk_bytes).max(chunk_bytes)
@@ -218,13 +264,12 @@ fn choose_extent(
     budget_bytes: usize,
 ) -> (usize, Option<&'static str>) {
     let chunk_bytes = CHUNK_BYTES as usize;
-    let stripe_bytes = device.map_or(0, |device| device.optimal_io_bytes);
-    let is_striped = stripe_bytes.is_multiple_of(chunk_bytes)
-        && (suited.extent_bytes + 1..=STRIPE_BYTES_MAX).contains(&stripe_bytes);
-    let (wanted, reason) = if is_striped {
-        (stripe_bytes, Some("the device asks for whole stripes"))
-    } else {
-        (suited.extent_bytes, None)
+    let optimal_bytes = device.map_or(0, |device| device.optimal_io_bytes);
+    let (wanted, reason) = match stripes(optimal_bytes, suited.extent_bytes) {
+        Some(stripes) if stripes != suited.extent_bytes => {
+            (stripes, Some("whole requests as the device prefers them"))
+        }
+        _ => (suited.extent_bytes, None),
     };
     let room_bytes = (budget_bytes / 2).saturating_sub(STAGING_SLACK_BYTES);
     if wanted <= room_bytes {
@@ -232,6 +277,20 @@ fn choose_extent(
     }
     let chosen = (room_bytes - room_bytes % chunk_bytes).max(chunk_bytes);
     (chosen, Some("staging_bytes has to hold two extents"))
+}
+
+/// The least multiple of a device's preferred request, in whole chunks, from `least` on.
+fn stripes(optimal_bytes: usize, least: usize) -> Option<usize> {
+    let chunk_bytes = CHUNK_BYTES as usize;
+    if !(1..=STRIPE_BYTES_MAX).contains(&optimal_bytes) {
+        return None;
+    }
+    let mut common = optimal_bytes;
+    while !common.is_multiple_of(chunk_bytes) && common <= STRIPE_BYTES_MAX {
+        common += optimal_bytes;
+    }
+    let bytes = least.next_multiple_of(common);
+    (bytes <= STRIPE_BYTES_MAX).then_some(bytes)
 }
 
 /// The number of workers, and the reason if it is not the kind of device.
@@ -267,8 +326,13 @@ mod tests {
         assert_eq!(extent(0), 1 << 20);
         assert_eq!(extent(512 << 10), 1 << 20);
         assert_eq!(extent(6 << 20), 6 << 20);
+        // Five data disks with chunks of 512 KiB.
+        assert_eq!(extent(5 << 19), 5 << 20);
         assert_eq!(extent((6 << 20) + 4096), 1 << 20);
         assert_eq!(extent(32 << 20), 1 << 20);
+        assert_eq!(extent(usize::MAX), 1 << 20);
+        let rotating = choose_extent(&ROTATIONAL, Some(&device(3 << 20)), STAGING_BYTES).0;
+        assert_eq!(rotating, 6 << 20);
     }
 
     #[test]
@@ -279,11 +343,26 @@ mod tests {
             ..Options::default()
         };
         let settings = options.settle(Path::new("/"), 1 << 40);
-        let held = settings.io_threads * settings.queue_depth * settings.extent_bytes;
+        let held = settings.io_threads * held(settings.queue_depth) * settings.extent_bytes;
         assert!(held <= 5 << 20, "{held}");
-        let named = |word: &str| settings.choices.iter().any(|choice| choice.contains(word));
-        assert!(named("extent_bytes=") && named("queue_depth=1, not "));
-        assert!(!named("io_threads=3:"), "{:?}", settings.choices);
+        let mut names: Vec<_> = settings
+            .choices
+            .iter()
+            .map(|choice| choice.split_once('='))
+            .collect();
+        assert!(
+            settings
+                .choices
+                .iter()
+                .any(|choice| choice.contains("too few for 3"))
+        );
+        names.dedup_by_key(|name| name.map(|(name, _)| name));
+        assert_eq!(
+            names.len(),
+            settings.choices.len(),
+            "{:?}",
+            settings.choices
+        );
         let little = choose_extent(&ROTATIONAL, None, 5 << 20).0;
         assert_eq!(little, 2 << 20);
     }

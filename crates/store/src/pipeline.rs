@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use penstock_io::buffer::{IoBuf, Pool};
 use penstock_io::engine::{Engine, Op, OpKind};
 use penstock_io::transfer::WholeTransfers;
 
@@ -139,6 +140,18 @@ fn open_engine(settings: &Settings, run: &mut Run) -> Result<WholeTransfers> {
 /// Names the operation and the file in a completion's error.
 fn failed(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
     Error::storage(operation, PathBuf::from(path))
+}
+
+/// A staging buffer. Without one, `None` if the caller has something under way that will give one
+/// back; otherwise the other workers hold the whole budget, and it waits until they return some.
+fn take_buffer(pool: &Pool, has_own: bool) -> Result<Option<IoBuf>> {
+    if let Some(buf) = pool.try_take()? {
+        return Ok(Some(buf));
+    }
+    if has_own {
+        return Ok(None);
+    }
+    Ok(Some(pool.take()?))
 }
 
 /// Submits an operation to an engine whose queue the caller knows to have room.

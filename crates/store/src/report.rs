@@ -10,11 +10,14 @@ use crate::pipeline::Run;
 pub struct Transport {
     /// The backend: `uring` or `threads`; empty if there was nothing to move.
     pub engine: String,
+    /// How the backend runs: the ring's flags, or the calls that the threads make.
+    pub engine_setup: String,
     /// Whether every file bypassed the page cache.
     pub direct_io: bool,
     /// What was not to be had, with the reason.
     pub fallbacks: Vec<String>,
-    /// What was left to Penstock and what it chose, with the reason.
+    /// Extent size, workers and depth where they were left to Penstock or staging has no room for
+    /// what was asked, each with the reason.
     pub choices: Vec<String>,
     /// The block device behind the directory, with its driver, where they are known.
     pub device: Option<String>,
@@ -30,15 +33,12 @@ pub struct Transport {
 
 impl Transport {
     pub(crate) fn new(settings: &Settings, run: Run, direct_io: bool) -> Transport {
-        let mut choices = settings.choices.clone();
-        if !run.setup.is_empty() {
-            choices.push(format!("engine={}: {}", run.engine, run.setup));
-        }
         Transport {
             engine: run.engine,
+            engine_setup: run.setup,
             direct_io,
             fallbacks: run.fallbacks,
-            choices,
+            choices: settings.choices.clone(),
             device: settings.device.as_ref().map(ToString::to_string),
             io_threads: settings.io_threads,
             queue_depth: settings.queue_depth,

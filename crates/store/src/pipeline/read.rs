@@ -12,14 +12,14 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-use penstock_io::buffer::{HostRegionMut, IoBuf, Memory, MemoryHandle};
+use penstock_io::buffer::{HostRegionMut, Memory, MemoryHandle};
 use penstock_io::engine::{Completion, Engine, Op};
 use penstock_io::file::File;
 use penstock_io::transfer::WholeTransfers;
 
 use super::damage::Damage;
 use super::prepared::{Prepared, Region, untoken};
-use super::{Halt, Run, failed, open_engine, run_workers, submit};
+use super::{Halt, Run, failed, open_engine, run_workers, submit, take_buffer};
 use crate::digest::{CHUNK_BYTES, Digest};
 use crate::error::Result;
 use crate::options::Settings;
@@ -27,8 +27,8 @@ use crate::plan::read::{FileFacts, ReadPlan, Segment};
 use crate::progress::Progress;
 use crate::shard::PAGE_BYTES;
 
-/// Items that a worker takes from the shared queue at a time.
-const TAKEN_TOGETHER: usize = 4;
+/// About how much a worker takes from the shared queue at a time.
+const TAKEN_BYTES: usize = 4 << 20;
 
 /// A file to read and the digests of its chunks.
 pub(crate) struct Source<'a> {
@@ -203,11 +203,16 @@ impl<'a> Worker<'a> {
     fn run(&mut self, queue: &Mutex<VecDeque<Prepared>>) -> Result<()> {
         while self.halt.go_on()? {
             self.fill_queue(queue)?;
-            if self.collect(0)? {
+            let is_behind = self.arrived.len() >= self.settings.queue_depth;
+            if self.collect(0)? && !is_behind {
                 continue;
             }
-            // The device has what it can take: time for work that it need not wait for.
-            if self.ahead.len() < self.settings.queue_depth
+            // The device has what it can take: time for work that it need not wait for. Pages first,
+            // as the next requests need them, but what has arrived must not pile up either.
+            let is_idle = self.engine.in_flight() == 0 && !self.arrived.is_empty();
+            if !is_behind
+                && !is_idle
+                && self.ahead.len() < self.settings.queue_depth
                 && let Some(mut item) = self.take(queue)
             {
                 item.populate();
@@ -238,7 +243,8 @@ impl<'a> Worker<'a> {
                 break;
             };
             if item.needs_staging() {
-                let Some(buf) = self.take_buffer()? else {
+                let has_own = self.engine.in_flight() > 0 || !self.arrived.is_empty();
+                let Some(buf) = take_buffer(&self.settings.pool, has_own)? else {
                     self.ahead.push_front(item);
                     break;
                 };
@@ -254,7 +260,9 @@ impl<'a> Worker<'a> {
     fn take(&mut self, queue: &Mutex<VecDeque<Prepared>>) -> Option<Prepared> {
         if self.taken.is_empty() {
             let mut queue = queue.lock().expect("no worker panics with the lock");
-            let count = TAKEN_TOGETHER.min(queue.len());
+            let share = queue.len().div_ceil(self.settings.io_threads);
+            let count = (TAKEN_BYTES / self.settings.extent_bytes).clamp(1, share.max(1));
+            let count = count.min(queue.len());
             self.taken.extend(queue.drain(..count));
         }
         self.taken.pop_front()
@@ -272,26 +280,15 @@ impl<'a> Worker<'a> {
         self.slots[slot] = Some(item);
     }
 
-    /// A staging buffer, unless the wait for one is better spent on what is under way.
-    fn take_buffer(&mut self) -> Result<Option<IoBuf>> {
-        if let Some(buf) = self.settings.pool.try_take()? {
-            return Ok(Some(buf));
-        }
-        if self.engine.in_flight() > 0 || !self.arrived.is_empty() {
-            return Ok(None);
-        }
-        // The other workers hold the whole budget; they give it back.
-        Ok(Some(self.settings.pool.take()?))
-    }
-
     /// Takes in completions, waiting for at least `min`; tells whether there were any.
     fn collect(&mut self, min: usize) -> Result<bool> {
         self.engine.poll(min, None, &mut self.completed)?;
-        let completed = std::mem::take(&mut self.completed);
+        let mut completed = std::mem::take(&mut self.completed);
         let found = !completed.is_empty();
-        for completion in completed {
+        for completion in completed.drain(..) {
             self.complete(completion)?;
         }
+        self.completed = completed;
         Ok(found)
     }
 

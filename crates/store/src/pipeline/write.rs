@@ -1,9 +1,9 @@
 //! Saving: extents are filled from the tensors, digested in the staging buffer, and written.
 //!
 //! The copy into the buffer is the only one. The digest is taken there, right after the copy and
-//! before anything else touches the bytes. While the queue is full, the next extents are
-//! filled: a device that finishes many requests at once finds some ready, while the staging memory
-//! in use stays small enough for the processor's caches.
+//! before anything else touches the bytes. While the queue is full, some extents more are filled: a
+//! device that finishes many requests at once finds the next ones ready. Few of them, as staging
+//! memory that was used a moment ago is still in a cache.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use penstock_io::buffer::{HostRegion, IoBuf};
 use penstock_io::engine::{Completion, Engine, Op, OpKind};
 use penstock_io::file::File;
 
-use super::{Halt, Run, failed, open_engine, run_workers, submit};
+use super::{Halt, Run, failed, open_engine, run_workers, submit, take_buffer};
 use crate::digest::{CHUNK_BYTES, Digest};
 use crate::error::Result;
 use crate::options::Settings;
@@ -92,8 +92,8 @@ impl Worker<'_> {
             }
             // The device has what it can take: time to fill what it gets next.
             if has_more
-                && self.filled.len() < self.settings.queue_depth.div_ceil(4)
-                && let Some(buf) = self.take_buffer()?
+                && self.filled.len() < self.settings.filled_ahead_max()
+                && let Some(buf) = take_buffer(&self.settings.pool, self.engine.in_flight() > 0)?
             {
                 let number = cursor.fetch_add(1, Ordering::Relaxed);
                 has_more = number < self.plan.extents();
@@ -108,18 +108,6 @@ impl Worker<'_> {
             self.collect(1)?;
         }
         Ok(())
-    }
-
-    /// A staging buffer, unless the wait for one is better spent on what is under way.
-    fn take_buffer(&mut self) -> Result<Option<IoBuf>> {
-        if let Some(buf) = self.settings.pool.try_take()? {
-            return Ok(Some(buf));
-        }
-        if self.engine.in_flight() > 0 {
-            return Ok(None);
-        }
-        // The other workers hold the whole budget; they give it back.
-        Ok(Some(self.settings.pool.take()?))
     }
 
     /// Fills a buffer with an extent and digests it there.

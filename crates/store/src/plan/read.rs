@@ -16,8 +16,9 @@ use crate::shard::PAGE_BYTES;
 /// Tensors that lie side by side share memory up to this size. A tensor that outlives the others
 /// keeps at most this much beside itself alive.
 const SEGMENT_BYTES_MAX: u64 = 4 << 20;
-/// About how many segments a load has at most, each a mapping of its own: a process may have 65,530
-/// (`vm.max_map_count`). Beyond it segments grow.
+/// About how many segments a load has at most: as they are given back one by one, what is left in
+/// between becomes mappings of its own, and a process may have 65,530 (`vm.max_map_count`). Beyond
+/// it segments grow.
 const SEGMENTS_MAX: u64 = 16_384;
 /// Pieces smaller than this are not worth a request of their own next to others.
 const DIRECT_BYTES_MIN: u64 = 64 << 10;
