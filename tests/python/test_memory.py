@@ -141,6 +141,35 @@ def test_a_load_reads_little_more_than_it_was_asked_for(tmp_path):
     assert reports[0].tensors == 1
 
 
+def test_the_model_alone_is_read_without_the_optimizer(tmp_path):
+    import torch
+
+    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(24)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 1024)).sum().backward()
+    optimizer.step()
+    state = {"optimizer": optimizer.state_dict(), "model": model.state_dict()}
+    saved = penstock.save(tmp_path / "ckpt", state)
+    reports = []
+    penstock.load(tmp_path / "ckpt", keys="model.*", report=reports.append)
+    model_bytes = sum(value.nbytes for value in model.state_dict().values())
+    assert reports[0].bytes == model_bytes
+    assert saved.tensor_bytes >= 3 * model_bytes
+    assert reports[0].bytes_read <= 1.02 * model_bytes
+
+
+def test_one_small_tensor_costs_two_chunks_at_most(tmp_path):
+    import numpy as np
+
+    state = {f"t{i:03d}": np.full(300_000 + i, i, np.uint8) for i in range(64)}
+    penstock.save(tmp_path / "ckpt", state)
+    for name, value in state.items():
+        reports = []
+        loaded = penstock.load(tmp_path / "ckpt", keys=name, report=reports.append)
+        assert np.array_equal(loaded[name], value)
+        assert reports[0].bytes_read <= 2 * MIB
+
+
 @pytest.mark.parametrize("staging_mib", [12, 64])
 def test_the_staging_budget_is_kept(disk_path, options, staging_mib):
     import numpy as np

@@ -129,3 +129,29 @@ def test_the_report_names_the_path_that_ran(tmp_path, engine, direct):
     assert report.direct_io is False or direct == "auto"
     assert set(report.phases) == {"flatten", "plan", "write", "sync", "commit"}
     assert report.gb_per_second > 0
+
+
+def test_the_report_says_what_was_chosen_and_why(disk_path):
+    state = {"x": bytearray(40 << 20)}
+    report = penstock.save(disk_path / "auto", state)
+    chosen = dict(choice.partition(": ")[0].split("=") for choice in report.choices)
+    assert set(chosen) == {"extent_bytes", "io_threads", "queue_depth"}
+    assert int(chosen["io_threads"]) == report.io_threads
+    assert int(chosen["extent_bytes"]) == report.extent_bytes
+    assert int(chosen["queue_depth"]) == report.queue_depth
+    assert all(choice.partition(": ")[2] for choice in report.choices)
+    assert report.engine_setup
+    assert report.device is None or report.device
+
+
+def test_what_staging_has_no_room_for_is_named(disk_path):
+    options = penstock.Options(io_threads=2, queue_depth=64, staging_bytes=8 << 20)
+    report = penstock.save(disk_path / "ckpt", {"x": bytearray(40 << 20)}, options=options)
+    assert report.io_threads * report.queue_depth * report.extent_bytes <= 8 << 20
+    named = [choice for choice in report.choices if choice.startswith("queue_depth=")]
+    assert len(named) == 1
+    assert "staging_bytes holds 7 extents, too few for 64" in named[0]
+
+
+def test_little_data_takes_one_thread(disk_path):
+    assert penstock.save(disk_path / "ckpt", {"x": bytearray(1 << 20)}).io_threads == 1
