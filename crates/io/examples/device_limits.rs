@@ -222,9 +222,9 @@ fn read(
     is_populated: bool,
 ) -> Result<(f64, f64)> {
     let file = Arc::new(File::open(path, Direct::On)?);
-    let (_memory, mut rest) = Memory::allocate(footprint)?.share();
+    let (memory, mut rest) = Memory::allocate(footprint)?.share();
     if is_populated {
-        rest.populate();
+        memory.populate(0..footprint);
     }
     let mut buffers: VecDeque<IoBuf> = VecDeque::new();
     while rest.capacity() > 0 {

@@ -112,27 +112,6 @@ impl IoBuf {
         self.len = len;
     }
 
-    /// Has the kernel back the window with memory now, so that a transfer into it finds its pages
-    /// in place. What it holds does not change. A kernel that does not know the request (before
-    /// 5.14) gives each page when it is touched, as always.
-    pub fn populate(&mut self) {
-        let page_bytes = rustix::param::page_size();
-        let start = self
-            .address
-            .as_ptr()
-            .wrapping_sub(self.address() % page_bytes);
-        let end = (self.address() + self.capacity).next_multiple_of(page_bytes);
-        if cfg!(miri) || self.capacity == 0 {
-            return;
-        }
-        // SAFETY: populating faults the pages in as a write would, without writing. They all hold
-        // bytes of this window and so are mapped and writable (`new`); no content changes.
-        let _ = unsafe {
-            let advice = rustix::mm::Advice::LinuxPopulateWrite;
-            rustix::mm::madvise(start.cast(), end - start as usize, advice)
-        };
-    }
-
     /// Cuts the window in two: `self` keeps `[0, at)`, the bytes `[at, capacity)` leave as a window
     /// of their own. Bytes that were in use stay in use, on either side.
     ///
@@ -230,17 +209,6 @@ mod tests {
         assert_eq!((buf.len(), rest.len(), rest.capacity()), (20, 0, 30));
         let nothing = buf.split_off(30);
         assert!(nothing.is_empty() && nothing.capacity() == 0);
-    }
-
-    #[test]
-    fn populating_changes_nothing() {
-        let mut buf = numbered(3 * 4096);
-        let mut middle = buf.split_off(5000);
-        let _end = middle.split_off(100);
-        let before = middle.as_slice().to_vec();
-        middle.populate();
-        assert_eq!(middle.as_slice(), before);
-        middle.split_off(0).populate();
     }
 
     #[test]

@@ -156,6 +156,50 @@ pub struct MemoryHandle {
 }
 
 impl MemoryHandle {
+    /// Bytes of the memory.
+    pub fn len(&self) -> usize {
+        self.memory.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.memory.is_empty()
+    }
+
+    /// Where the memory starts.
+    pub fn address(&self) -> usize {
+        self.memory.address()
+    }
+
+    /// Has the kernel put pages behind the bytes of `range` now, so that a transfer finds them in
+    /// place; whoever has the windows may go on meanwhile. What the memory holds does not change. A
+    /// kernel that does not know the request (before 5.14) gives each page when it is touched, as
+    /// always.
+    ///
+    /// # Panics
+    /// If the range is not within the memory.
+    pub fn populate(&self, range: Range<usize>) {
+        let page_bytes = rustix::param::page_size();
+        assert!(
+            range.start <= range.end && range.end <= self.len(),
+            "{range:?} exceeds {} bytes",
+            self.len()
+        );
+        if range.is_empty() || cfg!(miri) {
+            return;
+        }
+        let start = range.start - range.start % page_bytes;
+        let bytes = range.end.next_multiple_of(page_bytes) - start;
+        // SAFETY: `start` is within the memory.
+        let address = unsafe { self.memory.address.add(start) };
+        // SAFETY: the range lies in the pages of this memory, which is mapped as long as the handle
+        // lives. They are faulted in as a write would, without writing: no content changes, and
+        // nothing is read or written that a window gives access to.
+        let _ = unsafe {
+            rustix::mm::madvise(address.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite)
+        };
+    }
+
     /// The memory, once every [`IoBuf`] on it was dropped.
     ///
     /// # Errors
@@ -266,6 +310,22 @@ mod tests {
                 "{refused:?}"
             );
         }
+    }
+
+    #[test]
+    fn populating_changes_nothing() {
+        let (handle, mut buf) = Memory::allocate(5_000_000).unwrap().share();
+        buf.as_mut_slice()[4_999_999] = 9;
+        handle.populate(0..0);
+        handle.populate(4097..5_000_000);
+        assert_eq!(buf.as_slice()[4_999_999], 9);
+        assert!(buf.as_slice()[..4_999_999].iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    #[should_panic(expected = "exceeds 4096 bytes")]
+    fn only_the_memory_itself_is_populated() {
+        Memory::allocate(4096).unwrap().share().0.populate(0..4097);
     }
 
     #[test]

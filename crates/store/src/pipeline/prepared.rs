@@ -146,19 +146,6 @@ impl Prepared {
         !self.runs.is_empty()
     }
 
-    /// Has the memory put in place that the device writes to.
-    pub(super) fn populate(&mut self) {
-        for landing in &mut self.landings {
-            if let Place::Direct {
-                window: Some(window),
-                ..
-            } = &mut landing.place
-            {
-                window.populate();
-            }
-        }
-    }
-
     /// Cuts the staging runs out of one buffer.
     pub(super) fn stage(&mut self, mut buf: IoBuf) {
         for run in &mut self.runs {

@@ -30,6 +30,9 @@ use crate::shard::PAGE_BYTES;
 /// About how much a worker takes from the shared queue at a time.
 const TAKEN_BYTES: usize = 4 << 20;
 
+/// About how much memory is populated at a time: two huge pages, a fraction of a millisecond.
+const POPULATED_BYTES: usize = 4 << 20;
+
 /// A file to read and the digests of its chunks.
 pub(crate) struct Source<'a> {
     pub(crate) file: Arc<File>,
@@ -85,10 +88,11 @@ pub(crate) fn read(
     let (handles, queue) = prepare(plan, targets, sources)?;
     let workers = settings.io_threads.min(queue.len());
     let queue = Mutex::new(queue);
+    let pages = Pages::of(&handles);
     let work = |halt: &Halt<'_>| {
         let mut run = Run::default();
         let engine = open_engine(settings, &mut run)?;
-        let mut worker = Worker::new(sources, settings, on_damage, halt, engine);
+        let mut worker = Worker::new(sources, settings, on_damage, halt, &pages, engine);
         worker.run(&queue)?;
         Ok((run, worker.tally))
     };
@@ -149,6 +153,44 @@ fn prepare(
     Ok((handles, queue))
 }
 
+/// Fresh memory whose pages are put in place while the device is busy: a page fault in the
+/// submission would hold the device up.
+struct Pages<'a> {
+    handles: &'a [MemoryHandle],
+    /// Segment and offset of the first byte that nobody has taken on.
+    next: Mutex<(usize, usize)>,
+}
+
+impl<'a> Pages<'a> {
+    fn of(handles: &'a [MemoryHandle]) -> Pages<'a> {
+        Pages {
+            handles,
+            next: Mutex::new((0, 0)),
+        }
+    }
+
+    /// Populates some more; false if there is no more.
+    fn populate_next(&self) -> bool {
+        let mut next = self.next.lock().expect("no worker panics with the lock");
+        let (segment, start) = *next;
+        let Some(handle) = self.handles.get(segment) else {
+            return false;
+        };
+        // Cut where huge pages are, so that no two workers have the kernel clear the same one.
+        let address = handle.address() + start;
+        let step = (address + 1).next_multiple_of(POPULATED_BYTES) - address;
+        let end = (start + step).min(handle.len());
+        *next = if end == handle.len() {
+            (segment + 1, 0)
+        } else {
+            (segment, end)
+        };
+        drop(next);
+        handle.populate(start..end);
+        true
+    }
+}
+
 #[derive(Default)]
 struct Tally {
     damage: Vec<Damage>,
@@ -161,12 +203,11 @@ struct Worker<'a> {
     settings: &'a Settings,
     on_damage: OnDamage,
     halt: &'a Halt<'a>,
+    pages: &'a Pages<'a>,
     engine: WholeTransfers,
     completed: Vec<Completion>,
     /// Items that are this worker's, not looked at yet.
     taken: VecDeque<Prepared>,
-    /// Items whose memory is in place, to be submitted next.
-    ahead: VecDeque<Prepared>,
     /// Items under way, by slot.
     slots: Vec<Option<Prepared>>,
     /// Items that were read and are to be verified.
@@ -182,6 +223,7 @@ impl<'a> Worker<'a> {
         settings: &'a Settings,
         on_damage: OnDamage,
         halt: &'a Halt<'a>,
+        pages: &'a Pages<'a>,
         engine: WholeTransfers,
     ) -> Worker<'a> {
         Worker {
@@ -189,10 +231,10 @@ impl<'a> Worker<'a> {
             settings,
             on_damage,
             halt,
+            pages,
             engine,
             completed: Vec::new(),
             taken: VecDeque::new(),
-            ahead: VecDeque::new(),
             slots: Vec::new(),
             arrived: VecDeque::new(),
             waiting: VecDeque::new(),
@@ -209,21 +251,14 @@ impl<'a> Worker<'a> {
             }
             // The device has what it can take: time for work that it need not wait for. Pages first,
             // as the next requests need them, but what has arrived must not pile up either.
-            let is_idle = self.engine.in_flight() == 0 && !self.arrived.is_empty();
-            if !is_behind
-                && !is_idle
-                && self.ahead.len() < self.settings.queue_depth
-                && let Some(mut item) = self.take(queue)
-            {
-                item.populate();
-                self.ahead.push_back(item);
+            if !is_behind && self.engine.in_flight() > 0 && self.pages.populate_next() {
                 continue;
             }
             if let Some(item) = self.arrived.pop_front() {
                 self.finish(item)?;
                 continue;
             }
-            if self.engine.in_flight() == 0 && self.ahead.is_empty() {
+            if self.engine.in_flight() == 0 {
                 break;
             }
             self.collect(1)?;
@@ -238,14 +273,13 @@ impl<'a> Worker<'a> {
                 submit(&mut self.engine, op);
                 continue;
             }
-            let next = self.ahead.pop_front();
-            let Some(mut item) = next.or_else(|| self.take(queue)) else {
+            let Some(mut item) = self.take(queue) else {
                 break;
             };
             if item.needs_staging() {
                 let has_own = self.engine.in_flight() > 0 || !self.arrived.is_empty();
                 let Some(buf) = take_buffer(&self.settings.pool, has_own)? else {
-                    self.ahead.push_front(item);
+                    self.taken.push_front(item);
                     break;
                 };
                 item.stage(buf);
@@ -255,8 +289,8 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// The next item. Some neighbours are taken at a time, so that it is mostly one worker that
-    /// touches a huge page first.
+    /// The next item. Some neighbours are taken at a time, so that workers mostly stay out of each
+    /// other's huge pages.
     fn take(&mut self, queue: &Mutex<VecDeque<Prepared>>) -> Option<Prepared> {
         if self.taken.is_empty() {
             let mut queue = queue.lock().expect("no worker panics with the lock");
