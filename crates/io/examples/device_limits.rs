@@ -22,119 +22,84 @@ const MIB: usize = 1 << 20;
 
 /// One way to move a file's bytes.
 #[derive(Clone, Copy)]
-enum Case {
+struct Case {
+    request: usize,
+    depth: usize,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
     /// Into buffers that are used again and again, so many bytes of them together.
-    Read {
-        request: usize,
-        depth: usize,
-        footprint: usize,
-    },
+    Read { footprint: usize },
     /// Into memory for every byte, with its pages in place or faulted by the submission.
-    ReadFresh {
-        request: usize,
-        depth: usize,
-        is_populated: bool,
-    },
+    ReadFresh { is_populated: bool },
     /// A fresh file, synced.
-    Write {
-        request: usize,
-        depth: usize,
-        is_allocated: bool,
-    },
+    Write { is_allocated: bool },
 }
 
 impl Case {
     fn name(self) -> String {
-        let name = |verb: &str, request: usize, depth: usize, how: String| {
-            format!("{verb} {:>4} KiB x {depth:<3} {how}", request >> 10)
+        let (verb, how) = match self.kind {
+            Kind::Read { footprint } => {
+                ("read", format!("into {} MiB of buffers", footprint / MIB))
+            }
+            Kind::ReadFresh { is_populated: true } => ("read", "into populated memory".to_owned()),
+            Kind::ReadFresh { .. } => ("read", "into fresh memory, faulted in".to_owned()),
+            Kind::Write { is_allocated: true } => ("write", "allocated before".to_owned()),
+            Kind::Write { .. } => ("write", "allocated on the way".to_owned()),
         };
-        match self {
-            Case::Read {
-                request,
-                depth,
-                footprint,
-            } => name(
-                "read",
-                request,
-                depth,
-                format!("into {} MiB of buffers", footprint / MIB),
-            ),
-            Case::ReadFresh {
-                request,
-                depth,
-                is_populated,
-            } => {
-                let how = if is_populated {
-                    "populated before"
-                } else {
-                    "faulted in"
-                };
-                name("read", request, depth, format!("into fresh memory, {how}"))
+        let (request, depth) = (self.request >> 10, self.depth);
+        format!("{verb:<5} {request:>4} KiB x {depth:<3} {how}")
+    }
+
+    /// Seconds, and how many completions a wait brought.
+    fn run(self, path: &Path, bytes: usize) -> Result<(f64, f64)> {
+        let (request, depth) = (self.request, self.depth);
+        match self.kind {
+            Kind::Read { footprint } => read(path, bytes, request, depth, footprint, true),
+            Kind::ReadFresh { is_populated } => {
+                read(path, bytes, request, depth, bytes, is_populated)
             }
-            Case::Write {
-                request,
-                depth,
-                is_allocated,
-            } => {
-                let how = if is_allocated {
-                    "allocated before"
-                } else {
-                    "allocated on the way"
-                };
-                name("write", request, depth, how.to_owned())
-            }
+            Kind::Write { is_allocated } => write(path, bytes, request, depth, is_allocated),
         }
     }
 }
 
 fn cases(bytes: usize) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for footprint in [4 * MIB, 16 * MIB, 64 * MIB, bytes / 2] {
-        cases.push(Case::Read {
-            request: MIB,
-            depth: 4,
-            footprint,
-        });
-    }
-    for (request, depth) in [
+    let case = |request, depth, kind| Case {
+        request,
+        depth,
+        kind,
+    };
+    let sizes = [
         (MIB / 4, 32),
         (MIB, 1),
-        (MIB, 16),
-        (4 * MIB, 4),
-        (4 * MIB, 16),
-    ] {
-        cases.push(Case::Read {
-            request,
-            depth,
-            footprint: request * depth,
-        });
-    }
-    for is_populated in [true, false] {
-        cases.push(Case::ReadFresh {
-            request: MIB,
-            depth: 16,
-            is_populated,
-        });
-    }
-    for (request, depth) in [
-        (MIB / 4, 32),
         (MIB, 4),
         (MIB, 16),
         (4 * MIB, 4),
         (4 * MIB, 16),
-    ] {
-        cases.push(Case::Write {
-            request,
-            depth,
-            is_allocated: true,
-        });
-    }
-    cases.push(Case::Write {
-        request: MIB,
-        depth: 16,
-        is_allocated: false,
+    ];
+    let footprints = [16 * MIB, 64 * MIB, bytes / 2];
+    let again = footprints.map(|footprint| case(MIB, 4, Kind::Read { footprint }));
+    let reads = sizes.map(|(request, depth)| {
+        let footprint = request * depth;
+        case(request, depth, Kind::Read { footprint })
     });
-    cases
+    let fresh = [true, false].map(|is_populated| case(MIB, 16, Kind::ReadFresh { is_populated }));
+    let writes = sizes.map(|(request, depth)| {
+        let is_allocated = true;
+        case(request, depth, Kind::Write { is_allocated })
+    });
+    let unallocated = case(
+        MIB,
+        16,
+        Kind::Write {
+            is_allocated: false,
+        },
+    );
+    let reads = again.into_iter().chain(reads).chain(fresh);
+    reads.chain(writes).chain([unallocated]).collect()
 }
 
 fn main() -> Result<()> {
@@ -161,23 +126,7 @@ fn main() -> Result<()> {
             let index = (step + round) % cases.len();
             rustix::fs::sync();
             std::thread::sleep(Duration::from_millis(200));
-            let (seconds, batch) = match cases[index] {
-                Case::Read {
-                    request,
-                    depth,
-                    footprint,
-                } => read(&path, bytes, request, depth, footprint, true)?,
-                Case::ReadFresh {
-                    request,
-                    depth,
-                    is_populated,
-                } => read(&path, bytes, request, depth, bytes, is_populated)?,
-                Case::Write {
-                    request,
-                    depth,
-                    is_allocated,
-                } => write(&path, bytes, request, depth, is_allocated)?,
-            };
+            let (seconds, batch) = cases[index].run(&path, bytes)?;
             rates[index].push(bytes as f64 / seconds / 1e9);
             batches[index].push(batch);
         }
