@@ -18,6 +18,7 @@ from rich.table import Table
 
 import penstock
 from benches import cache, states
+from benches.child import memory_to_touch
 from benches.disk import settle
 from benches.durable import files_below
 from benches.machine import touch_memory
@@ -70,7 +71,7 @@ def main(settings: tuple[str, ...], size_gib: float, rounds: int, directory: Pat
             saved = time.perf_counter() - began
             cache.drop(files_below(path))
             settle(directory)
-            touch_memory(spec.nbytes + spec.nbytes // 8)
+            touch_memory(memory_to_touch(spec))
             began = time.perf_counter()
             loaded = penstock.load(path, options=options)
             seconds = time.perf_counter() - began

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MIB = 1 << 20
-_EXTENT_BYTES_LEAST = _MIB
 
 _T = TypeVar("_T")
 
@@ -98,8 +97,8 @@ class Options:
             # Digests cover chunks of 1 MiB; an extent holds whole ones.
             raise ValueError(f"extent_bytes={self.extent_bytes}: must be a multiple of {_MIB}")
         _check_range("io_threads", self.io_threads, 1, 1024)
-        extent_bytes = self.extent_bytes or _EXTENT_BYTES_LEAST
-        _check_range("staging_bytes", self.staging_bytes, 2 * (extent_bytes + _MIB), 1 << 50)
+        staging_bytes_min = 2 * ((self.extent_bytes or _MIB) + _MIB)
+        _check_range("staging_bytes", self.staging_bytes, staging_bytes_min, 1 << 50)
         _check_range("shard_bytes", self.shard_bytes, 4096, 1 << 50)
         if type(self.verify) is not bool:
             raise TypeError(f"verify={self.verify!r}: must be True or False")
