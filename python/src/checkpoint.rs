@@ -91,8 +91,12 @@ impl Checkpoint {
 
     /// Structure and plain leaves as JSON text.
     #[getter]
-    fn tree(&self) -> &str {
-        self.inner.part().tree.get()
+    fn tree(&self, py: Python<'_>) -> PyResult<&str> {
+        let tree = self
+            .inner
+            .tree()
+            .map_err(|error| errors::raise(py, &error))?;
+        Ok(tree.get())
     }
 
     /// Bytes of tensor data.

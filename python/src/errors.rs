@@ -81,7 +81,9 @@ fn exception(py: Python<'_>, message: &str, error: &Error) -> PyResult<PyErr> {
             fields.set_item("key", key)?;
             "StateMismatchError"
         }
-        Error::Storage { path, source, .. } => storage(&fields, text(path), errno(source))?,
+        Error::Storage { path, source, .. } | Error::Full { path, source, .. } => {
+            storage(&fields, text(path), errno(source))?
+        }
         Error::Io(error) => io_error(&fields, error)?,
         Error::Interrupted => {
             return Ok(pyo3::exceptions::PyKeyboardInterrupt::new_err(

@@ -13,8 +13,6 @@
 //! Not promised here: whole transfers (see [`crate::transfer`]), any order among operations in
 //! flight, and durability of a write by a sync that was submitted before the write completed.
 
-#[cfg(feature = "faulty")]
-pub mod faulty;
 mod threads;
 #[cfg(feature = "uring")]
 mod uring;

@@ -68,3 +68,13 @@ pub enum Error {
         expected: &'static str,
     },
 }
+
+impl Error {
+    /// The system's answer by kind, where the file system refused an operation on a path.
+    pub fn kind(&self) -> Option<io::ErrorKind> {
+        match self {
+            Error::Storage { source, .. } => Some(source.kind()),
+            _ => None,
+        }
+    }
+}

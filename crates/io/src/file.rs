@@ -182,25 +182,39 @@ impl File {
     }
 
     /// Reserves storage for the first `len` bytes and makes the file at least that long, so that a
-    /// full device shows now and writes find their blocks allocated. Where the file system cannot
-    /// reserve, the reason comes back and nothing is changed.
+    /// full device shows now and writes find their blocks allocated.
     ///
     /// # Errors
-    /// [`Error::Storage`], notably with `ENOSPC`.
-    pub fn allocate(&self, len: u64) -> Result<Option<String>> {
+    /// [`Error::Storage`], notably with `ENOSPC`, and with [`io::ErrorKind::Unsupported`] where the
+    /// file system cannot reserve: then nothing is changed.
+    pub fn allocate(&self, len: u64) -> Result<()> {
         if len == 0 {
-            return Ok(None);
+            return Ok(());
         }
-        loop {
-            match rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), 0, len) {
-                Ok(()) => return Ok(None),
-                Err(Errno::INTR) => {}
-                Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-                    return Ok(Some("the file system cannot reserve space".to_owned()));
-                }
-                Err(errno) => return Err(storage("allocate", &self.path, errno)),
-            }
+        let allocate = || rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), 0, len);
+        match rustix::io::retry_on_intr(allocate) {
+            // The same answer as a file system gives that has the call and not this use of it.
+            Err(Errno::NOSYS) => Err(storage("allocate", &self.path, Errno::OPNOTSUPP)),
+            result => result.map_err(|errno| storage("allocate", &self.path, errno)),
         }
+    }
+
+    /// Writes all of `bytes` at `offset`, for small texts in buffered files; everything large goes
+    /// through an engine.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] from the file system.
+    pub fn write_all(&self, mut offset: u64, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            let write = || rustix::io::pwrite(&self.fd, bytes, offset);
+            let written = match rustix::io::retry_on_intr(write) {
+                Ok(0) => return Err(storage("write", &self.path, Errno::NOSPC)),
+                result => result.map_err(|errno| storage("write", &self.path, errno))?,
+            };
+            bytes = &bytes[written..];
+            offset += written as u64;
+        }
+        Ok(())
     }
 
     /// Cuts or extends the file to `len` bytes.
@@ -292,16 +306,6 @@ impl File {
             }),
         }
     }
-}
-
-/// Renames a file unless there is one by the new name; for file systems without hard links.
-///
-/// # Errors
-/// As `renameat2` with `RENAME_NOREPLACE`: `EEXIST`, and `EINVAL` where the file system cannot.
-pub fn rename_no_replace(from: &Path, to: &Path) -> io::Result<()> {
-    let flags = rustix::fs::RenameFlags::NOREPLACE;
-    rustix::fs::renameat_with(rustix::fs::CWD, from, rustix::fs::CWD, to, flags)?;
-    Ok(())
 }
 
 /// Whether a lock (`flock`) on this directory excludes everybody who could take one. Network and

@@ -8,6 +8,7 @@
 //! - [`transfer`]: the decorator that turns short transfers and interruptions into whole ones;
 //! - [`mod@file`]: files opened for direct I/O where the file system can, with a recorded reason
 //!   where it cannot;
+//! - [`file_system`]: the one way in which files and directories are changed;
 //! - [`buffer`]: page-aligned memory, a bounded pool of buffers, and memory borrowed from a caller.
 //!
 //! The rule that everything here serves: an operation **owns** its buffer from submission to
@@ -22,7 +23,10 @@ pub mod conformance;
 pub mod device;
 pub mod engine;
 mod error;
+#[cfg(feature = "faulty")]
+pub mod faulty;
 pub mod file;
+pub mod file_system;
 pub mod transfer;
 
 pub use error::{Error, Result};

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use penstock_io::conformance::{self as plain, Subject, faults};
-use penstock_io::engine::faulty::{Faults, Faulty};
 use penstock_io::engine::{Engine, EngineChoice, EngineConfig, open};
+use penstock_io::faulty::{Faults, Faulty};
 use penstock_io::file::{Direct, File};
 use penstock_io::transfer::WholeTransfers;
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_io::buffer::Memory;
-use penstock_io::engine::faulty::{Faults, Faulty};
 use penstock_io::engine::{Engine, EngineChoice, EngineConfig, Op, OpKind, open};
+use penstock_io::faulty::{Faults, Faulty};
 use penstock_io::file::{Direct, File};
 use penstock_io::transfer::WholeTransfers;
 

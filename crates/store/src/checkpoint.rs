@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use penstock_io::buffer::{HostRegionMut, Memory};
 use penstock_io::file::{Direct, File};
+use serde_json::value::RawValue;
 
 use crate::digest::{CHUNK_BYTES, Digest};
 use crate::error::{Error, Result};
@@ -70,7 +71,11 @@ impl Checkpoint {
     }
 
     fn open_parts(path: &Path, manifest: Manifest, manifest_bytes: u64) -> Result<Checkpoint> {
-        let part = read_part(path, &manifest, only_part(path, &manifest)?)?;
+        let parts = manifest.parts.iter();
+        let parts: Result<Vec<Part>> = parts
+            .map(|entry| read_part(path, &manifest, entry))
+            .collect();
+        let part = Part::merge(parts?).expect("a manifest lists a part");
         for file in &part.files {
             check_size(path, file)?;
         }
@@ -92,9 +97,25 @@ impl Checkpoint {
         &self.manifest
     }
 
-    /// What the rank recorded.
+    /// What the ranks recorded, all in one: files, tensors and aliases of each, in their order. Its
+    /// tree is that of the first; see [`Checkpoint::tree`].
     pub fn part(&self) -> &Part {
         &self.part
+    }
+
+    /// Structure and plain leaves, as typed JSON.
+    ///
+    /// # Errors
+    /// [`Error::Ranks`] for a checkpoint of several ranks: each has a tree of its own, and putting
+    /// them together is for a later version.
+    pub fn tree(&self) -> Result<&RawValue> {
+        match self.manifest.world_size {
+            1 => Ok(&self.part.tree),
+            world_size => Err(Error::Ranks {
+                path: self.path.clone(),
+                world_size,
+            }),
+        }
     }
 
     /// Names and sizes of all files, the manifest first.
@@ -421,17 +442,6 @@ fn without_manifest(path: &Path) -> Error {
         return Error::Incomplete { path, detail };
     }
     Error::NotFound { path }
-}
-
-/// The part of a checkpoint that one rank wrote; those of several come with sharded tensors.
-pub(crate) fn only_part<'a>(path: &Path, manifest: &'a Manifest) -> Result<&'a PartEntry> {
-    match manifest.parts.as_slice() {
-        [part] => Ok(part),
-        _ => Err(Error::Ranks {
-            path: path.to_owned(),
-            world_size: manifest.world_size,
-        }),
-    }
 }
 
 /// Reads a part, checks it against the manifest, and parses it.

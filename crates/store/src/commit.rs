@@ -10,26 +10,29 @@
 //! An attempt that fails removes what it made. One that dies leaves files that nothing refers to;
 //! [`crate::store::Store::sweep`] tells them from those of a live attempt by the lease.
 
-use std::collections::HashSet;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use penstock_io::file::{Direct, File, rename_no_replace};
+use penstock_io::file::{Direct, File};
+use penstock_io::file_system::{Change, FileSystem};
 
 use crate::error::{Error, Result};
 use crate::lease::Lease;
 use crate::name::{self, MANIFEST};
 use crate::progress::Progress;
 
-/// A save under way. Dropped before it is published, it removes the files it made.
+/// A save under way. Dropped before it is published, it removes the files it made; a rank that
+/// joined it and has cast its vote leaves them to whoever counts the votes.
 #[derive(Debug)]
-pub(crate) struct Attempt {
+pub struct Attempt {
+    file_system: Arc<dyn FileSystem>,
     path: PathBuf,
     id: String,
     lease: Lease,
     made_directory: bool,
+    is_joined: bool,
     made: Vec<PathBuf>,
     /// The manifest's text, once it is published.
     published: Option<Vec<u8>>,
@@ -37,18 +40,29 @@ pub(crate) struct Attempt {
 
 impl Attempt {
     /// Creates the directory where needed and takes the lease.
-    pub(crate) fn begin(path: &Path, overwrite: bool, progress: &Progress) -> Result<Attempt> {
-        let (lease, made_directory) = take_lease(path, progress)?;
+    ///
+    /// # Errors
+    /// [`Error::Exists`] where a complete checkpoint is in the way, [`Error::Interrupted`], and the
+    /// system's errors.
+    pub fn begin(
+        path: &Path,
+        overwrite: bool,
+        file_system: &Arc<dyn FileSystem>,
+        progress: &Progress,
+    ) -> Result<Attempt> {
+        let (lease, made_directory) = take_lease(path, file_system.as_ref(), progress)?;
         if !made_directory {
-            sync_parent(path)?;
+            sync_parent(path, file_system.as_ref())?;
         }
         let id = name::draw_attempt();
         let (path, made) = (path.to_owned(), Vec::new());
         let attempt = Attempt {
+            file_system: Arc::clone(file_system),
             path,
             id,
             lease,
             made_directory,
+            is_joined: false,
             made,
             published: None,
         };
@@ -60,14 +74,48 @@ impl Attempt {
         Ok(attempt)
     }
 
-    pub(crate) fn id(&self) -> &str {
+    /// Joins an attempt that another rank began, in a directory that is there.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where the directory is gone, [`Error::Interrupted`], and the system's
+    /// errors.
+    pub fn join(
+        path: &Path,
+        id: &str,
+        file_system: &Arc<dyn FileSystem>,
+        progress: &Progress,
+    ) -> Result<Attempt> {
+        assert!(name::is_attempt(id), "an id comes from Attempt::id");
+        let path = path.to_owned();
+        let Some(lease) = Lease::share(&path, progress)? else {
+            return Err(Error::NotFound { path });
+        };
+        Ok(Attempt {
+            file_system: Arc::clone(file_system),
+            path,
+            id: id.to_owned(),
+            lease,
+            made_directory: false,
+            is_joined: true,
+            made: Vec::new(),
+            published: None,
+        })
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Identity of the checkpoint that it will be: 32 hexadecimal digits.
+    pub fn id(&self) -> &str {
         &self.id
     }
 
     /// Creates a data file of this attempt.
     pub(crate) fn create(&mut self, name: &str, direct: Direct) -> Result<Arc<File>> {
         let path = self.path.join(name);
-        let file = File::create(&path, direct)?;
+        let file = self.file_system.create(&path, direct)?;
         self.made.push(path);
         Ok(Arc::new(file))
     }
@@ -76,10 +124,17 @@ impl Attempt {
     pub(crate) fn write_part(&mut self, rank: u32, text: &[u8]) -> Result<()> {
         let temporary = self.write_synced(&name::temporary_part(rank, &self.id), text)?;
         let part = self.path.join(name::part(rank, &self.id));
-        fs::rename(&temporary, &part).map_err(Error::storage("rename to", &part))?;
+        let (from, to) = (&temporary, &part);
+        self.file_system.change(Change::Rename { from, to })?;
         self.made.retain(|path| *path != temporary);
         self.made.push(part);
-        self.sync_directory()
+        self.sync_directory()?;
+        if self.is_joined {
+            // The vote is about to be cast: taking files back now could break a checkpoint that
+            // somebody else commits.
+            self.made.clear();
+        }
+        Ok(())
     }
 
     /// Publishes the manifest: from here on the checkpoint is complete, whatever happens.
@@ -87,18 +142,21 @@ impl Attempt {
         let temporary = self.write_synced(&name::temporary_manifest(&self.id), text)?;
         self.check_made()?;
         let manifest = self.path.join(MANIFEST);
+        let (from, to) = (temporary.as_path(), manifest.as_path());
         let moved = if overwrite {
-            fs::rename(&temporary, &manifest)
+            self.file_system.change(Change::Rename { from, to })
         } else {
-            link(&temporary, &manifest)
+            self.link(from, to)
         };
-        if let Err(source) = moved {
-            self.settle(&manifest, text, source)?;
+        if let Err(error) = moved {
+            self.settle(&manifest, text, error.into())?;
         }
         self.published = Some(text.to_owned());
         self.sync_directory()?;
-        // The second name of a linked manifest; the checkpoint is complete with it or without.
-        let _ = fs::remove_file(&temporary);
+        if !overwrite {
+            // The second name of the manifest; the checkpoint is complete with it or without.
+            let _ = self.file_system.change(Change::RemoveFile(from));
+        }
         Ok(())
     }
 
@@ -115,28 +173,41 @@ impl Attempt {
     /// Decides what a failed publication was. A network file system may report failure for one that
     /// it carried out: what the manifest says now tells. Where even that is open, the files stay,
     /// since a manifest may refer to them; a sweep decides later.
-    fn settle(&mut self, manifest: &Path, text: &[u8], source: io::Error) -> Result<()> {
+    fn settle(&mut self, manifest: &Path, text: &[u8], error: Error) -> Result<()> {
+        let kind = error.kind();
         match fs::read(manifest) {
             Ok(found) if found == text => return Ok(()),
-            Ok(_) if source.kind() == io::ErrorKind::AlreadyExists => {
+            Ok(_) if kind == Some(io::ErrorKind::AlreadyExists) => {
                 let path = self.path.clone();
                 return Err(Error::Exists { path });
             }
             Ok(_) => {}
-            Err(_) if is_definite(&source) => {}
+            Err(_) if kind.is_some_and(is_definite) => {}
             Err(_) => self.made.clear(),
         }
-        Err(Error::storage("publish", manifest)(source))
+        Err(error)
     }
 
-    /// Removes files of other attempts that the published manifest does not refer to, unless one
-    /// of them is live, or has replaced this one in turn: then ours are those nobody refers to, and
-    /// left to a sweep.
-    pub(crate) fn remove_replaced(self, referenced: &HashSet<String>) -> Result<u64> {
+    /// Gives the manifest its name unless it is taken: by a link, which every POSIX file system
+    /// with hard links makes in one step, or by a rename that does not replace.
+    fn link(&self, from: &Path, to: &Path) -> penstock_io::Result<()> {
+        match self.file_system.change(Change::Link { from, to }) {
+            Err(error) if error.kind().is_some_and(has_no_links) => {
+                self.file_system.change(Change::RenameNew { from, to })
+            }
+            result => result,
+        }
+    }
+
+    /// Removes files of other attempts, unless one of them is live, or has replaced this one in
+    /// turn: then ours are those nobody refers to, and left to a sweep. Other ranks of this attempt
+    /// may still hold their leases: it is the sweep's then as well.
+    pub(crate) fn remove_replaced(self) -> Result<u64> {
         if !self.lease.try_upgrade() || !self.is_current() {
             return Ok(0);
         }
-        remove_attempt_files(&self.path, |name| !referenced.contains(name))
+        let is_replaced = |name: &str| name::attempt_of(name) != Some(&self.id);
+        remove_attempt_files(&self.path, self.file_system.as_ref(), is_replaced)
     }
 
     /// Whether the manifest in the directory is the one that this attempt published.
@@ -147,18 +218,15 @@ impl Attempt {
 
     fn write_synced(&mut self, name: &str, text: &[u8]) -> Result<PathBuf> {
         let path = self.path.join(name);
-        let mut file = fs::File::create_new(&path).map_err(Error::storage("create", &path))?;
+        let file = self.file_system.create(&path, Direct::Off)?;
         self.made.push(path.clone());
-        file.write_all(text)
-            .map_err(Error::storage("write", &path))?;
-        file.sync_all().map_err(Error::storage("sync", &path))?;
+        self.file_system.change(Change::Write(&file, text))?;
+        self.file_system.change(Change::SyncData(&file))?;
         Ok(path)
     }
 
     fn sync_directory(&self) -> Result<()> {
-        self.lease
-            .sync_directory()
-            .map_err(Error::storage("sync", &self.path))
+        Ok(self.file_system.change(Change::SyncDirectory(&self.path))?)
     }
 }
 
@@ -169,37 +237,28 @@ impl Drop for Attempt {
         }
         // Best effort: what stays behind is an orphan that a sweep finds.
         for path in &self.made {
-            let _ = fs::remove_file(path);
+            let _ = self.file_system.change(Change::RemoveFile(path));
         }
         // Not under another attempt that is about to write its first file there.
         if self.made_directory && self.lease.try_upgrade() {
-            let _ = fs::remove_dir(&self.path);
+            let _ = self.file_system.change(Change::RemoveDirectory(&self.path));
         }
-    }
-}
-
-/// Gives the manifest its name unless it is taken: by a link, which every POSIX file system with
-/// hard links makes in one step, or by a rename that does not replace.
-fn link(temporary: &Path, manifest: &Path) -> io::Result<()> {
-    match fs::hard_link(temporary, manifest) {
-        Err(error) if has_no_links(&error) => rename_no_replace(temporary, manifest),
-        result => result,
     }
 }
 
 /// What file systems without hard links answer (FAT, some in user space): EPERM, ENOSYS,
 /// EOPNOTSUPP.
-fn has_no_links(error: &io::Error) -> bool {
+fn has_no_links(kind: io::ErrorKind) -> bool {
     matches!(
-        error.kind(),
+        kind,
         io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported
     )
 }
 
 /// Whether the system refused, as opposed to lost track of what it did.
-fn is_definite(error: &io::Error) -> bool {
+fn is_definite(kind: io::ErrorKind) -> bool {
     matches!(
-        error.kind(),
+        kind,
         io::ErrorKind::NotFound
             | io::ErrorKind::AlreadyExists
             | io::ErrorKind::PermissionDenied
@@ -216,9 +275,13 @@ fn is_definite(error: &io::Error) -> bool {
 ///
 /// A sweep may find the new directory before the lease is on it, and remove it: then it is made
 /// again.
-fn take_lease(path: &Path, progress: &Progress) -> Result<(Lease, bool)> {
+fn take_lease(
+    path: &Path,
+    file_system: &dyn FileSystem,
+    progress: &Progress,
+) -> Result<(Lease, bool)> {
     loop {
-        let is_new = make_directory(path)?;
+        let is_new = make_directory(path, file_system)?;
         if let Some(lease) = Lease::share(path, progress)? {
             return Ok((lease, is_new));
         }
@@ -228,40 +291,33 @@ fn take_lease(path: &Path, progress: &Progress) -> Result<(Lease, bool)> {
 
 /// Creates a directory and its parents, each synced into the one above it; tells whether the last
 /// one is new.
-fn make_directory(path: &Path) -> Result<bool> {
+fn make_directory(path: &Path, file_system: &dyn FileSystem) -> Result<bool> {
     let parent = parent_of(path);
-    let created = match fs::create_dir(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound && parent != path => {
-            make_directory(parent)?;
-            fs::create_dir(path)
+    let create = || file_system.change(Change::CreateDirectory(path));
+    let created = match create() {
+        Err(error) if error.kind() == Some(io::ErrorKind::NotFound) && parent != path => {
+            make_directory(parent, file_system)?;
+            create()
         }
         result => result,
     };
     match created {
         Ok(()) => {
-            sync_directory(parent)?;
+            file_system.change(Change::SyncDirectory(parent))?;
             Ok(true)
         }
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+        Err(error) if error.kind() == Some(io::ErrorKind::AlreadyExists) => {
             if path.is_dir() {
                 return Ok(false);
             }
             // Removed since by a sweep.
             if fs::symlink_metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
-                return make_directory(path);
+                return make_directory(path, file_system);
             }
             let source = io::Error::from(io::ErrorKind::NotADirectory);
-            Err(Error::Storage {
-                operation: "save to",
-                path: path.to_owned(),
-                source,
-            })
+            Err(Error::storage("save to", path)(source))
         }
-        Err(source) => Err(Error::Storage {
-            operation: "create",
-            path: path.to_owned(),
-            source,
-        }),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -274,28 +330,20 @@ fn parent_of(path: &Path) -> &Path {
 
 /// Syncs a directory that was there into its parent: an earlier attempt may have made it and died
 /// before it did. A parent that may be searched but not read is somebody else's, as is the entry.
-fn sync_parent(path: &Path) -> Result<()> {
-    match sync_directory(parent_of(path)) {
-        Err(Error::Storage { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
-            Ok(())
-        }
-        result => result,
+fn sync_parent(path: &Path, file_system: &dyn FileSystem) -> Result<()> {
+    match file_system.change(Change::SyncDirectory(parent_of(path))) {
+        Err(error) if error.kind() == Some(io::ErrorKind::PermissionDenied) => Ok(()),
+        result => Ok(result?),
     }
-}
-
-fn open_directory(path: &Path) -> Result<fs::File> {
-    fs::File::open(path).map_err(Error::storage("open", path))
-}
-
-pub(crate) fn sync_directory(path: &Path) -> Result<()> {
-    open_directory(path)?
-        .sync_all()
-        .map_err(Error::storage("sync", path))
 }
 
 /// Removes the attempt files of a directory that `select` picks and returns their bytes. Files
 /// that somebody else removes at the same time are as good as removed.
-pub(crate) fn remove_attempt_files(path: &Path, select: impl Fn(&str) -> bool) -> Result<u64> {
+pub(crate) fn remove_attempt_files(
+    path: &Path,
+    file_system: &dyn FileSystem,
+    select: impl Fn(&str) -> bool,
+) -> Result<u64> {
     let mut removed_bytes = 0;
     for entry in fs::read_dir(path).map_err(Error::storage("list", path))? {
         let entry = entry.map_err(Error::storage("list", path))?;
@@ -304,26 +352,33 @@ pub(crate) fn remove_attempt_files(path: &Path, select: impl Fn(&str) -> bool) -
             continue;
         };
         if name::is_attempt_file(name) && select(name) {
-            removed_bytes += remove_file(&entry.path())?;
+            removed_bytes += remove_file(&entry.path(), file_system)?;
         }
     }
     Ok(removed_bytes)
 }
 
 /// Removes a file, if it is there, and returns its bytes.
-pub(crate) fn remove_file(path: &Path) -> Result<u64> {
-    let removed = fs::symlink_metadata(path)
-        .and_then(|metadata| fs::remove_file(path).map(|()| metadata.len()));
-    match removed {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
-        result => result.map_err(Error::storage("remove", path)),
+pub(crate) fn remove_file(path: &Path, file_system: &dyn FileSystem) -> Result<u64> {
+    let bytes = fs::symlink_metadata(path).map_or(0, |metadata| metadata.len());
+    match file_system.change(Change::RemoveFile(path)) {
+        Ok(()) => Ok(bytes),
+        Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Ok(0),
+        Err(error) => Err(error.into()),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use penstock_io::file_system::Native;
+
     use super::*;
     use crate::lease::Exclusive;
+
+    fn begin(path: &Path, overwrite: bool) -> Result<Attempt> {
+        let file_system: Arc<dyn FileSystem> = Arc::new(Native);
+        Attempt::begin(path, overwrite, &file_system, &Progress::default())
+    }
 
     fn names(path: &Path) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(path)
@@ -338,7 +393,7 @@ mod tests {
     fn a_failed_attempt_leaves_nothing() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("a/b/ckpt");
-        let mut attempt = Attempt::begin(&path, false, &Progress::default()).unwrap();
+        let mut attempt = begin(&path, false).unwrap();
         attempt
             .create(&name::shard(0, 0, attempt.id()), Direct::Auto)
             .unwrap();
@@ -352,8 +407,8 @@ mod tests {
     fn the_first_of_two_attempts_wins() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("ckpt");
-        let mut first = Attempt::begin(&path, false, &Progress::default()).unwrap();
-        let mut second = Attempt::begin(&path, false, &Progress::default()).unwrap();
+        let mut first = begin(&path, false).unwrap();
+        let mut second = begin(&path, false).unwrap();
         first.publish(b"first", false).unwrap();
         assert!(matches!(
             second.publish(b"second", false),
@@ -362,34 +417,31 @@ mod tests {
         drop(second);
         assert_eq!(fs::read(path.join(MANIFEST)).unwrap(), b"first");
         assert_eq!(names(&path), [MANIFEST]);
-        assert!(matches!(
-            Attempt::begin(&path, false, &Progress::default()),
-            Err(Error::Exists { .. })
-        ));
+        assert!(matches!(begin(&path, false), Err(Error::Exists { .. })));
     }
 
     #[test]
     fn replaced_files_go_only_when_nobody_else_is_at_work() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("ckpt");
-        let mut old = Attempt::begin(&path, false, &Progress::default()).unwrap();
+        let mut old = begin(&path, false).unwrap();
         old.write_part(0, b"{}").unwrap();
         old.publish(b"old", false).unwrap();
         drop(old);
         fs::write(path.join("notes.txt"), b"mine").unwrap();
 
-        let live = Attempt::begin(&path, true, &Progress::default()).unwrap();
-        let mut new = Attempt::begin(&path, true, &Progress::default()).unwrap();
+        let live = begin(&path, true).unwrap();
+        let mut new = begin(&path, true).unwrap();
         new.publish(b"new", true).unwrap();
-        assert_eq!(new.remove_replaced(&HashSet::new()).unwrap(), 0);
+        assert_eq!(new.remove_replaced().unwrap(), 0);
         assert!(matches!(
             Lease::try_exclusive(&path).unwrap(),
             Exclusive::Live
         ));
         drop(live);
-        let mut newer = Attempt::begin(&path, true, &Progress::default()).unwrap();
+        let mut newer = begin(&path, true).unwrap();
         newer.publish(b"newer", true).unwrap();
-        assert_eq!(newer.remove_replaced(&HashSet::new()).unwrap(), 2);
+        assert_eq!(newer.remove_replaced().unwrap(), 2);
         assert_eq!(names(&path), [MANIFEST, "notes.txt"]);
         assert_eq!(fs::read(path.join(MANIFEST)).unwrap(), b"newer");
     }
@@ -400,7 +452,7 @@ mod tests {
         let file = root.path().join("file");
         fs::write(&file, b"precious").unwrap();
         for path in [file.clone(), file.join("below")] {
-            let error = Attempt::begin(&path, false, &Progress::default()).unwrap_err();
+            let error = begin(&path, false).unwrap_err();
             let Error::Storage { source, .. } = error else {
                 panic!("{error}")
             };

@@ -102,12 +102,45 @@ pub enum Error {
         /// The system's reason.
         source: io::Error,
     },
-    /// The engine, a file or memory below this crate failed.
+    /// There is no room for what is to be saved.
+    #[error(
+        "cannot {operation} {path}: {needed_bytes} bytes are needed there and {free_bytes} were free"
+    )]
+    Full {
+        /// What was being done.
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Bytes of all files to be written there.
+        needed_bytes: u64,
+        /// Bytes that were free before the first of them was.
+        free_bytes: u64,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The engine or memory below this crate failed.
     #[error(transparent)]
-    Io(#[from] penstock_io::Error),
+    Io(penstock_io::Error),
     /// The caller asked to stop.
     #[error("interrupted")]
     Interrupted,
+}
+
+impl From<penstock_io::Error> for Error {
+    fn from(error: penstock_io::Error) -> Error {
+        match error {
+            penstock_io::Error::Storage {
+                operation,
+                path,
+                source,
+            } => Error::Storage {
+                operation,
+                path,
+                source,
+            },
+            error => Error::Io(error),
+        }
+    }
 }
 
 fn corrupt_message(
@@ -155,6 +188,39 @@ impl Error {
         }
     }
 
+    /// The system's answer by kind, where the system refused an operation on a path.
+    pub(crate) fn kind(&self) -> Option<io::ErrorKind> {
+        match self {
+            Error::Storage { source, .. } | Error::Full { source, .. } => Some(source.kind()),
+            _ => None,
+        }
+    }
+
+    /// An error for want of room, with the room that was needed and that there was.
+    pub(crate) fn with_room(self, needed_bytes: u64, free_bytes: Option<u64>) -> Error {
+        let is_full = matches!(
+            self.kind(),
+            Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        );
+        match (self, free_bytes) {
+            (
+                Error::Storage {
+                    operation,
+                    path,
+                    source,
+                },
+                Some(free_bytes),
+            ) if is_full => Error::Full {
+                operation,
+                path,
+                needed_bytes,
+                free_bytes,
+                source,
+            },
+            (error, _) => error,
+        }
+    }
+
     /// The message with that of every cause behind it.
     pub fn full_message(&self) -> String {
         let mut message = self.to_string();
@@ -183,8 +249,7 @@ impl Error {
             Error::Version { .. } | Error::Ranks { .. } => "upgrade penstock to read it",
             Error::Unsupported { .. } => "convert the value or leave it out of the state",
             Error::Mismatch { .. } => "compare with `penstock inspect`",
-            Error::Storage { source, .. } => storage_remedy(source),
-            Error::Io(penstock_io::Error::Storage { source, .. }) => storage_remedy(source),
+            Error::Storage { source, .. } | Error::Full { source, .. } => storage_remedy(source),
             Error::Io(penstock_io::Error::EngineUnavailable {
                 engine: "threads", ..
             }) => "raise the limit of threads or memory (ulimit -u, ulimit -v, the container's)",

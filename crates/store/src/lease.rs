@@ -76,11 +76,6 @@ impl Lease {
     pub(crate) fn try_upgrade(&self) -> bool {
         locks_directories(&self.directory) && self.directory.try_lock().is_ok()
     }
-
-    /// Makes the directory's entries durable.
-    pub(crate) fn sync_directory(&self) -> io::Result<()> {
-        self.directory.sync_all()
-    }
 }
 
 impl Drop for Lease {

@@ -69,11 +69,16 @@ pub(crate) fn is_shard(name: &str, rank: u32, attempt: &str) -> bool {
 /// Whether a name is one that some attempt gives to a file of its own, and so may be removed when
 /// the attempt is dead. Foreign files never match.
 pub(crate) fn is_attempt_file(name: &str) -> bool {
+    attempt_of(name).is_some()
+}
+
+/// The attempt that a file with this name belongs to, if it is one that attempts make.
+pub(crate) fn attempt_of(name: &str) -> Option<&str> {
     let mut fields = name.split('.');
     let (Some(stem), Some(attempt), Some(extension), None) =
         (fields.next(), fields.next(), fields.next(), fields.next())
     else {
-        return false;
+        return None;
     };
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let stem_is_ours = match stem.split('-').collect::<Vec<_>>()[..] {
@@ -82,7 +87,7 @@ pub(crate) fn is_attempt_file(name: &str) -> bool {
         ["shard", rank, index] => digits(rank) && digits(index) && extension == "safetensors",
         _ => false,
     };
-    stem_is_ours && is_attempt(attempt)
+    (stem_is_ours && is_attempt(attempt)).then_some(attempt)
 }
 
 #[cfg(test)]

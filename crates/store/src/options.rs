@@ -9,6 +9,7 @@ use penstock_io::buffer::Pool;
 use penstock_io::device::Device;
 use penstock_io::engine::{self, EngineChoice, EngineConfig, Opened};
 use penstock_io::file::Direct;
+use penstock_io::file_system::{FileSystem, Native};
 
 use crate::digest::CHUNK_BYTES;
 use crate::shard::PAGE_BYTES;
@@ -73,6 +74,8 @@ pub struct Options {
     pub verify: bool,
     /// Replaces the engine, for tests that inject faults.
     pub engine_factory: Option<EngineFactory>,
+    /// What files are created, named, synced and removed through.
+    pub file_system: Arc<dyn FileSystem>,
 }
 
 impl Default for Options {
@@ -87,6 +90,7 @@ impl Default for Options {
             shard_bytes: None,
             verify: true,
             engine_factory: None,
+            file_system: Arc::new(Native),
         }
     }
 }

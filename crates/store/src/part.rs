@@ -137,6 +137,27 @@ impl TensorEntry {
 }
 
 impl Part {
+    /// One part out of those of all ranks, the tree being that of the first; `None` out of none.
+    pub(crate) fn merge(parts: Vec<Part>) -> Option<Part> {
+        let mut parts = parts.into_iter();
+        let mut merged = parts.next()?;
+        for part in parts {
+            let (files, tensors) = (merged.files.len(), merged.tensors.len());
+            merged.files.extend(part.files);
+            let tensor = |mut tensor: TensorEntry| {
+                tensor.file += files;
+                tensor
+            };
+            merged.tensors.extend(part.tensors.into_iter().map(tensor));
+            let alias = |mut alias: Alias| {
+                alias.tensor += tensors;
+                alias
+            };
+            merged.aliases.extend(part.aliases.into_iter().map(alias));
+        }
+        Some(merged)
+    }
+
     /// Parses and checks a part of the checkpoint at `path`.
     pub fn parse(text: &[u8], path: &Path, file: &str, id: &str, rank: u32) -> Result<Part> {
         let corrupt = |detail: String| Error::corrupt(path, file, detail);

@@ -30,6 +30,8 @@ pub struct Run {
     pub setup: String,
     /// What was asked for or hoped for and not had, with the reason; no reason twice.
     pub fallbacks: Vec<String>,
+    /// Whether every file bypassed the page cache.
+    pub is_direct: bool,
 }
 
 impl Run {

@@ -1,16 +1,22 @@
 //! Saving a checkpoint: plan, write, sync, commit.
+//!
+//! [`save`] does it all for one process. Of several ranks one begins the [`Attempt`] and the others
+//! join it; each writes its part with [`write_rank`], and the one that began it commits their votes
+//! with [`commit`]. Completeness is the votes of all ranks, never a directory listing.
 
 use std::collections::HashSet;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use penstock_io::buffer::HostRegion;
 use penstock_io::file::File;
+use penstock_io::file_system::{Change, FileSystem, free_bytes};
 use serde_json::value::RawValue;
 
 use crate::FORMAT_VERSION;
-use crate::commit::Attempt;
+pub use crate::commit::Attempt;
 use crate::digest::{CHUNK_BYTES, Digest};
 use crate::error::{Error, Result};
 use crate::manifest::{self, Manifest, PartEntry};
@@ -74,14 +80,32 @@ impl Stopwatch {
     }
 }
 
+/// What a rank stored, and how.
+#[derive(Debug)]
+pub struct Written {
+    /// The rank's vote: its part, as the manifest will list it.
+    pub part: PartEntry,
+    /// Bytes of the rank's files, its part included.
+    pub bytes: u64,
+    /// Bytes of tensor data.
+    pub tensor_bytes: u64,
+    /// Files written, the part included.
+    pub files: usize,
+    /// How the bytes were moved.
+    pub transport: Transport,
+    /// Time by phase, in order: plan, write, sync.
+    pub phases: Vec<(&'static str, f64)>,
+}
+
 /// Saves a checkpoint; when it returns, the checkpoint is complete and on stable storage.
 ///
 /// # Errors
 /// [`Error::Exists`] where a complete checkpoint is in the way, [`Error::Unsupported`] for a
-/// tensor without a place in the format, [`Error::Interrupted`] once the caller cancels, and the
-/// system's errors. What was stored before is as it was, and the files of the attempt are removed.
-/// One error leaves more: when the very last sync of the directory fails, the checkpoint is in
-/// place but may not survive a crash, so it is not acknowledged.
+/// tensor without a place in the format, [`Error::Full`] where there is no room,
+/// [`Error::Interrupted`] once the caller cancels, and the system's errors. What was stored before
+/// is as it was, and the files of the attempt are removed. One error leaves more: when the very
+/// last sync of the directory fails, the checkpoint is in place but may not survive a crash, so it
+/// is not acknowledged.
 pub fn save(
     state: &State,
     target: &Target,
@@ -89,71 +113,206 @@ pub fn save(
     progress: &Progress,
 ) -> Result<SaveReport> {
     let mut watch = Stopwatch::start();
-    check_names(state)?;
-    let bytes = state.sources.iter().map(HostRegion::len);
-    let settings = options.settle(&target.path, bytes.sum());
-    let plan = plan(
-        &state.tensors,
-        settings.shard_bytes,
-        settings.extent_bytes as u64,
-    )?;
-    progress.expect(plan.bytes());
+    let prepared = Prepared::new(state, &target.path, options, progress)?;
     watch.lap("plan");
-
-    let mut run = Run::default();
-    let mut attempt = Attempt::begin(&target.path, target.overwrite, progress)?;
-    let files = create_shards(&mut attempt, &plan, &settings, &mut run)?;
-    let chunks =
-        pipeline::write::write(&plan, &state.sources, &files, &settings, progress, &mut run)?;
-    watch.lap("write");
-
-    for (file, shard) in files.iter().zip(&plan.shards) {
-        // A direct write ends on a page; the file ends where its data does.
-        if file.is_direct() && !shard.bytes.is_multiple_of(PAGE_BYTES) {
-            file.truncate(shard.bytes)?;
-        }
-        file.sync_data()?;
-    }
-    progress.check()?;
-    watch.lap("sync");
-
-    let direct_io = files.iter().all(|file| file.is_direct());
-    let mut referenced: HashSet<String> = files.iter().map(|file| file_name(file.path())).collect();
-    // Closed before the commit, so that no reader of a complete checkpoint finds it open.
-    drop(files);
-    let part = encode_part(state, &plan, chunks, attempt.id())?;
-    attempt.write_part(RANK, &part)?;
-    let manifest = manifest_of(target, attempt.id(), &part);
-    manifest.check().map_err(unreadable)?;
-    let manifest = manifest.seal();
-    attempt.publish(&manifest, target.overwrite)?;
-    let id = attempt.id().to_owned();
-    referenced.insert(name::part(RANK, &id));
-    // The checkpoint is acknowledged; failing to tidy up must not make it look otherwise.
-    if let Err(error) = attempt.remove_replaced(&referenced) {
-        run.note(format!(
-            "files of earlier attempts were left behind: {error}"
-        ));
-    }
+    let mut attempt = Attempt::begin(
+        &target.path,
+        target.overwrite,
+        &options.file_system,
+        progress,
+    )?;
+    let written = prepared.write(&mut attempt, RANK, progress, &mut watch)?;
+    let mut transport = written.transport;
+    let committed = commit(attempt, target, vec![written.part])?;
+    transport.fallbacks.extend(committed.left_behind);
     watch.lap("commit");
-
-    let transport = Transport::new(&settings, run, direct_io && !plan.shards.is_empty());
     Ok(SaveReport {
         path: target.path.clone(),
         step: target.step,
-        id,
-        bytes: plan.bytes() + (part.len() + manifest.len()) as u64,
-        tensor_bytes: plan
-            .shards
-            .iter()
-            .map(|shard| shard.bytes - shard.header.len() as u64)
-            .sum(),
+        id: committed.id,
+        bytes: written.bytes + committed.manifest_bytes,
+        tensor_bytes: written.tensor_bytes,
         tensors: state.tensors.len(),
-        files: plan.shards.len() + 2,
+        files: written.files + 1,
         seconds: watch.begun.elapsed().as_secs_f64(),
         phases: watch.phases,
         transport,
     })
+}
+
+/// Writes what one rank holds into an attempt that several share. When it returns, the rank's
+/// files are on stable storage and its vote is cast: from then on only the coordinator, or a sweep
+/// after all leases are gone, removes them.
+///
+/// # Errors
+/// As [`save`]; the rank's own files are removed.
+pub fn write_rank(
+    attempt: &mut Attempt,
+    rank: u32,
+    state: &State,
+    options: &Options,
+    progress: &Progress,
+) -> Result<Written> {
+    let mut watch = Stopwatch::start();
+    let prepared = Prepared::new(state, attempt.path(), options, progress)?;
+    watch.lap("plan");
+    prepared.write(attempt, rank, progress, &mut watch)
+}
+
+/// What came of a commit.
+#[derive(Debug)]
+pub struct Committed {
+    /// Identity of the checkpoint.
+    pub id: String,
+    /// Size of the manifest.
+    pub manifest_bytes: u64,
+    /// Why files of earlier attempts are still there, if they should not be.
+    pub left_behind: Option<String>,
+}
+
+/// Publishes a checkpoint out of the votes of all its ranks, in their order; when it returns, the
+/// checkpoint is complete and on stable storage.
+///
+/// # Errors
+/// As [`save`].
+pub fn commit(mut attempt: Attempt, target: &Target, parts: Vec<PartEntry>) -> Result<Committed> {
+    let manifest = manifest_of(target, attempt.id(), parts);
+    manifest.check().map_err(unreadable)?;
+    let text = manifest.seal();
+    attempt.publish(&text, target.overwrite)?;
+    let id = attempt.id().to_owned();
+    // The checkpoint is acknowledged; failing to tidy up must not make it look otherwise.
+    let removed = attempt.remove_replaced();
+    let left_behind =
+        removed.map_err(|error| format!("files of earlier attempts were left behind: {error}"));
+    Ok(Committed {
+        id,
+        manifest_bytes: text.len() as u64,
+        left_behind: left_behind.err(),
+    })
+}
+
+/// A rank's state with everything decided and nothing written.
+struct Prepared<'a> {
+    state: &'a State,
+    plan: WritePlan,
+    settings: Settings,
+    file_system: Arc<dyn FileSystem>,
+}
+
+impl<'a> Prepared<'a> {
+    fn new(
+        state: &'a State,
+        path: &Path,
+        options: &Options,
+        progress: &Progress,
+    ) -> Result<Prepared<'a>> {
+        check_names(state)?;
+        let bytes = state.sources.iter().map(HostRegion::len);
+        let settings = options.settle(path, bytes.sum());
+        let plan = plan(
+            &state.tensors,
+            settings.shard_bytes,
+            settings.extent_bytes as u64,
+        )?;
+        progress.expect(plan.bytes());
+        let file_system = Arc::clone(&options.file_system);
+        Ok(Prepared {
+            state,
+            plan,
+            settings,
+            file_system,
+        })
+    }
+
+    /// Writes shards and part and makes them durable.
+    fn write(
+        &self,
+        attempt: &mut Attempt,
+        rank: u32,
+        progress: &Progress,
+        watch: &mut Stopwatch,
+    ) -> Result<Written> {
+        let free_bytes = free_bytes(attempt.path());
+        let mut run = Run::default();
+        let part = self.write_files(attempt, rank, progress, watch, &mut run);
+        let part = part.map_err(|error| error.with_room(self.plan.bytes(), free_bytes.ok()))?;
+        let is_direct = run.is_direct && !self.plan.shards.is_empty();
+        let headers = self.plan.shards.iter().map(|shard| shard.header.len());
+        Ok(Written {
+            bytes: self.plan.bytes() + part.bytes,
+            part,
+            tensor_bytes: self.plan.bytes() - headers.sum::<usize>() as u64,
+            files: self.plan.shards.len() + 1,
+            transport: Transport::new(&self.settings, run, is_direct),
+            phases: watch.phases.clone(),
+        })
+    }
+
+    fn write_files(
+        &self,
+        attempt: &mut Attempt,
+        rank: u32,
+        progress: &Progress,
+        watch: &mut Stopwatch,
+        run: &mut Run,
+    ) -> Result<PartEntry> {
+        let files = self.create_shards(attempt, rank, run)?;
+        let sources = &self.state.sources;
+        let chunks =
+            pipeline::write::write(&self.plan, sources, &files, &self.settings, progress, run)?;
+        watch.lap("write");
+        for (file, shard) in files.iter().zip(&self.plan.shards) {
+            // A direct write ends on a page; the file ends where its data does.
+            if file.is_direct() && !shard.bytes.is_multiple_of(PAGE_BYTES) {
+                self.file_system
+                    .change(Change::Truncate(file, shard.bytes))?;
+            }
+            self.file_system.change(Change::SyncData(file))?;
+        }
+        progress.check()?;
+        watch.lap("sync");
+        run.is_direct = files.iter().all(|file| file.is_direct());
+        // Closed before the commit, so that no reader of a complete checkpoint finds it open.
+        drop(files);
+        let text = encode_part(self.state, &self.plan, chunks, rank, attempt.id())?;
+        attempt.write_part(rank, &text)?;
+        Ok(PartEntry {
+            rank,
+            file: name::part(rank, attempt.id()),
+            bytes: text.len() as u64,
+            digest: Digest::of(&text),
+        })
+    }
+
+    fn create_shards(
+        &self,
+        attempt: &mut Attempt,
+        rank: u32,
+        run: &mut Run,
+    ) -> Result<Vec<Arc<File>>> {
+        let mut files = Vec::with_capacity(self.plan.shards.len());
+        for (index, shard) in self.plan.shards.iter().enumerate() {
+            let name = name::shard(rank, index, attempt.id());
+            let file = attempt.create(&name, self.settings.direct)?;
+            if let Some(reason) = file.fallback() {
+                run.note(reason.to_owned());
+            }
+            let length = if file.is_direct() {
+                shard.bytes.next_multiple_of(PAGE_BYTES)
+            } else {
+                shard.bytes
+            };
+            match self.file_system.change(Change::Allocate(&file, length)) {
+                Err(error) if error.kind() == Some(io::ErrorKind::Unsupported) => {
+                    run.note("the file system cannot reserve space".to_owned());
+                }
+                result => result?,
+            }
+            files.push(file);
+        }
+        Ok(files)
+    }
 }
 
 /// Names are what users ask for later: each has to stand for one thing.
@@ -180,32 +339,6 @@ fn check_names(state: &State) -> Result<()> {
     Ok(())
 }
 
-fn create_shards(
-    attempt: &mut Attempt,
-    plan: &WritePlan,
-    settings: &Settings,
-    run: &mut Run,
-) -> Result<Vec<Arc<File>>> {
-    let mut files = Vec::with_capacity(plan.shards.len());
-    for (index, shard) in plan.shards.iter().enumerate() {
-        let name = name::shard(RANK, index, attempt.id());
-        let file = attempt.create(&name, settings.direct)?;
-        if let Some(reason) = file.fallback() {
-            run.note(reason.to_owned());
-        }
-        let length = if file.is_direct() {
-            shard.bytes.next_multiple_of(PAGE_BYTES)
-        } else {
-            shard.bytes
-        };
-        if let Some(reason) = file.allocate(length)? {
-            run.note(reason);
-        }
-        files.push(file);
-    }
-    Ok(files)
-}
-
 /// What a reader would refuse is not committed: its caller made an impossible state.
 fn unreadable(detail: String) -> Error {
     Error::Unsupported {
@@ -218,12 +351,13 @@ fn encode_part(
     state: &State,
     plan: &WritePlan,
     chunks: Vec<Vec<Digest>>,
+    rank: u32,
     id: &str,
 ) -> Result<Vec<u8>> {
     let file = |(index, chunks): (usize, Vec<Digest>)| {
         let bytes = plan.shards[index].bytes;
         FileEntry {
-            name: name::shard(RANK, index, id),
+            name: name::shard(rank, index, id),
             bytes,
             digest: Digest::of_chunks(&chunks, bytes),
             chunk_bytes: CHUNK_BYTES,
@@ -234,7 +368,7 @@ fn encode_part(
         format: part::FORMAT.to_owned(),
         version: FORMAT_VERSION,
         id: id.to_owned(),
-        rank: RANK,
+        rank,
         files: chunks.into_iter().enumerate().map(file).collect(),
         tensors: plan.entries(&state.tensors),
         aliases: state.aliases.clone(),
@@ -246,7 +380,7 @@ fn encode_part(
     Ok(text)
 }
 
-fn manifest_of(target: &Target, id: &str, part: &[u8]) -> Manifest {
+fn manifest_of(target: &Target, id: &str, parts: Vec<PartEntry>) -> Manifest {
     Manifest {
         format: manifest::FORMAT.to_owned(),
         version: FORMAT_VERSION,
@@ -259,19 +393,8 @@ fn manifest_of(target: &Target, id: &str, part: &[u8]) -> Manifest {
                 |second| second.to_string(),
             ),
         writer: concat!("penstock ", env!("CARGO_PKG_VERSION")).to_owned(),
-        world_size: 1,
-        parts: vec![PartEntry {
-            rank: RANK,
-            file: name::part(RANK, id),
-            bytes: part.len() as u64,
-            digest: Digest::of(part),
-        }],
+        world_size: u32::try_from(parts.len()).expect("ranks are counted in 32 bits"),
+        parts,
         metadata: target.metadata.clone(),
     }
-}
-
-fn file_name(path: &Path) -> String {
-    path.file_name()
-        .map(|name| name.to_string_lossy().into_owned())
-        .unwrap_or_default()
 }

@@ -8,9 +8,12 @@ use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use penstock_io::file_system::{Change, FileSystem, Native};
 
 use crate::checkpoint::Checkpoint;
-use crate::commit::{remove_attempt_files, remove_file, sync_directory};
+use crate::commit::{remove_attempt_files, remove_file};
 use crate::error::{Error, Result};
 use crate::lease::{Exclusive, Lease};
 use crate::name::{MANIFEST, parse_step, step_directory};
@@ -19,6 +22,7 @@ use crate::name::{MANIFEST, parse_step, step_directory};
 #[derive(Clone, Debug)]
 pub struct Store {
     root: PathBuf,
+    file_system: Arc<dyn FileSystem>,
 }
 
 /// What is at a step.
@@ -37,7 +41,27 @@ pub enum StepState {
 impl Store {
     /// The store in this directory.
     pub fn new(root: impl Into<PathBuf>) -> Store {
-        Store { root: root.into() }
+        Store {
+            root: root.into(),
+            file_system: Arc::new(Native),
+        }
+    }
+
+    /// The same store, changed through another file system.
+    #[must_use]
+    pub fn with_file_system(self, file_system: Arc<dyn FileSystem>) -> Store {
+        Store {
+            file_system,
+            ..self
+        }
+    }
+
+    pub(crate) fn file_system(&self) -> &dyn FileSystem {
+        self.file_system.as_ref()
+    }
+
+    fn sync(&self, path: &Path) -> Result<()> {
+        Ok(self.file_system.change(Change::SyncDirectory(path))?)
     }
 
     /// The directory.
@@ -89,9 +113,7 @@ impl Store {
             }),
             Err(Error::Incomplete { .. }) => Ok(StepState::Incomplete),
             Err(error @ (Error::NotFound { .. } | Error::Storage { .. })) => Err(error),
-            Err(error @ (Error::Version { .. } | Error::Ranks { .. })) => {
-                Ok(StepState::Newer(error))
-            }
+            Err(error @ Error::Version { .. }) => Ok(StepState::Newer(error)),
             Err(error) => Ok(StepState::Damaged(error)),
         }
     }
@@ -123,24 +145,22 @@ impl Store {
             Exclusive::Live => return Err(refused(io::ErrorKind::ResourceBusy, path)),
             Exclusive::Gone => return Err(Error::NotFound { path }),
         };
-        let mut freed_bytes = remove_file(&path.join(MANIFEST))?;
+        let mut freed_bytes = remove_file(&path.join(MANIFEST), self.file_system())?;
         // Also where there was none: an earlier removal may have died before it was durable.
-        sync_directory(&path)?;
-        freed_bytes += remove_attempt_files(&path, |_| true)?;
+        self.sync(&path)?;
+        freed_bytes += remove_attempt_files(&path, self.file_system(), |_| true)?;
         self.remove_if_empty(&path)?;
         Ok(freed_bytes)
     }
 
     fn remove_if_empty(&self, path: &Path) -> Result<()> {
-        match fs::remove_dir(path) {
-            Ok(()) => sync_directory(&self.root),
-            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(source) => Err(Error::Storage {
-                operation: "remove",
-                path: path.to_owned(),
-                source,
-            }),
+        let removed = self.file_system.change(Change::RemoveDirectory(path));
+        match removed {
+            Ok(()) => self.sync(&self.root),
+            Err(error) => match error.kind() {
+                Some(io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::NotFound) => Ok(()),
+                _ => Err(error.into()),
+            },
         }
     }
 
@@ -165,8 +185,9 @@ impl Store {
                 Ok(StepState::Damaged(_) | StepState::Newer(_)) | Err(_) => continue,
             };
             // The manifest may have been published by an attempt that died before it was durable.
-            sync_directory(&path)?;
-            let freed_bytes = remove_attempt_files(&path, |name| !referenced.contains(name))?;
+            self.sync(&path)?;
+            let is_orphan = |name: &str| !referenced.contains(name);
+            let freed_bytes = remove_attempt_files(&path, self.file_system(), is_orphan)?;
             if referenced.is_empty() {
                 self.remove_if_empty(&path)?;
             }

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::Path;
 use std::time::Instant;
 
-use crate::checkpoint::{only_part, open_shard, read_manifest, read_part, touched_tensor};
+use crate::checkpoint::{open_shard, read_manifest, read_part, touched_tensor};
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::part::Part;
@@ -48,10 +48,15 @@ fn verify_files(
         return Ok(None);
     };
     report.bytes_checked += bytes;
-    let entry = only_part(path, &manifest)?;
-    report.files += 1;
-    if let Some(part) = or_problem(read_part(path, &manifest, entry), report)? {
-        report.bytes_checked += entry.bytes;
+    let mut parts = Vec::with_capacity(manifest.parts.len());
+    for entry in &manifest.parts {
+        report.files += 1;
+        if let Some(part) = or_problem(read_part(path, &manifest, entry), report)? {
+            report.bytes_checked += entry.bytes;
+            parts.push(part);
+        }
+    }
+    if let Some(part) = Part::merge(parts) {
         report.tensors = part.tensors.len();
         verify_shards(path, &part, options, progress, report)?;
     }

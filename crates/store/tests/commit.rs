@@ -11,7 +11,7 @@ use std::thread;
 use common::hook::hooked;
 use common::{Sample, engines, errno, faulty, load, names, skip};
 use penstock_io::engine::EngineChoice;
-use penstock_io::engine::faulty::{Failure, Faults, OpClass, Repeat};
+use penstock_io::faulty::{Failure, Faults, OpClass, Repeat};
 use penstock_store::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::save::{Target, save};

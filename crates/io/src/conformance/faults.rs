@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::{Subject, assert_pattern, pieces, read, run, run_one, sync, wait, write};
 use crate::engine::Engine;
-use crate::engine::faulty::{Failure, Faults, Faulty, OpClass, Repeat};
+use crate::faulty::{Failure, Faults, Faulty, OpClass, Repeat};
 use crate::transfer::WholeTransfers;
 
 const EINTR: i32 = 4;

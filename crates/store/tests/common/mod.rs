@@ -17,8 +17,8 @@ use std::thread;
 use std::time::Duration;
 
 use penstock_io::buffer::HostRegion;
-use penstock_io::engine::faulty::{Faults, Faulty};
 use penstock_io::engine::{EngineChoice, EngineConfig, Opened, open};
+use penstock_io::faulty::{Faults, Faulty};
 use penstock_io::file::Direct;
 use penstock_store::checkpoint::{Checkpoint, Loaded};
 use penstock_store::options::Options;
@@ -167,9 +167,7 @@ pub fn names(path: &Path) -> Vec<String> {
 /// The system's number of an error, where it has one.
 pub fn errno(error: &Error) -> Option<i32> {
     match error {
-        Error::Storage { source, .. } | Error::Io(penstock_io::Error::Storage { source, .. }) => {
-            source.raw_os_error()
-        }
+        Error::Storage { source, .. } | Error::Full { source, .. } => source.raw_os_error(),
         _ => None,
     }
 }

@@ -1,0 +1,220 @@
+//! Decorators that fail on purpose, the same way every time, and write down what was done.
+//!
+//! Fault model: a transfer may move fewer bytes than asked for (never none, and whole alignment
+//! units on a direct file, as a kernel would), completions may come late and in any order, and an
+//! operation or a change may fail with any error without having been carried out. All is decided
+//! from the seed and the operation's number alone, so a failing test fails again with the same
+//! seed. Not modelled: operations that run and *then* report an error, corrupted bytes, lost
+//! writes.
+//!
+//! With a [`Log`], everything that changes storage is recorded on its way, from which [`crash`]
+//! builds what a power cut could leave. A [`Hook`] is called before each operation, to stop the
+//! process or the disk at a known moment.
+//!
+//! Tracers and preloaded libraries see only `io_uring_enter`, never a request: faults have to be
+//! injected here.
+
+pub mod crash;
+mod engine;
+mod file_system;
+mod log;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::engine::{Op, OpKind};
+
+pub use engine::Faulty;
+pub use file_system::FaultyFileSystem;
+pub use log::{Log, Logged, Record};
+
+/// Called before an operation with its number, counted from 1.
+pub type Hook = Arc<dyn Fn(u64) + Send + Sync>;
+
+/// Operations by what they do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpClass {
+    /// Reads.
+    Read,
+    /// Writes.
+    Write,
+    /// Syncs through an engine.
+    Sync,
+    /// Changes of files and directories through a [`crate::file_system::FileSystem`].
+    Change,
+}
+
+/// How often an operation fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repeat {
+    /// The Nth of its class, and no other.
+    Once,
+    /// The Nth of its class and all later ones.
+    Forever,
+}
+
+/// Which operation fails, and with what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The class that is counted; `None` counts all operations.
+    pub class: Option<OpClass>,
+    /// Which one of them, counted from 1.
+    pub nth: u64,
+    /// Only that one, or all from there on.
+    pub repeat: Repeat,
+    /// The error, as the kernel numbers it.
+    pub errno: i32,
+}
+
+/// What goes wrong. May be shared by several decorators, and then counts their operations together.
+pub struct Faults {
+    seed: u64,
+    short_percent: u64,
+    late_percent: u64,
+    failures: Vec<Failure>,
+    hook: Option<Hook>,
+    log: Option<Arc<Log>>,
+    operations: AtomicU64,
+    by_class: [AtomicU64; 4],
+}
+
+impl fmt::Debug for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Faults")
+            .field("seed", &self.seed)
+            .field("short_percent", &self.short_percent)
+            .field("late_percent", &self.late_percent)
+            .field("failures", &self.failures)
+            .field("operations", &self.operations)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Faults {
+    /// No faults at all, yet.
+    pub fn new(seed: u64) -> Faults {
+        Faults {
+            seed,
+            short_percent: 0,
+            late_percent: 0,
+            failures: Vec::new(),
+            hook: None,
+            log: None,
+            operations: AtomicU64::new(0),
+            by_class: Default::default(),
+        }
+    }
+
+    /// Makes this share of all transfers short, to a length drawn from the seed.
+    #[must_use]
+    pub fn short_transfers(self, percent: u64) -> Faults {
+        Faults {
+            short_percent: percent,
+            ..self
+        }
+    }
+
+    /// Shuffles completions, and hands this share of them out later than it could.
+    #[must_use]
+    pub fn late_completions(self, percent: u64) -> Faults {
+        Faults {
+            late_percent: percent,
+            ..self
+        }
+    }
+
+    /// Calls `hook` before each operation and each change.
+    #[must_use]
+    pub fn call(self, hook: impl Fn(u64) + Send + Sync + 'static) -> Faults {
+        Faults {
+            hook: Some(Arc::new(hook)),
+            ..self
+        }
+    }
+
+    /// Records what changes storage.
+    #[must_use]
+    pub fn record(self, log: Arc<Log>) -> Faults {
+        Faults {
+            log: Some(log),
+            ..self
+        }
+    }
+
+    /// Adds a failure. Of several that apply to an operation the first one added wins.
+    #[must_use]
+    pub fn fail(mut self, failure: Failure) -> Faults {
+        self.failures.push(failure);
+        self
+    }
+
+    /// Operations seen so far, failed ones included: with it a test can fail each one in turn.
+    pub fn operations(&self) -> u64 {
+        self.operations.load(Ordering::Relaxed)
+    }
+
+    /// Counts an operation and tells the error it fails with, if it does.
+    fn count(&self, class: OpClass) -> (u64, Option<i32>) {
+        let number = self.operations.fetch_add(1, Ordering::Relaxed) + 1;
+        let of_class = self.by_class[class as usize].fetch_add(1, Ordering::Relaxed) + 1;
+        if let Some(hook) = &self.hook {
+            hook(number);
+        }
+        let failure = self.failures.iter().find(|failure| {
+            let count = match failure.class {
+                None => number,
+                Some(counted) if counted == class => of_class,
+                Some(_) => return false,
+            };
+            count == failure.nth || (failure.repeat == Repeat::Forever && count > failure.nth)
+        });
+        (number, failure.map(|failure| failure.errno))
+    }
+
+    /// Counts an engine's operation and says what becomes of it.
+    fn next(&self, op: &Op) -> Verdict {
+        let class = match op.kind {
+            OpKind::Read { .. } => OpClass::Read,
+            OpKind::Write { .. } => OpClass::Write,
+            OpKind::SyncData => OpClass::Sync,
+        };
+        let (number, errno) = self.count(class);
+        if let Some(errno) = errno {
+            return Verdict::Fail(errno);
+        }
+        match &op.kind {
+            OpKind::Read { buf, .. } | OpKind::Write { buf, .. } => {
+                let alignment = op.file.alignment();
+                let step = alignment.memory.max(alignment.offset);
+                self.shorten(number, buf.len(), step)
+            }
+            OpKind::SyncData => Verdict::Pass,
+        }
+    }
+
+    fn shorten(&self, number: u64, len: usize, step: usize) -> Verdict {
+        let mut random = self.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let steps = (len / step) as u64;
+        if steps < 2 || mix(&mut random) % 100 >= self.short_percent {
+            return Verdict::Pass;
+        }
+        let kept = 1 + mix(&mut random) % (steps - 1);
+        Verdict::Shorten(kept as usize * step)
+    }
+}
+
+enum Verdict {
+    Pass,
+    Shorten(usize),
+    Fail(i32),
+}
+
+/// SplitMix64.
+pub(crate) fn mix(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

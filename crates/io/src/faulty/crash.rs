@@ -1,0 +1,412 @@
+//! Crash states: what a power cut could leave of the operations in a log.
+//!
+//! The model is weaker than any file system in use. What was synced is there. Of everything else,
+//! any part may be: each change of a directory's entries for itself, each length a file had or
+//! would have had, and each sector of each write, torn from the others and independent of the
+//! length. A sync covers what ended before it began, in one file or one directory, and nothing
+//! else: syncing a file says nothing of its name. Two assumptions remain: a rename within a
+//! directory happens or does not, and a sector that was allocated and not written reads as zeros.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::log::{Entries, Log, Logged, Node, ROOT, Record};
+use super::mix;
+
+/// What a device writes as one, at least.
+pub const SECTOR_BYTES: usize = 512;
+
+/// Directory changes that all subsets are made of; a log that leaves more unsynced is sampled.
+const EXHAUSTIVE_CHANGES_MAX: usize = 12;
+/// Lengths of a file are tried for all subsets of so many unsynced operations, then for prefixes.
+const EXHAUSTIVE_LENGTHS_MAX: usize = 10;
+
+/// A tree of directories and files.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Image {
+    /// What is at each path, relative to the root of the log.
+    pub entries: BTreeMap<PathBuf, Entry>,
+}
+
+/// What is at a path.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Entry {
+    /// A directory.
+    Directory,
+    /// A file with its bytes.
+    File(Arc<[u8]>),
+}
+
+/// How many states of one moment there are, and how many were visited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Coverage {
+    /// Visited.
+    pub visited: u64,
+    /// Whether these were all.
+    pub is_exhaustive: bool,
+}
+
+/// Visits what a cut at `position` could leave: every state if there are at most `states_max`, a
+/// sample of that size drawn from `seed` otherwise. Stops when `visit` breaks.
+pub fn states(
+    log: &Log,
+    position: usize,
+    states_max: u64,
+    seed: u64,
+    visit: &mut dyn FnMut(&Image) -> ControlFlow<()>,
+) -> Coverage {
+    let records = log.records();
+    let cut = Cut {
+        records: &records,
+        position,
+    };
+    let moment = Moment::new(&cut);
+    let mut coverage = Coverage {
+        visited: 0,
+        is_exhaustive: true,
+    };
+    let mut random = seed ^ position as u64;
+    let subsets = moment.subsets(states_max, &mut random);
+    coverage.is_exhaustive &= subsets.is_exhaustive;
+    let share = (states_max / subsets.chosen.len() as u64).max(1);
+    for subset in &subsets.chosen {
+        let (skeleton, files) = moment.tree(subset);
+        let total = files
+            .iter()
+            .map(|(_, file)| moment.variants[file].count())
+            .fold(1_u64, u64::saturating_mul);
+        let is_whole = total <= share;
+        coverage.is_exhaustive &= is_whole;
+        for turn in 0..total.min(share) {
+            let image = moment.image(
+                &skeleton,
+                &files,
+                |variants, rest| {
+                    if is_whole {
+                        let number = *rest % variants.count();
+                        *rest /= variants.count();
+                        number
+                    } else {
+                        mix(&mut random) % variants.count()
+                    }
+                },
+                turn,
+            );
+            coverage.visited += 1;
+            if visit(&image).is_break() {
+                return coverage;
+            }
+        }
+    }
+    coverage
+}
+
+/// A moment in a log.
+struct Cut<'a> {
+    records: &'a [Record],
+    position: usize,
+}
+
+impl Cut<'_> {
+    /// What had begun by then and concerns something, in order, and whether it is durable: whether
+    /// a sync that had ended by then began after it ended.
+    fn effects<'a>(
+        &'a self,
+        concerns: impl Fn(&Logged) -> bool + 'a,
+        is_sync: impl Fn(&Logged) -> bool,
+    ) -> impl Iterator<Item = (&'a Logged, bool)> + 'a {
+        let ended_by = |record: &Record| record.ended.filter(|&ended| ended < self.position);
+        let synced = self
+            .records
+            .iter()
+            .filter(|record| is_sync(&record.op) && ended_by(record).is_some())
+            .map(|record| record.begun)
+            .max();
+        self.records
+            .iter()
+            .filter(move |record| record.begun < self.position && concerns(&record.op))
+            .map(move |record| {
+                let is_durable = ended_by(record).is_some_and(|ended| synced > Some(ended));
+                (&record.op, is_durable)
+            })
+    }
+}
+
+/// A moment, taken apart.
+struct Moment<'a> {
+    /// Changes of each directory: number among the unsynced ones, or `None` if durable.
+    directories: Vec<Vec<(&'a Logged, Option<usize>)>>,
+    unsynced: usize,
+    /// What each file may hold.
+    variants: BTreeMap<usize, Variants>,
+}
+
+/// Subsets of the unsynced directory changes.
+struct Subsets {
+    chosen: Vec<Vec<bool>>,
+    is_exhaustive: bool,
+}
+
+impl<'a> Moment<'a> {
+    fn new(cut: &'a Cut<'a>) -> Moment<'a> {
+        let mut numbers = (BTreeSet::from([ROOT]), BTreeSet::new());
+        for record in cut.records {
+            match record.op {
+                Logged::CreateDirectory { made, .. } => numbers.0.insert(made),
+                Logged::Create { made, .. } => numbers.1.insert(made),
+                _ => false,
+            };
+        }
+        let mut unsynced = 0;
+        let directories_max = numbers.0.last().copied().unwrap_or(ROOT);
+        let changes = |directory: usize| {
+            let effects = cut.effects(
+                move |op| op.parent() == Some(directory),
+                |op| *op == Logged::SyncDirectory(directory),
+            );
+            let numbered = effects.map(|(op, is_durable)| {
+                let number = (!is_durable).then_some(unsynced);
+                unsynced += usize::from(!is_durable);
+                (op, number)
+            });
+            numbered.collect()
+        };
+        let directories = (0..=directories_max).map(changes).collect();
+        let variants = numbers.1.into_iter().map(|file| {
+            let effects = cut.effects(
+                move |op| op.file() == Some(file),
+                |op| *op == Logged::SyncData(file),
+            );
+            (file, Variants::new(effects))
+        });
+        Moment {
+            directories,
+            unsynced,
+            variants: variants.collect(),
+        }
+    }
+
+    fn subsets(&self, states_max: u64, random: &mut u64) -> Subsets {
+        let unsynced = self.unsynced;
+        if unsynced <= EXHAUSTIVE_CHANGES_MAX && 1 << unsynced <= states_max {
+            let subset = |bits: usize| (0..unsynced).map(|bit| bits >> bit & 1 == 1).collect();
+            return Subsets {
+                chosen: (0..1 << unsynced).map(subset).collect(),
+                is_exhaustive: true,
+            };
+        }
+        // All, none, each prefix, and some more.
+        let mut chosen: Vec<Vec<bool>> = (0..=unsynced)
+            .map(|kept| (0..unsynced).map(|number| number < kept).collect())
+            .collect();
+        while (chosen.len() as u64) < (states_max / 4).max(8) {
+            chosen.push(
+                (0..unsynced)
+                    .map(|_| mix(random).is_multiple_of(2))
+                    .collect(),
+            );
+        }
+        Subsets {
+            chosen,
+            is_exhaustive: false,
+        }
+    }
+
+    /// The tree that a subset of the unsynced directory changes leaves: an image without its files,
+    /// and the files.
+    fn tree(&self, subset: &[bool]) -> (Image, Vec<(PathBuf, usize)>) {
+        let (mut image, mut files) = (Image::default(), Vec::new());
+        let mut open = vec![(PathBuf::new(), ROOT)];
+        while let Some((path, number)) = open.pop() {
+            let mut entries = Entries::new();
+            for (op, unsynced) in &self.directories[number] {
+                if unsynced.is_none_or(|number| subset[number]) {
+                    op.apply(&mut entries);
+                }
+            }
+            for (name, node) in entries {
+                let path = path.join(name);
+                match node {
+                    Node::File(file) => files.push((path, file)),
+                    Node::Directory(directory) => {
+                        image.entries.insert(path.clone(), Entry::Directory);
+                        open.push((path, directory));
+                    }
+                }
+            }
+        }
+        (image, files)
+    }
+
+    /// The image in which `choose` picks what each file holds. A file with two names holds the same
+    /// under both.
+    fn image(
+        &self,
+        skeleton: &Image,
+        files: &[(PathBuf, usize)],
+        mut choose: impl FnMut(&Variants, &mut u64) -> u64,
+        turn: u64,
+    ) -> Image {
+        let mut image = skeleton.clone();
+        let mut rest = turn;
+        let mut chosen: BTreeMap<usize, Arc<[u8]>> = BTreeMap::new();
+        for (path, file) in files {
+            let variants = &self.variants[file];
+            let number = choose(variants, &mut rest);
+            let bytes = chosen
+                .entry(*file)
+                .or_insert_with(|| variants.bytes(number));
+            let entry = Entry::File(Arc::clone(bytes));
+            image.entries.insert(path.clone(), entry);
+        }
+        image
+    }
+}
+
+/// What a file may hold: a length and, sector by sector, one of several contents.
+struct Variants {
+    lengths: Vec<u64>,
+    durable: Vec<u8>,
+    /// Sectors with more than one possible content.
+    sectors: Vec<(usize, Vec<[u8; SECTOR_BYTES]>)>,
+}
+
+impl Variants {
+    fn new<'a>(effects: impl Iterator<Item = (&'a Logged, bool)>) -> Variants {
+        let (mut durable, mut unsynced) = (Vec::new(), Vec::new());
+        let mut length = 0;
+        for (op, is_durable) in effects {
+            if is_durable {
+                length = changed_length(op, length);
+                overwrite(&mut durable, op);
+                durable.resize(durable.len().max(length as usize), 0);
+                if let Logged::Truncate { len, .. } = op {
+                    durable.truncate(*len as usize);
+                }
+            } else {
+                unsynced.push(op);
+            }
+        }
+        let lengths = possible_lengths(length, &unsynced);
+        let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
+        durable.resize(longest.next_multiple_of(SECTOR_BYTES), 0);
+        let sector = |bytes: &[u8], index: usize| -> [u8; SECTOR_BYTES] {
+            bytes[index * SECTOR_BYTES..][..SECTOR_BYTES]
+                .try_into()
+                .expect("a whole sector")
+        };
+        let mut contents: BTreeMap<usize, Vec<[u8; SECTOR_BYTES]>> = BTreeMap::new();
+        // A write into part of a sector changes what the writes before it left there.
+        let mut latest = durable.clone();
+        for op in unsynced {
+            let Logged::Write { offset, bytes, .. } = op else {
+                continue;
+            };
+            overwrite(&mut latest, op);
+            latest.resize(latest.len().next_multiple_of(SECTOR_BYTES), 0);
+            let end = *offset as usize + bytes.len();
+            let sectors = *offset as usize / SECTOR_BYTES..end.div_ceil(SECTOR_BYTES);
+            for index in sectors.filter(|index| index * SECTOR_BYTES < longest) {
+                let old = || vec![sector(&durable, index)];
+                let known = contents.entry(index).or_insert_with(old);
+                let new = sector(&latest, index);
+                if !known.contains(&new) {
+                    known.push(new);
+                }
+            }
+        }
+        contents.retain(|_, known| known.len() > 1);
+        Variants {
+            lengths,
+            durable,
+            sectors: contents.into_iter().collect(),
+        }
+    }
+
+    fn count(&self) -> u64 {
+        let sectors = self.sectors.iter().map(|(_, known)| known.len() as u64);
+        sectors.fold(self.lengths.len() as u64, u64::saturating_mul)
+    }
+
+    /// The variant with this number. The last one has everything that was written.
+    fn bytes(&self, number: u64) -> Arc<[u8]> {
+        let lengths = self.lengths.len() as u64;
+        let length = self.lengths[(number % lengths) as usize];
+        let mut rest = number / lengths;
+        let mut bytes = self.durable.clone();
+        for (index, known) in &self.sectors {
+            let content = &known[(rest % known.len() as u64) as usize];
+            rest /= known.len() as u64;
+            bytes[index * SECTOR_BYTES..][..SECTOR_BYTES].copy_from_slice(content);
+        }
+        bytes.truncate(length as usize);
+        bytes.into()
+    }
+}
+
+/// The length after an operation.
+fn changed_length(op: &Logged, length: u64) -> u64 {
+    match op {
+        Logged::Write { offset, bytes, .. } => length.max(offset + bytes.len() as u64),
+        Logged::Allocate { len, .. } => length.max(*len),
+        Logged::Truncate { len, .. } => *len,
+        _ => length,
+    }
+}
+
+/// Puts what was written in its place.
+fn overwrite(content: &mut Vec<u8>, op: &Logged) {
+    if let Logged::Write { offset, bytes, .. } = op {
+        let end = *offset as usize + bytes.len();
+        content.resize(content.len().max(end), 0);
+        content[*offset as usize..end].copy_from_slice(bytes);
+    }
+}
+
+/// Every length that a part of the unsynced operations leaves.
+fn possible_lengths(durable: u64, unsynced: &[&Logged]) -> Vec<u64> {
+    let count = unsynced.len();
+    let after = |is_kept: &dyn Fn(usize) -> bool| {
+        let kept = unsynced.iter().enumerate().filter(|(at, _)| is_kept(*at));
+        kept.fold(durable, |length, (_, op)| changed_length(op, length))
+    };
+    let lengths: BTreeSet<u64> = if count <= EXHAUSTIVE_LENGTHS_MAX {
+        (0..1_usize << count)
+            .map(|bits| after(&|at| bits >> at & 1 == 1))
+            .collect()
+    } else {
+        (0..=count).map(|kept| after(&|at| at < kept)).collect()
+    };
+    lengths.into_iter().collect()
+}
+
+impl Image {
+    /// Makes the directory at `root` hold this image and nothing else, changing only what differs
+    /// from `before`, which it holds now.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn materialise(&self, root: &Path, before: &Image) -> std::io::Result<()> {
+        for (path, entry) in before.entries.iter().rev() {
+            match (entry, self.entries.get(path)) {
+                (Entry::Directory, Some(Entry::Directory)) => {}
+                (Entry::File(_), Some(Entry::File(_))) => {}
+                (Entry::Directory, _) => std::fs::remove_dir(root.join(path))?,
+                (Entry::File(_), _) => std::fs::remove_file(root.join(path))?,
+            }
+        }
+        for (path, entry) in &self.entries {
+            let old = before.entries.get(path);
+            match entry {
+                Entry::Directory if old != Some(entry) => std::fs::create_dir(root.join(path))?,
+                Entry::File(bytes) if old != Some(entry) => {
+                    std::fs::write(root.join(path), bytes)?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}

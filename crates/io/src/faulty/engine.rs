@@ -1,0 +1,158 @@
+//! An engine with faults.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use slab::Slab;
+
+use super::log::Ticket;
+use super::{Faults, Logged, Verdict, mix};
+use crate::Result;
+use crate::engine::{Capabilities, Completion, Engine, Op, OpKind, Rejected};
+
+/// An operation that the inner engine has.
+struct Flying {
+    /// The caller's token and buffer length.
+    token: u64,
+    len: usize,
+    /// Its place in the log, where one is kept.
+    ticket: Option<Ticket>,
+}
+
+/// An engine with faults.
+pub struct Faulty {
+    inner: Box<dyn Engine>,
+    faults: Arc<Faults>,
+    /// By the token that the inner engine sees.
+    flying: Slab<Flying>,
+    /// Failed without having run, or held back.
+    ready: VecDeque<Completion>,
+    random: u64,
+}
+
+impl Faulty {
+    /// Wraps `inner`.
+    pub fn new(inner: Box<dyn Engine>, faults: Arc<Faults>) -> Faulty {
+        let random = faults.seed;
+        Faulty {
+            inner,
+            faults,
+            flying: Slab::new(),
+            ready: VecDeque::new(),
+            random,
+        }
+    }
+
+    /// Writes a change down before it runs.
+    fn begin(&self, op: &Op) -> Option<Ticket> {
+        let log = self.faults.log.as_ref()?;
+        let file = op.file.path();
+        match &op.kind {
+            OpKind::Read { .. } => None,
+            OpKind::Write { offset, buf } => log.begin_write(file, *offset, buf.as_slice()),
+            OpKind::SyncData => log.begin_on(file, Logged::SyncData),
+        }
+    }
+
+    /// Undoes what this decorator did to an operation, and writes down how it ended.
+    fn restore(&mut self, completion: &mut Completion) {
+        let key = usize::try_from(completion.token).expect("a token of this decorator");
+        let flying = self.flying.remove(key);
+        completion.token = flying.token;
+        if let Some(buf) = &mut completion.buf {
+            buf.set_len(flying.len);
+        }
+        if let (Some(log), Some(ticket)) = (&self.faults.log, flying.ticket) {
+            match &completion.result {
+                Ok(moved) => log.end_transfer(ticket, *moved),
+                // What a failed write left is anybody's guess.
+                Err(_) => log.leave_open(ticket),
+            }
+        }
+    }
+
+    /// Hands out what is ready, at least `min` of it: in order, or as the faults have it.
+    fn hand_out(&mut self, min: usize, completed: &mut Vec<Completion>) {
+        if self.faults.late_percent == 0 {
+            completed.extend(self.ready.drain(..));
+            return;
+        }
+        let mut left = min;
+        for _ in 0..self.ready.len() {
+            let pick = (mix(&mut self.random) % self.ready.len() as u64) as usize;
+            let completion = self.ready.remove(pick).expect("drawn among those there");
+            if left == 0 && mix(&mut self.random) % 100 < self.faults.late_percent {
+                self.ready.push_back(completion);
+            } else {
+                left = left.saturating_sub(1);
+                completed.push(completion);
+            }
+        }
+    }
+}
+
+impl Engine for Faulty {
+    fn submit(&mut self, mut op: Op) -> std::result::Result<(), Rejected> {
+        if self.in_flight() == self.inner.capabilities().queue_depth_max {
+            return Err(Rejected { op });
+        }
+        let verdict = self.faults.next(&op);
+        if let Verdict::Fail(errno) = verdict {
+            let buf = match op.kind {
+                OpKind::Read { buf, .. } | OpKind::Write { buf, .. } => Some(buf),
+                OpKind::SyncData => None,
+            };
+            let result = Err(io::Error::from_raw_os_error(errno));
+            self.ready.push_back(Completion {
+                token: op.token,
+                buf,
+                result,
+            });
+            return Ok(());
+        }
+        let mut len = 0;
+        if let OpKind::Read { buf, .. } | OpKind::Write { buf, .. } = &mut op.kind {
+            len = buf.len();
+            if let Verdict::Shorten(kept) = verdict {
+                buf.set_len(kept);
+            }
+        }
+        let flying = Flying {
+            token: op.token,
+            len,
+            ticket: self.begin(&op),
+        };
+        op.token = self.flying.insert(flying) as u64;
+        self.inner
+            .submit(op)
+            .expect("the inner engine has room: its queue is as deep as this one");
+        Ok(())
+    }
+
+    fn poll(
+        &mut self,
+        min: usize,
+        timeout: Option<Duration>,
+        completed: &mut Vec<Completion>,
+    ) -> Result<()> {
+        let mut arrived = Vec::new();
+        let wanted = min.saturating_sub(self.ready.len());
+        let polled = self.inner.poll(wanted, timeout, &mut arrived);
+        for mut completion in arrived {
+            self.restore(&mut completion);
+            self.ready.push_back(completion);
+        }
+        self.hand_out(min, completed);
+        polled
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.flying.len() + self.ready.len()
+    }
+}

@@ -1,0 +1,367 @@
+//! The operation log: every change of what is stored under one directory, in order.
+//!
+//! An operation is recorded when it begins and again when it ends, since a sync makes durable what
+//! ended before it began, and a power cut may fall between the two. Files and directories are
+//! numbered as they are made: names are given again, numbers are not.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::file_system::Change;
+
+/// Number of the directory that the log is about.
+pub(super) const ROOT: usize = 0;
+
+/// A recorded operation. Directories and files are given by number, entries by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Logged {
+    /// A directory was made.
+    CreateDirectory {
+        /// The directory that it is in.
+        parent: usize,
+        /// Its name there.
+        name: OsString,
+        /// Its own number.
+        made: usize,
+    },
+    /// A file was created.
+    Create {
+        /// The directory that it is in.
+        parent: usize,
+        /// Its name there.
+        name: OsString,
+        /// Its own number.
+        made: usize,
+    },
+    /// A file got another name in its directory.
+    Rename {
+        /// The directory.
+        parent: usize,
+        /// The name it had.
+        from: OsString,
+        /// The name it got.
+        to: OsString,
+        /// The file.
+        file: usize,
+    },
+    /// A file got a further name in its directory.
+    Link {
+        /// The directory.
+        parent: usize,
+        /// The new name.
+        to: OsString,
+        /// The file.
+        file: usize,
+    },
+    /// A name went: of a file, or of an empty directory.
+    Remove {
+        /// The directory that it was in.
+        parent: usize,
+        /// The name.
+        name: OsString,
+    },
+    /// The entries of a directory were synced.
+    SyncDirectory(usize),
+    /// Bytes were written to a file.
+    Write {
+        /// The file.
+        file: usize,
+        /// Where they begin.
+        offset: u64,
+        /// The bytes.
+        bytes: Arc<[u8]>,
+    },
+    /// A file was made at least so long.
+    Allocate {
+        /// The file.
+        file: usize,
+        /// The length.
+        len: u64,
+    },
+    /// A file was cut or extended.
+    Truncate {
+        /// The file.
+        file: usize,
+        /// The length.
+        len: u64,
+    },
+    /// The data of a file was synced.
+    SyncData(usize),
+}
+
+/// An operation and when it ran, on the log's own clock.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// What was done.
+    pub op: Logged,
+    /// When it began.
+    pub begun: usize,
+    /// When it ended; `None` while it runs, and for a write that failed halfway.
+    pub ended: Option<usize>,
+}
+
+/// What has a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Node {
+    File(usize),
+    Directory(usize),
+}
+
+/// The entries of a directory.
+pub(super) type Entries = BTreeMap<OsString, Node>;
+
+/// Stands for an operation under way; `None` where it is none of the log's business.
+pub(super) type Ticket = usize;
+
+#[derive(Debug, Default)]
+struct State {
+    clock: usize,
+    /// Operations that failed without an effect are taken out again.
+    records: Vec<Option<Record>>,
+    /// What is there now, by the directory's number.
+    directories: Vec<Entries>,
+    files: usize,
+}
+
+/// A log of what happens under a directory, which is empty and durable when it begins.
+#[derive(Debug)]
+pub struct Log {
+    root: PathBuf,
+    state: Mutex<State>,
+}
+
+impl Log {
+    /// A log of what happens under `root`.
+    pub fn new(root: &Path) -> Log {
+        let state = State {
+            directories: vec![Entries::new()],
+            ..State::default()
+        };
+        Log {
+            root: root.to_owned(),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// The time now: operations recorded so far began before it.
+    pub fn position(&self) -> usize {
+        self.state().clock
+    }
+
+    /// All operations, in the order they began.
+    pub fn records(&self) -> Vec<Record> {
+        self.state().records.iter().flatten().cloned().collect()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nothing panics with the lock")
+    }
+
+    pub(super) fn begin_create(&self, path: &Path) -> Option<Ticket> {
+        let mut state = self.state();
+        let (parent, name) = state.locate(self.relative(path)?)?;
+        let made = state.files;
+        state.files += 1;
+        Some(state.begin(Logged::Create { parent, name, made }))
+    }
+
+    pub(super) fn begin_change(&self, change: Change<'_>) -> Option<Ticket> {
+        let mut state = self.state();
+        let op = match change {
+            Change::CreateDirectory(path) => {
+                let (parent, name) = state.locate(self.relative(path)?)?;
+                let made = state.directories.len();
+                state.directories.push(Entries::new());
+                Logged::CreateDirectory { parent, name, made }
+            }
+            Change::RemoveDirectory(path) | Change::RemoveFile(path) => {
+                let (parent, name) = state.locate(self.relative(path)?)?;
+                Logged::Remove { parent, name }
+            }
+            Change::SyncDirectory(path) => {
+                Logged::SyncDirectory(state.directory(self.relative(path)?)?)
+            }
+            Change::Rename { from, to } | Change::RenameNew { from, to } => {
+                let (parent, from, to, file) = self.names(&state, from, to)?;
+                Logged::Rename {
+                    parent,
+                    from,
+                    to,
+                    file,
+                }
+            }
+            Change::Link { from, to } => {
+                let (parent, _, to, file) = self.names(&state, from, to)?;
+                Logged::Link { parent, to, file }
+            }
+            Change::Write(file, bytes) => Logged::Write {
+                file: state.file(self.relative(file.path())?)?,
+                offset: 0,
+                bytes: bytes.into(),
+            },
+            Change::Allocate(file, len) => Logged::Allocate {
+                file: state.file(self.relative(file.path())?)?,
+                len,
+            },
+            Change::Truncate(file, len) => Logged::Truncate {
+                file: state.file(self.relative(file.path())?)?,
+                len,
+            },
+            Change::SyncData(file) => Logged::SyncData(state.file(self.relative(file.path())?)?),
+        };
+        Some(state.begin(op))
+    }
+
+    pub(super) fn begin_write(&self, path: &Path, offset: u64, bytes: &[u8]) -> Option<Ticket> {
+        let bytes = bytes.into();
+        self.begin_on(path, |file| Logged::Write {
+            file,
+            offset,
+            bytes,
+        })
+    }
+
+    pub(super) fn begin_on(&self, path: &Path, op: impl FnOnce(usize) -> Logged) -> Option<Ticket> {
+        let mut state = self.state();
+        let file = state.file(self.relative(path)?)?;
+        Some(state.begin(op(file)))
+    }
+
+    /// Records the end of a change. One that failed had no effect.
+    pub(super) fn end(&self, ticket: Option<Ticket>, is_done: bool) {
+        let Some(ticket) = ticket else { return };
+        let mut state = self.state();
+        if is_done {
+            state.end(ticket);
+        } else {
+            state.records[ticket] = None;
+        }
+    }
+
+    /// Records the end of a transfer that moved so many bytes.
+    pub(super) fn end_transfer(&self, ticket: Ticket, moved: usize) {
+        let mut state = self.state();
+        let record = state.records[ticket].as_mut().expect("it has not ended");
+        if let Logged::Write { bytes, .. } = &mut record.op
+            && moved < bytes.len()
+        {
+            *bytes = bytes[..moved].into();
+        }
+        state.end(ticket);
+    }
+
+    /// Records that nobody knows what became of an operation: no sync will cover it.
+    pub(super) fn leave_open(&self, _ticket: Ticket) {
+        self.state().clock += 1;
+    }
+
+    fn relative<'a>(&self, path: &'a Path) -> Option<&'a Path> {
+        path.strip_prefix(&self.root).ok()
+    }
+
+    /// The directory of two names in it, both names, and the file that has the first.
+    fn names(
+        &self,
+        state: &State,
+        from: &Path,
+        to: &Path,
+    ) -> Option<(usize, OsString, OsString, usize)> {
+        let (parent, old) = state.locate(self.relative(from)?)?;
+        let (other, new) = state.locate(self.relative(to)?)?;
+        assert_eq!(parent, other, "files stay in their directory");
+        let file = state.file(self.relative(from)?)?;
+        Some((parent, old, new, file))
+    }
+}
+
+impl State {
+    fn begin(&mut self, op: Logged) -> Ticket {
+        let record = Record {
+            op,
+            begun: self.clock,
+            ended: None,
+        };
+        self.clock += 1;
+        self.records.push(Some(record));
+        self.records.len() - 1
+    }
+
+    fn end(&mut self, ticket: Ticket) {
+        let record = self.records[ticket].as_mut().expect("it has not ended");
+        record.ended = Some(self.clock);
+        self.clock += 1;
+        if let Some(parent) = record.op.parent() {
+            record.op.apply(&mut self.directories[parent]);
+        }
+    }
+
+    fn directory(&self, path: &Path) -> Option<usize> {
+        path.iter()
+            .try_fold(ROOT, |at, name| match self.directories[at].get(name)? {
+                Node::Directory(number) => Some(*number),
+                Node::File(_) => None,
+            })
+    }
+
+    fn locate(&self, path: &Path) -> Option<(usize, OsString)> {
+        let parent = self.directory(path.parent()?)?;
+        Some((parent, path.file_name()?.to_owned()))
+    }
+
+    fn file(&self, path: &Path) -> Option<usize> {
+        let (parent, name) = self.locate(path)?;
+        match self.directories[parent].get(&name)? {
+            Node::File(number) => Some(*number),
+            Node::Directory(_) => None,
+        }
+    }
+}
+
+impl Logged {
+    /// The directory whose entries it changes, if it does.
+    pub(super) fn parent(&self) -> Option<usize> {
+        match self {
+            Logged::CreateDirectory { parent, .. }
+            | Logged::Create { parent, .. }
+            | Logged::Rename { parent, .. }
+            | Logged::Link { parent, .. }
+            | Logged::Remove { parent, .. } => Some(*parent),
+            _ => None,
+        }
+    }
+
+    /// The file whose bytes or length it changes, if it does.
+    pub(super) fn file(&self) -> Option<usize> {
+        match self {
+            Logged::Write { file, .. }
+            | Logged::Allocate { file, .. }
+            | Logged::Truncate { file, .. } => Some(*file),
+            _ => None,
+        }
+    }
+
+    /// Carries out what it does to the entries of its directory.
+    pub(super) fn apply(&self, entries: &mut Entries) {
+        match self {
+            Logged::CreateDirectory { name, made, .. } => {
+                entries.insert(name.clone(), Node::Directory(*made));
+            }
+            Logged::Create { name, made, .. } => {
+                entries.insert(name.clone(), Node::File(*made));
+            }
+            Logged::Rename { from, to, file, .. } => {
+                entries.remove(from);
+                entries.insert(to.clone(), Node::File(*file));
+            }
+            Logged::Link { to, file, .. } => {
+                entries.insert(to.clone(), Node::File(*file));
+            }
+            Logged::Remove { name, .. } => {
+                entries.remove(name);
+            }
+            _ => {}
+        }
+    }
+}
