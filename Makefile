@@ -8,6 +8,9 @@ MAKEFLAGS += --no-builtin-rules
 
 # What one fuzz target runs for, in seconds.
 FUZZ_SECONDS ?= 60
+# Bounds of libFuzzer: one input in seconds; the process, most of which is the sanitizer's, and one
+# allocation in MiB. That an input's heap is in proportion to its size is asserted by the targets.
+FUZZ_ARGS := -timeout=10 -rss_limit_mb=1024 -malloc_limit_mb=64 -dict=fuzz/format.dict
 # Further arguments for pytest, as in: make test-python PYTEST_ARGS='-k resume -x'
 PYTEST_ARGS ?=
 # Arguments of the benchmark, as in: make bench BENCH_ARGS='--quick' (see benches/README.md)
@@ -89,6 +92,9 @@ fmt: lint-toolchain $(VENV)/.develop ## Format everything and apply the linters'
 wheel: $(VENV)/.demo ## Build the abi3 wheel into dist/.
 	$(VENV)/bin/maturin build --release --out dist
 
+.PHONY: check-long
+check-long: fuzz ## Run what takes minutes: every fuzz target for FUZZ_SECONDS=60.
+
 .PHONY: fuzz
 fuzz: toolchain $(CARGO_FUZZ)/bin/cargo-fuzz ## Fuzz each parser for FUZZ_SECONDS=60; needs a nightly toolchain.
 	@cargo +nightly --version >/dev/null 2>&1 || \
@@ -96,7 +102,9 @@ fuzz: toolchain $(CARGO_FUZZ)/bin/cargo-fuzz ## Fuzz each parser for FUZZ_SECOND
 	export PATH="$(CURDIR)/$(CARGO_FUZZ)/bin:$$PATH"; \
 	targets=$$(cargo +nightly fuzz list); \
 	for target in $$targets; do \
-		cargo +nightly fuzz run "$$target" -- -max_total_time=$(FUZZ_SECONDS); \
+		mkdir -p "fuzz/corpus/$$target"; \
+		cargo +nightly fuzz run "$$target" "fuzz/corpus/$$target" "fuzz/seeds/$$target" -- \
+			-max_total_time=$(FUZZ_SECONDS) $(FUZZ_ARGS); \
 	done
 
 .PHONY: lock

@@ -1,0 +1,79 @@
+//! Every seed of the fuzz targets passes the target's own check: what a fuzzer found once stays
+//! found, without a fuzzer. Findings are kept in `fuzz/seeds` as `finding_*`.
+
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "a part of the library of the fuzz targets"
+)]
+#[path = "../../../fuzz/src/checks/mod.rs"]
+mod checks;
+
+use std::cell::Cell;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use checks::open::Checkpoint;
+use checks::read_plan::Load;
+
+/// The seeds of a target: at least one, or the directory is not where this test believes.
+fn seeds(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fuzz/seeds")
+        .join(target);
+    let entries = fs::read_dir(&directory).unwrap_or_else(|error| panic!("{directory:?}: {error}"));
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    assert!(!paths.is_empty(), "{directory:?} is empty");
+    let read = |path: PathBuf| (path.clone(), fs::read(path).unwrap());
+    paths.into_iter().map(read).collect()
+}
+
+/// Runs a check on every seed of a target; the output of a failure ends with the seed's path.
+fn run(target: &str, check: impl Fn(&[u8])) {
+    for (path, input) in seeds(target) {
+        eprintln!("{}", path.display());
+        check(&input);
+    }
+}
+
+#[test]
+fn manifests() {
+    run("manifest", checks::manifest);
+}
+
+#[test]
+fn sealed_manifests() {
+    run("sealed_manifest", checks::sealed_manifest);
+}
+
+#[test]
+fn parts() {
+    run("part", checks::part);
+}
+
+#[test]
+fn headers() {
+    run("header", checks::header);
+}
+
+#[test]
+fn framed_headers() {
+    run("framed_header", checks::framed_header);
+}
+
+#[test]
+fn read_plans() {
+    run("read_plan", |input| Load::decode(input).check());
+}
+
+#[test]
+fn open() {
+    let root = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::new(root.path());
+    let loaded = Cell::new(0);
+    run("open", |part| {
+        loaded.set(loaded.get() + usize::from(checkpoint.check(part)));
+    });
+    assert!(loaded.get() > 0, "some seeds are good checkpoints");
+}

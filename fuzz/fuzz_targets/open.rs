@@ -1,0 +1,28 @@
+//! Any bytes as the part of a whole checkpoint in memory.
+#![no_main]
+
+use std::path::Path;
+use std::sync::LazyLock;
+
+use libfuzzer_sys::fuzz_target;
+use penstock_fuzz::bounded_beside;
+use penstock_fuzz::checks::open::Checkpoint;
+use tempfile::TempDir;
+
+/// An engine with its worker, the manifest around the part, the header of the shard.
+const FIXED_BYTES: usize = 1 << 20;
+
+/// In memory where the system has a place for that. Left behind by a fuzzer that is killed.
+static CHECKPOINT: LazyLock<(TempDir, Checkpoint)> = LazyLock::new(|| {
+    let root = tempfile::tempdir_in(Path::new("/dev/shm")).or_else(|_| tempfile::tempdir());
+    let root = root.expect("a temporary directory");
+    let checkpoint = Checkpoint::new(root.path());
+    (root, checkpoint)
+});
+
+fuzz_target!(|part: &[u8]| {
+    let (_, checkpoint) = &*CHECKPOINT;
+    bounded_beside(FIXED_BYTES, part.len(), || {
+        checkpoint.check(part);
+    });
+});

@@ -1,0 +1,11 @@
+//! Any files and any requests that lie in them as a load.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use penstock_fuzz::bounded;
+use penstock_fuzz::checks::read_plan::Load;
+
+fuzz_target!(|input: &[u8]| {
+    let load = Load::decode(input);
+    bounded(load.part_bytes(), || load.check());
+});

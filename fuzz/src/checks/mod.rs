@@ -1,0 +1,119 @@
+//! What the targets assert of an input. `crates/store/tests/corpus.rs` includes this file, so that
+//! the ordinary tests run the same checks on the seeds.
+
+pub mod open;
+pub mod read_plan;
+
+use std::path::Path;
+
+use penstock_store::digest::Digest;
+use penstock_store::manifest::Manifest;
+use penstock_store::part::Part;
+use penstock_store::shard::{encode_header, parse_header};
+
+/// The attempt that the seeds belong to.
+pub const ATTEMPT: &str = "0123456789abcdef0123456789abcdef";
+
+/// Any bytes as a manifest: refused or parsed, never a panic.
+pub fn manifest(text: &[u8]) {
+    drop(Manifest::parse(text, Path::new("ckpt")));
+}
+
+/// Any JSON under a right digest: what an attacker who can compute a CRC would write.
+///
+/// The digest stands before everything else in [`Manifest::parse`], and a fuzzer never guesses it.
+/// What is accepted must seal into a manifest that says the same.
+pub fn sealed_manifest(unsealed: &[u8]) {
+    let Ok(manifest) = Manifest::parse(&seal(unsealed), Path::new("ckpt")) else {
+        return;
+    };
+    for part in &manifest.parts {
+        assert!(
+            !part.file.contains('/'),
+            "{:?} leaves the directory",
+            part.file
+        );
+    }
+    let again = Manifest::parse(&manifest.seal(), Path::new("ckpt")).expect("its own text");
+    assert_eq!(again.seal(), manifest.seal());
+}
+
+/// A manifest's text with the right digest at its end.
+pub fn seal(unsealed: &[u8]) -> Vec<u8> {
+    let body = unsealed.strip_suffix(b"}").unwrap_or(unsealed);
+    let mut text = body.to_vec();
+    text.extend_from_slice(format!(",\"digest\":\"{}\"}}\n", Digest::of(body)).as_bytes());
+    text
+}
+
+/// Any bytes as a part: refused, or every number in it keeps its promise.
+pub fn part(text: &[u8]) {
+    let Ok(part) = Part::parse(text, Path::new("ckpt"), "part", ATTEMPT, 0) else {
+        return;
+    };
+    for file in &part.files {
+        assert!(
+            !file.name.contains('/'),
+            "{:?} leaves the directory",
+            file.name
+        );
+        assert_eq!(
+            file.chunks.len() as u64,
+            file.bytes.div_ceil(file.chunk_bytes)
+        );
+    }
+    for tensor in &part.tensors {
+        assert!(tensor.range.0 <= tensor.range.1);
+        assert!(tensor.range.1 <= part.files[tensor.file].bytes);
+    }
+    let bytes: u64 = part.tensors.iter().map(|tensor| tensor.nbytes()).sum();
+    assert!(
+        bytes <= part.files.iter().map(|file| file.bytes).sum(),
+        "bytes are claimed twice"
+    );
+    for alias in &part.aliases {
+        assert!(alias.tensor < part.tensors.len());
+    }
+}
+
+/// Any bytes as the start of a shard: refused, or a layout that fills the file exactly.
+pub fn header(file: &[u8]) {
+    let Ok(header) = parse_header(file, file.len() as u64) else {
+        return;
+    };
+    let held: u64 = header
+        .tensors
+        .iter()
+        .map(|(_, tensor)| tensor.data_offsets.1 - tensor.data_offsets.0)
+        .sum();
+    assert_eq!(header.data_start + held, file.len() as u64);
+}
+
+/// Any JSON as a shard's header, with the length in front and a file that is as long as the first
+/// eight bytes of the input say: the code behind those checks.
+pub fn framed_header(input: &[u8]) {
+    let Some((data_bytes, text)) = input.split_first_chunk() else {
+        return;
+    };
+    let data_bytes = u64::from_le_bytes(*data_bytes);
+    let mut start = (text.len() as u64).to_le_bytes().to_vec();
+    start.extend_from_slice(text);
+    let file_bytes = (start.len() as u64).saturating_add(data_bytes);
+    let Ok(header) = parse_header(&start, file_bytes) else {
+        return;
+    };
+    // What was accepted can be written, and says the same.
+    let tensors = || {
+        header
+            .tensors
+            .iter()
+            .map(|(name, tensor)| (name.as_str(), tensor.clone()))
+    };
+    let again = encode_header(tensors());
+    let data_bytes = file_bytes - header.data_start;
+    let Some(file_bytes) = data_bytes.checked_add(again.len() as u64) else {
+        return;
+    };
+    let again = parse_header(&again, file_bytes).expect("its own text");
+    assert_eq!(again.tensors, header.tensors);
+}
