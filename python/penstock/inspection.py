@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 
     from penstock import _native
 
+_NAME_CHARS_PER_CHAR = 256
+"""What the names of all leaves may take for a character of the tree: a file of kilobytes must not
+fill memory. A list of small numbers takes that much under a path of 500 characters."""
+
+_NAME_CHARS_MIN = 1 << 20
+"""What they may take whatever the tree."""
+
 
 class FileInfo(NamedTuple):
     """One file of a checkpoint.
@@ -95,7 +102,8 @@ class CheckpointInfo:
         Long byte strings, which are stored beside the tensors, are left out as well.
 
         Raises:
-            CorruptCheckpointError: The state's tree is malformed.
+            CorruptCheckpointError: The state's tree is malformed, or made so that the names of its
+                leaves take far more memory than itself.
 
         Example:
             >>> import penstock, tempfile
@@ -106,7 +114,8 @@ class CheckpointInfo:
         """
         builder = Builder((), (), {})
         with tree.reading(self.path, part_name(self.files)):
-            leaves = tree.leaves(tree.parse(self._tree))
+            name_chars_max = _NAME_CHARS_MIN + _NAME_CHARS_PER_CHAR * len(self._tree)
+            leaves = tree.named(tree.parse(self._tree), name_chars_max)
             plain = [(name, builder.build(node)) for name, node in leaves if not is_data(node)]
         names = tree.unique_names([name for name, _ in plain])
         return dict(zip(names, (value for _, value in plain), strict=True))

@@ -193,7 +193,9 @@ class Builder:
         kind = kind or node["$"]
         index, view = reference(node, self._tensors, self._aliases)
         if kind in ("bytes", "bytearray"):
-            return self._bytes(index, kind)
+            # All of the tensor, by whatever name; a copy for each leaf would let a short tree make
+            # any number of copies of a long tensor.
+            view = None
         if kind == "tensor" and not (self._torch or self._find_torch()):
             kind = "ndarray"
         key = (kind, index, view)
@@ -201,12 +203,16 @@ class Builder:
         if value is None:
             if view is not None:
                 _check_view(view, math.prod(self._tensors[index][2]))
-            make = self._tensor if kind == "tensor" else self._array
             try:
-                value = self._built[key] = make(index, view)
+                value = self._built[key] = self._make(kind, index, view)
             except TreeError as error:
                 raise TreeError(f"tensor {self._tensors[index][0]!r}: {error}") from None
         return value
+
+    def _make(self, kind: str, index: int, view: View | None) -> Any:
+        if kind == "tensor":
+            return self._tensor(index, view)
+        return self._array(index, view) if kind == "ndarray" else self._bytes(index, kind)
 
     def _find_torch(self) -> Any:
         """PyTorch, or False: then tensors come back as arrays where NumPy has their type."""
@@ -218,9 +224,9 @@ class Builder:
         return self._torch
 
     def _bytes(self, index: int, kind: str) -> bytes | bytearray:
-        name, dtype, shape, _, begin, end = self._tensors[index]
+        _, dtype, shape, _, begin, end = self._tensors[index]
         if dtype != "uint8" or shape != (end - begin,):
-            raise TreeError(f"tensor {name!r} holds no {kind}")
+            raise TreeError(f"it holds no {kind}")
         buffer, offset = self._place(index, end - begin)
         data = memoryview(buffer)[offset : offset + end - begin]
         return bytes(data) if kind == "bytes" else bytearray(data)

@@ -13,6 +13,7 @@ import fnmatch
 import json
 import re
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.errors import CorruptCheckpointError, StateMismatchError
@@ -122,6 +123,24 @@ def _leaves(node: Node, prefix: str, level: int) -> Iterator[tuple[str, Node]]:
             yield from _leaves(child, f"{prefix}{label(key)}.", level + 1)
 
 
+def named(node: Node, name_chars_max: int) -> list[tuple[str, Node]]:
+    """The leaves with their names, as long as these take no more than that many characters.
+
+    Every leaf's name repeats the keys around it, so a short text may have names without end.
+
+    Raises:
+        TreeError: The names are longer, or the tree is malformed.
+    """
+    found = []
+    chars = 0
+    for name, leaf in leaves(node):
+        chars += len(name)
+        if chars > name_chars_max:
+            raise TreeError(f"the names of its leaves take more than {name_chars_max} characters")
+        found.append((name, leaf))
+    return found
+
+
 def unique_names(names: Sequence[str]) -> Sequence[str]:
     """Names for the format: never empty, never twice, no lone surrogates."""
     taken = {"", "__metadata__"}
@@ -154,21 +173,29 @@ def select(node: Node, patterns: Sequence[str], path: str) -> Node:
         StateMismatchError: A pattern matches nothing.
         TreeError: The tree is malformed.
     """
-    names = [name for name, _ in leaves(node)]
-    places: dict[str, list[int]] = {}
-    for place, name in enumerate(names):
-        places.setdefault(name, []).append(place)
+    # Names are looked at one by one and never kept: a short text may have long ones without end.
+    whole = frozenset(patterns)
+    matchers = [
+        (pattern, re.compile(fnmatch.translate(pattern)).match)
+        for pattern in patterns
+        if not _WILDCARDS.isdisjoint(pattern)
+    ]
+    found: set[str] = set()
     wanted: set[int] = set()
-    for pattern in patterns:
+    count = 0
+    for name, _ in leaves(node):
         # Whole names are looked up: a list of them costs its length, not that times the leaves.
-        found = list(places.get(pattern, ()))
-        if not _WILDCARDS.isdisjoint(pattern):
-            matches = re.compile(fnmatch.translate(pattern)).match
-            found += [place for place, name in enumerate(names) if matches(name)]
-        if not found:
-            raise _no_match(pattern, names, path)
-        wanted.update(found)
-    ordinals = iter(range(len(names)))
+        matching = [pattern for pattern, matches in matchers if matches(name)]
+        if name in whole:
+            matching.append(name)
+        if matching:
+            found.update(matching)
+            wanted.add(count)
+        count += 1
+    for pattern in patterns:
+        if pattern not in found:
+            raise _no_match(pattern, node, path)
+    ordinals = iter(range(count))
     return _mask(node, lambda: next(ordinals) in wanted)
 
 
@@ -190,11 +217,14 @@ def _mask(node: Node, is_wanted: Callable[[], bool]) -> Node:
     return SKIPPED if inner is SKIPPED else {**node, "v": inner}
 
 
-def _no_match(pattern: str, names: list[str], path: str) -> StateMismatchError:
-    inside = next((name for name in names if name.startswith(f"{pattern}.")), None)
+def _no_match(pattern: str, node: Node, path: str) -> StateMismatchError:
+    is_inside = any(name.startswith(f"{pattern}.") for name, _ in leaves(node))
+    # A name of more than three times the length shares less than the half that is asked for.
+    similar = (name for name, _ in leaves(node) if len(name) <= 3 * len(pattern))
     # Comparing costs microseconds a name; the first ten thousand are a second's worth at most.
-    close = difflib.get_close_matches(pattern, names[:10_000], n=3, cutoff=0.5)
-    if inside is not None:
+    names = list(islice(similar, 10_000))
+    close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5)
+    if is_inside:
         remedy = f"it is a container, ask for {pattern + '.*'!r}"
     elif close:
         remedy = f"did you mean {' or '.join(map(repr, close))}?"
