@@ -8,9 +8,10 @@ MAKEFLAGS += --no-builtin-rules
 
 # What one fuzz target runs for, in seconds.
 FUZZ_SECONDS ?= 60
-# Bounds of libFuzzer: one input in seconds; the process, most of which is the sanitizer's, and one
-# allocation in MiB. That an input's heap is in proportion to its size is asserted by the targets.
-FUZZ_ARGS := -timeout=10 -rss_limit_mb=1024 -malloc_limit_mb=64 -dict=fuzz/format.dict
+# What every target is run with: seconds that one input may take, words for mutations. Memory in
+# proportion to an input is asserted by the targets; libFuzzer bounds the process and, under
+# sanitizers, one allocation, in MiB.
+FUZZ_ARGS := -timeout=10 -dict=fuzz/format.dict
 # Further arguments for pytest, as in: make test-python PYTEST_ARGS='-k resume -x'
 PYTEST_ARGS ?=
 # Arguments of the benchmark, as in: make bench BENCH_ARGS='--quick' (see benches/README.md)
@@ -96,7 +97,10 @@ wheel: $(VENV)/.demo ## Build the abi3 wheel into dist/.
 check-long: fuzz ## Run what takes minutes: every fuzz target for FUZZ_SECONDS=60.
 
 .PHONY: fuzz
-fuzz: toolchain $(CARGO_FUZZ)/bin/cargo-fuzz ## Fuzz each parser for FUZZ_SECONDS=60; needs a nightly toolchain.
+fuzz: fuzz-rust fuzz-tree ## Fuzz each parser for FUZZ_SECONDS=60; needs a nightly toolchain.
+
+.PHONY: fuzz-rust
+fuzz-rust: toolchain $(CARGO_FUZZ)/bin/cargo-fuzz
 	@cargo +nightly --version >/dev/null 2>&1 || \
 		{ echo 'error: sanitizers need a nightly toolchain: rustup toolchain install nightly' >&2; exit 1; }
 	export PATH="$(CURDIR)/$(CARGO_FUZZ)/bin:$$PATH"; \
@@ -104,8 +108,15 @@ fuzz: toolchain $(CARGO_FUZZ)/bin/cargo-fuzz ## Fuzz each parser for FUZZ_SECOND
 	for target in $$targets; do \
 		mkdir -p "fuzz/corpus/$$target"; \
 		cargo +nightly fuzz run "$$target" "fuzz/corpus/$$target" "fuzz/seeds/$$target" -- \
-			-max_total_time=$(FUZZ_SECONDS) $(FUZZ_ARGS); \
+			-max_total_time=$(FUZZ_SECONDS) $(FUZZ_ARGS) -rss_limit_mb=1024 -malloc_limit_mb=64; \
 	done
+
+# The interpreter with PyTorch takes half of the memory.
+.PHONY: fuzz-tree
+fuzz-tree: $(VENV)/.fuzz $(NATIVE)
+	mkdir -p fuzz/corpus/tree fuzz/artifacts/tree
+	$(VENV)/bin/python fuzz/tree.py -max_total_time=$(FUZZ_SECONDS) $(FUZZ_ARGS) \
+		-rss_limit_mb=1024 -artifact_prefix=fuzz/artifacts/tree/ fuzz/corpus/tree fuzz/seeds/tree
 
 .PHONY: lock
 lock: $(VENV)/.uv ## Bring the lock files up to the manifests; UPGRADE=1 takes the newest releases.
@@ -114,6 +125,8 @@ lock: $(VENV)/.uv ## Bring the lock files up to the manifests; UPGRADE=1 takes t
 		-o requirements/develop.txt
 	$(UV_COMPILE) pyproject.toml --extra torch --group build \
 		--constraint requirements/develop.txt -o requirements/demo.txt
+	$(UV_COMPILE) pyproject.toml --extra torch --group build --group fuzz \
+		--constraint requirements/develop.txt -o requirements/fuzz.txt
 	$(UV_COMPILE) pyproject.toml --extra torch --group build --group bench --group peers \
 		--constraint requirements/develop.txt -o requirements/bench.txt
 	cargo update $(if $(UPGRADE),,--workspace)
@@ -153,6 +166,11 @@ $(VENV)/.demo: requirements/demo.txt $(VENV)/.uv
 
 # What it takes to test and check it as well: the same versions, and more packages.
 $(VENV)/.develop: requirements/develop.txt $(VENV)/.demo
+	$(UV_INSTALL) -r $<
+	touch $@
+
+# What drives the fuzzing of Python.
+$(VENV)/.fuzz: requirements/fuzz.txt $(VENV)/.develop
 	$(UV_INSTALL) -r $<
 	touch $@
 

@@ -1,0 +1,78 @@
+"""Fuzzes the decoding of the tree: `python fuzz/tree.py [LIBFUZZER-ARGUMENT …] [CORPUS …]`.
+
+Guided by coverage, as the targets in Rust are. Half of the mutations are of the text; the others
+put one node of the tree, or one that the format knows, in the place of another.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+try:
+    import atheris
+except ImportError:
+    sys.stderr.write("SKIPPED fuzz/tree.py: no atheris here, it has wheels for x86_64 only\n")
+    sys.exit(0)
+
+with atheris.instrument_imports(include=["penstock"]):
+    import tree_checks
+
+_INPUT_BYTES_MAX = 4096
+
+
+def _dictionary() -> list[Any]:
+    """The nodes among the words that all fuzzers share."""
+    words = Path(__file__).with_name("format.dict").read_text().splitlines()
+    return [json.loads(json.loads(word)) for word in words if word.startswith('"{')]
+
+
+_NODES: list[Any] = [*_dictionary(), None, True, 0, -1, 1 << 62, 0.5, "", "$", [], {}, "\ud800"]
+
+
+def _places(node: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Every place in a tree, as the container and the key or index in it."""
+    rest = [node]
+    while rest:
+        node = rest.pop()
+        items = node.items() if isinstance(node, dict) else enumerate(node)
+        for key, child in items:
+            found.append((node, key))
+            if isinstance(child, dict | list):
+                rest.append(child)
+    return found
+
+
+def _mutate(data: bytes, size_max: int, seed: int) -> bytes:
+    draw = random.Random(seed)
+    name, _, text = data.partition(b"\n")
+    try:
+        # A list around it, so that the tree itself has a place.
+        root = [json.loads(text)]
+    except (ValueError, RecursionError):
+        return atheris.Mutate(data, size_max)
+    if draw.randrange(2):
+        return atheris.Mutate(data, size_max)
+    places = _places(root, [])
+    for _ in range(draw.randrange(1, 4)):
+        container, key = draw.choice(places)
+        other, other_key = draw.choice(places)
+        node = draw.choice([draw.choice(_NODES), other[other_key]])
+        # By way of text: no node may become its own child.
+        node = json.loads(json.dumps(node))
+        if isinstance(container, list) and draw.randrange(2):
+            container.insert(key, node)
+        else:
+            container[key] = draw.choice([node, [node], {"a": node}, {"$": "tuple", "v": [node]}])
+        places = _places(root, [])
+    mutated = name + b"\n" + json.dumps(root[0], separators=(",", ":")).encode()
+    return mutated if len(mutated) <= size_max else atheris.Mutate(data, size_max)
+
+
+if __name__ == "__main__":
+    arguments = [sys.argv[0], f"-max_len={_INPUT_BYTES_MAX}", *sys.argv[1:]]
+    atheris.Setup(arguments, tree_checks.check, custom_mutator=_mutate)
+    atheris.Fuzz()

@@ -1,0 +1,137 @@
+"""What the fuzzer of the tree asserts of an input; `tests/python/test_tree_seeds.py` runs the same.
+
+The tree is decoded in Python, so it has a fuzzer of its own beside the targets in Rust.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from penstock import PenstockError, dtypes, restore, tree
+from penstock.targets import Targets
+
+if TYPE_CHECKING:
+    from penstock._native import _Alias
+
+BYTES_PER_INPUT_BYTE = 256
+"""What a byte of input may cost on Python's heap. The dearest known, 135, is an empty
+array in an array: three bytes of text, and a node, its place among the children, its name, its
+value."""
+
+BYTES_FIXED = 256 << 10
+"""What any input may cost: messages, and what a library caches when it is first asked."""
+
+_LONG_BYTES = 64 << 10
+"""Size of the tensor that a tree may turn into `bytes` and `bytearray`, which are copies."""
+_COPIES = 4
+"""One of each kind in the state that is filled, and in the one that fills it."""
+
+# Imports count as nobody's memory and nobody's time.
+dtypes.torch_dtypes()
+with suppress(PenstockError):
+    dtypes.parse_numpy("bfloat16")
+
+_NAME_CHARS_PER_CHAR = 16
+"""Less than `penstock.inspect` allows, to leave the rest of the limit to others."""
+
+_PATH = "ckpt"
+_FILE = "part"
+_PATTERNS = ("value", "*a*", "[!x]*", "0.1")
+
+
+def check(data: bytes) -> None:
+    """Decodes a tree in every way: a value or an error of Penstock, in memory to match.
+
+    The first line is the name of an element type, any text as in a part; the tree follows.
+    """
+    name, _, text = data.decode("utf-8", "ignore").partition("\n")
+    rows = _rows(name)
+    started = not tracemalloc.is_tracing()
+    if started:
+        tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        for step in (_name, _build, _select, _fill):
+            with suppress(PenstockError), tree.reading(_PATH, _FILE):
+                step(text, rows)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        if started:
+            tracemalloc.stop()
+    limit = BYTES_PER_INPUT_BYTE * len(data) + BYTES_FIXED + _COPIES * _LONG_BYTES
+    assert peak - before <= limit, f"{peak - before} bytes for {len(data)}, {limit} allowed"
+
+
+def _rows(dtype: str) -> list[restore.Row]:
+    """Tensors as a part that was checked may list them: shapes and sizes agree, names are free."""
+    entries: list[tuple[str, tuple[int, ...], int]] = [
+        ("float32", (2, 3), 24),
+        ("uint8", (_LONG_BYTES,), _LONG_BYTES),
+        ("complex128", (2,), 32),
+        (dtype, (1,), 16),
+        (dtype, (2,), 16),
+        ("float32", (0, 1 << 60), 0),
+        ("uint8", (1,) * 70, 1),
+        ("bool", (), 1),
+    ]
+    rows = []
+    begin = 0
+    for index, (name, shape, nbytes) in enumerate(entries):
+        rows.append((f"t{index}", name, shape, "shard", begin, begin + nbytes))
+        begin = -(-(begin + nbytes) // 16) * 16
+    return rows
+
+
+def _places(rows: list[restore.Row], memory: bytearray) -> dict[int, restore.Place]:
+    return {index: (memory, row[4]) for index, row in enumerate(rows)}
+
+
+# What was read, and what is filled: apart, and outside of what an input is charged for.
+_READ = bytearray(range(256)) * (_LONG_BYTES // 128)
+_FILLED = bytearray(len(_READ))
+
+_ALIASES: list[_Alias] = [
+    ("tied", 0, None),
+    ("backward", 0, ((2,), (-2,), 4)),
+    ("turned", 0, ((3, 2), (1, 3), 0)),
+    ("endless", 0, ((1 << 62,), (0,), 1)),
+    ("empty", 0, ((0, 1 << 62), (1, -(1 << 63)), 6)),
+    ("far", 0, ((1,), ((1 << 63) - 1,), 0)),
+]
+
+
+def _name(text: str, rows: list[restore.Row]) -> None:
+    """As `penstock.inspect` does."""
+    names = [name for name, _ in tree.named(tree.parse(text), _NAME_CHARS_PER_CHAR * len(text))]
+    unique = tree.unique_names(names)
+    assert len(set(unique)) == len(unique) == len(names)
+
+
+def _build(text: str, rows: list[restore.Row]) -> Any:
+    """As `penstock.load` does."""
+    return _built(tree.parse(text), rows)
+
+
+def _built(node: tree.Node, rows: list[restore.Row], memory: bytearray = _READ) -> Any:
+    known = _places(rows, memory)
+    places = {index: known[index] for index in restore.needed(node, rows, _ALIASES)}
+    return restore.Builder(rows, _ALIASES, places).build(node)
+
+
+def _select(text: str, rows: list[restore.Row]) -> None:
+    """As `penstock.load(keys=…)` does."""
+    for pattern in _PATTERNS:
+        with suppress(PenstockError):
+            _built(tree.select(tree.parse(text), [pattern], _PATH), rows)
+
+
+def _fill(text: str, rows: list[restore.Row]) -> None:
+    """As `penstock.load(into=…)` does, into a state that fits."""
+    node = tree.parse(text)
+    state = _built(node, rows, _FILLED)
+    targets = Targets(node, state, rows, _ALIASES, _PATH, is_partial=False)
+    places = {**_places(rows, _READ), **targets.places()}
+    targets.finish(node, state, restore.Builder(rows, _ALIASES, places))
