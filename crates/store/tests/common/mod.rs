@@ -188,6 +188,20 @@ pub fn within_a_minute<T: Send + 'static>(
     }
 }
 
+/// A number that a long run sets by a variable of the environment.
+pub fn count(variable: &str, ordinary: u64) -> u64 {
+    let Ok(text) = std::env::var(variable) else {
+        return ordinary;
+    };
+    let number = text.parse();
+    number.unwrap_or_else(|_| panic!("{variable}={text}: must be a number"))
+}
+
+/// A seed that a failed run is had again with.
+pub fn seed(variable: &str, ordinary: u64) -> u64 {
+    count(variable, ordinary)
+}
+
 /// Says aloud that a test did not run, and why.
 pub fn skip(test: &str, reason: &str) {
     eprintln!("SKIPPED {test}: {reason}");

@@ -1,0 +1,127 @@
+//! What has to be found after a cut, by what was promised before it.
+
+use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+use penstock_store::checkpoint::Checkpoint;
+use penstock_store::options::Options;
+use penstock_store::store::{StepState, Store};
+use penstock_store::{Error, Progress};
+
+use crate::common::Sample;
+use crate::scenario::{Note, World};
+
+/// What may be at a step.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Allowed {
+    /// The states, each given by the seeds of its ranks.
+    pub(crate) states: BTreeSet<Vec<u64>>,
+    /// Whether there need not be a complete checkpoint.
+    pub(crate) may_be_absent: bool,
+    /// Whether not even the directory may be there.
+    pub(crate) must_be_gone: bool,
+}
+
+/// What may be in the store, step by step.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Expected {
+    pub(crate) steps: BTreeMap<u64, Allowed>,
+}
+
+impl Expected {
+    /// What was promised up to a moment.
+    pub(crate) fn at(world: &World, position: usize) -> Expected {
+        let mut expected = Expected::default();
+        for (_, note) in world.notes.iter().filter(|(at, _)| *at <= position) {
+            match note {
+                Note::Saving(step, state) => {
+                    let nothing = || Allowed {
+                        may_be_absent: true,
+                        ..Allowed::default()
+                    };
+                    let allowed = expected.steps.entry(*step).or_insert_with(nothing);
+                    allowed.states.insert(state.clone());
+                    allowed.must_be_gone = false;
+                }
+                Note::Saved(step, state) => {
+                    let states = BTreeSet::from([state.clone()]);
+                    let only = Allowed {
+                        states,
+                        ..Allowed::default()
+                    };
+                    expected.steps.insert(*step, only);
+                }
+                Note::Deleting(step) => {
+                    let allowed = expected.steps.entry(*step).or_default();
+                    allowed.may_be_absent = true;
+                }
+                Note::Deleted(step) => {
+                    let gone = Allowed {
+                        may_be_absent: true,
+                        must_be_gone: true,
+                        ..Allowed::default()
+                    };
+                    expected.steps.insert(*step, gone);
+                }
+            }
+        }
+        expected
+    }
+
+    /// What the store holds, step by step, or how it breaks a promise.
+    pub(crate) fn check(
+        &self,
+        store: &Store,
+        samples: &HashMap<u64, Sample>,
+    ) -> Result<BTreeMap<u64, Vec<u64>>, String> {
+        let mut found = BTreeMap::new();
+        let there = store.steps().map_err(|error| error.full_message())?;
+        let steps: BTreeSet<u64> = self.steps.keys().chain(&there).copied().collect();
+        for step in steps {
+            let allowed = self.steps.get(&step);
+            let allowed = allowed.ok_or_else(|| format!("nobody made step {step}"))?;
+            if allowed.must_be_gone && there.contains(&step) {
+                return Err(format!("step {step} was deleted and came back"));
+            }
+            match store.state(step) {
+                Ok(StepState::Complete(checkpoint)) => {
+                    let state = identify(&checkpoint, &allowed.states, samples);
+                    found.insert(step, state.map_err(|why| format!("step {step}: {why}"))?);
+                }
+                Ok(StepState::Incomplete) | Err(Error::NotFound { .. }) => {
+                    if !allowed.may_be_absent {
+                        return Err(format!("step {step} was promised and is not there"));
+                    }
+                }
+                Ok(StepState::Damaged(error) | StepState::Newer(error)) | Err(error) => {
+                    return Err(format!("step {step}: {}", error.full_message()));
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Loads a checkpoint and tells which of the states it is.
+fn identify(
+    checkpoint: &Checkpoint,
+    allowed: &BTreeSet<Vec<u64>>,
+    samples: &HashMap<u64, Sample>,
+) -> Result<Vec<u64>, String> {
+    let options = Options::default();
+    let loaded = checkpoint.load(None, HashMap::new(), &options, &Progress::default());
+    let loaded = loaded.map_err(|error| error.full_message())?;
+    let is = |state: &&Vec<u64>| {
+        let bytes = state.iter().flat_map(|seed| samples[seed].bytes.clone());
+        let specs = state.iter().flat_map(|seed| samples[seed].specs.clone());
+        let whole = Sample {
+            specs: specs.collect(),
+            bytes: bytes.collect(),
+            aliases: Vec::new(),
+        };
+        let names = checkpoint.part().tensors.iter().map(|tensor| &tensor.name);
+        whole.is(&loaded) && names.eq(whole.specs.iter().map(|spec| &spec.name))
+    };
+    let state = allowed.iter().find(is).cloned();
+    state.ok_or_else(|| "it is a state that nobody saved there, or not the last".to_owned())
+}

@@ -1,0 +1,200 @@
+//! Laying out crash states and looking at them.
+
+use std::collections::hash_map::DefaultHasher;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::{Hash, Hasher};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use penstock_io::faulty::crash::{Image, states};
+use penstock_store::store::Store;
+
+use crate::common::{Sample, names};
+use crate::expect::Expected;
+use crate::scenario::{Note, World};
+
+/// How far to go.
+#[derive(Clone, Copy)]
+pub(crate) struct Limits {
+    /// States of one moment at most.
+    pub(crate) states_per_moment: u64,
+    /// What a sample is drawn from.
+    pub(crate) seed: u64,
+    /// Whether it is an error to leave one out.
+    pub(crate) must_be_exhaustive: bool,
+    /// Whether one violation is enough.
+    pub(crate) stop_at_violation: bool,
+}
+
+/// What was looked at, and what was wrong.
+#[derive(Default)]
+pub(crate) struct Found {
+    pub(crate) moments: usize,
+    pub(crate) states: u64,
+    /// States that differ in what is stored or in what is promised.
+    pub(crate) distinct: usize,
+    pub(crate) violations: Vec<String>,
+}
+
+/// Violations are alike: some say it all.
+const VIOLATIONS_MAX: usize = 5;
+
+/// Looks at every state that a cut at any moment of the scenario could leave.
+pub(crate) fn explore(world: &World, limits: Limits) -> Found {
+    let mut explorer = Explorer::new(world);
+    let mut found = Found::default();
+    for position in world.begun..=world.log.position() {
+        let expected = Expected::at(world, position);
+        let mut visit = |image: &Image| {
+            if let Err(violation) = explorer.look_at(image, &expected) {
+                let root = explorer.directory.path().to_string_lossy();
+                let violation = violation.replace(&*root, "");
+                found
+                    .violations
+                    .push(format!("moment {position}: {violation}"));
+            }
+            let wanted = if limits.stop_at_violation {
+                1
+            } else {
+                VIOLATIONS_MAX
+            };
+            match found.violations.len() < wanted {
+                true => ControlFlow::Continue(()),
+                false => ControlFlow::Break(()),
+            }
+        };
+        let coverage = states(
+            &world.log,
+            position,
+            limits.states_per_moment,
+            limits.seed,
+            &mut visit,
+        );
+        assert!(
+            coverage.is_exhaustive || !limits.must_be_exhaustive,
+            "moment {position} has more than {} states",
+            limits.states_per_moment
+        );
+        found.moments += 1;
+        found.states += coverage.visited;
+        if limits.stop_at_violation && !found.violations.is_empty() {
+            break;
+        }
+    }
+    found.distinct = explorer.seen.len();
+    found
+}
+
+struct Explorer {
+    /// In memory where there is such a file system: nothing here has to be durable.
+    directory: tempfile::TempDir,
+    recovery: tempfile::TempDir,
+    laid_out: Image,
+    store_path: PathBuf,
+    samples: HashMap<u64, Sample>,
+    after: Sample,
+    seen: HashSet<u64>,
+    recovered: HashSet<u64>,
+}
+
+fn scratch() -> tempfile::TempDir {
+    let memory = Path::new("/dev/shm");
+    let made = tempfile::tempdir_in(memory);
+    made.or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+fn hash(value: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
+impl Explorer {
+    fn new(world: &World) -> Explorer {
+        let seeds = world.notes.iter().flat_map(|(_, note)| match note {
+            Note::Saving(_, seeds) => seeds.clone(),
+            _ => Vec::new(),
+        });
+        Explorer {
+            directory: scratch(),
+            recovery: scratch(),
+            laid_out: Image::default(),
+            store_path: world.store_path(),
+            samples: seeds.map(|seed| (seed, world.sample(seed))).collect(),
+            after: world.sample(99),
+            seen: HashSet::new(),
+            recovered: HashSet::new(),
+        }
+    }
+
+    fn look_at(&mut self, image: &Image, expected: &Expected) -> Result<(), String> {
+        if !self.seen.insert(hash((image, expected))) {
+            return Ok(());
+        }
+        let root = self.directory.path();
+        image.materialise(root, &self.laid_out).unwrap();
+        self.laid_out = image.clone();
+        let store = Store::new(root.join(&self.store_path));
+        let held = expected.check(&store, &self.samples)?;
+        // What recovery does depends on names and on what is complete, not on the bytes of the rest.
+        let paths: Vec<&PathBuf> = image.entries.keys().collect();
+        if self.recovered.insert(hash((paths, &held, expected))) {
+            self.recover(image, expected, &held)?;
+        }
+        Ok(())
+    }
+
+    /// The store goes on from here: a sweep removes what is dead and nothing else, and every step
+    /// can be saved again.
+    fn recover(
+        &self,
+        image: &Image,
+        expected: &Expected,
+        held: &BTreeMap<u64, Vec<u64>>,
+    ) -> Result<(), String> {
+        let root = self.recovery.path();
+        image.materialise(root, &Image::default()).unwrap();
+        let store = Store::new(root.join(&self.store_path));
+        let result = self.sweep_and_save(&store, expected, held);
+        for entry in std::fs::read_dir(root).unwrap() {
+            std::fs::remove_dir_all(entry.unwrap().path()).unwrap();
+        }
+        result
+    }
+
+    fn sweep_and_save(
+        &self,
+        store: &Store,
+        expected: &Expected,
+        held: &BTreeMap<u64, Vec<u64>>,
+    ) -> Result<(), String> {
+        store.sweep().map_err(|error| error.full_message())?;
+        let after = expected.check(store, &self.samples)?;
+        if after != *held {
+            return Err(format!("a sweep made {after:?} of {held:?}"));
+        }
+        for step in store.steps().map_err(|error| error.full_message())? {
+            let path = store.step_path(step);
+            let ranks = held.get(&step).map_or(0, Vec::len);
+            let referenced = match penstock_store::checkpoint::Checkpoint::open(&path) {
+                Ok(checkpoint) => checkpoint.files().len(),
+                Err(error) => return Err(format!("after a sweep: {}", error.full_message())),
+            };
+            let left = names(&path);
+            if left.len() != referenced || ranks == 0 {
+                return Err(format!("a sweep of step {step} leaves {left:?}"));
+            }
+        }
+        for &step in expected.steps.keys() {
+            let path = store.step_path(step);
+            let saved = self.after.save_step(&path, Some(step), true);
+            saved.map_err(|error| format!("the next save: {}", error.full_message()))?;
+            self.after.assert_at(&path);
+            let left = names(&path);
+            if left.len() != 3 {
+                return Err(format!("the next save of step {step} leaves {left:?}"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,221 @@
+//! The switch that breaks the protocol: a step left out, carried out too late, or failed.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use penstock_io::file::{Direct, File};
+use penstock_io::file_system::{Change, FileSystem};
+use penstock_io::{Error, Result};
+
+const EIO: i32 = 5;
+
+/// A change by what it is in the protocol, and which of its kind, counted from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub(crate) kind: &'static str,
+    pub(crate) nth: usize,
+}
+
+pub(crate) fn step(kind: &'static str, nth: usize) -> Step {
+    Step { kind, nth }
+}
+
+/// One way to break the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mutation {
+    /// The step says that it is done, and does nothing.
+    Skip(Step),
+    /// The step says that it is done, and is carried out right after another; never, where the
+    /// other does not come.
+    Late { held: Step, after: Step },
+    /// The step fails.
+    Fail(Step),
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` #{}", self.kind, self.nth)
+    }
+}
+
+impl fmt::Display for Mutation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Mutation::Skip(step) => write!(f, "without {step}"),
+            Mutation::Late { held, after } => write!(f, "{held} after {after}"),
+            Mutation::Fail(step) => write!(f, "{step} fails"),
+        }
+    }
+}
+
+/// A change that waits.
+#[derive(Debug)]
+enum Held {
+    SyncData(PathBuf),
+    SyncDirectory(PathBuf),
+    Rename(PathBuf, PathBuf),
+    Link(PathBuf, PathBuf),
+    Remove(PathBuf),
+}
+
+#[derive(Debug, Default)]
+struct State {
+    mutation: Option<Mutation>,
+    seen: Vec<&'static str>,
+    held: Option<Held>,
+    is_done: bool,
+}
+
+/// Breaks the protocol once it is armed.
+#[derive(Debug, Default)]
+pub(crate) struct Mutant {
+    state: Mutex<State>,
+}
+
+impl Mutant {
+    /// Breaks the changes that come from now on.
+    pub(crate) fn arm(&self, mutation: Mutation) {
+        *self.state.lock().unwrap() = State {
+            mutation: Some(mutation),
+            ..State::default()
+        };
+    }
+
+    /// Makes one of the changes that come from now on fail.
+    pub(crate) fn fail(&self, (kind, nth): (&'static str, usize)) {
+        self.arm(Mutation::Fail(step(kind, nth)));
+    }
+
+    /// Whether the step that it was armed for has come.
+    pub(crate) fn is_done(&self) -> bool {
+        self.state.lock().unwrap().is_done
+    }
+
+    /// The file system that it breaks: that of the store at `root`, below `top`.
+    pub(crate) fn wrap(
+        self: &Arc<Mutant>,
+        inner: Arc<dyn FileSystem>,
+        root: &Path,
+        top: &Path,
+    ) -> Mutated {
+        Mutated {
+            mutant: Arc::clone(self),
+            inner,
+            root: root.to_owned(),
+            top: top.to_owned(),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Mutated {
+    mutant: Arc<Mutant>,
+    inner: Arc<dyn FileSystem>,
+    root: PathBuf,
+    top: PathBuf,
+}
+
+impl Mutated {
+    /// What a change is in the protocol.
+    fn kind(&self, change: &Change<'_>) -> &'static str {
+        let path = change.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let of = |kinds: [&'static str; 4]| match name.split(['-', '.']).next() {
+            Some("shard") => kinds[0],
+            Some("part") => kinds[1],
+            Some("manifest") => kinds[2],
+            _ => kinds[3],
+        };
+        match change {
+            Change::CreateDirectory(_) => "create directory",
+            Change::RemoveDirectory(_) => "remove directory",
+            Change::SyncDirectory(path) if *path == self.root => "sync store",
+            Change::SyncDirectory(path) if *path == self.top => "sync above",
+            Change::SyncDirectory(_) => "sync step",
+            Change::Allocate(..) => "allocate",
+            Change::Write(..) => of(["write shard", "write part", "write manifest", "write marks"]),
+            Change::Truncate(..) => "truncate",
+            Change::SyncData(_) => of(["sync shard", "sync part", "sync manifest", "sync marks"]),
+            Change::Rename { .. } | Change::RenameNew { .. } | Change::Link { .. } => {
+                of(["", "rename part", "publish", "rename marks"])
+            }
+            Change::RemoveFile(_) if name == "manifest.json" => "remove manifest",
+            Change::RemoveFile(_) if name.ends_with(".tmp") => "remove temporary",
+            Change::RemoveFile(_) => "remove data",
+        }
+    }
+
+    fn release(&self, held: &Held) -> Result<()> {
+        match held {
+            Held::SyncData(path) => {
+                let file = File::open(path, Direct::Off)?;
+                self.inner.change(Change::SyncData(&file))
+            }
+            Held::SyncDirectory(path) => self.inner.change(Change::SyncDirectory(path)),
+            Held::Rename(from, to) => self.inner.change(Change::Rename { from, to }),
+            Held::Link(from, to) => self.inner.change(Change::Link { from, to }),
+            Held::Remove(path) => self.inner.change(Change::RemoveFile(path)),
+        }
+    }
+}
+
+fn hold(change: &Change<'_>) -> Held {
+    match *change {
+        Change::SyncData(file) => Held::SyncData(file.path().to_owned()),
+        Change::SyncDirectory(path) => Held::SyncDirectory(path.to_owned()),
+        Change::Rename { from, to } => Held::Rename(from.to_owned(), to.to_owned()),
+        Change::Link { from, to } => Held::Link(from.to_owned(), to.to_owned()),
+        Change::RemoveFile(path) => Held::Remove(path.to_owned()),
+        _ => panic!("no mutant holds {change:?}"),
+    }
+}
+
+impl FileSystem for Mutated {
+    fn create(&self, path: &Path, direct: Direct) -> Result<File> {
+        self.inner.create(path, direct)
+    }
+
+    fn change(&self, change: Change<'_>) -> Result<()> {
+        let mut state = self.mutant.state.lock().unwrap();
+        let kind = self.kind(&change);
+        state.seen.push(kind);
+        let nth = state.seen.iter().filter(|seen| **seen == kind).count();
+        let now = step(kind, nth);
+        match state.mutation {
+            Some(Mutation::Skip(skipped)) if skipped == now => {
+                state.is_done = true;
+                return Ok(());
+            }
+            Some(Mutation::Late { held, .. }) if held == now => {
+                state.held = Some(hold(&change));
+                state.is_done = true;
+                return Ok(());
+            }
+            Some(Mutation::Fail(failed)) if failed == now => {
+                state.is_done = true;
+                return Err(Error::Storage {
+                    operation: change.operation(),
+                    path: change.path().to_owned(),
+                    source: io::Error::from_raw_os_error(EIO),
+                });
+            }
+            _ => {}
+        }
+        self.inner.change(change)?;
+        // A file that waits to be synced is found by the name it has by then.
+        if let (Some(Held::SyncData(path)), Change::Rename { from, to }) = (&mut state.held, change)
+            && path == from
+        {
+            *path = to.to_owned();
+        }
+        if let Some(Mutation::Late { after, .. }) = state.mutation
+            && after == now
+            && let Some(held) = state.held.take()
+        {
+            return self.release(&held);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,292 @@
+//! What is done to a store while its operations are recorded.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use penstock_io::engine::{EngineChoice, EngineConfig, Opened, open};
+use penstock_io::faulty::{Faults, Faulty, FaultyFileSystem, Log};
+use penstock_io::file_system::{Change, FileSystem, Native};
+use penstock_store::options::Options;
+use penstock_store::save::{Attempt, Target, commit, save, write_rank};
+use penstock_store::store::Store;
+use penstock_store::{Progress, Result};
+
+use crate::common::{Sample, engines, noise, target};
+use crate::mutate::Mutant;
+
+/// A sequence of calls, and what was there before.
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
+    /// States of one moment that are looked at: all there are, or a sample.
+    pub(crate) states: States,
+    pub(crate) set_up: fn(&mut World) -> Result<()>,
+    pub(crate) run: fn(&mut World) -> Result<()>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum States {
+    Every,
+    Sampled(u64),
+}
+
+pub(crate) const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "first save",
+        states: States::Every,
+        set_up: |_| Ok(()),
+        run: |world| world.save(1, 1, false),
+    },
+    Scenario {
+        name: "second save",
+        states: States::Every,
+        set_up: |world| world.save(1, 1, false),
+        run: |world| world.save(2, 2, false),
+    },
+    Scenario {
+        name: "overwrite",
+        states: States::Every,
+        set_up: |world| world.save(1, 1, false),
+        run: |world| world.save(1, 2, true),
+    },
+    Scenario {
+        name: "retention",
+        states: States::Every,
+        set_up: |world| world.save(1, 1, false),
+        run: |world| {
+            world.save(2, 2, false)?;
+            world.retain(1, 2)
+        },
+    },
+    Scenario {
+        name: "two ranks",
+        states: States::Every,
+        set_up: |_| Ok(()),
+        run: |world| world.save_ranks(1, &[1, 2]),
+    },
+    Scenario {
+        name: "delete",
+        states: States::Every,
+        set_up: |world| {
+            world.save(1, 1, false)?;
+            world.save(2, 2, false)
+        },
+        run: |world| world.delete(1),
+    },
+    Scenario {
+        name: "save after a dead one",
+        states: States::Every,
+        // It made the directory, and died before that was durable.
+        set_up: |world| {
+            world.save(1, 1, false)?;
+            let path = world.store.step_path(2);
+            let made = world
+                .options
+                .file_system
+                .change(Change::CreateDirectory(&path));
+            Ok(made?)
+        },
+        run: |world| world.save(2, 2, false),
+    },
+    Scenario {
+        name: "sweep after a lost sync",
+        states: States::Every,
+        // It published, and died before that was durable.
+        set_up: |world| {
+            world.save(1, 1, false)?;
+            world.mutant.fail(("sync step", 2));
+            world.save(1, 2, true).expect_err("its last sync failed");
+            Ok(())
+        },
+        run: |world| world.store.sweep().map(drop),
+    },
+    Scenario {
+        name: "save after a failed one",
+        // What the failed one left and what the next one writes multiply.
+        states: States::Sampled(1 << 11),
+        set_up: |world| world.save(1, 1, false),
+        run: |world| {
+            world.mutant.fail(("sync part", 1));
+            world.save(2, 2, false).expect_err("a sync failed");
+            world.save(2, 3, false)
+        },
+    },
+];
+
+/// What the scenario's calls promise, on the log's clock.
+#[derive(Clone, Debug)]
+pub(crate) enum Note {
+    /// A save of a state began.
+    Saving(u64, Vec<u64>),
+    /// It was acknowledged.
+    Saved(u64, Vec<u64>),
+    /// A removal of a step may begin.
+    Deleting(u64),
+    /// It was acknowledged.
+    Deleted(u64),
+}
+
+/// A store whose every change is recorded.
+pub(crate) struct World {
+    directory: tempfile::TempDir,
+    pub(crate) store: Store,
+    pub(crate) options: Options,
+    pub(crate) mutant: Arc<Mutant>,
+    pub(crate) log: Arc<Log>,
+    pub(crate) notes: Vec<(usize, Note)>,
+    /// When the scenario itself began.
+    pub(crate) begun: usize,
+    sizes: &'static [usize],
+}
+
+impl World {
+    /// A few hundred bytes, one request at a time: few enough states to visit all.
+    pub(crate) fn new(mutant: Arc<Mutant>) -> World {
+        let options = Options {
+            io_threads: Some(1),
+            queue_depth: Some(1),
+            ..Options::default()
+        };
+        World::with(engines()[0], Faults::new(0), mutant, options, &[600])
+    }
+
+    /// Some mebibytes in several shards, written by two workers.
+    pub(crate) fn large(engine: EngineChoice, seed: u64) -> World {
+        let options = Options {
+            io_threads: Some(2),
+            queue_depth: Some(4),
+            extent_bytes: Some(1 << 20),
+            shard_bytes: Some(2 << 20),
+            ..Options::default()
+        };
+        let faults = Faults::new(seed).late_completions(50).short_transfers(20);
+        let sizes = &[1_500_000, 700, 1 << 20, 4096, 900_000];
+        World::with(engine, faults, Arc::new(Mutant::default()), options, sizes)
+    }
+
+    fn with(
+        engine: EngineChoice,
+        faults: Faults,
+        mutant: Arc<Mutant>,
+        options: Options,
+        sizes: &'static [usize],
+    ) -> World {
+        let directory = tempfile::tempdir().unwrap();
+        let log = Arc::new(Log::new(directory.path()));
+        let faults = Arc::new(faults.record(Arc::clone(&log)));
+        let recorded = FaultyFileSystem::new(Arc::new(Native), Arc::clone(&faults));
+        let root = directory.path().join("store");
+        let mutated: Arc<dyn FileSystem> =
+            Arc::new(mutant.wrap(Arc::new(recorded), &root, directory.path()));
+        let factory = move |queue_depth| {
+            let choice = engine;
+            let opened = open(&EngineConfig {
+                choice,
+                queue_depth,
+            })?;
+            Ok(Opened {
+                engine: Box::new(Faulty::new(opened.engine, Arc::clone(&faults))),
+                fallback: opened.fallback,
+            })
+        };
+        World {
+            store: Store::new(root).with_file_system(Arc::clone(&mutated)),
+            directory,
+            options: Options {
+                engine_factory: Some(Arc::new(factory)),
+                file_system: mutated,
+                ..options
+            },
+            mutant,
+            log,
+            notes: Vec::new(),
+            begun: 0,
+            sizes,
+        }
+    }
+
+    /// Where the store is below the root of the log.
+    pub(crate) fn store_path(&self) -> PathBuf {
+        let root = self.store.root().strip_prefix(self.directory.path());
+        root.unwrap().to_owned()
+    }
+
+    /// Ends the set-up.
+    pub(crate) fn begin(&mut self) {
+        self.begun = self.log.position();
+    }
+
+    fn note(&mut self, note: Note) {
+        self.notes.push((self.log.position(), note));
+    }
+
+    /// The state that stands for a seed.
+    pub(crate) fn sample(&self, seed: u64) -> Sample {
+        let mut sample = Sample::of_sizes(self.sizes);
+        for (index, bytes) in (0..).zip(&mut sample.bytes) {
+            *bytes = noise(seed * 1000 + index, bytes.len());
+        }
+        for spec in &mut sample.specs {
+            spec.name = format!("s{seed}.{}", spec.name);
+        }
+        sample
+    }
+
+    fn target(&self, step: u64, overwrite: bool) -> Target {
+        Target {
+            step: Some(step),
+            overwrite,
+            ..target(&self.store.step_path(step))
+        }
+    }
+
+    pub(crate) fn save(&mut self, step: u64, seed: u64, overwrite: bool) -> Result<()> {
+        self.note(Note::Saving(step, vec![seed]));
+        let target = self.target(step, overwrite);
+        let state = self.sample(seed).state();
+        save(&state, &target, &self.options, &Progress::default())?;
+        self.note(Note::Saved(step, vec![seed]));
+        Ok(())
+    }
+
+    /// Saves as several ranks do, the first of which coordinates.
+    pub(crate) fn save_ranks(&mut self, step: u64, seeds: &[u64]) -> Result<()> {
+        self.note(Note::Saving(step, seeds.to_vec()));
+        let (target, progress) = (self.target(step, false), Progress::default());
+        let file_system = &self.options.file_system;
+        let mut attempt = Attempt::begin(&target.path, false, file_system, &progress)?;
+        let mut parts = Vec::new();
+        for (rank, &seed) in (0..).zip(seeds) {
+            let state = self.sample(seed).state();
+            let written = if rank == 0 {
+                write_rank(&mut attempt, rank, &state, &self.options, &progress)?
+            } else {
+                let mut joined = Attempt::join(&target.path, attempt.id(), file_system, &progress)?;
+                write_rank(&mut joined, rank, &state, &self.options, &progress)?
+            };
+            parts.push(written.part);
+        }
+        commit(attempt, &target, parts)?;
+        self.note(Note::Saved(step, seeds.to_vec()));
+        Ok(())
+    }
+
+    pub(crate) fn delete(&mut self, step: u64) -> Result<()> {
+        self.note(Note::Deleting(step));
+        self.store.delete(step)?;
+        self.note(Note::Deleted(step));
+        Ok(())
+    }
+
+    /// Retention after a save, as `CheckpointStore.save` does it.
+    pub(crate) fn retain(&mut self, keep_last: u64, saved: u64) -> Result<()> {
+        for step in self.store.steps()? {
+            if step < saved {
+                self.note(Note::Deleting(step));
+            }
+        }
+        for step in self.store.retain(Some(keep_last), None, Some(saved))? {
+            self.note(Note::Deleted(step));
+        }
+        Ok(())
+    }
+}
