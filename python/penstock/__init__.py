@@ -19,13 +19,14 @@ from penstock.errors import (
     MissingDependencyError,
     PenstockError,
     PenstockWarning,
+    ProtectedCheckpointError,
     StateMismatchError,
     StorageError,
     UnsupportedStateError,
 )
 from penstock.inspection import CheckpointInfo, TensorInfo
 from penstock.options import Options
-from penstock.reports import LoadReport, Problem, SaveReport, VerifyResult
+from penstock.reports import LoadReport, Problem, RetentionReport, SaveReport, VerifyResult
 from penstock.store import CheckpointStore
 
 __version__ = _version("penstock")
@@ -44,6 +45,8 @@ __all__ = [
     "PenstockError",
     "PenstockWarning",
     "Problem",
+    "ProtectedCheckpointError",
+    "RetentionReport",
     "SaveReport",
     "StateMismatchError",
     "StorageError",

@@ -22,6 +22,7 @@ __all__ = [
     "MissingDependencyError",
     "PenstockError",
     "PenstockWarning",
+    "ProtectedCheckpointError",
     "StateMismatchError",
     "StorageError",
     "UnsupportedStateError",
@@ -95,6 +96,20 @@ class IncompleteCheckpointError(PenstockError):
 
     Attributes:
         path: The checkpoint's directory.
+    """
+
+    _fields = ("path",)
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class ProtectedCheckpointError(PenstockError):
+    """The step is protected (`CheckpointStore.protect`) and was not deleted.
+
+    Attributes:
+        path: The step's directory.
     """
 
     _fields = ("path",)
@@ -187,14 +202,27 @@ class StorageError(PenstockError, OSError):
         path: The file or directory.
         filename: The same, as `OSError` calls it.
         errno: The error number, as in the `errno` module.
+        needed_bytes: Where there was no room: the bytes of all files of the checkpoint.
+        free_bytes: Where there was no room: the bytes that were free before the first of them
+            was written. What is missing is the difference of the two.
     """
 
-    _fields = ("path", "errno")
+    _fields = ("path", "errno", "needed_bytes", "free_bytes")
 
-    def __init__(self, message: str, *, path: str, errno: int | None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str,
+        errno: int | None,
+        needed_bytes: int | None = None,
+        free_bytes: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.path = self.filename = path
         self.errno = errno
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
 
 
 class MissingDependencyError(PenstockError, ImportError):

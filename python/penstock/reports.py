@@ -170,3 +170,18 @@ class VerifyResult:
     def gb_per_second(self) -> float:
         """Bytes checked over the whole call's time."""
         return _gb_per_second(self.bytes_checked, self.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionReport:
+    """What retention deleted, or would delete, and why it kept the rest.
+
+    Attributes:
+        dry_run: Whether nothing was deleted, but would have been.
+        deleted: The steps that went, or would go, oldest first.
+        kept: Every other step with the reason, oldest first.
+    """
+
+    dry_run: bool
+    deleted: tuple[int, ...]
+    kept: dict[int, str]

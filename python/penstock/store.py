@@ -16,13 +16,15 @@ from penstock.errors import (
     PenstockWarning,
     StorageError,
 )
+from penstock.retention import Retention
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from penstock.options import Options
     from penstock.progress import Progress
-    from penstock.reports import LoadReport, SaveReport, VerifyResult
+    from penstock.reports import LoadReport, RetentionReport, SaveReport, VerifyResult
+    from penstock.retention import Keep
 
 
 _VANISHED_MAX = 8
@@ -35,8 +37,9 @@ class StepInfo(NamedTuple):
     Attributes:
         step: The training step.
         state: ``"complete"``, ``"incomplete"`` (its save never finished, or is still running),
-            ``"damaged"`` (its manifest is unreadable, or files are missing or of a wrong size) or
-            ``"newer"`` (it takes a newer Penstock to read).
+            ``"damaged"`` (its manifest is unreadable, or files are missing or of a wrong size),
+            ``"partial"`` (it holds what was salvaged from a damaged one) or ``"newer"`` (it takes
+            a newer Penstock to read).
         reason: Why it is not complete, where known.
     """
 
@@ -49,7 +52,7 @@ class Orphan(NamedTuple):
     """Something that a save left behind and a sweep removed.
 
     Attributes:
-        path: What was removed.
+        path: The directory that something was removed from.
         bytes: How much space that freed.
     """
 
@@ -68,6 +71,8 @@ class CheckpointStore:
         keep_last: After each save, delete all complete steps but so many of the newest. None
             keeps all. The newest step that was read back and found good is always kept.
         keep_every: Also keep every step that is a multiple of this, whatever its age.
+        keep: Asked about each step that would be deleted, with the step and the metadata it was
+            saved with: True keeps it. If it raises, nothing is deleted and the save stands.
         options: How bytes move; None for ``Options()``.
 
     Raises:
@@ -90,13 +95,11 @@ class CheckpointStore:
         *,
         keep_last: int | None = None,
         keep_every: int | None = None,
+        keep: Keep | None = None,
         options: Options | None = None,
     ) -> None:
         self._root = checkpoint.decode_path(root)
-        self._keep_last = _check_count("keep_last", keep_last)
-        self._keep_every = _check_count("keep_every", keep_every)
-        if keep_every is not None and keep_last is None:
-            raise ValueError("keep_every= says what keep_last= does not delete: give keep_last=")
+        self._retention = Retention(keep_last, keep_every, keep)
         checkpoint.to_native(options)
         self._options = options
         self._native = _native.Store(self._root)
@@ -126,7 +129,8 @@ class CheckpointStore:
     ) -> SaveReport:
         """Saves a state as a step, then deletes what the store no longer keeps.
 
-        A failure to delete is a `PenstockWarning`: the save stands.
+        Nothing is deleted before the new step is on stable storage. A failure to delete, or of
+        the function ``keep``, is a `PenstockWarning`: the save stands.
 
         Args:
             step: The training step.
@@ -149,11 +153,14 @@ class CheckpointStore:
             options=self._options,
             progress=progress,
         )
-        if self._keep_last is not None:
+        if not self._retention.keeps_all:
             try:
-                self._native.retain(self._keep_last, self._keep_every, step)
+                self._retention.apply(self._native, step, dry_run=False)
             except StorageError as error:
                 message = f"step {step} is saved, but older steps could not be deleted: {error}"
+                warnings.warn(message, PenstockWarning, stacklevel=2)
+            except Exception as error:
+                message = f"step {step} is saved, but nothing was deleted: keep() raised {error!r}"
                 warnings.warn(message, PenstockWarning, stacklevel=2)
         return report
 
@@ -212,6 +219,7 @@ class CheckpointStore:
         """Reads every byte of a step and compares it with its digest.
 
         A step that was found good counts as read back: `keep_last` never deletes the newest such.
+        One that was found damaged neither counts for `keep_last` nor is deleted by it.
 
         Args:
             step: The training step.
@@ -226,22 +234,83 @@ class CheckpointStore:
         with contextlib.suppress(CorruptCheckpointError, IncompleteCheckpointError):
             checkpoint_id = _native.open(path).id
         result = checkpoint.verify(path, options=self._options, progress=progress)
-        if result.ok and checkpoint_id is not None:
-            self._mark_verified(step, checkpoint_id)
+        if checkpoint_id is not None:
+            self._mark(step, checkpoint_id, is_good=result.ok)
         return result
 
-    def delete(self, step: int) -> int:
+    def delete(self, step: int, *, force: bool = False) -> int:
         """Deletes a step; returns the bytes freed.
+
+        Args:
+            step: The training step.
+            force: Also if it is protected.
+
+        Raises:
+            CheckpointNotFoundError: There is no such step.
+            ProtectedCheckpointError: The step is protected and ``force`` is False.
+            StorageError: The operating system failed an operation.
+        """
+        return self._native.delete(checkpoint.check_step(step), force=bool(force))
+
+    def retain(self, *, dry_run: bool = False) -> RetentionReport:
+        """Deletes what the store does not keep, as after a save, and says why the rest stays.
+
+        Args:
+            dry_run: Delete nothing; only tell.
+
+        Raises:
+            StorageError: The operating system failed an operation.
+            Exception: Whatever ``keep`` raises; nothing was deleted then.
+
+        Example:
+            >>> import penstock, tempfile
+            >>> root = tempfile.mkdtemp()
+            >>> for step in (1, 2, 3):
+            ...     report = penstock.CheckpointStore(root).save(step, {"step": step})
+            >>> store = penstock.CheckpointStore(root, keep_last=1)
+            >>> store.protect(1)
+            >>> report = store.retain(dry_run=True)
+            >>> report.deleted, report.kept
+            ((2,), {1: 'protected', 3: 'among the newest'})
+        """
+        return self._retention.apply(self._native, None, dry_run=bool(dry_run))
+
+    def protect(self, step: int) -> None:
+        """Protects a step from retention and from `delete`, durably, until `unprotect`.
+
+        The mark is a file `protected` in the step's directory: it stays when the step is saved
+        again with ``overwrite=True``, and goes with a copy.
+
+        Raises:
+            CheckpointNotFoundError: There is no such step.
+            IncompleteCheckpointError: Its save never finished.
+            StorageError: The operating system failed an operation.
+        """
+        self._native.protect(checkpoint.check_step(step))
+
+    def unprotect(self, step: int) -> None:
+        """Takes the protection of a step away; one that has none stays as it is.
 
         Raises:
             CheckpointNotFoundError: There is no such step.
             StorageError: The operating system failed an operation.
         """
-        return self._native.delete(checkpoint.check_step(step))
+        self._native.unprotect(checkpoint.check_step(step))
 
-    def sweep(self) -> list[Orphan]:
-        """Removes what dead saves left behind; a save that is running is left alone."""
-        return [Orphan(*entry) for entry in self._native.sweep()]
+    def protected(self) -> list[int]:
+        """The protected steps, oldest first."""
+        return self._native.protected()
+
+    def sweep(self, *, dry_run: bool = False) -> list[Orphan]:
+        """Removes what dead saves left behind; a save that is running is left alone.
+
+        Args:
+            dry_run: Remove nothing; only tell what would go.
+
+        Raises:
+            StorageError: The operating system failed an operation.
+        """
+        return [Orphan(*entry) for entry in self._native.sweep(dry_run=bool(dry_run))]
 
     def _read_newest(self, wanted: dict[str, Any]) -> checkpoint.Loaded:
         chosen = self._newest()
@@ -259,9 +328,11 @@ class CheckpointStore:
         try:
             loaded = checkpoint.read(self.path(step), options=self._options, **wanted)
         except CorruptCheckpointError as error:
+            with contextlib.suppress(PenstockError):
+                self._mark(step, _native.open(self.path(step)).id, is_good=False)
             raise self._with_way_back(error, step) from error
         if wanted["keys"] is None and loaded.report.verified:
-            self._mark_verified(step, loaded.report.checkpoint_id)
+            self._mark(step, loaded.report.checkpoint_id, is_good=True)
         return loaded
 
     def _newest(self) -> int:
@@ -298,17 +369,8 @@ class CheckpointStore:
             tensor=error.tensor,
         )
 
-    def _mark_verified(self, step: int, checkpoint_id: str) -> None:
+    def _mark(self, step: int, checkpoint_id: str, *, is_good: bool) -> None:
+        mark = self._native.mark_verified if is_good else self._native.mark_damaged
         # A store may be read-only, and a mark is only for the benefit of whoever deletes.
         with contextlib.suppress(StorageError):
-            self._native.mark_verified(step, checkpoint_id)
-
-
-def _check_count(name: str, value: Any) -> int | None:
-    if value is None:
-        return None
-    if type(value) is not int:
-        raise TypeError(f"{name}={value!r}: must be an int or None")
-    if value < 1:
-        raise ValueError(f"{name}={value}: must be at least 1")
-    return value
+            mark(step, checkpoint_id)

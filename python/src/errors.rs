@@ -37,19 +37,11 @@ pub(crate) fn internal(py: Python<'_>, panic: &(dyn Any + Send)) -> PyErr {
 fn exception(py: Python<'_>, message: &str, error: &Error) -> PyResult<PyErr> {
     let fields = PyDict::new(py);
     let text = |path: &Path| path.as_os_str().to_owned();
+    if let Some((class, path)) = about_a_directory(error) {
+        fields.set_item("path", text(path))?;
+        return construct(py, class, message, &fields);
+    }
     let class = match error {
-        Error::NotFound { path } | Error::Replaced { path } | Error::Store { path, .. } => {
-            fields.set_item("path", text(path))?;
-            "CheckpointNotFoundError"
-        }
-        Error::Exists { path } => {
-            fields.set_item("path", text(path))?;
-            "CheckpointExistsError"
-        }
-        Error::Incomplete { path, .. } => {
-            fields.set_item("path", text(path))?;
-            "IncompleteCheckpointError"
-        }
         Error::Corrupt {
             path,
             file,
@@ -81,7 +73,16 @@ fn exception(py: Python<'_>, message: &str, error: &Error) -> PyResult<PyErr> {
             fields.set_item("key", key)?;
             "StateMismatchError"
         }
-        Error::Storage { path, source, .. } | Error::Full { path, source, .. } => {
+        Error::Storage { path, source, .. } => storage(&fields, text(path), errno(source))?,
+        Error::Full {
+            path,
+            source,
+            needed_bytes,
+            free_bytes,
+            ..
+        } => {
+            fields.set_item("needed_bytes", needed_bytes)?;
+            fields.set_item("free_bytes", free_bytes)?;
             storage(&fields, text(path), errno(source))?
         }
         Error::Io(error) => io_error(&fields, error)?,
@@ -93,6 +94,19 @@ fn exception(py: Python<'_>, message: &str, error: &Error) -> PyResult<PyErr> {
         _ => "PenstockError",
     };
     construct(py, class, message, &fields)
+}
+
+/// The class of an error that has no other fact than the checkpoint's directory, and that.
+fn about_a_directory(error: &Error) -> Option<(&'static str, &Path)> {
+    match error {
+        Error::NotFound { path } | Error::Replaced { path } | Error::Store { path, .. } => {
+            Some(("CheckpointNotFoundError", path))
+        }
+        Error::Exists { path } => Some(("CheckpointExistsError", path)),
+        Error::Protected { path } => Some(("ProtectedCheckpointError", path)),
+        Error::Incomplete { path, .. } => Some(("IncompleteCheckpointError", path)),
+        _ => None,
+    }
 }
 
 fn io_error(fields: &Bound<'_, PyDict>, error: &penstock_io::Error) -> PyResult<&'static str> {

@@ -36,7 +36,7 @@ impl NativeOptions {
             staging_bytes: self.staging_bytes,
             shard_bytes: self.shard_bytes,
             verify: self.verify,
-            engine_factory: None,
+            ..Options::default()
         })
     }
 }

@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use penstock_store::Error;
+use penstock_store::marks::Mark;
+use penstock_store::retention::Verdict;
 use penstock_store::store::{self, StepState};
 use pyo3::prelude::*;
 
@@ -13,6 +15,18 @@ use crate::errors;
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Store {
     inner: store::Store,
+}
+
+/// A step, why it is kept, and of one that goes the identity and the metadata.
+type Row = (u64, Option<String>, Option<String>, Option<String>);
+
+fn row(verdict: Verdict) -> Row {
+    let reason = verdict.kept.map(|kept| kept.to_string());
+    let (id, metadata) = match verdict.doomed {
+        Some(doomed) => (Some(doomed.id), Some(doomed.metadata.get().to_owned())),
+        None => (None, None),
+    };
+    (verdict.step, reason, id, metadata)
 }
 
 /// A path as Python spells it: what is not UTF-8 becomes surrogates.
@@ -50,6 +64,9 @@ impl Store {
                 rows.push(match self.inner.state(step) {
                     Ok(StepState::Complete(_)) => (step, "complete", None),
                     Ok(StepState::Incomplete) => (step, "incomplete", None),
+                    Ok(StepState::Damaged(error @ Error::Partial { .. })) => {
+                        (step, "partial", Some(error.to_string()))
+                    }
                     Ok(StepState::Damaged(error)) => (step, "damaged", Some(error.to_string())),
                     Ok(StepState::Newer(error)) => (step, "newer", Some(error.to_string())),
                     // Removed since the directory was listed.
@@ -61,34 +78,75 @@ impl Store {
         })
     }
 
-    /// Removes a step; returns the bytes freed.
-    fn delete(&self, py: Python<'_>, step: u64) -> PyResult<u64> {
-        without_gil(py, || self.inner.delete(step))
+    /// Removes a step, also a protected one if told to; returns the bytes freed.
+    #[pyo3(signature = (step, *, force))]
+    fn delete(&self, py: Python<'_>, step: u64, force: bool) -> PyResult<u64> {
+        without_gil(py, || match force {
+            true => self.inner.delete_protected(step),
+            false => self.inner.delete(step),
+        })
     }
 
-    /// Removes what dead saves left; returns paths and bytes.
-    fn sweep(&self, py: Python<'_>) -> PyResult<Vec<(OsString, u64)>> {
-        let swept = without_gil(py, || self.inner.sweep())?;
+    /// Protects a step from deletion.
+    fn protect(&self, py: Python<'_>, step: u64) -> PyResult<()> {
+        without_gil(py, || self.inner.protect(step))
+    }
+
+    /// Takes the protection of a step away.
+    fn unprotect(&self, py: Python<'_>, step: u64) -> PyResult<()> {
+        without_gil(py, || self.inner.unprotect(step))
+    }
+
+    /// The protected steps.
+    fn protected(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+        without_gil(py, || self.inner.protected())
+    }
+
+    /// Removes what dead saves left, or only looks for it; returns paths and bytes.
+    #[pyo3(signature = (*, dry_run))]
+    fn sweep(&self, py: Python<'_>, dry_run: bool) -> PyResult<Vec<(OsString, u64)>> {
+        let swept = without_gil(py, || match dry_run {
+            true => self.inner.orphans(),
+            false => self.inner.sweep(),
+        })?;
         Ok(swept
             .into_iter()
             .map(|(path, bytes)| (text(&path), bytes))
             .collect())
     }
 
-    /// Deletes what retention does not keep; returns the steps.
+    /// What retention would do with each step.
     #[pyo3(signature = (keep_last, keep_every, saved))]
-    fn retain(
+    fn plan_retention(
         &self,
         py: Python<'_>,
         keep_last: Option<u64>,
         keep_every: Option<u64>,
         saved: Option<u64>,
-    ) -> PyResult<Vec<u64>> {
-        without_gil(py, || self.inner.retain(keep_last, keep_every, saved))
+    ) -> PyResult<Vec<Row>> {
+        let plan = || self.inner.plan_retention(keep_last, keep_every, saved);
+        Ok(without_gil(py, plan)?.into_iter().map(row).collect())
+    }
+
+    /// Deletes checkpoints given by step and identity; returns the steps.
+    fn retire(&self, py: Python<'_>, doomed: Vec<(u64, String)>) -> PyResult<Vec<u64>> {
+        without_gil(py, || self.inner.retire(&doomed))
     }
 
     /// Remembers that a checkpoint was read back whole and found right.
     fn mark_verified(&self, py: Python<'_>, step: u64, checkpoint_id: &str) -> PyResult<()> {
         without_gil(py, || self.inner.mark_verified(step, checkpoint_id))
+    }
+
+    /// Remembers that a checkpoint was found damaged.
+    fn mark_damaged(&self, py: Python<'_>, step: u64, checkpoint_id: &str) -> PyResult<()> {
+        without_gil(py, || self.inner.mark_damaged(step, checkpoint_id))
+    }
+
+    /// What was read back and when: step, identity, seconds since 1970, whether it was damaged.
+    fn marks(&self, py: Python<'_>) -> PyResult<Vec<(u64, String, u64, bool)>> {
+        let row = |mark: Mark| (mark.step, mark.id, mark.at_seconds, mark.is_damaged);
+        let marks = without_gil(py, || Ok(self.inner.marks()))?;
+        Ok(marks.into_iter().map(row).collect())
     }
 }

@@ -27,11 +27,13 @@ INSTANCES = [
     errors.CheckpointNotFoundError("m", path="p"),
     errors.CheckpointExistsError("m", path="p"),
     errors.IncompleteCheckpointError("m", path="p"),
+    errors.ProtectedCheckpointError("m", path="p"),
     errors.CorruptCheckpointError("m", path="p", file="f", offset=3, tensor="t"),
     errors.FormatVersionError("m", path="p", found=2, supported=1),
     errors.UnsupportedStateError("m", key="k"),
     errors.StateMismatchError("m", key="k", path="p"),
     errors.StorageError("m", path="p", errno=errno.ENOSPC),
+    errors.StorageError("m", path="p", errno=errno.ENOSPC, needed_bytes=7, free_bytes=3),
     errors.MissingDependencyError("m", name="torch"),
 ]
 

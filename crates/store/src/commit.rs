@@ -345,17 +345,28 @@ pub(crate) fn remove_attempt_files(
     select: impl Fn(&str) -> bool,
 ) -> Result<u64> {
     let mut removed_bytes = 0;
+    for (file, _) in attempt_files(path, select)? {
+        removed_bytes += remove_file(&file, file_system)?;
+    }
+    Ok(removed_bytes)
+}
+
+/// The attempt files of a directory that `select` picks, with their bytes.
+pub(crate) fn attempt_files(
+    path: &Path,
+    select: impl Fn(&str) -> bool,
+) -> Result<Vec<(PathBuf, u64)>> {
+    let mut files = Vec::new();
     for entry in fs::read_dir(path).map_err(Error::storage("list", path))? {
         let entry = entry.map_err(Error::storage("list", path))?;
         let file_name = entry.file_name();
-        let Some(name) = file_name.to_str() else {
-            continue;
-        };
-        if name::is_attempt_file(name) && select(name) {
-            removed_bytes += remove_file(&entry.path(), file_system)?;
+        let is_selected = |name: &str| name::is_attempt_file(name) && select(name);
+        if file_name.to_str().is_some_and(is_selected) {
+            let bytes = entry.metadata().map_or(0, |metadata| metadata.len());
+            files.push((entry.path(), bytes));
         }
     }
-    Ok(removed_bytes)
+    Ok(files)
 }
 
 /// Removes a file, if it is there, and returns its bytes.

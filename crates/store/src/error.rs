@@ -38,6 +38,18 @@ pub enum Error {
         /// What is missing.
         detail: String,
     },
+    /// The checkpoint holds only what was salvaged from another one.
+    #[error("{path} is partial: it holds what was salvaged from a damaged checkpoint")]
+    Partial {
+        /// The checkpoint directory.
+        path: PathBuf,
+    },
+    /// The step is protected, and deleting it all the same was not asked for.
+    #[error("{path} is protected from deletion")]
+    Protected {
+        /// The step's directory.
+        path: PathBuf,
+    },
     /// The checkpoint was replaced or removed while it was being read.
     #[error("{path} was replaced while it was being read")]
     Replaced {
@@ -241,6 +253,8 @@ impl Error {
             Error::Incomplete { .. } => {
                 "load an older checkpoint; `CheckpointStore.sweep()` removes what a dead save left"
             }
+            Error::Partial { .. } => "load another one, or pass allow_partial=True",
+            Error::Protected { .. } => "unprotect it first, or pass force=True",
             Error::Replaced { .. } => "read it again",
             Error::Corrupt { .. } => {
                 "load another checkpoint, or restore the file from a copy; \

@@ -15,11 +15,13 @@ mod error;
 mod lease;
 mod name;
 mod progress;
+mod protect;
 
 pub mod checkpoint;
 pub mod digest;
 pub mod dtype;
 pub mod manifest;
+pub mod marks;
 pub mod options;
 pub mod part;
 pub mod pipeline;

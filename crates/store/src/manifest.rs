@@ -45,6 +45,19 @@ pub struct Manifest {
     pub parts: Vec<PartEntry>,
     /// The caller's own JSON object.
     pub metadata: Box<RawValue>,
+    /// There where it holds only what was salvaged from another checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partial: Option<Partial>,
+}
+
+/// Where a partial checkpoint comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Partial {
+    /// Identity of the checkpoint that it was salvaged from, where that could be read.
+    pub source: Option<String>,
+    /// Whether its contents could not be checked against a digest when they were salvaged.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unverified: bool,
 }
 
 /// One part and the digest that vouches for it.
@@ -169,6 +182,7 @@ mod tests {
                 digest: Digest::of(b"part"),
             }],
             metadata: RawValue::from_string("{\"run\": \"a\"}".into()).unwrap(),
+            partial: None,
         }
     }
 

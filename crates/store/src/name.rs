@@ -8,6 +8,9 @@ use uuid::Uuid;
 /// The commit point of a checkpoint.
 pub const MANIFEST: &str = "manifest.json";
 
+/// In the directory of a step that nobody may delete.
+pub(crate) const PROTECTED: &str = "protected";
+
 /// Draws a fresh attempt id: 32 lower-case hexadecimal digits.
 pub(crate) fn draw_attempt() -> String {
     Uuid::new_v4().simple().to_string()
@@ -27,6 +30,18 @@ pub(crate) fn temporary_manifest(attempt: &str) -> String {
 
 pub(crate) fn temporary_part(rank: u32, attempt: &str) -> String {
     format!("part-{rank:05}.{attempt}.tmp")
+}
+
+/// A fresh name for the next version of a store's marks.
+pub(crate) fn temporary_marks() -> String {
+    format!("verified.{}.tmp", draw_attempt())
+}
+
+pub(crate) fn is_temporary_marks(name: &str) -> bool {
+    let attempt = name
+        .strip_prefix("verified.")
+        .and_then(|rest| rest.strip_suffix(".tmp"));
+    attempt.is_some_and(is_attempt)
 }
 
 /// Name of a step's directory inside a store.

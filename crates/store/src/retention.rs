@@ -1,37 +1,90 @@
 //! Retention: which checkpoints of a store are kept.
 //!
-//! Only complete checkpoints are ever deleted, only after a newer one was committed, and never the
-//! newest that was read back whole. Steps above the one just saved are left alone and do not count:
-//! a run that went back to an earlier step must not lose what it saves from there on.
+//! Only complete checkpoints are ever deleted, only after a newer one was committed, never a
+//! protected one, and never the newest that was read back whole. Steps above the one just saved are
+//! left alone and do not count: a run that went back to an earlier step must not lose what it saves
+//! from there on. Damaged ones, also those that only a scrub found to be so, neither count nor go.
+//!
+//! What goes is decided first ([`Store::plan_retention`]) and carried out after
+//! ([`Store::retire`]), so that a caller can show it, or keep some of it.
 
-use std::fs;
-use std::io;
+use std::collections::HashSet;
+use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
-use crate::checkpoint::read_manifest;
 use crate::error::{Error, Result};
+use crate::marks::Mark;
 use crate::store::{StepState, Store};
 
-/// Remembers which checkpoints were read back whole. A hint: losing it loses no data.
-const VERIFIED: &str = "verified.json";
-const VERIFIED_TEMPORARY: &str = "verified.tmp";
+/// Why a step is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Kept {
+    /// Nothing is ever deleted.
+    Everything,
+    /// It is among the newest.
+    Newest,
+    /// It is a multiple of `keep_every`.
+    Multiple,
+    /// It is the newest that was read back whole.
+    Verified,
+    /// It is protected.
+    Protected,
+    /// It is above the step that was just saved.
+    Later,
+    /// Its save never finished, or is under way.
+    Incomplete,
+    /// It is damaged; somebody may repair it.
+    Damaged,
+    /// It holds what was salvaged from a damaged one.
+    Partial,
+    /// It takes a newer Penstock to read.
+    Newer,
+}
 
-/// How many of them are remembered: more than any retention keeps.
-const VERIFIED_MAX: usize = 64;
+impl fmt::Display for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kept::Everything => "everything is kept",
+            Kept::Newest => "among the newest",
+            Kept::Multiple => "a multiple of keep_every",
+            Kept::Verified => "the newest that was read back whole",
+            Kept::Protected => "protected",
+            Kept::Later => "later than the step just saved",
+            Kept::Incomplete => "never finished, or being saved",
+            Kept::Damaged => "damaged",
+            Kept::Partial => "partial",
+            Kept::Newer => "written by a newer Penstock",
+        })
+    }
+}
 
-/// A checkpoint that was read back whole, by step and identity.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Verified {
-    step: u64,
-    id: String,
+/// What becomes of a step.
+#[derive(Debug)]
+pub struct Verdict {
+    /// The step.
+    pub step: u64,
+    /// Why it is kept; `None` for one that goes.
+    pub kept: Option<Kept>,
+    /// Identity of the checkpoint and the caller's metadata, of one that goes.
+    pub doomed: Option<Doomed>,
+}
+
+/// A checkpoint that retention does not keep.
+#[derive(Debug)]
+pub struct Doomed {
+    /// Its identity: another one at the step is not deleted in its place.
+    pub id: String,
+    /// What its caller recorded.
+    pub metadata: Box<RawValue>,
 }
 
 impl Store {
-    /// Deletes complete checkpoints beyond the newest `keep_last`, except steps that are multiples
-    /// of `keep_every` and the newest that was read back whole. `None` for `keep_last` keeps all.
-    /// `saved` is the step just committed: those above it neither count nor go; without it, all
-    /// count. Returns the deleted steps, oldest first.
+    /// Deletes complete checkpoints beyond the newest `keep_last`, except protected ones, steps
+    /// that are multiples of `keep_every`, and the newest that was read back whole. `None` for
+    /// `keep_last` keeps all. `saved` is the step just committed: those above it neither count nor
+    /// go; without it, all count. Returns the deleted steps, oldest first.
     ///
     /// # Errors
     /// The system's errors; a step that somebody else removes or saves to is passed over.
@@ -41,75 +94,94 @@ impl Store {
         keep_every: Option<u64>,
         saved: Option<u64>,
     ) -> Result<Vec<u64>> {
-        let Some(keep_last) = keep_last else {
+        if keep_last.is_none() {
             return Ok(Vec::new());
-        };
-        let newest = saved.unwrap_or(u64::MAX);
-        let mut complete = Vec::new();
-        for step in self.steps()?.into_iter().filter(|&step| step <= newest) {
-            match self.state(step) {
-                Ok(StepState::Complete(_)) => complete.push(step),
-                // Somebody else's retention was faster, or it is nothing that may be deleted.
-                Ok(_) | Err(Error::NotFound { .. }) => {}
-                Err(error) => return Err(error),
-            }
         }
-        let verified = self.verified().last().map(|verified| verified.step);
-        let kept = usize::try_from(keep_last.max(1)).unwrap_or(usize::MAX);
-        let beyond = complete.len().saturating_sub(kept);
+        let verdicts = self.plan_retention(keep_last, keep_every, saved)?;
+        let doomed = |verdict: Verdict| verdict.doomed.map(|doomed| (verdict.step, doomed.id));
+        let doomed: Vec<_> = verdicts.into_iter().filter_map(doomed).collect();
+        self.retire(&doomed)
+    }
+
+    /// What [`Store::retain`] would do with each step, ascending. Nothing is changed.
+    ///
+    /// # Errors
+    /// The system's errors; a step that somebody else removes is passed over.
+    pub fn plan_retention(
+        &self,
+        keep_last: Option<u64>,
+        keep_every: Option<u64>,
+        saved: Option<u64>,
+    ) -> Result<Vec<Verdict>> {
+        let marks = self.marks();
+        let damaged: HashSet<u64> = steps_where(&marks, true).collect();
+        let verified = steps_where(&marks, false).max();
+        let newest = saved.unwrap_or(u64::MAX);
+        let is_multiple = |step| keep_every.is_some_and(|every| every > 0 && step % every == 0);
+        // At least one: the newest complete step is never deleted.
+        let mut places = keep_last.map_or(u64::MAX, |count| count.max(1));
+        let mut verdicts = Vec::new();
+        for step in self.steps()?.into_iter().rev() {
+            let state = match self.state(step) {
+                Ok(state) => state,
+                // Somebody else's retention was faster.
+                Err(Error::NotFound { .. }) => continue,
+                Err(error) => return Err(error),
+            };
+            let checkpoint = match state {
+                StepState::Complete(checkpoint) if !damaged.contains(&step) => Ok(checkpoint),
+                StepState::Damaged(Error::Partial { .. }) => Err(Kept::Partial),
+                StepState::Complete(_) | StepState::Damaged(_) => Err(Kept::Damaged),
+                StepState::Incomplete => Err(Kept::Incomplete),
+                StepState::Newer(_) => Err(Kept::Newer),
+            };
+            let kept = match &checkpoint {
+                Err(kept) => Some(*kept),
+                Ok(_) if keep_last.is_none() => Some(Kept::Everything),
+                Ok(_) if step > newest => Some(Kept::Later),
+                Ok(_) if places > 0 => {
+                    places -= 1;
+                    Some(Kept::Newest)
+                }
+                Ok(_) if self.is_protected(step) => Some(Kept::Protected),
+                Ok(_) if is_multiple(step) => Some(Kept::Multiple),
+                Ok(_) if Some(step) == verified => Some(Kept::Verified),
+                Ok(_) => None,
+            };
+            let doomed = checkpoint.ok().filter(|_| kept.is_none());
+            let doomed = doomed.map(|checkpoint| Doomed {
+                id: checkpoint.manifest().id.clone(),
+                metadata: checkpoint.manifest().metadata.clone(),
+            });
+            verdicts.push(Verdict { step, kept, doomed });
+        }
+        verdicts.reverse();
+        Ok(verdicts)
+    }
+
+    /// Deletes these checkpoints, given by step and identity, in their order; returns the steps
+    /// deleted. One that was protected, replaced or removed meanwhile, or that a save is under way
+    /// to, is passed over.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn retire(&self, doomed: &[(u64, String)]) -> Result<Vec<u64>> {
         let mut deleted = Vec::new();
-        for &step in &complete[..beyond] {
-            let is_milestone = keep_every.is_some_and(|every| every > 0 && step % every == 0);
-            if is_milestone || Some(step) == verified {
-                continue;
-            }
-            match self.delete(step) {
-                Ok(_) => deleted.push(step),
-                Err(Error::NotFound { .. }) => {}
-                Err(Error::Storage { source, .. })
-                    if source.kind() == io::ErrorKind::ResourceBusy => {}
+        for (step, id) in doomed {
+            match self.delete_checkpoint(*step, id) {
+                Ok(true) => deleted.push(*step),
+                Ok(false) | Err(Error::NotFound { .. } | Error::Protected { .. }) => {}
+                Err(error) if error.kind() == Some(std::io::ErrorKind::ResourceBusy) => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(deleted)
     }
+}
 
-    /// Remembers that the checkpoint was read back whole and found right.
-    ///
-    /// # Errors
-    /// The system's errors.
-    pub fn mark_verified(&self, step: u64, id: &str) -> Result<()> {
-        let mark = Verified {
-            step,
-            id: id.to_owned(),
-        };
-        let mut verified = self.verified();
-        if verified.contains(&mark) || !self.holds(&mark) {
-            return Ok(());
-        }
-        verified.push(mark);
-        verified.sort_by_key(|verified| verified.step);
-        let surplus = verified.len().saturating_sub(VERIFIED_MAX);
-        verified.drain(..surplus);
-        let text = serde_json::to_vec(&verified).expect("a hint always serialises");
-        let temporary = self.root().join(VERIFIED_TEMPORARY);
-        fs::write(&temporary, text).map_err(Error::storage("write", &temporary))?;
-        let path = self.root().join(VERIFIED);
-        fs::rename(&temporary, &path).map_err(Error::storage("rename to", &path))
-    }
-
-    /// The marks of checkpoints that are still what was verified, by step.
-    fn verified(&self) -> Vec<Verified> {
-        let text = fs::read(self.root().join(VERIFIED)).unwrap_or_default();
-        let mut verified: Vec<Verified> = serde_json::from_slice(&text).unwrap_or_default();
-        verified.retain(|mark| self.holds(mark));
-        verified.sort_by_key(|mark| mark.step);
-        verified
-    }
-
-    /// Whether the step still holds the checkpoint with this identity.
-    fn holds(&self, mark: &Verified) -> bool {
-        let manifest = read_manifest(&self.step_path(mark.step));
-        manifest.is_ok_and(|(manifest, _)| manifest.id == mark.id)
-    }
+fn steps_where(marks: &[Mark], is_damaged: bool) -> impl Iterator<Item = u64> {
+    let found = marks
+        .iter()
+        .filter(move |mark| mark.is_damaged == is_damaged);
+    found.map(|mark| mark.step)
 }

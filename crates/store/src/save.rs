@@ -396,5 +396,6 @@ fn manifest_of(target: &Target, id: &str, parts: Vec<PartEntry>) -> Manifest {
         world_size: u32::try_from(parts.len()).expect("ranks are counted in 32 bits"),
         parts,
         metadata: target.metadata.clone(),
+        partial: None,
     }
 }

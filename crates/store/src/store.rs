@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use penstock_io::file_system::{Change, FileSystem, Native};
 
-use crate::checkpoint::Checkpoint;
-use crate::commit::{remove_attempt_files, remove_file};
+use crate::checkpoint::{Checkpoint, read_manifest};
+use crate::commit::{attempt_files, remove_attempt_files, remove_file};
 use crate::error::{Error, Result};
 use crate::lease::{Exclusive, Lease};
 use crate::name::{MANIFEST, parse_step, step_directory};
@@ -32,7 +32,8 @@ pub enum StepState {
     Complete(Box<Checkpoint>),
     /// No manifest: a save that is under way or died.
     Incomplete,
-    /// A manifest, but not a checkpoint that can be opened.
+    /// A manifest, but not a checkpoint that can be opened, or one that holds only what was
+    /// salvaged from another ([`Error::Partial`]).
     Damaged(Error),
     /// A checkpoint that takes a newer Penstock to read.
     Newer(Error),
@@ -60,7 +61,7 @@ impl Store {
         self.file_system.as_ref()
     }
 
-    fn sync(&self, path: &Path) -> Result<()> {
+    pub(crate) fn sync(&self, path: &Path) -> Result<()> {
         Ok(self.file_system.change(Change::SyncDirectory(path))?)
     }
 
@@ -109,6 +110,9 @@ impl Store {
                     let detail = format!("it belongs to step {found}");
                     StepState::Damaged(Error::corrupt(&path, MANIFEST, detail))
                 }
+                _ if checkpoint.manifest().partial.is_some() => {
+                    StepState::Damaged(Error::Partial { path })
+                }
                 _ => StepState::Complete(Box::new(checkpoint)),
             }),
             Err(Error::Incomplete { .. }) => Ok(StepState::Incomplete),
@@ -122,11 +126,47 @@ impl Store {
     /// stay, and their directory with them.
     ///
     /// # Errors
-    /// [`Error::NotFound`] for a step without a directory, [`Error::Storage`] with
-    /// [`io::ErrorKind::ResourceBusy`] while a save is under way in it, with
-    /// [`io::ErrorKind::NotADirectory`] for a link, and the system's errors; called again, it goes
-    /// on where it stopped.
+    /// [`Error::NotFound`] for a step without a directory, [`Error::Protected`],
+    /// [`Error::Storage`] with [`io::ErrorKind::ResourceBusy`] while a save is under way in it,
+    /// with [`io::ErrorKind::NotADirectory`] for a link, and the system's errors; called again, it
+    /// goes on where it stopped.
     pub fn delete(&self, step: u64) -> Result<u64> {
+        let (path, _lease) = self.take(step)?;
+        if self.is_protected(step) {
+            return Err(Error::Protected { path });
+        }
+        self.remove(&path)
+    }
+
+    /// As [`Store::delete`], also of a protected step.
+    ///
+    /// # Errors
+    /// As [`Store::delete`].
+    pub fn delete_protected(&self, step: u64) -> Result<u64> {
+        let (path, _lease) = self.take(step)?;
+        if self.is_protected(step) {
+            self.unprotect(step)?;
+        }
+        self.remove(&path)
+    }
+
+    /// As [`Store::delete`], if the step still holds the checkpoint with this identity; tells
+    /// whether it did.
+    pub(crate) fn delete_checkpoint(&self, step: u64, id: &str) -> Result<bool> {
+        let (path, _lease) = self.take(step)?;
+        if self.is_protected(step) {
+            return Err(Error::Protected { path });
+        }
+        if !read_manifest(&path).is_ok_and(|(manifest, _)| manifest.id == id) {
+            return Ok(false);
+        }
+        self.remove(&path)?;
+        Ok(true)
+    }
+
+    /// Takes a step's directory for its removal. The lease is held to the end, so that no save
+    /// begins among files that are being removed.
+    fn take(&self, step: u64) -> Result<(PathBuf, Option<Lease>)> {
         let path = self.step_path(step);
         let refused = |kind: io::ErrorKind, path: PathBuf| Error::Storage {
             operation: "delete",
@@ -138,18 +178,20 @@ impl Store {
             Ok(_) => return Err(refused(io::ErrorKind::NotADirectory, path)),
             Err(_) => return Err(Error::NotFound { path }),
         }
-        // Held to the end, so that no save begins among files that are being removed.
-        let _lease = match Lease::try_exclusive(&path)? {
-            Exclusive::Taken(lease) => Some(lease),
-            Exclusive::NoLocks => None,
-            Exclusive::Live => return Err(refused(io::ErrorKind::ResourceBusy, path)),
-            Exclusive::Gone => return Err(Error::NotFound { path }),
-        };
+        match Lease::try_exclusive(&path)? {
+            Exclusive::Taken(lease) => Ok((path, Some(lease))),
+            Exclusive::NoLocks => Ok((path, None)),
+            Exclusive::Live => Err(refused(io::ErrorKind::ResourceBusy, path)),
+            Exclusive::Gone => Err(Error::NotFound { path }),
+        }
+    }
+
+    fn remove(&self, path: &Path) -> Result<u64> {
         let mut freed_bytes = remove_file(&path.join(MANIFEST), self.file_system())?;
         // Also where there was none: an earlier removal may have died before it was durable.
-        self.sync(&path)?;
-        freed_bytes += remove_attempt_files(&path, self.file_system(), |_| true)?;
-        self.remove_if_empty(&path)?;
+        self.sync(path)?;
+        freed_bytes += remove_attempt_files(path, self.file_system(), |_| true)?;
+        self.remove_if_empty(path)?;
         Ok(freed_bytes)
     }
 
@@ -167,34 +209,64 @@ impl Store {
     /// Removes what dead saves left behind and returns what was removed, with its bytes. A
     /// directory that a live save holds the lease of is passed over, and so is one on a file
     /// system without locks.
+    ///
+    /// # Errors
+    /// The system's errors.
     pub fn sweep(&self) -> Result<Vec<(PathBuf, u64)>> {
         let mut swept = Vec::new();
         for step in self.steps()? {
-            let path = self.step_path(step);
-            let Exclusive::Taken(_lease) = Lease::try_exclusive(&path)? else {
-                continue;
-            };
-            let referenced: HashSet<String> = match self.state(step) {
-                Ok(StepState::Complete(checkpoint)) => checkpoint
-                    .files()
-                    .into_iter()
-                    .map(|(name, _)| name.to_owned())
-                    .collect(),
-                Ok(StepState::Incomplete) => HashSet::new(),
-                // Perhaps it can be read by others or repaired; not after its files are gone.
-                Ok(StepState::Damaged(_) | StepState::Newer(_)) | Err(_) => continue,
-            };
-            // The manifest may have been published by an attempt that died before it was durable.
-            self.sync(&path)?;
-            let is_orphan = |name: &str| !referenced.contains(name);
-            let freed_bytes = remove_attempt_files(&path, self.file_system(), is_orphan)?;
-            if referenced.is_empty() {
-                self.remove_if_empty(&path)?;
-            }
-            if freed_bytes > 0 || !path.exists() {
-                swept.push((path, freed_bytes));
-            }
+            swept.extend(self.sweep_step(step, true)?);
+        }
+        match self.sweep_marks()? {
+            0 => {}
+            freed_bytes => swept.push((self.root.clone(), freed_bytes)),
         }
         Ok(swept)
+    }
+
+    /// What [`Store::sweep`] would remove from the steps. Nothing is changed.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn orphans(&self) -> Result<Vec<(PathBuf, u64)>> {
+        let mut found = Vec::new();
+        for step in self.steps()? {
+            found.extend(self.sweep_step(step, false)?);
+        }
+        Ok(found)
+    }
+
+    /// Sweeps one step, or only tells what it would free.
+    fn sweep_step(&self, step: u64, removes: bool) -> Result<Option<(PathBuf, u64)>> {
+        let path = self.step_path(step);
+        let Exclusive::Taken(_lease) = Lease::try_exclusive(&path)? else {
+            return Ok(None);
+        };
+        let referenced: HashSet<String> = match self.state(step) {
+            Ok(StepState::Complete(checkpoint)) => checkpoint
+                .files()
+                .into_iter()
+                .map(|(name, _)| name.to_owned())
+                .collect(),
+            Ok(StepState::Incomplete) => HashSet::new(),
+            // Perhaps it can be read by others or repaired; not after its files are gone.
+            Ok(StepState::Damaged(_) | StepState::Newer(_)) | Err(_) => return Ok(None),
+        };
+        let is_orphan = |name: &str| !referenced.contains(name);
+        if !removes {
+            let orphans = attempt_files(&path, is_orphan)?;
+            let entries = fs::read_dir(&path).map_err(Error::storage("list", &path))?;
+            let goes = !orphans.is_empty() || (referenced.is_empty() && entries.count() == 0);
+            let bytes = orphans.iter().map(|(_, bytes)| bytes).sum();
+            return Ok(goes.then_some((path, bytes)));
+        }
+        // The manifest may have been published by an attempt that died before it was durable.
+        self.sync(&path)?;
+        let freed_bytes = remove_attempt_files(&path, self.file_system(), is_orphan)?;
+        if referenced.is_empty() {
+            self.remove_if_empty(&path)?;
+        }
+        let is_swept = freed_bytes > 0 || !path.exists();
+        Ok(is_swept.then_some((path, freed_bytes)))
     }
 }

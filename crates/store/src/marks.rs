@@ -1,0 +1,197 @@
+//! Marks: what was read back, when, and what came of it.
+//!
+//! `verified.json` in a store's root remembers which checkpoints were read whole, so that retention
+//! keeps the newest good one and a scrub goes on where the last one stopped. It is a hint: losing it
+//! loses no data, and a mark counts only for the very checkpoint that it was made for.
+//!
+//! Writers take turns by a lock on the root, where the file system has one that everybody sees, and
+//! replace the file whole. Without locks two writers at one moment may lose a mark, never the file.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use penstock_io::file::Direct;
+use penstock_io::file_system::Change;
+use serde::{Deserialize, Serialize};
+
+use crate::checkpoint::read_manifest;
+use crate::commit::remove_file;
+use crate::error::{Error, Result};
+use crate::lease::{Exclusive, Lease};
+use crate::name;
+use crate::store::Store;
+
+const MARKS: &str = "verified.json";
+
+/// How many marks are kept: a bound for the file, beyond what anybody's store holds.
+const MARKS_MAX: usize = 16_384;
+
+/// How long a writer waits for others. Each needs two syncs, so hundreds may be ahead of it.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+const WAIT_PAUSE: Duration = Duration::from_millis(5);
+
+/// A mark that is younger than this is not written again: the ranks of a job load at one moment.
+const FRESH_SECONDS: u64 = 60;
+
+/// What came of reading a checkpoint back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    /// The step.
+    pub step: u64,
+    /// Identity of the checkpoint.
+    pub id: String,
+    /// When, in seconds since 1970; 0 where that is not known.
+    #[serde(default)]
+    pub at_seconds: u64,
+    /// Whether it was found damaged, and so is not verified.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_damaged: bool,
+}
+
+impl Mark {
+    /// Time since it was made; `None` where that is not known, or the clock was put back since.
+    pub(crate) fn age(&self, now_seconds: u64) -> Option<Duration> {
+        let is_known = self.at_seconds > 0;
+        let age = now_seconds
+            .checked_sub(self.at_seconds)
+            .filter(|_| is_known);
+        age.map(Duration::from_secs)
+    }
+}
+
+pub(crate) fn now_seconds() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+impl Store {
+    /// Remembers that the checkpoint was read back whole and found right.
+    ///
+    /// # Errors
+    /// The system's errors, and [`std::io::ErrorKind::ResourceBusy`] where other writers take too
+    /// long.
+    pub fn mark_verified(&self, step: u64, id: &str) -> Result<()> {
+        self.mark(step, id, false)
+    }
+
+    /// Remembers that the checkpoint was found damaged: it does not count as verified any more.
+    ///
+    /// # Errors
+    /// As [`Store::mark_verified`].
+    pub fn mark_damaged(&self, step: u64, id: &str) -> Result<()> {
+        self.mark(step, id, true)
+    }
+
+    /// The marks of checkpoints that are still what was read, by step.
+    pub fn marks(&self) -> Vec<Mark> {
+        let mut marks = self.stored_marks();
+        marks.retain(|mark| self.holds(mark));
+        marks
+    }
+
+    fn mark(&self, step: u64, id: &str, is_damaged: bool) -> Result<()> {
+        let mark = Mark {
+            step,
+            id: id.to_owned(),
+            at_seconds: now_seconds(),
+            is_damaged,
+        };
+        let is_there = |known: &Mark| {
+            let is_fresh = known
+                .age(mark.at_seconds)
+                .is_some_and(|age| age.as_secs() < FRESH_SECONDS);
+            (known.step, &known.id, known.is_damaged) == (step, &mark.id, is_damaged) && is_fresh
+        };
+        if self.stored_marks().iter().any(is_there) || !self.holds(&mark) {
+            return Ok(());
+        }
+        let Some(_lock) = self.lock_root()? else {
+            return Ok(());
+        };
+        let mut marks = self.stored_marks();
+        if marks.iter().any(is_there) {
+            return Ok(());
+        }
+        let steps = self.steps()?;
+        marks.retain(|known| known.step != step && steps.binary_search(&known.step).is_ok());
+        marks.push(mark);
+        marks.sort_by_key(|mark| mark.step);
+        let surplus = marks.len().saturating_sub(MARKS_MAX);
+        marks.drain(..surplus);
+        self.write_marks(&marks)
+    }
+
+    /// The root's lock, or that there are no locks here; `None` without a root.
+    fn lock_root(&self) -> Result<Option<Option<Lease>>> {
+        let begun = Instant::now();
+        loop {
+            match Lease::try_exclusive(self.root())? {
+                Exclusive::Taken(lease) => return Ok(Some(Some(lease))),
+                Exclusive::NoLocks => return Ok(Some(None)),
+                Exclusive::Gone => return Ok(None),
+                Exclusive::Live if begun.elapsed() < WAIT_MAX => std::thread::sleep(WAIT_PAUSE),
+                Exclusive::Live => {
+                    let source = std::io::ErrorKind::ResourceBusy.into();
+                    return Err(Error::storage("lock", self.root())(source));
+                }
+            }
+        }
+    }
+
+    /// Replaces the file whole; the old one or the new one is there at every moment.
+    fn write_marks(&self, marks: &[Mark]) -> Result<()> {
+        let text = serde_json::to_vec(marks).expect("a hint always serialises");
+        let temporary = self.root().join(name::temporary_marks());
+        let written = self.write_synced(&temporary, &text).and_then(|()| {
+            let (from, to) = (temporary.as_path(), &*self.root().join(MARKS));
+            self.file_system().change(Change::Rename { from, to })?;
+            self.sync(self.root())
+        });
+        if written.is_err() {
+            let _ = self.file_system().change(Change::RemoveFile(&temporary));
+        }
+        written
+    }
+
+    fn write_synced(&self, path: &Path, text: &[u8]) -> Result<()> {
+        let file = self.file_system().create(path, Direct::Off)?;
+        self.file_system().change(Change::Write(&file, text))?;
+        Ok(self.file_system().change(Change::SyncData(&file))?)
+    }
+
+    /// Removes what writers of marks that died left behind; returns the bytes freed. Only with the
+    /// lock is a file known to be a dead one's.
+    pub(crate) fn sweep_marks(&self) -> Result<u64> {
+        let Ok(Exclusive::Taken(_lock)) = Lease::try_exclusive(self.root()) else {
+            return Ok(0);
+        };
+        let mut freed_bytes = 0;
+        for entry in fs::read_dir(self.root()).into_iter().flatten().flatten() {
+            if entry
+                .file_name()
+                .to_str()
+                .is_some_and(name::is_temporary_marks)
+            {
+                freed_bytes += remove_file(&entry.path(), self.file_system())?;
+            }
+        }
+        Ok(freed_bytes)
+    }
+
+    /// What the file says; nothing if it cannot be read, or says nothing sensible.
+    fn stored_marks(&self) -> Vec<Mark> {
+        let text = fs::read(self.root().join(MARKS)).unwrap_or_default();
+        let mut marks: Vec<Mark> = serde_json::from_slice(&text).unwrap_or_default();
+        marks.sort_by_key(|mark| mark.step);
+        marks.truncate(MARKS_MAX);
+        marks
+    }
+
+    /// Whether the step still holds the checkpoint that the mark is for. What was salvaged is none
+    /// to go back to, however often it is read.
+    fn holds(&self, mark: &Mark) -> bool {
+        let manifest = read_manifest(&self.step_path(mark.step));
+        manifest.is_ok_and(|(manifest, _)| manifest.id == mark.id && manifest.partial.is_none())
+    }
+}

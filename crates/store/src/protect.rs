@@ -1,0 +1,78 @@
+//! Protection: steps that nobody deletes by mistake.
+//!
+//! A protected step has a file `protected` in its directory. So it moves and is copied with the
+//! checkpoint, needs no list that two processes would have to share, and can be seen with `ls`. It
+//! is made and looked for under the step's lease: a deletion either sees it or came first.
+
+use std::path::PathBuf;
+
+use penstock_io::file::Direct;
+use penstock_io::file_system::Change;
+
+use crate::commit::remove_file;
+use crate::error::{Error, Result};
+use crate::lease::Lease;
+use crate::name::{MANIFEST, PROTECTED};
+use crate::progress::Progress;
+use crate::store::Store;
+
+impl Store {
+    /// Protects a step from retention and deletion, durably, until [`Store::unprotect`].
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Incomplete`] for a step without a manifest, and the system's
+    /// errors.
+    pub fn protect(&self, step: u64) -> Result<()> {
+        let path = self.step_path(step);
+        let Some(_lease) = Lease::share(&path, &Progress::default())? else {
+            return Err(Error::NotFound { path });
+        };
+        if !path.join(MANIFEST).exists() {
+            let detail = format!("it has no {MANIFEST}");
+            return Err(Error::Incomplete { path, detail });
+        }
+        match self
+            .file_system()
+            .create(&path.join(PROTECTED), Direct::Off)
+        {
+            Ok(file) => self.file_system().change(Change::SyncData(&file))?,
+            // Whoever made it may have died before it was durable.
+            Err(error) if error.kind() == Some(std::io::ErrorKind::AlreadyExists) => {}
+            Err(error) => return Err(error.into()),
+        }
+        self.sync(&path)
+    }
+
+    /// Takes the protection of a step away, durably. A step that has none stays as it is.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] and the system's errors.
+    pub fn unprotect(&self, step: u64) -> Result<()> {
+        let path = self.step_path(step);
+        if !path.is_dir() {
+            return Err(Error::NotFound { path });
+        }
+        remove_file(&path.join(PROTECTED), self.file_system())?;
+        self.sync(&path)
+    }
+
+    /// Whether a step is protected.
+    pub fn is_protected(&self, step: u64) -> bool {
+        // A link to nothing counts: when in doubt, it is protected.
+        self.protection(step).symlink_metadata().is_ok()
+    }
+
+    /// The protected steps, ascending.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn protected(&self) -> Result<Vec<u64>> {
+        let mut steps = self.steps()?;
+        steps.retain(|&step| self.is_protected(step));
+        Ok(steps)
+    }
+
+    fn protection(&self, step: u64) -> PathBuf {
+        self.step_path(step).join(PROTECTED)
+    }
+}
