@@ -5,6 +5,7 @@
     reason = "each test file uses its own part of this module"
 )]
 
+pub mod expect;
 pub mod forge;
 pub mod hook;
 
@@ -18,8 +19,9 @@ use std::time::Duration;
 
 use penstock_io::buffer::HostRegion;
 use penstock_io::engine::{EngineChoice, EngineConfig, Opened, open};
-use penstock_io::faulty::{Faults, Faulty};
+use penstock_io::faulty::{Faults, Faulty, FaultyFileSystem};
 use penstock_io::file::Direct;
+use penstock_io::file_system::{FileSystem, Native};
 use penstock_store::checkpoint::{Checkpoint, Loaded};
 use penstock_store::options::Options;
 use penstock_store::part::Alias;
@@ -253,6 +255,18 @@ pub fn faulty(choice: EngineChoice, faults: Arc<Faults>) -> Options {
         engine_factory: Some(Arc::new(factory)),
         extent_bytes: Some(1 << 20),
         ..Options::default()
+    }
+}
+
+/// Options whose engines and file system fail as `faults` says, counted together; one worker with
+/// one request at a time, so that the count is the same every time.
+pub fn faulty_storage(choice: EngineChoice, faults: Arc<Faults>) -> Options {
+    let native: Arc<dyn FileSystem> = Arc::new(Native);
+    Options {
+        file_system: Arc::new(FaultyFileSystem::new(native, Arc::clone(&faults))),
+        io_threads: Some(1),
+        queue_depth: Some(1),
+        ..faulty(choice, faults)
     }
 }
 

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use penstock_io::faulty::crash::{Image, states};
 use penstock_store::store::Store;
 
+use crate::common::expect::{Expected, Note};
 use crate::common::{Sample, names};
-use crate::expect::Expected;
-use crate::scenario::{Note, World};
+use crate::scenario::World;
 
 /// How far to go.
 #[derive(Clone, Copy)]
@@ -44,7 +44,8 @@ pub(crate) fn explore(world: &World, limits: Limits) -> Found {
     let mut explorer = Explorer::new(world);
     let mut found = Found::default();
     for position in world.begun..=world.log.position() {
-        let expected = Expected::at(world, position);
+        let made = world.notes.iter().filter(|(at, _)| *at <= position);
+        let expected = Expected::after(made.map(|(_, note)| note));
         let mut visit = |image: &Image| {
             if let Err(violation) = explorer.look_at(image, &expected) {
                 let root = explorer.directory.path().to_string_lossy();

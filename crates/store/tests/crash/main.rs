@@ -12,7 +12,6 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-mod expect;
 mod explore;
 mod mutate;
 mod scenario;

@@ -11,6 +11,7 @@ use penstock_store::save::{Attempt, Target, commit, save, write_rank};
 use penstock_store::store::Store;
 use penstock_store::{Progress, Result};
 
+use crate::common::expect::Note;
 use crate::common::{Sample, engines, noise, target};
 use crate::mutate::Mutant;
 
@@ -112,19 +113,6 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     },
 ];
 
-/// What the scenario's calls promise, on the log's clock.
-#[derive(Clone, Debug)]
-pub(crate) enum Note {
-    /// A save of a state began.
-    Saving(u64, Vec<u64>),
-    /// It was acknowledged.
-    Saved(u64, Vec<u64>),
-    /// A removal of a step may begin.
-    Deleting(u64),
-    /// It was acknowledged.
-    Deleted(u64),
-}
-
 /// A store whose every change is recorded.
 pub(crate) struct World {
     directory: tempfile::TempDir,
@@ -132,6 +120,7 @@ pub(crate) struct World {
     pub(crate) options: Options,
     pub(crate) mutant: Arc<Mutant>,
     pub(crate) log: Arc<Log>,
+    /// What its calls promise, on the log's clock.
     pub(crate) notes: Vec<(usize, Note)>,
     /// When the scenario itself began.
     pub(crate) begun: usize,

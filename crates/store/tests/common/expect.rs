@@ -1,38 +1,81 @@
-//! What has to be found after a cut, by what was promised before it.
+//! What has to be found after a cut or a kill, by what was promised before it.
 
-use std::collections::HashMap;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::str::FromStr;
 
 use penstock_store::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::store::{StepState, Store};
 use penstock_store::{Error, Progress};
 
-use crate::common::Sample;
-use crate::scenario::{Note, World};
+use super::Sample;
+
+/// What a program says that it is about to do or has done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// A save of a step began; a state is given by the seeds of its ranks.
+    Saving(u64, Vec<u64>),
+    /// It was acknowledged.
+    Saved(u64, Vec<u64>),
+    /// A removal of a step may begin.
+    Deleting(u64),
+    /// It was acknowledged.
+    Deleted(u64),
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (word, step, seeds) = match self {
+            Note::Saving(step, seeds) => ("saving", step, &seeds[..]),
+            Note::Saved(step, seeds) => ("saved", step, &seeds[..]),
+            Note::Deleting(step) => ("deleting", step, &[][..]),
+            Note::Deleted(step) => ("deleted", step, &[][..]),
+        };
+        write!(f, "{word} {step}")?;
+        seeds.iter().try_for_each(|seed| write!(f, " {seed}"))
+    }
+}
+
+impl FromStr for Note {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Note, String> {
+        let mut words = text.split(' ');
+        let word = words.next().unwrap_or_default();
+        let numbers: Option<Vec<u64>> = words.map(|word| word.parse().ok()).collect();
+        match (word, numbers.as_deref()) {
+            ("saving", Some([step, seeds @ ..])) => Ok(Note::Saving(*step, seeds.to_vec())),
+            ("saved", Some([step, seeds @ ..])) => Ok(Note::Saved(*step, seeds.to_vec())),
+            ("deleting", Some([step])) => Ok(Note::Deleting(*step)),
+            ("deleted", Some([step])) => Ok(Note::Deleted(*step)),
+            _ => Err(format!("{text:?} is no note")),
+        }
+    }
+}
 
 /// What may be at a step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Allowed {
+pub struct Allowed {
     /// The states, each given by the seeds of its ranks.
-    pub(crate) states: BTreeSet<Vec<u64>>,
+    pub states: BTreeSet<Vec<u64>>,
     /// Whether there need not be a complete checkpoint.
-    pub(crate) may_be_absent: bool,
+    pub may_be_absent: bool,
     /// Whether not even the directory may be there.
-    pub(crate) must_be_gone: bool,
+    pub must_be_gone: bool,
 }
 
 /// What may be in the store, step by step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Expected {
-    pub(crate) steps: BTreeMap<u64, Allowed>,
+pub struct Expected {
+    pub steps: BTreeMap<u64, Allowed>,
 }
 
 impl Expected {
-    /// What was promised up to a moment.
-    pub(crate) fn at(world: &World, position: usize) -> Expected {
+    /// What some notes promise.
+    pub fn after<'a>(notes: impl IntoIterator<Item = &'a Note>) -> Expected {
         let mut expected = Expected::default();
-        for (_, note) in world.notes.iter().filter(|(at, _)| *at <= position) {
+        for note in notes {
             match note {
                 Note::Saving(step, state) => {
                     let nothing = || Allowed {
@@ -69,7 +112,7 @@ impl Expected {
     }
 
     /// What the store holds, step by step, or how it breaks a promise.
-    pub(crate) fn check(
+    pub fn check(
         &self,
         store: &Store,
         samples: &HashMap<u64, Sample>,

@@ -1,0 +1,438 @@
+//! Every single operation of a program fails, or is the last that its process lives to see.
+//!
+//! The program saves, replaces, retains, deletes and sweeps. All that it does to storage passes the
+//! two decorators of `penstock_io::faulty`, which count: so each operation can be failed, or the
+//! process killed before it, in turn. Whatever happens, what was acknowledged is there, nothing is
+//! damaged, the call goes through when it is made again, and a sweep leaves nothing behind.
+
+mod common;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+
+use common::expect::{Expected, Note};
+use common::{Sample, engines, errno, faulty_storage, names, noise, target};
+use penstock_io::engine::EngineChoice;
+use penstock_io::faulty::{Failure, Faults, Repeat};
+use penstock_store::checkpoint::Checkpoint;
+use penstock_store::manifest::PartEntry;
+use penstock_store::options::Options;
+use penstock_store::save::{Attempt, Target, commit, save, write_rank};
+use penstock_store::store::Store;
+use penstock_store::{Error, Progress, Result};
+
+const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
+const SIGKILL: i32 = 9;
+
+/// The variables that tell a child what to do, and before which operation it dies.
+const ROOT: &str = "PENSTOCK_TEST_STEP_ROOT";
+const ENGINE: &str = "PENSTOCK_TEST_STEP_ENGINE";
+const DIES_AT: &str = "PENSTOCK_TEST_STEP_DIES_AT";
+const RANK: &str = "PENSTOCK_TEST_STEP_RANK";
+
+/// A state of two shards' worth of small tensors that differ with the seed.
+fn sample(seed: u64) -> Sample {
+    let mut sample = Sample::of_sizes(&[70_000, 600]);
+    for (index, bytes) in (0..).zip(&mut sample.bytes) {
+        *bytes = noise(seed * 1000 + index, bytes.len());
+    }
+    for spec in &mut sample.specs {
+        spec.name = format!("s{seed}.{}", spec.name);
+    }
+    sample
+}
+
+fn samples() -> HashMap<u64, Sample> {
+    (1..=9).map(|seed| (seed, sample(seed))).collect()
+}
+
+/// One call of the program.
+#[derive(Clone, Copy, Debug)]
+enum Call {
+    Save(u64, u64),
+    Replace(u64, u64),
+    Retain(u64, u64),
+    Delete(u64),
+    Sweep,
+}
+
+const PROGRAM: [Call; 8] = [
+    Call::Save(1, 1),
+    Call::Save(2, 2),
+    Call::Replace(1, 3),
+    Call::Save(3, 4),
+    Call::Retain(2, 3),
+    Call::Delete(2),
+    Call::Sweep,
+    Call::Replace(3, 5),
+];
+
+/// What changes storage, and what it says about it.
+struct Program<'a> {
+    store: Store,
+    options: Options,
+    note: &'a mut dyn FnMut(Note),
+}
+
+impl<'a> Program<'a> {
+    fn new(root: &Path, options: Options, note: &'a mut dyn FnMut(Note)) -> Program<'a> {
+        let options = Options {
+            shard_bytes: Some(64 << 10),
+            ..options
+        };
+        let store = Store::new(root).with_file_system(Arc::clone(&options.file_system));
+        Program {
+            store,
+            options,
+            note,
+        }
+    }
+
+    fn call(&mut self, call: Call) -> Result<()> {
+        match call {
+            Call::Save(step, seed) => self.save(step, seed, false),
+            Call::Replace(step, seed) => self.save(step, seed, true),
+            Call::Retain(keep_last, saved) => {
+                for step in self.store.steps()? {
+                    if step < saved {
+                        (self.note)(Note::Deleting(step));
+                    }
+                }
+                for step in self.store.retain(Some(keep_last), None, Some(saved))? {
+                    (self.note)(Note::Deleted(step));
+                }
+                Ok(())
+            }
+            Call::Delete(step) => {
+                (self.note)(Note::Deleting(step));
+                match self.store.delete(step) {
+                    // Made again after it had failed on its last step.
+                    Ok(_) | Err(Error::NotFound { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+                (self.note)(Note::Deleted(step));
+                Ok(())
+            }
+            Call::Sweep => self.store.sweep().map(drop),
+        }
+    }
+
+    fn save(&mut self, step: u64, seed: u64, overwrite: bool) -> Result<()> {
+        (self.note)(Note::Saving(step, vec![seed]));
+        let target = step_target(&self.store, step, overwrite);
+        let state = sample(seed).state();
+        save(&state, &target, &self.options, &Progress::default())?;
+        (self.note)(Note::Saved(step, vec![seed]));
+        Ok(())
+    }
+}
+
+fn step_target(store: &Store, step: u64, overwrite: bool) -> Target {
+    Target {
+        step: Some(step),
+        overwrite,
+        ..target(&store.step_path(step))
+    }
+}
+
+/// What is promised is there; returns what is.
+#[track_caller]
+fn check(root: &Path, notes: &[Note], what: &str) -> BTreeMap<u64, Vec<u64>> {
+    let expected = Expected::after(notes);
+    let held = expected.check(&Store::new(root), &samples());
+    held.unwrap_or_else(|violation| panic!("{what}: {violation}"))
+}
+
+/// After a sweep there is nothing but complete checkpoints, the same ones.
+#[track_caller]
+fn check_swept(root: &Path, notes: &[Note], what: &str) {
+    let held = check(root, notes, what);
+    let store = Store::new(root);
+    store.sweep().unwrap();
+    assert_eq!(check(root, notes, what), held, "{what}: a sweep changed it");
+    for step in store.steps().unwrap() {
+        let path = store.step_path(step);
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let files = checkpoint.files().len();
+        assert_eq!(names(&path).len(), files, "{what}: {:?}", names(&path));
+    }
+}
+
+/// Operations of the whole program when nothing goes wrong.
+fn operations(engine: EngineChoice) -> u64 {
+    let root = tempfile::tempdir().unwrap();
+    let faults = Arc::new(Faults::new(0));
+    let mut notes = Vec::new();
+    let mut note = |said| notes.push(said);
+    let options = faulty_storage(engine, Arc::clone(&faults));
+    let mut program = Program::new(root.path(), options, &mut note);
+    for call in PROGRAM {
+        program.call(call).unwrap();
+    }
+    check_swept(root.path(), &notes, "undisturbed");
+    faults.operations()
+}
+
+#[test]
+fn each_failing_operation_harms_nothing_and_the_call_can_be_made_again() {
+    for &engine in engines() {
+        let operations = operations(engine);
+        assert!(operations > 60, "the program does something: {operations}");
+        let mut refused = 0;
+        for nth in 1..=operations {
+            for number in [EIO, ENOSPC] {
+                let what = format!("{engine:?} operation {nth} errno {number}");
+                let root = tempfile::tempdir().unwrap();
+                let failure = Failure {
+                    class: None,
+                    nth,
+                    repeat: Repeat::Once,
+                    errno: number,
+                };
+                let faults = Arc::new(Faults::new(nth).fail(failure));
+                let mut notes = Vec::new();
+                let mut note = |said| notes.push(said);
+                let options = faulty_storage(engine, faults);
+                let mut program = Program::new(root.path(), options, &mut note);
+                let mut failed = None;
+                for call in PROGRAM {
+                    if let Err(error) = program.call(call) {
+                        assert_eq!(errno(&error), Some(number), "{what}: {call:?}: {error}");
+                        failed = Some((call, program.store.clone()));
+                        break;
+                    }
+                }
+                if let Some((call, store)) = failed {
+                    refused += 1;
+                    check(root.path(), &notes, &what);
+                    let mut note = |said| notes.push(said);
+                    let mut program = Program::new(root.path(), Options::default(), &mut note);
+                    match program.call(call) {
+                        // Published, and only its last sync failed: it is there, if not promised.
+                        Err(Error::Exists { path }) => {
+                            assert!(Checkpoint::open(&path).is_ok(), "{what}");
+                        }
+                        result => result.unwrap_or_else(|error| panic!("{what}: {error}")),
+                    }
+                    drop(store);
+                }
+                check_swept(root.path(), &notes, &what);
+            }
+        }
+        eprintln!("{engine}: {operations} operations failed in turn, {refused} calls refused");
+        assert!(refused > operations, "most failures are told");
+    }
+}
+
+/// From some operation on, nothing works any more, as on a disk that has gone read-only.
+#[test]
+fn a_disk_that_stops_working_keeps_what_it_had() {
+    for &engine in engines() {
+        for nth in 1..=operations(engine) {
+            let what = format!("{engine:?} operation {nth} and all later ones");
+            let root = tempfile::tempdir().unwrap();
+            let failure = Failure {
+                class: None,
+                nth,
+                repeat: Repeat::Forever,
+                errno: EIO,
+            };
+            let faults = Arc::new(Faults::new(nth).fail(failure));
+            let mut notes = Vec::new();
+            let mut note = |said| notes.push(said);
+            let options = faulty_storage(engine, faults);
+            let mut program = Program::new(root.path(), options, &mut note);
+            for call in PROGRAM {
+                // Later calls may have nothing left to do that could fail.
+                let _ = program.call(call);
+            }
+            check_swept(root.path(), &notes, &what);
+        }
+    }
+}
+
+/// Options of a child that dies before the operation it was told.
+fn dying(engine: EngineChoice) -> Options {
+    let nth: u64 = std::env::var(DIES_AT).unwrap().parse().unwrap();
+    let die = move |operation| {
+        if operation == nth {
+            let own = rustix::process::getpid();
+            let _ = rustix::process::kill_process(own, rustix::process::Signal::KILL);
+        }
+    };
+    faulty_storage(engine, Arc::new(Faults::new(0).call(die)))
+}
+
+fn say(line: &str) {
+    writeln!(std::io::stdout(), "> {line}").unwrap();
+}
+
+#[test]
+#[ignore = "not a test: what the tests kill"]
+fn child() {
+    let Some(root) = std::env::var_os(ROOT) else {
+        return;
+    };
+    let engine = std::env::var(ENGINE).unwrap().parse().unwrap();
+    let options = dying(engine);
+    let mut note = |said: Note| say(&said.to_string());
+    let mut program = Program::new(Path::new(&root), options, &mut note);
+    match std::env::var(RANK) {
+        Err(_) => PROGRAM.iter().for_each(|call| program.call(*call).unwrap()),
+        Ok(rank) => run_rank(&mut program, rank.parse().unwrap()),
+    }
+}
+
+/// A child, and what it says.
+struct Running {
+    child: Child,
+    said: BufReader<ChildStdout>,
+    asked: ChildStdin,
+}
+
+impl Running {
+    fn start(root: &Path, engine: EngineChoice, dies_at: u64, rank: Option<u32>) -> Running {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["child", "--exact", "--ignored", "--nocapture"])
+            .env(ROOT, root)
+            .env(ENGINE, engine.to_string())
+            .env(DIES_AT, dies_at.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        if let Some(rank) = rank {
+            command.env(RANK, rank.to_string());
+        }
+        let mut child = command.spawn().unwrap();
+        let said = BufReader::new(child.stdout.take().unwrap());
+        let asked = child.stdin.take().unwrap();
+        Running { child, said, asked }
+    }
+
+    /// The next thing it says; `None` once it is dead.
+    fn next(&mut self) -> Option<String> {
+        let lines = (&mut self.said).lines().map_while(std::result::Result::ok);
+        // The harness may have begun a line of its own.
+        let mut said = lines.filter_map(|line| Some(line.split_once("> ")?.1.to_owned()));
+        said.next()
+    }
+
+    fn tell(&mut self, line: &str) {
+        // It may be dead by now.
+        let _ = writeln!(self.asked, "{line}");
+    }
+
+    /// Whether it was killed, and did not come to its end or fail.
+    fn was_killed(mut self) -> bool {
+        drop(self.asked);
+        let status = self.child.wait().unwrap();
+        let is_killed = status.signal() == Some(SIGKILL);
+        assert!(is_killed || status.success(), "{status}");
+        is_killed
+    }
+}
+
+#[test]
+fn each_operation_is_the_last_of_a_process() {
+    for &engine in engines() {
+        for nth in 1.. {
+            let what = format!("{engine:?} killed before operation {nth}");
+            let root = tempfile::tempdir().unwrap();
+            let mut running = Running::start(root.path(), engine, nth, None);
+            let mut notes: Vec<Note> = Vec::new();
+            while let Some(line) = running.next() {
+                notes.push(line.parse().unwrap());
+            }
+            let is_killed = running.was_killed();
+            check_swept(root.path(), &notes, &what);
+            if !is_killed {
+                eprintln!("{engine}: killed before each of {} operations", nth - 1);
+                assert!(nth > 60);
+                break;
+            }
+        }
+    }
+}
+
+/// One of two ranks, told what the other says: the first begins and commits, the second joins.
+fn run_rank(program: &mut Program<'_>, rank: u32) {
+    let target = step_target(&program.store, 2, false);
+    let (options, progress) = (&program.options, Progress::default());
+    let mut lines = std::io::stdin().lines();
+    // The other one may be dead: then there is nothing to commit.
+    let mut listen = || lines.next().and_then(std::result::Result::ok);
+    let state = sample(u64::from(rank) + 2).state();
+    if rank == 0 {
+        let mut attempt =
+            Attempt::begin(&target.path, false, &options.file_system, &progress).unwrap();
+        say(&format!("attempt {}", attempt.id()));
+        let written = write_rank(&mut attempt, 0, &state, options, &progress).unwrap();
+        let Some(vote) = listen() else { return };
+        let vote: PartEntry = serde_json::from_str(&vote).unwrap();
+        commit(attempt, &target, vec![written.part, vote]).unwrap();
+        (program.note)(Note::Saved(2, vec![2, 3]));
+    } else {
+        let Some(id) = listen() else { return };
+        let joined = Attempt::join(&target.path, &id, &options.file_system, &progress);
+        let mut attempt = match joined {
+            // The coordinator failed and took its directory along.
+            Err(Error::NotFound { .. }) => return,
+            joined => joined.unwrap(),
+        };
+        let written = write_rank(&mut attempt, rank, &state, options, &progress).unwrap();
+        say(&serde_json::to_string(&written.part).unwrap());
+        // The lease is held until it is known what became of the attempt.
+        let _ = listen();
+    }
+}
+
+/// Two ranks save a step together, and one of them dies before each of its operations in turn.
+#[test]
+fn each_operation_is_the_last_of_a_rank() {
+    for &engine in engines() {
+        for dying in [0, 1] {
+            for nth in 1.. {
+                let what = format!("{engine:?} rank {dying} killed before operation {nth}");
+                let root = tempfile::tempdir().unwrap();
+                let mut notes = Vec::new();
+                let mut note = |said| notes.push(said);
+                let mut program = Program::new(root.path(), Options::default(), &mut note);
+                program.call(Call::Save(1, 1)).unwrap();
+                notes.push(Note::Saving(2, vec![2, 3]));
+
+                let dies_at = |rank| if rank == dying { nth } else { 0 };
+                let start = |rank| Running::start(root.path(), engine, dies_at(rank), Some(rank));
+                let (mut first, mut second) = (start(0), start(1));
+                if let Some(line) = first.next() {
+                    second.tell(line.strip_prefix("attempt ").unwrap());
+                    if let Some(vote) = second.next() {
+                        first.tell(&vote);
+                        if let Some(line) = first.next() {
+                            notes.push(line.parse().unwrap());
+                        }
+                    }
+                }
+                let killed = [first, second].map(Running::was_killed);
+                check_swept(root.path(), &notes, &what);
+                if !killed.contains(&true) {
+                    assert!(notes.contains(&Note::Saved(2, vec![2, 3])), "{what}");
+                    eprintln!(
+                        "{engine}: rank {dying} killed before each of {} operations",
+                        nth - 1
+                    );
+                    break;
+                }
+                // Whatever became of it, the step can be saved.
+                let mut note = |said| notes.push(said);
+                let mut program = Program::new(root.path(), Options::default(), &mut note);
+                program.call(Call::Replace(2, 5)).unwrap();
+                check_swept(root.path(), &notes, &what);
+            }
+        }
+    }
+}
