@@ -38,9 +38,12 @@ fn uring_decorated(queue_depth: usize) -> Box<dyn Engine> {
     decorate(uring(queue_depth))
 }
 
-/// Whole transfers over an engine that cuts half of them short.
+/// Whole transfers over an engine that cuts half of them short, and hands out in any order.
 fn decorate(engine: Box<dyn Engine>) -> Box<dyn Engine> {
-    let faults = Arc::new(Faults::new(20_260_101).short_transfers(50));
+    let faults = Faults::new(20_260_101)
+        .short_transfers(50)
+        .late_completions(40);
+    let faults = Arc::new(faults);
     Box::new(WholeTransfers::new(Box::new(Faulty::new(engine, faults))))
 }
 

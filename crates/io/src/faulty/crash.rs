@@ -31,7 +31,7 @@ pub struct Image {
 }
 
 /// What is at a path.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Entry {
     /// A directory.
     Directory,
@@ -408,5 +408,188 @@ impl Image {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use super::*;
+    use crate::faulty::{Faults, FaultyFileSystem};
+    use crate::file::{Direct, File};
+    use crate::file_system::{Change, FileSystem, Native};
+
+    /// Files made through a log, and what a cut at the end could leave of them.
+    struct Recorded {
+        directory: tempfile::TempDir,
+        log: Arc<Log>,
+        file_system: FaultyFileSystem,
+    }
+
+    impl Recorded {
+        fn new() -> Recorded {
+            let directory = tempfile::tempdir().unwrap();
+            let log = Arc::new(Log::new(directory.path()));
+            let faults = Arc::new(Faults::new(0).record(Arc::clone(&log)));
+            Recorded {
+                file_system: FaultyFileSystem::new(Arc::new(Native), faults),
+                directory,
+                log,
+            }
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.directory.path().join(name)
+        }
+
+        fn change(&self, change: Change<'_>) {
+            self.file_system.change(change).unwrap();
+        }
+
+        fn create(&self, name: &str, bytes: &[u8]) -> File {
+            let file = self.file_system.create(&self.path(name), Direct::Off);
+            let file = file.unwrap();
+            self.change(Change::Write(&file, bytes));
+            file
+        }
+
+        fn sync(&self) {
+            self.change(Change::SyncDirectory(self.directory.path()));
+        }
+
+        /// The names and the contents that are possible now.
+        fn possible(&self) -> BTreeSet<Vec<(OsString, Vec<u8>)>> {
+            let mut possible = BTreeSet::new();
+            let mut visit = |image: &Image| {
+                let file = |(path, entry): (&PathBuf, &Entry)| match entry {
+                    Entry::File(bytes) => (path.clone().into(), bytes.to_vec()),
+                    Entry::Directory => (path.clone().into(), b"directory".to_vec()),
+                };
+                possible.insert(image.entries.iter().map(file).collect());
+                ControlFlow::Continue(())
+            };
+            let now = self.log.position();
+            let coverage = states(&self.log, now, 1 << 16, 0, &mut visit);
+            assert!(coverage.is_exhaustive);
+            possible
+        }
+    }
+
+    fn holding(files: &[(&str, &[u8])]) -> Vec<(OsString, Vec<u8>)> {
+        let file = |(name, bytes): &(&str, &[u8])| (OsString::from(name), bytes.to_vec());
+        files.iter().map(file).collect()
+    }
+
+    #[test]
+    fn a_name_and_the_bytes_are_synced_apart() {
+        let world = Recorded::new();
+        let file = world.create("a", b"x");
+        let (none, cut) = (holding(&[]), holding(&[("a", b"")]));
+        let (zero, whole) = (holding(&[("a", b"\0")]), holding(&[("a", b"x")]));
+        let all = [&none, &cut, &zero, &whole].map(Clone::clone);
+        assert_eq!(world.possible(), BTreeSet::from(all));
+        world.change(Change::SyncData(&file));
+        assert_eq!(world.possible(), BTreeSet::from([none, whole.clone()]));
+        world.sync();
+        assert_eq!(world.possible(), BTreeSet::from([whole]));
+    }
+
+    #[test]
+    fn sectors_are_torn_apart() {
+        let world = Recorded::new();
+        let file = world.create("a", &[1; 3 * SECTOR_BYTES]);
+        world.change(Change::SyncData(&file));
+        world.sync();
+        world.change(Change::Write(&file, &[2; 3 * SECTOR_BYTES]));
+        assert_eq!(world.possible().len(), 8);
+        world.change(Change::SyncData(&file));
+        assert_eq!(world.possible().len(), 1);
+    }
+
+    #[test]
+    fn a_rename_happens_whole_and_before_or_after_others() {
+        let world = Recorded::new();
+        for name in ["new", "old"] {
+            let file = world.create(name, name.as_bytes());
+            world.change(Change::SyncData(&file));
+        }
+        world.sync();
+        let (from, to) = (world.path("new"), world.path("old"));
+        world.change(Change::Rename {
+            from: &from,
+            to: &to,
+        });
+        let before = holding(&[("new", b"new"), ("old", b"old")]);
+        let after = holding(&[("old", b"new")]);
+        let both = BTreeSet::from([before, after.clone()]);
+        assert_eq!(world.possible(), both);
+        world.sync();
+        assert_eq!(world.possible(), BTreeSet::from([after]));
+    }
+
+    #[test]
+    fn a_directory_that_is_lost_takes_what_is_in_it_along() {
+        let world = Recorded::new();
+        let inner = world.path("inner");
+        world.change(Change::CreateDirectory(&inner));
+        let file = world.create("inner/a", b"x");
+        world.change(Change::SyncData(&file));
+        world.change(Change::SyncDirectory(&inner));
+        let there = holding(&[("inner", b"directory"), ("inner/a", b"x")]);
+        let both = BTreeSet::from([holding(&[]), there.clone()]);
+        assert_eq!(world.possible(), both);
+        world.sync();
+        assert_eq!(world.possible(), BTreeSet::from([there.clone()]));
+        world.change(Change::RemoveFile(&inner.join("a")));
+        world.change(Change::RemoveDirectory(&inner));
+        let empty = holding(&[("inner", b"directory")]);
+        let any = BTreeSet::from([there, empty, holding(&[])]);
+        assert_eq!(world.possible(), any);
+    }
+
+    #[test]
+    fn a_sync_covers_what_ended_before_it_began() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = Log::new(directory.path());
+        let path = directory.path().join("a");
+        let created = log.begin_create(&path);
+        log.end(created, true);
+        let named = log.begin_change(Change::SyncDirectory(directory.path()));
+        log.end(named, true);
+        let write = log.begin_write(&path, 0, b"x");
+        let sync = log.begin_on(&path, Logged::SyncData);
+        log.end_transfer(write.unwrap(), 1);
+        log.end(sync, true);
+        let mut contents = BTreeSet::new();
+        let _ = states(&log, log.position(), 1 << 10, 0, &mut |image| {
+            contents.insert(image.clone().entries.into_values().next());
+            ControlFlow::Continue(())
+        });
+        assert_eq!(contents.len(), 3, "the write is not covered");
+    }
+
+    #[test]
+    fn a_state_can_be_laid_out_over_another() {
+        let world = Recorded::new();
+        world.change(Change::CreateDirectory(&world.path("inner")));
+        let _file = world.create("inner/a", &[7; 1000]);
+        let target = tempfile::tempdir().unwrap();
+        let mut before = Image::default();
+        let mut count = 0;
+        let _ = states(&world.log, world.log.position(), 1 << 10, 0, &mut |image| {
+            image.materialise(target.path(), &before).unwrap();
+            before = image.clone();
+            for (path, entry) in &image.entries {
+                let path = target.path().join(path);
+                match entry {
+                    Entry::Directory => assert!(path.is_dir()),
+                    Entry::File(bytes) => assert_eq!(std::fs::read(path).unwrap(), bytes[..]),
+                }
+            }
+            count += 1;
+            ControlFlow::Continue(())
+        });
+        assert!(count > 8, "{count}");
     }
 }
