@@ -15,6 +15,7 @@ use penstock_io::faulty::{Failure, Faults, OpClass, Repeat};
 use penstock_store::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::save::{Target, save};
+use penstock_store::store::Store;
 use penstock_store::verify::verify;
 use penstock_store::{Error, Progress, Result};
 
@@ -318,7 +319,9 @@ fn a_full_disk_is_an_error_and_harms_nothing() {
     let image = tempfile::NamedTempFile::new().unwrap();
     let image_path = image.path().to_str().unwrap();
     image.as_file().set_len(32 << 20).unwrap();
-    let formatted = Command::new("mkfs.ext4").args(["-q", image_path]).status();
+    let formatted = Command::new("mkfs.ext4")
+        .args(["-q", "-m", "0", image_path])
+        .status();
     let mut mounts = vec![Mount::new(&["-t", "tmpfs", "-o", "size=16m", "tmpfs"])];
     mounts.push(match formatted {
         Ok(status) if status.success() => Mount::new(&["-o", "loop", image_path]),
@@ -344,6 +347,7 @@ fn a_full_disk_is_an_error_and_harms_nothing() {
             };
             let error = overwrite(&large, &path, &options).unwrap_err();
             assert_eq!(errno(&error), Some(ENOSPC), "{error}");
+            assert_names_the_room(&error, 40 << 20, 32 << 20);
             let error = large.save(&mount.path().join("fresh"), &options);
             assert_eq!(errno(&error.unwrap_err()), Some(ENOSPC));
             assert!(!mount.path().join("fresh").exists());
@@ -353,7 +357,73 @@ fn a_full_disk_is_an_error_and_harms_nothing() {
         let new = Sample::seeded(2);
         overwrite(&new, &path, &Options::default()).unwrap();
         new.assert_at(&path);
+        check_a_disk_without_a_byte(mount.path());
     }
+}
+
+/// The error tells how much is needed and how much there was, in its message too.
+fn assert_names_the_room(error: &Error, needed_min: u64, free_max: u64) {
+    let Error::Full {
+        needed_bytes,
+        free_bytes,
+        ..
+    } = error
+    else {
+        panic!("{error:?}");
+    };
+    assert!(
+        (needed_min..2 * needed_min).contains(needed_bytes),
+        "{error}"
+    );
+    assert!(*free_bytes < free_max, "{error}");
+    let message = error.to_string();
+    assert!(message.contains(&needed_bytes.to_string()), "{message}");
+    assert!(message.contains(&free_bytes.to_string()), "{message}");
+}
+
+/// Removing needs no room: where nothing more can be written, retention, deletion and a sweep work
+/// and give back what they free.
+fn check_a_disk_without_a_byte(root: &Path) {
+    let store = Store::new(root.join("store"));
+    for step in 1..=3 {
+        let path = store.step_path(step);
+        let saved = Sample::seeded(step).save_step(&path, Some(step), false);
+        saved.unwrap();
+    }
+    // What a save left that was killed.
+    let attempt = "0123456789abcdef0123456789abcdef";
+    let orphan = format!("shard-00000-00.{attempt}.safetensors");
+    let dead = store.step_path(4);
+    std::fs::create_dir(&dead).unwrap();
+    std::fs::write(dead.join(&orphan), vec![1; 1 << 20]).unwrap();
+    let filler = root.join("filler");
+    let mut file = std::fs::File::create(&filler).unwrap();
+    while std::io::Write::write_all(&mut file, &[0; 4096]).is_ok() {}
+    let free = || penstock_io::file_system::free_bytes(root).unwrap();
+    assert_eq!(free(), 0);
+
+    let path = store.step_path(5);
+    let error = Sample::seeded(5).save_step(&path, Some(5), false);
+    let error = error.unwrap_err();
+    assert_eq!(errno(&error), Some(ENOSPC), "{error}");
+    assert!(!path.exists(), "{:?}", names(&path));
+    Sample::seeded(3).assert_at(&store.step_path(3));
+
+    let sweep = store.sweep().unwrap();
+    assert_eq!(sweep.iter().map(|(_, bytes)| bytes).sum::<u64>(), 1 << 20);
+    let after_sweep = free();
+    assert!(after_sweep >= 1 << 20, "{after_sweep}");
+    std::io::Write::write_all(&mut file, &vec![0; after_sweep as usize]).ok();
+    store.retain(Some(2), None, Some(3)).unwrap();
+    assert_eq!(store.steps().unwrap(), [2, 3]);
+    let after_retention = free();
+    assert!(after_retention > 2 << 20, "{after_retention}");
+    let freed = store.delete(2).unwrap();
+    assert!(free() >= after_retention + freed / 2);
+    Sample::seeded(3).assert_at(&store.step_path(3));
+    Sample::seeded(5).save_step(&path, Some(5), false).unwrap();
+    drop(file);
+    std::fs::remove_file(filler).unwrap();
 }
 
 /// Root passes over the mode of a directory, so that it takes a mount to be refused.
