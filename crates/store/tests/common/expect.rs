@@ -22,6 +22,10 @@ pub enum Note {
     Deleting(u64),
     /// It was acknowledged.
     Deleted(u64),
+    /// A step was marked as read back whole.
+    Marked(u64),
+    /// A step was protected.
+    Protected(u64),
 }
 
 impl fmt::Display for Note {
@@ -31,6 +35,8 @@ impl fmt::Display for Note {
             Note::Saved(step, seeds) => ("saved", step, &seeds[..]),
             Note::Deleting(step) => ("deleting", step, &[][..]),
             Note::Deleted(step) => ("deleted", step, &[][..]),
+            Note::Marked(step) => ("marked", step, &[][..]),
+            Note::Protected(step) => ("protected", step, &[][..]),
         };
         write!(f, "{word} {step}")?;
         seeds.iter().try_for_each(|seed| write!(f, " {seed}"))
@@ -49,6 +55,8 @@ impl FromStr for Note {
             ("saved", Some([step, seeds @ ..])) => Ok(Note::Saved(*step, seeds.to_vec())),
             ("deleting", Some([step])) => Ok(Note::Deleting(*step)),
             ("deleted", Some([step])) => Ok(Note::Deleted(*step)),
+            ("marked", Some([step])) => Ok(Note::Marked(*step)),
+            ("protected", Some([step])) => Ok(Note::Protected(*step)),
             _ => Err(format!("{text:?} is no note")),
         }
     }
@@ -69,6 +77,8 @@ pub struct Allowed {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Expected {
     pub steps: BTreeMap<u64, Allowed>,
+    pub marked: BTreeSet<u64>,
+    pub protected: BTreeSet<u64>,
 }
 
 impl Expected {
@@ -106,6 +116,12 @@ impl Expected {
                     };
                     expected.steps.insert(*step, gone);
                 }
+                Note::Marked(step) => {
+                    expected.marked.insert(*step);
+                }
+                Note::Protected(step) => {
+                    expected.protected.insert(*step);
+                }
             }
         }
         expected
@@ -117,6 +133,17 @@ impl Expected {
         store: &Store,
         samples: &HashMap<u64, Sample>,
     ) -> Result<BTreeMap<u64, Vec<u64>>, String> {
+        let marks: BTreeSet<u64> = store.marks().iter().map(|mark| mark.step).collect();
+        if let Some(step) = self.marked.difference(&marks).next() {
+            return Err(format!("the mark of step {step} is lost"));
+        }
+        if let Some(step) = self
+            .protected
+            .iter()
+            .find(|&&step| !store.is_protected(step))
+        {
+            return Err(format!("step {step} is not protected any more"));
+        }
         let mut found = BTreeMap::new();
         let there = store.steps().map_err(|error| error.full_message())?;
         let steps: BTreeSet<u64> = self.steps.keys().chain(&there).copied().collect();

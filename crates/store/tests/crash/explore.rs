@@ -104,6 +104,13 @@ fn scratch() -> tempfile::TempDir {
     made.or_else(|_| tempfile::tempdir()).unwrap()
 }
 
+/// What is in a step's directory, but for its protection.
+fn files(path: &Path) -> Vec<String> {
+    let mut files = names(path);
+    files.retain(|name| name != "protected");
+    files
+}
+
 fn hash(value: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
@@ -181,7 +188,7 @@ impl Explorer {
                 Ok(checkpoint) => checkpoint.files().len(),
                 Err(error) => return Err(format!("after a sweep: {}", error.full_message())),
             };
-            let left = names(&path);
+            let left = files(&path);
             if left.len() != referenced || ranks == 0 {
                 return Err(format!("a sweep of step {step} leaves {left:?}"));
             }
@@ -191,7 +198,7 @@ impl Explorer {
             let saved = self.after.save_step(&path, Some(step), true);
             saved.map_err(|error| format!("the next save: {}", error.full_message()))?;
             self.after.assert_at(&path);
-            let left = names(&path);
+            let left = files(&path);
             if left.len() != 3 {
                 return Err(format!("the next save of step {step} leaves {left:?}"));
             }

@@ -142,6 +142,11 @@ fn mutants() -> Vec<(&'static str, Mutation)> {
             "retention",
             late(step("remove manifest", 1), step("remove data", 1)),
         ),
+        // What is remembered of checkpoints.
+        ("mark", Skip(step("sync marks", 1))),
+        ("mark", Skip(step("sync store", 1))),
+        ("mark", late(step("sync marks", 1), step("rename marks", 1))),
+        ("protect", Skip(step("sync step", 1))),
         // Retention before the new checkpoint is durable.
         ("retention", late(last_sync, step("remove manifest", 1))),
         (

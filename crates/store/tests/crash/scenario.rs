@@ -6,6 +6,7 @@ use std::sync::Arc;
 use penstock_io::engine::{EngineChoice, EngineConfig, Opened, open};
 use penstock_io::faulty::{Faults, Faulty, FaultyFileSystem, Log};
 use penstock_io::file_system::{Change, FileSystem, Native};
+use penstock_store::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::save::{Attempt, Target, commit, save, write_rank};
 use penstock_store::store::Store;
@@ -101,6 +102,18 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         run: |world| world.store.sweep().map(drop),
     },
     Scenario {
+        name: "mark",
+        states: States::Every,
+        set_up: set_up_marks,
+        run: |world| world.mark(2),
+    },
+    Scenario {
+        name: "protect",
+        states: States::Every,
+        set_up: set_up_marks,
+        run: |world| world.protect(2),
+    },
+    Scenario {
         name: "save after a failed one",
         // What the failed one left and what the next one writes multiply.
         states: States::Sampled(1 << 11),
@@ -112,6 +125,14 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         },
     },
 ];
+
+/// The mark and the protection of another step are there before, and stay.
+fn set_up_marks(world: &mut World) -> Result<()> {
+    world.save(1, 1, false)?;
+    world.save(2, 2, false)?;
+    world.mark(1)?;
+    world.protect(1)
+}
 
 /// A store whose every change is recorded.
 pub(crate) struct World {
@@ -263,6 +284,19 @@ impl World {
         self.note(Note::Deleting(step));
         self.store.delete(step)?;
         self.note(Note::Deleted(step));
+        Ok(())
+    }
+
+    pub(crate) fn mark(&mut self, step: u64) -> Result<()> {
+        let checkpoint = Checkpoint::open(&self.store.step_path(step))?;
+        self.store.mark_verified(step, &checkpoint.manifest().id)?;
+        self.note(Note::Marked(step));
+        Ok(())
+    }
+
+    pub(crate) fn protect(&mut self, step: u64) -> Result<()> {
+        self.store.protect(step)?;
+        self.note(Note::Protected(step));
         Ok(())
     }
 
