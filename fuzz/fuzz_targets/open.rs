@@ -4,9 +4,9 @@
 use std::path::Path;
 use std::sync::LazyLock;
 
-use libfuzzer_sys::fuzz_target;
-use penstock_fuzz::bounded_beside;
+use libfuzzer_sys::{fuzz_mutator, fuzz_target};
 use penstock_fuzz::checks::open::Checkpoint;
+use penstock_fuzz::{bounded_beside, json};
 use tempfile::TempDir;
 
 /// An engine with its worker, the manifest around the part, the header of the shard.
@@ -25,4 +25,8 @@ fuzz_target!(|part: &[u8]| {
     bounded_beside(FIXED_BYTES, part.len(), || {
         checkpoint.check(part);
     });
+});
+
+fuzz_mutator!(|data: &mut [u8], size: usize, size_max: usize, seed: u32| {
+    json::mutate(data, size, size_max, seed, 0)
 });

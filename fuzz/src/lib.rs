@@ -1,7 +1,9 @@
-//! What every target runs in: a heap whose peak is held against the size of the input.
+//! What every target runs in: a heap whose peak is held against the size of the input, and
+//! mutations that know JSON.
 #![forbid(unsafe_code)]
 
 pub mod checks;
+pub mod json;
 
 use peak_alloc::PeakAlloc;
 
