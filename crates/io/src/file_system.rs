@@ -121,9 +121,7 @@ impl FileSystem for Native {
             Change::SyncData(file) => return file.sync_data(),
             Change::CreateDirectory(path) => fs::create_dir(path),
             Change::RemoveDirectory(path) => fs::remove_dir(path),
-            Change::SyncDirectory(path) => {
-                fs::File::open(path).and_then(|opened| opened.sync_all())
-            }
+            Change::SyncDirectory(path) => sync_directory(path),
             Change::Rename { from, to } => fs::rename(from, to),
             Change::RenameNew { from, to } => rename_new(from, to),
             Change::Link { from, to } => fs::hard_link(from, to),
@@ -135,6 +133,18 @@ impl FileSystem for Native {
             source,
         })
     }
+}
+
+/// Syncs a directory, and asks whether the file system was still at work when it said so.
+///
+/// XFS that shuts itself down, after an error of its log for instance, reports success for the
+/// `fsync` of a directory whose changes it has just dropped (seen with Linux 6.18), and what is lost
+/// would be acknowledged. From then on it refuses `fstat`, and a shutdown is for good: asking
+/// afterwards is in time.
+fn sync_directory(path: &Path) -> io::Result<()> {
+    let directory = fs::File::open(path)?;
+    directory.sync_all()?;
+    directory.metadata().map(drop)
 }
 
 /// `renameat2` with `RENAME_NOREPLACE`: `EINVAL` where the file system cannot.
