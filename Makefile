@@ -12,6 +12,12 @@ FUZZ_SECONDS ?= 60
 # proportion to an input is asserted by the targets; libFuzzer bounds the process and, under
 # sanitizers, one allocation, in MiB.
 FUZZ_ARGS := -timeout=10 -dict=fuzz/format.dict
+# How often `make torture` cuts the power of each file system, kills a saver and flips a bit, and
+# the seed of all of it: another one each time, printed, so that a failure can be had again.
+TORTURE_CUTS ?= 500
+TORTURE_KILLS ?= 1000
+TORTURE_FLIPS ?= 10000
+TORTURE_SEED ?= $(shell date +%s)
 # Further arguments for pytest, as in: make test-python PYTEST_ARGS='-k resume -x'
 PYTEST_ARGS ?=
 # Arguments of the benchmark, as in: make bench BENCH_ARGS='--quick' (see benches/README.md)
@@ -94,7 +100,20 @@ wheel: $(VENV)/.demo ## Build the abi3 wheel into dist/.
 	$(VENV)/bin/maturin build --release --out dist
 
 .PHONY: check-long
-check-long: fuzz ## Run what takes minutes: every fuzz target for FUZZ_SECONDS=60.
+check-long: fuzz torture ## Run what takes minutes: the fuzz targets, and the torture.
+
+.PHONY: torture
+torture: toolchain ## Cut the power 500 times on ext4 and on XFS, kill 1000 savers, flip 10,000 bits.
+	@[ "$$(id -u)" = 0 ] || echo 'missing: root; the power cuts will be skipped' >&2
+	@for tool in mount umount python3 mkfs.ext4 mkfs.xfs; do \
+		command -v "$$tool" >/dev/null || \
+			echo "missing: $$tool; power cuts that take it will be skipped" >&2; \
+	done
+	cargo test --locked --release -p penstock-store --test power_cut --test kill --test flips --no-run
+	PENSTOCK_TORTURE_CUTS=$(TORTURE_CUTS) PENSTOCK_TORTURE_KILLS=$(TORTURE_KILLS) \
+		PENSTOCK_TORTURE_FLIPS=$(TORTURE_FLIPS) PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
+		cargo test --locked --release -p penstock-store --test power_cut --test kill --test flips -- \
+		--nocapture --test-threads=1
 
 .PHONY: fuzz
 fuzz: fuzz-rust fuzz-tree ## Fuzz each parser for FUZZ_SECONDS=60; needs a nightly toolchain.

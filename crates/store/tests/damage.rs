@@ -1,184 +1,25 @@
 //! Damage is an error that names file and tensor; it is never data.
 //!
-//! One flipped byte anywhere in any file, files cut, extended, missing, swapped or stale, and
-//! things in the place of files that are none: `load` and `verify` say so, and never hang.
+//! Files cut, extended, missing, swapped or stale, and things in the place of files that are none:
+//! `load` and `verify` say so, and never hang. What a flipped bit does is in `flips.rs`.
 
 mod common;
 
 use std::fs;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Rng, Sample, engines, forge, load, names, within_a_minute};
+use common::{Sample, forge, load, names, problem_of, within_a_minute};
 use penstock_io::engine::EngineChoice;
-use penstock_io::file::Direct;
 use penstock_store::checkpoint::Checkpoint;
 use penstock_store::digest::CHUNK_BYTES;
 use penstock_store::options::Options;
-use penstock_store::report::{Problem, VerifyReport};
+use penstock_store::report::VerifyReport;
 use penstock_store::verify::verify;
 use penstock_store::{Error, MANIFEST, Progress, Result};
 
-/// A run of bytes of one class, in one file.
-struct Region {
-    class: &'static str,
-    file: String,
-    range: Range<u64>,
-}
-
 fn check(path: &Path) -> Result<VerifyReport> {
     verify(path, &Options::default(), &Progress::default())
-}
-
-/// Both directions, both engines, by turns.
-fn options_for(turn: usize) -> Options {
-    Options {
-        engine: engines()[turn % engines().len()],
-        direct: if (turn / 2).is_multiple_of(2) {
-            Direct::Auto
-        } else {
-            Direct::Off
-        },
-        ..Options::default()
-    }
-}
-
-/// Every class of byte that a checkpoint has, with where it is.
-fn regions(path: &Path) -> Vec<Region> {
-    let checkpoint = Checkpoint::open(path).unwrap();
-    let mut regions = Vec::new();
-    for (name, bytes) in checkpoint.files() {
-        let mut add = |class, range| {
-            regions.push(Region {
-                class,
-                file: name.to_owned(),
-                range,
-            });
-        };
-        add("last byte", bytes - 1..bytes);
-        if !name.starts_with("shard-") {
-            add("description", 0..bytes);
-            continue;
-        }
-        let shard = fs::read(path.join(name)).unwrap();
-        let data_start = 8 + u64::from_le_bytes(*shard.first_chunk().unwrap());
-        let padding = shard[..data_start as usize]
-            .iter()
-            .rev()
-            .take_while(|&&byte| byte == b' ')
-            .count() as u64;
-        add("length", 0..8);
-        add("header", 8..data_start - padding);
-        add("padding", data_start - padding..data_start);
-        add("data", data_start..bytes);
-    }
-    regions
-}
-
-/// The tensor that holds a byte, if one does.
-fn holder(path: &Path, file: &str, position: u64) -> Option<String> {
-    let checkpoint = Checkpoint::open(path).unwrap();
-    let part = checkpoint.part();
-    let number = part.files.iter().position(|entry| entry.name == file);
-    let mut tensors = part.tensors.iter();
-    let holder = tensors.find(|tensor| {
-        Some(tensor.file) == number && (tensor.range.0..tensor.range.1).contains(&position)
-    });
-    holder.map(|tensor| tensor.name.clone())
-}
-
-#[test]
-fn one_flipped_byte_anywhere_is_named() {
-    let mut rng = Rng::new(0x00f1_1b17);
-    let root = tempfile::tempdir().unwrap();
-    let path = root.path().join("ckpt");
-    let mut sample = Sample::of_sizes(&[5 << 20, 4096, 100, 2 << 20, 640, 3, 70_001]);
-    // A header longer than a chunk, so that some of its chunks touch no tensor.
-    sample.specs[0].name = "long".repeat(150_000);
-    sample.specs[1].name = "also".repeat(150_000);
-    let options = Options {
-        shard_bytes: Some(4 << 20),
-        ..Options::default()
-    };
-    sample.save(&path, &options).unwrap();
-    let regions = regions(&path);
-    for class in [
-        "last byte",
-        "description",
-        "length",
-        "header",
-        "padding",
-        "data",
-    ] {
-        assert!(regions.iter().any(|region| region.class == class));
-    }
-
-    for turn in 0..100 {
-        let region = &regions[turn % regions.len()];
-        let bytes = region.range.end - region.range.start;
-        let position = region.range.start + rng.below(bytes);
-        let flip = 1 + rng.below(255) as u8;
-        let holder = holder(&path, &region.file, position);
-        let file = path.join(&region.file);
-        let good = fs::read(&file).unwrap();
-        let mut bad = good.clone();
-        bad[position as usize] ^= flip;
-        fs::write(&file, &bad).unwrap();
-
-        let place = format!("{} byte {position} of {}", region.class, region.file);
-        let options = options_for(turn);
-        let is_shard = region.file.starts_with("shard-");
-        let expected = is_shard.then_some((position, holder));
-        let error = load(&path, &options).expect_err(&place);
-        assert_names(&place, &problem_of(error), &region.file, expected.as_ref());
-        let report = verify(&path, &options, &Progress::default()).unwrap();
-        let named = report
-            .problems
-            .iter()
-            .find(|problem| problem.offset.is_some() || !is_shard);
-        let named = named.unwrap_or_else(|| panic!("{place}: {:?}", report.problems));
-        assert_names(&place, named, &region.file, expected.as_ref());
-        for problem in &report.problems {
-            assert_eq!(problem.file, region.file, "{place}: only this file is bad");
-        }
-        fs::write(&file, &good).unwrap();
-    }
-    sample.assert_at(&path);
-}
-
-fn problem_of(error: Error) -> Problem {
-    let Error::Corrupt {
-        file,
-        offset,
-        tensor,
-        detail,
-        ..
-    } = error
-    else {
-        panic!("damage is named as such, not as: {error}")
-    };
-    let file = file.unwrap_or_default();
-    Problem {
-        file,
-        offset,
-        tensor,
-        detail,
-    }
-}
-
-/// A digest covers a chunk, and yet tells which one byte of it was changed.
-fn assert_names(
-    place: &str,
-    problem: &Problem,
-    file: &str,
-    expected: Option<&(u64, Option<String>)>,
-) {
-    assert_eq!(problem.file, file, "{place}");
-    if let Some((position, holder)) = expected {
-        assert_eq!(problem.offset, Some(*position), "{place}");
-        assert_eq!(&problem.tensor, holder, "{place}");
-    }
 }
 
 /// What damages a checkpoint, and the file that has to be named.

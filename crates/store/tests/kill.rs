@@ -1,43 +1,35 @@
-//! SIGKILL at random moments, fifty times: the store always loads the newest acknowledged step,
-//! bit for bit, and goes on from there.
+//! SIGKILL at random moments: what was acknowledged loads, bit for bit, and the store goes on from
+//! there.
 //!
-//! A child process saves step after step with retention on and acknowledges each on its standard
-//! output; the parent kills it, wherever it is, and looks at what is there.
+//! A child process saves, overwrites, retains, deletes and sweeps, and tells on its standard output
+//! what it begins and what it has done; the parent kills it, wherever it is, and looks at what is
+//! there. `make torture` asks for a thousand kills; a run of the tests makes fifty.
 
 mod common;
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
-use common::{Rng, Sample};
-use penstock_store::store::{StepState, Store};
+use common::ledger::Ledger;
+use common::saver::{News, Saver, Tally};
+use common::{Rng, count};
+use penstock_store::store::Store;
 
-const KILLS: usize = 50;
-/// The variable that tells the child where to save.
+/// The variables that tell the child where to save, and what.
 const ROOT: &str = "PENSTOCK_TEST_KILL_ROOT";
-/// What a step that was acknowledged is announced with.
-const ACKNOWLEDGED: &str = "acknowledged ";
+const CHOICES: &str = "PENSTOCK_TEST_KILL_CHOICES";
+const FIRST_SEED: &str = "PENSTOCK_TEST_KILL_FIRST_SEED";
+/// What a line of the child begins with: the harness writes lines of its own.
+const BEGUN: &str = "child begins ";
+const ACKNOWLEDGED: &str = "child acknowledges";
 
-/// The newest complete step, loaded, verified and found to be the one that was saved.
-fn newest(store: &Store) -> Option<u64> {
-    let steps = store.steps().unwrap();
-    let newest = steps
-        .into_iter()
-        .rev()
-        .find(|&step| match store.state(step).unwrap() {
-            StepState::Complete(_) => true,
-            StepState::Incomplete => false,
-            StepState::Damaged(error) | StepState::Newer(error) => {
-                panic!("a kill damages nothing: {error}")
-            }
-        })?;
-    Sample::seeded(newest).assert_at(&store.step_path(newest));
-    Some(newest)
-}
+/// How long after the last news that was waited for a kill comes at most.
+const MOMENT_MAX: Duration = Duration::from_millis(30);
 
 #[test]
 #[ignore = "not a test: what the test kills"]
@@ -46,27 +38,25 @@ fn child() {
         return;
     };
     let store = Store::new(root);
-    let first = newest(&store).map_or(1, |step| step + 1);
-    for step in first.. {
-        let path = store.step_path(step);
-        // What a killed attempt left at this step is no obstacle; every third replaces itself.
-        Sample::seeded(step)
-            .save_step(&path, Some(step), false)
-            .unwrap();
-        writeln!(std::io::stdout(), "{ACKNOWLEDGED}{step}").unwrap();
-        if step % 3 == 0 {
-            Sample::seeded(step)
-                .save_step(&path, Some(step), true)
-                .unwrap();
-        }
-        store.retain(Some(2), Some(10), Some(step)).unwrap();
-    }
+    let rng = Rng::quiet(count(CHOICES, 0));
+    let mut saver = Saver::new(&store, Ledger::of(&store), rng, count(FIRST_SEED, 0));
+    let mut output = std::io::stdout();
+    let error = saver.run(|news| {
+        let told = match news {
+            News::Begun(activity) => writeln!(output, "{BEGUN}{activity}"),
+            News::Acknowledged => writeln!(output, "{ACKNOWLEDGED}"),
+        };
+        told.unwrap();
+    });
+    panic!("{:?}: {error}", saver.ledger.begun());
 }
 
-fn spawn(root: &Path) -> (Child, Receiver<u64>) {
+fn spawn(root: &Path, choices: u64, first_seed: u64) -> (Child, Receiver<News>) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["child", "--exact", "--ignored", "--nocapture"])
         .env(ROOT, root)
+        .env(CHOICES, choices.to_string())
+        .env(FIRST_SEED, first_seed.to_string())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -74,48 +64,64 @@ fn spawn(root: &Path) -> (Child, Receiver<u64>) {
     let (sender, receiver) = channel();
     thread::spawn(move || {
         for line in lines.map_while(Result::ok) {
-            // The harness may have begun a line of its own.
-            let Some((_, step)) = line.split_once(ACKNOWLEDGED) else {
-                continue;
-            };
-            sender.send(step.parse().unwrap()).unwrap();
+            if let Some(news) = read(&line) {
+                sender.send(news).unwrap();
+            }
         }
     });
     (child, receiver)
 }
 
+/// The harness may have begun the line.
+fn read(line: &str) -> Option<News> {
+    if let Some((_, activity)) = line.split_once(BEGUN) {
+        return Some(News::Begun(activity.parse().unwrap()));
+    }
+    line.contains(ACKNOWLEDGED).then_some(News::Acknowledged)
+}
+
 #[test]
-fn every_acknowledged_step_survives_a_kill() {
-    let mut rng = Rng::new(0x0009_1c11);
+fn what_was_acknowledged_survives_kills() {
+    let kills = count("PENSTOCK_TORTURE_KILLS", 50);
+    let seed = common::seed("PENSTOCK_TORTURE_SEED", 0x0009_1c11);
+    let mut rng = Rng::new(seed);
     let root = tempfile::tempdir().unwrap();
     let store = Store::new(root.path());
+    let mut ledger = Ledger::default();
+    let mut activities = Tally::default();
     let mut acknowledged = 0;
-    for kill in 0..KILLS {
-        let (mut child, steps) = spawn(root.path());
-        // Some kills fall into the first save, some into a later one or into retention. The wait
-        // is the random moment itself, nothing is synchronised by it.
-        for _ in 0..rng.below(4) {
-            acknowledged = steps.recv().expect("the child saves until it is killed");
+    for kill in 0..kills {
+        let (mut child, news) = spawn(root.path(), rng.below(u64::MAX), (1 + kill) << 20);
+        let mut heard = Vec::new();
+        for _ in 0..rng.below(8) {
+            heard.push(news.recv().expect("the child works until it is killed"));
         }
-        thread::sleep(Duration::from_micros(rng.below(30_000)));
+        // The random moment itself; nothing is synchronised by it.
+        thread::sleep(Duration::from_micros(
+            rng.below(MOMENT_MAX.as_micros() as u64),
+        ));
         child.kill().unwrap();
-        child.wait().unwrap();
-        acknowledged = steps.iter().last().unwrap_or(acknowledged);
-        let newest = newest(&store).unwrap_or(0);
-        assert!(
-            newest >= acknowledged,
-            "kill {kill}: step {acknowledged} was acknowledged, {newest} is there"
-        );
+        let status = child.wait().unwrap();
+        heard.extend(news);
+        for news in heard {
+            match news {
+                News::Begun(activity) => ledger.begin(activity),
+                News::Acknowledged => ledger.acknowledge(),
+            }
+            acknowledged += u64::from(news.is_acknowledged());
+        }
+        let activity = ledger.begun().map_or("nothing", |activity| activity.name());
+        let when = format!("kill {kill} of seed {seed}, in {activity}");
+        assert_eq!(status.signal(), Some(9), "{when}: the child had failed");
+        activities.count(activity);
+        ledger.check(&store, &when);
+        // Half of the children start beside what the one before left.
+        if rng.below(2) == 0 {
+            ledger.sweep(&store, &when);
+        }
     }
-    assert!(
-        acknowledged > 20,
-        "the children got somewhere: {acknowledged}"
-    );
-    store.sweep().unwrap();
-    for step in store.steps().unwrap() {
-        let state = store.state(step).unwrap();
-        assert!(matches!(state, StepState::Complete(_)), "step {step}");
-        assert_eq!(common::names(&store.step_path(step)).len(), 3);
-        Sample::seeded(step).assert_at(&store.step_path(step));
-    }
+    assert!(acknowledged >= kills, "the children got somewhere");
+    ledger.sweep(&store, "at the end");
+    eprintln!("{kills} kills, seed {seed}, {acknowledged} acknowledged, 0 lost");
+    eprintln!("killed in {activities}");
 }

@@ -5,9 +5,12 @@
     reason = "each test file uses its own part of this module"
 )]
 
+pub mod disk;
 pub mod expect;
 pub mod forge;
 pub mod hook;
+pub mod ledger;
+pub mod saver;
 
 use std::collections::HashMap;
 use std::fs;
@@ -27,7 +30,7 @@ use penstock_store::options::Options;
 use penstock_store::part::Alias;
 use penstock_store::plan::read::Placement;
 use penstock_store::plan::write::TensorSpec;
-use penstock_store::report::SaveReport;
+use penstock_store::report::{Problem, SaveReport};
 use penstock_store::save::{State, Target, save};
 use penstock_store::verify::verify;
 use penstock_store::{Error, Progress, Result};
@@ -174,6 +177,27 @@ pub fn errno(error: &Error) -> Option<i32> {
     }
 }
 
+/// What a load that refused damage says about it.
+pub fn problem_of(error: Error) -> Problem {
+    let Error::Corrupt {
+        file,
+        offset,
+        tensor,
+        detail,
+        ..
+    } = error
+    else {
+        panic!("damage is named as such, not as: {error}")
+    };
+    let file = file.unwrap_or_default();
+    Problem {
+        file,
+        offset,
+        tensor,
+        detail,
+    }
+}
+
 /// Runs `work` and panics if it has not come back after a generous while: what hangs must fail.
 pub fn within_a_minute<T: Send + 'static>(
     what: &str,
@@ -216,6 +240,11 @@ pub struct Rng(u64);
 impl Rng {
     pub fn new(seed: u64) -> Rng {
         eprintln!("seed {seed:#x}");
+        Rng(seed)
+    }
+
+    /// From a seed that was itself drawn from one that is printed.
+    pub fn quiet(seed: u64) -> Rng {
         Rng(seed)
     }
 

@@ -1,0 +1,212 @@
+//! A saver that does everything a saver does, in random order, until it is stopped: saves,
+//! overwrites, retention, deletions and sweeps, with either engine, direct and buffered, in one
+//! shard and several.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+
+use penstock_io::file::Direct;
+use penstock_store::options::Options;
+use penstock_store::save::{Target, save};
+use penstock_store::store::Store;
+use penstock_store::{Error, Progress, Result};
+use serde_json::value::RawValue;
+
+use super::ledger::{Activity, KEPT, Ledger};
+use super::{Rng, Sample, engines, forge, noise, target};
+
+/// Beyond this many steps it is time for retention.
+const STEPS_MAX: usize = 2 * KEPT;
+
+/// What a saver tells while it works.
+#[derive(Clone, Copy, Debug)]
+pub enum News {
+    Begun(Activity),
+    /// What was begun last is done.
+    Acknowledged,
+}
+
+impl News {
+    pub fn is_acknowledged(&self) -> bool {
+        matches!(self, News::Acknowledged)
+    }
+}
+
+pub struct Saver {
+    pub ledger: Ledger,
+    store: Store,
+    rng: Rng,
+    next_seed: u64,
+}
+
+impl Saver {
+    /// Goes on from the ledger. Its states have seeds from `first_seed` on.
+    pub fn new(store: &Store, ledger: Ledger, rng: Rng, first_seed: u64) -> Saver {
+        Saver {
+            ledger,
+            store: store.clone(),
+            rng,
+            next_seed: first_seed,
+        }
+    }
+
+    /// Works until something fails.
+    pub fn run(&mut self, mut tell: impl FnMut(News)) -> Error {
+        loop {
+            let activity = self.choose();
+            if let Err(error) = self.perform(activity, &mut tell) {
+                return error;
+            }
+        }
+    }
+
+    /// Saves the next step.
+    pub fn save_next(&mut self) -> Result<()> {
+        let (step, seed) = (self.ledger.newest() + 1, self.draw_seed());
+        self.perform(Activity::Save { step, seed }, &mut |_| {})
+    }
+
+    fn perform(&mut self, activity: Activity, tell: &mut impl FnMut(News)) -> Result<()> {
+        self.ledger.begin(activity);
+        tell(News::Begun(activity));
+        match activity {
+            Activity::Save { step, seed } => self.save(step, seed, false)?,
+            Activity::Overwrite { step, seed } => self.save(step, seed, true)?,
+            Activity::Delete { step } => drop(self.store.delete(step)?),
+            Activity::Retain { saved } => {
+                let deleted = self.store.retain(Some(KEPT as u64), None, Some(saved))?;
+                assert_eq!(deleted, self.ledger.beyond(saved));
+            }
+            Activity::Sweep => {
+                self.leave_orphans()?;
+                drop(self.store.sweep()?);
+            }
+        }
+        self.ledger.acknowledge();
+        tell(News::Acknowledged);
+        Ok(())
+    }
+
+    fn choose(&mut self) -> Activity {
+        let steps = self.ledger.steps();
+        let saved = self.ledger.newest();
+        if steps.len() > STEPS_MAX {
+            return Activity::Retain { saved };
+        }
+        let next = Activity::Save {
+            step: saved + 1,
+            seed: self.draw_seed(),
+        };
+        if steps.is_empty() {
+            return next;
+        }
+        let any = steps[self.rng.below(steps.len() as u64) as usize];
+        match self.rng.below(10) {
+            0..3 => next,
+            3..5 => Activity::Overwrite {
+                step: any,
+                seed: self.draw_seed(),
+            },
+            5..7 => Activity::Delete { step: any },
+            7..9 => Activity::Sweep,
+            _ => Activity::Retain { saved },
+        }
+    }
+
+    fn draw_seed(&mut self) -> u64 {
+        self.next_seed += 1;
+        self.next_seed
+    }
+
+    fn save(&mut self, step: u64, seed: u64, overwrite: bool) -> Result<()> {
+        let path = self.store.step_path(step);
+        let target = Target {
+            step: Some(step),
+            metadata: RawValue::from_string(format!("{{\"seed\":{seed}}}")).unwrap(),
+            overwrite,
+            ..target(&path)
+        };
+        let options = self.draw_options();
+        let state = Sample::small(seed).state();
+        save(&state, &target, &options, &Progress::default()).map(drop)
+    }
+
+    fn draw_options(&mut self) -> Options {
+        let mut below = |bound: usize| self.rng.below(bound as u64) as usize;
+        Options {
+            engine: engines()[below(engines().len())],
+            direct: [Direct::Auto, Direct::Off][below(2)],
+            shard_bytes: [None, Some(16 << 10), Some(256 << 10)][below(3)],
+            io_threads: Some(1 + below(3)),
+            queue_depth: Some(1 + below(8)),
+            extent_bytes: Some(1 << 20),
+            ..Options::default()
+        }
+    }
+
+    /// Leaves what a save that died leaves: beside the newest checkpoint, and on its own.
+    fn leave_orphans(&mut self) -> Result<()> {
+        let newest = self.ledger.newest();
+        for step in [newest, newest + 1] {
+            let path = self.store.step_path(step);
+            let orphan = path.join(format!("shard-00000-00.{}.safetensors", forge::ATTEMPT));
+            let written = fs::create_dir_all(&path).and_then(|()| fs::write(&orphan, "orphan"));
+            written.map_err(|source| Error::Storage {
+                operation: "leave",
+                path: orphan,
+                source,
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl Sample {
+    /// A handful of tensors, from none of a byte to a little more than a chunk: quick to save, and
+    /// different in everything for each seed.
+    pub fn small(seed: u64) -> Sample {
+        const SIZES: [usize; 8] = [0, 1, 300, 4096, 5001, 65_536, 77_777, 1_234_567];
+        let draws = noise(seed, 8);
+        let count = 1 + usize::from(draws[0]) % (draws.len() - 1);
+        let sizes: Vec<usize> = draws[1..=count]
+            .iter()
+            .map(|&draw| SIZES[usize::from(draw) % SIZES.len()])
+            .collect();
+        let mut sample = Sample::of_sizes(&sizes);
+        for (index, bytes) in (0u64..).zip(&mut sample.bytes) {
+            *bytes = noise(seed * 1000 + index, bytes.len());
+        }
+        sample
+    }
+}
+
+/// What was being done to a file when it failed.
+pub fn operation_of(error: &Error) -> &'static str {
+    match error {
+        Error::Storage { operation, .. }
+        | Error::Io(penstock_io::Error::Storage { operation, .. }) => operation,
+        _ => "something else",
+    }
+}
+
+/// Where a store was struck, counted.
+#[derive(Default)]
+pub struct Tally(BTreeMap<&'static str, u64>);
+
+impl Tally {
+    pub fn count(&mut self, what: &'static str) {
+        *self.0.entry(what).or_default() += 1;
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts: Vec<_> = self
+            .0
+            .iter()
+            .map(|(what, n)| format!("{what} {n}"))
+            .collect();
+        f.write_str(&counts.join(", "))
+    }
+}
