@@ -26,7 +26,15 @@ from penstock.errors import (
 )
 from penstock.inspection import CheckpointInfo, TensorInfo
 from penstock.options import Options
-from penstock.reports import LoadReport, Problem, RetentionReport, SaveReport, VerifyResult
+from penstock.reports import (
+    LoadReport,
+    Problem,
+    RetentionReport,
+    SaveReport,
+    ScrubbedStep,
+    ScrubReport,
+    VerifyResult,
+)
 from penstock.store import CheckpointStore
 
 __version__ = _version("penstock")
@@ -48,6 +56,8 @@ __all__ = [
     "ProtectedCheckpointError",
     "RetentionReport",
     "SaveReport",
+    "ScrubReport",
+    "ScrubbedStep",
     "StateMismatchError",
     "StorageError",
     "TensorInfo",

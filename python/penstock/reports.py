@@ -97,6 +97,8 @@ class LoadReport:
         staging_peak_bytes: Most memory that was staged at one time.
         bounced_bytes: Bytes that had to be copied after reading, for want of alignment.
         verified: Whether everything handed out was checked against its digest.
+        skipped: Newer steps that `CheckpointStore.load` passed over for want of a good one, each
+            with the reason.
     """
 
     path: str
@@ -120,6 +122,7 @@ class LoadReport:
     staging_peak_bytes: int
     bounced_bytes: int
     verified: bool
+    skipped: tuple[tuple[int, str], ...] = ()
 
     @property
     def gb_per_second(self) -> float:
@@ -170,6 +173,57 @@ class VerifyResult:
     def gb_per_second(self) -> float:
         """Bytes checked over the whole call's time."""
         return _gb_per_second(self.bytes_checked, self.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubbedStep:
+    """What a scrub did with a step.
+
+    Attributes:
+        step: The training step.
+        state: ``"verified"`` (read and right), ``"skipped"`` (not read: recently read back, not
+            complete, or removed meanwhile), ``"damaged"`` (found so now, or recently and not read
+            again) or ``"failed"`` (the system did not let it be read).
+        reason: Why it is not verified; None where it is.
+        read_at_seconds: When it was read back last, in seconds since 1970; None where that is not
+            known.
+        problems: What is wrong, where it was read now.
+        bytes_checked: Bytes read and digested.
+        seconds: Wall time.
+    """
+
+    step: int
+    state: str
+    reason: str | None
+    read_at_seconds: int | None
+    problems: tuple[Problem, ...]
+    bytes_checked: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubReport:
+    """What a scrub of a store found.
+
+    Attributes:
+        root: The store's directory.
+        steps: Every step, oldest first.
+        seconds: Wall time of the whole call.
+    """
+
+    root: str
+    steps: tuple[ScrubbedStep, ...]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether no step is damaged, and none was kept from being read."""
+        return all(step.state in ("verified", "skipped") for step in self.steps)
+
+    @property
+    def bytes_checked(self) -> int:
+        """Bytes read and digested."""
+        return sum(step.bytes_checked for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import _native, checkpoint
 from penstock.errors import (
-    CheckpointNotFoundError,
     CorruptCheckpointError,
     IncompleteCheckpointError,
-    PenstockError,
     PenstockWarning,
     StorageError,
 )
+from penstock.progress import shown
+from penstock.reading import Reader
+from penstock.reports import Problem, ScrubbedStep, ScrubReport
 from penstock.retention import Retention
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterable, Mapping
 
     from penstock.options import Options
     from penstock.progress import Progress
     from penstock.reports import LoadReport, RetentionReport, SaveReport, VerifyResult
     from penstock.retention import Keep
-
-
-_VANISHED_MAX = 8
-"""How often a step may disappear while it is read before its error is passed on."""
 
 
 class StepInfo(NamedTuple):
@@ -114,9 +111,7 @@ class CheckpointStore:
 
     def path(self, step: int) -> str:
         """The directory of a step, whether it exists or not."""
-        path = self._native.step_path(checkpoint.check_step(step))
-        # The native module gives paths for display; ours also holds what is no UTF-8.
-        return os.path.join(self._root, os.path.basename(path))
+        return self._reader().path(checkpoint.check_step(step))
 
     def save(
         self,
@@ -171,34 +166,49 @@ class CheckpointStore:
         into: Any = None,
         keys: str | Iterable[str] | None = None,
         device: Any = None,
+        fallback: bool = False,
         progress: bool | Progress = False,
         report: Callable[[LoadReport], object] | None = None,
     ) -> Any:
         """Loads the newest complete step, or the one asked for.
 
-        Steps that were never finished are passed over. Damaged ones are passed over with a
-        `PenstockWarning` that says why. Damage that shows only while data is read is an error,
-        since silently resuming from older weights is a choice that is not ours to make.
+        Steps that were never finished are passed over. Damaged ones, and what was salvaged of
+        them, are passed over with a `PenstockWarning` that says why. Damage that shows only while
+        data is read is an error, since silently resuming from older weights is a choice that is
+        not ours to make; ``fallback=True`` makes it.
 
         Args:
             step: The training step; None for the newest complete one.
-            into: A state to fill; see `penstock.load`.
-            keys: What to load; see `penstock.load`.
+            into: A state to fill; see `penstock.load`. With ``fallback``, targets that a bad step
+                has filled in part are filled whole by the good one.
+            keys: What to load; see `penstock.load`. Only that is checked.
             device: Where to put tensors; None for the host.
+            fallback: Go back to the newest step that turns out to be good, from ``step`` on if it
+                is given. Each step passed over is a `PenstockWarning`, and in the report's
+                ``skipped``. A step that takes a newer Penstock to read is an error all the same.
             progress: True for a bar on standard error, or a function of bytes done and in all.
             report: Called with the `LoadReport` when the state is complete.
 
         Raises:
-            CheckpointNotFoundError: There is no complete step, or not the one asked for.
+            CheckpointNotFoundError: There is no complete step, or not the one asked for; with
+                ``fallback``, none is good.
             IncompleteCheckpointError: The save of the step asked for never finished.
             CorruptCheckpointError: Data is damaged; the message names the step to go back to.
+            FormatVersionError: A newer Penstock wrote it.
             StateMismatchError: A key matches nothing, or ``into`` does not fit.
+            StorageError: The operating system failed an operation.
         """
         wanted = {"into": into, "keys": keys, "device": device, "progress": progress}
-        if step is None:
-            loaded = self._read_newest(wanted)
-        else:
-            loaded = self._read(checkpoint.check_step(step), wanted)
+        reader = self._reader()
+        last = None if step is None else checkpoint.check_step(step)
+        try:
+            if fallback:
+                loaded = reader.newest_good(last, wanted)
+            else:
+                loaded = reader.newest(wanted) if last is None else reader.step(last, wanted)
+        finally:
+            for message in reader.warnings:
+                warnings.warn(message, PenstockWarning, stacklevel=2)
         if report is not None:
             report(loaded.report)
         return loaded.state
@@ -235,8 +245,57 @@ class CheckpointStore:
             checkpoint_id = _native.open(path).id
         result = checkpoint.verify(path, options=self._options, progress=progress)
         if checkpoint_id is not None:
-            self._mark(step, checkpoint_id, is_good=result.ok)
+            self._reader().mark(step, checkpoint_id, is_good=result.ok)
         return result
+
+    def scrub(
+        self,
+        *,
+        bytes_per_second: int | None = None,
+        max_age_seconds: float | None = 7 * 86_400,
+        progress: bool | Progress = False,
+    ) -> ScrubReport:
+        """Reads steps back before somebody needs them, and remembers what it found.
+
+        Steps that were never read back come first, newest first, then those that were read back
+        longest ago. Every step is remembered as soon as it was read, by `load` and `verify` as
+        well: a scrub that is stopped (Ctrl-C) goes on where it was when it is called again.
+        Retention keeps the newest good step, and does not count those found damaged.
+
+        Args:
+            bytes_per_second: Read no faster than this, so that training does not feel it. Bytes
+                come in requests of 1 MiB: slower than that is right on average only.
+            max_age_seconds: Leave alone what was read back more recently; 0 reads everything,
+                None nothing twice.
+            progress: True for a bar on standard error, or a function of bytes done and in all.
+
+        Raises:
+            StorageError: The operating system failed an operation; a step that it does not let
+                read is in the report instead.
+            ValueError: An argument is out of range.
+
+        Example:
+            >>> import numpy as np, penstock, tempfile
+            >>> store = penstock.CheckpointStore(tempfile.mkdtemp())
+            >>> report = store.save(1, {"w": np.ones(3)})
+            >>> [(step.step, step.state) for step in store.scrub().steps]
+            [(1, 'verified')]
+            >>> [(step.step, step.state) for step in store.scrub().steps]
+            [(1, 'skipped')]
+        """
+        _check_scrub(bytes_per_second, max_age_seconds)
+        with shown(progress, "scrubbing") as update:
+            fields = self._native.scrub(
+                bytes_per_second=bytes_per_second,
+                max_age_seconds=max_age_seconds,
+                options=checkpoint.to_native(self._options),
+                progress=update,
+            )
+        steps = tuple(
+            ScrubbedStep(**{**row, "problems": tuple(Problem(**p) for p in row["problems"])})
+            for row in fields["steps"]
+        )
+        return ScrubReport(root=self._root, steps=steps, seconds=fields["seconds"])
 
     def delete(self, step: int, *, force: bool = False) -> int:
         """Deletes a step; returns the bytes freed.
@@ -312,65 +371,18 @@ class CheckpointStore:
         """
         return [Orphan(*entry) for entry in self._native.sweep(dry_run=bool(dry_run))]
 
-    def _read_newest(self, wanted: dict[str, Any]) -> checkpoint.Loaded:
-        chosen = self._newest()
-        for _ in range(_VANISHED_MAX):
-            try:
-                return self._read(chosen, wanted)
-            except PenstockError:
-                # A save elsewhere may commit a newer step and retire this one under our hands.
-                if chosen in self.steps():
-                    raise
-            chosen = self._newest()
-        return self._read(chosen, wanted)
+    def _reader(self) -> Reader:
+        return Reader(self._native, self._root, self._options)
 
-    def _read(self, step: int, wanted: dict[str, Any]) -> checkpoint.Loaded:
-        try:
-            loaded = checkpoint.read(self.path(step), options=self._options, **wanted)
-        except CorruptCheckpointError as error:
-            with contextlib.suppress(PenstockError):
-                self._mark(step, _native.open(self.path(step)).id, is_good=False)
-            raise self._with_way_back(error, step) from error
-        if wanted["keys"] is None and loaded.report.verified:
-            self._mark(step, loaded.report.checkpoint_id, is_good=True)
-        return loaded
 
-    def _newest(self) -> int:
-        passed_over = []
-        for info in reversed(self.scan()):
-            # A newer one that this build cannot read is not passed over: reading it says why.
-            if info.state in ("complete", "newer"):
-                return info.step
-            passed_over.append(info)
-            if info.state == "damaged":
-                message = f"{self.path(info.step)} is damaged and passed over: {info.reason}"
-                warnings.warn(message, PenstockWarning, stacklevel=4)
-        detail = "nothing was saved to it yet"
-        if passed_over:
-            steps = ", ".join(f"{info.step} ({info.state})" for info in passed_over[:5])
-            detail = f"none of its steps is complete: {steps}"
-        raise CheckpointNotFoundError(
-            f"no checkpoint to load in {self._root}: {detail}; check the path, or save a state "
-            "with store.save(step, state)",
-            path=self._root,
-        )
-
-    def _with_way_back(self, error: CorruptCheckpointError, step: int) -> CorruptCheckpointError:
-        """The same error, naming the step before."""
-        before = max((other for other in self.steps() if other < step), default=None)
-        way_back = "no earlier step is complete"
-        if before is not None:
-            way_back = f"the step before it is complete: store.load(step={before})"
-        return CorruptCheckpointError(
-            f"{error}; {way_back}",
-            path=error.path,
-            file=error.file,
-            offset=error.offset,
-            tensor=error.tensor,
-        )
-
-    def _mark(self, step: int, checkpoint_id: str, *, is_good: bool) -> None:
-        mark = self._native.mark_verified if is_good else self._native.mark_damaged
-        # A store may be read-only, and a mark is only for the benefit of whoever deletes.
-        with contextlib.suppress(StorageError):
-            mark(step, checkpoint_id)
+def _check_scrub(bytes_per_second: Any, max_age_seconds: Any) -> None:
+    if bytes_per_second is not None:
+        if type(bytes_per_second) is not int:
+            raise TypeError(f"bytes_per_second={bytes_per_second!r}: must be an int or None")
+        if not 1 <= bytes_per_second < 1 << 63:
+            raise ValueError(f"bytes_per_second={bytes_per_second}: must be at least 1")
+    if max_age_seconds is not None:
+        if type(max_age_seconds) not in (int, float):
+            raise TypeError(f"max_age_seconds={max_age_seconds!r}: must be a number or None")
+        if not max_age_seconds >= 0:
+            raise ValueError(f"max_age_seconds={max_age_seconds}: must not be negative")

@@ -1,6 +1,7 @@
 //! Reports as dictionaries; `penstock.reports` gives them types.
 
-use penstock_store::report::{LoadReport, SaveReport, Transport, VerifyReport};
+use penstock_store::report::{LoadReport, Problem, SaveReport, Transport, VerifyReport};
+use penstock_store::scrub::{Outcome, ScrubReport};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
@@ -43,8 +44,44 @@ pub(crate) fn of_verify<'py>(
     py: Python<'py>,
     report: &VerifyReport,
 ) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("ok", report.problems.is_empty())?;
+    dict.set_item("problems", problems(py, &report.problems)?)?;
+    dict.set_item("bytes_checked", report.bytes_checked)?;
+    dict.set_item("files", report.files)?;
+    dict.set_item("tensors", report.tensors)?;
+    dict.set_item("seconds", report.seconds)?;
+    Ok(dict)
+}
+
+pub(crate) fn of_scrub<'py>(py: Python<'py>, report: &ScrubReport) -> PyResult<Bound<'py, PyDict>> {
+    let steps = PyList::empty(py);
+    for scrubbed in &report.steps {
+        let outcome = match scrubbed.outcome {
+            Outcome::Verified => "verified",
+            Outcome::Skipped => "skipped",
+            Outcome::Damaged => "damaged",
+            Outcome::Failed => "failed",
+        };
+        let entry = PyDict::new(py);
+        entry.set_item("step", scrubbed.step)?;
+        entry.set_item("state", outcome)?;
+        entry.set_item("reason", &scrubbed.reason)?;
+        entry.set_item("read_at_seconds", scrubbed.read_at_seconds)?;
+        entry.set_item("problems", problems(py, &scrubbed.problems)?)?;
+        entry.set_item("bytes_checked", scrubbed.bytes_checked)?;
+        entry.set_item("seconds", scrubbed.seconds)?;
+        steps.append(entry)?;
+    }
+    let dict = PyDict::new(py);
+    dict.set_item("steps", steps)?;
+    dict.set_item("seconds", report.seconds)?;
+    Ok(dict)
+}
+
+fn problems<'py>(py: Python<'py>, found: &[Problem]) -> PyResult<Bound<'py, PyList>> {
     let problems = PyList::empty(py);
-    for problem in &report.problems {
+    for problem in found {
         let entry = PyDict::new(py);
         entry.set_item("file", &problem.file)?;
         entry.set_item("offset", problem.offset)?;
@@ -52,14 +89,7 @@ pub(crate) fn of_verify<'py>(
         entry.set_item("message", &problem.detail)?;
         problems.append(entry)?;
     }
-    let dict = PyDict::new(py);
-    dict.set_item("ok", report.problems.is_empty())?;
-    dict.set_item("problems", problems)?;
-    dict.set_item("bytes_checked", report.bytes_checked)?;
-    dict.set_item("files", report.files)?;
-    dict.set_item("tensors", report.tensors)?;
-    dict.set_item("seconds", report.seconds)?;
-    Ok(dict)
+    Ok(problems)
 }
 
 fn set_transport(dict: &Bound<'_, PyDict>, transport: &Transport) -> PyResult<()> {

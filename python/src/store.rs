@@ -2,14 +2,20 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use penstock_store::Error;
 use penstock_store::marks::Mark;
 use penstock_store::retention::Verdict;
+use penstock_store::scrub::Scrub;
 use penstock_store::store::{self, StepState};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
+use crate::call::{self, Callback};
 use crate::errors;
+use crate::options::NativeOptions;
+use crate::report;
 
 /// A directory of checkpoints; see `penstock.CheckpointStore`.
 #[pyclass(frozen, module = "penstock._native")]
@@ -141,6 +147,28 @@ impl Store {
     /// Remembers that a checkpoint was found damaged.
     fn mark_damaged(&self, py: Python<'_>, step: u64, checkpoint_id: &str) -> PyResult<()> {
         without_gil(py, || self.inner.mark_damaged(step, checkpoint_id))
+    }
+
+    /// Reads steps back that were not read for long; see `penstock.CheckpointStore.scrub`.
+    #[pyo3(signature = (*, bytes_per_second, max_age_seconds, options, progress))]
+    fn scrub<'py>(
+        &self,
+        py: Python<'py>,
+        bytes_per_second: Option<u64>,
+        max_age_seconds: Option<f64>,
+        options: NativeOptions,
+        progress: Callback,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let age = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+        let scrub = Scrub {
+            bytes_per_second,
+            max_age: max_age_seconds.map(age),
+        };
+        let options = options.convert()?;
+        let scrubbed = call::run(py, &progress, |progress| {
+            self.inner.scrub(&scrub, &options, progress)
+        })?;
+        report::of_scrub(py, &scrubbed)
     }
 
     /// What was read back and when: step, identity, seconds since 1970, whether it was damaged.

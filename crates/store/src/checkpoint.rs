@@ -1,8 +1,6 @@
 //! Opening a complete checkpoint and loading from it.
 
 use std::collections::HashMap;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,10 +9,11 @@ use penstock_io::buffer::{HostRegionMut, Memory};
 use penstock_io::file::{Direct, File};
 use serde_json::value::RawValue;
 
-use crate::digest::{CHUNK_BYTES, Digest};
+use crate::description::{check_size, read_manifest, read_part};
+use crate::digest::CHUNK_BYTES;
 use crate::error::{Error, Result};
-use crate::manifest::{Manifest, PartEntry};
-use crate::name::{MANIFEST, is_attempt_file, is_step};
+use crate::manifest::Manifest;
+use crate::name::MANIFEST;
 use crate::options::{Options, Settings};
 use crate::part::{FileEntry, Part, TensorEntry};
 use crate::pipeline::Run;
@@ -23,9 +22,6 @@ use crate::pipeline::read::{OnDamage, Outcome, Source, read};
 use crate::plan::read::{FileFacts, Placement, ReadPlan, Request, plan};
 use crate::progress::Progress;
 use crate::report::{LoadReport, Transport};
-
-/// A manifest names parts and holds the user's metadata: megabytes at most.
-const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 
 /// How often a checkpoint may be replaced while it is opened.
 const REPLACED_MAX: usize = 16;
@@ -335,7 +331,7 @@ impl Checkpoint {
             file: Some(self.part.files[file].name.clone()),
             offset: Some(damage.offset()),
             tensor: touched.map(str::to_owned),
-            detail: damage.detail().to_owned(),
+            detail: damage.detail(),
         }
     }
 }
@@ -383,110 +379,4 @@ pub(crate) fn open_shard<'a>(
         bytes: entry.bytes,
         chunks: &entry.chunks,
     })
-}
-
-/// Reads and checks the manifest; its size comes with it.
-pub(crate) fn read_manifest(path: &Path) -> Result<(Manifest, u64)> {
-    let file = path.join(MANIFEST);
-    let failed = |source| no_manifest(path, &file, source);
-    // A FIFO would keep the reader waiting, a device would never end.
-    let metadata = fs::metadata(&file).map_err(failed)?;
-    if !metadata.is_file() {
-        return Err(Error::corrupt(path, MANIFEST, "it is not a regular file"));
-    }
-    if metadata.len() > MANIFEST_BYTES_MAX {
-        let detail = format!("{} bytes are too many for a manifest", metadata.len());
-        return Err(Error::corrupt(path, MANIFEST, detail));
-    }
-    let text = fs::read(&file).map_err(failed)?;
-    Ok((Manifest::parse(&text, path)?, text.len() as u64))
-}
-
-/// Tells a path that is not there from a directory without a manifest.
-fn no_manifest(path: &Path, file: &Path, source: io::Error) -> Error {
-    match fs::metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Error::NotFound {
-            path: path.to_owned(),
-        },
-        Ok(metadata) if !metadata.is_dir() => {
-            let source = io::Error::from(io::ErrorKind::NotADirectory);
-            Error::Storage {
-                operation: "open checkpoint",
-                path: path.to_owned(),
-                source,
-            }
-        }
-        Ok(_) if source.kind() == io::ErrorKind::NotFound => without_manifest(path),
-        _ => Error::Storage {
-            operation: "read",
-            path: file.to_owned(),
-            source,
-        },
-    }
-}
-
-/// Tells a store from a save that did not finish, and both from a directory of something else.
-fn without_manifest(path: &Path) -> Error {
-    let names = fs::read_dir(path).into_iter().flatten().flatten();
-    let names: Vec<String> = names
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
-    let path = path.to_owned();
-    if let Some(step) = names.iter().filter(|name| is_step(name)).max() {
-        let newest = path.join(step);
-        return Error::Store { path, newest };
-    }
-    // A save makes its directory before its first file, so an empty one may be a save too.
-    if names.is_empty() || names.iter().any(|name| is_attempt_file(name)) {
-        let detail = format!("it has no {MANIFEST}");
-        return Error::Incomplete { path, detail };
-    }
-    Error::NotFound { path }
-}
-
-/// Reads a part, checks it against the manifest, and parses it.
-pub(crate) fn read_part(path: &Path, manifest: &Manifest, entry: &PartEntry) -> Result<Part> {
-    let corrupt = |detail: String| Error::corrupt(path, &entry.file, detail);
-    let file = path.join(&entry.file);
-    check_length(path, &entry.file, entry.bytes)?;
-    let text = fs::read(&file).map_err(Error::storage("read", &file))?;
-    let found = Digest::of(&text);
-    if text.len() as u64 != entry.bytes || found != entry.digest {
-        return Err(corrupt(format!(
-            "its digest is {found}, it should be {}",
-            entry.digest
-        )));
-    }
-    Part::parse(&text, path, &entry.file, &manifest.id, entry.rank)
-}
-
-fn check_size(path: &Path, file: &FileEntry) -> Result<()> {
-    check_length(path, &file.name, file.bytes)
-}
-
-/// Checks that a file of the checkpoint is there, regular, and of the recorded size.
-fn check_length(path: &Path, name: &str, expected: u64) -> Result<()> {
-    let file = path.join(name);
-    match fs::metadata(&file) {
-        Ok(metadata) if !metadata.is_file() => {
-            Err(Error::corrupt(path, name, "it is not a regular file"))
-        }
-        Ok(metadata) if metadata.len() != expected => {
-            let found = metadata.len();
-            Err(Error::corrupt(
-                path,
-                name,
-                format!("it has {found} bytes instead of {expected}"),
-            ))
-        }
-        Ok(_) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Err(Error::corrupt(path, name, "the file is missing"))
-        }
-        Err(source) => Err(Error::Storage {
-            operation: "stat",
-            path: file,
-            source,
-        }),
-    }
 }

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod commit;
+mod description;
 mod error;
 mod lease;
 mod name;
@@ -29,6 +30,7 @@ pub mod plan;
 pub mod report;
 pub mod retention;
 pub mod save;
+pub mod scrub;
 pub mod shard;
 pub mod store;
 pub mod verify;

@@ -15,8 +15,8 @@ use penstock_io::file::Direct;
 use penstock_io::file_system::Change;
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::read_manifest;
 use crate::commit::remove_file;
+use crate::description::read_manifest;
 use crate::error::{Error, Result};
 use crate::lease::{Exclusive, Lease};
 use crate::name;

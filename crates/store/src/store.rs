@@ -12,8 +12,9 @@ use std::sync::Arc;
 
 use penstock_io::file_system::{Change, FileSystem, Native};
 
-use crate::checkpoint::{Checkpoint, read_manifest};
+use crate::checkpoint::Checkpoint;
 use crate::commit::{attempt_files, remove_attempt_files, remove_file};
+use crate::description::read_manifest;
 use crate::error::{Error, Result};
 use crate::lease::{Exclusive, Lease};
 use crate::name::{MANIFEST, parse_step, step_directory};
@@ -176,7 +177,11 @@ impl Store {
         match fs::symlink_metadata(&path) {
             Ok(metadata) if metadata.is_dir() => {}
             Ok(_) => return Err(refused(io::ErrorKind::NotADirectory, path)),
-            Err(_) => return Err(Error::NotFound { path }),
+            Err(source) if source.kind() == io::ErrorKind::NotFound => {
+                return Err(Error::NotFound { path });
+            }
+            // Retention passes over what is gone, and must not pass over a device that fails.
+            Err(source) => return Err(Error::storage("delete", path)(source)),
         }
         match Lease::try_exclusive(&path)? {
             Exclusive::Taken(lease) => Ok((path, Some(lease))),

@@ -5,8 +5,10 @@ use std::io::Read;
 use std::path::Path;
 use std::time::Instant;
 
-use crate::checkpoint::{open_shard, read_manifest, read_part, touched_tensor};
+use crate::checkpoint::{open_shard, touched_tensor};
+use crate::description::{read_manifest, read_part};
 use crate::error::{Error, Result};
+use crate::lease::Lease;
 use crate::options::Options;
 use crate::part::Part;
 use crate::pipeline::Run;
@@ -22,10 +24,21 @@ use crate::shard::{self, Header};
 /// [`Error::NotFound`], [`Error::Incomplete`], [`Error::Version`], [`Error::Interrupted`], and the
 /// system's errors. Damage is no error here but a [`Problem`].
 pub fn verify(path: &Path, options: &Options, progress: &Progress) -> Result<VerifyReport> {
+    verify_as(path, OnDamage::List, options, progress)
+}
+
+/// As [`verify`]; what the device cannot give back is a problem as well if `on_damage` says so.
+pub(crate) fn verify_as(
+    path: &Path,
+    on_damage: OnDamage,
+    options: &Options,
+    progress: &Progress,
+) -> Result<VerifyReport> {
     let begun = Instant::now();
+    let _lease = Lease::share_to_read(path);
     loop {
         let mut report = VerifyReport::default();
-        let id = verify_files(path, options, progress, &mut report)?;
+        let id = verify_files(path, on_damage, options, progress, &mut report)?;
         let now = read_manifest(path).map(|(manifest, _)| manifest.id).ok();
         // What is missing because another checkpoint took its place is no damage.
         if report.problems.is_empty() || id.is_none() || now.is_none() || id == now {
@@ -39,6 +52,7 @@ pub fn verify(path: &Path, options: &Options, progress: &Progress) -> Result<Ver
 /// was checked, if its manifest could be read.
 fn verify_files(
     path: &Path,
+    on_damage: OnDamage,
     options: &Options,
     progress: &Progress,
     report: &mut VerifyReport,
@@ -51,6 +65,7 @@ fn verify_files(
     let mut parts = Vec::with_capacity(manifest.parts.len());
     for entry in &manifest.parts {
         report.files += 1;
+        progress.pay(entry.bytes)?;
         if let Some(part) = or_problem(read_part(path, &manifest, entry), report)? {
             report.bytes_checked += entry.bytes;
             parts.push(part);
@@ -58,7 +73,7 @@ fn verify_files(
     }
     if let Some(part) = Part::merge(parts) {
         report.tensors = part.tensors.len();
-        verify_shards(path, &part, options, progress, report)?;
+        verify_shards(path, &part, on_damage, options, progress, report)?;
     }
     Ok(Some(manifest.id))
 }
@@ -90,6 +105,7 @@ fn or_problem<T>(result: Result<T>, report: &mut VerifyReport) -> Result<Option<
 fn verify_shards(
     path: &Path,
     part: &Part,
+    on_damage: OnDamage,
     options: &Options,
     progress: &Progress,
     report: &mut VerifyReport,
@@ -103,7 +119,7 @@ fn verify_shards(
         report.files += 1;
         let opened = open_shard(path, entry, settings.direct, &mut run);
         if let Some(source) = or_problem(opened, report)? {
-            or_problem(check_header(path, part, number), report)?;
+            or_problem(check_header(path, part, number, progress), report)?;
             sources.push(source);
             numbers.push(number);
         }
@@ -111,13 +127,12 @@ fn verify_shards(
     let files: Vec<_> = sources.iter().map(Source::facts).collect();
     let plan = plan(&files, &[], true, settings.extent_bytes as u64);
     progress.expect(files.iter().map(|file| file.bytes).sum());
-    let list = OnDamage::List;
     let outcome = read(
         plan,
         Vec::new(),
         &sources,
         &settings,
-        list,
+        on_damage,
         progress,
         &mut run,
     )?;
@@ -128,14 +143,14 @@ fn verify_shards(
             file: part.files[file].name.clone(),
             offset: Some(damage.offset()),
             tensor: touched_tensor(&part.tensors, file, damage).map(str::to_owned),
-            detail: damage.detail().to_owned(),
+            detail: damage.detail(),
         }
     }));
     Ok(())
 }
 
 /// Checks that other tools, which trust a shard's own header, see the tensors that the part lists.
-fn check_header(path: &Path, part: &Part, number: usize) -> Result<()> {
+fn check_header(path: &Path, part: &Part, number: usize, progress: &Progress) -> Result<()> {
     let entry = &part.files[number];
     let corrupt = |detail: String| Error::corrupt(path, &entry.name, detail);
     let file_path = path.join(&entry.name);
@@ -150,6 +165,7 @@ fn check_header(path: &Path, part: &Part, number: usize) -> Result<()> {
     read(8, &mut start)?;
     let prefix = start.first_chunk().copied().unwrap_or_default();
     let end = shard::header_end(prefix, entry.bytes).map_err(|error| corrupt(error.to_string()))?;
+    progress.pay(end)?;
     read(end.saturating_sub(8), &mut start)?;
     let header =
         shard::parse_header(&start, entry.bytes).map_err(|error| corrupt(error.to_string()))?;

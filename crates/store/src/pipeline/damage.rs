@@ -11,6 +11,8 @@ pub(crate) struct Damage {
     pub(crate) range: Range<u64>,
     /// The one byte that was changed, where it is only one.
     pub(crate) byte: Option<u64>,
+    /// Why it could not be read, if it could not.
+    pub(crate) unreadable: Option<String>,
 }
 
 impl Damage {
@@ -20,10 +22,11 @@ impl Damage {
     }
 
     /// What is wrong.
-    pub(crate) fn detail(&self) -> &'static str {
-        match self.byte {
-            Some(_) => "this byte is not the one that was written",
-            None => "the bytes from here on do not match their digest",
+    pub(crate) fn detail(&self) -> String {
+        match (&self.unreadable, self.byte) {
+            (Some(reason), _) => format!("the bytes from here on cannot be read: {reason}"),
+            (None, Some(_)) => "this byte is not the one that was written".to_owned(),
+            (None, None) => "the bytes from here on do not match their digest".to_owned(),
         }
     }
 

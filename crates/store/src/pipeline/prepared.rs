@@ -4,13 +4,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use penstock_io::buffer::IoBuf;
+use penstock_io::buffer::{IoBuf, Memory};
 use penstock_io::engine::{Op, OpKind};
-use penstock_io::file::File;
+use penstock_io::file::{Direct, File};
 
 use super::damage::Damage;
 use crate::digest::{CHUNK_BYTES, Digest};
 use crate::plan::read::{Destination, Item, Owner, floor};
+use crate::shard::PAGE_BYTES;
 
 /// Final memory that is handed out to pieces from front to back.
 pub(super) struct Region {
@@ -75,8 +76,34 @@ pub(super) struct Prepared {
     pub(super) range: Range<u64>,
     landings: Vec<Landing>,
     runs: Vec<StagingRun>,
+    /// The second reading, where it goes another way than the first.
+    again: Option<Again>,
     pub(super) retried: bool,
+    /// Why it could not be read, if it could not.
+    pub(super) unreadable: Option<String>,
     pub(super) operations_left: usize,
+}
+
+/// A reading past the page cache of what was read through it: through a file opened anew, into
+/// memory of its own, since where the bytes belong need not be aligned for it.
+struct Again {
+    file: Arc<File>,
+    read: Range<u64>,
+    buf: Option<IoBuf>,
+}
+
+impl Again {
+    fn past_cache(file: &File, range: &Range<u64>) -> Option<Again> {
+        let file = File::open(file.path(), Direct::Auto).ok()?;
+        let read = floor(range.start, PAGE_BYTES)..range.end.next_multiple_of(PAGE_BYTES);
+        let memory = Memory::allocate((read.end - read.start) as usize).ok()?;
+        let (_, buf) = memory.share();
+        file.is_direct().then(|| Again {
+            file: Arc::new(file),
+            read,
+            buf: Some(buf),
+        })
+    }
 }
 
 impl Prepared {
@@ -136,7 +163,9 @@ impl Prepared {
             range,
             landings,
             runs,
+            again: None,
             retried: false,
+            unreadable: None,
             operations_left: 0,
         }
     }
@@ -154,8 +183,52 @@ impl Prepared {
         }
     }
 
+    /// Has the item read once more, past the page cache if there is a way: what it holds would be
+    /// the same bytes again, where the device may have others.
+    pub(super) fn retry(&mut self, file: &File) {
+        self.retried = true;
+        self.unreadable = None;
+        if !file.is_direct() {
+            let _ = file.drop_cache();
+            self.again = Again::past_cache(file, &self.range);
+        }
+    }
+
+    /// Puts what was read anew where it belongs.
+    pub(super) fn settle(&mut self) {
+        let Some(again) = self.again.take() else {
+            return;
+        };
+        let buf = again.buf.expect("the read is back");
+        for landing in &mut self.landings {
+            let range = &landing.range;
+            let first = (range.start - again.read.start) as usize;
+            let bytes = &buf.as_slice()[first..first + (range.end - range.start) as usize];
+            let (place, read) = match &mut landing.place {
+                Place::Direct { window, read } => (window, &*read),
+                Place::Staged { run, .. } => {
+                    let run = &mut self.runs[*run];
+                    (&mut run.buf, &run.read)
+                }
+            };
+            let place = place.as_mut().expect("all reads of the item are back");
+            let first = (range.start - read.start) as usize;
+            place.as_mut_slice()[first..first + bytes.len()].copy_from_slice(bytes);
+        }
+    }
+
     /// The requests that bring the item in. Tokens count the direct landings first, then the runs.
     pub(super) fn operations(&mut self, slot: usize, file: &Arc<File>) -> Vec<Op> {
+        if let Some(again) = &mut self.again {
+            self.operations_left = 1;
+            let (offset, buf) = (again.read.start, again.buf.take());
+            let buf = buf.expect("it is read once");
+            return vec![Op {
+                token: token(slot, 0),
+                file: Arc::clone(&again.file),
+                kind: OpKind::Read { offset, buf },
+            }];
+        }
         let landings = self
             .landings
             .iter_mut()
@@ -183,6 +256,10 @@ impl Prepared {
     /// Puts the buffer of a finished read back and tells which bytes it was to bring.
     pub(super) fn give_back(&mut self, number: usize, buf: IoBuf) -> Range<u64> {
         self.operations_left -= 1;
+        if let Some(again) = &mut self.again {
+            again.buf = Some(buf);
+            return again.read.clone();
+        }
         let direct = self
             .landings
             .iter_mut()
@@ -217,7 +294,7 @@ impl Prepared {
     }
 
     /// Chunks whose digest is not the recorded one.
-    pub(super) fn damaged_chunks(&self, chunks: &[Digest]) -> Vec<Damage> {
+    fn damaged_chunks(&self, chunks: &[Digest]) -> Vec<Damage> {
         let mut damaged = Vec::new();
         let mut running = Digest::EMPTY;
         for landing in &self.landings {
@@ -244,11 +321,28 @@ impl Prepared {
                         file: self.file,
                         range: chunk_start..chunk_end,
                         byte: byte.map(|byte| chunk_start + byte),
+                        unreadable: None,
                     });
                 }
             }
         }
         damaged
+    }
+
+    /// All of it as damage, if it could not be read; else the chunks whose digest is not the
+    /// recorded one.
+    pub(super) fn damage(&self, chunks: &[Digest]) -> Vec<Damage> {
+        let Some(reason) = &self.unreadable else {
+            return self.damaged_chunks(chunks);
+        };
+        let starts = (self.range.start..self.range.end).step_by(CHUNK_BYTES as usize);
+        let chunk = |start: u64| Damage {
+            file: self.file,
+            range: start..(start + CHUNK_BYTES).min(self.range.end),
+            byte: None,
+            unreadable: Some(reason.clone()),
+        };
+        starts.map(chunk).collect()
     }
 
     /// Copies what was staged to its place; returns how many bytes that was.

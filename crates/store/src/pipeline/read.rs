@@ -5,11 +5,12 @@
 //! device is busy does it have the memory of later items put in place (a page fault would hold the
 //! submission up) and verifies what has arrived.
 //!
-//! An item whose digest does not match is read once more, since a transfer can go wrong where the
-//! stored bytes are right; then it is damage. Bytes that go through staging reach the caller's
+//! An item whose digest does not match is read once more, past the page cache, since a transfer can
+//! go wrong where the stored bytes are right; then it is damage. Bytes that go through staging reach the caller's
 //! memory only after they were found right.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::{Arc, Mutex};
 
 use penstock_io::buffer::{HostRegionMut, Memory, MemoryHandle};
@@ -61,6 +62,8 @@ pub(crate) enum OnDamage {
     Stop,
     /// Go on and list all of it.
     List,
+    /// The same, and what the device cannot give back is damage as well.
+    Survey,
 }
 
 /// What a read brought.
@@ -284,7 +287,7 @@ impl<'a> Worker<'a> {
                 };
                 item.stage(buf);
             }
-            self.start(item);
+            self.start(item)?;
         }
         Ok(())
     }
@@ -303,7 +306,8 @@ impl<'a> Worker<'a> {
     }
 
     /// Gives an item a slot; its operations join the queue.
-    fn start(&mut self, mut item: Prepared) {
+    fn start(&mut self, mut item: Prepared) -> Result<()> {
+        self.halt.progress.pay(item.range.end - item.range.start)?;
         let free = self.slots.iter().position(Option::is_none);
         let slot = free.unwrap_or_else(|| {
             self.slots.push(None);
@@ -312,6 +316,7 @@ impl<'a> Worker<'a> {
         let file = &self.sources[item.file].file;
         self.waiting.extend(item.operations(slot, file));
         self.slots[slot] = Some(item);
+        Ok(())
     }
 
     /// Takes in completions, waiting for at least `min`; tells whether there were any.
@@ -335,13 +340,18 @@ impl<'a> Worker<'a> {
         let path = source.file.path();
         let buf = completion.buf.expect("a read returns its buffer");
         let read = item.give_back(number, buf);
-        let bytes = completion.result.map_err(failed("read", path))? as u64;
-        self.tally.bytes_read += bytes;
         let expected = read.end.min(source.bytes) - read.start;
-        if bytes < expected {
+        let result = match completion.result {
             // The size was right when the file was opened: somebody is cutting it under us.
-            let source = std::io::Error::from(std::io::ErrorKind::UnexpectedEof);
-            return Err(failed("read", path)(source));
+            Ok(bytes) if (bytes as u64) < expected => Err(io::ErrorKind::UnexpectedEof.into()),
+            result => result,
+        };
+        match result {
+            Ok(bytes) => self.tally.bytes_read += bytes as u64,
+            Err(error) if self.on_damage == OnDamage::Survey && is_lost(&error) => {
+                item.unreadable = Some(error.to_string());
+            }
+            Err(error) => return Err(failed("read", path)(error)),
         }
         if item.operations_left == 0 {
             let item = self.slots[slot].take().expect("it was there just now");
@@ -352,19 +362,15 @@ impl<'a> Worker<'a> {
 
     /// Verifies a whole item and puts its bytes in place.
     fn finish(&mut self, mut item: Prepared) -> Result<()> {
-        let chunks = self.sources[item.file].chunks;
-        let verify = self.settings.verify || self.on_damage == OnDamage::List;
-        let damaged = if verify {
-            item.damaged_chunks(chunks)
-        } else {
-            Vec::new()
+        item.settle();
+        let source = &self.sources[item.file];
+        let damaged = match self.settings.verify || self.on_damage != OnDamage::Stop {
+            true => item.damage(source.chunks),
+            false => Vec::new(),
         };
         if !damaged.is_empty() && !item.retried {
-            item.retried = true;
-            // A page cache would give the same bytes again; the device may not.
-            let _ = self.sources[item.file].file.drop_cache();
-            self.start(item);
-            return Ok(());
+            item.retry(&source.file);
+            return self.start(item);
         }
         if !damaged.is_empty() {
             self.tally.damage.extend(damaged);
@@ -380,6 +386,15 @@ impl<'a> Worker<'a> {
             .advance(item.range.end - item.range.start);
         Ok(())
     }
+}
+
+/// Whether an error says that the bytes are gone, and not that reading went wrong: EIO, ENODATA,
+/// EBADMSG, EILSEQ, EUCLEAN, EREMOTEIO, and the end of a file where there should be more.
+fn is_lost(error: &io::Error) -> bool {
+    const LOST: [i32; 6] = [5, 61, 74, 84, 117, 121];
+    let number = error.raw_os_error();
+    number.is_some_and(|number| LOST.contains(&number))
+        || error.kind() == io::ErrorKind::UnexpectedEof
 }
 
 const _: () = assert!(

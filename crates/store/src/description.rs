@@ -1,0 +1,196 @@
+//! What a checkpoint says about itself: its manifest and its parts, read and believed.
+//!
+//! Nothing is believed whose digest is wrong, and nothing is called damaged before it was read a
+//! second time past the page cache, since a transfer can go wrong where the stored bytes are right.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use penstock_io::file::{Direct, File};
+
+use crate::digest::Digest;
+use crate::error::{Error, Result};
+use crate::manifest::{Manifest, PartEntry};
+use crate::name::{MANIFEST, is_attempt_file, is_step};
+use crate::part::{FileEntry, Part};
+
+/// A manifest names parts and holds the user's metadata: megabytes at most.
+const MANIFEST_BYTES_MAX: u64 = 64 << 20;
+
+/// Reads and checks the manifest; its size comes with it.
+pub(crate) fn read_manifest(path: &Path) -> Result<(Manifest, u64)> {
+    let file = path.join(MANIFEST);
+    let failed = |source| no_manifest(path, &file, source);
+    // A FIFO would keep the reader waiting, a device would never end.
+    let metadata = fs::metadata(&file).map_err(failed)?;
+    if !metadata.is_file() {
+        return Err(Error::corrupt(path, MANIFEST, "it is not a regular file"));
+    }
+    if metadata.len() > MANIFEST_BYTES_MAX {
+        let detail = format!("{} bytes are too many for a manifest", metadata.len());
+        return Err(Error::corrupt(path, MANIFEST, detail));
+    }
+    let read = |again: bool| read_text(&file, again).map_err(failed);
+    let manifest = believe(read, |text| Ok((Manifest::parse(text, path)?, text.len())))?;
+    Ok((manifest.0, manifest.1 as u64))
+}
+
+/// Tells a path that is not there from a directory without a manifest.
+fn no_manifest(path: &Path, file: &Path, source: io::Error) -> Error {
+    match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Error::NotFound {
+            path: path.to_owned(),
+        },
+        Ok(metadata) if !metadata.is_dir() => {
+            let source = io::Error::from(io::ErrorKind::NotADirectory);
+            Error::Storage {
+                operation: "open checkpoint",
+                path: path.to_owned(),
+                source,
+            }
+        }
+        Ok(_) if source.kind() == io::ErrorKind::NotFound => without_manifest(path),
+        _ => Error::Storage {
+            operation: "read",
+            path: file.to_owned(),
+            source,
+        },
+    }
+}
+
+/// Tells a store from a save that did not finish, and both from a directory of something else.
+fn without_manifest(path: &Path) -> Error {
+    let names = fs::read_dir(path).into_iter().flatten().flatten();
+    let names: Vec<String> = names
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    let path = path.to_owned();
+    if let Some(step) = names.iter().filter(|name| is_step(name)).max() {
+        let newest = path.join(step);
+        return Error::Store { path, newest };
+    }
+    // A save makes its directory before its first file, so an empty one may be a save too.
+    if names.is_empty() || names.iter().any(|name| is_attempt_file(name)) {
+        let detail = format!("it has no {MANIFEST}");
+        return Error::Incomplete { path, detail };
+    }
+    Error::NotFound { path }
+}
+
+/// Reads a part, checks it against the manifest, and parses it.
+pub(crate) fn read_part(path: &Path, manifest: &Manifest, entry: &PartEntry) -> Result<Part> {
+    let corrupt = |detail: String| Error::corrupt(path, &entry.file, detail);
+    let file = path.join(&entry.file);
+    check_length(path, &entry.file, entry.bytes)?;
+    let read = |again: bool| read_text(&file, again).map_err(Error::storage("read", &file));
+    believe(read, |text| {
+        let found = Digest::of(text);
+        if text.len() as u64 != entry.bytes || found != entry.digest {
+            let expected = entry.digest;
+            return Err(corrupt(format!(
+                "its digest is {found}, it should be {expected}"
+            )));
+        }
+        Part::parse(text, path, &entry.file, &manifest.id, entry.rank)
+    })
+}
+
+/// Parses a file; before it is taken for damaged, it is read once more.
+fn believe<T>(
+    read: impl Fn(bool) -> Result<Vec<u8>>,
+    parse: impl Fn(&[u8]) -> Result<T>,
+) -> Result<T> {
+    match parse(&read(false)?) {
+        Err(Error::Corrupt { .. }) => parse(&read(true)?),
+        result => result,
+    }
+}
+
+/// A whole file; `again` past what the page cache has of it.
+fn read_text(file: &Path, again: bool) -> io::Result<Vec<u8>> {
+    if again && let Ok(file) = File::open(file, Direct::Off) {
+        // A page cache would give the same bytes again; the device may not.
+        let _ = file.drop_cache();
+    }
+    fs::read(file)
+}
+
+pub(crate) fn check_size(path: &Path, file: &FileEntry) -> Result<()> {
+    check_length(path, &file.name, file.bytes)
+}
+
+/// Checks that a file of the checkpoint is there, regular, and of the recorded size.
+fn check_length(path: &Path, name: &str, expected: u64) -> Result<()> {
+    let file = path.join(name);
+    match fs::metadata(&file) {
+        Ok(metadata) if !metadata.is_file() => {
+            Err(Error::corrupt(path, name, "it is not a regular file"))
+        }
+        Ok(metadata) if metadata.len() != expected => {
+            let found = metadata.len();
+            Err(Error::corrupt(
+                path,
+                name,
+                format!("it has {found} bytes instead of {expected}"),
+            ))
+        }
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(Error::corrupt(path, name, "the file is missing"))
+        }
+        Err(source) => Err(Error::Storage {
+            operation: "stat",
+            path: file,
+            source,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    fn sum(text: &[u8]) -> Result<u8> {
+        match text {
+            [sum, bytes @ ..] if bytes.iter().sum::<u8>() == *sum => Ok(*sum),
+            _ => Err(Error::corrupt(Path::new("c"), MANIFEST, "the sum is wrong")),
+        }
+    }
+
+    #[test]
+    fn a_transfer_that_went_wrong_once_is_no_damage() {
+        let readings = RefCell::new(Vec::new());
+        let read = |again| {
+            readings.borrow_mut().push(again);
+            Ok(vec![3, 1, if again { 2 } else { 9 }])
+        };
+        assert_eq!(believe(read, sum).unwrap(), 3);
+        assert_eq!(*readings.borrow(), [false, true]);
+    }
+
+    #[test]
+    fn what_is_wrong_twice_is_damage_and_what_is_right_is_read_once() {
+        let count = RefCell::new(0);
+        let read = |text: &[u8]| {
+            *count.borrow_mut() += 1;
+            Ok(text.to_vec())
+        };
+        let damaged = believe(|_| read(&[1]), sum);
+        assert!(matches!(damaged, Err(Error::Corrupt { .. })));
+        assert_eq!(count.take(), 2);
+        assert_eq!(believe(|_| read(&[0]), sum).unwrap(), 0);
+        assert_eq!(count.take(), 1);
+    }
+
+    #[test]
+    fn a_second_reading_reads_the_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), "text").unwrap();
+        for again in [false, true] {
+            assert_eq!(read_text(file.path(), again).unwrap(), b"text");
+        }
+    }
+}

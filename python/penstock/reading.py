@@ -1,0 +1,175 @@
+"""Which step of a store is loaded, and what is done about one that turns out to be bad."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+from typing import TYPE_CHECKING, Any
+
+from penstock import _native, checkpoint
+from penstock.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    PenstockError,
+    StorageError,
+)
+
+if TYPE_CHECKING:
+    from penstock.options import Options
+
+_VANISHED_MAX = 8
+"""How often a step may disappear while it is read before its error is passed on."""
+
+_LOST = frozenset({errno.EIO, errno.ENODATA, errno.EBADMSG, errno.EILSEQ, errno.EREMOTEIO})
+"""What systems answer where the device cannot give the bytes back; and `EUCLEAN`, 117."""
+
+
+class Reader:
+    """Loads steps of a store.
+
+    Args:
+        native: The store.
+        root: Its directory.
+        options: How bytes move.
+
+    Attributes:
+        warnings: What the user should know about the steps that were passed over.
+    """
+
+    def __init__(self, native: _native.Store, root: str, options: Options | None) -> None:
+        self._native = native
+        self._root = root
+        self._options = options
+        self.warnings: list[str] = []
+
+    def path(self, step: int) -> str:
+        """The directory of a step, whether it exists or not."""
+        path = self._native.step_path(step)
+        # The native module gives paths for display; ours also holds what is no UTF-8.
+        return os.path.join(self._root, os.path.basename(path))
+
+    def newest(self, wanted: dict[str, Any]) -> checkpoint.Loaded:
+        """Loads the newest step whose files are there.
+
+        Raises:
+            CheckpointNotFoundError: There is none.
+            CorruptCheckpointError: Its data is damaged.
+        """
+        chosen = self._newest()
+        for _ in range(_VANISHED_MAX):
+            try:
+                return self.step(chosen, wanted)
+            except PenstockError:
+                # A save elsewhere may commit a newer step and retire this one under our hands.
+                if chosen in self._complete():
+                    raise
+            chosen = self._newest()
+        return self.step(chosen, wanted)
+
+    def step(self, step: int, wanted: dict[str, Any]) -> checkpoint.Loaded:
+        """Loads a step.
+
+        Raises:
+            CorruptCheckpointError: It is damaged; the message names the step before.
+        """
+        try:
+            return self._read(step, wanted)
+        except CorruptCheckpointError as error:
+            raise self._with_way_back(error, step) from error
+
+    def newest_good(self, last: int | None, wanted: dict[str, Any]) -> checkpoint.Loaded:
+        """Loads the newest step that turns out to be good, or the newest such up to ``last``.
+
+        Raises:
+            CheckpointNotFoundError: None of them is.
+        """
+        skipped: list[tuple[int, str]] = []
+        rows = [row for row in self._native.steps() if last is None or row[0] <= last]
+        for step, state, reason in sorted(rows, reverse=True):
+            if state == "incomplete":
+                skipped.append((step, "its save never finished, or is still running"))
+                continue
+            if state in ("damaged", "partial"):
+                self._skip(step, reason or state, skipped)
+                continue
+            try:
+                loaded = self._read(step, wanted)
+            except CorruptCheckpointError as error:
+                self._skip(step, str(error), skipped)
+            except StorageError as error:
+                if error.errno not in _LOST and error.errno != 117:
+                    raise
+                self._skip(step, str(error), skipped)
+            except (CheckpointNotFoundError, IncompleteCheckpointError):
+                skipped.append((step, "it was removed meanwhile"))
+            else:
+                report = dataclasses.replace(loaded.report, skipped=tuple(skipped))
+                return loaded._replace(report=report)
+        tried = "; ".join(f"step {step}: {reason}" for step, reason in skipped[:5])
+        raise self._nothing(f"none of its steps is good: {tried}" if skipped else None)
+
+    def _skip(self, step: int, reason: str, skipped: list[tuple[int, str]]) -> None:
+        skipped.append((step, reason))
+        self.warnings.append(f"step {step} is passed over for an older one: {reason}")
+
+    def _read(self, step: int, wanted: dict[str, Any]) -> checkpoint.Loaded:
+        try:
+            loaded = checkpoint.read(self.path(step), options=self._options, **wanted)
+        except CorruptCheckpointError:
+            with contextlib.suppress(PenstockError):
+                self.mark(step, _native.open(self.path(step)).id, is_good=False)
+            raise
+        if wanted["keys"] is None and loaded.report.verified:
+            self.mark(step, loaded.report.checkpoint_id, is_good=True)
+        return loaded
+
+    def mark(self, step: int, checkpoint_id: str, *, is_good: bool) -> None:
+        """Remembers what came of reading a step whole."""
+        mark = self._native.mark_verified if is_good else self._native.mark_damaged
+        # A store may be read-only, and a mark is only for the benefit of whoever deletes.
+        with contextlib.suppress(StorageError):
+            mark(step, checkpoint_id)
+
+    def _complete(self) -> list[int]:
+        return [step for step, state, _ in self._native.steps() if state == "complete"]
+
+    def _newest(self) -> int:
+        passed_over = []
+        for step, state, reason in sorted(self._native.steps(), reverse=True):
+            # A newer one that this build cannot read is not passed over: reading it says why.
+            if state in ("complete", "newer"):
+                return step
+            passed_over.append(f"{step} ({state})")
+            if state in ("damaged", "partial"):
+                warning = f"{self.path(step)} is {state} and passed over: {reason}"
+                if warning not in self.warnings:
+                    self.warnings.append(warning)
+        detail = f"none of its steps is complete: {', '.join(passed_over[:5])}"
+        raise self._nothing(detail if passed_over else None)
+
+    def _nothing(self, detail: str | None) -> CheckpointNotFoundError:
+        return CheckpointNotFoundError(
+            f"no checkpoint to load in {self._root}: {detail or 'nothing was saved to it yet'}; "
+            "check the path, or save a state with store.save(step, state)",
+            path=self._root,
+        )
+
+    def _with_way_back(self, error: CorruptCheckpointError, step: int) -> CorruptCheckpointError:
+        """The same error, naming the step before."""
+        before = max((other for other in self._complete() if other < step), default=None)
+        way_back = "no earlier step is complete"
+        if before is not None:
+            way_back = (
+                f"the step before it is complete: store.load(step={before}), or "
+                "store.load(fallback=True) for the newest good one"
+            )
+        return CorruptCheckpointError(
+            f"{error}; {way_back}",
+            path=error.path,
+            file=error.file,
+            offset=error.offset,
+            tensor=error.tensor,
+        )
