@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,9 @@ def _dictionary() -> list[Any]:
 _NODES: list[Any] = [*_dictionary(), None, True, 0, -1, 1 << 62, 0.5, "", "$", [], {}, "\ud800"]
 
 
-def _places(node: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def _places(node: Any) -> list[tuple[Any, Any]]:
     """Every place in a tree, as the container and the key or index in it."""
+    found = []
     rest = [node]
     while rest:
         node = rest.pop()
@@ -49,15 +51,19 @@ def _places(node: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 def _mutate(data: bytes, size_max: int, seed: int) -> bytes:
     draw = random.Random(seed)
     name, _, text = data.partition(b"\n")
-    try:
-        # A list around it, so that the tree itself has a place.
-        root = [json.loads(text)]
-    except (ValueError, RecursionError):
-        return atheris.Mutate(data, size_max)
     if draw.randrange(2):
-        return atheris.Mutate(data, size_max)
-    places = _places(root, [])
+        with suppress(ValueError, RecursionError):
+            mutated = name + b"\n" + _with_other_nodes(text, draw)
+            if len(mutated) <= size_max:
+                return mutated
+    return bytes(atheris.Mutate(data, size_max))
+
+
+def _with_other_nodes(text: bytes, draw: random.Random) -> bytes:
+    # A list around it, so that the tree itself has a place.
+    root = [json.loads(text)]
     for _ in range(draw.randrange(1, 4)):
+        places = _places(root)
         container, key = draw.choice(places)
         other, other_key = draw.choice(places)
         node = draw.choice([draw.choice(_NODES), other[other_key]])
@@ -67,12 +73,12 @@ def _mutate(data: bytes, size_max: int, seed: int) -> bytes:
             container.insert(key, node)
         else:
             container[key] = draw.choice([node, [node], {"a": node}, {"$": "tuple", "v": [node]}])
-        places = _places(root, [])
-    mutated = name + b"\n" + json.dumps(root[0], separators=(",", ":")).encode()
-    return mutated if len(mutated) <= size_max else atheris.Mutate(data, size_max)
+    return json.dumps(root[0], separators=(",", ":")).encode()
 
 
 if __name__ == "__main__":
-    arguments = [sys.argv[0], f"-max_len={_INPUT_BYTES_MAX}", *sys.argv[1:]]
+    # Short inputs first, which libFuzzer gives up where it is given a mutator.
+    defaults = [f"-max_len={_INPUT_BYTES_MAX}", "-len_control=100"]
+    arguments = [sys.argv[0], *defaults, *sys.argv[1:]]
     atheris.Setup(arguments, tree_checks.check, custom_mutator=_mutate)
     atheris.Fuzz()

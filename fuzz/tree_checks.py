@@ -38,7 +38,7 @@ _NAME_CHARS_PER_CHAR = 16
 
 _PATH = "ckpt"
 _FILE = "part"
-_PATTERNS = ("value", "*a*", "[!x]*", "0.1")
+_PATTERNS = ("value", "*[a0]*")
 
 
 def check(data: bytes) -> None:
@@ -48,19 +48,14 @@ def check(data: bytes) -> None:
     """
     name, _, text = data.decode("utf-8", "ignore").partition("\n")
     rows = _rows(name)
-    started = not tracemalloc.is_tracing()
-    if started:
-        tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
-        tracemalloc.reset_peak()
-        for step in (_name, _build, _select, _fill):
-            with suppress(PenstockError), tree.reading(_PATH, _FILE):
-                step(text, rows)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        if started:
-            tracemalloc.stop()
+    # Left on: CPython 3.11 loses some kilobytes each time that it is switched off.
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    for step in (_name, _build, _select, _fill):
+        with suppress(PenstockError), tree.reading(_PATH, _FILE):
+            step(text, rows)
+    _, peak = tracemalloc.get_traced_memory()
     limit = BYTES_PER_INPUT_BYTE * len(data) + BYTES_FIXED + _COPIES * _LONG_BYTES
     assert peak - before <= limit, f"{peak - before} bytes for {len(data)}, {limit} allowed"
 
@@ -123,9 +118,10 @@ def _built(node: tree.Node, rows: list[restore.Row], memory: bytearray = _READ) 
 
 def _select(text: str, rows: list[restore.Row]) -> None:
     """As `penstock.load(keys=…)` does."""
+    node = tree.parse(text)
     for pattern in _PATTERNS:
         with suppress(PenstockError):
-            _built(tree.select(tree.parse(text), [pattern], _PATH), rows)
+            _built(tree.select(node, [pattern], _PATH), rows)
 
 
 def _fill(text: str, rows: list[restore.Row]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import tracemalloc
 
 import pytest
 
@@ -20,7 +21,8 @@ def checks():
     spec = importlib.util.spec_from_file_location("tree_checks", FUZZ / "tree_checks.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    yield module
+    tracemalloc.stop()
 
 
 def test_there_are_seeds():
