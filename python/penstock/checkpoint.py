@@ -289,24 +289,28 @@ def _read_once(
     targets = None
     indices = None
     checkpoint = _native.open(path)
-    tensors, aliases = checkpoint.tensors(), checkpoint.aliases()
-    part = part_name(checkpoint.files())
-    with tree.reading(path, part):
-        node = tree.parse(checkpoint.tree)
-        if patterns is not None:
-            node = tree.select(node, patterns, path)
-            indices = needed(node, tensors, aliases)
-        if into is not None:
-            is_partial = patterns is not None
-            targets = Targets(node, into, tensors, aliases, path, is_partial=is_partial)
-    opened = time.perf_counter()
-    with shown(progress, "loading") as update:
-        buffers, places, fields = checkpoint.load(
-            indices,
-            None if targets is None else targets.native(),
-            options=settings,
-            progress=update,
-        )
+    try:
+        tensors, aliases = checkpoint.tensors(), checkpoint.aliases()
+        part = part_name(checkpoint.files())
+        with tree.reading(path, part):
+            node = tree.parse(checkpoint.tree)
+            if patterns is not None:
+                node = tree.select(node, patterns, path)
+                indices = needed(node, tensors, aliases)
+            if into is not None:
+                is_partial = patterns is not None
+                targets = Targets(node, into, tensors, aliases, path, is_partial=is_partial)
+        opened = time.perf_counter()
+        with shown(progress, "loading") as update:
+            buffers, places, fields = checkpoint.load(
+                indices,
+                None if targets is None else targets.native(),
+                options=settings,
+                progress=update,
+            )
+    finally:
+        # An exception keeps this frame, and must not keep the files from being deleted.
+        checkpoint.release()
     loaded = time.perf_counter()
     where: dict[int, Place] = {
         index: (buffers[place[0]], place[1])

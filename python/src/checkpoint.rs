@@ -105,6 +105,11 @@ impl Checkpoint {
         self.inner.tensor_bytes()
     }
 
+    /// Lets its files be removed; loading works as long as they are there.
+    fn release(&self) {
+        self.inner.release();
+    }
+
     /// Names and sizes of all files, the manifest first.
     fn files(&self) -> Vec<(&str, u64)> {
         self.inner.files()

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use penstock_io::buffer::{HostRegionMut, Memory};
@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 use crate::description::{check_size, read_manifest, read_part};
 use crate::digest::CHUNK_BYTES;
 use crate::error::{Error, Result};
+use crate::lease::Lease;
 use crate::manifest::Manifest;
 use crate::name::MANIFEST;
 use crate::options::{Options, Settings};
@@ -33,6 +34,7 @@ pub struct Checkpoint {
     manifest: Manifest,
     part: Part,
     manifest_bytes: u64,
+    lease: Mutex<Option<Lease>>,
 }
 
 /// Tensors in memory.
@@ -50,9 +52,25 @@ impl Checkpoint {
     /// Opens the checkpoint at `path`: reads its manifest and part, and checks that its files are
     /// there with exact sizes. No tensor data is read.
     ///
+    /// As long as it is open, neither a deletion nor an overwrite nor a sweep removes its files,
+    /// where the file system has locks.
+    ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Incomplete`], [`Error::Corrupt`], [`Error::Version`].
     pub fn open(path: &Path) -> Result<Checkpoint> {
+        let lease = Lease::share_to_read(path);
+        let mut opened = Checkpoint::look(path)?;
+        opened.lease = Mutex::new(lease);
+        Ok(opened)
+    }
+
+    /// Lets its files be removed. Loading is still possible, as long as they are there.
+    pub fn release(&self) {
+        *self.lease.lock().expect("nothing panics with the lock") = None;
+    }
+
+    /// Opens it without keeping anybody from removing its files.
+    pub(crate) fn look(path: &Path) -> Result<Checkpoint> {
         for _ in 0..REPLACED_MAX {
             let (manifest, manifest_bytes) = read_manifest(path)?;
             let id = manifest.id.clone();
@@ -80,6 +98,7 @@ impl Checkpoint {
             manifest,
             part,
             manifest_bytes,
+            lease: Mutex::default(),
         })
     }
 

@@ -301,7 +301,9 @@ fn storage_remedy(source: &io::Error) -> &'static str {
             "raise the limit of file sizes (ulimit -f), or lower shard_bytes"
         }
         io::ErrorKind::NotFound => "check that the directory is there and can be written to",
-        io::ErrorKind::ResourceBusy => "a save is under way there; try again when it is done",
+        io::ErrorKind::ResourceBusy => {
+            "a save or a load is under way there; try again when it is done"
+        }
         io::ErrorKind::NotADirectory => {
             "a checkpoint is a directory; something else is in its place or above it"
         }

@@ -1,7 +1,7 @@
 //! The lease: how a live save is told from a dead one without a clock.
 //!
-//! A save holds a shared lock (`flock`) on its checkpoint directory, whoever removes files there an
-//! exclusive one. The kernel drops the lock when the process dies. It belongs to the open file,
+//! A save or a reader holds a shared lock (`flock`) on its checkpoint directory, whoever removes
+//! files there an exclusive one. The kernel drops the lock when the process dies. It belongs to the open file,
 //! which a forked child inherits, so it is given back explicitly and not left to the last close.
 //!
 //! Only local file systems are trusted with it. Elsewhere `flock` on a directory may succeed on
@@ -21,6 +21,9 @@ use crate::progress::Progress;
 /// Between two looks at a directory that somebody is removing files from.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
+/// How often a reader looks: for 10 seconds.
+const READ_RETRIES_MAX: usize = 1000;
+
 /// A lock on a directory, held until dropped.
 #[derive(Debug)]
 pub(crate) struct Lease {
@@ -30,9 +33,9 @@ pub(crate) struct Lease {
 /// What came of asking for a directory alone.
 #[derive(Debug)]
 pub(crate) enum Exclusive {
-    /// No save is live in it, and none begins before this is dropped.
+    /// Nobody saves or reads in it, nor begins to before this is dropped.
     Taken(Lease),
-    /// A save is under way in it.
+    /// A save or a load is under way in it.
     Live,
     /// There is none, or it is another one by now.
     Gone,
@@ -52,7 +55,24 @@ impl Lease {
             progress.check()?;
             std::thread::sleep(RETRY_PAUSE);
         }
-        Ok(is_at(&directory, path).then_some(Lease { directory }))
+        Ok(is_at(&directory, path)?.then_some(Lease { directory }))
+    }
+
+    /// Shares the directory for reading, so that nobody removes files meanwhile. A removal at work
+    /// in it is waited for, not for ever: a reader can do without, as on a file system without
+    /// locks, and then notices what is missing.
+    pub(crate) fn share_to_read(path: &Path) -> Option<Lease> {
+        for _ in 0..READ_RETRIES_MAX {
+            let directory = open(path).ok()??;
+            match directory.try_lock_shared() {
+                // Somebody may have removed it, and made a new one by that name.
+                Ok(()) if is_at(&directory, path).ok()? => return Some(Lease { directory }),
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => std::thread::sleep(RETRY_PAUSE),
+                Err(TryLockError::Error(_)) => break,
+            }
+        }
+        None
     }
 
     /// Asks for the directory alone, without waiting.
@@ -65,7 +85,7 @@ impl Lease {
         }
         Ok(match directory.try_lock() {
             // Somebody may have removed it, and made a new one by that name.
-            Ok(()) if is_at(&directory, path) => Exclusive::Taken(Lease { directory }),
+            Ok(()) if is_at(&directory, path)? => Exclusive::Taken(Lease { directory }),
             Ok(()) => Exclusive::Gone,
             Err(TryLockError::Error(_)) => Exclusive::NoLocks,
             Err(TryLockError::WouldBlock) => Exclusive::Live,
@@ -93,11 +113,14 @@ fn open(path: &Path) -> Result<Option<fs::File>> {
 }
 
 /// Whether the open directory is still the one at the path.
-fn is_at(directory: &fs::File, path: &Path) -> bool {
+fn is_at(directory: &fs::File, path: &Path) -> Result<bool> {
     let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
-    match (directory.metadata(), fs::metadata(path)) {
-        (Ok(open), Ok(named)) => identity(open) == identity(named),
-        _ => false,
+    let failed = |source| Error::storage("look at", path)(source);
+    let open = directory.metadata().map_err(failed)?;
+    match fs::metadata(path) {
+        Ok(named) => Ok(identity(open) == identity(named)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(source) => Err(failed(source)),
     }
 }
 

@@ -105,7 +105,7 @@ impl Store {
     /// [`Error::NotFound`] for a step without a directory, and the system's errors.
     pub fn state(&self, step: u64) -> Result<StepState> {
         let path = self.step_path(step);
-        match Checkpoint::open(&path) {
+        match Checkpoint::look(&path) {
             Ok(checkpoint) => Ok(match checkpoint.manifest().step {
                 Some(found) if found != step => {
                     let detail = format!("it belongs to step {found}");

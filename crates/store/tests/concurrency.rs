@@ -13,6 +13,7 @@ use std::thread;
 use common::{Sample, load, names};
 use penstock_store::checkpoint::Checkpoint;
 use penstock_store::options::Options;
+use penstock_store::store::Store;
 use penstock_store::{Error, Progress, Result};
 
 /// The variables that tell a child where to save what.
@@ -158,13 +159,48 @@ fn a_reader_sees_the_old_or_the_new_and_never_a_mix() {
     samples[0].assert_at(&path);
 }
 
-/// What was opened is gone, which is no damage and says so.
+/// Nobody takes the files of a checkpoint from under a reader who has opened it: not an overwrite,
+/// not a sweep, not a deletion, not retention.
 #[test]
-fn a_checkpoint_replaced_after_it_was_opened_says_so() {
+fn what_a_reader_has_opened_stays_until_it_is_closed() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::new(root.path());
+    for step in [1, 2, 3] {
+        Sample::seeded(step)
+            .save_step(&store.step_path(step), Some(step), false)
+            .unwrap();
+    }
+    let path = store.step_path(1);
+    let opened = Checkpoint::open(&path).unwrap();
+    assert_eq!(store.retain(Some(1), None, Some(3)).unwrap(), [2]);
+    let refused = store.delete(1).unwrap_err();
+    assert!(refused.full_message().contains("busy"), "{refused}");
+    assert!(refused.remedy().contains("load"), "{}", refused.remedy());
+    Sample::seeded(9).save_step(&path, Some(1), true).unwrap();
+    assert_eq!(store.sweep().unwrap(), []);
+    let load_all = |checkpoint: &Checkpoint| {
+        let options = Options::default();
+        checkpoint.load(None, HashMap::new(), &options, &Progress::default())
+    };
+    assert!(Sample::seeded(1).is(&load_all(&opened).unwrap()));
+    Sample::seeded(9).assert_at(&path);
+
+    drop(opened);
+    let swept = store.sweep().unwrap();
+    assert_eq!(swept.len(), 1, "{swept:?}");
+    assert_eq!(names(&path).len(), 3);
+    Sample::seeded(9).assert_at(&path);
+    store.delete(1).unwrap();
+}
+
+/// A reader that has let go is not in the way, and is told what became of its files.
+#[test]
+fn a_checkpoint_replaced_after_it_was_released_says_so() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("ckpt");
     Sample::seeded(1).save(&path, &Options::default()).unwrap();
     let opened = Checkpoint::open(&path).unwrap();
+    opened.release();
     Sample::seeded(2).save_step(&path, None, true).unwrap();
     let options = Options::default();
     let error = opened
@@ -172,4 +208,89 @@ fn a_checkpoint_replaced_after_it_was_opened_says_so() {
         .unwrap_err();
     assert!(matches!(error, Error::Replaced { .. }), "{error}");
     Sample::seeded(2).assert_at(&path);
+}
+
+/// A training run saves, keeps two steps and sweeps, while others read the newest, delete nothing
+/// and see nothing but whole checkpoints, and a third sweeps all the time.
+#[test]
+fn readers_and_sweeps_beside_a_run_with_retention() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::new(root.path());
+    Sample::seeded(1)
+        .save_step(&store.step_path(1), Some(1), false)
+        .unwrap();
+    let done = AtomicBool::new(false);
+    let read = || {
+        let (mut whole, mut gone) = (0, 0);
+        while !done.load(Ordering::Relaxed) {
+            let step = *store.steps().unwrap().last().unwrap();
+            match Checkpoint::open(&store.step_path(step)) {
+                Ok(opened) => {
+                    let options = Options::default();
+                    let loaded = opened.load(None, HashMap::new(), &options, &Progress::default());
+                    let loaded = loaded.unwrap_or_else(|error| {
+                        panic!("step {step} was opened: {}", error.full_message())
+                    });
+                    assert!(Sample::seeded(step).is(&loaded), "step {step} is another");
+                    whole += 1;
+                }
+                // Not committed yet, or retired since.
+                Err(Error::Incomplete { .. } | Error::NotFound { .. }) => gone += 1,
+                Err(error) => panic!("step {step}: {}", error.full_message()),
+            }
+        }
+        (whole, gone)
+    };
+    let sweep = || {
+        while !done.load(Ordering::Relaxed) {
+            for (path, _) in store.sweep().unwrap() {
+                eprintln!("swept {}", path.display());
+            }
+        }
+    };
+    thread::scope(|scope| {
+        let readers: Vec<_> = (0..2).map(|_| scope.spawn(read)).collect();
+        scope.spawn(sweep);
+        for step in 2..=40 {
+            let path = store.step_path(step);
+            let saved = Sample::seeded(step).save_step(&path, Some(step), false);
+            saved.unwrap_or_else(|error| panic!("step {step}: {}", error.full_message()));
+            store.retain(Some(2), None, Some(step)).unwrap();
+        }
+        done.store(true, Ordering::Relaxed);
+        for reader in readers {
+            let (whole, gone) = reader.join().unwrap();
+            eprintln!("{whole} whole loads, {gone} not there");
+            assert!(whole > 0);
+        }
+    });
+    store.retain(Some(2), None, Some(40)).unwrap();
+    assert_eq!(store.steps().unwrap(), [39, 40]);
+}
+
+/// Savers of different steps of one store do not get in each other's way.
+#[test]
+fn savers_of_different_steps_all_succeed() {
+    for _ in 0..10 {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::new(root.path().join("new/store"));
+        let start = Barrier::new(4);
+        thread::scope(|scope| {
+            for step in 1..=4 {
+                let (store, start) = (&store, &start);
+                scope.spawn(move || {
+                    start.wait();
+                    let path = store.step_path(step);
+                    Sample::seeded(step)
+                        .save_step(&path, Some(step), false)
+                        .unwrap();
+                    store.sweep().unwrap();
+                });
+            }
+        });
+        assert_eq!(store.steps().unwrap(), [1, 2, 3, 4]);
+        for step in 1..=4 {
+            Sample::seeded(step).assert_at(&store.step_path(step));
+        }
+    }
 }
