@@ -17,6 +17,7 @@ from penstock.errors import (
     FormatVersionError,
     IncompleteCheckpointError,
     MissingDependencyError,
+    PartialCheckpointError,
     PenstockError,
     PenstockWarning,
     ProtectedCheckpointError,
@@ -24,8 +25,9 @@ from penstock.errors import (
     StorageError,
     UnsupportedStateError,
 )
-from penstock.inspection import CheckpointInfo, TensorInfo
+from penstock.inspection import CheckpointInfo, MissingInfo, TensorInfo
 from penstock.options import Options
+from penstock.recovery import Explanation, SalvageReport, TensorFate, explain, salvage
 from penstock.reports import (
     LoadReport,
     Problem,
@@ -45,27 +47,34 @@ __all__ = [
     "CheckpointNotFoundError",
     "CheckpointStore",
     "CorruptCheckpointError",
+    "Explanation",
     "FormatVersionError",
     "IncompleteCheckpointError",
     "LoadReport",
     "MissingDependencyError",
+    "MissingInfo",
     "Options",
+    "PartialCheckpointError",
     "PenstockError",
     "PenstockWarning",
     "Problem",
     "ProtectedCheckpointError",
     "RetentionReport",
+    "SalvageReport",
     "SaveReport",
     "ScrubReport",
     "ScrubbedStep",
     "StateMismatchError",
     "StorageError",
+    "TensorFate",
     "TensorInfo",
     "UnsupportedStateError",
     "VerifyResult",
     "__version__",
+    "explain",
     "inspect",
     "load",
+    "salvage",
     "save",
     "verify",
 ]

@@ -4,7 +4,16 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeAlias, final
 
-__all__ = ["Checkpoint", "HostBuffer", "Store", "open", "save", "verify"]
+__all__ = [
+    "Checkpoint",
+    "HostBuffer",
+    "Store",
+    "open",
+    "salvage",
+    "save",
+    "survey",
+    "verify",
+]
 
 _Progress: TypeAlias = Callable[[int, int], object] | None
 _View: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int]
@@ -41,6 +50,9 @@ class Checkpoint:
     def metadata(self) -> str: ...
     @property
     def tree(self) -> str: ...
+    @property
+    def partial(self) -> tuple[str | None, bool] | None: ...
+    def missing(self) -> list[tuple[str, str, tuple[int, ...], str]]: ...
     @property
     def nbytes(self) -> int: ...
     def release(self) -> None: ...
@@ -96,3 +108,12 @@ def save(
 ) -> dict[str, Any]: ...
 def open(path: str) -> Checkpoint: ...
 def verify(path: str, *, options: dict[str, object], progress: _Progress) -> dict[str, Any]: ...
+def survey(path: str, *, options: dict[str, object], progress: _Progress) -> dict[str, Any]: ...
+def salvage(
+    path: str,
+    out: str,
+    *,
+    unverified: bool,
+    options: dict[str, object],
+    progress: _Progress,
+) -> dict[str, Any]: ...

@@ -13,6 +13,7 @@ from penstock.flatten import flatten
 from penstock.gcpause import gc_paused
 from penstock.inspection import CheckpointInfo, describe, part_name
 from penstock.options import Options
+from penstock.partial import settle
 from penstock.progress import Progress, shown
 from penstock.reports import LoadReport, Problem, SaveReport, VerifyResult
 from penstock.restore import Builder, Place, needed
@@ -107,6 +108,7 @@ def load(
     keys: str | Iterable[str] | None = None,
     device: Any = None,
     options: Options | None = None,
+    allow_partial: bool = False,
     progress: bool | Progress = False,
     report: Callable[[LoadReport], object] | None = None,
 ) -> Any:
@@ -126,6 +128,8 @@ def load(
         device: Where to put tensors, as for `torch.Tensor.to`; None for the host. Arrays stay on
             the host.
         options: How bytes move; None for ``Options()``.
+        allow_partial: Of a checkpoint that `penstock.salvage` made, load what is there; what is
+            missing is left out as with ``keys``, and left alone in ``into``.
         progress: True for a bar on standard error, or a function called with the bytes done and
             the bytes in all.
         report: Called with the `LoadReport` when the state is complete; ``reports.append`` of a
@@ -140,6 +144,8 @@ def load(
     Raises:
         CheckpointNotFoundError: There is nothing at the path.
         IncompleteCheckpointError: The save there never finished.
+        PartialCheckpointError: It was salvaged, lacks something that was asked for, and
+            ``allow_partial`` is False.
         CorruptCheckpointError: The checkpoint is damaged, or none of Penstock's.
         FormatVersionError: A newer Penstock wrote it.
         StateMismatchError: A key matches nothing, or ``into`` does not fit.
@@ -169,6 +175,7 @@ def load(
         device=device,
         options=options,
         progress=progress,
+        allow_partial=allow_partial,
     )
     if report is not None:
         report(loaded.report)
@@ -255,13 +262,14 @@ def read(
     device: Any = None,
     options: Options | None = None,
     progress: bool | Progress = False,
+    allow_partial: bool = False,
 ) -> Loaded:
     """`load`, with the report.
 
     A checkpoint that is replaced while it is read is read again: at every moment there is a whole
     one.
     """
-    wanted = (into, keys, device, options, progress)
+    wanted = (into, keys, device, options, progress, bool(allow_partial))
     with gc_paused():
         for _ in range(_REPLACED_MAX):
             try:
@@ -279,6 +287,7 @@ def _read_once(
     device: Any,
     options: Options | None,
     progress: bool | Progress,
+    allow_partial: bool,
 ) -> Loaded:
     if into is not None and device is not None:
         raise ValueError("device= places new tensors, into= fills existing ones: give one of them")
@@ -296,9 +305,11 @@ def _read_once(
             node = tree.parse(checkpoint.tree)
             if patterns is not None:
                 node = tree.select(node, patterns, path)
+            node, is_left_out = settle(node, checkpoint, path, allow_partial=allow_partial)
+            if patterns is not None:
                 indices = needed(node, tensors, aliases)
             if into is not None:
-                is_partial = patterns is not None
+                is_partial = patterns is not None or is_left_out
                 targets = Targets(node, into, tensors, aliases, path, is_partial=is_partial)
         opened = time.perf_counter()
         with shown(progress, "loading") as update:
@@ -332,6 +343,9 @@ def _read_once(
         "build": ended - loaded,
     }
     changes = {"path": path, "phases": phases, "seconds": ended - began}
+    if checkpoint.partial is not None and checkpoint.partial[1]:
+        # The digests are those that it was salvaged with: they prove nothing about the original.
+        changes["verified"] = False
     return Loaded(state, LoadReport(**{**fields, **changes}))
 
 

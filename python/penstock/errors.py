@@ -20,6 +20,7 @@ __all__ = [
     "FormatVersionError",
     "IncompleteCheckpointError",
     "MissingDependencyError",
+    "PartialCheckpointError",
     "PenstockError",
     "PenstockWarning",
     "ProtectedCheckpointError",
@@ -98,11 +99,27 @@ class IncompleteCheckpointError(PenstockError):
         path: The checkpoint's directory.
     """
 
-    _fields = ("path",)
+    _fields: ClassVar[tuple[str, ...]] = ("path",)
 
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(message)
         self.path = path
+
+
+class PartialCheckpointError(IncompleteCheckpointError):
+    """The checkpoint holds what was salvaged from a damaged one, and not all that was asked for.
+
+    Attributes:
+        path: The checkpoint's directory.
+        missing: Dotted names of what was asked for and is not there; empty where nothing is known
+            to be missing, but nothing could be checked when it was salvaged.
+    """
+
+    _fields = ("path", "missing")
+
+    def __init__(self, message: str, *, path: str, missing: tuple[str, ...] = ()) -> None:
+        super().__init__(message, path=path)
+        self.missing = missing
 
 
 class ProtectedCheckpointError(PenstockError):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import tree
 from penstock.errors import CorruptCheckpointError
+from penstock.partial import is_missing
 from penstock.restore import Builder, is_data
 
 if TYPE_CHECKING:
@@ -62,6 +63,23 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MissingInfo:
+    """A tensor of the state that could not be salvaged.
+
+    Attributes:
+        name: Its dotted name.
+        dtype: Its element type.
+        shape: Its dimensions.
+        reason: Why it is missing.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInfo:
     """What is in a checkpoint.
 
@@ -79,6 +97,10 @@ class CheckpointInfo:
         tensors: All stored tensors, in the order of the state.
         aliases: Further names of stored tensors and of views into them -> the tensor's name.
         metadata: What `penstock.save` was given as ``metadata=``.
+        partial: Whether it holds only what `penstock.salvage` got out of a damaged one.
+        source_id: Identity of that one, where it was known.
+        unverified: Whether nothing could be checked when it was salvaged.
+        missing: What could not be salvaged, further names included.
     """
 
     path: str
@@ -94,6 +116,10 @@ class CheckpointInfo:
     tensors: tuple[TensorInfo, ...]
     aliases: dict[str, str]
     metadata: dict[str, Any]
+    partial: bool
+    source_id: str | None
+    unverified: bool
+    missing: tuple[MissingInfo, ...]
     _tree: str = field(repr=False)
 
     def values(self) -> dict[str, Any]:
@@ -113,10 +139,14 @@ class CheckpointInfo:
             {'step': 7, 'lr.0': 0.1, 'lr.1': 0.2}
         """
         builder = Builder((), (), {})
+
+        def is_plain(node: tree.Node) -> bool:
+            return not is_data(node) and not is_missing(node)
+
         with tree.reading(self.path, part_name(self.files)):
             name_chars_max = _NAME_CHARS_MIN + _NAME_CHARS_PER_CHAR * len(self._tree)
             leaves = tree.named(tree.parse(self._tree), name_chars_max)
-            plain = [(name, builder.build(node)) for name, node in leaves if not is_data(node)]
+            plain = [(name, builder.build(node)) for name, node in leaves if is_plain(node)]
         names = tree.unique_names([name for name, _ in plain])
         return dict(zip(names, (value for _, value in plain), strict=True))
 
@@ -128,6 +158,7 @@ def describe(checkpoint: _native.Checkpoint, path: str) -> CheckpointInfo:
         TensorInfo(name=name, dtype=dtype, shape=shape, file=file, begin=begin, end=end)
         for name, dtype, shape, file, begin, end in checkpoint.tensors()
     )
+    source_id, unverified = checkpoint.partial or (None, False)
     return CheckpointInfo(
         path=path,
         id=checkpoint.id,
@@ -142,6 +173,13 @@ def describe(checkpoint: _native.Checkpoint, path: str) -> CheckpointInfo:
         tensors=tensors,
         aliases={name: tensors[index].name for name, index, _ in checkpoint.aliases()},
         metadata=_metadata(checkpoint, path, files[0].name),
+        partial=checkpoint.partial is not None,
+        source_id=source_id,
+        unverified=unverified,
+        missing=tuple(
+            MissingInfo(name=name, dtype=dtype, shape=shape, reason=reason)
+            for name, dtype, shape, reason in checkpoint.missing()
+        ),
         _tree=checkpoint.tree,
     )
 

@@ -122,7 +122,7 @@ class Reader:
             with contextlib.suppress(PenstockError):
                 self.mark(step, _native.open(self.path(step)).id, is_good=False)
             raise
-        if wanted["keys"] is None and loaded.report.verified:
+        if wanted["keys"] is None and not wanted["allow_partial"] and loaded.report.verified:
             self.mark(step, loaded.report.checkpoint_id, is_good=True)
         return loaded
 

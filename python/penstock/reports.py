@@ -158,6 +158,7 @@ class VerifyResult:
         bytes_checked: Bytes read and digested.
         files: Files checked.
         tensors: Tensors whose bytes were checked.
+        is_partial: Whether it holds only what `penstock.salvage` got out of a damaged one.
         seconds: Wall time of the whole call.
     """
 
@@ -168,6 +169,7 @@ class VerifyResult:
     files: int
     tensors: int
     seconds: float
+    is_partial: bool = False
 
     @property
     def gb_per_second(self) -> float:

@@ -167,6 +167,7 @@ class CheckpointStore:
         keys: str | Iterable[str] | None = None,
         device: Any = None,
         fallback: bool = False,
+        allow_partial: bool = False,
         progress: bool | Progress = False,
         report: Callable[[LoadReport], object] | None = None,
     ) -> Any:
@@ -186,6 +187,8 @@ class CheckpointStore:
             fallback: Go back to the newest step that turns out to be good, from ``step`` on if it
                 is given. Each step passed over is a `PenstockWarning`, and in the report's
                 ``skipped``. A step that takes a newer Penstock to read is an error all the same.
+            allow_partial: Of a ``step`` that was salvaged, load what is there; see `penstock.load`.
+                Only a step that is asked for can be partial.
             progress: True for a bar on standard error, or a function of bytes done and in all.
             report: Called with the `LoadReport` when the state is complete.
 
@@ -193,12 +196,19 @@ class CheckpointStore:
             CheckpointNotFoundError: There is no complete step, or not the one asked for; with
                 ``fallback``, none is good.
             IncompleteCheckpointError: The save of the step asked for never finished.
+            PartialCheckpointError: The step asked for was salvaged, and ``allow_partial`` is False.
             CorruptCheckpointError: Data is damaged; the message names the step to go back to.
             FormatVersionError: A newer Penstock wrote it.
             StateMismatchError: A key matches nothing, or ``into`` does not fit.
             StorageError: The operating system failed an operation.
         """
-        wanted = {"into": into, "keys": keys, "device": device, "progress": progress}
+        wanted = {
+            "into": into,
+            "keys": keys,
+            "device": device,
+            "progress": progress,
+            "allow_partial": allow_partial,
+        }
         reader = self._reader()
         last = None if step is None else checkpoint.check_step(step)
         try:

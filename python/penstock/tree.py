@@ -199,6 +199,17 @@ def select(node: Node, patterns: Sequence[str], path: str) -> Node:
     return _mask(node, lambda: next(ordinals) in wanted)
 
 
+def without(node: Node, is_unwanted: Callable[[Node], bool]) -> Node:
+    """The tree with `SKIPPED` in place of these leaves as well.
+
+    Raises:
+        TreeError: The tree is malformed.
+    """
+    wanted = [leaf is not SKIPPED and not is_unwanted(leaf) for _, leaf in leaves(node)]
+    answers = iter(wanted)
+    return _mask(node, lambda: next(answers))
+
+
 def _mask(node: Node, is_wanted: Callable[[], bool]) -> Node:
     """Walks the leaves in the order of `leaves`, asking of each whether it is wanted."""
     if not branches(node):

@@ -13,7 +13,7 @@ use pyo3::types::PyDict;
 use crate::call::{self, Callback};
 use crate::errors;
 use crate::options::NativeOptions;
-use crate::report;
+use crate::report::{self, MissingRow};
 use crate::tensor::{self, HostBuffer, TensorTarget};
 
 /// Buffers, where each tensor is in them, and the report.
@@ -97,6 +97,18 @@ impl Checkpoint {
             .tree()
             .map_err(|error| errors::raise(py, &error))?;
         Ok(tree.get())
+    }
+
+    /// Of what was salvaged: identity of its source, where known, and whether it is unverified.
+    #[getter]
+    fn partial(&self) -> Option<(Option<&str>, bool)> {
+        let partial = self.inner.manifest().partial.as_ref()?;
+        Some((partial.source.as_deref(), partial.unverified))
+    }
+
+    /// Tensors and further names that could not be salvaged.
+    fn missing<'py>(&self, py: Python<'py>) -> PyResult<Vec<MissingRow<'py>>> {
+        report::missing_rows(py, &self.inner.part().missing)
     }
 
     /// Bytes of tensor data.

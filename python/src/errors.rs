@@ -103,6 +103,7 @@ fn about_a_directory(error: &Error) -> Option<(&'static str, &Path)> {
             Some(("CheckpointNotFoundError", path))
         }
         Error::Exists { path } => Some(("CheckpointExistsError", path)),
+        Error::Partial { path } => Some(("PartialCheckpointError", path)),
         Error::Protected { path } => Some(("ProtectedCheckpointError", path)),
         Error::Incomplete { path, .. } => Some(("IncompleteCheckpointError", path)),
         _ => None,

@@ -14,6 +14,7 @@ mod checkpoint;
 mod errors;
 mod options;
 mod report;
+mod salvage;
 mod save;
 mod store;
 mod tensor;
@@ -26,6 +27,8 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use crate::checkpoint::{Checkpoint, open};
+    #[pymodule_export]
+    use crate::salvage::{salvage, survey};
     #[pymodule_export]
     use crate::save::save;
     #[pymodule_export]

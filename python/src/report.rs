@@ -1,9 +1,12 @@
 //! Reports as dictionaries; `penstock.reports` gives them types.
 
+use penstock_store::part::Missing;
 use penstock_store::report::{LoadReport, Problem, SaveReport, Transport, VerifyReport};
+use penstock_store::salvage::SalvageReport;
 use penstock_store::scrub::{Outcome, ScrubReport};
+use penstock_store::survey::{Described, Survey};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::{PyDict, PyList, PyTuple};
 
 pub(crate) fn of_save<'py>(py: Python<'py>, report: &SaveReport) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
@@ -50,6 +53,7 @@ pub(crate) fn of_verify<'py>(
     dict.set_item("bytes_checked", report.bytes_checked)?;
     dict.set_item("files", report.files)?;
     dict.set_item("tensors", report.tensors)?;
+    dict.set_item("is_partial", report.is_partial)?;
     dict.set_item("seconds", report.seconds)?;
     Ok(dict)
 }
@@ -77,6 +81,69 @@ pub(crate) fn of_scrub<'py>(py: Python<'py>, report: &ScrubReport) -> PyResult<B
     dict.set_item("steps", steps)?;
     dict.set_item("seconds", report.seconds)?;
     Ok(dict)
+}
+
+pub(crate) fn of_survey<'py>(py: Python<'py>, survey: &Survey) -> PyResult<Bound<'py, PyDict>> {
+    let tensors = PyList::empty(py);
+    for (tensor, hit) in survey.part.tensors.iter().zip(&survey.hits) {
+        let shape = PyTuple::new(py, &tensor.shape)?;
+        let (name, dtype) = (tensor.name.as_str(), tensor.dtype.as_str());
+        tensors.append((name, dtype, shape, tensor.nbytes(), hit.as_deref()))?;
+    }
+    let dict = PyDict::new(py);
+    let described = match survey.described {
+        Described::Whole => "whole",
+        Described::PartAlone => "part",
+        Described::Headers => "headers",
+    };
+    dict.set_item("described_by", described)?;
+    let manifest = survey.manifest.as_ref();
+    dict.set_item("step", manifest.and_then(|manifest| manifest.step))?;
+    dict.set_item("checkpoint_id", manifest.map(|manifest| &manifest.id))?;
+    dict.set_item("tensors", tensors)?;
+    dict.set_item("missing_files", &survey.missing_files)?;
+    dict.set_item("problems", problems(py, &survey.problems)?)?;
+    dict.set_item("bytes_checked", survey.bytes_checked)?;
+    dict.set_item("seconds", survey.seconds)?;
+    Ok(dict)
+}
+
+pub(crate) fn of_salvage<'py>(
+    py: Python<'py>,
+    report: &SalvageReport,
+) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("step", report.saved.step)?;
+    dict.set_item("checkpoint_id", &report.saved.id)?;
+    dict.set_item("source_id", &report.source)?;
+    dict.set_item("bytes", report.saved.bytes)?;
+    dict.set_item("tensors", report.saved.tensors)?;
+    dict.set_item("tensor_bytes", report.recovered_bytes)?;
+    dict.set_item("missing", missing_rows(py, &report.missing)?)?;
+    dict.set_item("unverified", report.unverified)?;
+    dict.set_item("values_lost", report.tree_is_lost)?;
+    dict.set_item("seconds", report.seconds)?;
+    Ok(dict)
+}
+
+/// Name, dtype, shape and the reason.
+pub(crate) type MissingRow<'py> = (String, String, Bound<'py, PyTuple>, String);
+
+pub(crate) fn missing_rows<'py>(
+    py: Python<'py>,
+    missing: &[Missing],
+) -> PyResult<Vec<MissingRow<'py>>> {
+    let row = |missing: &Missing| {
+        let shape = PyTuple::new(py, &missing.shape)?;
+        let Missing {
+            name,
+            dtype,
+            reason,
+            ..
+        } = missing.clone();
+        Ok((name, dtype, shape, reason))
+    };
+    missing.iter().map(row).collect()
 }
 
 fn problems<'py>(py: Python<'py>, found: &[Problem]) -> PyResult<Bound<'py, PyList>> {

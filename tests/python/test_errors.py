@@ -27,6 +27,7 @@ INSTANCES = [
     errors.CheckpointNotFoundError("m", path="p"),
     errors.CheckpointExistsError("m", path="p"),
     errors.IncompleteCheckpointError("m", path="p"),
+    errors.PartialCheckpointError("m", path="p", missing=("a", "b")),
     errors.ProtectedCheckpointError("m", path="p"),
     errors.CorruptCheckpointError("m", path="p", file="f", offset=3, tensor="t"),
     errors.FormatVersionError("m", path="p", found=2, supported=1),

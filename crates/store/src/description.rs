@@ -147,6 +147,15 @@ fn check_length(path: &Path, name: &str, expected: u64) -> Result<()> {
     }
 }
 
+/// Whether an error says that the bytes are gone, and not that reading went wrong: EIO, ENODATA,
+/// EBADMSG, EILSEQ, EUCLEAN, EREMOTEIO, and the end of a file where there should be more.
+pub(crate) fn is_lost(error: &io::Error) -> bool {
+    const LOST: [i32; 6] = [5, 61, 74, 84, 117, 121];
+    let number = error.raw_os_error();
+    number.is_some_and(|number| LOST.contains(&number))
+        || error.kind() == io::ErrorKind::UnexpectedEof
+}
+
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;

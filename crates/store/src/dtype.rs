@@ -109,6 +109,11 @@ pub fn stored_item_bytes(stored: &str) -> Option<usize> {
     NATURAL.iter().find(|row| row.1 == stored).map(|row| row.2)
 }
 
+/// The dtype that a safetensors type stands for by itself.
+pub(crate) fn of_stored(stored: &str) -> Option<&'static str> {
+    NATURAL.iter().find(|row| row.1 == stored).map(|row| row.0)
+}
+
 /// Product of a shape and an element's size; `None` when it does not fit.
 pub fn nbytes(shape: &[u64], item_bytes: usize) -> Option<u64> {
     // A zero anywhere makes the size zero, but the other factors still have to be sane: a reader

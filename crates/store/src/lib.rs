@@ -17,6 +17,7 @@ mod lease;
 mod name;
 mod progress;
 mod protect;
+mod references;
 
 pub mod checkpoint;
 pub mod digest;
@@ -29,10 +30,12 @@ pub mod pipeline;
 pub mod plan;
 pub mod report;
 pub mod retention;
+pub mod salvage;
 pub mod save;
 pub mod scrub;
 pub mod shard;
 pub mod store;
+pub mod survey;
 pub mod verify;
 
 pub use error::{Error, Result};

@@ -37,6 +37,22 @@ pub struct Part {
     pub aliases: Vec<Alias>,
     /// The state's structure and its plain leaves, as typed JSON.
     pub tree: Box<RawValue>,
+    /// Tensors of the state that could not be salvaged; the tree refers to them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<Missing>,
+}
+
+/// A tensor that could not be salvaged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Missing {
+    /// Dotted name.
+    pub name: String,
+    /// Element type.
+    pub dtype: String,
+    /// Dimensions, outermost first.
+    pub shape: Vec<u64>,
+    /// Why it is missing.
+    pub reason: String,
 }
 
 /// One shard with its digests.
@@ -154,6 +170,7 @@ impl Part {
                 alias
             };
             merged.aliases.extend(part.aliases.into_iter().map(alias));
+            merged.missing.extend(part.missing);
         }
         Some(merged)
     }
@@ -318,7 +335,9 @@ fn check_overlaps(part: &Part) -> std::result::Result<(), String> {
 fn check_repeats(part: &Part) -> std::result::Result<(), String> {
     let files = part.files.iter().map(|file| &file.name);
     let tensors = part.tensors.iter().map(|tensor| &tensor.name);
-    let names = tensors.chain(part.aliases.iter().map(|alias| &alias.name));
+    let names = tensors
+        .chain(part.aliases.iter().map(|alias| &alias.name))
+        .chain(part.missing.iter().map(|missing| &missing.name));
     match first_repeated(files).or_else(|| first_repeated(names)) {
         Some(name) => Err(format!("the name {name:?} is there twice")),
         None => Ok(()),

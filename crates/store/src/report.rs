@@ -105,6 +105,8 @@ pub struct VerifyReport {
     pub files: usize,
     /// Tensors in the parts that could be read.
     pub tensors: usize,
+    /// Whether it holds only what was salvaged from another checkpoint.
+    pub is_partial: bool,
     /// Time it took.
     pub seconds: f64,
 }

@@ -19,10 +19,10 @@ use crate::FORMAT_VERSION;
 pub use crate::commit::Attempt;
 use crate::digest::{CHUNK_BYTES, Digest};
 use crate::error::{Error, Result};
-use crate::manifest::{self, Manifest, PartEntry};
+use crate::manifest::{self, Manifest, PartEntry, Partial};
 use crate::name;
 use crate::options::{Options, Settings};
-use crate::part::{self, Alias, FileEntry, Part};
+use crate::part::{self, Alias, FileEntry, Missing, Part};
 use crate::pipeline::{self, Run};
 use crate::plan::write::{TensorSpec, WritePlan, plan};
 use crate::progress::Progress;
@@ -51,6 +51,12 @@ pub struct Target {
     pub metadata: Box<RawValue>,
     /// Whether a complete checkpoint at the path is replaced.
     pub overwrite: bool,
+}
+
+/// What a save of salvaged tensors records beside them.
+pub(crate) struct Salvaged {
+    pub(crate) partial: Partial,
+    pub(crate) missing: Vec<Missing>,
 }
 
 /// The only rank of a save from one process.
@@ -112,8 +118,20 @@ pub fn save(
     options: &Options,
     progress: &Progress,
 ) -> Result<SaveReport> {
+    save_as(state, target, None, options, progress)
+}
+
+/// As [`save`], of a state that something may be missing from.
+pub(crate) fn save_as(
+    state: &State,
+    target: &Target,
+    salvaged: Option<&Salvaged>,
+    options: &Options,
+    progress: &Progress,
+) -> Result<SaveReport> {
     let mut watch = Stopwatch::start();
-    let prepared = Prepared::new(state, &target.path, options, progress)?;
+    let mut prepared = Prepared::new(state, &target.path, options, progress)?;
+    prepared.salvaged = salvaged;
     watch.lap("plan");
     let mut attempt = Attempt::begin(
         &target.path,
@@ -123,7 +141,8 @@ pub fn save(
     )?;
     let written = prepared.write(&mut attempt, RANK, progress, &mut watch)?;
     let mut transport = written.transport;
-    let committed = commit(attempt, target, vec![written.part])?;
+    let partial = salvaged.map(|salvaged| salvaged.partial.clone());
+    let committed = commit_as(attempt, target, partial, vec![written.part])?;
     transport.fallbacks.extend(committed.left_behind);
     watch.lap("commit");
     Ok(SaveReport {
@@ -175,8 +194,18 @@ pub struct Committed {
 ///
 /// # Errors
 /// As [`save`].
-pub fn commit(mut attempt: Attempt, target: &Target, parts: Vec<PartEntry>) -> Result<Committed> {
-    let manifest = manifest_of(target, attempt.id(), parts);
+pub fn commit(attempt: Attempt, target: &Target, parts: Vec<PartEntry>) -> Result<Committed> {
+    commit_as(attempt, target, None, parts)
+}
+
+fn commit_as(
+    mut attempt: Attempt,
+    target: &Target,
+    partial: Option<Partial>,
+    parts: Vec<PartEntry>,
+) -> Result<Committed> {
+    let mut manifest = manifest_of(target, attempt.id(), parts);
+    manifest.partial = partial;
     manifest.check().map_err(unreadable)?;
     let text = manifest.seal();
     attempt.publish(&text, target.overwrite)?;
@@ -198,6 +227,7 @@ struct Prepared<'a> {
     plan: WritePlan,
     settings: Settings,
     file_system: Arc<dyn FileSystem>,
+    salvaged: Option<&'a Salvaged>,
 }
 
 impl<'a> Prepared<'a> {
@@ -222,6 +252,7 @@ impl<'a> Prepared<'a> {
             plan,
             settings,
             file_system,
+            salvaged: None,
         })
     }
 
@@ -275,7 +306,7 @@ impl<'a> Prepared<'a> {
         run.is_direct = files.iter().all(|file| file.is_direct());
         // Closed before the commit, so that no reader of a complete checkpoint finds it open.
         drop(files);
-        let text = encode_part(self.state, &self.plan, chunks, rank, attempt.id())?;
+        let text = encode_part(self, chunks, rank, attempt.id())?;
         attempt.write_part(rank, &text)?;
         Ok(PartEntry {
             rank,
@@ -348,12 +379,13 @@ fn unreadable(detail: String) -> Error {
 }
 
 fn encode_part(
-    state: &State,
-    plan: &WritePlan,
+    prepared: &Prepared<'_>,
     chunks: Vec<Vec<Digest>>,
     rank: u32,
     id: &str,
 ) -> Result<Vec<u8>> {
+    let (state, plan) = (prepared.state, &prepared.plan);
+    let missing = prepared.salvaged.map(|salvaged| salvaged.missing.clone());
     let file = |(index, chunks): (usize, Vec<Digest>)| {
         let bytes = plan.shards[index].bytes;
         FileEntry {
@@ -373,6 +405,7 @@ fn encode_part(
         tensors: plan.entries(&state.tensors),
         aliases: state.aliases.clone(),
         tree: state.tree.clone(),
+        missing: missing.unwrap_or_default(),
     };
     part.check().map_err(unreadable)?;
     let mut text = serde_json::to_vec(&part).expect("a part always serialises");

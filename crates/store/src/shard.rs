@@ -6,6 +6,9 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+use std::fs;
+use std::io::{self, Read};
+use std::path::Path;
 
 use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::ser::{SerializeMap, Serializer as _};
@@ -125,6 +128,26 @@ pub fn parse_header(start: &[u8], file_bytes: u64) -> Result<Header, InvalidHead
         metadata: raw.metadata,
         tensors: raw.tensors,
     })
+}
+
+/// The header of a shard, and the size of the file.
+pub(crate) fn read_header(path: &Path) -> Result<(Header, u64), String> {
+    let read = || -> io::Result<(Vec<u8>, u64)> {
+        let file = fs::File::open(path)?;
+        let bytes = file.metadata()?.len();
+        let mut start = Vec::new();
+        (&file).take(LENGTH_BYTES).read_to_end(&mut start)?;
+        let prefix = start.first_chunk().copied().unwrap_or_default();
+        // One that makes no sense is refused below.
+        let end = header_end(prefix, bytes).unwrap_or_default();
+        (&file)
+            .take(end.saturating_sub(LENGTH_BYTES))
+            .read_to_end(&mut start)?;
+        Ok((start, bytes))
+    };
+    let (start, bytes) = read().map_err(|error| error.to_string())?;
+    let header = parse_header(&start, bytes).map_err(|error| error.to_string())?;
+    Ok((header, bytes))
 }
 
 fn check_layout(tensors: &[(String, HeaderTensor)], data_bytes: u64) -> Result<(), InvalidHeader> {

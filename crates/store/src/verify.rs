@@ -62,6 +62,7 @@ fn verify_files(
         return Ok(None);
     };
     report.bytes_checked += bytes;
+    report.is_partial = manifest.partial.is_some();
     let mut parts = Vec::with_capacity(manifest.parts.len());
     for entry in &manifest.parts {
         report.files += 1;

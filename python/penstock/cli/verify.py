@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 JSON_KEYS = """\b
 JSON: path, ok, bytes_checked,
   checkpoints: a list of path, ok, bytes_checked, files, tensors, seconds,
+    is_partial (holds only what was salvaged),
     problems: a list of file, offset, tensor (null where unknown), message,
   incomplete: the paths of steps that were never finished.
 """
@@ -104,7 +105,8 @@ def _print(results: list[penstock.VerifyResult], incomplete: list[Path]) -> None
     rows = table("checkpoint", "result", "checked", numbers=["checked"], folded=["checkpoint"])
     for result in results:
         count = len(result.problems)
-        verdict = "good" if result.ok else f"{count} problem{'s'[: count != 1]}"
+        good = "good, partial" if result.is_partial else "good"
+        verdict = good if result.ok else f"{count} problem{'s'[: count != 1]}"
         style = "" if result.ok else "red"
         rows.add_row(result.path, verdict, size(result.bytes_checked), style=style)
     for path in incomplete:

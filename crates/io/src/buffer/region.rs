@@ -11,11 +11,12 @@
 
 use std::any::Any;
 use std::fmt;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use super::IoBuf;
 use super::strided::Strided;
+use super::{IoBuf, Memory};
 
 /// Borrowed memory to copy from, contiguous or strided.
 pub struct HostRegion {
@@ -147,6 +148,22 @@ fn content_bytes(item_bytes: usize, shape: &[usize]) -> u64 {
             bytes.checked_mul(size as u64)
         })
         .expect("the content fits a u64")
+}
+
+impl HostRegion {
+    /// Some bytes of memory that several regions may share.
+    ///
+    /// # Panics
+    /// If the range is not within the memory.
+    pub fn within(memory: &Arc<Memory>, range: Range<usize>) -> HostRegion {
+        let address = memory.as_slice()[range.clone()].as_ptr() as usize;
+        // Exposed, as the region takes its address as a number.
+        let _ = memory.as_slice().as_ptr().expose_provenance();
+        let owner = Box::new(Arc::clone(memory));
+        // SAFETY: the bytes were just found to be in the memory, which is mapped as long as the
+        // owner lives; behind an `Arc` nobody can write to it.
+        unsafe { HostRegion::contiguous(address, range.len(), owner) }
+    }
 }
 
 impl From<Vec<u8>> for HostRegion {

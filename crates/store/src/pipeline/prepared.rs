@@ -330,10 +330,10 @@ impl Prepared {
     }
 
     /// All of it as damage, if it could not be read; else the chunks whose digest is not the
-    /// recorded one.
-    pub(super) fn damage(&self, chunks: &[Digest]) -> Vec<Damage> {
+    /// recorded one, if there are any to compare with.
+    pub(super) fn damage(&self, chunks: Option<&[Digest]>) -> Vec<Damage> {
         let Some(reason) = &self.unreadable else {
-            return self.damaged_chunks(chunks);
+            return chunks.map_or_else(Vec::new, |chunks| self.damaged_chunks(chunks));
         };
         let starts = (self.range.start..self.range.end).step_by(CHUNK_BYTES as usize);
         let chunk = |start: u64| Damage {

@@ -21,6 +21,7 @@ use penstock_io::transfer::WholeTransfers;
 use super::damage::Damage;
 use super::prepared::{Prepared, Region, untoken};
 use super::{Halt, Run, failed, open_engine, run_workers, submit, take_buffer};
+use crate::description::is_lost;
 use crate::digest::{CHUNK_BYTES, Digest};
 use crate::error::Result;
 use crate::options::Settings;
@@ -62,13 +63,14 @@ pub(crate) enum OnDamage {
     Stop,
     /// Go on and list all of it.
     List,
-    /// The same, and what the device cannot give back is damage as well.
+    /// The same, and what the device cannot give back is damage as well. What was read is handed
+    /// out all the same: the caller looks at which of it the damage touches.
     Survey,
 }
 
 /// What a read brought.
 pub(crate) struct Outcome {
-    /// The memory of each segment of the plan; none if there is damage.
+    /// The memory of each segment of the plan; none if there is damage, unless in a survey.
     pub(crate) segments: Vec<Memory>,
     /// Damage found, by file and offset; if it was to stop at it, perhaps not all.
     pub(crate) damage: Vec<Damage>,
@@ -116,7 +118,7 @@ pub(crate) fn read(
             .unwrap_or_else(|_| unreachable!("every window over a segment was dropped"))
     };
     // After damage some reads may have been left behind, and nothing of it is handed out anyway.
-    let segments = match tally.damage.is_empty() {
+    let segments = match tally.damage.is_empty() || on_damage == OnDamage::Survey {
         true => handles.into_iter().map(reclaim).collect(),
         false => Vec::new(),
     };
@@ -364,21 +366,20 @@ impl<'a> Worker<'a> {
     fn finish(&mut self, mut item: Prepared) -> Result<()> {
         item.settle();
         let source = &self.sources[item.file];
-        let damaged = match self.settings.verify || self.on_damage != OnDamage::Stop {
-            true => item.damage(source.chunks),
-            false => Vec::new(),
-        };
+        let verify = self.settings.verify || self.on_damage == OnDamage::List;
+        let damaged = item.damage(verify.then_some(source.chunks));
         if !damaged.is_empty() && !item.retried {
             item.retry(&source.file);
             return self.start(item);
         }
         if !damaged.is_empty() {
-            self.tally.damage.extend(damaged);
+            self.tally.damage.extend_from_slice(&damaged);
             if self.on_damage == OnDamage::Stop {
                 self.halt.stop();
                 return Ok(());
             }
-        } else {
+        }
+        if damaged.is_empty() || self.on_damage == OnDamage::Survey {
             self.tally.bounced_bytes += item.unstage();
         }
         self.halt
@@ -386,15 +387,6 @@ impl<'a> Worker<'a> {
             .advance(item.range.end - item.range.start);
         Ok(())
     }
-}
-
-/// Whether an error says that the bytes are gone, and not that reading went wrong: EIO, ENODATA,
-/// EBADMSG, EILSEQ, EUCLEAN, EREMOTEIO, and the end of a file where there should be more.
-fn is_lost(error: &io::Error) -> bool {
-    const LOST: [i32; 6] = [5, 61, 74, 84, 117, 121];
-    let number = error.raw_os_error();
-    number.is_some_and(|number| LOST.contains(&number))
-        || error.kind() == io::ErrorKind::UnexpectedEof
 }
 
 const _: () = assert!(

@@ -1,0 +1,259 @@
+"""A damaged checkpoint: `explain` tells what is left of it, `salvage` saves that."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock import _native
+from penstock.checkpoint import decode_path, to_native
+from penstock.inspection import MissingInfo
+from penstock.progress import Progress, shown
+from penstock.reports import Problem
+
+if TYPE_CHECKING:
+    from penstock.options import Options
+
+_STEP = re.compile(r"step-(\d{10,})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorFate:
+    """What became of a tensor of a damaged checkpoint.
+
+    Attributes:
+        name: Its dotted name.
+        dtype: Its element type.
+        shape: Its dimensions.
+        bytes: Bytes of its data.
+        hit: What is wrong with it; None for one that is intact, or that cannot be checked.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    hit: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What is left of a checkpoint.
+
+    Attributes:
+        path: Its directory.
+        step: The step it was saved as, where that is known.
+        described_by: ``"whole"`` (manifest and part vouch for what is intact), ``"part"`` (the
+            manifest is lost, so nothing vouches for the part) or ``"headers"`` (the part is lost:
+            names and places come from the shards' headers, nothing can be checked, and the plain
+            values are lost).
+        tensors: Every tensor, with what became of it.
+        missing_files: Files that are not there.
+        problems: Everything that is wrong, by file.
+        earlier_step: Of a step of a store, the newest complete one before it that is not known to
+            be damaged; None if there is none.
+        earlier_is_verified: Whether that one was read back whole.
+        bytes_checked: Bytes read and digested.
+        seconds: Wall time of the whole call.
+    """
+
+    path: str
+    step: int | None
+    described_by: str
+    tensors: tuple[TensorFate, ...]
+    missing_files: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    earlier_step: int | None
+    earlier_is_verified: bool
+    bytes_checked: int
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    @property
+    def intact(self) -> tuple[TensorFate, ...]:
+        """The tensors that are proven to be what was saved."""
+        if self.described_by != "whole":
+            return ()
+        return tuple(tensor for tensor in self.tensors if tensor.hit is None)
+
+    @property
+    def unverified(self) -> tuple[TensorFate, ...]:
+        """The tensors that are there, with nothing left that vouches for them."""
+        if self.described_by == "whole":
+            return ()
+        return tuple(tensor for tensor in self.tensors if tensor.hit is None)
+
+    @property
+    def hit(self) -> tuple[TensorFate, ...]:
+        """The tensors that are damaged or gone."""
+        return tuple(tensor for tensor in self.tensors if tensor.hit is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SalvageReport:
+    """What a salvage got out of a damaged checkpoint.
+
+    Attributes:
+        path: The new checkpoint.
+        source: The damaged one.
+        step: The step it was saved as, where that is known.
+        checkpoint_id: Identity of the new checkpoint.
+        source_id: Identity of the damaged one, where that is known.
+        tensors: Tensors that were taken over.
+        tensor_bytes: Bytes of their data.
+        bytes: Bytes of all files written.
+        missing: Tensors and further names that were not taken over.
+        unverified: Whether nothing could be checked.
+        values_lost: Whether structure and plain values are lost.
+        seconds: Wall time of the whole call.
+    """
+
+    path: str
+    source: str
+    step: int | None
+    checkpoint_id: str
+    source_id: str | None
+    tensors: int
+    tensor_bytes: int
+    bytes: int
+    missing: tuple[MissingInfo, ...]
+    unverified: bool
+    values_lost: bool
+    seconds: float
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the new checkpoint is marked partial; it is not if it is whole after all."""
+        return bool(self.missing) or self.unverified
+
+
+def explain(
+    path: str | os.PathLike[str] | bytes,
+    *,
+    options: Options | None = None,
+    progress: bool | Progress = False,
+) -> Explanation:
+    """Reads everything of a damaged checkpoint that can be read, and says which tensors are intact.
+
+    Args:
+        path: The checkpoint's directory.
+        options: How bytes move; None for ``Options()``.
+        progress: True for a bar on standard error, or a function called with the bytes done and
+            the bytes in all.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing at the path.
+        CorruptCheckpointError: Nothing tells any more what tensors there were.
+        FormatVersionError: A newer Penstock wrote it.
+        StorageError: The operating system failed an operation.
+
+    Example:
+        >>> import numpy as np, penstock, tempfile
+        >>> path = tempfile.mkdtemp() + "/ckpt"
+        >>> report = penstock.save(path, {"a": np.zeros(3), "b": np.ones(3)})
+        >>> [tensor.name for tensor in penstock.explain(path).intact]
+        ['a', 'b']
+    """
+    where = decode_path(path)
+    with shown(progress, "explaining") as update:
+        fields = _native.survey(where, options=to_native(options), progress=update)
+    earlier_step, earlier_is_verified = _earlier(where)
+    return Explanation(
+        path=where,
+        step=fields["step"],
+        described_by=fields["described_by"],
+        tensors=tuple(
+            TensorFate(name=name, dtype=dtype, shape=shape, bytes=nbytes, hit=hit)
+            for name, dtype, shape, nbytes, hit in fields["tensors"]
+        ),
+        missing_files=tuple(fields["missing_files"]),
+        problems=tuple(Problem(**problem) for problem in fields["problems"]),
+        earlier_step=earlier_step,
+        earlier_is_verified=earlier_is_verified,
+        bytes_checked=fields["bytes_checked"],
+        seconds=fields["seconds"],
+    )
+
+
+def salvage(
+    path: str | os.PathLike[str] | bytes,
+    out: str | os.PathLike[str] | bytes,
+    *,
+    unverified: bool = False,
+    options: Options | None = None,
+    progress: bool | Progress = False,
+) -> SalvageReport:
+    """Saves exactly the intact tensors of a damaged checkpoint, and its plain values, as a new one.
+
+    The new checkpoint is marked partial and lists what is missing: `penstock.load` of it names
+    that in a `PartialCheckpointError`, or leaves it out with ``allow_partial=True``. If nothing is
+    missing after all, it is a complete checkpoint. The damaged one is not changed. What is taken
+    over is in memory meanwhile.
+
+    Args:
+        path: The damaged checkpoint's directory.
+        out: The new one's; there must be none yet.
+        unverified: Where manifest or part are lost, take over what nothing vouches for. Without
+            the part that is a flat dictionary of what the shards' headers list: plain values, ties
+            and types that safetensors has no name for are lost.
+        options: How bytes move; None for ``Options()``.
+        progress: True for a bar on standard error, or a function called with the bytes done and
+            the bytes in all.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing at the path.
+        CheckpointExistsError: There is a complete checkpoint at ``out``.
+        CorruptCheckpointError: Nothing vouches for what is left, and ``unverified`` is False.
+        FormatVersionError: A newer Penstock wrote it.
+        StorageError: The operating system failed an operation.
+
+    Example:
+        >>> import numpy as np, penstock, tempfile
+        >>> root = tempfile.mkdtemp()
+        >>> report = penstock.save(root + "/bad", {"a": np.zeros(3), "b": np.ones(3), "step": 7})
+        >>> info = penstock.inspect(root + "/bad").tensors[0]
+        >>> with open(f"{root}/bad/{info.file}", "r+b") as file:
+        ...     position = file.seek(info.begin)
+        ...     written = file.write(b"x")
+        >>> [missing.name for missing in penstock.salvage(root + "/bad", root + "/good").missing]
+        ['a']
+        >>> penstock.load(root + "/good", allow_partial=True)
+        {'b': array([1., 1., 1.]), 'step': 7}
+    """
+    source, where = decode_path(path), decode_path(out)
+    with shown(progress, "salvaging") as update:
+        fields = _native.salvage(
+            source,
+            where,
+            unverified=bool(unverified),
+            options=to_native(options),
+            progress=update,
+        )
+    missing = tuple(
+        MissingInfo(name=name, dtype=dtype, shape=shape, reason=reason)
+        for name, dtype, shape, reason in fields["missing"]
+    )
+    return SalvageReport(**{**fields, "path": where, "source": source, "missing": missing})
+
+
+def _earlier(path: str) -> tuple[int | None, bool]:
+    """Of a step in a store, the newest complete one before it, and whether it was read back."""
+    name = os.path.basename(os.path.normpath(path))
+    found = _STEP.fullmatch(name)
+    if found is None:
+        return None, False
+    store = _native.Store(os.path.dirname(os.path.normpath(path)) or ".")
+    marks = {step: is_damaged for step, _, _, is_damaged in store.marks()}
+    complete = [
+        step
+        for step, state, _ in store.steps()
+        if state == "complete" and step < int(found[1]) and not marks.get(step, False)
+    ]
+    newest = max(complete, default=None)
+    return newest, newest in marks

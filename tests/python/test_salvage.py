@@ -1,0 +1,253 @@
+"""What is left of a damaged checkpoint: told, saved anew, and never taken for more than it is."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from compare import assert_same
+
+
+def make_state():
+    a = torch.arange(300_000.0)
+    b = torch.arange(5000).to(torch.bfloat16)
+    return {
+        "model": OrderedDict(a=a, b=b, tied=a, window=b[10:20]),
+        "optimizer": {"state": [{"m": torch.ones(7, 3)}, {"m": torch.zeros(2)}], "lr": 1e-4},
+        "array": np.array(["x", "yz"]),
+        "blob": b"x" * 5000,
+        "note": ("ü", None, 1 << 80, float("nan")),
+    }
+
+
+@pytest.fixture
+def state():
+    return make_state()
+
+
+@pytest.fixture
+def path(tmp_path, state):
+    penstock.save(tmp_path / "bad", state, step=5, metadata={"run": "a"})
+    return tmp_path / "bad"
+
+
+def damage(path, *names):
+    for name in names:
+        info = next(t for t in penstock.inspect(path).tensors if t.name == name)
+        with open(path / info.file, "r+b") as file:
+            file.seek(info.begin)
+            byte = file.read(1)[0]
+            file.seek(info.begin)
+            file.write(bytes([byte ^ 8]))
+
+
+def spread_damage(path, *names):
+    """More than a byte, so that the digest does not tell which: the whole chunk is hit."""
+    for name in names:
+        info = next(t for t in penstock.inspect(path).tensors if t.name == name)
+        with open(path / info.file, "r+b") as file:
+            file.seek(info.begin)
+            file.write(os.urandom(min(16, info.bytes)))
+
+
+def part_of(path):
+    return next(Path(path).glob("part-*"))
+
+
+# Explaining.
+
+
+def test_a_good_checkpoint_is_explained_as_such(path):
+    explained = penstock.explain(path)
+    assert explained.ok
+    assert explained.described_by == "whole"
+    assert len(explained.intact) == len(penstock.inspect(path).tensors)
+    assert explained.hit == explained.unverified == ()
+    assert explained.bytes_checked == penstock.inspect(path).bytes
+
+
+def test_damage_hits_what_it_touches(path):
+    damage(path, "model.b")
+    explained = penstock.explain(path)
+    assert {tensor.name for tensor in explained.hit} == {"model.b"}
+    assert all("offset" in tensor.hit for tensor in explained.hit)
+    assert sum(t.bytes for t in explained.intact) > 1_000_000
+    assert [problem.tensor for problem in explained.problems] == ["model.b"]
+
+
+def test_damage_that_cannot_be_placed_hits_all_of_its_chunk(path):
+    spread_damage(path, "array")
+    hit = {tensor.name for tensor in penstock.explain(path).hit}
+    assert "array" in hit
+    assert "blob" in hit
+
+
+def test_missing_files_are_named(path):
+    shard = next(path.glob("shard-*"))
+    shard.unlink()
+    explained = penstock.explain(path)
+    assert explained.missing_files == (shard.name,)
+    assert explained.intact == ()
+
+
+def test_the_step_to_go_back_to_is_named(tmp_path, state):
+    store = penstock.CheckpointStore(tmp_path / "store")
+    for step in (1, 2, 3, 4):
+        store.save(step, state)
+    store.verify(2)
+    for step in (3, 4):
+        damage(Path(store.path(step)), "model.b")
+    assert not store.verify(3).ok
+    explained = penstock.explain(store.path(4))
+    assert (explained.earlier_step, explained.earlier_is_verified) == (2, True)
+    assert penstock.explain(store.path(1)).earlier_step is None
+
+
+# Salvaging.
+
+
+def test_exactly_the_intact_tensors_and_the_values_are_there(path, tmp_path, state):
+    damage(path, "optimizer.state.0.m")
+    report = penstock.salvage(path, tmp_path / "out")
+    assert [missing.name for missing in report.missing] == ["optimizer.state.0.m"]
+    assert (report.is_partial, report.unverified, report.values_lost) == (True, False, False)
+    assert (report.step, report.source_id) == (5, penstock.inspect(path).id)
+    loaded = penstock.load(tmp_path / "out", allow_partial=True)
+    expected = {**state, "optimizer": {"state": [state["optimizer"]["state"][1]], "lr": 1e-4}}
+    assert_same(loaded, expected)
+    assert loaded["model"]["a"] is loaded["model"]["tied"]
+    assert penstock.inspect(tmp_path / "out").metadata == {"run": "a"}
+
+
+def test_a_partial_checkpoint_names_what_it_lacks(path, tmp_path, state):
+    damage(path, "model.b")
+    out = tmp_path / "out"
+    penstock.salvage(path, out)
+    with pytest.raises(penstock.PartialCheckpointError, match="allow_partial=True") as raised:
+        penstock.load(out)
+    assert raised.value.missing == ("model.b", "model.window")
+    assert isinstance(raised.value, penstock.IncompleteCheckpointError)
+    assert "'model.b'" in str(raised.value)
+    assert "keys=" in str(raised.value)
+    with pytest.raises(penstock.PartialCheckpointError) as raised:
+        penstock.load(out, keys=["model.*", "array"])
+    assert raised.value.missing == ("model.b", "model.window")
+    expected = {"model": OrderedDict(a=state["model"]["a"])}
+    assert_same(penstock.load(out, keys="model.a"), expected)
+    with pytest.raises(penstock.PartialCheckpointError, match="nothing of it is left"):
+        penstock.load(out, keys="model.b", allow_partial=True)
+
+
+def test_targets_of_what_is_missing_are_left_alone(path, tmp_path, state):
+    damage(path, "model.b")
+    penstock.salvage(path, tmp_path / "out")
+    target = make_state()
+    target["model"]["a"].zero_()
+    target["model"]["b"].fill_(3)
+    with pytest.raises(penstock.PartialCheckpointError):
+        penstock.load(tmp_path / "out", into=target)
+    assert target["model"]["a"].count_nonzero() == 0
+    penstock.load(tmp_path / "out", into=target, allow_partial=True)
+    assert_same(target["model"]["a"], state["model"]["a"])
+    assert bool((target["model"]["b"] == 3).all())
+
+
+def test_what_was_salvaged_is_seen_as_such(path, tmp_path):
+    damage(path, "model.b")
+    penstock.salvage(path, tmp_path / "out")
+    info = penstock.inspect(tmp_path / "out")
+    assert (info.partial, info.unverified, info.source_id) == (
+        True, False, penstock.inspect(path).id,
+    )  # fmt: skip
+    lost = {missing.name: missing for missing in info.missing}
+    assert (lost["model.b"].dtype, lost["model.b"].shape) == ("bfloat16", (5000,))
+    assert "model.b" in lost["model.window"].reason
+    assert info.values()["optimizer.lr"] == 1e-4
+    result = penstock.verify(tmp_path / "out")
+    assert (result.ok, result.is_partial) == (True, True)
+    assert not penstock.inspect(path).partial
+
+
+def test_a_store_takes_no_partial_step_for_a_complete_one(tmp_path, state):
+    store = penstock.CheckpointStore(tmp_path / "store", keep_last=1)
+    store.save(1, state)
+    other = penstock.CheckpointStore(tmp_path / "other")
+    other.save(2, state)
+    damage(Path(other.path(2)), "model.b")
+    penstock.salvage(other.path(2), store.path(2))
+    assert store.steps() == [1]
+    assert store.scan()[1].state == "partial"
+    with pytest.warns(penstock.PenstockWarning, match="partial"):
+        assert_same(store.load(), state)
+    with pytest.raises(penstock.PartialCheckpointError):
+        store.load(2)
+    assert "b" not in store.load(2, allow_partial=True)["model"]
+    assert store.verify(2).ok
+    assert store.retain(dry_run=True).kept == {1: "among the newest", 2: "partial"}
+    assert [step.state for step in store.scrub(max_age_seconds=0).steps] == ["verified", "skipped"]
+
+
+def test_what_turns_out_whole_is_saved_whole(path, tmp_path, state):
+    report = penstock.salvage(path, tmp_path / "out")
+    assert not report.is_partial
+    assert_same(penstock.load(tmp_path / "out"), state)
+
+
+def test_without_the_part_nothing_is_recovered_unasked(path, tmp_path, state):
+    part_of(path).write_text("gone")
+    explained = penstock.explain(path)
+    assert (explained.described_by, explained.intact) == ("headers", ())
+    assert len(explained.unverified) == len(explained.tensors) == 6
+    out = tmp_path / "out"
+    with pytest.raises(penstock.CorruptCheckpointError, match="unverified=True"):
+        penstock.salvage(path, out)
+    assert not out.exists()
+    report = penstock.salvage(path, out, unverified=True)
+    assert (report.unverified, report.values_lost, report.missing) == (True, True, ())
+    for arguments in ({}, {"keys": "model.a"}):
+        with pytest.raises(penstock.PartialCheckpointError, match="nothing proves"):
+            penstock.load(out, **arguments)
+    reports = []
+    loaded = penstock.load(out, allow_partial=True, report=reports.append)
+    assert not reports[0].verified
+    assert_same(loaded["model.a"], state["model"]["a"])
+    assert_same(loaded["model.b"], state["model"]["b"])
+    assert penstock.inspect(out).unverified
+
+
+def test_without_the_manifest_the_part_is_believed_on_request(path, tmp_path, state):
+    damage(path, "model.b")
+    (path / "manifest.json").write_text("gone")
+    assert penstock.explain(path).described_by == "part"
+    report = penstock.salvage(path, tmp_path / "out", unverified=True)
+    assert {missing.name for missing in report.missing} == {"model.b", "model.window"}
+    loaded = penstock.load(tmp_path / "out", allow_partial=True)
+    assert_same(loaded["array"], state["array"])
+    assert_same(loaded["note"], state["note"])
+
+
+def test_what_is_in_the_way_stays(path, tmp_path):
+    penstock.save(tmp_path / "out", {"x": 1})
+    with pytest.raises(penstock.CheckpointExistsError):
+        penstock.salvage(path, tmp_path / "out")
+    assert penstock.load(tmp_path / "out") == {"x": 1}
+    with pytest.raises(penstock.CheckpointNotFoundError):
+        penstock.salvage(tmp_path / "none", tmp_path / "out2")
+    with pytest.raises(penstock.CheckpointNotFoundError):
+        penstock.explain(tmp_path / "none")
+
+
+def test_other_tools_read_what_was_salvaged(path, tmp_path, state):
+    from safetensors.torch import load_file
+
+    damage(path, "model.b")
+    penstock.salvage(path, tmp_path / "out")
+    tensors = load_file(next((tmp_path / "out").glob("shard-*")))
+    assert_same(tensors["model.a"], state["model"]["a"])
+    assert "model.b" not in tensors
