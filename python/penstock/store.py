@@ -45,6 +45,18 @@ class StepInfo(NamedTuple):
     reason: str | None
 
 
+class Mark(NamedTuple):
+    """What came of reading a step back.
+
+    Attributes:
+        read_at_seconds: When, in seconds since 1970; 0 where that is not known.
+        is_good: Whether every byte had its digest.
+    """
+
+    read_at_seconds: int
+    is_good: bool
+
+
 class Orphan(NamedTuple):
     """Something that a save left behind and a sweep removed.
 
@@ -234,6 +246,13 @@ class CheckpointStore:
     def latest(self) -> int | None:
         """The newest complete step; None if there is none."""
         return max(self.steps(), default=None)
+
+    def marks(self) -> dict[int, Mark]:
+        """What `load`, `verify` and `scrub` remember of the steps that were read back whole."""
+        return {
+            step: Mark(at_seconds, not is_damaged)
+            for step, _, at_seconds, is_damaged in self._native.marks()
+        }
 
     def verify(self, step: int, *, progress: bool | Progress = False) -> VerifyResult:
         """Reads every byte of a step and compares it with its digest.

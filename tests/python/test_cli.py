@@ -16,6 +16,7 @@ import torch
 
 import penstock
 from penstock import cli
+from penstock.cli import units
 
 COMMANDS_WITH_A_PATH = ["ls", "inspect", "verify", "diff"]
 
@@ -299,6 +300,161 @@ def test_verify_of_a_store_without_a_finished_step_fails(run, tmp_path):
     code, _, err = run("verify", tmp_path)
     assert code == 1
     assert "nothing to verify" in err
+
+
+# ---- verify --explain, salvage
+
+
+@pytest.fixture
+def damaged(store):
+    """Step 20 with one of two tensors hit; step 10 was read back."""
+    state = {"a": torch.zeros(300), "b": torch.ones(4, 3), "lr": 0.5}
+    store.save(20, state, overwrite=True)
+    store.load(10)
+    info = penstock.inspect(store.path(20)).tensors[1]
+    flip_bit(Path(store.path(20), info.file), info.begin)
+    return Path(store.path(20))
+
+
+def test_explain_says_what_is_intact_and_where_to_go_back_to(run, run_json, damaged):
+    code, result = run_json("verify", damaged, "--explain")
+    assert (code, result["ok"], result["described_by"]) == (1, False, "whole")
+    assert (result["intact"], result["hit"]) == (
+        {"count": 1, "bytes": 1200}, {"count": 1, "bytes": 48},
+    )  # fmt: skip
+    hit = next(tensor for tensor in result["tensors"] if tensor["hit"])
+    assert (hit["name"], hit["shape"]) == ("b", [4, 3])
+    assert (result["earlier_step"], result["earlier_is_verified"]) == (10, True)
+    code, out, _ = run("verify", damaged, "--explain")
+    assert code == 1
+    assert "10 (read back whole)" in out
+    assert "penstock salvage" in out
+    assert all(len(line) <= 80 for line in out.splitlines() if "penstock salvage" not in line)
+
+
+def test_explain_names_missing_files_and_takes_one_checkpoint(run, run_json, store):
+    _, result = run_json("verify", store.path(30), "--explain")
+    assert shard_name_in(result["missing_files"][0])
+    assert run("verify", store.root, "--explain")[0] == 2
+    assert run_json("verify", store.path(10), "--explain")[0] == 0
+
+
+def test_salvage_saves_what_is_intact(run, run_json, damaged, tmp_path):
+    code, result = run_json("salvage", damaged, tmp_path / "out")
+    assert (code, result["tensors"], result["is_partial"]) == (0, 1, True)
+    assert [row["name"] for row in result["missing"]] == ["b"]
+    assert result["source_id"] == penstock.inspect(damaged).id
+    assert penstock.load(tmp_path / "out", allow_partial=True).keys() == {"a", "lr"}
+    _, inspected = run_json("inspect", tmp_path / "out")
+    assert (inspected["partial"], inspected["missing"][0]["name"]) == (True, "b")
+    code, out, _ = run("salvage", damaged, tmp_path / "again")
+    assert code == 0
+    assert "a partial checkpoint with 1 tensor, 1.2 kB" in " ".join(out.split())
+    assert all(len(line) <= 80 for line in out.splitlines() if str(tmp_path) not in line)
+    out = run("inspect", tmp_path / "out")[1]
+    assert "salvaged from" in out
+    assert all(len(line) <= 80 for line in out.splitlines() if str(tmp_path) not in line)
+    assert "good, partial" in run("verify", tmp_path / "out")[1]
+
+
+def test_salvage_takes_nothing_unverified_unasked(run, damaged, tmp_path):
+    next(damaged.glob("part-*")).write_text("gone")
+    code, out, err = run("salvage", damaged, tmp_path / "out")
+    assert (code, out) == (1, "")
+    assert "--unverified" in err
+    code, out, _ = run("verify", damaged, "--explain")
+    assert code == 1
+    assert "--unverified" in out
+    code, out, _ = run("salvage", damaged, tmp_path / "out", "--unverified")
+    assert code == 0
+    assert "nothing proves" in out
+
+
+# ---- scrub, sweep
+
+
+def test_scrub_reads_what_was_not_read_and_exits_with_1_on_damage(run, run_json, store):
+    code, result = run_json("scrub", store.root, "--rate", "200MB")
+    states = {row["step"]: row["state"] for row in result["steps"]}
+    assert (code, result["ok"]) == (1, False)
+    assert states == {10: "verified", 20: "verified", 30: "damaged", 40: "skipped"}
+    code, out, _ = run("scrub", store.root)
+    assert code == 1
+    assert "read back" in out
+    assert all(len(line) <= 80 for line in out.splitlines() if "--explain" not in line)
+    assert run_json("scrub", store.root)[1]["bytes_checked"] == 0
+    assert run_json("scrub", store.root, "--max-age", "0")[1]["bytes_checked"] > 0
+    store.delete(30)
+    assert run("scrub", store.root)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("200MB", 200_000_000), ("1.5 GiB", 3 << 29), ("4096", 4096), ("10kB/s", 10_000)],
+)
+def test_rates_have_units(text, number):
+    assert units.RATE.convert(text, None, None) == number
+
+
+@pytest.mark.parametrize(("text", "number"), [("7d", 604_800), ("12h", 43_200), ("90", 90)])
+def test_ages_have_units(text, number):
+    assert units.AGE.convert(text, None, None) == number
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--rate", "0"], ["--rate", "5 parsecs"], ["--max-age", "-1d"]]
+)
+def test_a_rate_or_an_age_that_is_none_exits_with_2(run, store, arguments):
+    assert run("scrub", store.root, *arguments)[0] == 2
+
+
+def test_sweep_tells_first_and_then_removes(run, run_json, store):
+    expected = [store.path(40)]
+    code, told = run_json("sweep", store.root, "--dry-run")
+    assert (code, told["dry_run"]) == (0, True)
+    assert [row["path"] for row in told["swept"]] == expected
+    assert Path(store.path(40)).exists()
+    assert "would free" in run("sweep", store.root, "--dry-run")[1]
+    _, done = run_json("sweep", store.root)
+    assert (done["swept"], done["bytes"]) == (told["swept"], told["bytes"])
+    assert not Path(store.path(40)).exists()
+    assert "nothing to sweep" in " ".join(run("sweep", store.root)[1].split())
+
+
+def test_ls_shows_what_is_protected_and_what_was_read_back(run, run_json, store):
+    store.protect(10)
+    store.load(20)
+    info = penstock.inspect(store.path(10)).tensors[0]
+    flip_bit(Path(store.path(10), info.file), info.begin)
+    store.verify(10)
+    rows = run_json("ls", store.root)[1]["steps"]
+    assert [row["protected"] for row in rows] == [True, False, False, False]
+    assert [row["read_back"] for row in rows] == ["damaged", "verified", None, None]
+    assert rows[1]["read_at_seconds"] > 0
+    out = run("ls", store.root)[1]
+    assert "protected, found" in out
+    assert "newest, verified" in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+@pytest.mark.parametrize("command", ["scrub", "sweep"])
+def test_a_command_for_stores_points_elsewhere_for_a_checkpoint(run, store, command):
+    code, _, err = run(command, store.path(10))
+    assert code == 1
+    assert "not a store" in err
+
+
+def test_every_key_of_the_json_of_repair_is_in_the_help(run, run_json, store, damaged, tmp_path):
+    for command, *arguments in (
+        ("verify", damaged, "--explain"),
+        ("salvage", damaged, tmp_path / "out"),
+        ("scrub", store.root),
+        ("sweep", store.root, "--dry-run"),
+    ):
+        help_text = run(command, "--help")[1]
+        assert all(len(line) <= 80 for line in help_text.splitlines())
+        for key in keys_of(run_json(command, *arguments)[1], set()):
+            assert re.search(rf"\b{key}\b", help_text), (command, key)
 
 
 # ---- diff

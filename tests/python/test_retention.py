@@ -205,8 +205,9 @@ def test_marks_of_two_processes_are_all_there(tmp_path):
     halves = [list(map(str, steps[i::2])) for i in range(2)]
     running = [subprocess.Popen([sys.executable, "-c", script, tmp_path, *half]) for half in halves]
     assert [process.wait() for process in running] == [0, 0]
-    marks = penstock.CheckpointStore(tmp_path)._native.marks()
-    assert [step for step, *_ in marks] == list(steps)
+    marks = penstock.CheckpointStore(tmp_path).marks()
+    assert list(marks) == list(steps)
+    assert all(mark.is_good for mark in marks.values())
 
 
 # A full disk.

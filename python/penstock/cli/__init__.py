@@ -21,6 +21,9 @@ from penstock.cli.demo import demo
 from penstock.cli.diff import diff
 from penstock.cli.inspect import inspect
 from penstock.cli.ls import ls
+from penstock.cli.salvage import salvage
+from penstock.cli.scrub import scrub
+from penstock.cli.sweep import sweep
 from penstock.cli.verify import verify
 
 EXIT_FAILED = 1
@@ -41,7 +44,7 @@ def cli() -> None:
         raise click.UsageError(str(error)) from None
 
 
-for command in (demo, ls, inspect, verify, diff):
+for command in (demo, ls, inspect, verify, diff, scrub, sweep, salvage):
     cli.add_command(command)
 
 

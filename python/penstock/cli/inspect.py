@@ -39,7 +39,9 @@ JSON: path, id, step, created (UTC), writer, format_version, world_size,
     file), bytes,
   aliases: further names of tensors and of views into them, to the
     tensor's name,
-  values: plain leaves, name to Python literal; null without --values.
+  values: plain leaves, name to Python literal; null without --values,
+  partial (salvaged from a damaged one), source_id (of that one, or null),
+  unverified, missing: a list of name, dtype, shape, reason.
 """
 
 
@@ -69,7 +71,7 @@ def inspect(
     info = penstock.inspect(checkpoint)
     result = _select(info, info.values() if with_values else None, keys)
     if as_json:
-        for name in ("tensors", "aliases", "values"):
+        for name in ("tensors", "aliases", "values", "missing"):
             result[name] = _first(result[name], limit or 0)
         print_json(result)
     else:
@@ -105,6 +107,10 @@ def _select(
             if is_wanted(tensor.name)
         ],
         "aliases": {name: target for name, target in info.aliases.items() if is_wanted(name)},
+        "partial": info.partial,
+        "source_id": info.source_id,
+        "unverified": info.unverified,
+        "missing": [dataclasses.asdict(row) for row in info.missing if is_wanted(row.name)],
         "values": None
         if values is None
         else {name: repr(value) for name, value in values.items() if is_wanted(name)},
@@ -122,6 +128,7 @@ def _print(result: dict[str, Any], rows_max: int) -> None:
         ("id", result["id"]),
         ("written by", f"{result['writer']}, format version {result['format_version']}"),
         ("size", f"{size(result['bytes'])} in {len(files)} files"),
+        *_partial(result),
         ("metadata", json.dumps(result["metadata"], ensure_ascii=False)),
     ):
         summary.add_row(what, value)
@@ -132,9 +139,28 @@ def _print(result: dict[str, Any], rows_max: int) -> None:
         rows.add_row(tensor["name"], tensor["dtype"], shape(tensor["shape"]), size(tensor["bytes"]))
     if tensors:
         _print_table(rows, len(tensors), "tensors")
+    _print_missing(result["missing"], rows_max)
     _print_pairs("alias", "tensor", result["aliases"], rows_max, "aliases")
     if result["values"] is not None:
         _print_pairs("plain leaf", "value", result["values"], rows_max, "plain leaves")
+
+
+def _partial(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is to be said of a checkpoint that was salvaged."""
+    if not result["partial"]:
+        return []
+    proof = "nothing vouches for its contents" if result["unverified"] else "every tensor intact"
+    source = result["source_id"] or "unknown"
+    return [("partial", f"salvaged from {source}, {proof}")]
+
+
+def _print_missing(missing: list[dict[str, Any]], rows_max: int) -> None:
+    if missing:
+        columns = ("missing", "dtype", "shape", "reason")
+        rows = table(*columns, folded=["missing", "shape", "reason"])
+        for row in _first(missing, rows_max):
+            rows.add_row(row["name"], row["dtype"], shape(row["shape"]), row["reason"])
+        _print_table(rows, len(missing), "missing")
 
 
 def _print_pairs(

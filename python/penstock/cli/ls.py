@@ -10,18 +10,27 @@ import click
 
 import penstock
 from penstock.cli.console import PATH, console, json_option, local_time, print_json, size, table
+from penstock.cli.target import store_at
 
 if TYPE_CHECKING:
-    from penstock.store import StepInfo
+    from penstock.store import Mark, StepInfo
 
 NUMBERS = ("step", "size", "tensors")
-STYLES = {"complete": "", "incomplete": "yellow", "damaged": "red", "newer": "yellow"}
+STYLES = {
+    "complete": "",
+    "incomplete": "yellow",
+    "damaged": "red",
+    "newer": "yellow",
+    "partial": "yellow",
+}
 
 JSON_KEYS = """\b
 JSON: root, newest (the newest complete step, or null), steps: a list of
-  step, state ("complete", "incomplete", "damaged" or "newer"), reason (or null),
-  path, bytes (of all files), and tensors, tensor_bytes, created (UTC)
-  and id, which are null unless the step is complete.
+  step, state ("complete", "incomplete", "damaged", "partial" or "newer"),
+  reason (or null), path, bytes (of all files), tensors, tensor_bytes,
+  created (UTC) and id, which are null unless the step can be opened,
+  protected, read_back ("verified", "damaged" or null), read_at_seconds
+  (since 1970, or null).
 """
 
 
@@ -47,11 +56,21 @@ def ls(root: Path, as_json: bool) -> int:
             size(row["bytes"]),
             "" if row["tensors"] is None else str(row["tensors"]),
             "" if row["created"] is None else local_time(row["created"]),
-            "newest" if row["step"] == newest else row["reason"],
-            style=STYLES[row["state"]],
+            _remarks(row, is_newest=row["step"] == newest),
+            style="red" if row["read_back"] == "damaged" else STYLES[row["state"]],
         )
     out.print(rows)
     return 0
+
+
+def _remarks(row: dict[str, Any], *, is_newest: bool) -> str:
+    """What is to be known of a step beside its state."""
+    remarks = ["newest"] if is_newest else []
+    if row["protected"]:
+        remarks.append("protected")
+    if row["read_back"] is not None:
+        remarks.append("verified" if row["read_back"] == "verified" else "found damaged")
+    return ", ".join([*remarks, *([row["reason"]] if row["reason"] else [])])
 
 
 def describe(root: Path) -> list[dict[str, Any]]:
@@ -60,22 +79,17 @@ def describe(root: Path) -> list[dict[str, Any]]:
     Raises:
         CheckpointNotFoundError: There is no directory, or it is a checkpoint itself.
     """
-    if not root.exists():
-        raise penstock.CheckpointNotFoundError(
-            f"{root}: there is no such directory; check the path", path=str(root)
-        )
-    if (root / "manifest.json").exists():
-        raise penstock.CheckpointNotFoundError(
-            f"{root}: this is a checkpoint, not a store of them; try penstock inspect {root}",
-            path=str(root),
-        )
-    store = penstock.CheckpointStore(root)
-    return [_row(Path(store.path(info.step)), info) for info in store.scan()]
+    store = store_at(root)
+    protected, marks = set(store.protected()), store.marks()
+    return [
+        _row(Path(store.path(info.step)), info, info.step in protected, marks.get(info.step))
+        for info in store.scan()
+    ]
 
 
-def _row(path: Path, info: StepInfo) -> dict[str, Any]:
+def _row(path: Path, info: StepInfo, is_protected: bool, mark: Mark | None) -> dict[str, Any]:
     state, reason, content = info.state, info.reason, None
-    if state == "complete":
+    if state in ("complete", "partial"):
         try:
             content = penstock.inspect(path)
         except penstock.PenstockError as error:
@@ -91,6 +105,9 @@ def _row(path: Path, info: StepInfo) -> dict[str, Any]:
         "tensor_bytes": content.tensor_bytes if content else None,
         "created": content.created if content else None,
         "id": content.id if content else None,
+        "protected": is_protected,
+        "read_at_seconds": mark.read_at_seconds if mark else None,
+        "read_back": None if mark is None else "verified" if mark.is_good else "damaged",
     }
 
 

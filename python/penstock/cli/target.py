@@ -38,3 +38,21 @@ def checkpoint_at(path: Path) -> tuple[Path, str | None]:
         )
     note = f"{path} is a store; this is its newest complete step, {newest}"
     return Path(store.path(newest)), note
+
+
+def store_at(path: Path) -> penstock.CheckpointStore:
+    """The store in a directory.
+
+    Raises:
+        CheckpointNotFoundError: There is no directory, or it is a checkpoint itself.
+    """
+    if not path.is_dir():
+        raise penstock.CheckpointNotFoundError(
+            f"{path}: there is no such directory; check the path", path=str(path)
+        )
+    if (path / "manifest.json").exists():
+        raise penstock.CheckpointNotFoundError(
+            f"{path}: this is a checkpoint, not a store of them; try penstock inspect {path}",
+            path=str(path),
+        )
+    return penstock.CheckpointStore(path)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 import penstock
+from penstock.cli import explain
 from penstock.cli.console import PATH, console, json_option, print_json, progress_bar, size, table
 from penstock.cli.target import is_store
 
@@ -24,18 +25,35 @@ JSON: path, ok, bytes_checked,
     is_partial (holds only what was salvaged),
     problems: a list of file, offset, tensor (null where unknown), message,
   incomplete: the paths of steps that were never finished.
+
+\b
+JSON with --explain: path, ok, step, described_by ("whole": manifest and
+  part vouch for all; "part": the manifest is lost; "headers": the part is),
+  intact, unverified, hit: each a count and bytes of tensors,
+  tensors: a list of name, dtype, shape, bytes, hit (why, or null),
+  missing_files, problems, bytes_checked, seconds,
+  earlier_step (complete, not known to be damaged, or null),
+  earlier_is_verified.
 """
 
 
 @click.command(epilog=JSON_KEYS)
 @click.argument("path", type=PATH)
+@click.option(
+    "--explain",
+    "explains",
+    is_flag=True,
+    help="Say which tensors of a damaged checkpoint are still intact.",
+)
 @json_option
-def verify(path: Path, as_json: bool) -> int:
+def verify(path: Path, explains: bool, as_json: bool) -> int:
     """Read every byte of PATH and compare it with its digest.
 
     PATH is a checkpoint, or a store: then all its steps are checked, except those whose save
     never finished. Exits with 1 if anything is wrong.
     """
+    if explains:
+        return _explain(path, as_json=as_json)
     incomplete: list[Path] = []
     if is_store(path):
         results, incomplete = _verify_store(path, hidden=as_json)
@@ -56,6 +74,18 @@ def verify(path: Path, as_json: bool) -> int:
     else:
         _print(results, incomplete)
     return 0 if ok else 1
+
+
+def _explain(path: Path, *, as_json: bool) -> int:
+    if is_store(path):
+        raise click.UsageError("--explain takes a checkpoint, not a store of them")
+    with progress_bar("explaining", hidden=as_json) as update:
+        explained = penstock.explain(path, progress=update)
+    if as_json:
+        print_json(explain.as_json(explained))
+    else:
+        explain.show(explained)
+    return 0 if explained.ok else 1
 
 
 def _verify_store(root: Path, *, hidden: bool) -> tuple[list[penstock.VerifyResult], list[Path]]:

@@ -1,0 +1,88 @@
+"""`penstock scrub ROOT`: steps read back before somebody needs them."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from penstock.cli.console import PATH, console, json_option, print_json, progress_bar, size, table
+from penstock.cli.target import store_at
+from penstock.cli.units import AGE, RATE
+
+if TYPE_CHECKING:
+    import penstock
+
+STYLES = {"verified": "", "skipped": "dim", "damaged": "red", "failed": "red"}
+
+JSON_KEYS = """\b
+JSON: root, ok, bytes_checked, seconds, steps: a list of
+  step, state ("verified", "skipped", "damaged" or "failed"), reason (or
+  null), read_at_seconds (since 1970, or null), bytes_checked, seconds,
+  problems: a list of file, offset, tensor (null where unknown), message.
+"""
+
+
+@click.command(epilog=JSON_KEYS)
+@click.argument("root", type=PATH)
+@click.option("--rate", type=RATE, help="Read no more in a second, as in 200MB.")
+@click.option(
+    "--max-age",
+    type=AGE,
+    default="7d",
+    show_default=True,
+    help="Leave alone what was read back more recently, as in 12h or 7d; 0 reads all.",
+)
+@json_option
+def scrub(root: Path, rate: int | None, max_age: int, as_json: bool) -> int:
+    """Read back the steps of the store ROOT that were not read for long.
+
+    Steps that were never read come first, then those that were read longest ago. A scrub that is
+    stopped goes on where it was. Exits with 1 if a step is damaged or cannot be read.
+    """
+    if rate == 0:
+        raise click.BadParameter("must be more than 0", param_hint="--rate")
+    store = store_at(root)
+    with progress_bar("scrubbing", hidden=as_json) as update:
+        report = store.scrub(bytes_per_second=rate, max_age_seconds=max_age, progress=update)
+    if as_json:
+        result = {**dataclasses.asdict(report), "ok": report.ok}
+        print_json({**result, "bytes_checked": report.bytes_checked})
+    else:
+        _print(report)
+    return 0 if report.ok else 1
+
+
+def _print(report: penstock.ScrubReport) -> None:
+    out = console()
+    if not report.steps:
+        out.print(f"{report.root}: no steps")
+        return
+    columns = ("step", "result", "checked", "read back", "")
+    rows = table(*columns, numbers=["step", "checked"], folded=[""])
+    for step in report.steps:
+        rows.add_row(
+            str(step.step),
+            step.state,
+            size(step.bytes_checked) if step.bytes_checked else "",
+            "" if step.read_at_seconds is None else _local(step.read_at_seconds),
+            _remark(step),
+            style=STYLES[step.state],
+        )
+    out.print(rows)
+    for step in report.steps:
+        if step.state == "damaged":
+            path = Path(report.root) / f"step-{step.step:010}"
+            out.print(f"penstock verify {path} --explain", style="dim", soft_wrap=True)
+
+
+def _remark(step: penstock.ScrubbedStep) -> str:
+    tensors = sorted({problem.tensor for problem in step.problems if problem.tensor})
+    return f"{step.reason} ({', '.join(tensors)})" if tensors else step.reason or ""
+
+
+def _local(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")

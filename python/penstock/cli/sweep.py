@@ -1,0 +1,47 @@
+"""`penstock sweep ROOT`: what dead saves left behind, removed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from penstock.cli.console import PATH, console, json_option, print_json, size, table
+from penstock.cli.target import store_at
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+JSON_KEYS = """\b
+JSON: root, dry_run, bytes (freed, or that would be), swept: a list of path
+  (a directory that files were or would be removed from), bytes.
+"""
+
+
+@click.command(epilog=JSON_KEYS)
+@click.argument("root", type=PATH)
+@click.option("--dry-run", is_flag=True, help="Remove nothing; only tell.")
+@json_option
+def sweep(root: Path, dry_run: bool, as_json: bool) -> int:
+    """Remove what saves that died left behind in the store ROOT.
+
+    A save that is running, complete and damaged checkpoints, and files that Penstock did not
+    write are left alone.
+    """
+    store = store_at(root)
+    swept = store.sweep(dry_run=dry_run)
+    total = sum(orphan.bytes for orphan in swept)
+    if as_json:
+        entries = [orphan._asdict() for orphan in swept]
+        print_json({"root": store.root, "dry_run": dry_run, "bytes": total, "swept": entries})
+        return 0
+    out = console()
+    if not swept:
+        out.print(f"{store.root}: nothing to sweep")
+        return 0
+    freed = "would free" if dry_run else "freed"
+    rows = table("directory", freed, numbers=[freed], folded=["directory"])
+    for orphan in swept:
+        rows.add_row(orphan.path, size(orphan.bytes))
+    out.print(rows)
+    return 0

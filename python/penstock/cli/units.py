@@ -1,0 +1,45 @@
+"""Numbers with units on the command line: ``200MB``, ``7d``."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    _Type = click.ParamType[int]
+else:
+    # Generic for the type checker only: older releases of click are not.
+    _Type = click.ParamType
+
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)(?:/s)?")
+
+BYTES = {
+    "": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}  # fmt: skip
+SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+
+
+class _Quantity(_Type):
+    """A number with one of some units."""
+
+    def __init__(self, name: str, units: Mapping[str, int]) -> None:
+        self.name = name
+        self._units = units
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = _NUMBER.fullmatch(str(value).strip())
+        if found is None or found[2] not in self._units:
+            units = ", ".join(unit for unit in self._units if unit)
+            self.fail(f"{value!r} is no number with one of the units {units}", param, ctx)
+        return round(float(found[1]) * self._units[found[2]])
+
+
+RATE = _Quantity("rate", BYTES)
+AGE = _Quantity("age", SECONDS)
