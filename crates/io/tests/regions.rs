@@ -3,10 +3,11 @@
 
 #![allow(unsafe_code)]
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use penstock_io::buffer::{HostRegion, HostRegionMut};
+use penstock_io::buffer::{HostRegion, HostRegionMut, Memory};
 use proptest::prelude::*;
 
 /// A view of an array, made as array libraries make them, and the memory it looks at.
@@ -318,4 +319,30 @@ fn the_owner_lives_as_long_as_anything_can_reach_the_memory() {
     assert_eq!(copy, [1, 2]);
     drop(region);
     assert_eq!(drops.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn regions_within_memory_share_it_and_keep_it() {
+    let mut memory = Memory::allocate(10_000).unwrap();
+    for (index, byte) in memory.as_mut_slice().iter_mut().enumerate() {
+        *byte = index as u8;
+    }
+    let memory = Arc::new(memory);
+    let regions = [0..5000, 300..301, 4000..10_000, 7..7]
+        .map(|range: Range<usize>| (HostRegion::within(&memory, range.clone()), range));
+    drop(memory);
+    for (region, range) in regions {
+        assert_eq!(region.len(), range.len() as u64);
+        let mut copied = vec![0; range.len()];
+        region.copy_to(0, &mut copied);
+        let expected: Vec<u8> = range.map(|index| index as u8).collect();
+        assert_eq!(copied, expected);
+    }
+}
+
+#[test]
+#[should_panic(expected = "range")]
+fn a_region_beyond_the_memory_is_refused() {
+    let memory = Arc::new(Memory::allocate(100).unwrap());
+    drop(HostRegion::within(&memory, 50..101));
 }

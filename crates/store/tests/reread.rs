@@ -4,6 +4,7 @@
 mod common;
 
 use std::collections::HashSet;
+use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,9 +16,14 @@ use penstock_io::engine::{
     open,
 };
 use penstock_io::file::{Direct, File};
+use penstock_store::checkpoint::Checkpoint;
 use penstock_store::options::Options;
+use penstock_store::salvage::salvage;
+use penstock_store::survey::survey;
 use penstock_store::verify::verify;
 use penstock_store::{Error, Progress};
+
+const EIO: i32 = 5;
 
 /// What was read so far, by all engines of a call.
 #[derive(Default)]
@@ -30,10 +36,21 @@ struct Reads {
     buffered: usize,
 }
 
-/// Flips a bit in the first reading of every offset; or in every one.
+/// What goes wrong with reads.
+#[derive(Clone, Copy)]
+enum Fault {
+    /// A bit is flipped in the first reading of every byte.
+    Once,
+    /// A bit is flipped in every reading.
+    Always,
+    /// The device cannot give this byte back.
+    Lost(u64),
+}
+
+/// An engine whose reads go wrong.
 struct Flaky {
     inner: Box<dyn Engine>,
-    always: bool,
+    fault: Fault,
     reads: Arc<Mutex<Reads>>,
     bad: HashSet<u64>,
 }
@@ -46,10 +63,16 @@ impl Engine for Flaky {
                 true => reads.direct += 1,
                 false => reads.buffered += 1,
             }
-            if self.always || !reads.seen.iter().any(|seen| seen.contains(offset)) {
+            let range = *offset..*offset + buf.len() as u64;
+            let is_bad = match self.fault {
+                Fault::Once => !reads.seen.iter().any(|seen| seen.contains(offset)),
+                Fault::Always => true,
+                Fault::Lost(byte) => range.contains(&byte),
+            };
+            if is_bad {
                 self.bad.insert(op.token);
             }
-            reads.seen.push(*offset..*offset + buf.len() as u64);
+            reads.seen.push(range);
         }
         self.inner.submit(op)
     }
@@ -63,10 +86,13 @@ impl Engine for Flaky {
         let before = completed.len();
         self.inner.poll(min, timeout, completed)?;
         for completion in &mut completed[before..] {
-            if let Some(buf) = &mut completion.buf
-                && self.bad.remove(&completion.token)
-            {
-                buf.as_mut_slice()[0] ^= 4;
+            if !self.bad.remove(&completion.token) {
+                continue;
+            }
+            match (self.fault, &mut completion.buf) {
+                (Fault::Lost(_), _) => completion.result = Err(io::Error::from_raw_os_error(EIO)),
+                (_, Some(buf)) => buf.as_mut_slice()[0] ^= 4,
+                (_, None) => {}
             }
         }
         Ok(())
@@ -81,7 +107,7 @@ impl Engine for Flaky {
     }
 }
 
-fn flaky(choice: EngineChoice, direct: Direct, always: bool) -> (Options, Arc<Mutex<Reads>>) {
+fn flaky(choice: EngineChoice, direct: Direct, fault: Fault) -> (Options, Arc<Mutex<Reads>>) {
     let reads: Arc<Mutex<Reads>> = Arc::default();
     let shared = Arc::clone(&reads);
     let factory = move |queue_depth| {
@@ -91,7 +117,7 @@ fn flaky(choice: EngineChoice, direct: Direct, always: bool) -> (Options, Arc<Mu
         })?;
         let flaky = Flaky {
             inner: opened.engine,
-            always,
+            fault,
             reads: Arc::clone(&shared),
             bad: HashSet::new(),
         };
@@ -123,10 +149,10 @@ fn what_was_wrong_once_loads_and_verifies() {
             let path = root.path().join("ckpt");
             let sample = sample();
             sample.save(&path, &Options::default()).unwrap();
-            let (options, _) = flaky(engine, direct, false);
+            let (options, _) = flaky(engine, direct, Fault::Once);
             let loaded = common::load(&path, &options).unwrap();
             assert!(sample.is(&loaded), "{engine:?} {direct:?}");
-            let (options, _) = flaky(engine, direct, false);
+            let (options, _) = flaky(engine, direct, Fault::Once);
             let report = verify(&path, &options, &Progress::default()).unwrap();
             assert_eq!(report.problems, []);
         }
@@ -139,7 +165,7 @@ fn what_is_wrong_twice_is_damage() {
     let path = root.path().join("ckpt");
     sample().save(&path, &Options::default()).unwrap();
     for direct in [Direct::Auto, Direct::Off] {
-        let (options, _) = flaky(engines()[0], direct, true);
+        let (options, _) = flaky(engines()[0], direct, Fault::Always);
         let error = common::load(&path, &options).unwrap_err();
         assert!(matches!(error, Error::Corrupt { .. }), "{error}");
     }
@@ -156,11 +182,51 @@ fn a_buffered_reading_is_repeated_past_the_page_cache() {
         let reason = "this file system has no direct I/O";
         return skip("a_buffered_reading_is_repeated_past_the_page_cache", reason);
     }
-    let (options, reads) = flaky(engines()[0], Direct::Off, false);
+    let (options, reads) = flaky(engines()[0], Direct::Off, Fault::Once);
     let loaded = common::load(&path, &options).unwrap();
     assert!(sample.is(&loaded));
     let reads = reads.lock().unwrap();
     let items = std::fs::metadata(&shard).unwrap().len().div_ceil(1 << 20) as usize;
     assert!(reads.direct >= items, "a second reading for each item");
     assert!(reads.buffered >= items);
+}
+
+/// A sector is gone for good: what shares no chunk with it can still be had.
+#[test]
+fn what_the_device_cannot_give_back_costs_its_chunk_and_no_more() {
+    let sample = Sample::of_sizes(&[1 << 20, 1 << 20, 1 << 20, 4096, 1 << 20]);
+    for &engine in engines() {
+        for direct in [Direct::Auto, Direct::Off] {
+            let root = tempfile::tempdir().unwrap();
+            let (path, out) = (root.path().join("ckpt"), root.path().join("out"));
+            sample.save(&path, &Options::default()).unwrap();
+            let lost = {
+                let checkpoint = Checkpoint::open(&path).unwrap();
+                let tensors = &checkpoint.part().tensors;
+                // In the middle of the second tensor; its chunk begins in the first.
+                tensors[1].range.0 + (1 << 18)
+            };
+            let (options, _) = flaky(engine, direct, Fault::Lost(lost));
+            let progress = Progress::default();
+            let found = survey(&path, &options, &progress).unwrap();
+            let hit = |index: usize| found.hits[index].is_some();
+            assert!(hit(1), "{engine:?} {direct:?}");
+            assert!(!hit(4), "a chunk that can be read is not lost with it");
+            assert!(found.problems[0].detail.contains("cannot be read"));
+            let refused = verify(&path, &options, &progress).unwrap_err();
+            assert_eq!(common::errno(&refused), Some(EIO));
+
+            let report = salvage(&path, &out, false, &options, &progress).unwrap();
+            let kept = found.intact();
+            assert_eq!(report.saved.tensors, kept.len());
+            let loaded = common::load(&out, &Options::default()).unwrap();
+            for (place, &index) in kept.iter().enumerate() {
+                let expected = &sample.bytes[index];
+                assert_eq!(
+                    common::bytes_of(&loaded, place, expected.len()),
+                    &expected[..]
+                );
+            }
+        }
+    }
 }
