@@ -116,11 +116,13 @@ class Reader:
         self.warnings.append(f"step {step} is passed over for an older one: {reason}")
 
     def _read(self, step: int, wanted: dict[str, Any]) -> checkpoint.Loaded:
+        # Another checkpoint may take its place meanwhile, which is not the damaged one.
+        checkpoint_id = self._native.identity(step)
         try:
             loaded = checkpoint.read(self.path(step), options=self._options, **wanted)
         except CorruptCheckpointError:
-            with contextlib.suppress(PenstockError):
-                self.mark(step, _native.open(self.path(step)).id, is_good=False)
+            if checkpoint_id is not None:
+                self.mark(step, checkpoint_id, is_good=False)
             raise
         if wanted["keys"] is None and not wanted["allow_partial"] and loaded.report.verified:
             self.mark(step, loaded.report.checkpoint_id, is_good=True)

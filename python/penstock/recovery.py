@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock import _native
 from penstock.checkpoint import decode_path, to_native
+from penstock.errors import PenstockError
 from penstock.inspection import MissingInfo
 from penstock.progress import Progress, shown
 from penstock.reports import Problem
@@ -249,7 +251,10 @@ def _earlier(path: str) -> tuple[int | None, bool]:
     if found is None:
         return None, False
     store = _native.Store(os.path.dirname(os.path.normpath(path)) or ".")
-    marks = {step: is_damaged for step, _, _, is_damaged in store.marks()}
+    marks = {}
+    # Not to be had, they are no reason to tell nothing.
+    with contextlib.suppress(PenstockError):
+        marks = {step: is_damaged for step, _, _, is_damaged in store.marks()}
     complete = [
         step
         for step, state, _ in store.steps()

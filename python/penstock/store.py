@@ -163,7 +163,7 @@ class CheckpointStore:
         if not self._retention.keeps_all:
             try:
                 self._retention.apply(self._native, step, dry_run=False)
-            except StorageError as error:
+            except PenstockError as error:
                 message = f"step {step} is saved, but older steps could not be deleted: {error}"
                 warnings.warn(message, PenstockWarning, stacklevel=2)
             except Exception as error:
@@ -248,7 +248,13 @@ class CheckpointStore:
         return max(self.steps(), default=None)
 
     def marks(self) -> dict[int, Mark]:
-        """What `load`, `verify` and `scrub` remember of the steps that were read back whole."""
+        """What `load`, `verify` and `scrub` remember of the steps that were read back whole.
+
+        Raises:
+            CorruptCheckpointError: What they remember cannot be made out. As long as that is so,
+                `keep_last` deletes nothing; the next `verify` or `scrub` mends it.
+            StorageError: The operating system failed an operation.
+        """
         return {
             step: Mark(at_seconds, not is_damaged)
             for step, _, at_seconds, is_damaged in self._native.marks()

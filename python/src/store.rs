@@ -139,6 +139,11 @@ impl Store {
         without_gil(py, || self.inner.retire(&doomed))
     }
 
+    /// Identity of what is at a step, where its manifest can be read.
+    fn identity(&self, py: Python<'_>, step: u64) -> Option<String> {
+        py.detach(|| self.inner.identity(step))
+    }
+
     /// Remembers that a checkpoint was read back whole and found right.
     fn mark_verified(&self, py: Python<'_>, step: u64, checkpoint_id: &str) -> PyResult<()> {
         without_gil(py, || self.inner.mark_verified(step, checkpoint_id))
@@ -174,7 +179,7 @@ impl Store {
     /// What was read back and when: step, identity, seconds since 1970, whether it was damaged.
     fn marks(&self, py: Python<'_>) -> PyResult<Vec<(u64, String, u64, bool)>> {
         let row = |mark: Mark| (mark.step, mark.id, mark.at_seconds, mark.is_damaged);
-        let marks = without_gil(py, || Ok(self.inner.marks()))?;
+        let marks = without_gil(py, || self.inner.marks())?;
         Ok(marks.into_iter().map(row).collect())
     }
 }

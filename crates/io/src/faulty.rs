@@ -20,6 +20,7 @@ mod file_system;
 mod log;
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -29,8 +30,8 @@ pub use engine::Faulty;
 pub use file_system::FaultyFileSystem;
 pub use log::{Log, Logged, Record};
 
-/// Called before an operation with its number, counted from 1.
-pub type Hook = Arc<dyn Fn(u64) + Send + Sync>;
+/// Called before an operation with its number, counted from 1, what it does, and to which path.
+pub type Hook = Arc<dyn Fn(u64, &'static str, &Path) + Send + Sync>;
 
 /// Operations by what they do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,7 +127,7 @@ impl Faults {
 
     /// Calls `hook` before each operation and each change.
     #[must_use]
-    pub fn call(self, hook: impl Fn(u64) + Send + Sync + 'static) -> Faults {
+    pub fn call(self, hook: impl Fn(u64, &'static str, &Path) + Send + Sync + 'static) -> Faults {
         Faults {
             hook: Some(Arc::new(hook)),
             ..self
@@ -155,11 +156,11 @@ impl Faults {
     }
 
     /// Counts an operation and tells the error it fails with, if it does.
-    fn count(&self, class: OpClass) -> (u64, Option<i32>) {
+    fn count(&self, class: OpClass, operation: &'static str, path: &Path) -> (u64, Option<i32>) {
         let number = self.operations.fetch_add(1, Ordering::Relaxed) + 1;
         let of_class = self.by_class[class as usize].fetch_add(1, Ordering::Relaxed) + 1;
         if let Some(hook) = &self.hook {
-            hook(number);
+            hook(number, operation, path);
         }
         let failure = self.failures.iter().find(|failure| {
             let count = match failure.class {
@@ -174,12 +175,12 @@ impl Faults {
 
     /// Counts an engine's operation and says what becomes of it.
     fn next(&self, op: &Op) -> Verdict {
-        let class = match op.kind {
-            OpKind::Read { .. } => OpClass::Read,
-            OpKind::Write { .. } => OpClass::Write,
-            OpKind::SyncData => OpClass::Sync,
+        let (class, operation) = match op.kind {
+            OpKind::Read { .. } => (OpClass::Read, "read"),
+            OpKind::Write { .. } => (OpClass::Write, "write"),
+            OpKind::SyncData => (OpClass::Sync, "fdatasync"),
         };
-        let (number, errno) = self.count(class);
+        let (number, errno) = self.count(class, operation, op.file.path());
         if let Some(errno) = errno {
             return Verdict::Fail(errno);
         }

@@ -308,6 +308,12 @@ impl File {
     }
 }
 
+/// Whether this process may make and remove entries in a directory.
+pub fn may_write(directory: &Path) -> bool {
+    let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+    rustix::fs::access(directory, access).is_ok()
+}
+
 /// Whether a lock (`flock`) on this directory excludes everybody who could take one. Network and
 /// user-space file systems let one succeed on each host, or have none.
 pub fn locks_directories(directory: impl AsFd) -> bool {

@@ -203,7 +203,8 @@ impl Checkpoint {
         let placements = plan.placements.clone();
 
         let stop = OnDamage::Stop;
-        let outcome = read(plan, targets, &sources, &settings, stop, progress, &mut run)?;
+        let outcome = read(plan, targets, &sources, &settings, stop, progress, &mut run);
+        let outcome = outcome.map_err(|error| self.replaced_or(error))?;
         if let Some(damage) = outcome.damage.first() {
             return Err(self.corrupt(used[damage.file], damage, indices));
         }

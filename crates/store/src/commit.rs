@@ -1,6 +1,6 @@
 //! The commit: how a checkpoint becomes complete in one step, on any POSIX file system.
 //!
-//! 1. An attempt draws an id, creates the directory, takes the lease, and syncs the parent.
+//! 1. An attempt draws an id, creates the directory, takes the lease, and syncs all directories above.
 //! 2. Data files carry the attempt's id in their names and are synced.
 //! 3. The part is written under a temporary name, synced, renamed; the directory is synced.
 //! 4. The manifest is written under a temporary name, synced, and published by `link`, which
@@ -12,10 +12,11 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use penstock_io::file::{Direct, File};
+use penstock_io::file::{Direct, File, may_write};
 use penstock_io::file_system::{Change, FileSystem};
 
 use crate::error::{Error, Result};
@@ -51,9 +52,6 @@ impl Attempt {
         progress: &Progress,
     ) -> Result<Attempt> {
         let (lease, made_directory) = take_lease(path, file_system.as_ref(), progress)?;
-        if !made_directory {
-            sync_parent(path, file_system.as_ref())?;
-        }
         let id = name::draw_attempt();
         let (path, made) = (path.to_owned(), Vec::new());
         let attempt = Attempt {
@@ -66,10 +64,9 @@ impl Attempt {
             made,
             published: None,
         };
+        sync_ancestors(&attempt.path, file_system.as_ref())?;
         if !overwrite && attempt.path.join(MANIFEST).exists() {
-            return Err(Error::Exists {
-                path: attempt.path.clone(),
-            });
+            return Err(attempt.exists());
         }
         Ok(attempt)
     }
@@ -100,6 +97,15 @@ impl Attempt {
             made: Vec::new(),
             published: None,
         })
+    }
+
+    /// Says that there is a checkpoint, once that is durable: its save may have died before, and a
+    /// caller who is told so takes it for saved.
+    fn exists(&self) -> Error {
+        let path = self.path.clone();
+        self.sync_directory()
+            .err()
+            .unwrap_or(Error::Exists { path })
     }
 
     /// The directory.
@@ -152,12 +158,20 @@ impl Attempt {
             self.settle(&manifest, text, error.into())?;
         }
         self.published = Some(text.to_owned());
-        self.sync_directory()?;
+        self.sync_directory().map_err(|error| match error {
+            Error::Storage { path, source, .. } => Error::Unsynced { path, source },
+            error => error,
+        })?;
         if !overwrite {
             // The second name of the manifest; the checkpoint is complete with it or without.
             let _ = self.file_system.change(Change::RemoveFile(from));
         }
         Ok(())
+    }
+
+    /// Whether everybody who removes files here sees our lease.
+    pub(crate) fn is_guarded(&self) -> bool {
+        self.lease.is_seen_by_all()
     }
 
     /// Somebody who does not see our lease may have removed a file: what is incomplete is not
@@ -171,19 +185,15 @@ impl Attempt {
     }
 
     /// Decides what a failed publication was. A network file system may report failure for one that
-    /// it carried out: what the manifest says now tells. Where even that is open, the files stay,
-    /// since a manifest may refer to them; a sweep decides later.
+    /// it carried out, or carries out later. Where that is open, the files stay, since a manifest may
+    /// refer to them; a sweep decides later.
     fn settle(&mut self, manifest: &Path, text: &[u8], error: Error) -> Result<()> {
         let kind = error.kind();
         match fs::read(manifest) {
             Ok(found) if found == text => return Ok(()),
-            Ok(_) if kind == Some(io::ErrorKind::AlreadyExists) => {
-                let path = self.path.clone();
-                return Err(Error::Exists { path });
-            }
-            Ok(_) => {}
-            Err(_) if kind.is_some_and(is_definite) => {}
-            Err(_) => self.made.clear(),
+            Ok(_) if kind == Some(io::ErrorKind::AlreadyExists) => return Err(self.exists()),
+            _ if kind.is_some_and(is_definite) => {}
+            _ => self.made.clear(),
         }
         Err(error)
     }
@@ -289,8 +299,7 @@ fn take_lease(
     }
 }
 
-/// Creates a directory and its parents, each synced into the one above it; tells whether the last
-/// one is new.
+/// Creates a directory and its parents; tells whether the last one is new.
 fn make_directory(path: &Path, file_system: &dyn FileSystem) -> Result<bool> {
     let parent = parent_of(path);
     let create = || file_system.change(Change::CreateDirectory(path));
@@ -302,23 +311,27 @@ fn make_directory(path: &Path, file_system: &dyn FileSystem) -> Result<bool> {
         result => result,
     };
     match created {
-        Ok(()) => {
-            file_system.change(Change::SyncDirectory(parent))?;
-            Ok(true)
-        }
+        Ok(()) => Ok(true),
         Err(error) if error.kind() == Some(io::ErrorKind::AlreadyExists) => {
-            if path.is_dir() {
-                return Ok(false);
+            match fs::metadata(path) {
+                Ok(metadata) if metadata.is_dir() => Ok(false),
+                Ok(_) => {
+                    let source = io::Error::from(io::ErrorKind::NotADirectory);
+                    Err(Error::storage("save to", path)(source))
+                }
+                // Removed since by a sweep; or a link to nothing, which has a name.
+                Err(_) if fs::symlink_metadata(path).is_err_and(is_missing) => {
+                    make_directory(path, file_system)
+                }
+                Err(source) => Err(Error::storage("save to", path)(source)),
             }
-            // Removed since by a sweep.
-            if fs::symlink_metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
-                return make_directory(path, file_system);
-            }
-            let source = io::Error::from(io::ErrorKind::NotADirectory);
-            Err(Error::storage("save to", path)(source))
         }
         Err(error) => Err(error.into()),
     }
+}
+
+fn is_missing(error: io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound
 }
 
 fn parent_of(path: &Path) -> &Path {
@@ -328,13 +341,26 @@ fn parent_of(path: &Path) -> &Path {
     }
 }
 
-/// Syncs a directory that was there into its parent: an earlier attempt may have made it and died
-/// before it did. A parent that may be searched but not read is somebody else's, as is the entry.
-fn sync_parent(path: &Path, file_system: &dyn FileSystem) -> Result<()> {
-    match file_system.change(Change::SyncDirectory(parent_of(path))) {
-        Err(error) if error.kind() == Some(io::ErrorKind::PermissionDenied) => Ok(()),
-        result => Ok(result?),
+/// Makes the entry of a directory durable, and those of all above it on the same file system: any
+/// of them may have been made just now, by this save, by one beside it, or by one that died before
+/// it came to this. Where nothing is new that is a fraction of a millisecond for each.
+fn sync_ancestors(path: &Path, file_system: &dyn FileSystem) -> Result<()> {
+    let absolute = fs::canonicalize(path).map_err(Error::storage("look at", path))?;
+    let device = |path: &Path| fs::metadata(path).map(|metadata| metadata.dev()).ok();
+    let own = device(&absolute);
+    for parent in absolute.ancestors().skip(1) {
+        if device(parent) != own {
+            break;
+        }
+        match file_system.change(Change::SyncDirectory(parent)) {
+            // Who may not write there made nothing there. A directory that may be written to and
+            // not read cannot be synced: nothing that is made in it could be promised.
+            Err(error)
+                if error.kind() == Some(io::ErrorKind::PermissionDenied) && !may_write(parent) => {}
+            result => result?,
+        }
     }
+    Ok(())
 }
 
 /// Removes the attempt files of a directory that `select` picks and returns their bytes. Files

@@ -16,7 +16,7 @@ use crate::name::{MANIFEST, is_attempt_file, is_step};
 use crate::part::{FileEntry, Part};
 
 /// A manifest names parts and holds the user's metadata: megabytes at most.
-const MANIFEST_BYTES_MAX: u64 = 64 << 20;
+pub(crate) const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 
 /// Reads and checks the manifest; its size comes with it.
 pub(crate) fn read_manifest(path: &Path) -> Result<(Manifest, u64)> {

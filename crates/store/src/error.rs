@@ -114,6 +114,14 @@ pub enum Error {
         /// The system's reason.
         source: io::Error,
     },
+    /// A checkpoint is in place, and could not be made durable.
+    #[error("{path} is in place, but may not survive a crash: its directory could not be synced")]
+    Unsynced {
+        /// The checkpoint directory.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
     /// There is no room for what is to be saved.
     #[error(
         "cannot {operation} {path}: {needed_bytes} bytes are needed there and {free_bytes} were free"
@@ -203,7 +211,9 @@ impl Error {
     /// The system's answer by kind, where the system refused an operation on a path.
     pub(crate) fn kind(&self) -> Option<io::ErrorKind> {
         match self {
-            Error::Storage { source, .. } | Error::Full { source, .. } => Some(source.kind()),
+            Error::Storage { source, .. }
+            | Error::Full { source, .. }
+            | Error::Unsynced { source, .. } => Some(source.kind()),
             _ => None,
         }
     }
@@ -263,6 +273,9 @@ impl Error {
             Error::Version { .. } | Error::Ranks { .. } => "upgrade penstock to read it",
             Error::Unsupported { .. } => "convert the value or leave it out of the state",
             Error::Mismatch { .. } => "compare with `penstock inspect`",
+            Error::Unsynced { .. } => {
+                "check the device and the kernel log, then save it again with overwrite=True"
+            }
             Error::Storage { source, .. } | Error::Full { source, .. } => storage_remedy(source),
             Error::Io(penstock_io::Error::EngineUnavailable {
                 engine: "threads", ..
@@ -277,7 +290,7 @@ impl Error {
                 "free memory or raise its limit; staging_bytes bounds what a call adds to the state"
             }
             Error::Io(_) => "see the system's message",
-            Error::Interrupted => "nothing was committed",
+            Error::Interrupted => "what was stored is as it was",
         }
     }
 }
@@ -292,7 +305,7 @@ fn is_out_of_files(source: &io::Error) -> bool {
 fn storage_remedy(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "free space or save elsewhere; nothing stored was changed"
+            "free space, or save elsewhere"
         }
         io::ErrorKind::PermissionDenied => "check the owner and the mode of the directory",
         io::ErrorKind::ReadOnlyFilesystem => "the file system is mounted read-only; save elsewhere",
@@ -302,7 +315,7 @@ fn storage_remedy(source: &io::Error) -> &'static str {
         }
         io::ErrorKind::NotFound => "check that the directory is there and can be written to",
         io::ErrorKind::ResourceBusy => {
-            "a save or a load is under way there; try again when it is done"
+            "a save, a load or a removal is at work there; try again when it is done"
         }
         io::ErrorKind::NotADirectory => {
             "a checkpoint is a directory; something else is in its place or above it"

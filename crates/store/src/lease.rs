@@ -28,6 +28,8 @@ const READ_RETRIES_MAX: usize = 1000;
 #[derive(Debug)]
 pub(crate) struct Lease {
     directory: fs::File,
+    /// Who took it. A forked child has the open file too, and must not give it back.
+    process: u32,
 }
 
 /// What came of asking for a directory alone.
@@ -44,6 +46,11 @@ pub(crate) enum Exclusive {
 }
 
 impl Lease {
+    fn on(directory: fs::File) -> Lease {
+        let process = std::process::id();
+        Lease { directory, process }
+    }
+
     /// Shares the directory with other saves; `None` if it is gone. Waits for a removal at work in
     /// it. A file system without locks does not stop a save: it leaves sweeping to an operator.
     pub(crate) fn share(path: &Path, progress: &Progress) -> Result<Option<Lease>> {
@@ -51,11 +58,21 @@ impl Lease {
             return Ok(None);
         };
         // Not a lock that waits in the kernel: that one would not notice that the caller gave up.
-        while let Err(TryLockError::WouldBlock) = directory.try_lock_shared() {
-            progress.check()?;
-            std::thread::sleep(RETRY_PAUSE);
+        loop {
+            match directory.try_lock_shared() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) => {
+                    progress.check()?;
+                    std::thread::sleep(RETRY_PAUSE);
+                }
+                // Others here may get one, and believe that nobody is at work.
+                Err(TryLockError::Error(source)) if locks_directories(&directory) => {
+                    return Err(Error::storage("lock", path)(source));
+                }
+                Err(TryLockError::Error(_)) => break,
+            }
         }
-        Ok(is_at(&directory, path)?.then_some(Lease { directory }))
+        Ok(is_at(&directory, path)?.then(|| Lease::on(directory)))
     }
 
     /// Shares the directory for reading, so that nobody removes files meanwhile. A removal at work
@@ -66,7 +83,7 @@ impl Lease {
             let directory = open(path).ok()??;
             match directory.try_lock_shared() {
                 // Somebody may have removed it, and made a new one by that name.
-                Ok(()) if is_at(&directory, path).ok()? => return Some(Lease { directory }),
+                Ok(()) if is_at(&directory, path).ok()? => return Some(Lease::on(directory)),
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => std::thread::sleep(RETRY_PAUSE),
                 Err(TryLockError::Error(_)) => break,
@@ -85,11 +102,16 @@ impl Lease {
         }
         Ok(match directory.try_lock() {
             // Somebody may have removed it, and made a new one by that name.
-            Ok(()) if is_at(&directory, path)? => Exclusive::Taken(Lease { directory }),
+            Ok(()) if is_at(&directory, path)? => Exclusive::Taken(Lease::on(directory)),
             Ok(()) => Exclusive::Gone,
             Err(TryLockError::Error(_)) => Exclusive::NoLocks,
             Err(TryLockError::WouldBlock) => Exclusive::Live,
         })
+    }
+
+    /// Whether it excludes everybody who could ask for the directory alone.
+    pub(crate) fn is_seen_by_all(&self) -> bool {
+        locks_directories(&self.directory)
     }
 
     /// Turns a shared lease into an exclusive one, if it is certain that nobody else holds any.
@@ -100,7 +122,9 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let _ = self.directory.unlock();
+        if self.process == std::process::id() {
+            let _ = self.directory.unlock();
+        }
     }
 }
 

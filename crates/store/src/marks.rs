@@ -2,12 +2,13 @@
 //!
 //! `verified.json` in a store's root remembers which checkpoints were read whole, so that retention
 //! keeps the newest good one and a scrub goes on where the last one stopped. It is a hint: losing it
-//! loses no data, and a mark counts only for the very checkpoint that it was made for.
+//! loses no data, but as long as it cannot be read nothing is deleted. A mark counts only for the very checkpoint that it was made for.
 //!
 //! Writers take turns by a lock on the root, where the file system has one that everybody sees, and
 //! replace the file whole. Without locks two writers at one moment may lose a mark, never the file.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -84,10 +85,14 @@ impl Store {
     }
 
     /// The marks of checkpoints that are still what was read, by step.
-    pub fn marks(&self) -> Vec<Mark> {
-        let mut marks = self.stored_marks();
+    ///
+    /// # Errors
+    /// The system's errors, and [`Error::Corrupt`] for a file that says nothing sensible: who takes
+    /// it for empty would delete what it protects.
+    pub fn marks(&self) -> Result<Vec<Mark>> {
+        let mut marks = self.stored_marks()?;
         marks.retain(|mark| self.holds(mark));
-        marks
+        Ok(marks)
     }
 
     fn mark(&self, step: u64, id: &str, is_damaged: bool) -> Result<()> {
@@ -103,15 +108,21 @@ impl Store {
                 .is_some_and(|age| age.as_secs() < FRESH_SECONDS);
             (known.step, &known.id, known.is_damaged) == (step, &mark.id, is_damaged) && is_fresh
         };
-        if self.stored_marks().iter().any(is_there) || !self.holds(&mark) {
+        if !self.holds(&mark) {
             return Ok(());
+        }
+        // What is marked counts as there: its save may have died before it was durable.
+        self.sync(&self.step_path(step))?;
+        // Likewise for a mark that is there already.
+        if self.known_marks()?.iter().any(is_there) {
+            return self.sync(self.root());
         }
         let Some(_lock) = self.lock_root()? else {
             return Ok(());
         };
-        let mut marks = self.stored_marks();
+        let mut marks = self.known_marks()?;
         if marks.iter().any(is_there) {
-            return Ok(());
+            return self.sync(self.root());
         }
         let steps = self.steps()?;
         marks.retain(|known| known.step != step && steps.binary_search(&known.step).is_ok());
@@ -179,13 +190,29 @@ impl Store {
         Ok(freed_bytes)
     }
 
-    /// What the file says; nothing if it cannot be read, or says nothing sensible.
-    fn stored_marks(&self) -> Vec<Mark> {
-        let text = fs::read(self.root().join(MARKS)).unwrap_or_default();
-        let mut marks: Vec<Mark> = serde_json::from_slice(&text).unwrap_or_default();
+    /// What the file says; none where there is no file.
+    fn stored_marks(&self) -> Result<Vec<Mark>> {
+        let path = self.root().join(MARKS);
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(source) => return Err(Error::storage("read", path)(source)),
+        };
+        let mut marks: Vec<Mark> = serde_json::from_slice(&text).map_err(|_| {
+            let detail = "it does not say which checkpoints were read back; remove it and scrub";
+            Error::corrupt(self.root(), MARKS, detail)
+        })?;
         marks.sort_by_key(|mark| mark.step);
         marks.truncate(MARKS_MAX);
-        marks
+        Ok(marks)
+    }
+
+    /// The marks to write another one beside: a file that says nothing sensible is replaced.
+    fn known_marks(&self) -> Result<Vec<Mark>> {
+        match self.stored_marks() {
+            Err(Error::Corrupt { .. }) => Ok(Vec::new()),
+            result => result,
+        }
     }
 
     /// Whether the step still holds the checkpoint that the mark is for. What was salvaged is none

@@ -31,6 +31,8 @@ impl Store {
             let detail = format!("it has no {MANIFEST}");
             return Err(Error::Incomplete { path, detail });
         }
+        // What is protected is there: its save may have died before it was durable.
+        self.sync(&path)?;
         match self
             .file_system()
             .create(&path.join(PROTECTED), Direct::Off)
@@ -58,8 +60,14 @@ impl Store {
 
     /// Whether a step is protected.
     pub fn is_protected(&self, step: u64) -> bool {
-        // A link to nothing counts: when in doubt, it is protected.
-        self.protection(step).symlink_metadata().is_ok()
+        // When in doubt, it is protected: a link to nothing counts, and what cannot be looked at.
+        let found = self.protection(step).symlink_metadata();
+        !found.is_err_and(|error| {
+            matches!(
+                error.kind(),
+                std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
+            )
+        })
     }
 
     /// The protected steps, ascending.

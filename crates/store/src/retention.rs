@@ -35,6 +35,8 @@ pub enum Kept {
     Later,
     /// Its save never finished, or is under way.
     Incomplete,
+    /// It is a link to somewhere else, through which nothing is deleted.
+    Linked,
     /// It is damaged; somebody may repair it.
     Damaged,
     /// It holds what was salvaged from a damaged one.
@@ -53,6 +55,7 @@ impl fmt::Display for Kept {
             Kept::Protected => "protected",
             Kept::Later => "later than the step just saved",
             Kept::Incomplete => "never finished, or being saved",
+            Kept::Linked => "a link to somewhere else",
             Kept::Damaged => "damaged",
             Kept::Partial => "partial",
             Kept::Newer => "written by a newer Penstock",
@@ -113,9 +116,11 @@ impl Store {
         keep_every: Option<u64>,
         saved: Option<u64>,
     ) -> Result<Vec<Verdict>> {
-        let marks = self.marks();
+        let marks = self.marks()?;
         let damaged: HashSet<u64> = steps_where(&marks, true).collect();
-        let verified = steps_where(&marks, false).max();
+        let good: HashSet<u64> = steps_where(&marks, false).collect();
+        // The newest that was read back whole, of those that count.
+        let mut verified = None;
         let newest = saved.unwrap_or(u64::MAX);
         let is_multiple = |step| keep_every.is_some_and(|every| every > 0 && step % every == 0);
         // At least one: the newest complete step is never deleted.
@@ -135,10 +140,14 @@ impl Store {
                 StepState::Incomplete => Err(Kept::Incomplete),
                 StepState::Newer(_) => Err(Kept::Newer),
             };
+            if checkpoint.is_ok() && step <= newest && verified.is_none() && good.contains(&step) {
+                verified = Some(step);
+            }
             let kept = match &checkpoint {
                 Err(kept) => Some(*kept),
                 Ok(_) if keep_last.is_none() => Some(Kept::Everything),
                 Ok(_) if step > newest => Some(Kept::Later),
+                Ok(_) if self.step_path(step).is_symlink() => Some(Kept::Linked),
                 Ok(_) if places > 0 => {
                     places -= 1;
                     Some(Kept::Newest)
@@ -160,22 +169,56 @@ impl Store {
     }
 
     /// Deletes these checkpoints, given by step and identity, in their order; returns the steps
-    /// deleted. One that was protected, replaced or removed meanwhile, or that a save is under way
-    /// to, is passed over.
+    /// deleted. One that was protected, replaced or removed meanwhile, or that somebody saves to or
+    /// reads, is passed over; so is the newest that was read back whole, if it has become that since
+    /// they were chosen. Nothing is deleted unless another complete checkpoint stays, durably.
     ///
     /// # Errors
-    /// The system's errors.
+    /// The system's errors; one step that cannot be deleted does not keep the others from it.
     pub fn retire(&self, doomed: &[(u64, String)]) -> Result<Vec<u64>> {
-        let mut deleted = Vec::new();
-        for (step, id) in doomed {
+        let Some(newest_doomed) = doomed.iter().map(|(step, _)| *step).max() else {
+            return Ok(Vec::new());
+        };
+        let spared = self.secure_the_others(doomed, newest_doomed)?;
+        let (mut deleted, mut failed) = (Vec::new(), None);
+        for (step, id) in doomed.iter().filter(|(step, _)| !spared.contains(step)) {
             match self.delete_checkpoint(*step, id) {
                 Ok(true) => deleted.push(*step),
                 Ok(false) | Err(Error::NotFound { .. } | Error::Protected { .. }) => {}
                 Err(error) if error.kind() == Some(std::io::ErrorKind::ResourceBusy) => {}
-                Err(error) => return Err(error),
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
-        Ok(deleted)
+        failed.map_or(Ok(deleted), Err)
+    }
+
+    /// Makes what stays durable, since its save may have died before it was, and tells which of the
+    /// doomed have to stay as well.
+    fn secure_the_others(&self, doomed: &[(u64, String)], newest: u64) -> Result<HashSet<u64>> {
+        let all: HashSet<u64> = doomed.iter().map(|(step, _)| *step).collect();
+        let marks = self.marks()?;
+        let damaged: HashSet<u64> = steps_where(&marks, true).collect();
+        let good: HashSet<u64> = steps_where(&marks, false).collect();
+        let mut staying = Vec::new();
+        for step in self.steps()? {
+            // Older ones that were not read back stay for other reasons than to replace these.
+            let may_stay = !all.contains(&step)
+                && !damaged.contains(&step)
+                && (step > newest || good.contains(&step));
+            if may_stay && matches!(self.state(step), Ok(StepState::Complete(_))) {
+                staying.push(step);
+            }
+        }
+        if staying.is_empty() {
+            return Ok(all);
+        }
+        for &step in &staying {
+            self.sync(&self.step_path(step))?;
+        }
+        if staying.iter().any(|step| good.contains(step)) {
+            return Ok(HashSet::new());
+        }
+        Ok(all.intersection(&good).copied().max().into_iter().collect())
     }
 }
 

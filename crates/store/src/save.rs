@@ -17,6 +17,7 @@ use serde_json::value::RawValue;
 
 use crate::FORMAT_VERSION;
 pub use crate::commit::Attempt;
+use crate::description::{MANIFEST_BYTES_MAX, check_size, read_part};
 use crate::digest::{CHUNK_BYTES, Digest};
 use crate::error::{Error, Result};
 use crate::manifest::{self, Manifest, PartEntry, Partial};
@@ -130,6 +131,8 @@ pub(crate) fn save_as(
     progress: &Progress,
 ) -> Result<SaveReport> {
     let mut watch = Stopwatch::start();
+    // Before gigabytes are written for nothing.
+    check_manifest_size(target.metadata.get().len())?;
     let mut prepared = Prepared::new(state, &target.path, options, progress)?;
     prepared.salvaged = salvaged;
     watch.lap("plan");
@@ -208,6 +211,10 @@ fn commit_as(
     manifest.partial = partial;
     manifest.check().map_err(unreadable)?;
     let text = manifest.seal();
+    check_manifest_size(text.len())?;
+    if manifest.parts.len() > 1 && !attempt.is_guarded() {
+        check_votes(attempt.path(), &manifest)?;
+    }
     attempt.publish(&text, target.overwrite)?;
     let id = attempt.id().to_owned();
     // The checkpoint is acknowledged; failing to tidy up must not make it look otherwise.
@@ -218,6 +225,31 @@ fn commit_as(
         id,
         manifest_bytes: text.len() as u64,
         left_behind: left_behind.err(),
+    })
+}
+
+/// Readers take no manifest above a bound: it is parsed before anything vouches for its size.
+fn check_manifest_size(bytes: usize) -> Result<()> {
+    if bytes as u64 <= MANIFEST_BYTES_MAX {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        key: "metadata".to_owned(),
+        detail: format!(
+            "the manifest would have {bytes} bytes, it may have {MANIFEST_BYTES_MAX}; \
+             save what is large as part of the state"
+        ),
+    })
+}
+
+/// Where somebody may have removed files who does not see our leases, what the ranks voted for is
+/// looked at again.
+fn check_votes(path: &Path, manifest: &Manifest) -> Result<()> {
+    manifest.parts.iter().try_for_each(|entry| {
+        let part = read_part(path, manifest, entry)?;
+        part.files
+            .iter()
+            .try_for_each(|file| check_size(path, file))
     })
 }
 

@@ -120,7 +120,12 @@ impl Store {
 
     /// What is to be read, and what is not with the reason.
     fn sort_out(&self, scrub: &Scrub) -> Result<(Vec<Due>, Vec<ScrubbedStep>)> {
-        let (marks, now_seconds) = (self.marks(), now_seconds());
+        let marks = match self.marks() {
+            // What it said is lost: everything is read again.
+            Err(Error::Corrupt { .. }) => Vec::new(),
+            result => result?,
+        };
+        let now_seconds = now_seconds();
         let mark_of = |step: u64| marks.iter().find(|mark| mark.step == step);
         let (mut due, mut steps) = (Vec::new(), Vec::new());
         for step in self.steps()? {

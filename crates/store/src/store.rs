@@ -17,7 +17,7 @@ use crate::commit::{attempt_files, remove_attempt_files, remove_file};
 use crate::description::read_manifest;
 use crate::error::{Error, Result};
 use crate::lease::{Exclusive, Lease};
-use crate::name::{MANIFEST, parse_step, step_directory};
+use crate::name::{MANIFEST, attempt_of, parse_step, step_directory};
 
 /// A directory of checkpoints. It need not exist before the first save.
 #[derive(Clone, Debug)]
@@ -123,6 +123,12 @@ impl Store {
         }
     }
 
+    /// Identity of the checkpoint at a step, where its manifest can be read.
+    pub fn identity(&self, step: u64) -> Option<String> {
+        let manifest = read_manifest(&self.step_path(step)).ok();
+        manifest.map(|(manifest, _)| manifest.id)
+    }
+
     /// Removes a step, complete or not, and returns the bytes freed. Files that no attempt wrote
     /// stay, and their directory with them.
     ///
@@ -132,11 +138,11 @@ impl Store {
     /// with [`io::ErrorKind::NotADirectory`] for a link, and the system's errors; called again, it
     /// goes on where it stopped.
     pub fn delete(&self, step: u64) -> Result<u64> {
-        let (path, _lease) = self.take(step)?;
+        let (path, lease) = self.take(step)?;
         if self.is_protected(step) {
             return Err(Error::Protected { path });
         }
-        self.remove(&path)
+        self.remove(&path, lease.as_ref())
     }
 
     /// As [`Store::delete`], also of a protected step.
@@ -144,24 +150,24 @@ impl Store {
     /// # Errors
     /// As [`Store::delete`].
     pub fn delete_protected(&self, step: u64) -> Result<u64> {
-        let (path, _lease) = self.take(step)?;
+        let (path, lease) = self.take(step)?;
         if self.is_protected(step) {
             self.unprotect(step)?;
         }
-        self.remove(&path)
+        self.remove(&path, lease.as_ref())
     }
 
     /// As [`Store::delete`], if the step still holds the checkpoint with this identity; tells
     /// whether it did.
     pub(crate) fn delete_checkpoint(&self, step: u64, id: &str) -> Result<bool> {
-        let (path, _lease) = self.take(step)?;
+        let (path, lease) = self.take(step)?;
         if self.is_protected(step) {
             return Err(Error::Protected { path });
         }
         if !read_manifest(&path).is_ok_and(|(manifest, _)| manifest.id == id) {
             return Ok(false);
         }
-        self.remove(&path)?;
+        self.remove(&path, lease.as_ref())?;
         Ok(true)
     }
 
@@ -178,6 +184,10 @@ impl Store {
             Ok(metadata) if metadata.is_dir() => {}
             Ok(_) => return Err(refused(io::ErrorKind::NotADirectory, path)),
             Err(source) if source.kind() == io::ErrorKind::NotFound => {
+                // An earlier removal may have failed to make this durable.
+                if self.root.is_dir() {
+                    self.sync(&self.root)?;
+                }
                 return Err(Error::NotFound { path });
             }
             // Retention passes over what is gone, and must not pass over a device that fails.
@@ -191,11 +201,18 @@ impl Store {
         }
     }
 
-    fn remove(&self, path: &Path) -> Result<u64> {
+    /// Removes a checkpoint, and what other attempts left beside it. Without the lease one of them
+    /// may be live: then only what the manifest stands for goes.
+    fn remove(&self, path: &Path, lease: Option<&Lease>) -> Result<u64> {
+        let own = match lease {
+            Some(_) => None,
+            None => read_manifest(path).ok().map(|(manifest, _)| manifest.id),
+        };
+        let is_removed = |name: &str| own.is_none() || attempt_of(name) == own.as_deref();
         let mut freed_bytes = remove_file(&path.join(MANIFEST), self.file_system())?;
         // Also where there was none: an earlier removal may have died before it was durable.
         self.sync(path)?;
-        freed_bytes += remove_attempt_files(path, self.file_system(), |_| true)?;
+        freed_bytes += remove_attempt_files(path, self.file_system(), is_removed)?;
         self.remove_if_empty(path)?;
         Ok(freed_bytes)
     }
@@ -219,14 +236,19 @@ impl Store {
     /// The system's errors.
     pub fn sweep(&self) -> Result<Vec<(PathBuf, u64)>> {
         let mut swept = Vec::new();
+        let mut failed = None;
         for step in self.steps()? {
-            swept.extend(self.sweep_step(step, true)?);
+            match self.sweep_step(step, true) {
+                Ok(found) => swept.extend(found),
+                // The others are swept all the same.
+                Err(error) => failed = failed.or(Some(error)),
+            }
         }
         match self.sweep_marks()? {
             0 => {}
             freed_bytes => swept.push((self.root.clone(), freed_bytes)),
         }
-        Ok(swept)
+        failed.map_or(Ok(swept), Err)
     }
 
     /// What [`Store::sweep`] would remove from the steps. Nothing is changed.

@@ -162,20 +162,115 @@ fn a_replaced_checkpoint_is_no_longer_the_verified_one() {
     assert!(is_complete(&store, 1), "the newest that was read back");
 }
 
+/// It may have said that one of them is the only good one. The next reading mends it.
 #[test]
-fn a_broken_hint_is_no_obstacle() {
+fn while_marks_cannot_be_read_nothing_is_deleted() {
     let root = tempfile::tempdir().unwrap();
     let store = store_with(root.path(), &[1, 2]);
     let id = save_step(&store, 3);
+    let marks = root.path().join("verified.json");
     for text in ["", "{}", "[1]", "{\"step\":-1,\"id\":\"\"}"] {
-        fs::write(root.path().join("verified.json"), text).unwrap();
-        assert!(
-            store.retain(Some(3), None, None).unwrap().is_empty(),
-            "{text}"
-        );
+        fs::write(&marks, text).unwrap();
+        let error = store.retain(Some(1), None, None).unwrap_err();
+        assert!(error.to_string().contains("verified.json"), "{error}");
+        assert_eq!(store.steps().unwrap(), [1, 2, 3], "{text}");
     }
     store.mark_verified(3, &id).unwrap();
     assert_eq!(store.retain(Some(1), None, None).unwrap(), [1, 2]);
+    // Nor where they are there and not to be had.
+    fs::remove_file(&marks).unwrap();
+    std::os::unix::fs::symlink(&marks, &marks).unwrap();
+    save_step(&store, 4);
+    store.retain(Some(1), None, None).unwrap_err();
+    store.mark_verified(4, &id).unwrap();
+    assert_eq!(store.steps().unwrap(), [3, 4]);
+}
+
+/// The verified one is looked for among those that count: not one that lost a file since, not one
+/// on a branch that was left.
+#[test]
+fn the_newest_good_one_of_those_that_count_is_kept() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::new(root.path());
+    for step in [3, 5, 9] {
+        let id = save_step(&store, step);
+        if step < 9 {
+            store.mark_verified(step, &id).unwrap();
+        }
+    }
+    let shards = names(&store.step_path(5));
+    let shard = shards.iter().find(|name| name.starts_with("shard"));
+    fs::remove_file(store.step_path(5).join(shard.unwrap())).unwrap();
+    assert_eq!(
+        store.retain(Some(1), None, Some(9)).unwrap(),
+        Vec::<u64>::new()
+    );
+
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::new(root.path());
+    for step in [1, 9] {
+        let id = save_step(&store, step);
+        store.mark_verified(step, &id).unwrap();
+    }
+    save_step(&store, 2);
+    assert_eq!(
+        store.retain(Some(1), None, Some(2)).unwrap(),
+        Vec::<u64>::new()
+    );
+}
+
+/// Between the plan and its execution somebody may find out that what was to stay is damaged.
+#[test]
+fn what_became_the_only_good_one_since_it_was_doomed_stays() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::new(root.path());
+    let ids: Vec<String> = (1..=3).map(|step| save_step(&store, step)).collect();
+    store.mark_verified(1, &ids[0]).unwrap();
+    store.mark_verified(3, &ids[2]).unwrap();
+    let doomed = vec![(1, ids[0].clone()), (2, ids[1].clone())];
+    store.mark_damaged(3, &ids[2]).unwrap();
+    assert_eq!(
+        store.retire(&doomed).unwrap(),
+        Vec::<u64>::new(),
+        "no other good one stays"
+    );
+    store.mark_verified(3, &ids[2]).unwrap();
+    assert_eq!(store.retire(&doomed).unwrap(), [1, 2]);
+}
+
+#[test]
+fn a_step_that_is_a_link_does_not_stop_retention() {
+    let root = tempfile::tempdir().unwrap();
+    let store = store_with(root.path(), &[2, 3, 4]);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let other = Store::new(elsewhere.path());
+    save_step(&other, 1);
+    std::os::unix::fs::symlink(other.step_path(1), store.step_path(1)).unwrap();
+    assert_eq!(store.retain(Some(1), None, None).unwrap(), [2, 3]);
+    assert!(is_complete(&other, 1));
+}
+
+/// Readers refuse what is larger, so it is refused before the old one is replaced.
+#[test]
+fn metadata_beyond_what_readers_take_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("ckpt");
+    let sample = common::Sample::seeded(1);
+    sample.save_step(&path, None, false).unwrap();
+    let text = format!("{{\"note\":\"{}\"}}", "x".repeat(65 << 20));
+    let target = penstock_store::save::Target {
+        metadata: serde_json::value::RawValue::from_string(text).unwrap(),
+        overwrite: true,
+        ..common::target(&path)
+    };
+    let (options, progress) = (Options::default(), penstock_store::Progress::default());
+    let state = common::Sample::seeded(2).state();
+    let error = penstock_store::save::save(&state, &target, &options, &progress).unwrap_err();
+    assert!(
+        matches!(&error, Error::Unsupported { key, .. } if key == "metadata"),
+        "{error}"
+    );
+    sample.assert_at(&path);
 }
 
 /// Somebody may repair a damaged checkpoint; and as it is, it is none of those to keep.

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import penstock
-from penstock.cli.console import PATH, console, json_option, local_time, print_json, size, table
+from penstock.cli.console import (
+    PATH,
+    console,
+    escaped,
+    json_option,
+    local_time,
+    print_json,
+    size,
+    table,
+)
 from penstock.cli.target import store_at
 
 if TYPE_CHECKING:
@@ -80,7 +89,11 @@ def describe(root: Path) -> list[dict[str, Any]]:
         CheckpointNotFoundError: There is no directory, or it is a checkpoint itself.
     """
     store = store_at(root)
-    protected, marks = set(store.protected()), store.marks()
+    protected, marks = set(store.protected()), {}
+    try:
+        marks = store.marks()
+    except penstock.PenstockError as error:
+        click.echo(escaped(f"warning: {error}"), err=True)
     return [
         _row(Path(store.path(info.step)), info, info.step in protected, marks.get(info.step))
         for info in store.scan()

@@ -306,14 +306,19 @@ impl Variants {
             };
             overwrite(&mut latest, op);
             latest.resize(latest.len().next_multiple_of(SECTOR_BYTES), 0);
+            let mut alone = durable.clone();
+            overwrite(&mut alone, op);
+            alone.resize(alone.len().next_multiple_of(SECTOR_BYTES), 0);
             let end = *offset as usize + bytes.len();
             let sectors = *offset as usize / SECTOR_BYTES..end.div_ceil(SECTOR_BYTES);
             for index in sectors.filter(|index| index * SECTOR_BYTES < longest) {
                 let old = || vec![sector(&durable, index)];
                 let known = contents.entry(index).or_insert_with(old);
-                let new = sector(&latest, index);
-                if !known.contains(&new) {
-                    known.push(new);
+                // With the writes before it, and as the only one of them.
+                for new in [sector(&latest, index), sector(&alone, index)] {
+                    if !known.contains(&new) {
+                        known.push(new);
+                    }
                 }
             }
         }

@@ -27,8 +27,8 @@ pub struct Faulty {
     faults: Arc<Faults>,
     /// By the token that the inner engine sees.
     flying: Slab<Flying>,
-    /// Failed without having run, or held back.
-    ready: VecDeque<Completion>,
+    /// Failed without having run, or held back; with their places in the log.
+    ready: VecDeque<(Completion, Option<Ticket>)>,
     random: u64,
 }
 
@@ -56,15 +56,20 @@ impl Faulty {
         }
     }
 
-    /// Undoes what this decorator did to an operation, and writes down how it ended.
-    fn restore(&mut self, completion: &mut Completion) {
+    /// Undoes what this decorator did to an operation; returns its place in the log.
+    fn restore(&mut self, completion: &mut Completion) -> Option<Ticket> {
         let key = usize::try_from(completion.token).expect("a token of this decorator");
         let flying = self.flying.remove(key);
         completion.token = flying.token;
         if let Some(buf) = &mut completion.buf {
             buf.set_len(flying.len);
         }
-        if let (Some(log), Some(ticket)) = (&self.faults.log, flying.ticket) {
+        flying.ticket
+    }
+
+    /// Writes down how an operation ended, now that its caller learns of it.
+    fn end(&self, completion: &Completion, ticket: Option<Ticket>) {
+        if let (Some(log), Some(ticket)) = (&self.faults.log, ticket) {
             match &completion.result {
                 Ok(moved) => log.end_transfer(ticket, *moved),
                 // What a failed write left is anybody's guess.
@@ -75,18 +80,21 @@ impl Faulty {
 
     /// Hands out what is ready, at least `min` of it: in order, or as the faults have it.
     fn hand_out(&mut self, min: usize, completed: &mut Vec<Completion>) {
-        if self.faults.late_percent == 0 {
-            completed.extend(self.ready.drain(..));
-            return;
-        }
-        let mut left = min;
+        let mut left = match self.faults.late_percent {
+            0 => usize::MAX,
+            _ => min,
+        };
         for _ in 0..self.ready.len() {
-            let pick = (mix(&mut self.random) % self.ready.len() as u64) as usize;
-            let completion = self.ready.remove(pick).expect("drawn among those there");
+            let pick = match self.faults.late_percent {
+                0 => 0,
+                _ => (mix(&mut self.random) % self.ready.len() as u64) as usize,
+            };
+            let (completion, ticket) = self.ready.remove(pick).expect("drawn among those there");
             if left == 0 && mix(&mut self.random) % 100 < self.faults.late_percent {
-                self.ready.push_back(completion);
+                self.ready.push_back((completion, ticket));
             } else {
                 left = left.saturating_sub(1);
+                self.end(&completion, ticket);
                 completed.push(completion);
             }
         }
@@ -105,11 +113,12 @@ impl Engine for Faulty {
                 OpKind::SyncData => None,
             };
             let result = Err(io::Error::from_raw_os_error(errno));
-            self.ready.push_back(Completion {
+            let completion = Completion {
                 token: op.token,
                 buf,
                 result,
-            });
+            };
+            self.ready.push_back((completion, None));
             return Ok(());
         }
         let mut len = 0;
@@ -141,8 +150,8 @@ impl Engine for Faulty {
         let wanted = min.saturating_sub(self.ready.len());
         let polled = self.inner.poll(wanted, timeout, &mut arrived);
         for mut completion in arrived {
-            self.restore(&mut completion);
-            self.ready.push_back(completion);
+            let ticket = self.restore(&mut completion);
+            self.ready.push_back((completion, ticket));
         }
         self.hand_out(min, completed);
         polled

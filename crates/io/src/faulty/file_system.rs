@@ -23,7 +23,7 @@ impl FaultyFileSystem {
     }
 
     fn check(&self, operation: &'static str, path: &Path) -> Result<()> {
-        match self.faults.count(OpClass::Change) {
+        match self.faults.count(OpClass::Change, operation, path) {
             (_, None) => Ok(()),
             (_, Some(errno)) => Err(Error::Storage {
                 operation,

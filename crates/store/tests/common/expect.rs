@@ -18,14 +18,24 @@ pub enum Note {
     Saving(u64, Vec<u64>),
     /// It was acknowledged.
     Saved(u64, Vec<u64>),
+    /// A caller was told that a step is complete already.
+    There(u64),
     /// A removal of a step may begin.
     Deleting(u64),
     /// It was acknowledged.
     Deleted(u64),
-    /// A step was marked as read back whole.
-    Marked(u64),
-    /// A step was protected.
-    Protected(u64),
+    /// Retention may delete a step, as long as another one stays.
+    Retaining(u64),
+    /// It has deleted one.
+    Gone(u64),
+    /// A step is about to be marked as read back whole, or as damaged.
+    Marking(u64, bool),
+    /// It was acknowledged.
+    Marked(u64, bool),
+    /// A step is about to be protected, or to lose its protection.
+    Protecting(u64, bool),
+    /// It was acknowledged.
+    Protected(u64, bool),
 }
 
 impl fmt::Display for Note {
@@ -33,10 +43,14 @@ impl fmt::Display for Note {
         let (word, step, seeds) = match self {
             Note::Saving(step, seeds) => ("saving", step, &seeds[..]),
             Note::Saved(step, seeds) => ("saved", step, &seeds[..]),
+            Note::There(step) => ("there", step, &[][..]),
             Note::Deleting(step) => ("deleting", step, &[][..]),
             Note::Deleted(step) => ("deleted", step, &[][..]),
-            Note::Marked(step) => ("marked", step, &[][..]),
-            Note::Protected(step) => ("protected", step, &[][..]),
+            Note::Retaining(step) => ("retaining", step, &[][..]),
+            Note::Gone(step) => ("gone", step, &[][..]),
+            Note::Marking(..) | Note::Marked(..) | Note::Protecting(..) | Note::Protected(..) => {
+                return write!(f, "{self:?}");
+            }
         };
         write!(f, "{word} {step}")?;
         seeds.iter().try_for_each(|seed| write!(f, " {seed}"))
@@ -53,10 +67,11 @@ impl FromStr for Note {
         match (word, numbers.as_deref()) {
             ("saving", Some([step, seeds @ ..])) => Ok(Note::Saving(*step, seeds.to_vec())),
             ("saved", Some([step, seeds @ ..])) => Ok(Note::Saved(*step, seeds.to_vec())),
+            ("there", Some([step])) => Ok(Note::There(*step)),
             ("deleting", Some([step])) => Ok(Note::Deleting(*step)),
             ("deleted", Some([step])) => Ok(Note::Deleted(*step)),
-            ("marked", Some([step])) => Ok(Note::Marked(*step)),
-            ("protected", Some([step])) => Ok(Note::Protected(*step)),
+            ("retaining", Some([step])) => Ok(Note::Retaining(*step)),
+            ("gone", Some([step])) => Ok(Note::Gone(*step)),
             _ => Err(format!("{text:?} is no note")),
         }
     }
@@ -77,8 +92,12 @@ pub struct Allowed {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Expected {
     pub steps: BTreeMap<u64, Allowed>,
-    pub marked: BTreeSet<u64>,
-    pub protected: BTreeSet<u64>,
+    /// Marks that may be there, by step: good, damaged; both while one is about to replace the other.
+    pub marks: BTreeMap<u64, BTreeSet<Option<bool>>>,
+    pub protections: BTreeMap<u64, BTreeSet<bool>>,
+    /// Whether a complete checkpoint has to be there: one was acknowledged, and nobody asked for its
+    /// deletion.
+    pub needs_one: bool,
 }
 
 impl Expected {
@@ -95,6 +114,9 @@ impl Expected {
                     let allowed = expected.steps.entry(*step).or_insert_with(nothing);
                     allowed.states.insert(state.clone());
                     allowed.must_be_gone = false;
+                    if let Some(marks) = expected.marks.get_mut(step) {
+                        marks.insert(None);
+                    }
                 }
                 Note::Saved(step, state) => {
                     let states = BTreeSet::from([state.clone()]);
@@ -103,12 +125,21 @@ impl Expected {
                         ..Allowed::default()
                     };
                     expected.steps.insert(*step, only);
+                    // Another checkpoint takes no mark over.
+                    expected.marks.remove(step);
+                    expected.needs_one = true;
+                }
+                Note::There(step) => {
+                    let allowed = expected.steps.entry(*step).or_default();
+                    allowed.may_be_absent = false;
+                    expected.needs_one = true;
                 }
                 Note::Deleting(step) => {
+                    expected.needs_one = false;
                     let allowed = expected.steps.entry(*step).or_default();
                     allowed.may_be_absent = true;
                 }
-                Note::Deleted(step) => {
+                Note::Deleted(step) | Note::Gone(step) => {
                     let gone = Allowed {
                         may_be_absent: true,
                         must_be_gone: true,
@@ -116,11 +147,26 @@ impl Expected {
                     };
                     expected.steps.insert(*step, gone);
                 }
-                Note::Marked(step) => {
-                    expected.marked.insert(*step);
+                Note::Retaining(step) => {
+                    let allowed = expected.steps.entry(*step).or_default();
+                    allowed.may_be_absent = true;
                 }
-                Note::Protected(step) => {
-                    expected.protected.insert(*step);
+                Note::Marking(step, is_damaged) => {
+                    let unmarked = || BTreeSet::from([None]);
+                    let marks = expected.marks.entry(*step).or_insert_with(unmarked);
+                    marks.insert(Some(*is_damaged));
+                }
+                Note::Marked(step, is_damaged) => {
+                    let only = BTreeSet::from([Some(*is_damaged)]);
+                    expected.marks.insert(*step, only);
+                }
+                Note::Protecting(step, on) => {
+                    let before = || BTreeSet::from([false]);
+                    let found = expected.protections.entry(*step).or_insert_with(before);
+                    found.insert(*on);
+                }
+                Note::Protected(step, on) => {
+                    expected.protections.insert(*step, BTreeSet::from([*on]));
                 }
             }
         }
@@ -133,17 +179,6 @@ impl Expected {
         store: &Store,
         samples: &HashMap<u64, Sample>,
     ) -> Result<BTreeMap<u64, Vec<u64>>, String> {
-        let marks: BTreeSet<u64> = store.marks().iter().map(|mark| mark.step).collect();
-        if let Some(step) = self.marked.difference(&marks).next() {
-            return Err(format!("the mark of step {step} is lost"));
-        }
-        if let Some(step) = self
-            .protected
-            .iter()
-            .find(|&&step| !store.is_protected(step))
-        {
-            return Err(format!("step {step} is not protected any more"));
-        }
         let mut found = BTreeMap::new();
         let there = store.steps().map_err(|error| error.full_message())?;
         let steps: BTreeSet<u64> = self.steps.keys().chain(&there).copied().collect();
@@ -168,7 +203,48 @@ impl Expected {
                 }
             }
         }
+        if self.needs_one && found.is_empty() {
+            return Err("nothing is left".to_owned());
+        }
+        self.check_marks(store, &found)?;
         Ok(found)
+    }
+
+    fn check_marks(&self, store: &Store, found: &BTreeMap<u64, Vec<u64>>) -> Result<(), String> {
+        let marks = store.marks().map_err(|error| error.full_message())?;
+        for (step, allowed) in self
+            .marks
+            .iter()
+            .filter(|(step, _)| found.contains_key(step))
+        {
+            let mark = marks.iter().find(|mark| mark.step == *step);
+            if !allowed.contains(&mark.map(|mark| mark.is_damaged)) {
+                return Err(format!("the mark of step {step} is not the last: {mark:?}"));
+            }
+        }
+        // The newest that is known to be good outlives retention.
+        let good = self
+            .marks
+            .iter()
+            .filter(|(_, allowed)| allowed.iter().eq([&Some(false)]));
+        if let Some((step, _)) = good.last()
+            && self.needs_one
+            && !found.contains_key(step)
+        {
+            return Err(format!(
+                "step {step} was the newest verified one, and is gone"
+            ));
+        }
+        for (step, allowed) in self
+            .protections
+            .iter()
+            .filter(|(s, _)| found.contains_key(s))
+        {
+            if !allowed.contains(&store.is_protected(*step)) {
+                return Err(format!("the protection of step {step} is not the last"));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -13,6 +13,9 @@ use super::faulty;
 pub fn hooked(choice: EngineChoice, hook: impl Fn(u64) + Send + Sync + 'static) -> Options {
     Options {
         io_threads: Some(1),
-        ..faulty(choice, Arc::new(Faults::new(0).call(hook)))
+        ..faulty(
+            choice,
+            Arc::new(Faults::new(0).call(move |nth, _, _| hook(nth))),
+        )
     }
 }

@@ -172,7 +172,9 @@ pub fn names(path: &Path) -> Vec<String> {
 /// The system's number of an error, where it has one.
 pub fn errno(error: &Error) -> Option<i32> {
     match error {
-        Error::Storage { source, .. } | Error::Full { source, .. } => source.raw_os_error(),
+        Error::Storage { source, .. }
+        | Error::Full { source, .. }
+        | Error::Unsynced { source, .. } => source.raw_os_error(),
         _ => None,
     }
 }

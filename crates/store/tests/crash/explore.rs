@@ -98,7 +98,7 @@ struct Explorer {
     recovered: HashSet<u64>,
 }
 
-fn scratch() -> tempfile::TempDir {
+pub(crate) fn scratch() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     let made = tempfile::tempdir_in(memory);
     made.or_else(|_| tempfile::tempdir()).unwrap()

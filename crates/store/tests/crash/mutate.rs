@@ -18,7 +18,7 @@ pub(crate) struct Step {
     pub(crate) nth: usize,
 }
 
-pub(crate) fn step(kind: &'static str, nth: usize) -> Step {
+pub(crate) const fn step(kind: &'static str, nth: usize) -> Step {
     Step { kind, nth }
 }
 
@@ -30,8 +30,8 @@ pub(crate) enum Mutation {
     /// The step says that it is done, and is carried out right after another; never, where the
     /// other does not come.
     Late { held: Step, after: Step },
-    /// The step fails.
-    Fail(Step),
+    /// This change and all later ones fail: the process is dead, or the disk is.
+    Die(usize),
 }
 
 impl fmt::Display for Step {
@@ -45,7 +45,7 @@ impl fmt::Display for Mutation {
         match self {
             Mutation::Skip(step) => write!(f, "without {step}"),
             Mutation::Late { held, after } => write!(f, "{held} after {after}"),
-            Mutation::Fail(step) => write!(f, "{step} fails"),
+            Mutation::Die(nth) => write!(f, "dead from change {nth} on"),
         }
     }
 }
@@ -63,6 +63,8 @@ enum Held {
 #[derive(Debug, Default)]
 struct State {
     mutation: Option<Mutation>,
+    /// A step that fails with this error, in a scenario of its own or beside the mutation.
+    failing: Option<(Step, i32)>,
     seen: Vec<&'static str>,
     held: Option<Held>,
     is_done: bool,
@@ -85,7 +87,44 @@ impl Mutant {
 
     /// Makes one of the changes that come from now on fail.
     pub(crate) fn fail(&self, (kind, nth): (&'static str, usize)) {
-        self.arm(Mutation::Fail(step(kind, nth)));
+        self.fail_with((kind, nth), EIO);
+    }
+
+    pub(crate) fn fail_with(&self, (kind, nth): (&'static str, usize), errno: i32) {
+        let mut state = self.state.lock().unwrap();
+        state.failing = Some((step(kind, nth), errno));
+        state.seen.clear();
+    }
+
+    /// Makes the nth change from now on and all later ones fail.
+    pub(crate) fn die(&self, nth: usize) {
+        self.arm(Mutation::Die(nth));
+    }
+
+    /// Lets everything work again.
+    pub(crate) fn revive(&self) {
+        *self.state.lock().unwrap() = State::default();
+    }
+
+    /// Counts a change; an error once it is dead.
+    fn count(&self, kind: &'static str, operation: &'static str, path: &Path) -> Result<Step> {
+        let mut state = self.state.lock().unwrap();
+        state.seen.push(kind);
+        let nth = state.seen.iter().filter(|seen| **seen == kind).count();
+        let now = step(kind, nth);
+        let errno = match (state.mutation, state.failing) {
+            (Some(Mutation::Die(nth)), _) if state.seen.len() >= nth => {
+                state.is_done = true;
+                EIO
+            }
+            (_, Some((failed, errno))) if failed == now => errno,
+            _ => return Ok(now),
+        };
+        Err(Error::Storage {
+            operation,
+            path: path.to_owned(),
+            source: io::Error::from_raw_os_error(errno),
+        })
     }
 
     /// Whether the step that it was armed for has come.
@@ -133,7 +172,8 @@ impl Mutated {
             Change::RemoveDirectory(_) => "remove directory",
             Change::SyncDirectory(path) if *path == self.root => "sync store",
             Change::SyncDirectory(path) if *path == self.top => "sync above",
-            Change::SyncDirectory(_) => "sync step",
+            Change::SyncDirectory(path) if path.starts_with(&self.root) => "sync step",
+            Change::SyncDirectory(_) => "sync outside",
             Change::Allocate(..) => "allocate",
             Change::Write(..) => of(["write shard", "write part", "write manifest", "write marks"]),
             Change::Truncate(..) => "truncate",
@@ -174,15 +214,14 @@ fn hold(change: &Change<'_>) -> Held {
 
 impl FileSystem for Mutated {
     fn create(&self, path: &Path, direct: Direct) -> Result<File> {
+        self.mutant.count("create", "create", path)?;
         self.inner.create(path, direct)
     }
 
     fn change(&self, change: Change<'_>) -> Result<()> {
-        let mut state = self.mutant.state.lock().unwrap();
         let kind = self.kind(&change);
-        state.seen.push(kind);
-        let nth = state.seen.iter().filter(|seen| **seen == kind).count();
-        let now = step(kind, nth);
+        let now = self.mutant.count(kind, change.operation(), change.path())?;
+        let mut state = self.mutant.state.lock().unwrap();
         match state.mutation {
             Some(Mutation::Skip(skipped)) if skipped == now => {
                 state.is_done = true;
@@ -192,14 +231,6 @@ impl FileSystem for Mutated {
                 state.held = Some(hold(&change));
                 state.is_done = true;
                 return Ok(());
-            }
-            Some(Mutation::Fail(failed)) if failed == now => {
-                state.is_done = true;
-                return Err(Error::Storage {
-                    operation: change.operation(),
-                    path: change.path().to_owned(),
-                    source: io::Error::from_raw_os_error(EIO),
-                });
             }
             _ => {}
         }

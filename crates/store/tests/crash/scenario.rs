@@ -10,11 +10,14 @@ use penstock_store::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::save::{Attempt, Target, commit, save, write_rank};
 use penstock_store::store::Store;
-use penstock_store::{Progress, Result};
+use penstock_store::{Error, Progress, Result};
 
 use crate::common::expect::Note;
 use crate::common::{Sample, engines, noise, target};
+use crate::explore::scratch;
 use crate::mutate::Mutant;
+
+const EPERM: i32 = 1;
 
 /// A sequence of calls, and what was there before.
 pub(crate) struct Scenario {
@@ -63,7 +66,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         name: "two ranks",
         states: States::Every,
         set_up: |_| Ok(()),
-        run: |world| world.save_ranks(1, &[1, 2]),
+        run: |world| world.save_ranks(1, &[1, 2], false),
     },
     Scenario {
         name: "delete",
@@ -99,19 +102,123 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             world.save(1, 2, true).expect_err("its last sync failed");
             Ok(())
         },
-        run: |world| world.store.sweep().map(drop),
+        run: |world| world.sweep(),
     },
     Scenario {
         name: "mark",
         states: States::Every,
         set_up: set_up_marks,
-        run: |world| world.mark(2),
+        run: |world| world.mark(2, false),
     },
     Scenario {
         name: "protect",
         states: States::Every,
         set_up: set_up_marks,
-        run: |world| world.protect(2),
+        run: |world| world.protect(2, true),
+    },
+    Scenario {
+        name: "mark as damaged",
+        states: States::Every,
+        set_up: set_up_marks,
+        run: |world| world.mark(1, true),
+    },
+    Scenario {
+        name: "unprotect",
+        states: States::Every,
+        set_up: set_up_marks,
+        run: |world| world.protect(1, false),
+    },
+    Scenario {
+        name: "delete a protected one",
+        states: States::Every,
+        set_up: set_up_marks,
+        run: |world| world.delete_protected(1),
+    },
+    Scenario {
+        name: "retention beside a mark",
+        states: States::Every,
+        set_up: |world| {
+            set_up_marks(world)?;
+            world.protect(1, false)
+        },
+        run: |world| {
+            world.save(3, 3, false)?;
+            world.retain(1, 3)
+        },
+    },
+    Scenario {
+        name: "overwrite by two ranks",
+        states: States::Sampled(1 << 9),
+        set_up: |world| world.save_ranks(1, &[1, 2], false),
+        run: |world| world.save_ranks(1, &[3, 4], true),
+    },
+    Scenario {
+        name: "save without links",
+        states: States::Every,
+        set_up: |world| world.save(1, 1, false),
+        run: |world| {
+            world.mutant.fail_with(("publish", 1), EPERM);
+            world.save(2, 2, false)
+        },
+    },
+    Scenario {
+        name: "save below a dead one's root",
+        states: States::Every,
+        set_up: |world| {
+            let root = world.store.root().to_owned();
+            Ok(world
+                .options
+                .file_system
+                .change(Change::CreateDirectory(&root))?)
+        },
+        run: |world| world.save(1, 1, false),
+    },
+    Scenario {
+        name: "save again after a lost sync",
+        states: States::Every,
+        set_up: lose_the_last_sync,
+        run: |world| world.save(2, 2, false),
+    },
+    Scenario {
+        name: "retention after a lost sync",
+        states: States::Every,
+        set_up: lose_the_last_sync,
+        run: |world| world.retain(1, 2),
+    },
+    Scenario {
+        name: "delete again after a lost sync",
+        states: States::Every,
+        set_up: |world| {
+            world.save(1, 1, false)?;
+            world.save(2, 2, false)?;
+            world.mutant.fail(("sync store", 1));
+            world.delete(1).expect_err("its last sync failed");
+            Ok(())
+        },
+        run: |world| world.delete(1),
+    },
+    Scenario {
+        name: "mark again after a lost sync",
+        states: States::Every,
+        set_up: |world| {
+            world.save(1, 1, false)?;
+            world.mutant.fail(("sync store", 1));
+            world.mark(1, false).expect_err("its last sync failed");
+            Ok(())
+        },
+        run: |world| world.mark(1, false),
+    },
+    Scenario {
+        name: "sweep of a dead save",
+        states: States::Every,
+        set_up: |world| {
+            world.save(1, 1, false)?;
+            world.mutant.die(12);
+            world.save(2, 2, false).expect_err("it died");
+            world.mutant.revive();
+            Ok(())
+        },
+        run: |world| world.sweep(),
     },
     Scenario {
         name: "save after a failed one",
@@ -130,8 +237,17 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
 fn set_up_marks(world: &mut World) -> Result<()> {
     world.save(1, 1, false)?;
     world.save(2, 2, false)?;
-    world.mark(1)?;
-    world.protect(1)
+    world.mark(1, false)?;
+    world.protect(1, true)
+}
+
+/// The save of the second step published it, and failed to make that durable.
+fn lose_the_last_sync(world: &mut World) -> Result<()> {
+    world.save(1, 1, false)?;
+    world.mutant.fail(("sync step", 2));
+    world.save(2, 2, false).expect_err("its last sync failed");
+    world.mutant.revive();
+    Ok(())
 }
 
 /// A store whose every change is recorded.
@@ -156,7 +272,32 @@ impl World {
             queue_depth: Some(1),
             ..Options::default()
         };
-        World::with(engines()[0], Faults::new(0), mutant, options, &[600])
+        let directory = tempfile::tempdir().unwrap();
+        World::with(
+            directory,
+            engines()[0],
+            Faults::new(0),
+            mutant,
+            options,
+            &[600],
+        )
+    }
+
+    /// The same in memory, where a sync takes no time.
+    pub(crate) fn in_memory(mutant: Arc<Mutant>) -> World {
+        let options = Options {
+            io_threads: Some(1),
+            queue_depth: Some(1),
+            ..Options::default()
+        };
+        World::with(
+            scratch(),
+            engines()[0],
+            Faults::new(0),
+            mutant,
+            options,
+            &[600],
+        )
     }
 
     /// Some mebibytes in several shards, written by two workers.
@@ -170,17 +311,18 @@ impl World {
         };
         let faults = Faults::new(seed).late_completions(50).short_transfers(20);
         let sizes = &[1_500_000, 700, 1 << 20, 4096, 900_000];
-        World::with(engine, faults, Arc::new(Mutant::default()), options, sizes)
+        let (directory, mutant) = (tempfile::tempdir().unwrap(), Arc::new(Mutant::default()));
+        World::with(directory, engine, faults, mutant, options, sizes)
     }
 
     fn with(
+        directory: tempfile::TempDir,
         engine: EngineChoice,
         faults: Faults,
         mutant: Arc<Mutant>,
         options: Options,
         sizes: &'static [usize],
     ) -> World {
-        let directory = tempfile::tempdir().unwrap();
         let log = Arc::new(Log::new(directory.path()));
         let faults = Arc::new(faults.record(Arc::clone(&log)));
         let recorded = FaultyFileSystem::new(Arc::new(Native), Arc::clone(&faults));
@@ -253,17 +395,21 @@ impl World {
         self.note(Note::Saving(step, vec![seed]));
         let target = self.target(step, overwrite);
         let state = self.sample(seed).state();
-        save(&state, &target, &self.options, &Progress::default())?;
-        self.note(Note::Saved(step, vec![seed]));
+        match save(&state, &target, &self.options, &Progress::default()) {
+            Ok(_) => self.note(Note::Saved(step, vec![seed])),
+            // Who is told so takes it for saved.
+            Err(Error::Exists { .. }) => self.note(Note::There(step)),
+            Err(error) => return Err(error),
+        }
         Ok(())
     }
 
     /// Saves as several ranks do, the first of which coordinates.
-    pub(crate) fn save_ranks(&mut self, step: u64, seeds: &[u64]) -> Result<()> {
+    pub(crate) fn save_ranks(&mut self, step: u64, seeds: &[u64], overwrite: bool) -> Result<()> {
         self.note(Note::Saving(step, seeds.to_vec()));
-        let (target, progress) = (self.target(step, false), Progress::default());
+        let (target, progress) = (self.target(step, overwrite), Progress::default());
         let file_system = &self.options.file_system;
-        let mut attempt = Attempt::begin(&target.path, false, file_system, &progress)?;
+        let mut attempt = Attempt::begin(&target.path, overwrite, file_system, &progress)?;
         let mut parts = Vec::new();
         for (rank, &seed) in (0..).zip(seeds) {
             let state = self.sample(seed).state();
@@ -282,34 +428,65 @@ impl World {
 
     pub(crate) fn delete(&mut self, step: u64) -> Result<()> {
         self.note(Note::Deleting(step));
-        self.store.delete(step)?;
+        match self.store.delete(step) {
+            // Who is told so takes it for deleted.
+            Ok(_) | Err(Error::NotFound { .. }) => self.note(Note::Deleted(step)),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn delete_protected(&mut self, step: u64) -> Result<()> {
+        self.note(Note::Deleting(step));
+        self.note(Note::Protecting(step, false));
+        self.store.delete_protected(step)?;
         self.note(Note::Deleted(step));
         Ok(())
     }
 
-    pub(crate) fn mark(&mut self, step: u64) -> Result<()> {
+    pub(crate) fn mark(&mut self, step: u64, is_damaged: bool) -> Result<()> {
         let checkpoint = Checkpoint::open(&self.store.step_path(step))?;
-        self.store.mark_verified(step, &checkpoint.manifest().id)?;
-        self.note(Note::Marked(step));
+        let id = checkpoint.manifest().id.clone();
+        self.note(Note::Marking(step, is_damaged));
+        if is_damaged {
+            self.store.mark_damaged(step, &id)?;
+        } else {
+            self.store.mark_verified(step, &id)?;
+        }
+        self.note(Note::Marked(step, is_damaged));
         Ok(())
     }
 
-    pub(crate) fn protect(&mut self, step: u64) -> Result<()> {
-        self.store.protect(step)?;
-        self.note(Note::Protected(step));
+    pub(crate) fn protect(&mut self, step: u64, on: bool) -> Result<()> {
+        self.note(Note::Protecting(step, on));
+        if on {
+            self.store.protect(step)?;
+        } else {
+            self.store.unprotect(step)?;
+        }
+        self.note(Note::Protected(step, on));
         Ok(())
     }
 
     /// Retention after a save, as `CheckpointStore.save` does it.
     pub(crate) fn retain(&mut self, keep_last: u64, saved: u64) -> Result<()> {
-        for step in self.store.steps()? {
-            if step < saved {
-                self.note(Note::Deleting(step));
+        let plan = self
+            .store
+            .plan_retention(Some(keep_last), None, Some(saved))?;
+        let mut doomed = Vec::new();
+        for verdict in plan {
+            if let Some(id) = verdict.doomed.map(|doomed| doomed.id) {
+                self.note(Note::Retaining(verdict.step));
+                doomed.push((verdict.step, id));
             }
         }
-        for step in self.store.retain(Some(keep_last), None, Some(saved))? {
-            self.note(Note::Deleted(step));
+        for step in self.store.retire(&doomed)? {
+            self.note(Note::Gone(step));
         }
         Ok(())
+    }
+
+    pub(crate) fn sweep(&mut self) -> Result<()> {
+        self.store.sweep().map(drop)
     }
 }
