@@ -10,8 +10,8 @@ from penstock import _native, checkpoint
 from penstock.errors import (
     CorruptCheckpointError,
     IncompleteCheckpointError,
+    PenstockError,
     PenstockWarning,
-    StorageError,
 )
 from penstock.progress import shown
 from penstock.reading import Reader

@@ -23,7 +23,7 @@ import format_reader
 import penstock
 from compare import assert_same, plain_text, tensor_bytes
 from conftest import REPOSITORY
-from forge import Forgery
+from forge import Forgery, encode
 from format_reader import CHUNK_BYTES, Checkpoint, FormatError, Other, Tensor, crc64, digest
 from states import states
 
@@ -241,14 +241,18 @@ def test_3_4_members_that_are_not_known_are_ignored(checkpoint):
     assert_equal(Checkpoint(path).state(), neutral(state))
 
 
-def test_3_5_more_than_one_rank_is_refused_by_name(checkpoint):
+def test_3_5_more_than_one_rank_is_opened_and_not_loaded(checkpoint):
     path, _ = checkpoint
     forgery = Forgery(path)
-    second = {**forgery.manifest["parts"][0], "rank": 1}
+    members = {**forgery.part, "rank": 1, "files": [], "tensors": [], "aliases": []}
+    text = encode(members) + b"\n"
+    second = {**forgery.manifest["parts"][0], "rank": 1, "bytes": len(text), "digest": digest(text)}
     second["file"] = second["file"].replace("part-00000", "part-00001")
+    (path / second["file"]).write_bytes(text)
     forgery.manifest["parts"].append(second)
     forgery.manifest["world_size"] = 2
     forgery.write_manifest()
+    assert penstock.verify(path).ok
     with pytest.raises(penstock.PenstockError, match="2 ranks"):
         penstock.load(path)
 
