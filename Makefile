@@ -17,6 +17,7 @@ FUZZ_ARGS := -timeout=10 -dict=fuzz/format.dict
 TORTURE_CUTS ?= 500
 TORTURE_KILLS ?= 1000
 TORTURE_FLIPS ?= 10000
+TORTURE_TESTS := --test crash --test every_step --test power_cut --test kill --test flips
 TORTURE_SEED ?= $(shell date +%s)
 # Further arguments for pytest, as in: make test-python PYTEST_ARGS='-k resume -x'
 PYTEST_ARGS ?=
@@ -103,16 +104,17 @@ wheel: $(VENV)/.demo ## Build the abi3 wheel into dist/.
 check-long: fuzz torture ## Run what takes minutes: the fuzz targets, and the torture.
 
 .PHONY: torture
-torture: toolchain ## Cut the power 500 times on ext4 and on XFS, kill 1000 savers, flip 10,000 bits.
+torture: toolchain ## Cut the power 500 times on ext4 and XFS, kill 1000 savers, flip 10,000 bits.
 	@[ "$$(id -u)" = 0 ] || echo 'missing: root; the power cuts will be skipped' >&2
 	@for tool in mount umount python3 mkfs.ext4 mkfs.xfs; do \
 		command -v "$$tool" >/dev/null || \
 			echo "missing: $$tool; power cuts that take it will be skipped" >&2; \
 	done
-	cargo test --locked --release -p penstock-store --test power_cut --test kill --test flips --no-run
+	cargo test --locked --release -p penstock-store $(TORTURE_TESTS) --no-run
+	PENSTOCK_TORTURE_STRIDE=1 PENSTOCK_TORTURE_STATES=60 \
 	PENSTOCK_TORTURE_CUTS=$(TORTURE_CUTS) PENSTOCK_TORTURE_KILLS=$(TORTURE_KILLS) \
 		PENSTOCK_TORTURE_FLIPS=$(TORTURE_FLIPS) PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
-		cargo test --locked --release -p penstock-store --test power_cut --test kill --test flips -- \
+		cargo test --locked --release -p penstock-store $(TORTURE_TESTS) -- \
 		--nocapture --test-threads=1
 
 .PHONY: fuzz

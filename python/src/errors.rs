@@ -73,7 +73,9 @@ fn exception(py: Python<'_>, message: &str, error: &Error) -> PyResult<PyErr> {
             fields.set_item("key", key)?;
             "StateMismatchError"
         }
-        Error::Storage { path, source, .. } | Error::Unsynced { path, source } => storage(&fields, text(path), errno(source))?,
+        Error::Storage { path, source, .. } | Error::Unsynced { path, source } => {
+            storage(&fields, text(path), errno(source))?
+        }
         Error::Full {
             path,
             source,

@@ -320,7 +320,10 @@ fn make_directory(path: &Path, file_system: &dyn FileSystem) -> Result<bool> {
                     Err(Error::storage("save to", path)(source))
                 }
                 // Removed since by a sweep; or a link to nothing, which has a name.
-                Err(_) if fs::symlink_metadata(path).is_err_and(is_missing) => {
+                Err(_)
+                    if fs::symlink_metadata(path)
+                        .is_err_and(|error| error.kind() == io::ErrorKind::NotFound) =>
+                {
                     make_directory(path, file_system)
                 }
                 Err(source) => Err(Error::storage("save to", path)(source)),
@@ -328,10 +331,6 @@ fn make_directory(path: &Path, file_system: &dyn FileSystem) -> Result<bool> {
         }
         Err(error) => Err(error.into()),
     }
-}
-
-fn is_missing(error: io::Error) -> bool {
-    error.kind() == io::ErrorKind::NotFound
 }
 
 fn parent_of(path: &Path) -> &Path {

@@ -298,7 +298,8 @@ fn dying(engine: EngineChoice) -> Options {
 }
 
 fn say(line: &str) {
-    writeln!(std::io::stdout(), "> {line}").unwrap();
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "> {line}").unwrap();
 }
 
 #[test]

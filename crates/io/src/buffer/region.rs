@@ -156,7 +156,9 @@ impl HostRegion {
     /// # Panics
     /// If the range is not within the memory.
     pub fn within(memory: &Arc<Memory>, range: Range<usize>) -> HostRegion {
-        let address = memory.as_slice()[range.clone()].as_ptr().expose_provenance();
+        let address = memory.as_slice()[range.clone()]
+            .as_ptr()
+            .expose_provenance();
         let owner = Box::new(Arc::clone(memory));
         // SAFETY: the bytes were just found to be in the memory, which is mapped as long as the
         // owner lives; behind an `Arc` nobody can write to it.

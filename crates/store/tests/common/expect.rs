@@ -223,11 +223,11 @@ impl Expected {
             }
         }
         // The newest that is known to be good outlives retention.
-        let good = self
+        let mut good = self
             .marks
             .iter()
             .filter(|(_, allowed)| allowed.iter().eq([&Some(false)]));
-        if let Some((step, _)) = good.last()
+        if let Some((step, _)) = good.next_back()
             && self.needs_one
             && !found.contains_key(step)
         {

@@ -19,7 +19,7 @@ mod scenario;
 use std::sync::Arc;
 
 use explore::{Limits, explore};
-use mutate::{Mutant, Mutation, step};
+use mutate::{Mutant, Mutation, Step, step};
 use penstock_store::{Error, Result};
 use scenario::{SCENARIOS, Scenario, States, World};
 
@@ -111,8 +111,19 @@ const REFUSED: Mutation = Mutation::Late {
 
 /// What has to be caught, by the scenario that catches it.
 fn mutants() -> Vec<(&'static str, Mutation)> {
-    use Mutation::{Late, Skip};
-    let late = |held, after| Late { held, after };
+    let mut mutants = mutants_of_names();
+    mutants.extend(mutants_of_saves());
+    mutants
+}
+
+const fn late(held: Step, after: Step) -> Mutation {
+    Mutation::Late { held, after }
+}
+
+/// Saves, each sync of them and each step before the publication.
+fn mutants_of_saves() -> Vec<(&'static str, Mutation)> {
+    use Mutation::Skip;
+    let mut mutants = Vec::new();
     let (shard, part, manifest) = (
         step("sync shard", 1),
         step("sync part", 1),
@@ -120,9 +131,51 @@ fn mutants() -> Vec<(&'static str, Mutation)> {
     );
     let (named, publish) = (step("rename part", 1), step("publish", 1));
     let (first_sync, last_sync) = (step("sync step", 1), step("sync step", 2));
+    let saves = [
+        "first save",
+        "second save",
+        "overwrite",
+        "retention",
+        "save after a dead one",
+    ];
+    for scenario in saves {
+        for skipped in [shard, part, manifest, first_sync, last_sync] {
+            mutants.push((scenario, Skip(skipped)));
+        }
+        for held in [shard, part, named, first_sync, manifest] {
+            mutants.push((scenario, late(held, publish)));
+        }
+    }
+    // Both ranks sync their own; the last sync of the step is the coordinator's.
+    let of_ranks = [
+        shard,
+        step("sync shard", 2),
+        part,
+        step("sync part", 2),
+        step("sync step", 2),
+        manifest,
+    ];
+    for held in of_ranks {
+        mutants.push(("two ranks", Skip(held)));
+        mutants.push(("two ranks", late(held, publish)));
+    }
+    mutants.push(("two ranks", late(step("rename part", 2), publish)));
+    mutants.push(("two ranks", Skip(step("sync step", 3))));
+    // The second change of the manifest's name is the one that succeeds.
+    let renamed = step("publish", 2);
+    for held in [shard, part, first_sync, manifest] {
+        mutants.push(("save without links", late(held, renamed)));
+    }
+    mutants
+}
+
+/// The way to a directory, removals, and what is remembered of checkpoints.
+fn mutants_of_names() -> Vec<(&'static str, Mutation)> {
+    use Mutation::Skip;
+    let (first_sync, last_sync) = (step("sync step", 1), step("sync step", 2));
     let (store, above) = (step("sync store", 1), step("sync above", 1));
     let removed = step("remove data", 1);
-    let mut mutants = vec![
+    vec![
         // The way to the directory, each level of it, whoever made it.
         ("first save", Skip(above)),
         ("first save", Skip(store)),
@@ -162,43 +215,7 @@ fn mutants() -> Vec<(&'static str, Mutation)> {
         ("mark as damaged", Skip(store)),
         ("protect", Skip(last_sync)),
         ("unprotect", Skip(first_sync)),
-    ];
-    let saves = [
-        "first save",
-        "second save",
-        "overwrite",
-        "retention",
-        "save after a dead one",
-    ];
-    for scenario in saves {
-        for skipped in [shard, part, manifest, first_sync, last_sync] {
-            mutants.push((scenario, Skip(skipped)));
-        }
-        for held in [shard, part, named, first_sync, manifest] {
-            mutants.push((scenario, late(held, publish)));
-        }
-    }
-    // Both ranks sync their own; the last sync of the step is the coordinator's.
-    let of_ranks = [
-        shard,
-        step("sync shard", 2),
-        part,
-        step("sync part", 2),
-        step("sync step", 2),
-        manifest,
-    ];
-    for held in of_ranks {
-        mutants.push(("two ranks", Skip(held)));
-        mutants.push(("two ranks", late(held, publish)));
-    }
-    mutants.push(("two ranks", late(step("rename part", 2), publish)));
-    mutants.push(("two ranks", Skip(step("sync step", 3))));
-    // The second change of the manifest's name is the one that succeeds.
-    let renamed = step("publish", 2);
-    for held in [shard, part, first_sync, manifest] {
-        mutants.push(("save without links", late(held, renamed)));
-    }
-    mutants
+    ]
 }
 
 #[test]
@@ -236,8 +253,10 @@ fn every_mutant_is_caught() {
     assert_eq!(survivors, Vec::<String>::new());
 }
 
+type Call = fn(&mut World) -> Result<()>;
+
 /// What a run does that goes on after a crash of its process.
-const NEXT: &[(&str, fn(&mut World) -> Result<()>)] = &[
+const NEXT: &[(&str, Call)] = &[
     ("save", |world| world.save(2, 7, false)),
     ("overwrite", |world| world.save(2, 7, true)),
     ("overwrite the first", |world| world.save(1, 7, true)),

@@ -278,7 +278,7 @@ impl World {
             engines()[0],
             Faults::new(0),
             mutant,
-            options,
+            &options,
             &[600],
         )
     }
@@ -295,7 +295,7 @@ impl World {
             engines()[0],
             Faults::new(0),
             mutant,
-            options,
+            &options,
             &[600],
         )
     }
@@ -312,7 +312,7 @@ impl World {
         let faults = Faults::new(seed).late_completions(50).short_transfers(20);
         let sizes = &[1_500_000, 700, 1 << 20, 4096, 900_000];
         let (directory, mutant) = (tempfile::tempdir().unwrap(), Arc::new(Mutant::default()));
-        World::with(directory, engine, faults, mutant, options, sizes)
+        World::with(directory, engine, faults, mutant, &options, sizes)
     }
 
     fn with(
@@ -320,7 +320,7 @@ impl World {
         engine: EngineChoice,
         faults: Faults,
         mutant: Arc<Mutant>,
-        options: Options,
+        options: &Options,
         sizes: &'static [usize],
     ) -> World {
         let log = Arc::new(Log::new(directory.path()));
@@ -346,7 +346,7 @@ impl World {
             options: Options {
                 engine_factory: Some(Arc::new(factory)),
                 file_system: mutated,
-                ..options
+                ..options.clone()
             },
             mutant,
             log,
