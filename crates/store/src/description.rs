@@ -12,7 +12,7 @@ use penstock_io::file::{Direct, File};
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::manifest::{Manifest, PartEntry};
-use crate::name::{MANIFEST, is_attempt_file, is_step};
+use crate::name::{MANIFEST, PROTECTED, is_attempt_file, is_step};
 use crate::part::{FileEntry, Part};
 
 /// A manifest names parts and holds the user's metadata: megabytes at most.
@@ -71,7 +71,8 @@ fn without_manifest(path: &Path) -> Error {
         return Error::Store { path, newest };
     }
     // A save makes its directory before its first file, so an empty one may be a save too.
-    if names.is_empty() || names.iter().any(|name| is_attempt_file(name)) {
+    let is_ours = |name: &String| is_attempt_file(name) || name == PROTECTED;
+    if names.is_empty() || names.iter().any(is_ours) {
         let detail = format!("it has no {MANIFEST}");
         return Error::Incomplete { path, detail };
     }

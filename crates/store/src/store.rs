@@ -17,7 +17,7 @@ use crate::commit::{attempt_files, remove_attempt_files, remove_file};
 use crate::description::read_manifest;
 use crate::error::{Error, Result};
 use crate::lease::{Exclusive, Lease};
-use crate::name::{MANIFEST, attempt_of, parse_step, step_directory};
+use crate::name::{MANIFEST, PROTECTED, attempt_of, parse_step, step_directory};
 
 /// A directory of checkpoints. It need not exist before the first save.
 #[derive(Clone, Debug)]
@@ -283,7 +283,9 @@ impl Store {
         if !removes {
             let orphans = attempt_files(&path, is_orphan)?;
             let entries = fs::read_dir(&path).map_err(Error::storage("list", &path))?;
-            let goes = !orphans.is_empty() || (referenced.is_empty() && entries.count() == 0);
+            let is_kept = |entry: &fs::DirEntry| entry.file_name() != PROTECTED;
+            let is_empty = !entries.flatten().any(|entry| is_kept(&entry));
+            let goes = !orphans.is_empty() || (referenced.is_empty() && is_empty);
             let bytes = orphans.iter().map(|(_, bytes)| bytes).sum();
             return Ok(goes.then_some((path, bytes)));
         }
@@ -291,6 +293,8 @@ impl Store {
         self.sync(&path)?;
         let freed_bytes = remove_attempt_files(&path, self.file_system(), is_orphan)?;
         if referenced.is_empty() {
+            // What is left of a removal: a step is protected only while it has a manifest.
+            remove_file(&path.join(PROTECTED), self.file_system())?;
             self.remove_if_empty(&path)?;
         }
         let is_swept = freed_bytes > 0 || !path.exists();
