@@ -84,30 +84,46 @@ class Reader:
         """Loads the newest step that turns out to be good, or the newest such up to ``last``.
 
         Raises:
-            CheckpointNotFoundError: None of them is.
+            CheckpointNotFoundError: There is none.
+            CorruptCheckpointError: All there are turn out to be damaged.
         """
         skipped: list[tuple[int, str]] = []
         rows = [row for row in self._native.steps() if last is None or row[0] <= last]
+        is_damaged = False
+        if last is not None and all(step != last for step, _, _ in rows):
+            self._skip(last, "there is no such step", skipped)
         for step, state, reason in sorted(rows, reverse=True):
             if state == "incomplete":
                 skipped.append((step, "its save never finished, or is still running"))
                 continue
             if state in ("damaged", "partial"):
+                is_damaged = True
                 self._skip(step, reason or state, skipped)
                 continue
             try:
                 loaded = self._read(step, wanted)
             except CorruptCheckpointError as error:
+                is_damaged = True
                 self._skip(step, str(error), skipped)
             except StorageError as error:
                 if error.errno not in _LOST and error.errno != 117:
                     raise
+                is_damaged = True
                 self._skip(step, str(error), skipped)
             except (CheckpointNotFoundError, IncompleteCheckpointError):
                 skipped.append((step, "it was removed meanwhile"))
             else:
                 report = dataclasses.replace(loaded.report, skipped=tuple(skipped))
                 return loaded._replace(report=report)
+        if is_damaged:
+            # Not "not found": who catches that starts from scratch.
+            steps = ", ".join(str(step) for step, _ in skipped[:5])
+            raise CorruptCheckpointError(
+                f"no step of {self._root} is good (tried {steps}; each has a warning of its own); "
+                "`penstock verify --explain` tells what is intact of one, `penstock salvage` "
+                "recovers that",
+                path=self._root,
+            )
         tried = "; ".join(f"step {step}: {reason}" for step, reason in skipped[:5])
         raise self._nothing(f"none of its steps is good: {tried}" if skipped else None)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import _native, checkpoint
 from penstock.errors import (
     CorruptCheckpointError,
-    IncompleteCheckpointError,
     PenstockError,
     PenstockWarning,
 )
@@ -274,13 +274,19 @@ class CheckpointStore:
             CheckpointNotFoundError: There is no such step.
         """
         path = self.path(step)
+        misplaced: tuple[Problem, ...] = ()
         checkpoint_id = None
-        # What is too damaged to open is a result of the verification below.
-        with contextlib.suppress(CorruptCheckpointError, IncompleteCheckpointError):
-            checkpoint_id = _native.open(path).id
+        try:
+            checkpoint_id = self._native.identity(step)
+        except CorruptCheckpointError as error:
+            misplaced = (
+                Problem(file="manifest.json", offset=None, tensor=None, message=str(error)),
+            )
         result = checkpoint.verify(path, options=self._options, progress=progress)
         if checkpoint_id is not None:
             self._reader().mark(step, checkpoint_id, is_good=result.ok)
+        if misplaced:
+            return dataclasses.replace(result, ok=False, problems=misplaced + result.problems)
         return result
 
     def scrub(
@@ -347,7 +353,10 @@ class CheckpointStore:
         return self._native.delete(checkpoint.check_step(step), force=bool(force))
 
     def retain(self, *, dry_run: bool = False) -> RetentionReport:
-        """Deletes what the store does not keep, as after a save, and says why the rest stays.
+        """Deletes what the store does not keep, and says why the rest stays.
+
+        Unlike after a save, all steps count: where a run went back to an earlier step and saved
+        from there on, the steps above it are the newest, and what it saved may be what goes.
 
         Args:
             dry_run: Delete nothing; only tell.
@@ -415,9 +424,13 @@ def _check_scrub(bytes_per_second: Any, max_age_seconds: Any) -> None:
         if type(bytes_per_second) is not int:
             raise TypeError(f"bytes_per_second={bytes_per_second!r}: must be an int or None")
         if not 1 <= bytes_per_second < 1 << 63:
-            raise ValueError(f"bytes_per_second={bytes_per_second}: must be at least 1")
+            raise ValueError(
+                f"bytes_per_second={bytes_per_second}: must be between 1 and 2**63 - 1"
+            )
     if max_age_seconds is not None:
         if type(max_age_seconds) not in (int, float):
             raise TypeError(f"max_age_seconds={max_age_seconds!r}: must be a number or None")
-        if not max_age_seconds >= 0:
-            raise ValueError(f"max_age_seconds={max_age_seconds}: must not be negative")
+        if not 0 <= max_age_seconds <= sys.float_info.max:
+            raise ValueError(
+                f"max_age_seconds={max_age_seconds}: must be a number of seconds, not negative"
+            )

@@ -16,6 +16,7 @@ const ENOMEM: i32 = 12;
 const EBUSY: i32 = 16;
 const ENOTDIR: i32 = 20;
 const EINVAL: i32 = 22;
+const ENOTEMPTY: i32 = 39;
 
 /// The exception for an error: message, what can be done, and the facts as attributes.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
@@ -140,6 +141,7 @@ fn errno(source: &io::Error) -> i32 {
         io::ErrorKind::OutOfMemory => ENOMEM,
         io::ErrorKind::ResourceBusy => EBUSY,
         io::ErrorKind::InvalidInput => EINVAL,
+        io::ErrorKind::DirectoryNotEmpty => ENOTEMPTY,
         _ => EIO,
     })
 }

@@ -140,8 +140,8 @@ impl Store {
     }
 
     /// Identity of what is at a step, where its manifest can be read.
-    fn identity(&self, py: Python<'_>, step: u64) -> Option<String> {
-        py.detach(|| self.inner.identity(step))
+    fn identity(&self, py: Python<'_>, step: u64) -> PyResult<Option<String>> {
+        without_gil(py, || self.inner.identity(step))
     }
 
     /// Remembers that a checkpoint was read back whole and found right.

@@ -234,8 +234,9 @@ def test_without_the_manifest_the_part_is_believed_on_request(path, tmp_path, st
 
 def test_what_is_in_the_way_stays(path, tmp_path):
     penstock.save(tmp_path / "out", {"x": 1})
-    with pytest.raises(penstock.CheckpointExistsError):
-        penstock.salvage(path, tmp_path / "out")
+    for taken in (tmp_path / "out", path, path / "sub"):
+        with pytest.raises(penstock.StorageError, match="new or an empty directory"):
+            penstock.salvage(path, taken)
     assert penstock.load(tmp_path / "out") == {"x": 1}
     with pytest.raises(penstock.CheckpointNotFoundError):
         penstock.salvage(tmp_path / "none", tmp_path / "out2")

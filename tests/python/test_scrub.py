@@ -223,10 +223,28 @@ def test_fallback_without_a_good_step_says_why(store):
         damage(store, step)
     with (
         pytest.warns(penstock.PenstockWarning),
-        pytest.raises(penstock.CheckpointNotFoundError, match="none of its steps is good") as error,
+        # Whoever takes "not found" for a fresh start must not start from scratch.
+        pytest.raises(penstock.CorruptCheckpointError, match=r"no step of .* is good") as error,
     ):
         store.load(fallback=True)
-    assert "step 50" in str(error.value)
+    assert "50" in str(error.value)
+    assert "salvage" in str(error.value)
+
+
+def test_fallback_from_a_step_that_is_not_there_says_so(store):
+    reports = []
+    with pytest.warns(penstock.PenstockWarning, match="45"):
+        store.load(45, fallback=True, report=reports.append)
+    assert reports[0].skipped == ((45, "there is no such step"),)
+
+
+def test_a_directory_that_was_renamed_is_not_that_step(store):
+    os.rename(store.path(50), store.path(60))
+    with pytest.raises(penstock.CorruptCheckpointError, match="belongs to step 50"):
+        store.load(60)
+    result = store.verify(60)
+    assert not result.ok
+    assert "belongs to step 50" in result.problems[0].message
 
 
 def test_a_mismatch_is_no_reason_to_go_back(store):

@@ -21,7 +21,7 @@ use penstock_io::file_system::{Change, FileSystem};
 
 use crate::error::{Error, Result};
 use crate::lease::Lease;
-use crate::name::{self, MANIFEST};
+use crate::name::{self, MANIFEST, PROTECTED};
 use crate::progress::Progress;
 
 /// A save under way. Dropped before it is published, it removes the files it made; a rank that
@@ -67,6 +67,11 @@ impl Attempt {
         sync_ancestors(&attempt.path, file_system.as_ref())?;
         if !overwrite && attempt.path.join(MANIFEST).exists() {
             return Err(attempt.exists());
+        }
+        if !overwrite && attempt.path.join(PROTECTED).exists() {
+            // It has lost its manifest; what else it holds may be worth recovering.
+            let path = attempt.path.clone();
+            return Err(Error::Protected { path });
         }
         Ok(attempt)
     }

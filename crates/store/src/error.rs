@@ -261,7 +261,8 @@ impl Error {
             Error::Store { .. } => "load that path, or use CheckpointStore(path).load()",
             Error::Exists { .. } => "pass overwrite=True to replace it, or save to another path",
             Error::Incomplete { .. } => {
-                "load an older checkpoint; `CheckpointStore.sweep()` removes what a dead save left"
+                "load an older checkpoint; if this one was complete once, `penstock verify --explain` \
+                 tells what is left of it before `penstock sweep` removes that"
             }
             Error::Partial { .. } => "load another one, or pass allow_partial=True",
             Error::Protected { .. } => "unprotect it first, or pass force=True",
@@ -309,6 +310,9 @@ fn storage_remedy(source: &io::Error) -> &'static str {
         }
         io::ErrorKind::PermissionDenied => "check the owner and the mode of the directory",
         io::ErrorKind::ReadOnlyFilesystem => "the file system is mounted read-only; save elsewhere",
+        io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::InvalidInput => {
+            "choose a new or an empty directory"
+        }
         io::ErrorKind::InvalidFilename => "choose a shorter name",
         io::ErrorKind::FileTooLarge => {
             "raise the limit of file sizes (ulimit -f), or lower shard_bytes"

@@ -67,7 +67,8 @@ pub(crate) fn now_seconds() -> u64 {
 }
 
 impl Store {
-    /// Remembers that the checkpoint was read back whole and found right.
+    /// Remembers that the checkpoint was read back whole and found right. Beside marks that cannot be
+    /// made out nothing is remembered.
     ///
     /// # Errors
     /// The system's errors, and [`std::io::ErrorKind::ResourceBusy`] where other writers take too
@@ -114,13 +115,18 @@ impl Store {
         // What is marked counts as there: its save may have died before it was durable.
         self.sync(&self.step_path(step))?;
         // Likewise for a mark that is there already.
-        if self.known_marks()?.iter().any(is_there) {
+        let Some(known) = self.known_marks()? else {
+            return Ok(());
+        };
+        if known.iter().any(is_there) {
             return self.sync(self.root());
         }
         let Some(_lock) = self.lock_root()? else {
             return Ok(());
         };
-        let mut marks = self.known_marks()?;
+        let Some(mut marks) = self.known_marks()? else {
+            return Ok(());
+        };
         if marks.iter().any(is_there) {
             return self.sync(self.root());
         }
@@ -199,7 +205,8 @@ impl Store {
             Err(source) => return Err(Error::storage("read", path)(source)),
         };
         let mut marks: Vec<Mark> = serde_json::from_slice(&text).map_err(|_| {
-            let detail = "it does not say which checkpoints were read back; remove it and scrub";
+            let detail =
+                "it does not say which checkpoints were read back; `penstock scrub` mends it";
             Error::corrupt(self.root(), MARKS, detail)
         })?;
         marks.sort_by_key(|mark| mark.step);
@@ -207,12 +214,19 @@ impl Store {
         Ok(marks)
     }
 
-    /// The marks to write another one beside: a file that says nothing sensible is replaced.
-    fn known_marks(&self) -> Result<Vec<Mark>> {
+    /// The marks to write another one beside; `None` where they cannot be made out: a file with this
+    /// one mark would let all others be forgotten unnoticed.
+    fn known_marks(&self) -> Result<Option<Vec<Mark>>> {
         match self.stored_marks() {
-            Err(Error::Corrupt { .. }) => Ok(Vec::new()),
-            result => result,
+            Err(Error::Corrupt { .. }) => Ok(None),
+            result => result.map(Some),
         }
+    }
+
+    /// Removes marks that cannot be made out, for somebody who is about to make all of them again.
+    pub(crate) fn forget_marks(&self) -> Result<()> {
+        remove_file(&self.root().join(MARKS), self.file_system())?;
+        self.sync(self.root())
     }
 
     /// Whether the step still holds the checkpoint that the mark is for. What was salvaged is none

@@ -4,6 +4,8 @@
 //! checkpoint is saved as any other is, with digests of its own. What is missing is listed in it
 //! with the reason, and the tree refers to that list in its place.
 
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,6 +17,7 @@ use crate::digest::CHUNK_BYTES;
 use crate::dtype;
 use crate::error::{Error, Result};
 use crate::manifest::Partial;
+use crate::name::{parse_step, step_directory};
 use crate::options::Options;
 use crate::part::{Alias, Missing, TensorEntry};
 use crate::pipeline::Run;
@@ -62,7 +65,9 @@ pub fn salvage(
     progress: &Progress,
 ) -> Result<SalvageReport> {
     let begun = Instant::now();
+    check_is_new(path, out)?;
     let mut found = survey(path, options, progress)?;
+    check_is_its_step(&found, out)?;
     if !found.is_vouched_for() && !unverified {
         return Err(unproven(path, &found));
     }
@@ -96,6 +101,43 @@ pub fn salvage(
         tree_is_lost: found.described == Described::Headers,
         seconds: begun.elapsed().as_secs_f64(),
     })
+}
+
+/// What is recovered goes to a place of its own: a save tidies up what lies beside it, and that may be
+/// what is being recovered, or somebody else's last hope.
+fn check_is_new(path: &Path, out: &Path) -> Result<()> {
+    let refused = |source| Error::storage("salvage to", out)(source);
+    match fs::read_dir(out).map(Iterator::count) {
+        Ok(entries) if entries > 0 => {
+            return Err(refused(io::ErrorKind::DirectoryNotEmpty.into()));
+        }
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(refused(error)),
+        _ => {}
+    }
+    let source = fs::canonicalize(path).ok();
+    let above = std::path::absolute(out).ok();
+    let mut above = above.iter().flat_map(|out| out.ancestors());
+    if above.any(|above| fs::canonicalize(above).ok() == source && source.is_some()) {
+        let detail = "it lies in what is to be salvaged";
+        return Err(refused(io::Error::new(io::ErrorKind::InvalidInput, detail)));
+    }
+    Ok(())
+}
+
+/// A store takes a checkpoint for damaged that lies at another step than its own.
+fn check_is_its_step(found: &Survey, out: &Path) -> Result<()> {
+    let name = out.file_name().and_then(|name| name.to_str());
+    let step = found.manifest.as_ref().and_then(|manifest| manifest.step);
+    match (name.and_then(parse_step), step) {
+        (Some(named), Some(step)) if named != step => Err(Error::Mismatch {
+            key: out.display().to_string(),
+            detail: format!(
+                "this is step {step}: name the directory {}",
+                step_directory(step)
+            ),
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Says what is lost, and what there would be without proof.

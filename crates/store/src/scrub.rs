@@ -121,8 +121,11 @@ impl Store {
     /// What is to be read, and what is not with the reason.
     fn sort_out(&self, scrub: &Scrub) -> Result<(Vec<Due>, Vec<ScrubbedStep>)> {
         let marks = match self.marks() {
-            // What it said is lost: everything is read again.
-            Err(Error::Corrupt { .. }) => Vec::new(),
+            // What they said is lost: everything is read again.
+            Err(Error::Corrupt { .. }) => {
+                self.forget_marks()?;
+                Vec::new()
+            }
             result => result?,
         };
         let now_seconds = now_seconds();

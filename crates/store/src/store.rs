@@ -17,7 +17,8 @@ use crate::commit::{attempt_files, remove_attempt_files, remove_file};
 use crate::description::read_manifest;
 use crate::error::{Error, Result};
 use crate::lease::{Exclusive, Lease};
-use crate::name::{MANIFEST, PROTECTED, attempt_of, parse_step, step_directory};
+use crate::manifest::Manifest;
+use crate::name::{MANIFEST, attempt_of, parse_step, step_directory};
 
 /// A directory of checkpoints. It need not exist before the first save.
 #[derive(Clone, Debug)]
@@ -116,6 +117,11 @@ impl Store {
                 }
                 _ => StepState::Complete(Box::new(checkpoint)),
             }),
+            // A step is protected only while it has one, and loses its protection before it.
+            Err(Error::Incomplete { .. }) if self.is_protected(step) => {
+                let error = Error::corrupt(&path, MANIFEST, "the file is missing");
+                Ok(StepState::Damaged(error))
+            }
             Err(Error::Incomplete { .. }) => Ok(StepState::Incomplete),
             Err(error @ (Error::NotFound { .. } | Error::Storage { .. })) => Err(error),
             Err(error @ Error::Version { .. }) => Ok(StepState::Newer(error)),
@@ -124,9 +130,18 @@ impl Store {
     }
 
     /// Identity of the checkpoint at a step, where its manifest can be read.
-    pub fn identity(&self, step: u64) -> Option<String> {
-        let manifest = read_manifest(&self.step_path(step)).ok();
-        manifest.map(|(manifest, _)| manifest.id)
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for one that belongs to another step.
+    pub fn identity(&self, step: u64) -> Result<Option<String>> {
+        let path = self.step_path(step);
+        match read_manifest(&path) {
+            Ok((manifest, _)) => {
+                check_belongs(&path, &manifest, step)?;
+                Ok(Some(manifest.id))
+            }
+            Err(_) => Ok(None),
+        }
     }
 
     /// Removes a step, complete or not, and returns the bytes freed. Files that no attempt wrote
@@ -209,6 +224,9 @@ impl Store {
             None => read_manifest(path).ok().map(|(manifest, _)| manifest.id),
         };
         let is_removed = |name: &str| own.is_none() || attempt_of(name) == own.as_deref();
+        // A protection that was taken away is gone before the manifest is: without it, a protected
+        // step is one that lost its manifest.
+        self.sync(path)?;
         let mut freed_bytes = remove_file(&path.join(MANIFEST), self.file_system())?;
         // Also where there was none: an earlier removal may have died before it was durable.
         self.sync(path)?;
@@ -283,9 +301,7 @@ impl Store {
         if !removes {
             let orphans = attempt_files(&path, is_orphan)?;
             let entries = fs::read_dir(&path).map_err(Error::storage("list", &path))?;
-            let is_kept = |entry: &fs::DirEntry| entry.file_name() != PROTECTED;
-            let is_empty = !entries.flatten().any(|entry| is_kept(&entry));
-            let goes = !orphans.is_empty() || (referenced.is_empty() && is_empty);
+            let goes = !orphans.is_empty() || (referenced.is_empty() && entries.count() == 0);
             let bytes = orphans.iter().map(|(_, bytes)| bytes).sum();
             return Ok(goes.then_some((path, bytes)));
         }
@@ -293,11 +309,20 @@ impl Store {
         self.sync(&path)?;
         let freed_bytes = remove_attempt_files(&path, self.file_system(), is_orphan)?;
         if referenced.is_empty() {
-            // What is left of a removal: a step is protected only while it has a manifest.
-            remove_file(&path.join(PROTECTED), self.file_system())?;
             self.remove_if_empty(&path)?;
         }
         let is_swept = freed_bytes > 0 || !path.exists();
         Ok(is_swept.then_some((path, freed_bytes)))
+    }
+}
+
+/// Checks that a manifest that records a step records this one: a directory may have been renamed.
+fn check_belongs(path: &Path, manifest: &Manifest, step: u64) -> Result<()> {
+    match manifest.step {
+        Some(found) if found != step => {
+            let detail = format!("it belongs to step {found}");
+            Err(Error::corrupt(path, MANIFEST, detail))
+        }
+        _ => Ok(()),
     }
 }

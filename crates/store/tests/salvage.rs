@@ -243,8 +243,15 @@ fn a_checkpoint_that_turns_out_whole_is_saved_whole() {
     assert!(report.missing.is_empty());
     assert!(Checkpoint::open(&out).unwrap().manifest().partial.is_none());
     assert_eq!(recovered(&out, &sample).len(), 10);
-    let again = salvaged(&path, &out, false);
-    assert!(matches!(again, Err(Error::Exists { .. })));
+    let before = [names(&out), names(&path)];
+    for taken in [&out, &path, &path.join("sub"), &path.join("../ckpt")] {
+        let again = salvaged(&path, taken, false).map(drop);
+        let Err(Error::Storage { operation, .. }) = again else {
+            panic!("{}: {again:?}", taken.display());
+        };
+        assert_eq!(operation, "salvage to");
+    }
+    assert_eq!([names(&out), names(&path)], before);
 }
 
 #[test]

@@ -162,7 +162,8 @@ fn a_replaced_checkpoint_is_no_longer_the_verified_one() {
     assert!(is_complete(&store, 1), "the newest that was read back");
 }
 
-/// It may have said that one of them is the only good one. The next reading mends it.
+/// It may have said that one of them is the only good one. A scrub mends it, and nothing less: a file
+/// with one mark would pass for all there is to know.
 #[test]
 fn while_marks_cannot_be_read_nothing_is_deleted() {
     let root = tempfile::tempdir().unwrap();
@@ -176,13 +177,20 @@ fn while_marks_cannot_be_read_nothing_is_deleted() {
         assert_eq!(store.steps().unwrap(), [1, 2, 3], "{text}");
     }
     store.mark_verified(3, &id).unwrap();
+    store.retain(Some(1), None, None).unwrap_err();
+    let scrub = penstock_store::scrub::Scrub {
+        bytes_per_second: None,
+        max_age: None,
+    };
+    store
+        .scrub(&scrub, &Options::default(), &Progress::default())
+        .unwrap();
     assert_eq!(store.retain(Some(1), None, None).unwrap(), [1, 2]);
     // Nor where they are there and not to be had.
     fs::remove_file(&marks).unwrap();
     std::os::unix::fs::symlink(&marks, &marks).unwrap();
     save_step(&store, 4);
     store.retain(Some(1), None, None).unwrap_err();
-    store.mark_verified(4, &id).unwrap();
     assert_eq!(store.steps().unwrap(), [3, 4]);
 }
 
@@ -236,6 +244,36 @@ fn what_became_the_only_good_one_since_it_was_doomed_stays() {
     );
     store.mark_verified(3, &ids[2]).unwrap();
     assert_eq!(store.retire(&doomed).unwrap(), [1, 2]);
+}
+
+/// It cannot be told from a dead save, but for its protection: nobody takes what is left of it.
+#[test]
+fn a_protected_step_that_lost_its_manifest_is_left_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let store = store_with(root.path(), &[1, 2]);
+    store.protect(1).unwrap();
+    let path = store.step_path(1);
+    fs::remove_file(path.join(MANIFEST)).unwrap();
+    let before = names(&path);
+    assert!(matches!(store.state(1), Ok(StepState::Damaged(_))));
+    assert!(store.sweep().unwrap().is_empty());
+    let again = Sample::seeded(3).save_step(&path, Some(1), false);
+    assert!(matches!(again, Err(Error::Protected { .. })), "{again:?}");
+    assert!(store.delete(1).is_err());
+    assert_eq!(names(&path), before);
+    store.delete_protected(1).unwrap();
+    assert!(!path.exists());
+}
+
+/// A directory that was renamed holds another step's checkpoint.
+#[test]
+fn a_checkpoint_at_another_step_is_not_that_step() {
+    let root = tempfile::tempdir().unwrap();
+    let store = store_with(root.path(), &[1]);
+    assert!(store.identity(1).unwrap().is_some());
+    fs::rename(store.step_path(1), store.step_path(9)).unwrap();
+    let error = store.identity(9).unwrap_err();
+    assert!(error.to_string().contains("belongs to step 1"), "{error}");
 }
 
 #[test]

@@ -17,6 +17,8 @@ else:
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)(?:/s)?")
 
+_MAX = 2**63 - 1
+
 BYTES = {
     "": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
@@ -38,7 +40,10 @@ class _Quantity(_Type):
         if found is None or found[2] not in self._units:
             units = ", ".join(unit for unit in self._units if unit)
             self.fail(f"{value!r} is no number with one of the units {units}", param, ctx)
-        return round(float(found[1]) * self._units[found[2]])
+        number = round(float(found[1]) * self._units[found[2]])
+        if number > _MAX:
+            self.fail(f"{value!r} is too large", param, ctx)
+        return number
 
 
 RATE = _Quantity("rate", BYTES)

@@ -183,11 +183,12 @@ fn mutants_of_names() -> Vec<(&'static str, Mutation)> {
         ("save after a dead one", Skip(store)),
         ("save below a dead one's root", Skip(above)),
         // Removal: the manifest first, and durably.
-        ("delete", Skip(first_sync)),
+        ("delete", Skip(last_sync)),
         ("delete", Skip(store)),
         ("delete", late(step("remove manifest", 1), removed)),
-        ("delete", late(first_sync, removed)),
-        ("delete a protected one", Skip(last_sync)),
+        ("delete", late(last_sync, removed)),
+        ("delete a protected one", Skip(step("sync step", 3))),
+        ("delete after a lost unprotect", Skip(first_sync)),
         ("retention", late(step("remove manifest", 1), removed)),
         // What was replaced goes after its replacement is durable.
         ("overwrite", late(last_sync, removed)),

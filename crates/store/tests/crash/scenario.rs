@@ -198,6 +198,17 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         run: |world| world.delete(1),
     },
     Scenario {
+        name: "delete after a lost unprotect",
+        states: States::Every,
+        set_up: |world| {
+            set_up_marks(world)?;
+            world.mutant.fail(("sync step", 1));
+            world.protect(1, false).expect_err("its sync failed");
+            Ok(())
+        },
+        run: |world| world.delete(1),
+    },
+    Scenario {
         name: "mark again after a lost sync",
         states: States::Every,
         set_up: |world| {
