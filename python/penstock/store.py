@@ -198,7 +198,8 @@ class CheckpointStore:
             device: Where to put tensors; None for the host.
             fallback: Go back to the newest step that turns out to be good, from ``step`` on if it
                 is given. Each step passed over is a `PenstockWarning`, and in the report's
-                ``skipped``. A step that takes a newer Penstock to read is an error all the same.
+                ``skipped``. A step that takes a newer Penstock to read, or that the user may not
+                read, is an error all the same.
             allow_partial: Of a ``step`` that was salvaged, load what is there; see `penstock.load`.
                 Only a step that is asked for can be partial.
             progress: True for a bar on standard error, or a function of bytes done and in all.
