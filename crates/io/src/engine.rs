@@ -101,6 +101,16 @@ pub enum OpKind {
     SyncData,
 }
 
+impl OpKind {
+    /// The operation's buffer, which its completion gives back; `None` for a sync.
+    pub fn into_buf(self) -> Option<IoBuf> {
+        match self {
+            OpKind::Read { buf, .. } | OpKind::Write { buf, .. } => Some(buf),
+            OpKind::SyncData => None,
+        }
+    }
+}
+
 /// The end of an operation.
 #[derive(Debug)]
 pub struct Completion {

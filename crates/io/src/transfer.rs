@@ -267,10 +267,7 @@ mod tests {
             completed: &mut Vec<Completion>,
         ) -> Result<()> {
             if let Some(Op { token, kind, .. }) = self.taken.pop_front() {
-                let buf = match kind {
-                    OpKind::Read { buf, .. } | OpKind::Write { buf, .. } => Some(buf),
-                    OpKind::SyncData => None,
-                };
+                let buf = kind.into_buf();
                 let result = self
                     .answers
                     .pop_front()

@@ -1,6 +1,7 @@
 //! The commit: how a checkpoint becomes complete in one step, on any POSIX file system.
 //!
-//! 1. An attempt draws an id, creates the directory, takes the lease, and syncs all directories above.
+//! 1. An attempt draws an id, creates the directory, takes the lease, and syncs all directories
+//!    above.
 //! 2. Data files carry the attempt's id in their names and are synced.
 //! 3. The part is written under a temporary name, synced, renamed; the directory is synced.
 //! 4. The manifest is written under a temporary name, synced, and published by `link`, which

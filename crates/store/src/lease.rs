@@ -1,8 +1,9 @@
 //! The lease: how a live save is told from a dead one without a clock.
 //!
 //! A save or a reader holds a shared lock (`flock`) on its checkpoint directory, whoever removes
-//! files there an exclusive one. The kernel drops the lock when the process dies. It belongs to the open file,
-//! which a forked child inherits, so it is given back explicitly and not left to the last close.
+//! files there an exclusive one. The kernel drops the lock when the process dies. It belongs to the
+//! open file, which a forked child inherits, so it is given back explicitly and not left to the last
+//! close, and by the process that took it only.
 //!
 //! Only local file systems are trusted with it. Elsewhere `flock` on a directory may succeed on
 //! every host at once.

@@ -15,7 +15,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use common::expect::{Expected, Note};
-use common::{Sample, engines, errno, faulty_storage, names, noise, target};
+use common::{Sample, engines, errno, faulty_storage, names, target};
 use penstock_io::engine::EngineChoice;
 use penstock_io::faulty::{Failure, Faults, Repeat};
 use penstock_store::checkpoint::Checkpoint;
@@ -37,14 +37,7 @@ const RANK: &str = "PENSTOCK_TEST_STEP_RANK";
 
 /// A state of two shards' worth of small tensors that differ with the seed.
 fn sample(seed: u64) -> Sample {
-    let mut sample = Sample::of_sizes(&[70_000, 600]);
-    for (index, bytes) in (0..).zip(&mut sample.bytes) {
-        *bytes = noise(seed * 1000 + index, bytes.len());
-    }
-    for spec in &mut sample.specs {
-        spec.name = format!("s{seed}.{}", spec.name);
-    }
-    sample
+    Sample::seeded_rank(seed, &[70_000, 600])
 }
 
 fn samples() -> HashMap<u64, Sample> {

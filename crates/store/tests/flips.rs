@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use common::saver::Tally;
-use common::{Rng, Sample, count, engines, load, problem_of};
+use common::{Rng, Sample, engines, load, number, problem_of};
 use penstock_io::file::Direct;
 use penstock_store::Progress;
 use penstock_store::checkpoint::Checkpoint;
@@ -181,8 +181,8 @@ fn one_flipped_byte_anywhere_is_named() {
 
 #[test]
 fn one_flipped_bit_anywhere_is_named() {
-    let flips = count("PENSTOCK_TORTURE_FLIPS", 500);
-    let seed = common::seed("PENSTOCK_TORTURE_SEED", 0x00b1_7f11);
+    let flips = number("PENSTOCK_TORTURE_FLIPS", 500);
+    let seed = number("PENSTOCK_TORTURE_SEED", 0x00b1_7f11);
     let mut rng = Rng::new(seed);
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("ckpt");

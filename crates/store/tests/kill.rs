@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use common::ledger::Ledger;
 use common::saver::{News, Saver, Tally};
-use common::{Rng, count};
+use common::{Rng, number};
 use penstock_store::store::Store;
 
 /// The variables that tell the child where to save, and what.
@@ -38,8 +38,8 @@ fn child() {
         return;
     };
     let store = Store::new(root);
-    let rng = Rng::quiet(count(CHOICES, 0));
-    let mut saver = Saver::new(&store, Ledger::of(&store), rng, count(FIRST_SEED, 0));
+    let rng = Rng::quiet(number(CHOICES, 0));
+    let mut saver = Saver::new(&store, Ledger::of(&store), rng, number(FIRST_SEED, 0));
     let mut output = std::io::stdout();
     let error = saver.run(|news| {
         let told = match news {
@@ -82,8 +82,8 @@ fn read(line: &str) -> Option<News> {
 
 #[test]
 fn what_was_acknowledged_survives_kills() {
-    let kills = count("PENSTOCK_TORTURE_KILLS", 50);
-    let seed = common::seed("PENSTOCK_TORTURE_SEED", 0x0009_1c11);
+    let kills = number("PENSTOCK_TORTURE_KILLS", 50);
+    let seed = number("PENSTOCK_TORTURE_SEED", 0x0009_1c11);
     let mut rng = Rng::new(seed);
     let root = tempfile::tempdir().unwrap();
     let store = Store::new(root.path());

@@ -14,7 +14,7 @@ use common::disk::{Disk, on_each_disk};
 use common::hook::hooked;
 use common::ledger::Ledger;
 use common::saver::{Saver, Tally, operation_of};
-use common::{Rng, Sample, count, engines};
+use common::{Rng, Sample, engines, number};
 use penstock_store::options::Options;
 use penstock_store::store::Store;
 
@@ -77,8 +77,8 @@ fn a_cut_during_a_save_leaves_the_one_before() {
 #[test]
 fn cuts_at_random_moments_lose_nothing_acknowledged() {
     let test = "cuts_at_random_moments_lose_nothing_acknowledged";
-    let cuts = count("PENSTOCK_TORTURE_CUTS", 10);
-    let seed = common::seed("PENSTOCK_TORTURE_SEED", 0xc07);
+    let cuts = number("PENSTOCK_TORTURE_CUTS", 10);
+    let seed = number("PENSTOCK_TORTURE_SEED", 0xc07);
     on_each_disk(test, |disk| cut_at_random(disk, cuts, seed));
 }
 

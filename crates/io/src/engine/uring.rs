@@ -119,10 +119,7 @@ impl Engine for Uring {
         }
         let (entry, bytes) = prepare(&mut op);
         let Op { token, file, kind } = op;
-        let buf = match kind {
-            OpKind::Read { buf, .. } | OpKind::Write { buf, .. } => Some(buf),
-            OpKind::SyncData => None,
-        };
+        let buf = kind.into_buf();
         let key = self.flying.insert(Flying {
             token,
             buf,

@@ -108,10 +108,7 @@ impl Engine for Faulty {
         }
         let verdict = self.faults.next(&op);
         if let Verdict::Fail(errno) = verdict {
-            let buf = match op.kind {
-                OpKind::Read { buf, .. } | OpKind::Write { buf, .. } => Some(buf),
-                OpKind::SyncData => None,
-            };
+            let buf = op.kind.into_buf();
             let result = Err(io::Error::from_raw_os_error(errno));
             let completion = Completion {
                 token: op.token,

@@ -69,9 +69,23 @@ impl Sample {
 
     /// A few mebibytes that differ with `seed`: what a step of a training run is here.
     pub fn seeded(seed: u64) -> Sample {
-        let mut sample = Sample::of_sizes(&[1_234_567, 4096, 1 << 20, 300, 77_777]);
+        Sample::seeded_sizes(seed, &[1_234_567, 4096, 1 << 20, 300, 77_777])
+    }
+
+    /// Of these sizes, with bytes that differ with `seed`.
+    pub fn seeded_sizes(seed: u64, sizes: &[usize]) -> Sample {
+        let mut sample = Sample::of_sizes(sizes);
         for (index, bytes) in (0u64..).zip(&mut sample.bytes) {
             *bytes = noise(seed * 1000 + index, bytes.len());
+        }
+        sample
+    }
+
+    /// The same, with names that differ with `seed` too: ranks of one checkpoint share none.
+    pub fn seeded_rank(seed: u64, sizes: &[usize]) -> Sample {
+        let mut sample = Sample::seeded_sizes(seed, sizes);
+        for spec in &mut sample.specs {
+            spec.name = format!("s{seed}.{}", spec.name);
         }
         sample
     }
@@ -216,18 +230,13 @@ pub fn within_a_minute<T: Send + 'static>(
     }
 }
 
-/// A number that a long run sets by a variable of the environment.
-pub fn count(variable: &str, ordinary: u64) -> u64 {
+/// A number, or a seed, that a long run sets by a variable of the environment.
+pub fn number(variable: &str, ordinary: u64) -> u64 {
     let Ok(text) = std::env::var(variable) else {
         return ordinary;
     };
     let number = text.parse();
     number.unwrap_or_else(|_| panic!("{variable}={text}: must be a number"))
-}
-
-/// A seed that a failed run is had again with.
-pub fn seed(variable: &str, ordinary: u64) -> u64 {
-    count(variable, ordinary)
 }
 
 /// Says aloud that a test did not run, and why.

@@ -173,11 +173,7 @@ impl Sample {
             .iter()
             .map(|&draw| SIZES[usize::from(draw) % SIZES.len()])
             .collect();
-        let mut sample = Sample::of_sizes(&sizes);
-        for (index, bytes) in (0u64..).zip(&mut sample.bytes) {
-            *bytes = noise(seed * 1000 + index, bytes.len());
-        }
-        sample
+        Sample::seeded_sizes(seed, &sizes)
     }
 }
 

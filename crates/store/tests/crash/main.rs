@@ -77,8 +77,8 @@ fn no_cut_breaks_a_small_scenario() {
 /// late and in any order: too many states for all of them.
 #[test]
 fn no_cut_of_a_sample_breaks_a_large_scenario() {
-    let seed = common::seed("PENSTOCK_TORTURE_SEED", 0x5eed);
-    let states_per_moment = common::count("PENSTOCK_TORTURE_STATES", 6);
+    let seed = common::number("PENSTOCK_TORTURE_SEED", 0x5eed);
+    let states_per_moment = common::number("PENSTOCK_TORTURE_STATES", 6);
     for &engine in common::engines() {
         let mut world = World::large(engine, seed);
         world.save(1, 1, false).unwrap();
@@ -293,7 +293,7 @@ fn no_cut_breaks_what_goes_on_after_a_death() {
         "unprotect",
     ];
     // Every so many of them, unless there is time for all.
-    let stride = common::count("PENSTOCK_TORTURE_STRIDE", 9);
+    let stride = common::number("PENSTOCK_TORTURE_STRIDE", 9);
     let (mut counted, mut runs, mut states, mut violations) = (0, 0, 0, Vec::new());
     for scenario in SCENARIOS
         .iter()

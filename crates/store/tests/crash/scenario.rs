@@ -13,7 +13,7 @@ use penstock_store::store::Store;
 use penstock_store::{Error, Progress, Result};
 
 use crate::common::expect::Note;
-use crate::common::{Sample, engines, noise, target};
+use crate::common::{Sample, engines, target};
 use crate::explore::scratch;
 use crate::mutate::Mutant;
 
@@ -384,14 +384,7 @@ impl World {
 
     /// The state that stands for a seed.
     pub(crate) fn sample(&self, seed: u64) -> Sample {
-        let mut sample = Sample::of_sizes(self.sizes);
-        for (index, bytes) in (0..).zip(&mut sample.bytes) {
-            *bytes = noise(seed * 1000 + index, bytes.len());
-        }
-        for spec in &mut sample.specs {
-            spec.name = format!("s{seed}.{}", spec.name);
-        }
-        sample
+        Sample::seeded_rank(seed, self.sizes)
     }
 
     fn target(&self, step: u64, overwrite: bool) -> Target {
