@@ -11,6 +11,7 @@
 
 #![allow(unsafe_code)]
 
+mod available;
 mod memory;
 mod pool;
 mod region;
@@ -21,6 +22,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+pub use available::available_bytes;
 pub use memory::{Memory, MemoryHandle};
 pub use pool::Pool;
 pub use region::{HostRegion, HostRegionMut};

@@ -9,7 +9,8 @@
 //! - [`mod@file`]: files opened for direct I/O where the file system can, with a recorded reason
 //!   where it cannot;
 //! - [`file_system`]: the one way in which files and directories are changed;
-//! - [`buffer`]: page-aligned memory, a bounded pool of buffers, and memory borrowed from a caller.
+//! - [`buffer`]: page-aligned memory, a bounded pool of buffers, and memory borrowed from a caller;
+//! - [`priority`]: threads in the background that step back.
 //!
 //! The rule that everything here serves: an operation **owns** its buffer from submission to
 //! completion, and memory that the kernel may still touch is never freed.
@@ -27,6 +28,7 @@ mod error;
 pub mod faulty;
 pub mod file;
 pub mod file_system;
+pub mod priority;
 pub mod transfer;
 
 pub use error::{Error, Result};

@@ -1,8 +1,8 @@
 //! A bounded pool of equal, page-aligned buffers.
 //!
 //! Buffers are cut from slabs, each one mapping in huge pages, which are allocated when a buffer is
-//! first wanted and kept until the pool and its last buffer are gone: a page fault is paid once per
-//! page, not once per use. The buffer returned last is handed out first, so a pipeline that needs
+//! first wanted and kept until the pool and its last buffer are gone, or the pool is told to release
+//! what is free: a page fault is paid once per page, not once per use. The buffer returned last is handed out first, so a pipeline that needs
 //! few buffers touches few pages. When the budget is out, taking waits: the budget is the bound on
 //! memory and the waiting is the back-pressure.
 
@@ -11,6 +11,7 @@
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::{IoBuf, Memory};
 use crate::Result;
@@ -28,13 +29,13 @@ struct Shared {
     buffer_bytes: usize,
     /// Distance between buffers of a slab: `buffer_bytes` rounded up to whole pages.
     stride_bytes: usize,
-    buffers_max: usize,
     state: Mutex<State>,
     returned: Condvar,
 }
 
-#[derive(Default)]
 struct State {
+    /// The budget in buffers.
+    buffers_max: usize,
     slabs: Vec<Memory>,
     /// Buffers cut from slabs already.
     buffers: usize,
@@ -62,11 +63,18 @@ impl Pool {
             "buffer_bytes {buffer_bytes} beyond any memory"
         );
         let stride_bytes = buffer_bytes.next_multiple_of(rustix::param::page_size());
+        let state = State {
+            buffers_max: (budget_bytes / stride_bytes).max(1),
+            slabs: Vec::new(),
+            buffers: 0,
+            free: Vec::new(),
+            taken: 0,
+            taken_max: 0,
+        };
         let shared = Shared {
             buffer_bytes,
             stride_bytes,
-            buffers_max: (budget_bytes / stride_bytes).max(1),
-            state: Mutex::default(),
+            state: Mutex::new(state),
             returned: Condvar::new(),
         };
         Pool {
@@ -82,7 +90,7 @@ impl Pool {
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) when the system has no memory for a slab.
     pub fn take(&self) -> Result<IoBuf> {
         let mut state = self.shared.lock();
-        while !self.shared.has_room(&state) {
+        while !state.has_room() {
             state = self
                 .shared
                 .returned
@@ -97,11 +105,40 @@ impl Pool {
     /// # Errors
     /// As [`take`](Pool::take).
     pub fn try_take(&self) -> Result<Option<IoBuf>> {
-        let state = self.shared.lock();
-        if !self.shared.has_room(&state) {
+        self.take_timeout(Duration::ZERO)
+    }
+
+    /// A buffer as from [`take`](Pool::take), or `None` where none has returned in time.
+    ///
+    /// # Errors
+    /// As [`take`](Pool::take).
+    pub fn take_timeout(&self, timeout: Duration) -> Result<Option<IoBuf>> {
+        let mut state = self.shared.lock();
+        if !state.has_room() && !timeout.is_zero() {
+            let returned = &self.shared.returned;
+            let waited = returned.wait_timeout_while(state, timeout, |state| !state.has_room());
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+        if !state.has_room() {
             return Ok(None);
         }
         self.take_from(state).map(Some)
+    }
+
+    /// Raises the budget to `budget_bytes`; a lower one changes nothing.
+    pub fn raise_budget(&self, budget_bytes: usize) {
+        let mut state = self.shared.lock();
+        let buffers = budget_bytes / self.shared.stride_bytes;
+        state.buffers_max = state.buffers_max.max(buffers);
+        drop(state);
+        self.shared.returned.notify_all();
+    }
+
+    /// Gives slabs that no buffer is out of back to the system.
+    pub fn release_free(&self) {
+        let released = self.shared.lock().split_off_free(self.shared.stride_bytes);
+        // Unmapping takes its time; nobody has to wait for it.
+        drop(released);
     }
 
     /// The size of each buffer.
@@ -111,7 +148,17 @@ impl Pool {
 
     /// The most that buffers can hold together: the budget, cut down to whole buffers.
     pub fn budget_bytes(&self) -> usize {
-        self.shared.buffers_max * self.shared.stride_bytes
+        self.shared.lock().buffers_max * self.shared.stride_bytes
+    }
+
+    /// The memory of all slabs, whether their buffers are out or not.
+    pub fn held_bytes(&self) -> usize {
+        self.shared.lock().buffers * self.shared.stride_bytes
+    }
+
+    /// What the buffers that are out hold.
+    pub fn taken_bytes(&self) -> usize {
+        self.shared.lock().taken * self.shared.stride_bytes
     }
 
     /// The most that buffers ever held together.
@@ -143,13 +190,9 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn has_room(&self, state: &State) -> bool {
-        state.taken < self.buffers_max
-    }
-
     /// Maps one more slab and puts its buffers on the free list, the first one on top.
     fn add_slab(&self, state: &mut State) -> Result<()> {
-        let buffers = (SLAB_BYTES / self.stride_bytes).clamp(1, self.buffers_max - state.buffers);
+        let buffers = (SLAB_BYTES / self.stride_bytes).clamp(1, state.buffers_max - state.buffers);
         let slab = Memory::allocate(buffers * self.stride_bytes)?;
         let start = slab.as_non_null();
         state.free.extend((0..buffers).rev().map(|index| {
@@ -159,6 +202,39 @@ impl Shared {
         state.slabs.push(slab);
         state.buffers += buffers;
         Ok(())
+    }
+}
+
+impl State {
+    fn has_room(&self) -> bool {
+        self.taken < self.buffers_max
+    }
+
+    /// Takes out the slabs whose buffers are all free.
+    fn split_off_free(&mut self, stride_bytes: usize) -> Vec<Memory> {
+        self.slabs.sort_unstable_by_key(Memory::address);
+        let starts: Vec<usize> = self.slabs.iter().map(Memory::address).collect();
+        let slab_of = |buffer: &FreeBuffer| {
+            let address = buffer.0.as_ptr() as usize;
+            starts.partition_point(|&start| start <= address) - 1
+        };
+        let mut free_bytes = vec![0; self.slabs.len()];
+        for buffer in &self.free {
+            free_bytes[slab_of(buffer)] += stride_bytes;
+        }
+        let is_free = |slab: usize| free_bytes[slab] == self.slabs[slab].len();
+        self.free.retain(|buffer| !is_free(slab_of(buffer)));
+        let (mut kept, mut released) = (Vec::new(), Vec::new());
+        for (slab, free_bytes) in self.slabs.drain(..).zip(free_bytes) {
+            if free_bytes == slab.len() {
+                self.buffers -= slab.len() / stride_bytes;
+                released.push(slab);
+            } else {
+                kept.push(slab);
+            }
+        }
+        self.slabs = kept;
+        released
     }
 }
 
@@ -277,6 +353,54 @@ mod tests {
         assert!(!waiting.is_finished());
         drop(buf);
         assert_eq!(waiting.join().unwrap(), 4096);
+    }
+
+    #[test]
+    fn waiting_may_have_an_end() {
+        let pool = Pool::new(4096, 1);
+        let buf = pool.take().unwrap();
+        let moment = Duration::from_millis(1);
+        assert!(pool.take_timeout(moment).unwrap().is_none());
+        drop(buf);
+        assert!(pool.take_timeout(moment).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_raised_budget_lets_those_who_wait_go_on() {
+        let pool = Pool::new(4096, 1);
+        let buf = pool.take().unwrap();
+        let address = buf.address();
+        let waiting = {
+            let pool = pool.clone();
+            std::thread::spawn(move || pool.take().unwrap().address())
+        };
+        pool.raise_budget(2 * rustix::param::page_size().max(4096));
+        assert_ne!(waiting.join().unwrap(), address);
+        pool.raise_budget(0);
+        assert!(pool.try_take().unwrap().is_some(), "a budget only grows");
+        drop(buf);
+    }
+
+    #[test]
+    fn free_slabs_are_given_back_and_made_again() {
+        let buffer_bytes = SLAB_BYTES / 2;
+        let pool = Pool::new(buffer_bytes, 3 * SLAB_BYTES);
+        let mut taken: Vec<_> = (0..6).map(|_| pool.take().unwrap()).collect();
+        assert_eq!(pool.held_bytes(), 3 * SLAB_BYTES);
+        let mut kept = taken.remove(3);
+        kept.as_mut_slice()[0] = 5;
+        drop(taken);
+        assert_eq!(pool.taken_bytes(), buffer_bytes);
+        pool.release_free();
+        assert_eq!(pool.held_bytes(), SLAB_BYTES, "a buffer of one slab is out");
+        assert_eq!(kept.as_slice()[0], 5);
+        let mut again: Vec<_> = (0..5).map(|_| pool.take().unwrap()).collect();
+        again.iter_mut().for_each(|buf| buf.as_mut_slice()[0] = 6);
+        assert_eq!(kept.as_slice()[0], 5, "buffers overlap");
+        assert!(pool.try_take().unwrap().is_none());
+        drop((kept, again));
+        pool.release_free();
+        assert_eq!(pool.held_bytes(), 0);
     }
 
     #[test]

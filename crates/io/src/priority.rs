@@ -1,0 +1,32 @@
+//! The priority of a thread: work in the background steps back before what it serves.
+
+/// Raises the nice value of the calling thread, and of threads it starts from now on, to `nice`;
+/// one that is as high already stays. On Linux the value is a thread's own. Best effort: a thread
+/// that keeps its priority does the same work.
+pub fn step_back(nice: u8) {
+    let current = rustix::process::getpriority_process(None).unwrap_or(0);
+    let nice = i32::from(nice.min(19));
+    if nice > current {
+        let _ = rustix::process::setpriority_process(None, nice);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_this_thread_and_its_children_step_back() {
+        let nice = || rustix::process::getpriority_process(None).unwrap();
+        let before = nice();
+        let after = std::thread::spawn(move || {
+            step_back(7);
+            let own = nice();
+            step_back(3);
+            (own, nice(), std::thread::spawn(nice).join().unwrap())
+        });
+        let wanted = before.max(7);
+        assert_eq!(after.join().unwrap(), (wanted, wanted, wanted));
+        assert_eq!(nice(), before);
+    }
+}
