@@ -26,7 +26,7 @@ use crate::name::{self, MANIFEST, PROTECTED};
 use crate::progress::Progress;
 
 /// A save under way. Dropped before it is published, it removes the files it made; a rank that
-/// joined it and has cast its vote leaves them to whoever counts the votes.
+/// joined it and has cast its vote leaves them to whoever counts the votes, unless it is discarded.
 #[derive(Debug)]
 pub struct Attempt {
     file_system: Arc<dyn FileSystem>,
@@ -36,6 +36,8 @@ pub struct Attempt {
     made_directory: bool,
     is_joined: bool,
     made: Vec<PathBuf>,
+    /// Files that a vote stands for.
+    voted: Vec<PathBuf>,
     /// The manifest's text, once it is published.
     published: Option<Vec<u8>>,
 }
@@ -63,6 +65,7 @@ impl Attempt {
             made_directory,
             is_joined: false,
             made,
+            voted: Vec::new(),
             published: None,
         };
         sync_ancestors(&attempt.path, file_system.as_ref())?;
@@ -101,6 +104,7 @@ impl Attempt {
             made_directory: false,
             is_joined: true,
             made: Vec::new(),
+            voted: Vec::new(),
             published: None,
         })
     }
@@ -144,9 +148,17 @@ impl Attempt {
         if self.is_joined {
             // The vote is about to be cast: taking files back now could break a checkpoint that
             // somebody else commits.
-            self.made.clear();
+            self.voted.append(&mut self.made);
         }
         Ok(())
+    }
+
+    /// Gives the attempt up and removes its files, also those that it has cast its vote for. Only
+    /// for a rank that was told that nobody counts the votes any more: of a checkpoint that is, or
+    /// may yet be committed, it would remove the data.
+    pub fn discard(mut self) {
+        let voted = std::mem::take(&mut self.voted);
+        self.made.extend(voted);
     }
 
     /// Publishes the manifest: from here on the checkpoint is complete, whatever happens.

@@ -32,7 +32,7 @@ const STRIPE_BYTES_MAX: usize = 16 << 20;
 /// Data that is worth a worker: less is moved before a second one has started.
 const WORKER_BYTES_MIN: u64 = 16 << 20;
 /// Budget for staging; what a call holds at most, whatever the checkpoint's size.
-const STAGING_BYTES: usize = 256 << 20;
+pub(crate) const STAGING_BYTES: usize = 256 << 20;
 /// Data per shard. One file a rank is best for the device; a bound keeps files that other tools
 /// copy and upload at a size they like.
 const SHARD_BYTES: u64 = 16 << 30;
@@ -72,6 +72,8 @@ pub struct Options {
     pub shard_bytes: Option<u64>,
     /// Whether a load checks digests.
     pub verify: bool,
+    /// The nice value of the threads that write, if they are to step back before others.
+    pub nice: Option<u8>,
     /// Replaces the engine, for tests that inject faults.
     pub engine_factory: Option<EngineFactory>,
     /// What files are created, named, synced and removed through.
@@ -89,6 +91,7 @@ impl Default for Options {
             staging_bytes: None,
             shard_bytes: None,
             verify: true,
+            nice: None,
             engine_factory: None,
             file_system: Arc::new(Native),
         }
@@ -106,6 +109,7 @@ impl fmt::Debug for Options {
             .field("staging_bytes", &self.staging_bytes)
             .field("shard_bytes", &self.shard_bytes)
             .field("verify", &self.verify)
+            .field("nice", &self.nice)
             .finish_non_exhaustive()
     }
 }
@@ -125,6 +129,8 @@ pub struct Settings {
     pub shard_bytes: u64,
     /// Whether a load checks digests.
     pub verify: bool,
+    /// The nice value of the threads that write.
+    pub nice: Option<u8>,
     /// Staging memory of this call.
     pub pool: Pool,
     /// Makes a worker's engine.
@@ -206,6 +212,7 @@ impl Options {
             io_threads,
             shard_bytes: self.shard_bytes.unwrap_or(SHARD_BYTES).max(PAGE_BYTES),
             verify: self.verify,
+            nice: self.nice,
             pool: Pool::new(buffer_bytes, budget_bytes),
             engine_factory,
             device,

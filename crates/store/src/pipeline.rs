@@ -5,6 +5,7 @@
 //! workers; whatever is in flight is waited for before any memory is released.
 
 pub(crate) mod damage;
+pub(crate) mod feed;
 mod prepared;
 pub mod read;
 pub mod write;

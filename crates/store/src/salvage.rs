@@ -91,7 +91,7 @@ pub fn salvage(
     };
     let is_whole = missing.is_empty() && !unverified;
     let salvaged = (!is_whole).then_some(&salvaged);
-    let saved = save_as(&state, &target, salvaged, options, progress)?;
+    let saved = save_as(state, &target, salvaged, options, progress)?;
     Ok(SalvageReport {
         saved,
         source,

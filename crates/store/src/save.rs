@@ -2,33 +2,32 @@
 //!
 //! [`save`] does it all for one process. Of several ranks one begins the [`Attempt`] and the others
 //! join it; each writes its part with [`write_rank`], and the one that began it commits their votes
-//! with [`commit`]. Completeness is the votes of all ranks, never a directory listing.
+//! with [`commit`]. A [`Job`] is the same write with the copying out of the caller's memory apart,
+//! for saves in the background. Completeness is the votes of all ranks, never a directory listing.
 
-use std::collections::HashSet;
-use std::io;
+mod arena;
+mod job;
+mod prepared;
+
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Instant;
 
 use penstock_io::buffer::HostRegion;
-use penstock_io::file::File;
-use penstock_io::file_system::{Change, FileSystem, free_bytes};
 use serde_json::value::RawValue;
 
 use crate::FORMAT_VERSION;
 pub use crate::commit::Attempt;
 use crate::description::{MANIFEST_BYTES_MAX, check_size, read_part};
-use crate::digest::{CHUNK_BYTES, Digest};
 use crate::error::{Error, Result};
 use crate::manifest::{self, Manifest, PartEntry, Partial};
-use crate::name;
-use crate::options::{Options, Settings};
-use crate::part::{self, Alias, FileEntry, Missing, Part};
-use crate::pipeline::{self, Run};
-use crate::plan::write::{TensorSpec, WritePlan, plan};
+use crate::options::Options;
+use crate::part::{Alias, Missing};
+use crate::plan::write::TensorSpec;
 use crate::progress::Progress;
 use crate::report::{SaveReport, Transport};
-use crate::shard::PAGE_BYTES;
+pub use arena::Arena;
+pub use job::{Job, Shards, Staging};
+use prepared::unreadable;
 
 /// What is to be saved.
 pub struct State {
@@ -65,17 +64,14 @@ const RANK: u32 = 0;
 
 /// Measures the phases of a call.
 struct Stopwatch {
-    begun: Instant,
     last: Instant,
     phases: Vec<(&'static str, f64)>,
 }
 
 impl Stopwatch {
-    fn start() -> Stopwatch {
-        let now = Instant::now();
+    fn since(begun: Instant) -> Stopwatch {
         Stopwatch {
-            begun: now,
-            last: now,
+            last: begun,
             phases: Vec::new(),
         }
     }
@@ -84,6 +80,13 @@ impl Stopwatch {
         let now = Instant::now();
         self.phases.push((phase, (now - self.last).as_secs_f64()));
         self.last = now;
+    }
+
+    /// Puts a phase that was measured elsewhere, if it was, before all others.
+    fn insert(&mut self, phase: &'static str, seconds: Option<f64>) {
+        if let Some(seconds) = seconds {
+            self.phases.insert(0, (phase, seconds));
+        }
     }
 }
 
@@ -96,11 +99,13 @@ pub struct Written {
     pub bytes: u64,
     /// Bytes of tensor data.
     pub tensor_bytes: u64,
+    /// Tensors stored.
+    pub tensors: usize,
     /// Files written, the part included.
     pub files: usize,
     /// How the bytes were moved.
     pub transport: Transport,
-    /// Time by phase, in order: plan, write, sync.
+    /// Time by phase, in order: plan, stage where the state was staged, write, sync.
     pub phases: Vec<(&'static str, f64)>,
 }
 
@@ -114,7 +119,7 @@ pub struct Written {
 /// last sync of the directory fails, the checkpoint is in place but may not survive a crash, so it
 /// is not acknowledged.
 pub fn save(
-    state: &State,
+    state: State,
     target: &Target,
     options: &Options,
     progress: &Progress,
@@ -124,41 +129,42 @@ pub fn save(
 
 /// As [`save`], of a state that something may be missing from.
 pub(crate) fn save_as(
-    state: &State,
+    state: State,
     target: &Target,
     salvaged: Option<&Salvaged>,
     options: &Options,
     progress: &Progress,
 ) -> Result<SaveReport> {
-    let mut watch = Stopwatch::start();
+    let begun = Instant::now();
     // Before gigabytes are written for nothing.
     check_manifest_size(target.metadata.get().len())?;
-    let mut prepared = Prepared::new(state, &target.path, options, progress)?;
-    prepared.salvaged = salvaged;
-    watch.lap("plan");
+    let job = Job::sync(state, salvaged, &target.path, options)?;
+    let planned = Instant::now();
     let mut attempt = Attempt::begin(
         &target.path,
         target.overwrite,
         &options.file_system,
         progress,
     )?;
-    let written = prepared.write(&mut attempt, RANK, progress, &mut watch)?;
-    let mut transport = written.transport;
+    let shards = job.write_since(planned, &mut attempt, RANK, progress)?;
+    let synced = Instant::now();
+    let mut written = shards.seal(&mut attempt, None)?;
     let partial = salvaged.map(|salvaged| salvaged.partial.clone());
     let committed = commit_as(attempt, target, partial, vec![written.part])?;
-    transport.fallbacks.extend(committed.left_behind);
-    watch.lap("commit");
+    let commit_seconds = synced.elapsed().as_secs_f64();
+    written.phases.push(("commit", commit_seconds));
+    written.transport.fallbacks.extend(committed.left_behind);
     Ok(SaveReport {
         path: target.path.clone(),
         step: target.step,
         id: committed.id,
         bytes: written.bytes + committed.manifest_bytes,
         tensor_bytes: written.tensor_bytes,
-        tensors: state.tensors.len(),
+        tensors: written.tensors,
         files: written.files + 1,
-        seconds: watch.begun.elapsed().as_secs_f64(),
-        phases: watch.phases,
-        transport,
+        seconds: begun.elapsed().as_secs_f64(),
+        phases: written.phases,
+        transport: written.transport,
     })
 }
 
@@ -171,14 +177,12 @@ pub(crate) fn save_as(
 pub fn write_rank(
     attempt: &mut Attempt,
     rank: u32,
-    state: &State,
+    state: State,
     options: &Options,
     progress: &Progress,
 ) -> Result<Written> {
-    let mut watch = Stopwatch::start();
-    let prepared = Prepared::new(state, attempt.path(), options, progress)?;
-    watch.lap("plan");
-    prepared.write(attempt, rank, progress, &mut watch)
+    let job = Job::sync(state, None, attempt.path(), options)?;
+    job.write(attempt, rank, progress)
 }
 
 /// What came of a commit.
@@ -251,198 +255,6 @@ fn check_votes(path: &Path, manifest: &Manifest) -> Result<()> {
             .iter()
             .try_for_each(|file| check_size(path, file))
     })
-}
-
-/// A rank's state with everything decided and nothing written.
-struct Prepared<'a> {
-    state: &'a State,
-    plan: WritePlan,
-    settings: Settings,
-    file_system: Arc<dyn FileSystem>,
-    salvaged: Option<&'a Salvaged>,
-}
-
-impl<'a> Prepared<'a> {
-    fn new(
-        state: &'a State,
-        path: &Path,
-        options: &Options,
-        progress: &Progress,
-    ) -> Result<Prepared<'a>> {
-        check_names(state)?;
-        let bytes = state.sources.iter().map(HostRegion::len);
-        let settings = options.settle(path, bytes.sum());
-        let plan = plan(
-            &state.tensors,
-            settings.shard_bytes,
-            settings.extent_bytes as u64,
-        )?;
-        progress.expect(plan.bytes());
-        let file_system = Arc::clone(&options.file_system);
-        Ok(Prepared {
-            state,
-            plan,
-            settings,
-            file_system,
-            salvaged: None,
-        })
-    }
-
-    /// Writes shards and part and makes them durable.
-    fn write(
-        &self,
-        attempt: &mut Attempt,
-        rank: u32,
-        progress: &Progress,
-        watch: &mut Stopwatch,
-    ) -> Result<Written> {
-        let free_bytes = free_bytes(attempt.path());
-        let mut run = Run::default();
-        let part = self.write_files(attempt, rank, progress, watch, &mut run);
-        let part = part.map_err(|error| error.with_room(self.plan.bytes(), free_bytes.ok()))?;
-        let is_direct = run.is_direct && !self.plan.shards.is_empty();
-        let headers = self.plan.shards.iter().map(|shard| shard.header.len());
-        Ok(Written {
-            bytes: self.plan.bytes() + part.bytes,
-            part,
-            tensor_bytes: self.plan.bytes() - headers.sum::<usize>() as u64,
-            files: self.plan.shards.len() + 1,
-            transport: Transport::new(&self.settings, run, is_direct),
-            phases: watch.phases.clone(),
-        })
-    }
-
-    fn write_files(
-        &self,
-        attempt: &mut Attempt,
-        rank: u32,
-        progress: &Progress,
-        watch: &mut Stopwatch,
-        run: &mut Run,
-    ) -> Result<PartEntry> {
-        let files = self.create_shards(attempt, rank, run)?;
-        let sources = &self.state.sources;
-        let chunks =
-            pipeline::write::write(&self.plan, sources, &files, &self.settings, progress, run)?;
-        watch.lap("write");
-        for (file, shard) in files.iter().zip(&self.plan.shards) {
-            // A direct write ends on a page; the file ends where its data does.
-            if file.is_direct() && !shard.bytes.is_multiple_of(PAGE_BYTES) {
-                self.file_system
-                    .change(Change::Truncate(file, shard.bytes))?;
-            }
-            self.file_system.change(Change::SyncData(file))?;
-        }
-        progress.check()?;
-        watch.lap("sync");
-        run.is_direct = files.iter().all(|file| file.is_direct());
-        // Closed before the commit, so that no reader of a complete checkpoint finds it open.
-        drop(files);
-        let text = encode_part(self, chunks, rank, attempt.id())?;
-        attempt.write_part(rank, &text)?;
-        Ok(PartEntry {
-            rank,
-            file: name::part(rank, attempt.id()),
-            bytes: text.len() as u64,
-            digest: Digest::of(&text),
-        })
-    }
-
-    fn create_shards(
-        &self,
-        attempt: &mut Attempt,
-        rank: u32,
-        run: &mut Run,
-    ) -> Result<Vec<Arc<File>>> {
-        let mut files = Vec::with_capacity(self.plan.shards.len());
-        for (index, shard) in self.plan.shards.iter().enumerate() {
-            let name = name::shard(rank, index, attempt.id());
-            let file = attempt.create(&name, self.settings.direct)?;
-            if let Some(reason) = file.fallback() {
-                run.note(reason.to_owned());
-            }
-            let length = if file.is_direct() {
-                shard.bytes.next_multiple_of(PAGE_BYTES)
-            } else {
-                shard.bytes
-            };
-            match self.file_system.change(Change::Allocate(&file, length)) {
-                Err(error) if error.kind() == Some(io::ErrorKind::Unsupported) => {
-                    run.note("the file system cannot reserve space".to_owned());
-                }
-                result => result?,
-            }
-            files.push(file);
-        }
-        Ok(files)
-    }
-}
-
-/// Names are what users ask for later: each has to stand for one thing.
-fn check_names(state: &State) -> Result<()> {
-    assert_eq!(
-        state.tensors.len(),
-        state.sources.len(),
-        "every tensor has its bytes"
-    );
-    let tensors = state.tensors.iter().map(|tensor| &tensor.name);
-    let mut seen = HashSet::with_capacity(state.tensors.len() + state.aliases.len());
-    for name in tensors.chain(state.aliases.iter().map(|alias| &alias.name)) {
-        let detail = match name.as_str() {
-            "" => "a tensor needs a name",
-            "__metadata__" => "the name is reserved in safetensors",
-            _ if !seen.insert(name) => "the name is there twice",
-            _ => continue,
-        };
-        return Err(Error::Unsupported {
-            key: name.clone(),
-            detail: detail.to_owned(),
-        });
-    }
-    Ok(())
-}
-
-/// What a reader would refuse is not committed: its caller made an impossible state.
-fn unreadable(detail: String) -> Error {
-    Error::Unsupported {
-        key: "the state".to_owned(),
-        detail,
-    }
-}
-
-fn encode_part(
-    prepared: &Prepared<'_>,
-    chunks: Vec<Vec<Digest>>,
-    rank: u32,
-    id: &str,
-) -> Result<Vec<u8>> {
-    let (state, plan) = (prepared.state, &prepared.plan);
-    let missing = prepared.salvaged.map(|salvaged| salvaged.missing.clone());
-    let file = |(index, chunks): (usize, Vec<Digest>)| {
-        let bytes = plan.shards[index].bytes;
-        FileEntry {
-            name: name::shard(rank, index, id),
-            bytes,
-            digest: Digest::of_chunks(&chunks, bytes),
-            chunk_bytes: CHUNK_BYTES,
-            chunks,
-        }
-    };
-    let part = Part {
-        format: part::FORMAT.to_owned(),
-        version: FORMAT_VERSION,
-        id: id.to_owned(),
-        rank,
-        files: chunks.into_iter().enumerate().map(file).collect(),
-        tensors: plan.entries(&state.tensors),
-        aliases: state.aliases.clone(),
-        tree: state.tree.clone(),
-        missing: missing.unwrap_or_default(),
-    };
-    part.check().map_err(unreadable)?;
-    let mut text = serde_json::to_vec(&part).expect("a part always serialises");
-    text.push(b'\n');
-    Ok(text)
 }
 
 fn manifest_of(target: &Target, id: &str, parts: Vec<PartEntry>) -> Manifest {

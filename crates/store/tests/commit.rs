@@ -31,7 +31,7 @@ fn overwrite(sample: &Sample, path: &Path, options: &Options) -> Result<()> {
         overwrite: true,
         ..common::target(path)
     };
-    save(&sample.state(), &target, options, &Progress::default()).map(drop)
+    save(sample.state(), &target, options, &Progress::default()).map(drop)
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn a_cancelled_save_leaves_nothing() {
                     overwrite: true,
                     ..common::target(&path)
                 };
-                let stopped = save(&new.state(), &target, &options, &progress);
+                let stopped = save(new.state(), &target, &options, &progress);
                 assert!(matches!(stopped, Err(Error::Interrupted)), "{stopped:?}");
                 canceller.join().unwrap();
             }
@@ -269,7 +269,7 @@ fn progress_ends_where_it_was_said_to() {
     let path = root.path().join("ckpt");
     let progress = Progress::default();
     let target = common::target(&path);
-    save(&sample.state(), &target, &Options::default(), &progress).unwrap();
+    save(sample.state(), &target, &Options::default(), &progress).unwrap();
     let (done, total) = progress.bytes();
     assert_eq!(done, total);
     assert!(total >= sample.bytes.iter().map(|bytes| bytes.len() as u64).sum());

@@ -119,7 +119,7 @@ impl<'a> Program<'a> {
         (self.note)(Note::Saving(step, vec![seed]));
         let target = step_target(&self.store, step, overwrite);
         let state = sample(seed).state();
-        save(&state, &target, &self.options, &Progress::default())?;
+        save(state, &target, &self.options, &Progress::default())?;
         (self.note)(Note::Saved(step, vec![seed]));
         Ok(())
     }
@@ -394,7 +394,7 @@ fn run_rank(program: &mut Program<'_>, rank: u32) {
         let mut attempt =
             Attempt::begin(&target.path, false, &options.file_system, &progress).unwrap();
         say(&format!("attempt {}", attempt.id()));
-        let written = write_rank(&mut attempt, 0, &state, options, &progress).unwrap();
+        let written = write_rank(&mut attempt, 0, state, options, &progress).unwrap();
         let Some(vote) = listen() else { return };
         let vote: PartEntry = serde_json::from_str(&vote).unwrap();
         commit(attempt, &target, vec![written.part, vote]).unwrap();
@@ -407,7 +407,7 @@ fn run_rank(program: &mut Program<'_>, rank: u32) {
             Err(Error::NotFound { .. }) => return,
             joined => joined.unwrap(),
         };
-        let written = write_rank(&mut attempt, rank, &state, options, &progress).unwrap();
+        let written = write_rank(&mut attempt, rank, state, options, &progress).unwrap();
         say(&serde_json::to_string(&written.part).unwrap());
         // The lease is held until it is known what became of the attempt.
         let _ = listen();

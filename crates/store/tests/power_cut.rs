@@ -33,7 +33,7 @@ fn an_acknowledged_save_survives() {
                 ..common::target(&path)
             };
             let progress = penstock_store::Progress::default();
-            penstock_store::save::save(&sample.state(), &target, &options, &progress).unwrap();
+            penstock_store::save::save(sample.state(), &target, &options, &progress).unwrap();
             disk.switch().cut().unwrap();
             disk.restore();
             sample.assert_at(&path);
@@ -61,7 +61,7 @@ fn a_cut_during_a_save_leaves_the_one_before() {
                 };
                 let progress = penstock_store::Progress::default();
                 let state = Sample::seeded(2).state();
-                penstock_store::save::save(&state, &target, &options, &progress)
+                penstock_store::save::save(state, &target, &options, &progress)
                     .expect_err("the disk is gone");
                 disk.restore();
                 old.assert_at(&store.step_path(1));

@@ -69,7 +69,7 @@ fn save(path: &Path) -> Sample {
         shard_bytes: Some(4 << 20),
         ..Options::default()
     };
-    penstock_store::save::save(&state, &target, &options, &Progress::default()).unwrap();
+    penstock_store::save::save(state, &target, &options, &Progress::default()).unwrap();
     sample
 }
 

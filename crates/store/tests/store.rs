@@ -303,7 +303,7 @@ fn metadata_beyond_what_readers_take_is_refused() {
     };
     let (options, progress) = (Options::default(), penstock_store::Progress::default());
     let state = common::Sample::seeded(2).state();
-    let error = penstock_store::save::save(&state, &target, &options, &progress).unwrap_err();
+    let error = penstock_store::save::save(state, &target, &options, &progress).unwrap_err();
     assert!(
         matches!(&error, Error::Unsupported { key, .. } if key == "metadata"),
         "{error}"
@@ -506,7 +506,7 @@ fn a_step_without_a_recorded_number_belongs_where_it_lies() {
         ..common::target(&store.step_path(3))
     };
     let progress = Progress::default();
-    save(&sample.state(), &target, &Options::default(), &progress).unwrap();
+    save(sample.state(), &target, &Options::default(), &progress).unwrap();
     let StepState::Complete(checkpoint) = store.state(3).unwrap() else {
         panic!("it is complete")
     };

@@ -63,6 +63,13 @@ pub struct Extent {
     pub range: Range<u64>,
 }
 
+impl Extent {
+    /// How many bytes it has.
+    pub(crate) fn bytes(&self) -> usize {
+        (self.range.end - self.range.start) as usize
+    }
+}
+
 /// What fills a piece of an extent.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Piece<'a> {

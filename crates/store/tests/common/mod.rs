@@ -123,7 +123,7 @@ impl Sample {
     }
 
     pub fn save(&self, path: &Path, options: &Options) -> Result<SaveReport> {
-        save(&self.state(), &target(path), options, &Progress::default())
+        save(self.state(), &target(path), options, &Progress::default())
     }
 
     /// Saves as a step, replacing what is there if `overwrite` says so.
@@ -134,7 +134,7 @@ impl Sample {
             ..target(path)
         };
         let options = Options::default();
-        save(&self.state(), &target, &options, &Progress::default())
+        save(self.state(), &target, &options, &Progress::default())
     }
 
     /// Whether what was loaded whole is this state, bit for bit.

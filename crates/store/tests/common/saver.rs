@@ -129,7 +129,7 @@ impl Saver {
         };
         let options = self.draw_options();
         let state = Sample::small(seed).state();
-        save(&state, &target, &options, &Progress::default()).map(drop)
+        save(state, &target, &options, &Progress::default()).map(drop)
     }
 
     fn draw_options(&mut self) -> Options {

@@ -399,7 +399,7 @@ impl World {
         self.note(Note::Saving(step, vec![seed]));
         let target = self.target(step, overwrite);
         let state = self.sample(seed).state();
-        match save(&state, &target, &self.options, &Progress::default()) {
+        match save(state, &target, &self.options, &Progress::default()) {
             Ok(_) => self.note(Note::Saved(step, vec![seed])),
             // Who is told so takes it for saved.
             Err(Error::Exists { .. }) => self.note(Note::There(step)),
@@ -418,10 +418,10 @@ impl World {
         for (rank, &seed) in (0..).zip(seeds) {
             let state = self.sample(seed).state();
             let written = if rank == 0 {
-                write_rank(&mut attempt, rank, &state, &self.options, &progress)?
+                write_rank(&mut attempt, rank, state, &self.options, &progress)?
             } else {
                 let mut joined = Attempt::join(&target.path, attempt.id(), file_system, &progress)?;
-                write_rank(&mut joined, rank, &state, &self.options, &progress)?
+                write_rank(&mut joined, rank, state, &self.options, &progress)?
             };
             parts.push(written.part);
         }

@@ -1,0 +1,360 @@
+//! Where a save's workers get filled extents from.
+//!
+//! Two kinds of threads copy out of the caller's memory: *stagers*, on behalf of a caller who wants
+//! it back, and, in a lazy feed, the workers that write. Both take extents from one cursor, so each
+//! is copied once. What stagers have copied waits in a queue, which workers look at first.
+//!
+//! Nobody holds a buffer while waiting for one, and a worker waits only while nothing of its own is
+//! under way: where the pool is smaller than the state, the two sides take turns and never block each
+//! other. All waits end within a [`TURN`] of the save's end, however it ends.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use penstock_io::buffer::{HostRegion, IoBuf, Pool};
+
+use super::Halt;
+use crate::error::{Error, Result};
+use crate::plan::write::{Piece, WritePlan};
+use crate::shard::PAGE_BYTES;
+
+/// How often a thread that waits looks whether its work is still wanted.
+const TURN: Duration = Duration::from_millis(20);
+
+/// What a stager takes on at once: neighbours, so that it reads in one direction for long.
+const RUN_BYTES: u64 = 4 << 20;
+
+/// An extent whose bytes are in a buffer, padded with zeros to a whole page.
+pub(crate) struct Filled {
+    pub(crate) number: u64,
+    pub(crate) buf: IoBuf,
+}
+
+/// What a worker that asks for an extent gets.
+pub(super) enum Next {
+    Filled(Filled),
+    /// Nothing now, but there will be.
+    Later,
+    /// Nothing any more.
+    End,
+}
+
+/// The sources of one save and the extents copied from them.
+pub(crate) struct Feed {
+    plan: Arc<WritePlan>,
+    pool: Pool,
+    /// Whether workers copy what nobody has staged.
+    is_lazy: bool,
+    state: Mutex<State>,
+    /// There may be something for a worker.
+    supplied: Condvar,
+    /// The sources are gone.
+    settled: Condvar,
+}
+
+struct State {
+    /// Dropped with the last copy.
+    sources: Option<Arc<Vec<HostRegion>>>,
+    /// The cursor: the first extent that nobody has taken on.
+    next: u64,
+    /// Claims of stagers and of workers that are still copied from.
+    staging: usize,
+    filling: usize,
+    staged: VecDeque<Filled>,
+    /// Whether workers may begin with what is staged. An eager feed keeps them out of the memory bus
+    /// until everything is copied or a stager needs their buffers.
+    is_open: bool,
+    is_settled: bool,
+    /// Failed or cancelled: nothing is copied or written any more.
+    is_over: bool,
+}
+
+impl Feed {
+    pub(crate) fn new(
+        plan: Arc<WritePlan>,
+        sources: Vec<HostRegion>,
+        pool: Pool,
+        is_lazy: bool,
+    ) -> Feed {
+        let state = State {
+            sources: Some(Arc::new(sources)),
+            next: 0,
+            staging: 0,
+            filling: 0,
+            staged: VecDeque::new(),
+            is_open: is_lazy,
+            is_settled: false,
+            is_over: false,
+        };
+        let feed = Feed {
+            plan,
+            pool,
+            is_lazy,
+            state: Mutex::new(state),
+            supplied: Condvar::new(),
+            settled: Condvar::new(),
+        };
+        // Without a single extent nothing is ever copied.
+        feed.settle(feed.lock());
+        feed
+    }
+
+    /// Copies whatever is not yet copied, with at most `threads` threads, this one among them; when
+    /// it returns, nobody reads the sources any more.
+    pub(crate) fn stage(&self, threads: usize) -> Result<()> {
+        let rest = self.plan.extents() - self.lock().next;
+        let runs = rest.div_ceil(self.run_extents());
+        let helpers = (threads as u64).min(runs).saturating_sub(1);
+        let copied: Vec<Result<()>> = thread::scope(|scope| {
+            let help = |_| thread::Builder::new().spawn_scoped(scope, || self.copy_runs());
+            // Where the system has no more threads to give, fewer do the work.
+            let helpers: Vec<_> = (0..helpers).map_while(|index| help(index).ok()).collect();
+            let own = self.copy_runs();
+            let join = |helper: thread::ScopedJoinHandle<'_, _>| {
+                let joined = helper.join();
+                joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            helpers.into_iter().map(join).chain([own]).collect()
+        });
+        self.wait(None);
+        copied.into_iter().collect()
+    }
+
+    /// Waits until nobody reads the sources any more; tells whether that is so.
+    pub(crate) fn wait(&self, timeout: Option<Duration>) -> bool {
+        // A time too far off to be written down is no bound.
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut state = self.lock();
+        while !state.is_settled {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            state = match left {
+                Some(Duration::ZERO) => return false,
+                Some(left) => wait_timeout(&self.settled, state, left),
+                None => self
+                    .settled
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+        true
+    }
+
+    /// Ends the save early: whoever copies or waits stops, and what is staged is dropped.
+    pub(crate) fn end(&self) {
+        let mut state = self.lock();
+        state.is_over = true;
+        let staged = std::mem::take(&mut state.staged);
+        self.settle(state);
+        drop(staged);
+    }
+
+    /// [`Error::Interrupted`] once the save has ended early.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.lock().is_over {
+            true => Err(Error::Interrupted),
+            false => Ok(()),
+        }
+    }
+
+    /// An extent for a worker to write. With `may_wait`, which only a worker sets that has nothing
+    /// under way, it is never [`Next::Later`].
+    pub(super) fn next(&self, may_wait: bool, halt: &Halt<'_>) -> Result<Next> {
+        let patience = if may_wait { TURN } else { Duration::ZERO };
+        while halt.go_on()? {
+            let mut state = self.lock();
+            if state.is_over {
+                return Err(Error::Interrupted);
+            }
+            let is_exhausted = state.next == self.plan.extents();
+            if state.is_open {
+                if let Some(filled) = state.staged.pop_front() {
+                    return Ok(Next::Filled(filled));
+                }
+                if is_exhausted && state.staging == 0 {
+                    return Ok(Next::End);
+                }
+            }
+            if self.is_lazy && !is_exhausted {
+                drop(state);
+                if let Some(buf) = self.pool.take_timeout(patience)?
+                    && let Some(filled) = self.fill(buf)
+                {
+                    return Ok(Next::Filled(filled));
+                }
+            } else if may_wait {
+                drop(wait_timeout(&self.supplied, state, TURN));
+            }
+            if !may_wait {
+                return Ok(Next::Later);
+            }
+        }
+        Ok(Next::End)
+    }
+
+    /// Copies the next extent on behalf of a worker, if there is one left.
+    fn fill(&self, mut buf: IoBuf) -> Option<Filled> {
+        let mut claim = self.claim(1, false)?;
+        let number = claim.numbers.start;
+        claim.copy(&mut buf);
+        Some(Filled { number, buf })
+    }
+
+    /// What one stager does: run after run, until none is left or the save is over.
+    fn copy_runs(&self) -> Result<()> {
+        while let Some(mut claim) = self.claim(self.run_extents(), true) {
+            while let Some(number) = claim.numbers.clone().next() {
+                let Some(mut buf) = self.take_buffer()? else {
+                    return Ok(());
+                };
+                claim.copy(&mut buf);
+                self.push(Filled { number, buf });
+            }
+        }
+        Ok(())
+    }
+
+    fn run_extents(&self) -> u64 {
+        (RUN_BYTES / self.plan.extent_bytes).max(1)
+    }
+
+    /// A buffer for a stager, waiting for the workers to return one; `None` once the save is over.
+    fn take_buffer(&self) -> Result<Option<IoBuf>> {
+        if let Some(buf) = self.pool.try_take()? {
+            return Ok(Some(buf));
+        }
+        self.lock().is_open = true;
+        self.supplied.notify_all();
+        while self.check().is_ok() {
+            if let Some(buf) = self.pool.take_timeout(TURN)? {
+                return Ok(Some(buf));
+            }
+        }
+        Ok(None)
+    }
+
+    fn claim(&self, extents: u64, is_stager: bool) -> Option<Claim<'_>> {
+        let mut state = self.lock();
+        if state.is_over || state.next == self.plan.extents() {
+            return None;
+        }
+        let start = state.next;
+        state.next = start.saturating_add(extents).min(self.plan.extents());
+        match is_stager {
+            true => state.staging += 1,
+            false => state.filling += 1,
+        }
+        Some(Claim {
+            feed: self,
+            sources: state.sources.clone(),
+            numbers: start..state.next,
+            is_stager,
+        })
+    }
+
+    /// Hands a staged extent to the workers.
+    fn push(&self, filled: Filled) {
+        let mut state = self.lock();
+        if state.is_over {
+            drop(state);
+            drop(filled);
+            return;
+        }
+        state.staged.push_back(filled);
+        if state.is_open {
+            self.supplied.notify_one();
+        }
+    }
+
+    /// Drops the sources after the last copy, and lets everybody look again.
+    fn settle(&self, mut state: MutexGuard<'_, State>) {
+        let is_last = state.is_over || state.next == self.plan.extents();
+        if is_last && state.staging + state.filling == 0 {
+            let sources = state.sources.take();
+            // Owners are somebody else's code.
+            drop(state);
+            if let Some(sources) = sources {
+                drop(sources);
+                let mut state = self.lock();
+                state.is_settled = true;
+                state.is_open = true;
+                drop(state);
+                self.settled.notify_all();
+            }
+        } else {
+            drop(state);
+        }
+        self.supplied.notify_all();
+    }
+
+    /// No panic can leave the state half changed, so a poisoned lock is as good as any.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn wait_timeout<'a>(
+    condvar: &Condvar,
+    state: MutexGuard<'a, State>,
+    timeout: Duration,
+) -> MutexGuard<'a, State> {
+    let waited = condvar.wait_timeout(state, timeout);
+    waited.unwrap_or_else(PoisonError::into_inner).0
+}
+
+/// Extents that one thread has taken on, in order.
+struct Claim<'a> {
+    feed: &'a Feed,
+    /// `None` only while dropping.
+    sources: Option<Arc<Vec<HostRegion>>>,
+    /// Not yet copied.
+    numbers: Range<u64>,
+    is_stager: bool,
+}
+
+impl Claim<'_> {
+    /// Copies the next extent into the buffer and pads it to a whole page.
+    fn copy(&mut self, buf: &mut IoBuf) {
+        let plan = &self.feed.plan;
+        let sources = self.sources.as_ref().expect("the claim is not dropped");
+        let extent = plan.extent(self.numbers.start);
+        let bytes = extent.bytes();
+        buf.set_len(bytes.next_multiple_of(PAGE_BYTES as usize));
+        let (mut rest, padding) = buf.as_mut_slice().split_at_mut(bytes);
+        plan.pieces(&extent, |piece| match piece {
+            Piece::Header(header) => take(&mut rest, header.len()).copy_from_slice(header),
+            Piece::Tensor {
+                tensor,
+                start,
+                bytes,
+            } => {
+                sources[tensor].copy_to(start, take(&mut rest, bytes as usize));
+            }
+        });
+        padding.fill(0);
+        self.numbers.start += 1;
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        // Before the count says so.
+        self.sources = None;
+        let mut state = self.feed.lock();
+        match self.is_stager {
+            true => state.staging -= 1,
+            false => state.filling -= 1,
+        }
+        // Nobody else copies what this thread gave up on.
+        state.is_over |= !self.numbers.is_empty();
+        self.feed.settle(state);
+    }
+}
+
+/// Splits the first `bytes` off `rest`.
+fn take<'a>(rest: &mut &'a mut [u8], bytes: usize) -> &'a mut [u8] {
+    rest.split_off_mut(..bytes)
+        .expect("the pieces of an extent add up to its length")
+}

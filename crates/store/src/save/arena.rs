@@ -1,0 +1,154 @@
+//! Staging memory that outlives a save.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use penstock_io::buffer::{Pool, available_bytes};
+
+/// Memory that states are staged in, kept from save to save: pages that were touched once are never
+/// waited for again. Clones share it.
+///
+/// Jobs that share an arena share its budget. One that is not yet staged should not wait for one
+/// that begins to stage later: that one may take the last buffer.
+#[derive(Clone, Debug, Default)]
+pub struct Arena {
+    budget_bytes: Option<usize>,
+    pools: Arc<Mutex<Pools>>,
+}
+
+#[derive(Debug, Default)]
+struct Pools {
+    current: Option<Pool>,
+    /// Of other buffer sizes, as long as a save still uses them.
+    retired: Vec<Pool>,
+}
+
+impl Arena {
+    /// An empty arena. It never holds more than `budget_bytes`, but there is always room for what
+    /// one worker needs; without a budget it grows to the largest state, up to half of the memory
+    /// that is available.
+    pub fn new(budget_bytes: Option<usize>) -> Arena {
+        Arena {
+            budget_bytes,
+            pools: Arc::default(),
+        }
+    }
+
+    /// The budget, if one was given.
+    pub(crate) fn budget_bytes(&self) -> Option<usize> {
+        self.budget_bytes
+    }
+
+    /// Gives memory that no save uses at the moment back to the system.
+    pub fn release(&self) {
+        let pools = self.lock();
+        pools.all().for_each(Pool::release_free);
+    }
+
+    /// Bytes held now, whether a save uses them or not.
+    pub fn held_bytes(&self) -> usize {
+        self.lock().all().map(Pool::held_bytes).sum()
+    }
+
+    /// The most that saves ever used at once, since buffers have the size they have.
+    pub fn peak_bytes(&self) -> usize {
+        let pools = self.lock();
+        pools.current.as_ref().map_or(0, Pool::peak_bytes)
+    }
+
+    /// Buffers of `buffer_bytes` for a save that could use `wanted_bytes` of them, and cannot do
+    /// without `least_bytes`.
+    pub(crate) fn pool(
+        &self,
+        buffer_bytes: usize,
+        wanted_bytes: usize,
+        least_bytes: usize,
+    ) -> Pool {
+        let mut pools = self.lock();
+        pools.retire_unless(buffer_bytes);
+        let others_bytes: usize = pools.retired.iter().map(Pool::held_bytes).sum();
+        let budget_bytes = match self.budget_bytes {
+            Some(budget_bytes) => budget_bytes.saturating_sub(others_bytes),
+            None => {
+                let held_bytes = pools.current.as_ref().map_or(0, Pool::held_bytes);
+                // What cannot be found out is no bound.
+                let free_bytes = available_bytes().unwrap_or(usize::MAX);
+                wanted_bytes.min(free_bytes.saturating_add(held_bytes) / 2)
+            }
+        };
+        let budget_bytes = budget_bytes.max(least_bytes);
+        let pool = pools
+            .current
+            .get_or_insert_with(|| Pool::new(buffer_bytes, budget_bytes));
+        pool.raise_budget(budget_bytes);
+        pool.clone()
+    }
+
+    /// No panic can leave the pools half changed, so a poisoned lock is as good as any.
+    fn lock(&self) -> MutexGuard<'_, Pools> {
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pools {
+    fn all(&self) -> impl Iterator<Item = &Pool> {
+        self.retired.iter().chain(&self.current)
+    }
+
+    /// Puts a pool of other buffers aside, and forgets those that nobody uses any more.
+    fn retire_unless(&mut self, buffer_bytes: usize) {
+        let is_other = |pool: &mut Pool| pool.buffer_bytes() != buffer_bytes;
+        self.retired.extend(self.current.take_if(is_other));
+        self.retired.retain(|pool| {
+            pool.release_free();
+            pool.held_bytes() > 0
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    #[test]
+    fn without_a_budget_it_grows_and_keeps_what_it_has() {
+        let arena = Arena::new(None);
+        let pool = arena.pool(MIB, 3 * MIB, 2 * MIB);
+        let address = pool.take().unwrap().address();
+        let held_bytes = arena.held_bytes();
+        assert!(held_bytes >= MIB);
+        let larger = arena.pool(MIB, 40 * MIB, 2 * MIB);
+        assert_eq!(larger.budget_bytes(), 40 * MIB);
+        assert_eq!(larger.take().unwrap().address(), address);
+        let smaller = arena.pool(MIB, 0, 2 * MIB);
+        assert_eq!(smaller.budget_bytes(), 40 * MIB);
+        assert_eq!(arena.held_bytes(), held_bytes);
+        assert_eq!(arena.peak_bytes(), MIB);
+        arena.release();
+        assert_eq!(arena.held_bytes(), 0);
+    }
+
+    #[test]
+    fn a_state_beyond_any_memory_gets_half_of_it() {
+        let half = available_bytes().unwrap_or(usize::MAX / 2) / 2;
+        let pool = Arena::new(None).pool(MIB, usize::MAX, 2 * MIB);
+        // Others take and give memory meanwhile.
+        assert!(pool.budget_bytes() <= half.saturating_mul(2));
+    }
+
+    #[test]
+    fn a_budget_is_kept_whatever_the_buffers() {
+        let arena = Arena::new(Some(10 * MIB));
+        let small = arena.pool(MIB, 100 * MIB, 2 * MIB);
+        assert_eq!(small.budget_bytes(), 10 * MIB);
+        let kept: Vec<_> = (0..3).map(|_| small.take().unwrap()).collect();
+        let large = arena.pool(4 * MIB, 100 * MIB, 2 * 4 * MIB);
+        assert_eq!(large.budget_bytes(), 8 * MIB, "what one worker needs");
+        assert!(arena.held_bytes() >= 3 * MIB, "what is still in use counts");
+        drop((kept, small));
+        let large = arena.pool(2 * MIB, 100 * MIB, 2 * MIB);
+        assert_eq!(large.budget_bytes(), 10 * MIB);
+        assert_eq!(arena.held_bytes(), 0);
+    }
+}

@@ -1,0 +1,333 @@
+//! One rank's write, with the copying out of the caller's memory apart from the writing.
+//!
+//! [`Job::stage`], on the caller's thread, copies the state as fast as memory allows; the caller may
+//! change it as soon as it returns. [`Job::write`], on another thread, writes what is staged. A lazy
+//! job needs no staging: its workers copy as they write, and a caller who wants the memory back
+//! earlier stages the rest. The sync save is a lazy job that nobody stages.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use penstock_io::buffer::{HostRegion, Memory};
+use penstock_io::file_system::free_bytes;
+use serde_json::value::RawValue;
+
+use super::arena::Arena;
+use super::prepared::Prepared;
+use super::{Salvaged, State, Stopwatch, Written};
+use crate::commit::Attempt;
+use crate::digest::Digest;
+use crate::error::{Error, Result};
+use crate::options::{Options, STAGING_BYTES};
+use crate::pipeline::feed::Feed;
+use crate::pipeline::{self, Run};
+use crate::progress::Progress;
+
+/// Threads that stage: more do not make memory faster, and the caller has work for the others.
+const STAGE_THREADS_MAX: usize = 4;
+/// What a lazy job copies at once, so that its caller may change what is small without a thought for
+/// staging: counters, losses, states of random number generators.
+const SMALL_BYTES_MAX: u64 = 64 << 10;
+/// The bound on all of that.
+const SMALL_TOTAL_BYTES_MAX: usize = 16 << 20;
+
+/// Where and when a job copies the state.
+#[derive(Clone, Debug, Default)]
+pub struct Staging {
+    /// Memory to stage in; without one the job has its own, within `Options::staging_bytes`.
+    pub arena: Option<Arena>,
+    /// Whether the workers copy what nobody has staged. Otherwise they wait for [`Job::stage`].
+    pub is_lazy: bool,
+}
+
+/// A rank's write in two halves. Every method may be called from any thread.
+pub struct Job {
+    prepared: Arc<Prepared>,
+    feed: Feed,
+    plan_seconds: f64,
+    /// Time spent in [`Job::stage`]; `None` before the first call.
+    stage_seconds: Mutex<Option<f64>>,
+    is_begun: AtomicBool,
+}
+
+impl Job {
+    /// Plans the write of a state to the device behind `path`. A lazy job copies small tensors at
+    /// once, up to 64 KiB each and 16 MiB in all.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a tensor without a place in the format.
+    pub fn new(state: State, path: &Path, options: &Options, staging: &Staging) -> Result<Job> {
+        let begun = Instant::now();
+        let mut options = options.clone();
+        if let Some(budget_bytes) = staging.arena.as_ref().and_then(Arena::budget_bytes) {
+            // Extents and workers are chosen to fit it.
+            let staging_bytes = options.staging_bytes.unwrap_or(STAGING_BYTES);
+            options.staging_bytes = Some(staging_bytes.min(budget_bytes));
+        }
+        let (mut prepared, mut sources) = Prepared::new(state, None, path, &options)?;
+        if staging.is_lazy {
+            copy_small(&mut sources)?;
+        }
+        if let Some(arena) = &staging.arena {
+            let settings = &mut prepared.settings;
+            let extent_bytes = settings.extent_bytes;
+            let extents = usize::try_from(prepared.plan.extents()).unwrap_or(usize::MAX);
+            let wanted_bytes = extents.saturating_mul(extent_bytes);
+            // One extent in flight and one being filled.
+            settings.pool = arena.pool(extent_bytes, wanted_bytes, 2 * extent_bytes);
+        }
+        Ok(Job::of(prepared, sources, staging.is_lazy, begun))
+    }
+
+    /// The job of a sync save.
+    pub(super) fn sync(
+        state: State,
+        salvaged: Option<&Salvaged>,
+        path: &Path,
+        options: &Options,
+    ) -> Result<Job> {
+        let begun = Instant::now();
+        let (prepared, sources) = Prepared::new(state, salvaged, path, options)?;
+        Ok(Job::of(prepared, sources, true, begun))
+    }
+
+    fn of(prepared: Prepared, sources: Vec<HostRegion>, is_lazy: bool, begun: Instant) -> Job {
+        let plan = Arc::clone(&prepared.plan);
+        let feed = Feed::new(plan, sources, prepared.settings.pool.clone(), is_lazy);
+        Job {
+            prepared: Arc::new(prepared),
+            feed,
+            plan_seconds: begun.elapsed().as_secs_f64(),
+            stage_seconds: Mutex::default(),
+            is_begun: AtomicBool::new(false),
+        }
+    }
+
+    /// Bytes that the shards will have.
+    pub fn bytes(&self) -> u64 {
+        self.prepared.plan.bytes()
+    }
+
+    /// Copies whatever of the state is not yet copied, with up to `threads` threads, the calling one
+    /// among them. When it returns nobody reads the caller's memory any more, and the sources are
+    /// dropped. Where the write fails or is cancelled meanwhile it returns early: what went wrong is
+    /// for [`Job::write`] to say.
+    ///
+    /// A state that is larger than its staging memory is staged only as fast as it is written: then
+    /// this waits for a [`Job::write`] on another thread.
+    ///
+    /// # Errors
+    /// The system's, where it has no memory to give. The job has failed then.
+    pub fn stage(&self, threads: Option<usize>) -> Result<()> {
+        let begun = Instant::now();
+        let threads = threads.unwrap_or_else(|| {
+            let cores = thread::available_parallelism().map_or(1, usize::from);
+            cores.min(STAGE_THREADS_MAX)
+        });
+        let staged = self.feed.stage(threads);
+        let mut seconds = self.lock_stage_seconds();
+        *seconds = Some(seconds.unwrap_or(0.0) + begun.elapsed().as_secs_f64());
+        staged
+    }
+
+    /// Waits, without copying, until the state may be changed; tells whether that is so. It is also
+    /// so once the job has failed.
+    pub fn wait_staged(&self, timeout: Option<Duration>) -> bool {
+        self.feed.wait(timeout)
+    }
+
+    /// Whether the state may be changed.
+    pub fn is_staged(&self) -> bool {
+        self.feed.wait(Some(Duration::ZERO))
+    }
+
+    /// Stops the job: staging ends, and a write returns [`Error::Interrupted`] soon.
+    pub fn cancel(&self) {
+        self.feed.end();
+    }
+
+    /// Writes shards and part and makes them durable; then the rank's vote is cast, as in
+    /// [`write_rank`](super::write_rank). An eager job waits for [`Job::stage`], on another thread
+    /// or before, and begins when all is staged, or when staging needs the room.
+    ///
+    /// # Errors
+    /// As [`save`](super::save). What the attempt holds of the job is removed with it.
+    ///
+    /// # Panics
+    /// If the job was written before.
+    pub fn write(&self, attempt: &mut Attempt, rank: u32, progress: &Progress) -> Result<Written> {
+        self.write_shards(attempt, rank, progress)?
+            .seal(attempt, None)
+    }
+
+    /// The first part of [`Job::write`]: all but the part, which may have to wait for its tree.
+    ///
+    /// # Errors
+    /// As [`Job::write`].
+    ///
+    /// # Panics
+    /// If the job was written before.
+    pub fn write_shards(
+        &self,
+        attempt: &mut Attempt,
+        rank: u32,
+        progress: &Progress,
+    ) -> Result<Shards> {
+        self.write_since(Instant::now(), attempt, rank, progress)
+    }
+
+    /// As [`Job::write_shards`], timed from an earlier moment on.
+    pub(super) fn write_since(
+        &self,
+        begun: Instant,
+        attempt: &mut Attempt,
+        rank: u32,
+        progress: &Progress,
+    ) -> Result<Shards> {
+        let is_begun = self.is_begun.swap(true, Ordering::Relaxed);
+        assert!(!is_begun, "a job is written once");
+        // Also if something panics: nobody waits for a write that has ended.
+        let end_on_failure = EndOnDrop(&self.feed);
+        progress.expect(self.bytes());
+        let mut shards = Shards {
+            prepared: Arc::clone(&self.prepared),
+            id: attempt.id().to_owned(),
+            rank,
+            chunks: Vec::new(),
+            run: Run::default(),
+            free_bytes: free_bytes(attempt.path()).ok(),
+            watch: Stopwatch::since(begun),
+        };
+        let written = self.fill_shards(&mut shards, attempt, progress);
+        written.map_err(|error| shards.with_room(error))?;
+        std::mem::forget(end_on_failure);
+        shards.watch.insert("stage", *self.lock_stage_seconds());
+        shards.watch.insert("plan", Some(self.plan_seconds));
+        Ok(shards)
+    }
+
+    fn fill_shards(
+        &self,
+        shards: &mut Shards,
+        attempt: &mut Attempt,
+        progress: &Progress,
+    ) -> Result<()> {
+        let Prepared { plan, settings, .. } = self.prepared.as_ref();
+        let run = &mut shards.run;
+        let files = self.prepared.create_shards(attempt, shards.rank, run)?;
+        shards.chunks = pipeline::write::write(plan, &self.feed, &files, settings, progress, run)?;
+        shards.watch.lap("write");
+        self.prepared.finish_shards(&files)?;
+        progress.check()?;
+        self.feed.check()?;
+        shards.watch.lap("sync");
+        run.is_direct = files.iter().all(|file| file.is_direct());
+        // Closed before the commit, so that no reader of a complete checkpoint finds it open.
+        drop(files);
+        Ok(())
+    }
+
+    fn lock_stage_seconds(&self) -> std::sync::MutexGuard<'_, Option<f64>> {
+        let seconds = self.stage_seconds.lock();
+        seconds.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Job")
+            .field("bytes", &self.bytes())
+            .field("is_staged", &self.is_staged())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Ends a feed when dropped.
+struct EndOnDrop<'a>(&'a Feed);
+
+impl Drop for EndOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+/// The shards of a rank, on stable storage, without the part that describes them.
+#[must_use = "shards count once they are sealed"]
+pub struct Shards {
+    prepared: Arc<Prepared>,
+    /// The attempt that they belong to.
+    id: String,
+    rank: u32,
+    chunks: Vec<Vec<Digest>>,
+    run: Run,
+    /// Room on the device before they were written.
+    free_bytes: Option<u64>,
+    watch: Stopwatch,
+}
+
+impl Shards {
+    /// Writes the part, with `tree` in place of the state's own if there is one, and casts the vote.
+    ///
+    /// # Errors
+    /// As [`Job::write`].
+    ///
+    /// # Panics
+    /// If the shards belong to another attempt.
+    pub fn seal(mut self, attempt: &mut Attempt, tree: Option<Box<RawValue>>) -> Result<Written> {
+        assert_eq!(self.id, attempt.id(), "shards are sealed in their attempt");
+        let chunks = std::mem::take(&mut self.chunks);
+        let part = self.prepared.write_part(attempt, self.rank, chunks, tree);
+        let part = part.map_err(|error| self.with_room(error))?;
+        let Shards {
+            prepared,
+            run,
+            watch,
+            ..
+        } = self;
+        Ok(prepared.written(part, run, watch.phases))
+    }
+
+    fn with_room(&self, error: Error) -> Error {
+        error.with_room(self.prepared.plan.bytes(), self.free_bytes)
+    }
+}
+
+impl std::fmt::Debug for Shards {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shards")
+            .field("id", &self.id)
+            .field("rank", &self.rank)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Replaces small sources by copies, in order, until the bound is reached.
+fn copy_small(sources: &mut [HostRegion]) -> Result<()> {
+    let mut total_bytes = 0;
+    let mut small: Vec<&mut HostRegion> = Vec::new();
+    for source in sources {
+        let bytes = source.len();
+        let is_small = (1..=SMALL_BYTES_MAX).contains(&bytes);
+        if is_small && total_bytes + bytes as usize <= SMALL_TOTAL_BYTES_MAX {
+            total_bytes += bytes as usize;
+            small.push(source);
+        }
+    }
+    let mut memory = Memory::allocate(total_bytes)?;
+    let mut rest = memory.as_mut_slice();
+    for source in &small {
+        let copy = rest.split_off_mut(..source.len() as usize);
+        source.copy_to(0, copy.expect("there is room for all of them"));
+    }
+    let memory = Arc::new(memory);
+    let mut start = 0;
+    for source in small {
+        let end = start + source.len() as usize;
+        *source = HostRegion::within(&memory, start..end);
+        start = end;
+    }
+    Ok(())
+}
