@@ -5,8 +5,11 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, final
 
 __all__ = [
+    "Arena",
+    "Attempt",
     "Checkpoint",
     "HostBuffer",
+    "Job",
     "Store",
     "open",
     "salvage",
@@ -67,6 +70,58 @@ class Checkpoint:
         options: dict[str, object],
         progress: _Progress,
     ) -> tuple[list[HostBuffer], list[tuple[int, int] | None], dict[str, Any]]: ...
+
+@final
+class Arena:
+    def __new__(cls, budget_bytes: int | None) -> Arena: ...
+    def release(self) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+
+@final
+class Attempt:
+    @staticmethod
+    def begin(path: str, *, overwrite: bool) -> Attempt: ...
+    @staticmethod
+    def join(path: str, attempt_id: str) -> Attempt: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    def commit(
+        self,
+        parts: list[tuple[int, str, int, int]],
+        *,
+        step: int | None,
+        metadata: str,
+        overwrite: bool,
+    ) -> dict[str, Any]: ...
+    def abandon(self) -> None: ...
+    def discard(self) -> None: ...
+
+@final
+class Job:
+    def __new__(
+        cls,
+        path: str,
+        tensors: list[_TensorSource],
+        aliases: list[_Alias],
+        tree: str,
+        *,
+        options: dict[str, object],
+        arena: Arena | None,
+        lazy: bool,
+        nice: int | None,
+    ) -> Job: ...
+    def stage(self) -> None: ...
+    def wait_staged(self, timeout_seconds: float | None) -> bool: ...
+    @property
+    def is_staged(self) -> bool: ...
+    def write(self, attempt: Attempt, rank: int) -> dict[str, Any]: ...
+    def write_shards(self, attempt: Attempt, rank: int) -> None: ...
+    def seal(self, attempt: Attempt, tree: str | None) -> dict[str, Any]: ...
+    def progress(self) -> tuple[int, int]: ...
+    def cancel(self) -> None: ...
 
 @final
 class Store:

@@ -11,7 +11,7 @@ use crate::errors;
 
 /// How often signals and the progress callback get their turn. A person notices no delay, and
 /// the thread that waits costs nothing.
-const TURN: Duration = Duration::from_millis(50);
+pub(crate) const TURN: Duration = Duration::from_millis(50);
 
 /// A callback `(done_bytes, total_bytes)`, or nothing.
 pub(crate) type Callback = Option<Py<PyAny>>;
@@ -25,13 +25,64 @@ pub(crate) fn run<T: Send>(
     work: impl FnOnce(&Progress) -> Result<T, Error> + Send,
 ) -> PyResult<T> {
     let progress = Progress::default();
+    let turn = || take_turn(py, callback, &progress);
+    let (outcome, raised) = watch(py, turn, || progress.cancel(), || work(&progress));
+    if matches!(outcome, Ok(Ok(_))) {
+        match &raised {
+            // What is done is done, whatever the callback thinks of it by now.
+            None => drop(show(py, callback, &progress)),
+            Some(raised) => {
+                let note = "the call had finished by then: what it saved is complete";
+                raised.value(py).call_method1("add_note", (note,))?;
+            }
+        }
+    }
+    raised.map_or_else(|| settle(py, outcome), Err)
+}
+
+/// Runs `work` as [`run`] does; `cancel` makes it stop when a signal handler raises.
+pub(crate) fn run_until<T: Send>(
+    py: Python<'_>,
+    cancel: impl Fn(),
+    work: impl FnOnce() -> Result<T, Error> + Send,
+) -> PyResult<T> {
+    let (outcome, raised) = watch(py, || py.check_signals(), cancel, work);
+    raised.map_or_else(|| settle(py, outcome), Err)
+}
+
+/// Runs `work` on this thread without the GIL, and without an eye on signals.
+pub(crate) fn without_gil<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce() -> Result<T, Error> + Send,
+) -> PyResult<T> {
+    let work = std::panic::AssertUnwindSafe(work);
+    let outcome = py.detach(|| std::panic::catch_unwind(work));
+    settle(py, outcome)
+}
+
+/// The value or the exception.
+fn settle<T>(py: Python<'_>, outcome: thread::Result<Result<T, Error>>) -> PyResult<T> {
+    match outcome {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(errors::raise(py, &error)),
+        Err(panic) => Err(errors::internal(py, panic.as_ref())),
+    }
+}
+
+/// Runs `work` on a thread of its own and takes turns until it ends; the first exception of a turn
+/// cancels it, and comes back beside what became of it.
+fn watch<T: Send>(
+    py: Python<'_>,
+    turn: impl Fn() -> PyResult<()>,
+    cancel: impl Fn(),
+    work: impl FnOnce() -> Result<T, Error> + Send,
+) -> (thread::Result<Result<T, Error>>, Option<PyErr>) {
     let result: Mutex<Option<thread::Result<Result<T, Error>>>> = Mutex::new(None);
     let finished = Condvar::new();
     let mut raised = None;
     let outcome = thread::scope(|scope| {
         let spawned = thread::Builder::new().spawn_scoped(scope, || {
-            let outcome =
-                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&progress)));
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
             *result.lock().expect("nothing panics with the lock") = Some(outcome);
             finished.notify_one();
         });
@@ -48,29 +99,17 @@ pub(crate) fn run<T: Send>(
                 guard.take()
             });
             if let Some(outcome) = outcome {
-                // What is done is done, whatever the callback thinks of it by now.
-                let _ = show(py, callback, &progress);
                 return outcome;
             }
             if raised.is_none()
-                && let Err(error) = take_turn(py, callback, &progress)
+                && let Err(error) = turn()
             {
-                progress.cancel();
+                cancel();
                 raised = Some(error);
             }
         }
     });
-    match (outcome, raised) {
-        (Ok(Ok(value)), None) => Ok(value),
-        (Ok(Ok(_)), Some(raised)) => {
-            let note = "the call had finished by then: what it saved is complete";
-            raised.value(py).call_method1("add_note", (note,))?;
-            Err(raised)
-        }
-        (_, Some(raised)) => Err(raised),
-        (Ok(Err(error)), None) => Err(errors::raise(py, &error)),
-        (Err(panic), None) => Err(errors::internal(py, panic.as_ref())),
-    }
+    (outcome, raised)
 }
 
 fn take_turn(py: Python<'_>, callback: &Callback, progress: &Progress) -> PyResult<()> {

@@ -9,9 +9,11 @@
     reason = "PyO3 hands arguments over as owned values and wants what it exports to be public"
 )]
 
+mod attempt;
 mod call;
 mod checkpoint;
 mod errors;
+mod job;
 mod options;
 mod report;
 mod salvage;
@@ -26,7 +28,11 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
+    use crate::attempt::Attempt;
+    #[pymodule_export]
     use crate::checkpoint::{Checkpoint, open};
+    #[pymodule_export]
+    use crate::job::{Arena, Job};
     #[pymodule_export]
     use crate::salvage::{salvage, survey};
     #[pymodule_export]

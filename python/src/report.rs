@@ -1,8 +1,11 @@
 //! Reports as dictionaries; `penstock.reports` gives them types.
 
+use std::path::Path;
+
 use penstock_store::part::Missing;
 use penstock_store::report::{LoadReport, Problem, SaveReport, Transport, VerifyReport};
 use penstock_store::salvage::SalvageReport;
+use penstock_store::save::{Committed, Written};
 use penstock_store::scrub::{Outcome, ScrubReport};
 use penstock_store::survey::{Described, Survey};
 use pyo3::prelude::*;
@@ -18,12 +21,38 @@ pub(crate) fn of_save<'py>(py: Python<'py>, report: &SaveReport) -> PyResult<Bou
     dict.set_item("tensors", report.tensors)?;
     dict.set_item("files", report.files)?;
     dict.set_item("seconds", report.seconds)?;
-    let phases = PyDict::new(py);
-    for (phase, seconds) in &report.phases {
-        phases.set_item(phase, seconds)?;
-    }
-    dict.set_item("phases", phases)?;
+    set_phases(&dict, &report.phases)?;
     set_transport(&dict, &report.transport)?;
+    Ok(dict)
+}
+
+/// What one rank wrote, and its vote.
+pub(crate) fn of_written<'py>(
+    py: Python<'py>,
+    path: &Path,
+    written: &Written,
+) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("path", path.as_os_str())?;
+    dict.set_item("bytes", written.bytes)?;
+    dict.set_item("tensor_bytes", written.tensor_bytes)?;
+    dict.set_item("tensors", written.tensors)?;
+    dict.set_item("files", written.files)?;
+    set_phases(&dict, &written.phases)?;
+    set_transport(&dict, &written.transport)?;
+    let part = &written.part;
+    dict.set_item("vote", (&part.file, part.bytes, part.digest.0))?;
+    Ok(dict)
+}
+
+pub(crate) fn of_commit<'py>(
+    py: Python<'py>,
+    committed: &Committed,
+) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("checkpoint_id", &committed.id)?;
+    dict.set_item("manifest_bytes", committed.manifest_bytes)?;
+    dict.set_item("left_behind", &committed.left_behind)?;
     Ok(dict)
 }
 
@@ -157,6 +186,14 @@ fn problems<'py>(py: Python<'py>, found: &[Problem]) -> PyResult<Bound<'py, PyLi
         problems.append(entry)?;
     }
     Ok(problems)
+}
+
+fn set_phases(dict: &Bound<'_, PyDict>, measured: &[(&'static str, f64)]) -> PyResult<()> {
+    let phases = PyDict::new(dict.py());
+    for (phase, seconds) in measured {
+        phases.set_item(phase, seconds)?;
+    }
+    dict.set_item("phases", phases)
 }
 
 fn set_transport(dict: &Bound<'_, PyDict>, transport: &Transport) -> PyResult<()> {

@@ -36,6 +36,26 @@ pub fn save<'py>(
     options: NativeOptions,
     progress: Callback,
 ) -> PyResult<Bound<'py, PyDict>> {
+    let state = state(tensors, aliases, tree)?;
+    let target = Target {
+        path,
+        step,
+        metadata: json(metadata, "metadata")?,
+        overwrite,
+    };
+    let options = options.convert()?;
+    let saved = call::run(py, &progress, |progress| {
+        penstock_store::save::save(state, &target, &options, progress)
+    })?;
+    report::of_save(py, &saved)
+}
+
+/// The state that a flattened one stands for.
+pub(crate) fn state(
+    tensors: Vec<TensorSource>,
+    aliases: Vec<NativeAlias>,
+    tree: String,
+) -> PyResult<State> {
     let mut state = State {
         tensors: Vec::with_capacity(tensors.len()),
         sources: Vec::with_capacity(tensors.len()),
@@ -47,17 +67,7 @@ pub fn save<'py>(
         state.tensors.push(spec);
         state.sources.push(region);
     }
-    let target = Target {
-        path,
-        step,
-        metadata: json(metadata, "metadata")?,
-        overwrite,
-    };
-    let options = options.convert()?;
-    let saved = call::run(py, &progress, |progress| {
-        penstock_store::save::save(&state, &target, &options, progress)
-    })?;
-    report::of_save(py, &saved)
+    Ok(state)
 }
 
 fn alias((name, tensor, view): NativeAlias) -> Alias {
@@ -69,7 +79,7 @@ fn alias((name, tensor, view): NativeAlias) -> Alias {
     Alias { name, tensor, view }
 }
 
-fn json(text: String, what: &str) -> PyResult<Box<RawValue>> {
+pub(crate) fn json(text: String, what: &str) -> PyResult<Box<RawValue>> {
     RawValue::from_string(text)
         .map_err(|error| PyValueError::new_err(format!("{what} is not JSON: {error}")))
 }

@@ -13,7 +13,6 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::call::{self, Callback};
-use crate::errors;
 use crate::options::NativeOptions;
 use crate::report;
 
@@ -40,14 +39,6 @@ fn text(path: &Path) -> OsString {
     path.as_os_str().to_owned()
 }
 
-/// Does file system work without the GIL.
-fn without_gil<T: Send>(
-    py: Python<'_>,
-    work: impl FnOnce() -> Result<T, Error> + Send,
-) -> PyResult<T> {
-    py.detach(work).map_err(|error| errors::raise(py, &error))
-}
-
 #[pymethods]
 impl Store {
     #[new]
@@ -64,7 +55,7 @@ impl Store {
 
     /// Every step by number with its state and the reason for it.
     fn steps(&self, py: Python<'_>) -> PyResult<Vec<(u64, &'static str, Option<String>)>> {
-        without_gil(py, || {
+        call::without_gil(py, || {
             let mut rows = Vec::new();
             for step in self.inner.steps()? {
                 rows.push(match self.inner.state(step) {
@@ -87,7 +78,7 @@ impl Store {
     /// Removes a step, also a protected one if told to; returns the bytes freed.
     #[pyo3(signature = (step, *, force))]
     fn delete(&self, py: Python<'_>, step: u64, force: bool) -> PyResult<u64> {
-        without_gil(py, || match force {
+        call::without_gil(py, || match force {
             true => self.inner.delete_protected(step),
             false => self.inner.delete(step),
         })
@@ -95,23 +86,23 @@ impl Store {
 
     /// Protects a step from deletion.
     fn protect(&self, py: Python<'_>, step: u64) -> PyResult<()> {
-        without_gil(py, || self.inner.protect(step))
+        call::without_gil(py, || self.inner.protect(step))
     }
 
     /// Takes the protection of a step away.
     fn unprotect(&self, py: Python<'_>, step: u64) -> PyResult<()> {
-        without_gil(py, || self.inner.unprotect(step))
+        call::without_gil(py, || self.inner.unprotect(step))
     }
 
     /// The protected steps.
     fn protected(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
-        without_gil(py, || self.inner.protected())
+        call::without_gil(py, || self.inner.protected())
     }
 
     /// Removes what dead saves left, or only looks for it; returns paths and bytes.
     #[pyo3(signature = (*, dry_run))]
     fn sweep(&self, py: Python<'_>, dry_run: bool) -> PyResult<Vec<(OsString, u64)>> {
-        let swept = without_gil(py, || match dry_run {
+        let swept = call::without_gil(py, || match dry_run {
             true => self.inner.orphans(),
             false => self.inner.sweep(),
         })?;
@@ -131,27 +122,27 @@ impl Store {
         saved: Option<u64>,
     ) -> PyResult<Vec<Row>> {
         let plan = || self.inner.plan_retention(keep_last, keep_every, saved);
-        Ok(without_gil(py, plan)?.into_iter().map(row).collect())
+        Ok(call::without_gil(py, plan)?.into_iter().map(row).collect())
     }
 
     /// Deletes checkpoints given by step and identity; returns the steps.
     fn retire(&self, py: Python<'_>, doomed: Vec<(u64, String)>) -> PyResult<Vec<u64>> {
-        without_gil(py, || self.inner.retire(&doomed))
+        call::without_gil(py, || self.inner.retire(&doomed))
     }
 
     /// Identity of what is at a step, where its manifest can be read.
     fn identity(&self, py: Python<'_>, step: u64) -> PyResult<Option<String>> {
-        without_gil(py, || self.inner.identity(step))
+        call::without_gil(py, || self.inner.identity(step))
     }
 
     /// Remembers that a checkpoint was read back whole and found right.
     fn mark_verified(&self, py: Python<'_>, step: u64, checkpoint_id: &str) -> PyResult<()> {
-        without_gil(py, || self.inner.mark_verified(step, checkpoint_id))
+        call::without_gil(py, || self.inner.mark_verified(step, checkpoint_id))
     }
 
     /// Remembers that a checkpoint was found damaged.
     fn mark_damaged(&self, py: Python<'_>, step: u64, checkpoint_id: &str) -> PyResult<()> {
-        without_gil(py, || self.inner.mark_damaged(step, checkpoint_id))
+        call::without_gil(py, || self.inner.mark_damaged(step, checkpoint_id))
     }
 
     /// Reads steps back that were not read for long; see `penstock.CheckpointStore.scrub`.
@@ -179,7 +170,7 @@ impl Store {
     /// What was read back and when: step, identity, seconds since 1970, whether it was damaged.
     fn marks(&self, py: Python<'_>) -> PyResult<Vec<(u64, String, u64, bool)>> {
         let row = |mark: Mark| (mark.step, mark.id, mark.at_seconds, mark.is_damaged);
-        let marks = without_gil(py, || self.inner.marks())?;
+        let marks = call::without_gil(py, || self.inner.marks())?;
         Ok(marks.into_iter().map(row).collect())
     }
 }

@@ -1,0 +1,211 @@
+//! `Attempt`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use penstock_io::file_system::{FileSystem, Native};
+use penstock_store::digest::Digest;
+use penstock_store::manifest::PartEntry;
+use penstock_store::save::{self, Target};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::call;
+use crate::report;
+use crate::save::json;
+
+/// A save that several ranks may share.
+#[pyclass(frozen, module = "penstock._native")]
+pub struct Attempt {
+    state: Mutex<State>,
+    id: String,
+    path: PathBuf,
+}
+
+/// Who has the attempt. A write takes it away for as long as it runs, so that nobody who wants to
+/// give up meanwhile waits for it.
+enum State {
+    Idle(Box<save::Attempt>),
+    Busy,
+    /// Given up while a write runs: how it ends when that does.
+    Doomed(End),
+    Gone,
+}
+
+/// How an attempt is given up.
+#[derive(Clone, Copy)]
+enum End {
+    Abandon,
+    Discard,
+}
+
+impl End {
+    fn carry_out(self, attempt: save::Attempt) {
+        match self {
+            End::Abandon => drop(attempt),
+            End::Discard => attempt.discard(),
+        }
+    }
+}
+
+impl Attempt {
+    fn of(attempt: save::Attempt) -> Attempt {
+        Attempt {
+            id: attempt.id().to_owned(),
+            path: attempt.path().to_owned(),
+            state: Mutex::new(State::Idle(Box::new(attempt))),
+        }
+    }
+
+    /// No panic can leave the state half changed, so a poisoned lock is as good as any.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, next: State) -> PyResult<save::Attempt> {
+        let mut state = self.lock();
+        match std::mem::replace(&mut *state, next) {
+            State::Idle(attempt) => Ok(*attempt),
+            other => {
+                let is_gone = matches!(other, State::Gone);
+                *state = other;
+                Err(PyRuntimeError::new_err(match is_gone {
+                    true => "the attempt was committed or given up",
+                    false => "a write of the attempt is under way",
+                }))
+            }
+        }
+    }
+
+    /// Takes the attempt out for a write; the guard puts it back.
+    pub(crate) fn lend(&self) -> PyResult<Lent<'_>> {
+        Ok(Lent {
+            attempt: Some(self.take(State::Busy)?),
+            lender: self,
+        })
+    }
+
+    fn end(&self, end: End) {
+        let mut state = self.lock();
+        let next = match &*state {
+            State::Idle(_) | State::Gone => State::Gone,
+            State::Busy | State::Doomed(_) => State::Doomed(end),
+        };
+        let before = std::mem::replace(&mut *state, next);
+        drop(state);
+        if let State::Idle(attempt) = before {
+            end.carry_out(*attempt);
+        }
+    }
+}
+
+/// An attempt that a write has; goes back when dropped.
+pub(crate) struct Lent<'a> {
+    attempt: Option<save::Attempt>,
+    lender: &'a Attempt,
+}
+
+impl Lent<'_> {
+    pub(crate) fn get(&mut self) -> &mut save::Attempt {
+        self.attempt.as_mut().expect("it goes back when dropped")
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        let attempt = self.attempt.take().expect("it goes back once");
+        let mut state = self.lender.lock();
+        match *state {
+            State::Doomed(end) => {
+                *state = State::Gone;
+                drop(state);
+                end.carry_out(attempt);
+            }
+            _ => *state = State::Idle(Box::new(attempt)),
+        }
+    }
+}
+
+fn file_system() -> Arc<dyn FileSystem> {
+    Arc::new(Native)
+}
+
+#[pymethods]
+impl Attempt {
+    /// Begins an attempt: creates the directory where needed and takes the lease.
+    #[staticmethod]
+    #[pyo3(signature = (path, *, overwrite))]
+    fn begin(py: Python<'_>, path: PathBuf, overwrite: bool) -> PyResult<Attempt> {
+        call::run(py, &None, |progress| {
+            save::Attempt::begin(&path, overwrite, &file_system(), progress)
+        })
+        .map(Attempt::of)
+    }
+
+    /// Joins an attempt that another rank began.
+    #[staticmethod]
+    fn join(py: Python<'_>, path: PathBuf, attempt_id: &str) -> PyResult<Attempt> {
+        if attempt_id.len() != 32 || !attempt_id.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            let message = format!("attempt_id cannot be {attempt_id:?}");
+            return Err(PyValueError::new_err(message));
+        }
+        call::run(py, &None, |progress| {
+            save::Attempt::join(&path, attempt_id, &file_system(), progress)
+        })
+        .map(Attempt::of)
+    }
+
+    /// Identity of the checkpoint that it will be.
+    #[getter]
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The checkpoint directory.
+    #[getter]
+    fn path(&self) -> OsString {
+        self.path.clone().into_os_string()
+    }
+
+    /// Publishes the checkpoint out of the votes of all ranks.
+    #[pyo3(signature = (parts, *, step, metadata, overwrite))]
+    fn commit<'py>(
+        &self,
+        py: Python<'py>,
+        parts: Vec<(u32, String, u64, u64)>,
+        step: Option<u64>,
+        metadata: String,
+        overwrite: bool,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let target = Target {
+            path: self.path.clone(),
+            step,
+            metadata: json(metadata, "metadata")?,
+            overwrite,
+        };
+        let part = |(rank, file, bytes, digest)| PartEntry {
+            rank,
+            file,
+            bytes,
+            digest: Digest(digest),
+        };
+        let parts = parts.into_iter().map(part).collect();
+        let attempt = self.take(State::Gone)?;
+        let committed = call::without_gil(py, || save::commit(attempt, &target, parts))?;
+        report::of_commit(py, &committed)
+    }
+
+    /// Gives up: removes the files of this rank, unless it has cast its vote. A write that is under
+    /// way goes on, and gives up when it ends.
+    fn abandon(&self, py: Python<'_>) {
+        py.detach(|| self.end(End::Abandon));
+    }
+
+    /// Gives up, once it is known that nobody counts the votes any more: removes all files of this
+    /// rank.
+    fn discard(&self, py: Python<'_>) {
+        py.detach(|| self.end(End::Discard));
+    }
+}

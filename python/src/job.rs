@@ -1,0 +1,217 @@
+//! `Job` and `Arena`: saves in the background.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use penstock_store::save::{self, Shards, Staging, Written};
+use penstock_store::{Error, Progress};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::attempt::Attempt;
+use crate::call;
+use crate::options::NativeOptions;
+use crate::report;
+use crate::save::{NativeAlias, json, state};
+use crate::tensor::TensorSource;
+
+/// Staging memory that is kept from save to save.
+#[pyclass(frozen, module = "penstock._native")]
+pub struct Arena {
+    inner: save::Arena,
+}
+
+#[pymethods]
+impl Arena {
+    #[new]
+    #[pyo3(signature = (budget_bytes))]
+    fn new(budget_bytes: Option<usize>) -> Arena {
+        let inner = save::Arena::new(budget_bytes);
+        Arena { inner }
+    }
+
+    /// Gives memory that no save uses at the moment back to the system.
+    fn release(&self, py: Python<'_>) {
+        py.detach(|| self.inner.release());
+    }
+
+    /// Bytes that it holds now.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.inner.held_bytes()
+    }
+}
+
+/// One rank's write, with the copying apart from the writing.
+#[pyclass(frozen, module = "penstock._native")]
+pub struct Job {
+    inner: save::Job,
+    path: PathBuf,
+    progress: Progress,
+    /// Written and not yet sealed.
+    shards: Mutex<Option<Shards>>,
+}
+
+impl Job {
+    /// No panic can leave the slot half changed, so a poisoned lock is as good as any.
+    fn shards(&self) -> MutexGuard<'_, Option<Shards>> {
+        self.shards.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stop(&self) {
+        self.progress.cancel();
+        self.inner.cancel();
+    }
+
+    /// Runs a write without the GIL. References to tensors that it lets go of are dropped as soon
+    /// as all are copied, not when the write ends.
+    fn run<T: Send>(
+        &self,
+        py: Python<'_>,
+        attempt: &Attempt,
+        work: impl FnOnce(&mut save::Attempt) -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
+        let mut lent = attempt.lend()?;
+        call::without_gil(py, move || {
+            thread::scope(|scope| {
+                if !self.inner.is_staged() {
+                    // Without this thread the references stay until the next call from Python.
+                    let _ = thread::Builder::new().spawn_scoped(scope, || {
+                        self.inner.wait_staged(None);
+                        Python::try_attach(|_| ());
+                    });
+                }
+                let result = work(lent.get());
+                // Back before Python goes on.
+                drop(lent);
+                result
+            })
+        })
+    }
+
+    fn report<'py>(&self, py: Python<'py>, written: &Written) -> PyResult<Bound<'py, PyDict>> {
+        report::of_written(py, &self.path, written)
+    }
+}
+
+#[pymethods]
+impl Job {
+    #[new]
+    #[pyo3(signature = (path, tensors, aliases, tree, *, options, arena, lazy, nice))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "all but the first four are keywords"
+    )]
+    fn new(
+        py: Python<'_>,
+        path: PathBuf,
+        tensors: Vec<TensorSource>,
+        aliases: Vec<NativeAlias>,
+        tree: String,
+        options: NativeOptions,
+        arena: Option<PyRef<'_, Arena>>,
+        lazy: bool,
+        nice: Option<u8>,
+    ) -> PyResult<Job> {
+        let state = state(tensors, aliases, tree)?;
+        let mut options = options.convert()?;
+        options.nice = nice;
+        let staging = Staging {
+            arena: arena.map(|arena| arena.inner.clone()),
+            is_lazy: lazy,
+        };
+        let inner = call::without_gil(py, || save::Job::new(state, &path, &options, &staging))?;
+        Ok(Job {
+            inner,
+            path,
+            progress: Progress::default(),
+            shards: Mutex::default(),
+        })
+    }
+
+    /// Copies what is not yet copied; when it returns the tensors may be changed. An exception that
+    /// a signal handler raises meanwhile cancels the job.
+    fn stage(&self, py: Python<'_>) -> PyResult<()> {
+        if self.inner.is_staged() {
+            return Ok(());
+        }
+        call::run_until(py, || self.stop(), || self.inner.stage(None))
+    }
+
+    /// Waits, without copying, until the tensors may be changed; tells whether that is so.
+    fn wait_staged(&self, py: Python<'_>, timeout_seconds: Option<f64>) -> PyResult<bool> {
+        let timeout = |seconds: f64| {
+            // Below zero is a look, and beyond any clock no bound.
+            Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX)
+        };
+        let timeout = timeout_seconds.map(timeout);
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let turn = left.map_or(call::TURN, |left| left.min(call::TURN));
+            if py.detach(|| self.inner.wait_staged(Some(turn))) {
+                return Ok(true);
+            }
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(false);
+            }
+            py.check_signals()?;
+        }
+    }
+
+    /// Whether the tensors may be changed.
+    #[getter]
+    fn is_staged(&self) -> bool {
+        self.inner.is_staged()
+    }
+
+    /// Writes everything and casts the vote. For a thread in the background: it takes no signals.
+    fn write<'py>(
+        &self,
+        py: Python<'py>,
+        attempt: &Attempt,
+        rank: u32,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let progress = &self.progress;
+        let write = |attempt: &mut save::Attempt| self.inner.write(attempt, rank, progress);
+        let written = self.run(py, attempt, write)?;
+        self.report(py, &written)
+    }
+
+    /// Writes all but the part, for `seal`.
+    fn write_shards(&self, py: Python<'_>, attempt: &Attempt, rank: u32) -> PyResult<()> {
+        let progress = &self.progress;
+        let write = |attempt: &mut save::Attempt| self.inner.write_shards(attempt, rank, progress);
+        *self.shards() = Some(self.run(py, attempt, write)?);
+        Ok(())
+    }
+
+    /// Writes the part, with another tree than the state's if one is given, and casts the vote.
+    fn seal<'py>(
+        &self,
+        py: Python<'py>,
+        attempt: &Attempt,
+        tree: Option<String>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let tree = tree.map(|tree| json(tree, "tree")).transpose()?;
+        let Some(shards) = self.shards().take() else {
+            return Err(PyRuntimeError::new_err("there are no shards to seal"));
+        };
+        let seal = |attempt: &mut save::Attempt| shards.seal(attempt, tree);
+        let written = self.run(py, attempt, seal)?;
+        self.report(py, &written)
+    }
+
+    /// Bytes written and bytes to write.
+    fn progress(&self) -> (u64, u64) {
+        (self.progress.bytes().0, self.inner.bytes())
+    }
+
+    /// Stops the job: a write under way ends with `KeyboardInterrupt`.
+    fn cancel(&self) {
+        self.stop();
+    }
+}
