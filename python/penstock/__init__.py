@@ -21,12 +21,16 @@ from penstock.errors import (
     PenstockError,
     PenstockWarning,
     ProtectedCheckpointError,
+    RankError,
+    SaveInProgressError,
     StateMismatchError,
     StorageError,
     UnsupportedStateError,
 )
+from penstock.flatten import PerRank
 from penstock.inspection import CheckpointInfo, MissingInfo, TensorInfo
 from penstock.options import Options
+from penstock.pending import PendingSave, SaveProgress, guard
 from penstock.recovery import Explanation, SalvageReport, TensorFate, explain, salvage
 from penstock.reports import (
     LoadReport,
@@ -55,12 +59,17 @@ __all__ = [
     "MissingInfo",
     "Options",
     "PartialCheckpointError",
+    "PendingSave",
     "PenstockError",
     "PenstockWarning",
+    "PerRank",
     "Problem",
     "ProtectedCheckpointError",
+    "RankError",
     "RetentionReport",
     "SalvageReport",
+    "SaveInProgressError",
+    "SaveProgress",
     "SaveReport",
     "ScrubReport",
     "ScrubbedStep",
@@ -72,6 +81,7 @@ __all__ = [
     "VerifyResult",
     "__version__",
     "explain",
+    "guard",
     "inspect",
     "load",
     "salvage",

@@ -5,22 +5,30 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import _native, dtypes, tree
 from penstock.errors import CheckpointNotFoundError, UnsupportedStateError
+from penstock.fetch import Fetched, fetch
 from penstock.flatten import flatten
 from penstock.gcpause import gc_paused
 from penstock.inspection import CheckpointInfo, describe, part_name
 from penstock.options import Options
 from penstock.partial import settle
+from penstock.pending import save_together
 from penstock.progress import Progress, shown
+from penstock.ranks import find as find_ranks
 from penstock.reports import LoadReport, Problem, SaveReport, VerifyResult
-from penstock.restore import Builder, Place, needed
+from penstock.restore import BYTES_TAGS, DATA_TAGS, Builder, Place, needed
+from penstock.saving import Target
 from penstock.targets import Targets
+from penstock.view import View, view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+    from torch.distributed import ProcessGroup
 
 STEP_MAX = (1 << 63) - 1
 _METADATA_INT_MAX = (1 << 63) - 1
@@ -35,6 +43,8 @@ def save(
     metadata: Mapping[str, Any] | None = None,
     options: Options | None = None,
     progress: bool | Progress = False,
+    process_group: ProcessGroup | None = None,
+    no_dist: bool = False,
 ) -> SaveReport:
     """Saves a state durably: when this returns, a crash or power cut cannot take it away.
 
@@ -49,6 +59,13 @@ def save(
 
     Tensors of the host are read where they are: they must not change during the call.
 
+    Where `torch.distributed` is initialized, all ranks call this with the same arguments and make
+    one checkpoint together, on a file system that they share. Each writes what it holds of every
+    `DTensor`; what several hold is written once. A plain tensor is taken to be the same on all
+    ranks and is written once as well, other than what is in `PerRank`, and vectors of up to 64 KiB
+    of ``uint8``, which are states of random generators. Everything else (arrays, byte strings,
+    plain values) is kept for each rank. Either all ranks return or all raise.
+
     Args:
         path: The checkpoint's directory; made if missing, its parents too.
         state: What to save.
@@ -59,12 +76,15 @@ def save(
         options: How bytes move; None for ``Options()``.
         progress: True for a bar on standard error, or a function called with the bytes done and
             the bytes in all.
+        process_group: The ranks that save together; None for all, if there are any.
+        no_dist: Save alone, whatever ranks there are: as one of them, or a different state on each.
 
     Returns:
         What was written and how.
 
     Raises:
         CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False.
+        RankError: Another rank failed, died, hangs, or saves something else.
         UnsupportedStateError: A leaf cannot be stored; the message names it.
         StorageError: The operating system failed an operation: disk full, read-only, …
 
@@ -78,9 +98,13 @@ def save(
         0.1
     """
     where = decode_path(path)
-    note = _encode_metadata(metadata)
+    note = encode_metadata(metadata)
     step = None if step is None else check_step(step)
     settings = to_native(options)
+    together = find_ranks(process_group, no_dist=no_dist)
+    if together is not None:
+        target = Target(path=where, step=step, metadata=note, overwrite=bool(overwrite))
+        return save_together(target, state, together, settings, progress)
     began = time.perf_counter()
     flat = flatten(state)
     flatten_seconds = time.perf_counter() - began
@@ -111,8 +135,15 @@ def load(
     allow_partial: bool = False,
     progress: bool | Progress = False,
     report: Callable[[LoadReport], object] | None = None,
+    rank: int | None = None,
 ) -> Any:
     """Loads a state; every byte handed out has been checked against its digest.
+
+    Ranks load each for itself, and any number of them what any number has saved. A `DTensor` in
+    ``into`` is filled with what this rank holds of it, and only that is read, however the tensor
+    was laid out when it was saved. Without ``into``, every tensor comes back whole. Of what was
+    kept for each rank, the own value comes back; beyond the ranks that saved, that of the rank
+    modulo their number.
 
     Args:
         path: The checkpoint's directory.
@@ -134,6 +165,8 @@ def load(
             the bytes in all.
         report: Called with the `LoadReport` when the state is complete; ``reports.append`` of a
             list keeps it, ``print`` shows it.
+        rank: Whose values to load; None for those of this process, where `torch.distributed` is
+            initialized, and else of rank 0.
 
     Returns:
         The state, or ``into`` (rebuilt where it is a tuple). New tensors and arrays of the host
@@ -168,15 +201,15 @@ def load(
         >>> reports[0].verified
         True
     """
-    loaded = read(
-        decode_path(path),
+    wanted = Wanted(
         into=into,
         keys=keys,
         device=device,
-        options=options,
         progress=progress,
-        allow_partial=allow_partial,
+        allow_partial=bool(allow_partial),
+        rank=rank,
     )
+    loaded = read(decode_path(path), wanted, options)
     if report is not None:
         report(loaded.report)
     return loaded.state
@@ -248,105 +281,133 @@ _REPLACED_MAX = 8
 
 
 class Loaded(NamedTuple):
-    """A state and how it was loaded."""
+    """A state and how it was loaded.
+
+    Attributes:
+        state: The state.
+        report: How.
+        is_whole: Whether every byte of every file was read.
+    """
 
     state: Any
     report: LoadReport
+    is_whole: bool
 
 
-def read(
-    path: str,
-    *,
-    into: Any = None,
-    keys: str | Iterable[str] | None = None,
-    device: Any = None,
-    options: Options | None = None,
-    progress: bool | Progress = False,
-    allow_partial: bool = False,
-) -> Loaded:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What of a checkpoint a caller wants, and where; see `load`."""
+
+    into: Any = None
+    keys: str | Iterable[str] | None = None
+    device: Any = None
+    progress: bool | Progress = False
+    allow_partial: bool = False
+    rank: int | None = None
+
+
+def read(path: str, wanted: Wanted, options: Options | None) -> Loaded:
     """`load`, with the report.
 
     A checkpoint that is replaced while it is read is read again: at every moment there is a whole
     one.
     """
-    wanted = (into, keys, device, options, progress, bool(allow_partial))
     with gc_paused():
         for _ in range(_REPLACED_MAX):
             try:
-                return _read_once(path, *wanted)
+                return _Reading(path, wanted, options).run()
             except CheckpointNotFoundError:
                 if not os.path.exists(os.path.join(path, "manifest.json")):
                     raise
-        return _read_once(path, *wanted)
+        return _Reading(path, wanted, options).run()
 
 
-def _read_once(
-    path: str,
-    into: Any,
-    keys: str | Iterable[str] | None,
-    device: Any,
-    options: Options | None,
-    progress: bool | Progress,
-    allow_partial: bool,
-) -> Loaded:
-    if into is not None and device is not None:
-        raise ValueError("device= places new tensors, into= fills existing ones: give one of them")
-    patterns = _check_patterns(keys)
-    settings = to_native(options)
-    target_device = _check_device(device)
-    began = time.perf_counter()
-    targets = None
-    indices = None
-    checkpoint = _native.open(path)
-    try:
-        tensors, aliases = checkpoint.tensors(), checkpoint.aliases()
-        part = part_name(checkpoint.files())
-        with tree.reading(path, part):
-            node = tree.parse(checkpoint.tree)
-            if patterns is not None:
-                node = tree.select(node, patterns, path)
-            node, is_left_out = settle(node, checkpoint, path, allow_partial=allow_partial)
-            if patterns is not None:
-                indices = needed(node, tensors, aliases)
-            if into is not None:
-                is_partial = patterns is not None or is_left_out
-                targets = Targets(node, into, tensors, aliases, path, is_partial=is_partial)
-        opened = time.perf_counter()
-        with shown(progress, "loading") as update:
-            buffers, places, fields = checkpoint.load(
-                indices,
-                None if targets is None else targets.native(),
-                options=settings,
-                progress=update,
+class _Reading:
+    """One attempt to load a checkpoint."""
+
+    def __init__(self, path: str, wanted: Wanted, options: Options | None) -> None:
+        if wanted.into is not None and wanted.device is not None:
+            raise ValueError(
+                "device= places new tensors, into= fills existing ones: give one of them"
             )
-    finally:
-        # An exception keeps this frame, and must not keep the files from being deleted.
-        checkpoint.release()
-    loaded = time.perf_counter()
-    where: dict[int, Place] = {
-        index: (buffers[place[0]], place[1])
-        for index, place in zip(
-            range(len(tensors)) if indices is None else indices, places, strict=True
+        self._path = path
+        self._wanted = wanted
+        self._patterns = _check_patterns(wanted.keys)
+        self._options = to_native(options)
+        self._device = _check_device(wanted.device)
+        self._rank = _check_rank(wanted.rank)
+
+    def run(self) -> Loaded:
+        """Loads it."""
+        began = time.perf_counter()
+        checkpoint = _native.open(self._path)
+        try:
+            part = part_name(checkpoint.files())
+            with tree.reading(self._path, part):
+                seen, targets = self._look(checkpoint)
+            opened = time.perf_counter()
+            with shown(self._wanted.progress, "loading") as update:
+                fetched = self._fetch(checkpoint, seen, targets, update)
+        finally:
+            # An exception keeps this frame, and must not keep the files from being deleted.
+            checkpoint.release()
+        loaded = time.perf_counter()
+        with tree.reading(self._path, part):
+            state = self._build(seen, targets, fetched.places)
+        ended = time.perf_counter()
+        phases = {
+            "open": opened - began,
+            **fetched.fields["phases"],
+            "build": ended - loaded,
+        }
+        changes = {"path": self._path, "phases": phases, "seconds": ended - began}
+        if checkpoint.partial is not None and checkpoint.partial[1]:
+            # The digests are those that it was salvaged with: they prove nothing about the
+            # original.
+            changes["verified"] = False
+        report = LoadReport(**{**fetched.fields, **changes})
+        return Loaded(state, report, fetched.is_whole)
+
+    def _look(self, checkpoint: _native.Checkpoint) -> tuple[View, Targets | None]:
+        """What is to be loaded, and what it goes into."""
+        seen = view(checkpoint, self._rank, self._wanted.into)
+        node = seen.node
+        if self._patterns is not None:
+            node = tree.select(node, self._patterns, self._path)
+        allow_partial = self._wanted.allow_partial
+        node, is_left_out = settle(node, checkpoint, self._path, allow_partial=allow_partial)
+        seen = seen._replace(node=node)
+        into = self._wanted.into
+        if into is None:
+            return seen, None
+        is_partial = self._patterns is not None or is_left_out
+        return seen, Targets(node, into, seen, self._path, is_partial=is_partial)
+
+    def _fetch(
+        self,
+        checkpoint: _native.Checkpoint,
+        seen: View,
+        targets: Targets | None,
+        update: Progress | None,
+    ) -> Fetched:
+        """Reads the bytes."""
+        selection = None
+        requests = [] if targets is None else targets.requests()
+        if self._patterns is not None or requests or seen.is_shared:
+            tags = DATA_TAGS if targets is None else BYTES_TAGS
+            selection = set(needed(seen.node, seen.tensors, seen.aliases, tags))
+            if targets is not None:
+                selection |= targets.beside() | targets.native().keys()
+        native = None if targets is None else targets.native()
+        return fetch(
+            checkpoint, seen, selection, native, requests, options=self._options, progress=update
         )
-        if place is not None
-    }
-    with tree.reading(path, part):
+
+    def _build(self, seen: View, targets: Targets | None, places: dict[int, Place]) -> Any:
         if targets is None:
-            state = Builder(tensors, aliases, where, target_device).build(node)
-        else:
-            builder = Builder(tensors, aliases, {**where, **targets.places()})
-            state = targets.finish(node, into, builder)
-    ended = time.perf_counter()
-    phases = {
-        "open": opened - began,
-        **fields["phases"],
-        "build": ended - loaded,
-    }
-    changes = {"path": path, "phases": phases, "seconds": ended - began}
-    if checkpoint.partial is not None and checkpoint.partial[1]:
-        # The digests are those that it was salvaged with: they prove nothing about the original.
-        changes["verified"] = False
-    return Loaded(state, LoadReport(**{**fields, **changes}))
+            return Builder(seen.tensors, seen.aliases, places, self._device).build(seen.node)
+        builder = Builder(seen.tensors, seen.aliases, {**places, **targets.places()})
+        return targets.finish(seen.node, self._wanted.into, builder)
 
 
 def decode_path(path: str | os.PathLike[str] | bytes) -> str:
@@ -379,7 +440,7 @@ def check_step(step: Any) -> int:
     return int(number)
 
 
-def to_native(options: Options | None) -> dict[str, object]:
+def to_native(options: Options | None) -> dict[str, Any]:
     """The options of a call as the native module takes them."""
     if options is None:
         options = Options()
@@ -400,6 +461,17 @@ def _check_patterns(keys: str | Iterable[str] | None) -> list[str] | None:
     return patterns
 
 
+def _check_rank(rank: Any) -> int:
+    if rank is None:
+        together = find_ranks(None, no_dist=False)
+        return 0 if together is None else together.rank
+    if type(rank) is not int:
+        raise TypeError(f"rank={rank!r}: must be an int or None")
+    if rank < 0:
+        raise ValueError(f"rank={rank}: must not be negative")
+    return rank
+
+
 def _check_device(device: Any) -> Any:
     """A device that tensors can be put on; None for the host."""
     if device is None or device == "cpu":
@@ -414,7 +486,7 @@ def _check_device(device: Any) -> Any:
     return None if place.type == "cpu" else place
 
 
-def _encode_metadata(metadata: Mapping[str, Any] | None) -> str:
+def encode_metadata(metadata: Mapping[str, Any] | None) -> str:
     """A note as JSON text, refused if it would come back as something else."""
     if metadata is None:
         return "{}"

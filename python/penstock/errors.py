@@ -24,6 +24,8 @@ __all__ = [
     "PenstockError",
     "PenstockWarning",
     "ProtectedCheckpointError",
+    "RankError",
+    "SaveInProgressError",
     "StateMismatchError",
     "StorageError",
     "UnsupportedStateError",
@@ -240,6 +242,34 @@ class StorageError(PenstockError, OSError):
         self.errno = errno
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
+
+
+class RankError(PenstockError):
+    """Of the ranks that save together, one failed, is not there, or saw something else.
+
+    Attributes:
+        rank: The first such rank, by its number in the process group.
+    """
+
+    _fields = ("rank",)
+
+    def __init__(self, message: str, *, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class SaveInProgressError(PenstockError):
+    """An earlier save of this store is still running, and ``if_busy="error"`` was given.
+
+    Attributes:
+        path: Where the earlier one saves to.
+    """
+
+    _fields = ("path",)
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class MissingDependencyError(PenstockError, ImportError):

@@ -19,6 +19,8 @@ from penstock.errors import UnsupportedStateError
 if TYPE_CHECKING:
     import torch
 
+    from collections.abc import Sequence
+
     from penstock._native import _TensorSource
 
 CPU = "cpu"
@@ -193,6 +195,37 @@ def _span(
     return low, high + item_bytes
 
 
+def narrow(memory: Memory, at: Sequence[int], shape: tuple[int, ...]) -> Memory:
+    """A block of a memory of the host.
+
+    Args:
+        memory: Where the elements are.
+        at: Index of the block's first element.
+        shape: The block's sizes.
+    """
+    strides = memory.strides or contiguous_strides(memory.shape, memory.item_bytes)
+    address = memory.address + sum(
+        index * stride for index, stride in zip(at, strides, strict=True)
+    )
+    is_contiguous = all(
+        size == 1 or stride == wanted
+        for size, stride, wanted in zip(
+            shape, strides, contiguous_strides(shape, memory.item_bytes), strict=True
+        )
+    )
+    return Memory(
+        memory.owner,
+        memory.dtype,
+        memory.item_bytes,
+        shape,
+        None if is_contiguous else strides,
+        address,
+        memory.low,
+        memory.high,
+        memory.device,
+    )
+
+
 def to_source(memory: Memory, name: str) -> _TensorSource:
     """What the native module reads; elements of other devices are copied to the host here."""
     if memory.device != CPU:
@@ -207,3 +240,12 @@ def to_source(memory: Memory, name: str) -> _TensorSource:
         memory.item_bytes,
         memory.owner,
     )
+
+
+def contiguous_strides(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
+    """Row-major strides, in the unit of ``item_bytes``."""
+    strides = []
+    for dim in reversed(shape):
+        strides.append(item_bytes)
+        item_bytes *= max(dim, 1)
+    return tuple(reversed(strides))

@@ -64,10 +64,14 @@ class Options:
         extent_bytes: Bytes of one request: a multiple of 1 MiB, at most 1 GiB.
         io_threads: Threads that copy, digest and submit, 1 to 1024.
         staging_bytes: Bound on the memory a call stages data in, whatever the checkpoint's size:
-            at least two extents and 1 MiB beside each. Where it has no room for the extents that
+            at least two extents and 1 MiB beside each. Not given, it is 256 MiB; for
+            `CheckpointStore.save_async` as much as the state has, up to half of the memory that
+            is free. Where it has no room for the extents that
             ``io_threads`` and ``queue_depth`` ask for, it lowers those; ``choices`` says so.
         verify: Whether a load checks every byte that it hands out against its digest.
         shard_bytes: Bound on the data in one file, at least 4096.
+        rank_timeout_seconds: Where many ranks save together, how long one that has done its part
+            waits for the others, 1 to 86400. Not less than a save takes the slowest.
 
     Raises:
         ValueError: A value, or an environment variable, is out of range.
@@ -87,6 +91,7 @@ class Options:
     staging_bytes: int | None = _setting("staging_bytes", _number, None)
     verify: bool = _setting("verify", _flag, True)
     shard_bytes: int | None = _setting("shard_bytes", _number, None)
+    rank_timeout_seconds: int = _setting("rank_timeout_seconds", _number, 300)
 
     def __post_init__(self) -> None:
         _check_word("engine", self.engine, ("auto", "uring", "threads"))
@@ -100,10 +105,11 @@ class Options:
         staging_bytes_min = 2 * ((self.extent_bytes or _MIB) + _MIB)
         _check_range("staging_bytes", self.staging_bytes, staging_bytes_min, 1 << 50)
         _check_range("shard_bytes", self.shard_bytes, 4096, 1 << 50)
+        _check_range("rank_timeout_seconds", self.rank_timeout_seconds, 1, 86_400)
         if type(self.verify) is not bool:
             raise TypeError(f"verify={self.verify!r}: must be True or False")
 
-    def to_native(self) -> dict[str, object]:
+    def to_native(self) -> dict[str, Any]:
         """The same as the dictionary that the native module takes."""
         return {name: getattr(self, name) for name in self.__slots__}
 

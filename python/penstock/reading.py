@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock import _native, checkpoint
 from penstock.errors import (
@@ -18,6 +18,7 @@ from penstock.errors import (
 )
 
 if TYPE_CHECKING:
+    from penstock.checkpoint import Wanted
     from penstock.options import Options
 
 _VANISHED_MAX = 8
@@ -51,7 +52,7 @@ class Reader:
         # The native module gives paths for display; ours also holds what is no UTF-8.
         return os.path.join(self._root, os.path.basename(path))
 
-    def newest(self, wanted: dict[str, Any]) -> checkpoint.Loaded:
+    def newest(self, wanted: Wanted) -> checkpoint.Loaded:
         """Loads the newest step whose files are there.
 
         Raises:
@@ -69,7 +70,7 @@ class Reader:
             chosen = self._newest()
         return self.step(chosen, wanted)
 
-    def step(self, step: int, wanted: dict[str, Any]) -> checkpoint.Loaded:
+    def step(self, step: int, wanted: Wanted) -> checkpoint.Loaded:
         """Loads a step.
 
         Raises:
@@ -80,7 +81,7 @@ class Reader:
         except CorruptCheckpointError as error:
             raise self._with_way_back(error, step) from error
 
-    def newest_good(self, last: int | None, wanted: dict[str, Any]) -> checkpoint.Loaded:
+    def newest_good(self, last: int | None, wanted: Wanted) -> checkpoint.Loaded:
         """Loads the newest step that turns out to be good, or the newest such up to ``last``.
 
         Raises:
@@ -131,16 +132,16 @@ class Reader:
         skipped.append((step, reason))
         self.warnings.append(f"step {step} is passed over for an older one: {reason}")
 
-    def _read(self, step: int, wanted: dict[str, Any]) -> checkpoint.Loaded:
+    def _read(self, step: int, wanted: Wanted) -> checkpoint.Loaded:
         # Another checkpoint may take its place meanwhile, which is not the damaged one.
         checkpoint_id = self._native.identity(step)
         try:
-            loaded = checkpoint.read(self.path(step), options=self._options, **wanted)
+            loaded = checkpoint.read(self.path(step), wanted, self._options)
         except CorruptCheckpointError:
             if checkpoint_id is not None:
                 self.mark(step, checkpoint_id, is_good=False)
             raise
-        if wanted["keys"] is None and not wanted["allow_partial"] and loaded.report.verified:
+        if loaded.is_whole and not wanted.allow_partial and loaded.report.verified:
             self.mark(step, loaded.report.checkpoint_id, is_good=True)
         return loaded
 

@@ -25,7 +25,8 @@ class SaveReport:
         tensor_bytes: Bytes of tensor data.
         seconds: Wall time of the whole call.
         phases: Wall time of each phase: ``flatten`` (walking the state), ``plan``, ``write``,
-            ``sync``, ``commit``.
+            ``sync``, ``commit``. ``stage``, the copying of an asynchronous save, overlaps with
+            others; ``commit`` includes waiting for other ranks.
         tensors: Tensors stored; tied ones count once.
         files: Files written.
         engine: ``"uring"`` or ``"threads"``.
@@ -40,6 +41,8 @@ class SaveReport:
         queue_depth: Requests in flight per thread, at most.
         extent_bytes: Bytes of one request, at most.
         staging_peak_bytes: Most memory that was staged at one time.
+        rank: Number of the rank that this is the report of; bytes, tensors and files are its own.
+        world_size: How many ranks saved together.
     """
 
     path: str
@@ -61,6 +64,8 @@ class SaveReport:
     queue_depth: int
     extent_bytes: int
     staging_peak_bytes: int
+    rank: int = 0
+    world_size: int = 1
 
     @property
     def gb_per_second(self) -> float:

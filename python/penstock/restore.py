@@ -15,8 +15,8 @@ import numpy as np
 from penstock import dtypes
 from penstock.errors import MissingDependencyError
 from penstock.flatten import FACTORIES
+from penstock.memory import contiguous_strides
 from penstock.scalars import TreeError, decode, decode_key, member
-from penstock.ties import View, contiguous_strides
 from penstock.tree import LEVELS_MAX, SKIPPED, Node, pairs
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from penstock._native import _Alias
+    from penstock.ties import View
 
 Row: TypeAlias = tuple[str, str, tuple[int, ...], str, int, int]
 """Name, dtype, shape, file, begin, end of a stored tensor."""
@@ -34,6 +35,9 @@ Place: TypeAlias = tuple[Any, int]
 
 DATA_TAGS = frozenset({"tensor", "ndarray", "bytes", "bytearray"})
 """Leaves whose bytes may lie in a shard."""
+
+BYTES_TAGS = frozenset({"bytes", "bytearray"})
+"""Those of them that are copied out of what was read."""
 
 _ATOMS = frozenset({type(None), bool, int, float, str})
 
@@ -46,8 +50,13 @@ def is_data(node: Node) -> bool:
     return type(tag) is str and tag in DATA_TAGS and "v" not in node
 
 
-def needed(node: Node, tensors: Sequence[Row], aliases: Sequence[_Alias]) -> list[int]:
-    """Indices of the stored tensors that a tree refers to, in ascending order."""
+def needed(
+    node: Node,
+    tensors: Sequence[Row],
+    aliases: Sequence[_Alias],
+    tags: frozenset[str] = DATA_TAGS,
+) -> list[int]:
+    """Indices of the stored tensors that a tree's leaves of some kinds refer to, ascending."""
     found: set[int] = set()
     rest = [node]
     while rest:
@@ -55,7 +64,8 @@ def needed(node: Node, tensors: Sequence[Row], aliases: Sequence[_Alias]) -> lis
         if type(node) is list:
             rest += node
         elif is_data(node):
-            found.add(reference(node, tensors, aliases)[0])
+            if node["$"] in tags:
+                found.add(reference(node, tensors, aliases)[0])
         elif type(node) is dict:
             rest += node.values()
     return sorted(found)

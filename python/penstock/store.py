@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import time
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
 
 from penstock import _native, checkpoint
 from penstock.errors import (
     CorruptCheckpointError,
     PenstockError,
     PenstockWarning,
+    SaveInProgressError,
 )
+from penstock.pending import PendingSave
 from penstock.progress import shown
+from penstock.ranks import find as find_ranks
 from penstock.reading import Reader
 from penstock.reports import Problem, ScrubbedStep, ScrubReport
 from penstock.retention import Retention
+from penstock.saving import Save, Target
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Mapping
 
+    from torch.distributed import ProcessGroup
+
     from penstock.options import Options
     from penstock.progress import Progress
+    from penstock.ranks import Ranks
     from penstock.reports import LoadReport, RetentionReport, SaveReport, VerifyResult
     from penstock.retention import Keep
 
@@ -83,6 +91,12 @@ class CheckpointStore:
         keep: Asked about each step that would be deleted, with the step and the metadata it was
             saved with: True keeps it. If it raises, nothing is deleted and the save stands.
         options: How bytes move; None for ``Options()``.
+        process_group: The ranks that use it together, where `torch.distributed` is initialized;
+            None for all.
+        no_dist: Use it alone, whatever ranks there are.
+
+    Where ranks use it together, all of them call `save`, `save_async` and, without a step, `load`
+    in the same order; see `penstock.save`. What deletes is done by rank 0.
 
     Raises:
         ValueError: An argument is out of range.
@@ -106,12 +120,19 @@ class CheckpointStore:
         keep_every: int | None = None,
         keep: Keep | None = None,
         options: Options | None = None,
+        process_group: ProcessGroup | None = None,
+        no_dist: bool = False,
     ) -> None:
         self._root = checkpoint.decode_path(root)
         self._retention = Retention(keep_last, keep_every, keep)
         checkpoint.to_native(options)
         self._options = options
         self._native = _native.Store(self._root)
+        self._process_group = process_group
+        self._no_dist = no_dist
+        self._ranks()
+        self._pending: PendingSave | None = None
+        self._arena: _native.Arena | None = None
 
     def __repr__(self) -> str:
         return f"CheckpointStore({self._root!r})"
@@ -151,6 +172,7 @@ class CheckpointStore:
             UnsupportedStateError: A leaf cannot be stored; the message names it.
             StorageError: The operating system failed an operation.
         """
+        self._settle()
         report = checkpoint.save(
             self.path(step),
             state,
@@ -159,17 +181,186 @@ class CheckpointStore:
             metadata=metadata,
             options=self._options,
             progress=progress,
+            process_group=self._process_group,
+            no_dist=self._no_dist,
         )
-        if not self._retention.keeps_all:
-            try:
-                self._retention.apply(self._native, step, dry_run=False)
-            except PenstockError as error:
-                message = f"step {step} is saved, but older steps could not be deleted: {error}"
-                warnings.warn(message, PenstockWarning, stacklevel=2)
-            except Exception as error:
-                message = f"step {step} is saved, but nothing was deleted: keep() raised {error!r}"
-                warnings.warn(message, PenstockWarning, stacklevel=2)
+        self._retire(step, 2)
         return report
+
+    @overload
+    def save_async(
+        self,
+        step: int,
+        state: Any,
+        *,
+        lazy: bool = False,
+        if_busy: Literal["wait", "error"] = "wait",
+        metadata: Mapping[str, Any] | None = None,
+        overwrite: bool = False,
+    ) -> PendingSave: ...
+    @overload
+    def save_async(
+        self,
+        step: int,
+        state: Any,
+        *,
+        lazy: bool = False,
+        if_busy: Literal["skip"],
+        metadata: Mapping[str, Any] | None = None,
+        overwrite: bool = False,
+    ) -> PendingSave | None: ...
+    def save_async(
+        self,
+        step: int,
+        state: Any,
+        *,
+        lazy: bool = False,
+        if_busy: Literal["wait", "skip", "error"] = "wait",
+        metadata: Mapping[str, Any] | None = None,
+        overwrite: bool = False,
+    ) -> PendingSave | None:
+        """Saves a state as a step in the background.
+
+        The state is copied into memory that the store keeps for the next save, and may be changed
+        as soon as this returns. ``Options.staging_bytes`` bounds that memory; what exceeds it waits
+        until the first of it is written. `close` gives it back.
+
+        With ``lazy=True`` this returns at once, and the state is copied while training goes on: it
+        may not be changed before `PendingSave.stage`, which `penstock.guard` calls for an optimizer
+        at the right moment. Tensors of up to 64 KiB are copied at once all the same.
+
+        A save that failed raises its error from the next `save` or `save_async`, unless somebody
+        has had it from `PendingSave.result`; that next save is not done then.
+
+        Args:
+            step: The training step.
+            state: What to save; see `penstock.save`.
+            lazy: Whether to copy the state later.
+            if_busy: What to do while the store's last save is still running: ``"wait"`` for it,
+                ``"skip"`` this one and return None, or raise an ``"error"``. Among many ranks,
+                what rank 0 finds counts for all.
+            metadata: A note of plain JSON.
+            overwrite: Replace the step if it is complete already.
+
+        Raises:
+            CheckpointExistsError: The step is complete already and ``overwrite`` is False.
+            SaveInProgressError: The last save is still running and ``if_busy`` is ``"error"``.
+            UnsupportedStateError: A leaf cannot be stored; the message names it.
+            PenstockError: The error of the last save, if nobody has seen it.
+
+        Example:
+            >>> import numpy as np, penstock, tempfile
+            >>> with penstock.CheckpointStore(tempfile.mkdtemp()) as store:
+            ...     for step in range(3):
+            ...         pending = store.save_async(step, {"w": np.full(3, step)})
+            >>> store.steps()
+            [0, 1, 2]
+        """
+        began = time.perf_counter()
+        if if_busy not in ("wait", "skip", "error"):
+            raise ValueError(f"if_busy={if_busy!r}: must be one of 'wait', 'skip', 'error'")
+        target = Target(
+            path=self.path(step),
+            step=checkpoint.check_step(step),
+            metadata=checkpoint.encode_metadata(metadata),
+            overwrite=bool(overwrite),
+        )
+        ranks = self._ranks()
+        number = 0 if ranks is None else ranks.enter(target.label)
+        options = checkpoint.to_native(self._options)
+        if if_busy != "wait" and self._is_busy(ranks, number, options["rank_timeout_seconds"]):
+            if if_busy == "skip":
+                return None
+            raise self._busy()
+        self._settle()
+        if ranks is None and not overwrite:
+            target.check_free()
+        if self._arena is None:
+            self._arena = _native.Arena(options["staging_bytes"])
+        save = Save(
+            target,
+            state,
+            options=options,
+            ranks=ranks,
+            number=number,
+            arena=self._arena,
+            lazy=lazy,
+        )
+        pending = PendingSave(save, lazy=lazy, after=lambda: self._retire(target.step or 0, 0))
+        self._pending = pending
+        if not lazy:
+            pending.stage()
+        pending.stall_seconds = time.perf_counter() - began
+        return pending
+
+    def wait(self) -> None:
+        """Waits for the store's last `save_async`, if one is running.
+
+        Raises:
+            PenstockError: Its error, if nobody has seen it.
+        """
+        self._settle()
+
+    def close(self) -> None:
+        """Waits for the last `save_async` and gives its memory back; the store stays usable.
+
+        Raises:
+            PenstockError: The error of that save, if nobody has seen it.
+        """
+        try:
+            self._settle()
+        finally:
+            self._arena = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ranks(self) -> Ranks | None:
+        return find_ranks(self._process_group, no_dist=self._no_dist)
+
+    def _settle(self) -> None:
+        """Waits for the save under way, and raises what nobody has seen of it."""
+        pending, self._pending = self._pending, None
+        if pending is None or not pending.is_ours:
+            return
+        try:
+            pending.settle()
+        except BaseException:
+            if not pending.done():
+                # A Ctrl-C: it is still under way.
+                self._pending = pending
+            raise
+
+    def _is_busy(self, ranks: Ranks | None, number: int, timeout_seconds: float) -> bool:
+        is_busy = self._pending is not None and not self._pending.done()
+        if ranks is None:
+            return is_busy
+        return ranks.agree_busy(number, is_busy, timeout_seconds)
+
+    def _busy(self) -> SaveInProgressError:
+        path = self._root if self._pending is None else self._pending.path
+        return SaveInProgressError(
+            f"{path} is still being saved: wait for it (if_busy='wait'), leave this one out "
+            "('skip'), or save less often",
+            path=path,
+        )
+
+    def _retire(self, step: int, stacklevel: int) -> None:
+        """Deletes what the store no longer keeps, now that a step is saved."""
+        ranks = self._ranks()
+        if self._retention.keeps_all or (ranks is not None and not ranks.is_coordinator):
+            return
+        try:
+            self._retention.apply(self._native, step, dry_run=False)
+        except PenstockError as error:
+            message = f"step {step} is saved, but older steps could not be deleted: {error}"
+            warnings.warn(message, PenstockWarning, stacklevel=stacklevel + 1)
+        except Exception as error:
+            message = f"step {step} is saved, but nothing was deleted: keep() raised {error!r}"
+            warnings.warn(message, PenstockWarning, stacklevel=stacklevel + 1)
 
     def load(
         self,
@@ -215,13 +406,15 @@ class CheckpointStore:
             StateMismatchError: A key matches nothing, or ``into`` does not fit.
             StorageError: The operating system failed an operation.
         """
-        wanted = {
-            "into": into,
-            "keys": keys,
-            "device": device,
-            "progress": progress,
-            "allow_partial": allow_partial,
-        }
+        ranks = self._ranks()
+        wanted = checkpoint.Wanted(
+            into=into,
+            keys=keys,
+            device=device,
+            progress=progress,
+            allow_partial=bool(allow_partial),
+            rank=None if ranks is None else ranks.rank,
+        )
         reader = self._reader()
         last = None if step is None else checkpoint.check_step(step)
         try:

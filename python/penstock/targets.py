@@ -18,17 +18,19 @@ import numpy as np
 
 from penstock import ties
 from penstock.errors import StateMismatchError, UnsupportedStateError
-from penstock.memory import CPU, Memory, of_array, of_tensor
+from penstock.memory import CPU, Memory, contiguous_strides, narrow, of_array, of_tensor
 from penstock.refusals import refusal
-from penstock.restore import Builder, Place, Row, is_data, reference
+from penstock.restore import Builder, Place, is_data, reference
 from penstock.scalars import TreeError, label
+from penstock.sharding import Box, boxes_of
 from penstock.tree import LEVELS_MAX, ROOT, SEQUENCES, SKIPPED, Node, branches
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from penstock._native import _Alias
+    from penstock._native import _BoxRequest
     from penstock.ties import View
+    from penstock.view import View as Seen
 
 _REPORTED_MAX = 10
 _SOLVER_WORK_MAX = 10_000
@@ -45,6 +47,8 @@ class Target:
         node: The leaf it is filled from.
         index: The stored tensor of that leaf.
         view: Which part of it.
+        boxes: For a `DTensor`, what this rank holds of it; the memory is that of its local tensor.
+        is_whole: Whether the stored tensor has to be put together from boxes.
     """
 
     name: str
@@ -53,13 +57,38 @@ class Target:
     node: dict[str, Node]
     index: int
     view: View | None
+    boxes: list[Box] | None
+    is_whole: bool
 
     @property
     def is_direct(self) -> bool:
         """Whether the native module can fill it in place, byte for byte."""
+        return self._is_reachable and self.memory.strides is None and not self._is_boxed
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether the native module can fill it in place, box by box."""
+        return self._is_reachable and self._is_boxed
+
+    @property
+    def _is_reachable(self) -> bool:
         memory = self.memory
-        is_plain = memory.device == CPU and memory.strides is None and memory.high > memory.low
-        return is_plain and self.view is None
+        return memory.device == CPU and memory.high > memory.low and self.view is None
+
+    @property
+    def _is_boxed(self) -> bool:
+        return self.boxes is not None or self.is_whole
+
+    def requests(self, key: str | int) -> list[_BoxRequest]:
+        """What the native module fills: of the tensor ``key``, boxes and where they go."""
+        memory = self.memory
+        zeros = (0,) * len(memory.shape)
+        boxes = [Box(zeros, memory.shape, zeros)] if self.boxes is None else self.boxes
+        found: list[_BoxRequest] = []
+        for box in boxes:
+            part = narrow(memory, box.at, box.shape)
+            found.append((key, box.start, box.shape, part.address, part.strides, memory.owner))
+        return found
 
     @property
     def claim(self) -> tuple[Any, ...]:
@@ -68,11 +97,14 @@ class Target:
         A claim is the stored tensor, and where its first element would lie.
         """
         memory = self.memory
+        if self.boxes is not None:
+            boxes = tuple(self.boxes)
+            return (self.index, memory.device, memory.address, memory.strides, boxes)
         if self.view is None:
             return (self.index, memory.device, memory.address, memory.strides)
         shape, strides, offset = self.view
         item_bytes = memory.item_bytes
-        own = memory.strides or ties.contiguous_strides(memory.shape, item_bytes)
+        own = memory.strides or contiguous_strides(memory.shape, item_bytes)
         for dim, stride, own_stride in zip(shape, strides, own, strict=True):
             if dim > 1 and stride * item_bytes != own_stride:
                 return (self.index, memory.device, memory.address, own, self.view)
@@ -85,8 +117,7 @@ class Targets:
     Args:
         node: The checkpoint's tree, `SKIPPED` where nothing was asked for.
         state: The state to fill.
-        tensors: The checkpoint's stored tensors.
-        aliases: Its aliases.
+        seen: What this rank sees of the checkpoint.
         path: The checkpoint, for messages.
         is_partial: Whether the state may hold more than the tree.
 
@@ -99,14 +130,12 @@ class Targets:
         self,
         node: Node,
         state: Any,
-        tensors: Sequence[Row],
-        aliases: Sequence[_Alias],
+        seen: Seen,
         path: str,
         *,
         is_partial: bool,
     ) -> None:
-        self._tensors = tensors
-        self._aliases = aliases
+        self._seen = seen
         self._path = path
         self._is_partial = is_partial
         self._found: list[Target] = []
@@ -117,9 +146,29 @@ class Targets:
         if self._mismatches:
             raise self._mismatch()
         self._direct: dict[int, Target] = {}
+        self._filled: dict[tuple[Any, ...], Target] = {}
         for target in self._found:
             if target.is_direct:
                 self._direct.setdefault(target.index, target)
+            elif target.is_filled:
+                self._filled.setdefault(target.claim, target)
+
+    def beside(self) -> set[int]:
+        """Indices of the tensors that have to be loaded beside the targets, in full."""
+        return {
+            target.index
+            for target in self._found
+            if not target.is_direct and not target.is_filled and target.index not in self._direct
+        }
+
+    def requests(self) -> list[_BoxRequest]:
+        """What the native module fills box by box."""
+        wholes = self._seen.wholes
+        return [
+            request
+            for target in self._filled.values()
+            for request in target.requests(wholes.get(target.index, target.index))
+        ]
 
     def native(self) -> dict[int, tuple[int, int, object]]:
         """Memory for the native module to fill: index -> (address, bytes, owner)."""
@@ -137,11 +186,12 @@ class Targets:
         # What can still fail comes first: nothing is assigned before everything is built.
         assignments: list[tuple[Any, Any, Any]] = []
         state = self._rebuild(node, state, builder, assignments)
-        filled = {target.claim for target in self._direct.values()}
+        filled = {target.claim for target in self._direct.values()} | set(self._filled)
         for target in self._found:
             if target.claim not in filled:
                 _copy(builder, target)
-        _bump_versions([target.value for target in self._direct.values()])
+        in_place = [*self._direct.values(), *self._filled.values()]
+        _bump_versions([target.memory.owner for target in in_place])
         for container, key, value in assignments:
             container[key] = value
         return state
@@ -209,19 +259,24 @@ class Targets:
                     self._add(prefix + label(key), "is in the target, not in the checkpoint")
 
     def _match_tensor(self, node: dict[str, Node], state: Any, name: str) -> None:
-        index, view = reference(node, self._tensors, self._aliases)
-        _, dtype, shape, *_ = self._tensors[index]
+        index, view = reference(node, self._seen.tensors, self._seen.aliases)
+        _, dtype, shape, *_ = self._seen.tensors[index]
         shape = shape if view is None else view[0]
+        boxes = None
         try:
-            memory = _memory_of(state, name)
+            if is_sharded(state):
+                memory, target_shape, boxes = _held(state, name)
+            else:
+                memory = _memory_of(state, name)
+                target_shape = () if memory is None else memory.shape
         except UnsupportedStateError as error:
             self._add(name, f"cannot be filled: {str(error).removeprefix(f'{name}: ')}")
             return
         if memory is None:
             self._add(name, f"tensor in the checkpoint, {_kind(state)} in the target")
-        elif memory.shape != shape:
+        elif target_shape != shape:
             self._add(
-                name, f"shape {list(shape)} in the checkpoint, {list(memory.shape)} in the target"
+                name, f"shape {list(shape)} in the checkpoint, {list(target_shape)} in the target"
             )
         elif memory.dtype != dtype:
             self._add(name, f"dtype {dtype} in the checkpoint, {memory.dtype} in the target")
@@ -230,7 +285,8 @@ class Targets:
         elif _overlaps_itself(memory):
             self._add(name, "the target is expanded: its elements share memory")
         else:
-            self._found.append(Target(name, state, memory, node, index, view))
+            is_whole = index in self._seen.wholes
+            self._found.append(Target(name, state, memory, node, index, view, boxes, is_whole))
 
     def _find_conflicts(self) -> None:
         """Targets that share memory have to be tied in the checkpoint in the same way."""
@@ -297,6 +353,19 @@ def _memory_of(value: Any, name: str) -> Memory | None:
     return None
 
 
+def is_sharded(value: Any) -> bool:
+    """Whether it is a `DTensor`, of which this rank holds a part."""
+    # Without the module there is none, and it takes a while to import.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and type(value) is module.DTensor
+
+
+def _held(value: Any, name: str) -> tuple[Memory, tuple[int, ...], list[Box]]:
+    """Of a `DTensor`: the memory of its local tensor, its shape, and what of it that holds."""
+    held = boxes_of(value, name)
+    return of_tensor(value.detach().to_local(), name), tuple(value.shape), held
+
+
 def _overlaps_itself(memory: Memory) -> bool:
     """Whether two elements may share bytes; exact for every layout that PyTorch makes."""
     if memory.strides is None or memory.high == memory.low:
@@ -348,11 +417,24 @@ def _copy(builder: Builder, target: Target) -> None:
         return
     torch = sys.modules["torch"]
     value, source = target.value, builder.leaf(target.node, "tensor")
+    if target.boxes is not None:
+        _copy_boxes(target.memory.owner, source, target.boxes)
+        return
     with torch.inference_mode(value.is_inference()), torch.no_grad():
         if value.itemsize == 1:
             # PyTorch copies no int4 and its like, but bytes.
             value, source = value.view(torch.uint8), source.view(torch.uint8)
         value.copy_(source)
+
+
+def _copy_boxes(local: Any, source: Any, boxes: list[Box]) -> None:
+    """Fills what a rank holds of a `DTensor` from the whole of it."""
+    torch = sys.modules["torch"]
+    with torch.no_grad():
+        for box in boxes:
+            wanted = tuple(slice(low, low + size) for low, size in zip(*box[:2], strict=True))
+            place = tuple(slice(low, low + size) for low, size in zip(box.at, box.shape, strict=True))
+            local[place].copy_(source[wanted])
 
 
 def _bytes_of(value: Any) -> np.ndarray[Any, Any]:

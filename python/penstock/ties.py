@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
+from penstock.memory import contiguous_strides
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -129,12 +131,3 @@ def _view(memory: Memory, container: Memory) -> View | None:
         tuple(stride // item_bytes for stride in strides),
         offset_bytes // item_bytes,
     )
-
-
-def contiguous_strides(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
-    """Row-major strides, in the unit of ``item_bytes``."""
-    strides = []
-    for dim in reversed(shape):
-        strides.append(item_bytes)
-        item_bytes *= max(dim, 1)
-    return tuple(reversed(strides))

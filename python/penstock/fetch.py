@@ -1,0 +1,98 @@
+"""Reading the bytes of a view: stored tensors as they lie, wholes and boxes put together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock import _native
+    from penstock._native import _BoxRequest
+    from penstock.progress import Progress
+    from penstock.restore import Place
+    from penstock.view import View
+
+_SUMS = ("bytes", "bytes_read", "bounced_bytes", "tensors", "files", "seconds")
+"""What adds up in the reports of two reads."""
+
+
+class Fetched(NamedTuple):
+    """What was read.
+
+    Attributes:
+        places: Where each tensor's bytes are, of those that were not read into targets.
+        fields: Of the `LoadReport`.
+        is_whole: Whether every byte of every file was read.
+    """
+
+    places: dict[int, Place]
+    fields: dict[str, Any]
+    is_whole: bool
+
+
+def fetch(
+    checkpoint: _native.Checkpoint,
+    seen: View,
+    selection: Iterable[int] | None,
+    targets: dict[int, tuple[int, int, object]] | None,
+    requests: list[_BoxRequest],
+    *,
+    options: dict[str, Any],
+    progress: Progress | None,
+) -> Fetched:
+    """Reads tensors and boxes.
+
+    Args:
+        checkpoint: The checkpoint, open.
+        seen: The view of it that indices belong to.
+        selection: Indices of the tensors to read; None for everything in every file.
+        targets: Memory for some of them: index -> (address, bytes, owner).
+        requests: Boxes that go elsewhere; see `penstock._native.Checkpoint.fill`.
+        options: How bytes move.
+        progress: Called with the bytes done and in all; anew for each of two reads.
+    """
+    stored = None if selection is None else sorted(set(selection) - seen.wholes.keys())
+    places: dict[int, Place] = {}
+    for index in sorted(seen.wholes.keys() & set(selection or ())):
+        _, _, shape, _, _, nbytes = seen.tensors[index]
+        if nbytes:
+            memory = np.empty(nbytes, np.uint8)
+            places[index] = (memory, 0)
+            zeros = (0,) * len(shape)
+            address = memory.ctypes.data
+            requests.append((seen.wholes[index], zeros, shape, address, None, memory))
+    reads = []
+    if stored or stored is None or not requests:
+        buffers, found, fields = checkpoint.load(
+            stored, targets, options=options, progress=progress
+        )
+        reads.append(fields)
+        indices = range(len(seen.tensors)) if stored is None else stored
+        places |= {
+            index: (buffers[place[0]], place[1])
+            for index, place in zip(indices, found, strict=True)
+            if place is not None
+        }
+    if requests:
+        reads.append(checkpoint.fill(requests, options=options, progress=progress))
+    return Fetched(places, _merged(reads), stored is None)
+
+
+def _merged(reads: list[dict[str, Any]]) -> dict[str, Any]:
+    """One report of one read or two."""
+    if len(reads) == 1:
+        return reads[0]
+    one, other = reads
+    merged = {**one, **other}
+    merged |= {name: one[name] + other[name] for name in _SUMS}
+    merged["phases"] = {
+        name: one["phases"].get(name, 0.0) + other["phases"].get(name, 0.0)
+        for name in one["phases"] | other["phases"]
+    }
+    merged["fallbacks"] = list(dict.fromkeys(one["fallbacks"] + other["fallbacks"]))
+    merged["direct_io"] = one["direct_io"] or other["direct_io"]
+    merged["staging_peak_bytes"] = max(one["staging_peak_bytes"], other["staging_peak_bytes"])
+    return merged

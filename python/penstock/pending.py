@@ -1,0 +1,379 @@
+"""`PendingSave`: a save that goes on while the caller does."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.errors import PenstockError, StateMismatchError
+from penstock.progress import shown
+from penstock.saving import Save
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.progress import Progress
+    from penstock.ranks import Ranks
+    from penstock.reports import SaveReport
+    from penstock.saving import Target
+
+
+_TURN_SECONDS = 0.05
+"""How often the one who waits looks at the progress, and a Ctrl-C gets its turn."""
+
+
+class SaveProgress(NamedTuple):
+    """How far a save has come.
+
+    Attributes:
+        bytes_done: Bytes on their way to storage, of this rank.
+        bytes_total: Bytes to write.
+    """
+
+    bytes_done: int
+    bytes_total: int
+
+
+class PendingSave:
+    """A save that goes on in the background; what `CheckpointStore.save_async` returns.
+
+    The process does not exit before it is done, and what failed and was never asked for is
+    reported on standard error then. Methods may be called from any thread.
+
+    Attributes:
+        path: The checkpoint's directory.
+        step: The training step.
+        stall_seconds: How long the call that returned this took: what training lost.
+
+    Example:
+        >>> import numpy as np, penstock, tempfile
+        >>> store = penstock.CheckpointStore(tempfile.mkdtemp())
+        >>> w = np.ones(3)
+        >>> pending = store.save_async(1, {"w": w})
+        >>> w += 1
+        >>> pending.result().step
+        1
+        >>> store.load()["w"]
+        array([1., 1., 1.])
+    """
+
+    def __init__(self, save: Save, *, lazy: bool, after: Callable[[], None]) -> None:
+        self.path = save.target.path
+        self.step = save.target.step
+        self.stall_seconds = 0.0
+        self._save: Save | None = save
+        self._job = save.job
+        self._after = after
+        self._report: SaveReport | None = None
+        self._error: BaseException | None = None
+        self._torn: StateMismatchError | None = None
+        self._is_seen = False
+        self._done = threading.Event()
+        self._lock = threading.Lock()
+        self._versions = _versions(save.owners) if lazy else None
+        save.owners = []
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="penstock-save")
+        if lazy:
+            _unstaged.add(self)
+        _live.add(self)
+        try:
+            self._thread.start()
+        except BaseException:
+            _live.discard(self)
+            _unstaged.discard(self)
+            self._job.cancel()
+            raise
+
+    def __repr__(self) -> str:
+        what = "saved" if self.done() and self._error is None else "failed"
+        return f"<PendingSave of {self.path!r}: {what if self.done() else 'running'}>"
+
+    def stage(self) -> None:
+        """Copies what is not copied yet, at the speed of memory; the state is free to change then."""
+        self._check_process()
+        self._job.stage()
+        self._staged()
+
+    def wait_staged(self, timeout_seconds: float | None = None) -> bool:
+        """Waits until the state is free to change: everything is copied, or the save has failed.
+
+        Unlike `stage`, leaves the copying to the background.
+
+        Args:
+            timeout_seconds: For how long to wait; None for as long as it takes.
+
+        Returns:
+            Whether it is.
+        """
+        self._check_process()
+        if not self._job.wait_staged(timeout_seconds):
+            return False
+        self._staged()
+        return True
+
+    def done(self) -> bool:
+        """Whether it has come to an end, good or bad."""
+        return self._done.is_set()
+
+    def result(self, timeout_seconds: float | None = None) -> SaveReport:
+        """Waits until the checkpoint is complete and on stable storage.
+
+        Args:
+            timeout_seconds: For how long to wait; None for as long as it takes.
+
+        Returns:
+            What was written and how.
+
+        Raises:
+            TimeoutError: It is still running; nothing is wrong yet.
+            StateMismatchError: A lazy save found a tensor changed before it was copied.
+            PenstockError: Whatever else `penstock.save` raises.
+        """
+        self._check_process()
+        if not self._done.wait(timeout_seconds):
+            raise TimeoutError(f"{self.path} is still being saved")
+        self._thread.join()
+        self._is_seen = True
+        if self._error is not None:
+            raise self._error
+        if self._report is None:
+            raise AssertionError("a save that has ended has a report or an error")
+        return self._report
+
+    def exception(self, timeout_seconds: float | None = None) -> BaseException | None:
+        """Waits for the end as `result` does, and returns the error, if there was one.
+
+        Raises:
+            TimeoutError: It is still running.
+        """
+        try:
+            self.result(timeout_seconds)
+        except TimeoutError:
+            if not self.done():
+                raise
+            return self._error
+        except BaseException:
+            if self._error is None:
+                raise
+            return self._error
+        return None
+
+    def progress(self) -> SaveProgress:
+        """How far it has come."""
+        return SaveProgress(*self._job.progress())
+
+    def cancel(self) -> None:
+        """Gives up, unless the commit has begun; `result` raises KeyboardInterrupt then.
+
+        Of many ranks, the others learn of it and fail.
+        """
+        self._check_process()
+        self._job.cancel()
+
+    # What the store asks.
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process saves, and not the one that it is a fork of."""
+        return self._pid == os.getpid()
+
+    def settle(self) -> None:
+        """Waits for the end, and raises the error that nobody has seen, if there is one."""
+        self._done.wait()
+        if not self._is_seen and self._error is not None:
+            self._is_seen = True
+            raise self._error
+
+    @property
+    def unseen(self) -> str | None:
+        """What the user has to be told at the end, if anything."""
+        if self._is_seen or not self.is_ours:
+            return None
+        if not self._done.is_set():
+            return f"{self.path} was still being saved and is lost"
+        return None if self._error is None else f"{self.path} was not saved: {self._error}"
+
+    def _run(self) -> None:
+        try:
+            save = self._save
+            if save is None:
+                raise AssertionError("a save runs once")
+            report = save.run(self._check_torn)
+            self._report = report
+            # A warning that is made an error must not undo a commit.
+            with contextlib.suppress(Exception):
+                self._after()
+        except BaseException as error:
+            # Of its frames, so that nothing of the state stays alive with it.
+            self._error = (self._torn or error).with_traceback(None)
+        finally:
+            _unstaged.discard(self)
+            self._versions = None
+            self._save = None
+            self._done.set()
+            if self._error is None:
+                _live.discard(self)
+
+    def _staged(self) -> None:
+        """Compares the tensors with what they were, once they are all copied.
+
+        What it finds is the save's failure, and not that of a training step that waited for it.
+        """
+        with self._lock:
+            versions, self._versions = self._versions, None
+            _unstaged.discard(self)
+            changed = sum(tensor._version != version for tensor, version in versions or ())
+            if changed:
+                self._torn = StateMismatchError(
+                    f"{self.path}: {changed} of the state's tensors were changed while a lazy save "
+                    "copied them, so it was given up: call penstock.guard(optimizer) once, or "
+                    "pending.stage() before each change",
+                    path=self.path,
+                )
+                self._job.cancel()
+
+    def _check_torn(self) -> None:
+        self._staged()
+        if self._torn is not None:
+            raise self._torn
+
+    def _check_process(self) -> None:
+        if not self.is_ours:
+            raise PenstockError(
+                f"{self.path} is saved by process {self._pid}, of which this one is a fork: wait "
+                "for it there"
+            )
+
+
+def _versions(owners: list[Any]) -> list[tuple[Any, int]]:
+    """Tensors with a count of how often each was changed."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    return [
+        (owner, owner._version)
+        for owner in owners
+        if isinstance(owner, torch.Tensor) and not owner.is_inference()
+    ]
+
+
+_unstaged: weakref.WeakSet[PendingSave] = weakref.WeakSet()
+"""Lazy saves whose state must not change yet."""
+
+_live: set[PendingSave] = set()
+"""Saves that run, or have failed: somebody has to hear of them."""
+
+
+def stage_all() -> None:
+    """Copies what any lazy save of this process has not copied yet."""
+    for pending in list(_unstaged):
+        if pending.is_ours:
+            pending.stage()
+
+
+def save_together(
+    target: Target,
+    state: Any,
+    ranks: Ranks,
+    options: dict[str, Any],
+    progress: bool | Progress,
+) -> SaveReport:
+    """Saves a state with other ranks, and waits for it.
+
+    Raises:
+        RankError: Another rank failed, is not there or saves something else.
+        PenstockError: Whatever else `penstock.save` raises.
+    """
+    save = Save(
+        target, state, options=options, ranks=ranks, number=ranks.enter(target.label), lazy=True
+    )
+    save.owners.clear()
+    pending = PendingSave(save, lazy=False, after=_nothing)
+    with shown(progress, "saving") as update:
+        try:
+            while not pending._done.wait(_TURN_SECONDS):
+                if update is not None:
+                    update(*pending.progress())
+            if update is not None:
+                update(*pending.progress())
+        except BaseException:
+            pending.cancel()
+            pending.exception()
+            raise
+    return pending.result()
+
+
+def _nothing() -> None:
+    pass
+
+
+class Guard:
+    """Keeps an optimizer from changing what a lazy save has not copied; see `guard`."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._handle = optimizer.register_step_pre_hook(self._before_step)
+        self.waited_seconds = 0.0
+        """Time that steps have waited so far."""
+
+    def remove(self) -> None:
+        """Takes the guard off the optimizer."""
+        self._handle.remove()
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if _unstaged:
+            began = time.perf_counter()
+            stage_all()
+            self.waited_seconds += time.perf_counter() - began
+
+
+def guard(optimizer: Any) -> Guard:
+    """Makes ``optimizer.step()`` copy first whatever a lazy save has not copied yet.
+
+    Call it once for each optimizer whose parameters or state are saved with
+    ``save_async(…, lazy=True)``. What else changes tensors of the state between a save and the
+    next step, such as an average of the weights, has to call `PendingSave.stage` itself; where it
+    does not, the save notices and fails.
+
+    Args:
+        optimizer: A `torch.optim.Optimizer`.
+
+    Returns:
+        The guard, which can be removed.
+
+    Example:
+        >>> import penstock, tempfile, torch
+        >>> model = torch.nn.Linear(4, 4)
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> guard = penstock.guard(optimizer)
+        >>> store = penstock.CheckpointStore(tempfile.mkdtemp())
+        >>> pending = store.save_async(1, model.state_dict(), lazy=True)
+        >>> model(torch.ones(4)).sum().backward()
+        >>> optimizer.step()
+        >>> pending.result().step
+        1
+    """
+    return Guard(optimizer)
+
+
+@atexit.register
+def _report_unseen() -> None:
+    for pending in list(_live):
+        message = pending.unseen
+        if message is not None:
+            sys.stderr.write(f"penstock: {message}\n")
+
+
+def _forget_in_child() -> None:
+    # The threads are the parent's.
+    _live.clear()
+    _unstaged.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,307 @@
+"""One save of this process, alone or among many ranks: taken apart, staged, written, committed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock import _native
+from penstock.errors import CheckpointNotFoundError, PenstockError, RankError
+from penstock.flatten import flatten
+from penstock.ranks import Vote
+from penstock.reports import SaveReport
+from penstock.sharding import Sharder, is_balanced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.flatten import Flattened
+    from penstock.ranks import Ranks
+
+_RANK_ALONE = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where and as what a state is saved.
+
+    Attributes:
+        path: The checkpoint's directory.
+        step: The training step, if any.
+        metadata: The user's note as JSON text.
+        overwrite: Whether a complete checkpoint is replaced.
+    """
+
+    path: str
+    step: int | None
+    metadata: str
+    overwrite: bool
+
+    @property
+    def label(self) -> str:
+        """What ranks that save the same call the same, wherever they have it mounted."""
+        name = os.path.basename(os.path.abspath(self.path))
+        return name if self.step is None else f"{name} (step {self.step})"
+
+    def check_free(self) -> None:
+        """Refuses early what the commit would refuse in any case.
+
+        Raises:
+            CheckpointExistsError: A complete checkpoint is there.
+        """
+        if os.path.exists(os.path.join(self.path, "manifest.json")):
+            # It says so with the same words, and after the directory is synced.
+            _native.Attempt.begin(self.path, overwrite=False).abandon()
+
+
+class Save:
+    """One save, of which the caller's thread does the first part and any thread the rest.
+
+    Args:
+        target: Where to.
+        state: What.
+        options: How bytes move, as the native module takes it.
+        ranks: Who saves together; None for this process alone.
+        number: The round in which they do.
+        arena: Memory for staging; None for what one call needs.
+        lazy: Whether the state is copied while it is written, or as soon as `stage` is called.
+
+    Raises:
+        UnsupportedStateError: A leaf cannot be stored; the message names it.
+        RankError: Another rank is not there.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        state: Any,
+        *,
+        options: dict[str, Any],
+        ranks: Ranks | None = None,
+        number: int = 0,
+        arena: _native.Arena | None = None,
+        lazy: bool,
+    ) -> None:
+        self.target = target
+        self._ranks = ranks
+        self._number = number
+        self._timeout_seconds: float = options["rank_timeout_seconds"]
+        self._began = time.perf_counter()
+        self._balance = 0
+        self._check: Callable[[], None] = lambda: None
+        try:
+            flat = self._take_apart(state)
+            self._flatten_seconds = time.perf_counter() - self._began
+            self.owners = [source[6] for source in flat.tensors]
+            self.job = _native.Job(
+                target.path,
+                flat.tensors,
+                flat.aliases,
+                flat.tree,
+                options=options,
+                arena=arena,
+                lazy=lazy,
+                nice=None,
+            )
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
+    def _take_apart(self, state: Any) -> Flattened:
+        ranks = self._ranks
+        if ranks is None:
+            return flatten(state)
+        from penstock.spread import spread
+
+        flat = spread(state, Sharder(ranks.rank, ranks.global_ranks))
+        members = ranks.class_of(self._number, flat.balance.plain, self._timeout_seconds)
+        if len(members.ranks) != ranks.size:
+            flat = spread(state, Sharder(ranks.rank, ranks.global_ranks, members))
+        self._balance = flat.balance.sum
+        return flat
+
+    def run(self, check: Callable[[], None]) -> SaveReport:
+        """Writes what this rank has to write, and sees the save through to its commit.
+
+        Args:
+            check: Called before this rank commits itself; what it raises ends the save.
+
+        Raises:
+            CheckpointExistsError: A complete checkpoint is there.
+            RankError: Another rank failed, is not there or saw other tensors.
+            StorageError: The operating system failed an operation.
+        """
+        self._check = check
+        try:
+            if self._ranks is None:
+                return self._run_alone()
+            if self._ranks.is_coordinator:
+                return self._run_coordinator(self._ranks)
+            return self._run_member(self._ranks)
+        finally:
+            # Whoever waits for the state to be staged is let go, and its memory is.
+            self.job.cancel()
+
+    def _run_alone(self) -> SaveReport:
+        target = self.target
+        attempt = _native.Attempt.begin(target.path, overwrite=target.overwrite)
+        try:
+            written = self._write(attempt, _RANK_ALONE)
+            file, nbytes, digest = written["vote"]
+            return self._commit(attempt, written, [(_RANK_ALONE, file, nbytes, digest)])
+        finally:
+            attempt.abandon()
+
+    def _write(self, attempt: _native.Attempt, rank: int) -> dict[str, Any]:
+        written = self.job.write(attempt, rank)
+        self._check()
+        return written
+
+    def _commit(
+        self,
+        attempt: _native.Attempt,
+        written: dict[str, Any],
+        parts: list[tuple[int, str, int, int]],
+    ) -> SaveReport:
+        began = time.perf_counter()
+        target = self.target
+        committed = attempt.commit(
+            parts, step=target.step, metadata=target.metadata, overwrite=target.overwrite
+        )
+        if committed["left_behind"] is not None:
+            written["fallbacks"].append(committed["left_behind"])
+        written["bytes"] += committed["manifest_bytes"]
+        written["files"] += 1
+        return self._report(written, committed["checkpoint_id"], time.perf_counter() - began)
+
+    # Among many ranks.
+
+    def _run_coordinator(self, ranks: Ranks) -> SaveReport:
+        target, number = self.target, self._number
+        try:
+            attempt = _native.Attempt.begin(target.path, overwrite=target.overwrite)
+        except BaseException as error:
+            ranks.post_not_begun(number, error)
+            raise
+        is_open = True
+        try:
+            ranks.post_begun(number, attempt.id)
+            written = self._write(attempt, ranks.rank)
+            _, nbytes, digest = written["vote"]
+            own = Vote(nbytes, digest, self._balance)
+            votes = ranks.count_votes(number, own, self._timeout_seconds)
+            parts = self._check_votes(votes, written["vote"][0])
+            # From here on a failure need not mean that nothing is committed.
+            is_open = False
+            report = self._commit(attempt, written, parts)
+        except BaseException as error:
+            ranks.forget_classes()
+            ranks.post_outcome(number, {**ranks.describe(error), "discard": is_open})
+            raise
+        finally:
+            attempt.abandon()
+        ranks.post_outcome(number, {"id": report.checkpoint_id})
+        return report
+
+    def _check_votes(self, votes: list[Vote], own_file: str) -> list[tuple[int, str, int, int]]:
+        """The parts that the votes are for, after a look at each.
+
+        Raises:
+            RankError: They do not make a checkpoint together.
+        """
+        if not is_balanced(vote.balance for vote in votes):
+            raise RankError(
+                f"{self.target.path}: the ranks do not hold the same tensors: a DTensor has to be "
+                "in the state of every rank of its mesh, under the same name, with the same type, "
+                "shape and placements; nothing was committed",
+                rank=0,
+            )
+        _, attempt = own_file.split(".", 1)
+        parts = []
+        for rank, vote in enumerate(votes):
+            file = f"part-{rank:05}.{attempt}"
+            found = None
+            with contextlib.suppress(OSError):
+                found = os.stat(os.path.join(self.target.path, file)).st_size
+            if found != vote.part_bytes:
+                raise RankError(
+                    f"{self.target.path}: what rank {rank} wrote is not there: all ranks have to "
+                    "save to one directory of a file system that they share; nothing was "
+                    "committed",
+                    rank=rank,
+                )
+            parts.append((rank, file, vote.part_bytes, vote.part_digest))
+        return parts
+
+    def _run_member(self, ranks: Ranks) -> SaveReport:
+        number, attempt = self._number, None
+        try:
+            attempt_id = ranks.wait_begun(number, self.target.label, self._timeout_seconds)
+            attempt = self._join(attempt_id, ranks)
+            written = self._write(attempt, ranks.rank)
+        except BaseException as error:
+            ranks.forget_classes()
+            ranks.post_failure(number, error)
+            if attempt is not None:
+                attempt.abandon()
+            raise
+        began = time.perf_counter()
+        try:
+            _, nbytes, digest = written["vote"]
+            ranks.cast(number, Vote(nbytes, digest, self._balance))
+            outcome = ranks.wait_outcome(number, self._timeout_seconds)
+            if "error" in outcome:
+                ranks.forget_classes()
+                if outcome.get("discard"):
+                    attempt.discard()
+                raise ranks.error_of(outcome)
+        finally:
+            attempt.abandon()
+        return self._report(written, outcome["id"], time.perf_counter() - began)
+
+    def _join(self, attempt_id: str, ranks: Ranks) -> _native.Attempt:
+        path = self.target.path
+        try:
+            return _native.Attempt.join(path, attempt_id)
+        except CheckpointNotFoundError:
+            raise RankError(
+                f"rank {ranks.rank} does not see {path}, which rank 0 has made: all ranks have to "
+                "save to one directory of a file system that they share",
+                rank=ranks.rank,
+            ) from None
+
+    def _give_up(self, error: BaseException) -> None:
+        """Lets the others know that this rank will not come."""
+        ranks = self._ranks
+        if ranks is None:
+            return
+        ranks.forget_classes()
+        with contextlib.suppress(PenstockError):
+            if ranks.is_coordinator:
+                ranks.post_not_begun(self._number, error)
+            else:
+                ranks.post_failure(self._number, error)
+
+    def _report(
+        self, written: dict[str, Any], checkpoint_id: str, commit_seconds: float
+    ) -> SaveReport:
+        fields = {key: value for key, value in written.items() if key != "vote"}
+        phases = {
+            "flatten": self._flatten_seconds,
+            **written["phases"],
+            "commit": commit_seconds,
+        }
+        ranks = self._ranks
+        changes = {
+            "path": self.target.path,
+            "step": self.target.step,
+            "checkpoint_id": checkpoint_id,
+            "phases": phases,
+            "seconds": time.perf_counter() - self._began,
+            "rank": 0 if ranks is None else ranks.rank,
+            "world_size": 1 if ranks is None else ranks.size,
+        }
+        return SaveReport(**{**fields, **changes})
