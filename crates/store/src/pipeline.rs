@@ -5,7 +5,7 @@
 //! workers; whatever is in flight is waited for before any memory is released.
 
 pub(crate) mod damage;
-mod prepared;
+pub(crate) mod prepared;
 pub mod read;
 pub mod write;
 
