@@ -206,4 +206,5 @@ def to_source(memory: Memory, name: str) -> _TensorSource:
         memory.strides,
         memory.item_bytes,
         memory.owner,
+        None,
     )
