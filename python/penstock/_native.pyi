@@ -21,8 +21,12 @@ __all__ = [
 _Progress: TypeAlias = Callable[[int, int], object] | None
 _View: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int]
 _Alias: TypeAlias = tuple[str, int, _View | None]
+_Box: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...]]
 _TensorSource: TypeAlias = tuple[
-    str, str, tuple[int, ...], int, tuple[int, ...] | None, int, object
+    str, str, tuple[int, ...], int, tuple[int, ...] | None, int, object, _Box | None
+]
+_Fill: TypeAlias = tuple[
+    str | int, tuple[int, ...], tuple[int, ...], int, tuple[int, ...] | None, object
 ]
 
 @final
@@ -53,6 +57,9 @@ class Checkpoint:
     def metadata(self) -> str: ...
     @property
     def tree(self) -> str: ...
+    def trees(self) -> list[str]: ...
+    def offsets(self) -> list[tuple[int, int]]: ...
+    def boxes(self) -> list[tuple[int, str, tuple[int, ...], tuple[int, ...]]]: ...
     @property
     def partial(self) -> tuple[str | None, bool] | None: ...
     def missing(self) -> list[tuple[str, str, tuple[int, ...], str]]: ...
@@ -70,6 +77,9 @@ class Checkpoint:
         options: dict[str, object],
         progress: _Progress,
     ) -> tuple[list[HostBuffer], list[tuple[int, int] | None], dict[str, Any]]: ...
+    def fill(
+        self, requests: list[_Fill], *, options: dict[str, object], progress: _Progress
+    ) -> dict[str, Any]: ...
 
 @final
 class Arena:

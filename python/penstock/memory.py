@@ -239,6 +239,7 @@ def to_source(memory: Memory, name: str) -> _TensorSource:
         memory.strides,
         memory.item_bytes,
         memory.owner,
+        None,
     )
 
 

@@ -5,16 +5,18 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use penstock_store::checkpoint;
-use penstock_store::part::View;
+use penstock_store::fill::Whole;
+use penstock_store::part::{TensorBox, View};
 use penstock_store::plan::read::Placement;
+use penstock_store::report::LoadReport;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyTuple};
 
 use crate::call::{self, Callback};
 use crate::errors;
 use crate::options::NativeOptions;
 use crate::report::{self, MissingRow};
-use crate::tensor::{self, HostBuffer, TensorTarget};
+use crate::tensor::{self, HostBuffer, NativeFill, TensorTarget};
 
 /// Buffers, where each tensor is in them, and the report.
 type Loaded<'py> = (
@@ -22,6 +24,9 @@ type Loaded<'py> = (
     Vec<Option<(usize, u64)>>,
     Bound<'py, PyDict>,
 );
+
+/// Index, global name, global shape, start.
+type BoxRow<'py> = (usize, String, Bound<'py, PyTuple>, Bound<'py, PyTuple>);
 
 /// Opens a complete checkpoint; no tensor data is read.
 #[pyfunction]
@@ -89,14 +94,33 @@ impl Checkpoint {
         self.inner.manifest().metadata.get()
     }
 
-    /// Structure and plain leaves as JSON text.
+    /// Structure and plain leaves of the first rank as JSON text.
     #[getter]
-    fn tree(&self, py: Python<'_>) -> PyResult<&str> {
-        let tree = self
-            .inner
-            .tree()
-            .map_err(|error| errors::raise(py, &error))?;
-        Ok(tree.get())
+    fn tree(&self) -> &str {
+        self.inner.tree(0).get()
+    }
+
+    /// The same of every rank.
+    fn trees(&self) -> Vec<&str> {
+        let ranks = 0..self.inner.manifest().world_size;
+        ranks.map(|rank| self.inner.tree(rank).get()).collect()
+    }
+
+    /// Where the tensors and the aliases of each rank begin among those of all.
+    fn offsets(&self) -> Vec<(usize, usize)> {
+        self.inner.offsets()
+    }
+
+    /// Every entry that is a box of a global tensor, by its index.
+    fn boxes<'py>(&self, py: Python<'py>) -> PyResult<Vec<BoxRow<'py>>> {
+        let entries = self.inner.part().tensors.iter().enumerate();
+        let boxes = entries.filter_map(|(index, entry)| Some((index, entry.region.as_ref()?)));
+        let row = |(index, region): (usize, &TensorBox)| {
+            let (shape, start) = (&region.shape, &region.start);
+            let (shape, start) = (PyTuple::new(py, shape)?, PyTuple::new(py, start)?);
+            Ok((index, region.tensor.clone(), shape, start))
+        };
+        boxes.map(row).collect()
     }
 
     /// Of what was salvaged: identity of its source, where known, and whether it is unverified.
@@ -133,7 +157,7 @@ impl Checkpoint {
         part.tensors
             .iter()
             .map(|tensor| {
-                let shape = pyo3::types::PyTuple::new(py, &tensor.shape)?;
+                let shape = PyTuple::new(py, &tensor.shape)?;
                 let file = part.files[tensor.file].name.as_str();
                 let (begin, end) = tensor.range;
                 let row = (
@@ -159,8 +183,8 @@ impl Checkpoint {
                     strides,
                     offset,
                 }) => Some((
-                    pyo3::types::PyTuple::new(py, shape)?,
-                    pyo3::types::PyTuple::new(py, strides)?,
+                    PyTuple::new(py, shape)?,
+                    PyTuple::new(py, strides)?,
                     *offset,
                 )),
             };
@@ -198,10 +222,39 @@ impl Checkpoint {
         };
         let places = loaded.placements.iter().map(place).collect();
         let buffers = loaded.segments.into_iter().map(HostBuffer::new).collect();
-        let report = report::of_load(py, &loaded.report)?;
+        let report = self.report(py, &loaded.report)?;
+        Ok((buffers, places, report))
+    }
+
+    /// Puts boxes of tensors into memory.
+    #[pyo3(signature = (requests, *, options, progress))]
+    fn fill<'py>(
+        &self,
+        py: Python<'py>,
+        requests: Vec<NativeFill>,
+        options: NativeOptions,
+        progress: Callback,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let item_bytes = |of: &Whole| {
+            let found = self.inner.item_bytes(of);
+            found.map_err(|error| errors::raise(py, &error))
+        };
+        let fills = requests.into_iter();
+        let fills: PyResult<Vec<_>> = fills.map(|fill| tensor::fill(fill, item_bytes)).collect();
+        let (fills, options) = (fills?, options.convert()?);
+        let filled = call::run(py, &progress, |progress| {
+            self.inner.fill(fills, &options, progress)
+        })?;
+        self.report(py, &filled)
+    }
+}
+
+impl Checkpoint {
+    fn report<'py>(&self, py: Python<'py>, report: &LoadReport) -> PyResult<Bound<'py, PyDict>> {
+        let report = report::of_load(py, report)?;
         report.set_item("path", self.path())?;
         report.set_item("step", self.step())?;
         report.set_item("checkpoint_id", self.id())?;
-        Ok((buffers, places, report))
+        Ok(report)
     }
 }

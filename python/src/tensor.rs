@@ -7,13 +7,18 @@
 
 use std::ffi::c_int;
 
-use penstock_io::buffer::{HostRegion, HostRegionMut, Memory};
+use penstock_io::buffer::{HostArrayMut, HostRegion, HostRegionMut, Memory};
+use penstock_store::fill::{Fill, Whole};
+use penstock_store::part::TensorBox;
 use penstock_store::plan::write::TensorSpec;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::{PyErr, ffi};
 
-/// `(name, dtype, shape, address, strides in bytes or None, bytes an item, owner)`.
+/// `(global name, global shape, start)`.
+pub(crate) type NativeBox = (String, Vec<u64>, Vec<u64>);
+
+/// `(name, dtype, shape, address, strides in bytes or None, bytes an item, owner, box)`.
 pub(crate) type TensorSource = (
     String,
     String,
@@ -22,6 +27,7 @@ pub(crate) type TensorSource = (
     Option<Vec<isize>>,
     usize,
     Py<PyAny>,
+    Option<NativeBox>,
 );
 
 /// `(address, bytes, owner)` of C-contiguous memory to fill.
@@ -29,7 +35,7 @@ pub(crate) type TensorTarget = (usize, usize, Py<PyAny>);
 
 /// Splits a source into its description and its bytes.
 pub(crate) fn source(source: TensorSource) -> PyResult<(TensorSpec, HostRegion)> {
-    let (name, dtype, shape, address, strides, item_bytes, owner) = source;
+    let (name, dtype, shape, address, strides, item_bytes, owner, region) = source;
     let sizes: Vec<usize> = shape.iter().map(|&dim| dim as usize).collect();
     let owner = Box::new(owner);
     let items = sizes
@@ -46,7 +52,7 @@ pub(crate) fn source(source: TensorSource) -> PyResult<(TensorSpec, HostRegion)>
             "{name}: {bytes} bytes at a null address"
         )));
     }
-    let region = match &strides {
+    let memory = match &strides {
         // SAFETY: the package passes the data pointer of a live, contiguous tensor or array of
         // this shape and item size, with the object itself as the owner.
         None => unsafe { HostRegion::contiguous(address, bytes, owner) },
@@ -64,8 +70,13 @@ pub(crate) fn source(source: TensorSource) -> PyResult<(TensorSpec, HostRegion)>
             dtype,
             shape,
             item_bytes,
+            region: region.map(|(tensor, shape, start)| TensorBox {
+                tensor,
+                shape,
+                start,
+            }),
         },
-        region,
+        memory,
     ))
 }
 
@@ -81,6 +92,60 @@ pub(crate) fn target(target: TensorTarget) -> PyResult<HostRegionMut> {
     // or array, with the object as the owner, and no two targets that share memory. Other threads
     // that use the tensor while it is filled race in their own data, as with any in-place load.
     Ok(unsafe { HostRegionMut::new(address, bytes, Box::new(owner)) })
+}
+
+/// The tensor's name or the entry's index, the first index of the box, its shape, the address of its
+/// first item in memory, strides in bytes or None, owner.
+pub(crate) type NativeFill = (
+    NativeWhole,
+    Vec<u64>,
+    Vec<usize>,
+    usize,
+    Option<Vec<isize>>,
+    Py<PyAny>,
+);
+
+/// A global tensor by name, or an entry by index.
+#[derive(FromPyObject)]
+pub(crate) enum NativeWhole {
+    #[pyo3(transparent)]
+    Entry(usize),
+    #[pyo3(transparent)]
+    Tensor(String),
+}
+
+impl From<NativeWhole> for Whole {
+    fn from(whole: NativeWhole) -> Whole {
+        match whole {
+            NativeWhole::Entry(index) => Whole::Entry(index),
+            NativeWhole::Tensor(name) => Whole::Tensor(name),
+        }
+    }
+}
+
+/// The memory of a box that is wanted, of items that a lookup tells the size of.
+pub(crate) fn fill(
+    fill: NativeFill,
+    item_bytes: impl FnOnce(&Whole) -> PyResult<usize>,
+) -> PyResult<Fill> {
+    let (of, start, shape, address, strides, owner) = fill;
+    let of = of.into();
+    let invalid = |detail: &str| PyValueError::new_err(format!("{of}: {detail}"));
+    if strides
+        .as_ref()
+        .is_some_and(|strides| strides.len() != shape.len())
+    {
+        return Err(invalid("one stride a dimension is needed"));
+    }
+    if address == 0 && !shape.contains(&0) {
+        return Err(invalid("bytes to fill at a null address"));
+    }
+    let (item_bytes, strides) = (item_bytes(&of)?, strides.as_deref());
+    // SAFETY: as for `target`, with the strides of the same object: every item they reach is its
+    // own.
+    let into = unsafe { HostArrayMut::new(address, item_bytes, &shape, strides, Box::new(owner)) };
+    let into = into.ok_or_else(|| invalid("items of the memory to fill lie in each other"))?;
+    Ok(Fill { of, start, into })
 }
 
 /// Page-aligned memory that loaded tensors live in; freed with the last of them.

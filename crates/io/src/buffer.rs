@@ -2,16 +2,19 @@
 //!
 //! [`Memory`] is owned, page aligned and zeroed. [`Pool`] cuts equal buffers from such memory
 //! within a byte budget; waiting for one is the back-pressure of every pipeline above.
-//! [`HostRegion`] and [`HostRegionMut`] stand for memory that somebody else owns, a tensor for
-//! instance.
+//! [`HostRegion`], [`HostRegionMut`] and [`HostArrayMut`] stand for memory that somebody else owns,
+//! a tensor for instance.
 //!
-//! All of them but [`HostRegion`], which is only ever copied from, meet the engine as [`IoBuf`]: an
-//! owned window that nobody else can reach while it exists. An operation takes it whole, so safe
-//! code cannot touch, free or reuse bytes that the kernel is still working on.
+//! All of them but those that are only ever copied from or to, [`HostRegion`] and [`Scatter`], meet
+//! the engine as [`IoBuf`]: an owned window that nobody else can reach while it exists. An operation
+//! takes it whole, so safe code cannot touch, free or reuse bytes that the kernel is still working
+//! on.
 
 #![allow(unsafe_code)]
 
+mod array;
 mod available;
+mod bounds;
 mod memory;
 mod pool;
 mod region;
@@ -22,7 +25,9 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+pub use array::{HostArrayMut, Scatter};
 pub use available::available_bytes;
+pub use bounds::{Bounds, Tangled, find_overlap};
 pub use memory::{Memory, MemoryHandle};
 pub use pool::Pool;
 pub use region::{HostRegion, HostRegionMut};

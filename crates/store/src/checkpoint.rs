@@ -15,14 +15,16 @@ use crate::error::{Error, Result};
 use crate::lease::Lease;
 use crate::manifest::Manifest;
 use crate::name::MANIFEST;
-use crate::options::{Options, Settings};
-use crate::part::{FileEntry, Part, TensorEntry};
+use crate::options::Options;
+use crate::part::{FileEntry, Part, Rank, TensorEntry};
 use crate::pipeline::Run;
 use crate::pipeline::damage::Damage;
-use crate::pipeline::read::{OnDamage, Outcome, Source, read};
-use crate::plan::read::{FileFacts, Placement, ReadPlan, Request, plan};
+use crate::pipeline::prepared::Target;
+use crate::pipeline::read::{OnDamage, Source, read};
+use crate::plan::read::{FileFacts, Goal, Item, Placement, Request, plan};
 use crate::progress::Progress;
 use crate::report::{LoadReport, Transport};
+use crate::reshard::GlobalTensors;
 
 /// How often a checkpoint may be replaced while it is opened.
 const REPLACED_MAX: usize = 16;
@@ -33,6 +35,8 @@ pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
     part: Part,
+    ranks: Vec<Rank>,
+    global_tensors: GlobalTensors,
     manifest_bytes: u64,
     lease: Mutex<Option<Lease>>,
 }
@@ -46,6 +50,22 @@ pub struct Loaded {
     pub placements: Vec<Placement>,
     /// How it went.
     pub report: LoadReport,
+}
+
+/// What is asked of the files.
+pub(crate) struct Fetch {
+    /// By the files of the part.
+    pub(crate) requests: Vec<Request>,
+    /// The memory of each request.
+    pub(crate) targets: Vec<Target>,
+    /// The entries that are read, for naming what is damaged.
+    pub(crate) entries: Vec<usize>,
+    /// Bytes that the caller gets.
+    pub(crate) bytes: u64,
+    /// Tensors, or boxes of them, that the caller gets.
+    pub(crate) tensors: usize,
+    /// Whether every byte of every file is read.
+    pub(crate) is_all: bool,
 }
 
 impl Checkpoint {
@@ -89,7 +109,8 @@ impl Checkpoint {
         let parts: Result<Vec<Part>> = parts
             .map(|entry| read_part(path, &manifest, entry))
             .collect();
-        let part = Part::merge(parts?).expect("a manifest lists a part");
+        let (part, ranks) = Part::merge(parts?).expect("a manifest lists a part");
+        let global_tensors = gather_boxes(path, &part)?;
         for file in &part.files {
             check_size(path, file)?;
         }
@@ -97,6 +118,8 @@ impl Checkpoint {
             path: path.to_owned(),
             manifest,
             part,
+            ranks,
+            global_tensors,
             manifest_bytes,
             lease: Mutex::default(),
         })
@@ -112,25 +135,29 @@ impl Checkpoint {
         &self.manifest
     }
 
-    /// What the ranks recorded, all in one: files, tensors and aliases of each, in their order. Its
-    /// tree is that of the first; see [`Checkpoint::tree`].
+    /// What the ranks recorded, all in one: files, tensors and aliases of each, in their order. It
+    /// has no tree; see [`Checkpoint::tree`].
     pub fn part(&self) -> &Part {
         &self.part
     }
 
-    /// Structure and plain leaves, as typed JSON.
+    /// Structure and plain leaves of a rank's state, as typed JSON; its indices count the rank's
+    /// own tensors and aliases, see [`Checkpoint::offsets`].
     ///
-    /// # Errors
-    /// [`Error::Ranks`] for a checkpoint of several ranks: each has a tree of its own, and putting
-    /// them together is for a later version.
-    pub fn tree(&self) -> Result<&RawValue> {
-        match self.manifest.world_size {
-            1 => Ok(&self.part.tree),
-            world_size => Err(Error::Ranks {
-                path: self.path.clone(),
-                world_size,
-            }),
-        }
+    /// # Panics
+    /// If there is no such rank.
+    pub fn tree(&self, rank: u32) -> &RawValue {
+        &self.ranks[rank as usize].tree
+    }
+
+    /// Where the tensors and the aliases of each rank begin among those of all.
+    pub fn offsets(&self) -> Vec<(usize, usize)> {
+        let offset = |rank: &Rank| (rank.first_tensor, rank.first_alias);
+        self.ranks.iter().map(offset).collect()
+    }
+
+    pub(crate) fn global_tensors(&self) -> &GlobalTensors {
+        &self.global_tensors
     }
 
     /// Names and sizes of all files, the manifest first.
@@ -171,44 +198,82 @@ impl Checkpoint {
         options: &Options,
         progress: &Progress,
     ) -> Result<Loaded> {
-        let begun = Instant::now();
-        let every: Vec<usize>;
-        let indices = match selection {
-            Some(indices) => indices,
-            None => {
-                every = (0..self.part.tensors.len()).collect();
-                &every
+        let every = || (0..self.part.tensors.len()).collect();
+        let entries: Vec<usize> = selection.map_or_else(every, <[usize]>::to_vec);
+        let targets = self.arrange_targets(&entries, targets)?;
+        let request = |(&entry, target): (&usize, &Target)| {
+            let entry = &self.part.tensors[entry];
+            Request {
+                file: entry.file,
+                range: entry.range.0..entry.range.1,
+                goal: match target {
+                    Target::Plain(memory) => Goal::Plain(memory.address()),
+                    _ => Goal::Fresh,
+                },
             }
         };
-        let targets = self.arrange_targets(indices, targets)?;
-        let settings = options.settle(&self.path, self.bytes_to_read(indices));
-        let used = self.used_files(indices, selection.is_none());
+        let requests = entries.iter().zip(&targets).map(request).collect();
+        let bytes = |&entry: &usize| self.part.tensors[entry].nbytes();
+        let fetch = Fetch {
+            requests,
+            targets,
+            bytes: entries.iter().map(bytes).sum(),
+            tensors: entries.len(),
+            entries,
+            is_all: selection.is_none(),
+        };
+        self.fetch(fetch, options, progress)
+    }
+
+    /// Reads what is asked for, verified.
+    pub(crate) fn fetch(
+        &self,
+        fetch: Fetch,
+        options: &Options,
+        progress: &Progress,
+    ) -> Result<Loaded> {
+        let begun = Instant::now();
+        let Fetch {
+            mut requests,
+            targets,
+            entries,
+            bytes,
+            tensors,
+            is_all,
+        } = fetch;
+        let settings = options.settle(&self.path, self.bytes_to_read(&requests));
+        let used = self.used_files(&requests, is_all);
         let mut run = Run::default();
         let opened = self.open_files(&used, settings.direct, &mut run);
         let sources = opened.map_err(|error| self.replaced_or(error))?;
-        let plan = self.plan_read(
-            indices,
-            &targets,
-            &used,
-            &sources,
-            selection.is_none(),
-            &settings,
-        );
-        progress.expect(
-            plan.items
-                .iter()
-                .map(|item| item.range.end - item.range.start)
-                .sum(),
-        );
+        for request in &mut requests {
+            // A tensor without bytes may lie in a file that is not used; its place is never
+            // looked at.
+            request.file = used.binary_search(&request.file).unwrap_or_default();
+        }
+        let files: Vec<FileFacts> = sources.iter().map(Source::facts).collect();
+        let plan = plan(&files, &requests, is_all, settings.extent_bytes as u64);
+        let item_bytes = |item: &Item| item.range.end - item.range.start;
+        progress.expect(plan.items.iter().map(item_bytes).sum());
         let placements = plan.placements.clone();
 
         let stop = OnDamage::Stop;
         let outcome = read(plan, targets, &sources, &settings, stop, progress, &mut run);
         let outcome = outcome.map_err(|error| self.replaced_or(error))?;
         if let Some(damage) = outcome.damage.first() {
-            return Err(self.corrupt(used[damage.file], damage, indices));
+            return Err(self.corrupt(used[damage.file], damage, &entries));
         }
-        let report = self.report(indices, &sources, &settings, run, &outcome, begun);
+        let direct_io = !sources.is_empty() && sources.iter().all(|s| s.file.is_direct());
+        let report = LoadReport {
+            bytes,
+            bytes_read: outcome.bytes_read,
+            bounced_bytes: outcome.bounced_bytes,
+            tensors,
+            files: sources.len(),
+            seconds: begun.elapsed().as_secs_f64(),
+            verified: settings.verify,
+            transport: Transport::new(&settings, run, direct_io),
+        };
         Ok(Loaded {
             segments: outcome.segments,
             placements,
@@ -216,54 +281,26 @@ impl Checkpoint {
         })
     }
 
-    /// About how much is read for some tensors: each for itself in whole chunks.
-    fn bytes_to_read(&self, indices: &[usize]) -> u64 {
-        let chunks = |&index: &usize| {
-            self.part.tensors[index]
-                .nbytes()
-                .next_multiple_of(CHUNK_BYTES)
+    /// About how much is read for some requests: each for itself in whole chunks.
+    fn bytes_to_read(&self, requests: &[Request]) -> u64 {
+        let chunks = |request: &Request| {
+            let bytes = request.range.end - request.range.start;
+            bytes.next_multiple_of(CHUNK_BYTES)
         };
         let all: u64 = self.part.files.iter().map(|file| file.bytes).sum();
-        all.min(indices.iter().map(chunks).fold(0, u64::saturating_add))
+        all.min(requests.iter().map(chunks).fold(0, u64::saturating_add))
     }
 
-    fn bytes_of(&self, indices: &[usize]) -> u64 {
-        let bytes = |&index: &usize| self.part.tensors[index].nbytes();
-        indices.iter().map(bytes).sum()
-    }
-
-    fn report(
-        &self,
-        indices: &[usize],
-        sources: &[Source<'_>],
-        settings: &Settings,
-        run: Run,
-        outcome: &Outcome,
-        begun: Instant,
-    ) -> LoadReport {
-        let direct_io = !sources.is_empty() && sources.iter().all(|s| s.file.is_direct());
-        LoadReport {
-            bytes: self.bytes_of(indices),
-            bytes_read: outcome.bytes_read,
-            bounced_bytes: outcome.bounced_bytes,
-            tensors: indices.len(),
-            files: sources.len(),
-            seconds: begun.elapsed().as_secs_f64(),
-            verified: settings.verify,
-            transport: Transport::new(settings, run, direct_io),
-        }
-    }
-
-    /// The targets in the order of `indices`, each checked against its tensor.
+    /// The targets in the order of `entries`, each checked against its tensor.
     fn arrange_targets(
         &self,
-        indices: &[usize],
+        entries: &[usize],
         mut targets: HashMap<usize, HostRegionMut>,
-    ) -> Result<Vec<Option<HostRegionMut>>> {
+    ) -> Result<Vec<Target>> {
         let mismatch = |key: String, detail: String| Error::Mismatch { key, detail };
         let mut seen = vec![false; self.part.tensors.len()];
-        let mut arranged = Vec::with_capacity(indices.len());
-        for &index in indices {
+        let mut arranged = Vec::with_capacity(entries.len());
+        for &index in entries {
             let Some(tensor) = self.part.tensors.get(index) else {
                 return Err(mismatch(
                     format!("tensor {index}"),
@@ -285,17 +322,16 @@ impl Checkpoint {
                 let detail = format!("{stored} bytes are stored, the target takes {given}");
                 return Err(mismatch(tensor.name.clone(), detail));
             }
-            arranged.push(target);
+            arranged.push(target.map_or(Target::Fresh, Target::Plain));
         }
         Ok(arranged)
     }
 
     /// Indices of the files that a load reads from, ascending.
-    fn used_files(&self, indices: &[usize], all: bool) -> Vec<usize> {
+    fn used_files(&self, requests: &[Request], all: bool) -> Vec<usize> {
         let mut is_used = vec![all; self.part.files.len()];
-        for &index in indices {
-            let tensor = &self.part.tensors[index];
-            is_used[tensor.file] |= tensor.nbytes() > 0;
+        for request in requests {
+            is_used[request.file] |= !request.range.is_empty();
         }
         (0..is_used.len()).filter(|&file| is_used[file]).collect()
     }
@@ -303,33 +339,6 @@ impl Checkpoint {
     fn open_files(&self, used: &[usize], direct: Direct, run: &mut Run) -> Result<Vec<Source<'_>>> {
         let open = |&index: &usize| open_shard(&self.path, &self.part.files[index], direct, run);
         used.iter().map(open).collect()
-    }
-
-    fn plan_read(
-        &self,
-        indices: &[usize],
-        targets: &[Option<HostRegionMut>],
-        used: &[usize],
-        sources: &[Source<'_>],
-        cover_all: bool,
-        settings: &Settings,
-    ) -> ReadPlan {
-        let requests: Vec<Request> = indices
-            .iter()
-            .zip(targets)
-            .map(|(&index, target)| {
-                let tensor = &self.part.tensors[index];
-                Request {
-                    // A tensor without bytes may lie in a file that is not used; its place is
-                    // never looked at.
-                    file: used.binary_search(&tensor.file).unwrap_or_default(),
-                    range: tensor.range.0..tensor.range.1,
-                    target_address: target.as_ref().map(HostRegionMut::address),
-                }
-            })
-            .collect();
-        let files: Vec<FileFacts> = sources.iter().map(Source::facts).collect();
-        plan(&files, &requests, cover_all, settings.extent_bytes as u64)
     }
 
     /// A file that is missing because another checkpoint is in place now is no damage.
@@ -354,6 +363,18 @@ impl Checkpoint {
             detail: damage.detail(),
         }
     }
+}
+
+/// The global tensors of a part.
+pub(crate) fn gather_boxes(path: &Path, part: &Part) -> Result<GlobalTensors> {
+    let file = |entry: usize| part.files[part.tensors[entry].file].name.clone();
+    GlobalTensors::new(&part.tensors).map_err(|conflict| Error::Corrupt {
+        path: path.to_owned(),
+        file: Some(file(conflict.second)),
+        offset: None,
+        tensor: Some(conflict.tensor),
+        detail: format!("{} (in {})", conflict.detail, file(conflict.first)),
+    })
 }
 
 /// Whether an error about files of the checkpoint `id` only says that it is gone, or that another

@@ -80,8 +80,11 @@ pub enum Error {
         /// The newest version this build reads.
         supported: u64,
     },
-    /// Several ranks wrote the checkpoint, and this version reads those of one.
-    #[error("{path} was written by {world_size} ranks, this build reads checkpoints of one")]
+    /// Several ranks wrote the checkpoint, or it holds boxes of global tensors, and this version
+    /// salvages neither.
+    #[error(
+        "{path} holds the state of {world_size} ranks or boxes of tensors that ranks share, this build salvages what one rank wrote for itself"
+    )]
     Ranks {
         /// The checkpoint directory.
         path: PathBuf,

@@ -18,10 +18,12 @@ mod name;
 mod progress;
 mod protect;
 mod references;
+mod reshard;
 
 pub mod checkpoint;
 pub mod digest;
 pub mod dtype;
+pub mod fill;
 pub mod manifest;
 pub mod marks;
 pub mod options;

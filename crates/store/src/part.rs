@@ -10,6 +10,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use penstock_io::buffer::Bounds;
+
 use crate::digest::{CHUNK_BYTES, Digest, hex_list};
 use crate::dtype;
 use crate::error::{Error, Result};
@@ -87,22 +89,33 @@ pub struct TensorEntry {
     /// How the shard's header describes it, where that differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored: Option<Stored>,
-    /// Reserved for tensors of which a rank holds a box: not read by this version.
+    /// The box of a larger tensor that it is; without it, it is its rank's alone.
     #[serde(
         default,
         rename = "box",
-        skip_serializing,
+        skip_serializing_if = "Option::is_none",
         deserialize_with = "present"
     )]
-    pub reserved_box: Option<serde::de::IgnoredAny>,
+    pub region: Option<TensorBox>,
 }
 
-/// Takes any value for a member that only has to be there, null included.
-fn present<'de, D>(deserializer: D) -> std::result::Result<Option<serde::de::IgnoredAny>, D::Error>
+/// Where in a global tensor, of which ranks hold parts, an entry belongs. Its size is the entry's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorBox {
+    /// Name of the global tensor; the same in all parts.
+    pub tensor: String,
+    /// Dimensions of the global tensor, outermost first.
+    pub shape: Vec<u64>,
+    /// First index along each of them.
+    pub start: Vec<u64>,
+}
+
+/// A member that is there has a value: null is none.
+fn present<'de, D>(deserializer: D) -> std::result::Result<Option<TensorBox>, D::Error>
 where
     D: serde::Deserializer<'de>,
 {
-    serde::de::IgnoredAny::deserialize(deserializer).map(Some)
+    TensorBox::deserialize(deserializer).map(Some)
 }
 
 /// The carrier of a dtype that safetensors has no name for.
@@ -143,6 +156,13 @@ impl TensorEntry {
         self.range.1 - self.range.0
     }
 
+    /// Bytes of an element.
+    pub fn item_bytes(&self) -> usize {
+        // A type of NumPy's own: its carrier has one more dimension, the bytes of an element.
+        let carried = || self.stored.as_ref()?.shape.last().copied();
+        dtype::item_bytes(&self.dtype).unwrap_or_else(|| carried().unwrap_or_default() as usize)
+    }
+
     /// The type that the shard's header gives it.
     pub(crate) fn stored_dtype(&self) -> Option<&str> {
         match &self.stored {
@@ -152,27 +172,47 @@ impl TensorEntry {
     }
 }
 
+/// What stays a rank's own where the parts of all are taken as one.
+#[derive(Debug)]
+pub(crate) struct Rank {
+    pub(crate) tree: Box<RawValue>,
+    /// Where its tensors begin among those of all.
+    pub(crate) first_tensor: usize,
+    /// Where its aliases begin among those of all.
+    pub(crate) first_alias: usize,
+}
+
 impl Part {
-    /// One part out of those of all ranks, the tree being that of the first; `None` out of none.
-    pub(crate) fn merge(parts: Vec<Part>) -> Option<Part> {
-        let mut parts = parts.into_iter();
-        let mut merged = parts.next()?;
-        for part in parts {
-            let (files, tensors) = (merged.files.len(), merged.tensors.len());
-            merged.files.extend(part.files);
-            let tensor = |mut tensor: TensorEntry| {
-                tensor.file += files;
-                tensor
+    /// One part out of those of all ranks, and what is each rank's own; `None` out of none.
+    pub(crate) fn merge(parts: Vec<Part>) -> Option<(Part, Vec<Rank>)> {
+        let nothing = || RawValue::from_string("null".to_owned()).expect("it is JSON");
+        let mut ranks = Vec::with_capacity(parts.len());
+        let mut merged: Option<Part> = None;
+        for mut part in parts {
+            let count = |count: fn(&Part) -> usize| merged.as_ref().map_or(0, count);
+            let files = count(|part| part.files.len());
+            let rank = Rank {
+                tree: std::mem::replace(&mut part.tree, nothing()),
+                first_tensor: count(|part| part.tensors.len()),
+                first_alias: count(|part| part.aliases.len()),
             };
-            merged.tensors.extend(part.tensors.into_iter().map(tensor));
-            let alias = |mut alias: Alias| {
-                alias.tensor += tensors;
-                alias
-            };
-            merged.aliases.extend(part.aliases.into_iter().map(alias));
-            merged.missing.extend(part.missing);
+            part.tensors
+                .iter_mut()
+                .for_each(|entry| entry.file += files);
+            let aliases = part.aliases.iter_mut();
+            aliases.for_each(|alias| alias.tensor += rank.first_tensor);
+            ranks.push(rank);
+            match &mut merged {
+                None => merged = Some(part),
+                Some(merged) => {
+                    merged.files.extend(part.files);
+                    merged.tensors.extend(part.tensors);
+                    merged.aliases.extend(part.aliases);
+                    merged.missing.extend(part.missing);
+                }
+            }
         }
-        Some(merged)
+        merged.map(|part| (part, ranks))
     }
 
     /// Parses and checks a part of the checkpoint at `path`.
@@ -250,9 +290,6 @@ fn check_file(file: &FileEntry, attempt: &str, rank: u32) -> std::result::Result
 }
 
 fn check_tensor(tensor: &TensorEntry, files: &[FileEntry]) -> std::result::Result<(), String> {
-    if tensor.reserved_box.is_some() {
-        return Err("holds a box of a larger tensor, which this version does not read".into());
-    }
     let (begin, end) = tensor.range;
     let file = files
         .get(tensor.file)
@@ -278,7 +315,33 @@ fn check_tensor(tensor: &TensorEntry, files: &[FileEntry]) -> std::result::Resul
             end - begin
         ));
     }
-    Ok(())
+    tensor
+        .region
+        .as_ref()
+        .map_or(Ok(()), |region| check_box(tensor, region))
+}
+
+fn check_box(tensor: &TensorEntry, region: &TensorBox) -> std::result::Result<(), String> {
+    let TensorBox {
+        tensor: name,
+        shape,
+        start,
+    } = region;
+    if name.is_empty() {
+        return Err("a box of a tensor without a name".into());
+    }
+    let bounds = Bounds {
+        start: start.clone(),
+        shape: tensor.shape.clone(),
+    };
+    let is_sane = dtype::nbytes(shape, tensor.item_bytes().max(1)).is_some();
+    if is_sane && bounds.fits(shape) {
+        return Ok(());
+    }
+    let size = &tensor.shape;
+    Err(format!(
+        "a box of {size:?} at {start:?} has no place in {name:?} of {shape:?}"
+    ))
 }
 
 fn carried_bytes(

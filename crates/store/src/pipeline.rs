@@ -6,7 +6,7 @@
 
 pub(crate) mod damage;
 pub(crate) mod feed;
-mod prepared;
+pub(crate) mod prepared;
 pub mod read;
 pub mod write;
 

@@ -14,20 +14,20 @@ use penstock_io::buffer::HostRegion;
 use serde_json::value::RawValue;
 
 use crate::digest::CHUNK_BYTES;
-use crate::dtype;
 use crate::error::{Error, Result};
 use crate::manifest::Partial;
 use crate::name::{parse_step, step_directory};
 use crate::options::Options;
 use crate::part::{Alias, Missing, TensorEntry};
 use crate::pipeline::Run;
+use crate::pipeline::prepared::Target;
 use crate::pipeline::read::{OnDamage, Source, read};
-use crate::plan::read::{Placement, Request, plan};
+use crate::plan::read::{Goal, Placement, Request, plan};
 use crate::plan::write::TensorSpec;
 use crate::progress::Progress;
 use crate::references::{Place, Renumbering, renumber};
 use crate::report::SaveReport;
-use crate::save::{Salvaged, State, Target, save_as};
+use crate::save::{self, Salvaged, State, save_as};
 use crate::survey::{Described, Survey, survey};
 
 /// What a salvage brought.
@@ -156,10 +156,10 @@ fn unproven(path: &Path, found: &Survey) -> Error {
     Error::corrupt(path, file, detail)
 }
 
-fn target_of(found: &Survey, out: &Path) -> Target {
+fn target_of(found: &Survey, out: &Path) -> save::Target {
     let nothing = || RawValue::from_string("{}".to_owned()).expect("it is JSON");
     let manifest = found.manifest.as_ref();
-    Target {
+    save::Target {
         path: PathBuf::from(out),
         step: manifest.and_then(|manifest| manifest.step),
         metadata: manifest.map_or_else(nothing, |manifest| manifest.metadata.clone()),
@@ -191,13 +191,13 @@ fn load(
         // A tensor without bytes may lie in a file that is gone; nothing is read for it.
         file: numbers.binary_search(&tensor.file).unwrap_or_default(),
         range: tensor.range.0..tensor.range.1,
-        target_address: None,
+        goal: Goal::Fresh,
     };
     let requests: Vec<Request> = tensors().map(request).collect();
     let files: Vec<_> = sources.iter().map(Source::facts).collect();
     let plan = plan(&files, &requests, false, settings.extent_bytes as u64);
     let placements = plan.placements.clone();
-    let none = requests.iter().map(|_| None).collect();
+    let none = requests.iter().map(|_| Target::Fresh).collect();
     let mut run = Run::default();
     let survey = OnDamage::Survey;
     let outcome = read(plan, none, &sources, &settings, survey, progress, &mut run)?;
@@ -282,24 +282,12 @@ fn assemble(path: &Path, found: &Survey) -> Result<(State, Vec<Missing>)> {
 }
 
 fn spec(tensor: &TensorEntry) -> TensorSpec {
-    let items = dtype::nbytes(&tensor.shape, 1).unwrap_or_default();
-    let carried = tensor
-        .stored
-        .as_ref()
-        .and_then(|stored| stored.shape.last());
-    let item_bytes = match dtype::item_bytes(&tensor.dtype) {
-        Some(bytes) => bytes as u64,
-        // A type of NumPy's own: its carrier has one more dimension, the bytes of an element.
-        None => carried
-            .copied()
-            .or_else(|| tensor.nbytes().checked_div(items))
-            .unwrap_or(1),
-    };
     TensorSpec {
         name: tensor.name.clone(),
         dtype: tensor.dtype.clone(),
         shape: tensor.shape.clone(),
-        item_bytes: item_bytes as usize,
+        item_bytes: tensor.item_bytes(),
+        region: None,
     }
 }
 

@@ -229,13 +229,14 @@ fn describe(path: &Path) -> Result<Survey> {
         }
         Err(error) => return Err(error),
     };
+    let ranks = |world_size| Error::Ranks {
+        path: path.to_owned(),
+        world_size,
+    };
     if let Some((manifest, _)) = &manifest
         && manifest.world_size != 1
     {
-        return Err(Error::Ranks {
-            path: path.to_owned(),
-            world_size: manifest.world_size,
-        });
+        return Err(ranks(manifest.world_size));
     }
     let mut bytes_checked = manifest.as_ref().map_or(0, |(_, bytes)| *bytes);
     let manifest = manifest.map(|(manifest, _)| manifest);
@@ -257,6 +258,9 @@ fn describe(path: &Path) -> Result<Survey> {
             (part, Described::Headers)
         }
     };
+    if part.tensors.iter().any(|tensor| tensor.region.is_some()) {
+        return Err(ranks(manifest.map_or(1, |manifest| manifest.world_size)));
+    }
     Ok(Survey {
         manifest,
         part,
@@ -404,7 +408,7 @@ fn tensors_of(path: &Path, file: usize) -> std::result::Result<(u64, Vec<TensorE
             file,
             range: (header.data_start + begin, header.data_start + end),
             stored: None,
-            reserved_box: None,
+            region: None,
         })
     };
     Ok((

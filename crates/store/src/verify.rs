@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::Path;
 use std::time::Instant;
 
-use crate::checkpoint::{open_shard, touched_tensor};
+use crate::checkpoint::{gather_boxes, open_shard, touched_tensor};
 use crate::description::{read_manifest, read_part};
 use crate::error::{Error, Result};
 use crate::lease::Lease;
@@ -72,7 +72,8 @@ fn verify_files(
             parts.push(part);
         }
     }
-    if let Some(part) = Part::merge(parts) {
+    if let Some((part, _)) = Part::merge(parts) {
+        or_problem(gather_boxes(path, &part), report)?;
         report.tensors = part.tensors.len();
         verify_shards(path, &part, on_damage, options, progress, report)?;
     }

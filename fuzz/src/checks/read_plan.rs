@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use penstock_store::digest::CHUNK_BYTES;
 use penstock_store::plan::read::{
-    Destination, FileFacts, Item, Owner, Placement, ReadPlan, Request, plan,
+    Destination, FileFacts, Goal, Item, Owner, Placement, ReadPlan, Request, plan,
 };
 use penstock_store::shard::PAGE_BYTES;
 
@@ -85,7 +85,11 @@ impl Load {
             let request = Request {
                 file,
                 range: start..*at,
-                target_address: (flags & 2 == 2).then_some(0x7000_0000_0000 + address),
+                goal: match flags & 10 {
+                    2 => Goal::Plain(0x7000_0000_0000 + address),
+                    10 => Goal::Scattered,
+                    _ => Goal::Fresh,
+                },
             };
             // Callers ask in any order.
             let place = if flags & 4 == 4 {
@@ -206,10 +210,7 @@ impl Load {
                     Owner::Segment(segment)
                 }
             };
-            assert_eq!(
-                request.target_address.is_some(),
-                owner == Owner::Target(index)
-            );
+            assert_eq!(request.goal != Goal::Fresh, owner == Owner::Target(index));
             let mut at = request.range.start;
             let first = pieces.partition_point(|(file, range, _)| {
                 (*file, range.end) <= (request.file, request.range.start)
@@ -234,7 +235,7 @@ impl Load {
         let fresh = self
             .requests
             .iter()
-            .filter(|request| request.target_address.is_none());
+            .filter(|request| request.goal == Goal::Fresh);
         let fresh: Vec<u64> = fresh
             .map(|r| r.range.end - r.range.start)
             .filter(|&n| n > 0)
@@ -286,8 +287,12 @@ impl Load {
                         assert_eq!(targets[index], window.start, "a target has no gaps");
                         assert!(window.end <= self.requests[index].range.end);
                         targets[index] = window.end;
-                        let address = self.address(index, window.start);
-                        assert!(!is_direct || address.is_multiple_of(facts.memory_alignment));
+                        assert!(
+                            !is_direct
+                                || self
+                                    .address(index, window.start)
+                                    .is_multiple_of(facts.memory_alignment)
+                        );
                     }
                     None => {}
                 }
@@ -304,13 +309,15 @@ impl Load {
             );
         }
         for (end, request) in targets.iter().zip(&self.requests) {
-            assert!(request.target_address.is_none() || *end == request.range.end);
+            assert!(request.goal == Goal::Fresh || *end == request.range.end);
         }
     }
 
     fn address(&self, index: usize, offset: u64) -> usize {
         let request = &self.requests[index];
-        let address = request.target_address.expect("a target");
+        let Goal::Plain(address) = request.goal else {
+            panic!("only plain memory is read into in place")
+        };
         address + (offset - request.range.start) as usize
     }
 }

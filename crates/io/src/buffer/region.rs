@@ -55,7 +55,8 @@ impl HostRegion {
         let strided = if len == 0 {
             None
         } else {
-            Strided::new(item_bytes, shape, strides_bytes)
+            let strided = Strided::gather(item_bytes, shape, strides_bytes);
+            (!strided.is_contiguous()).then_some(strided)
         };
         HostRegion {
             address: ptr::with_exposed_provenance(address),
@@ -111,9 +112,14 @@ impl HostRegion {
             self.len
         );
         match &self.strided {
-            // SAFETY: the range is inside the content (checked above), every item of which is
-            // readable while the owner, and so `self`, lives (`new`).
-            Some(strided) => unsafe { strided.copy(self.address, start, dst) },
+            Some(strided) => {
+                let range = start..start + dst.len() as u64;
+                let dst = dst.as_mut_ptr().wrapping_sub(start as usize);
+                // SAFETY: the range is inside the content (checked above), every item of which is
+                // readable while the owner, and so `self`, lives (`new`). Gathered, its byte
+                // `start` lands on the first of the exclusive slice, its last on the slice's last.
+                unsafe { strided.copy(self.address, dst, range) };
+            }
             None if dst.is_empty() => {}
             None => {
                 let start =

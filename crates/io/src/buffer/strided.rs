@@ -1,14 +1,18 @@
-//! Gathering the row-major content of a strided array into contiguous bytes.
+//! Copying an array whose items lie at other strides in the source than in the destination. The
+//! *content* is its items in row-major order; any byte range of it can be copied. To gather is to
+//! have contiguous bytes for a destination, to scatter is to have them, or rows of them, for a
+//! source.
 //!
-//! Dimensions that lie together in memory are merged first, so that most arrays become one block,
-//! or rows of large blocks, and `memcpy` does the work. What is left, transposes above all, is
-//! copied in planes of two dimensions: the innermost one and the one along which the memory is
+//! Dimensions that lie together on both sides are merged first, so that most arrays become one
+//! block, or rows of large blocks, and `memcpy` does the work. What is left, transposes above all,
+//! is copied in planes of two dimensions: the ones along which the source and the destination are
 //! closest together. Where these differ, the plane is copied in tiles through a buffer that stays
 //! in the first-level cache, so that both sides see runs of [`RUN_BYTES`] instead of single items
 //! (measured on a 4096 x 4096 transpose: five to eight times the rate of single items).
 
 #![allow(unsafe_code)]
 
+use std::ops::Range;
 use std::ptr;
 
 /// Two cache lines: the run that a tile reads and writes at a time.
@@ -17,12 +21,12 @@ const RUN_BYTES: usize = 128;
 /// Room for the largest tile: `RUN_BYTES` runs of one-byte items.
 const TILE_BYTES: usize = RUN_BYTES * RUN_BYTES;
 
-/// The shape of an array that is not contiguous.
+/// An array and where its items lie on both sides.
 #[derive(Debug)]
 pub(super) struct Strided {
     /// Bytes that lie together at each index.
     block_bytes: usize,
-    /// From the outermost to the innermost; never empty.
+    /// From the outermost to the innermost; none where everything lies together.
     dims: Vec<Dim>,
 }
 
@@ -30,7 +34,8 @@ pub(super) struct Strided {
 #[derive(Clone, Copy, Debug)]
 struct Dim {
     size: usize,
-    stride_bytes: isize,
+    src_stride: isize,
+    dst_stride: isize,
     /// Blocks at one index of this dimension: the product of the sizes further in.
     blocks: u64,
 }
@@ -40,34 +45,52 @@ struct Dim {
 struct Side {
     size: usize,
     src_stride: isize,
-    dst_stride: usize,
+    dst_stride: isize,
+}
+
+/// Strides of an array whose items lie together in row-major order.
+pub(super) fn row_major(item_bytes: usize, shape: &[usize]) -> Vec<isize> {
+    let mut stride = item_bytes;
+    let mut strides: Vec<isize> = vec![0; shape.len()];
+    for (place, &size) in strides.iter_mut().zip(shape).rev() {
+        *place = stride.cast_signed();
+        stride = stride.wrapping_mul(size);
+    }
+    strides
 }
 
 impl Strided {
-    /// Merges what lies together; `None` if that is everything. No dimension may be empty.
-    pub(super) fn new(item_bytes: usize, shape: &[usize], strides: &[isize]) -> Option<Strided> {
+    /// Merges what lies together on both sides. No dimension may be empty.
+    pub(super) fn new(
+        item_bytes: usize,
+        shape: &[usize],
+        src_strides: &[isize],
+        dst_strides: &[isize],
+    ) -> Strided {
         let mut block_bytes = item_bytes;
         let mut dims: Vec<Dim> = Vec::new();
-        for (&size, &stride_bytes) in shape.iter().zip(strides).rev() {
-            let outermost = dims.last_mut();
-            match outermost {
+        let strides = src_strides.iter().zip(dst_strides);
+        for (&size, (&src_stride, &dst_stride)) in shape.iter().zip(strides).rev() {
+            let follows = |stride: isize, inner: isize, size: usize| {
+                stride == inner.wrapping_mul(size.cast_signed())
+            };
+            let block = block_bytes.cast_signed();
+            match dims.last_mut() {
                 _ if size == 1 => {}
-                None if stride_bytes == block_bytes.cast_signed() => block_bytes *= size,
+                None if src_stride == block && dst_stride == block => block_bytes *= size,
                 Some(inner)
-                    if stride_bytes
-                        == inner.stride_bytes.wrapping_mul(inner.size.cast_signed()) =>
+                    if follows(src_stride, inner.src_stride, inner.size)
+                        && follows(dst_stride, inner.dst_stride, inner.size) =>
                 {
                     inner.size *= size;
                 }
                 _ => dims.push(Dim {
                     size,
-                    stride_bytes,
+                    src_stride,
+                    dst_stride,
                     blocks: 0,
                 }),
             }
-        }
-        if dims.is_empty() {
-            return None;
         }
         let mut blocks = 1;
         for dim in &mut dims {
@@ -75,77 +98,123 @@ impl Strided {
             blocks *= dim.size as u64;
         }
         dims.reverse();
-        Some(Strided { block_bytes, dims })
+        Strided { block_bytes, dims }
     }
 
-    /// Fills `dst` with the content from byte `start` on.
-    ///
-    /// # Safety
-    /// `src` is the first item of an array of this shape, `start + dst.len()` does not exceed its
-    /// content, and every item in that range is readable and outside `dst`.
-    pub(super) unsafe fn copy(&self, src: *const u8, start: u64, dst: &mut [u8]) {
-        let block_bytes = self.block_bytes as u64;
-        let mut block = start / block_bytes;
-        let mut rest = dst;
-        let skipped = (start % block_bytes) as usize;
-        if skipped > 0 {
-            let (head, tail) = rest.split_at_mut(rest.len().min(self.block_bytes - skipped));
-            // SAFETY: `head` ends inside block `block`, which the caller vouches for.
-            unsafe { copy_bytes(self.block(src, block).wrapping_add(skipped), head) };
-            block += 1;
-            rest = tail;
-        }
-        let whole = rest.len() / self.block_bytes;
-        let (blocks, tail) = rest.split_at_mut(whole * self.block_bytes);
-        if whole > 0 {
-            // SAFETY: `blocks` has room for exactly these blocks, and the caller vouches for them.
-            unsafe { self.copy_range(0, src, block, block + whole as u64, blocks.as_mut_ptr()) };
-        }
-        if !tail.is_empty() {
-            let src = self.block(src, block + whole as u64);
-            // SAFETY: `tail` is shorter than its block, and the caller vouches for that.
-            unsafe { copy_bytes(src, tail) };
-        }
+    /// For gathering: the destination is the content itself.
+    pub(super) fn gather(item_bytes: usize, shape: &[usize], strides: &[isize]) -> Strided {
+        Strided::new(item_bytes, shape, strides, &row_major(item_bytes, shape))
     }
 
-    /// The address of a block.
-    fn block(&self, src: *const u8, block: u64) -> *const u8 {
-        self.dims.iter().fold(src, |src, dim| {
-            let index = block / dim.blocks % dim.size as u64;
-            src.wrapping_offset((index as isize).wrapping_mul(dim.stride_bytes))
+    /// Whether everything lies together on both sides.
+    pub(super) fn is_contiguous(&self) -> bool {
+        self.dims.is_empty()
+    }
+
+    /// Whether the source comes in the order of the content: each index of a dimension ends before
+    /// the next one begins.
+    pub(super) fn is_in_order(&self) -> bool {
+        let mut span = self.block_bytes as i128;
+        self.dims.iter().rev().all(|dim| {
+            let stride = dim.src_stride as i128;
+            let is_apart = stride >= span;
+            span += stride * (dim.size as i128 - 1);
+            is_apart
         })
     }
 
-    /// Copies the blocks `[begin, end)` of the sub-array of `dims[depth..]` at `src`: the whole
+    /// How much of the content lies before byte `offset` of a source that is in order.
+    pub(super) fn content_before(&self, mut offset: u64) -> u64 {
+        let block_bytes = self.block_bytes as u64;
+        let mut content = 0;
+        for dim in &self.dims {
+            let stride = dim.src_stride.unsigned_abs() as u64;
+            let index = offset / stride;
+            if index >= dim.size as u64 {
+                return content + dim.size as u64 * dim.blocks * block_bytes;
+            }
+            content += index * dim.blocks * block_bytes;
+            offset -= index * stride;
+        }
+        content + offset.min(block_bytes)
+    }
+
+    /// Copies the content from byte `range.start` up to `range.end`.
+    ///
+    /// # Safety
+    /// `src` and `dst` are where the array's first item lies, or would lie, on either side; all
+    /// bytes of the range are readable there and writable here, and the two are apart.
+    pub(super) unsafe fn copy(&self, src: *const u8, dst: *mut u8, range: Range<u64>) {
+        let block_bytes = self.block_bytes as u64;
+        let (mut block, skipped) = (range.start / block_bytes, range.start % block_bytes);
+        if skipped > 0 {
+            let bytes = (block_bytes - skipped).min(range.end - range.start) as usize;
+            let (src, dst) = self.block(src, dst, block);
+            let skipped = skipped as usize;
+            let (src, dst) = (src.wrapping_add(skipped), dst.wrapping_add(skipped));
+            // SAFETY: a part of block `block`, inside the range that the caller vouches for.
+            unsafe { ptr::copy_nonoverlapping(src, dst, bytes) };
+            block += 1;
+        }
+        let (end, left) = (range.end / block_bytes, range.end % block_bytes);
+        if block > end {
+            return;
+        }
+        if block < end {
+            // SAFETY: whole blocks of the caller's range.
+            unsafe { self.copy_range(0, src, dst, block..end) };
+        }
+        if left > 0 {
+            let (src, dst) = self.block(src, dst, end);
+            // SAFETY: the first bytes of block `end`, inside the caller's range.
+            unsafe { ptr::copy_nonoverlapping(src, dst, left as usize) };
+        }
+    }
+
+    /// The two addresses of a block.
+    fn block(&self, src: *const u8, dst: *mut u8, block: u64) -> (*const u8, *mut u8) {
+        self.dims.iter().fold((src, dst), |(src, dst), dim| {
+            let index = block / dim.blocks % dim.size as u64;
+            dim.at(src, dst, index)
+        })
+    }
+
+    /// Copies the blocks `range` of the sub-array of `dims[depth..]` at `src` and `dst`: the whole
     /// indices as a box, and what is left of the indices on either side one dimension further in.
     ///
     /// # Safety
-    /// Those blocks are readable at `src`, and `dst` is writable for their bytes and apart.
-    unsafe fn copy_range(&self, depth: usize, src: *const u8, begin: u64, end: u64, dst: *mut u8) {
-        let dim = self.dims[depth];
-        let at = |index: u64| src.wrapping_offset((index as isize).wrapping_mul(dim.stride_bytes));
-        let to = |block: u64| dst.wrapping_add((block - begin) as usize * self.block_bytes);
-        let (first, last) = (begin.div_ceil(dim.blocks), end / dim.blocks);
+    /// Those blocks are readable at `src`, writable at `dst`, and the two are apart.
+    unsafe fn copy_range(&self, depth: usize, src: *const u8, dst: *mut u8, range: Range<u64>) {
+        let Some(&dim) = self.dims.get(depth) else {
+            // SAFETY: without a dimension the array is one block.
+            return unsafe { ptr::copy_nonoverlapping(src, dst, self.block_bytes) };
+        };
+        let (first, last) = (range.start.div_ceil(dim.blocks), range.end / dim.blocks);
         if first > last {
             // All of it lies strictly inside one index.
             let from = last * dim.blocks;
+            let (src, dst) = dim.at(src, dst, last);
+            let inner = range.start - from..range.end - from;
             // SAFETY: a part of the caller's range, in the coordinates of that index.
-            unsafe { self.copy_range(depth + 1, at(last), begin - from, end - from, dst) };
+            unsafe { self.copy_range(depth + 1, src, dst, inner) };
             return;
         }
-        let (whole_begin, whole_end) = (first * dim.blocks, last * dim.blocks);
-        if begin < whole_begin {
-            let from = whole_begin - dim.blocks;
+        let (whole_start, whole_end) = (first * dim.blocks, last * dim.blocks);
+        if range.start < whole_start {
+            let (src, dst) = dim.at(src, dst, first - 1);
+            let inner = range.start - (whole_start - dim.blocks)..dim.blocks;
             // SAFETY: the part of the caller's range before index `first`.
-            unsafe { self.copy_range(depth + 1, at(first - 1), begin - from, dim.blocks, dst) };
+            unsafe { self.copy_range(depth + 1, src, dst, inner) };
         }
         if first < last {
+            let (src, dst) = dim.at(src, dst, first);
             // SAFETY: the indices `first..last`, all of them inside the caller's range.
-            unsafe { self.copy_box(depth, (last - first) as usize, at(first), to(whole_begin)) };
+            unsafe { self.copy_box(depth, (last - first) as usize, src, dst) };
         }
-        if whole_end < end {
+        if whole_end < range.end {
+            let (src, dst) = dim.at(src, dst, last);
             // SAFETY: the part of the caller's range from index `last` on.
-            unsafe { self.copy_range(depth + 1, at(last), 0, end - whole_end, to(whole_end)) };
+            unsafe { self.copy_range(depth + 1, src, dst, 0..range.end - whole_end) };
         }
     }
 
@@ -158,29 +227,51 @@ impl Strided {
             .iter()
             .map(|dim| Side {
                 size: dim.size,
-                src_stride: dim.stride_bytes,
-                dst_stride: dim.blocks as usize * self.block_bytes,
+                src_stride: dim.src_stride,
+                dst_stride: dim.dst_stride,
             })
             .collect();
         sides[0].size = count;
-        let columns = sides.pop().expect("a dimension at least");
-        // The order of the outer loops is free: the plane takes the side that is closest together.
-        let closest = (0..sides.len()).min_by_key(|&side| sides[side].src_stride.unsigned_abs());
-        let rows = closest.map_or(
-            Side {
-                size: 1,
-                src_stride: 0,
-                dst_stride: 0,
-            },
-            |side| sides.remove(side),
-        );
-        let plane = Plane {
-            rows,
-            columns,
-            block_bytes: self.block_bytes,
-        };
+        let plane = take_plane(&mut sides, self.block_bytes);
         // SAFETY: the loops below visit every index of the box once, within the caller's bounds.
         unsafe { copy_planes(&sides, &plane, src, dst) };
+    }
+}
+
+impl Dim {
+    /// The two addresses of an index.
+    fn at(&self, src: *const u8, dst: *mut u8, index: u64) -> (*const u8, *mut u8) {
+        let index = index as isize;
+        (
+            src.wrapping_offset(index.wrapping_mul(self.src_stride)),
+            dst.wrapping_offset(index.wrapping_mul(self.dst_stride)),
+        )
+    }
+}
+
+/// Takes the two sides out that are copied together; the order of all loops is free. The columns
+/// are where the destination is closest together, the rows where the source is.
+fn take_plane(sides: &mut Vec<Side>, block_bytes: usize) -> Plane {
+    let closest = |sides: &[Side], stride: fn(&Side) -> isize| {
+        // The innermost of several.
+        (0..sides.len())
+            .rev()
+            .min_by_key(|&side| stride(&sides[side]).unsigned_abs())
+    };
+    let columns = closest(sides, |side| side.dst_stride).expect("a dimension at least");
+    let columns = sides.remove(columns);
+    let rows = closest(sides, |side| side.src_stride).map_or(
+        Side {
+            size: 1,
+            src_stride: 0,
+            dst_stride: 0,
+        },
+        |side| sides.remove(side),
+    );
+    Plane {
+        rows,
+        columns,
+        block_bytes,
     }
 }
 
@@ -192,14 +283,23 @@ unsafe fn copy_planes(outer: &[Side], plane: &Plane, src: *const u8, dst: *mut u
         return unsafe { plane.copy(src, dst) };
     };
     for index in 0..side.size {
-        let src = src.wrapping_offset(side.src_stride.wrapping_mul(index.cast_signed()));
-        let dst = dst.wrapping_add(side.dst_stride * index);
+        let (src, dst) = (side.src(src, index), side.dst(dst, index));
         // SAFETY: one index of the outermost side of the caller's box.
         unsafe { copy_planes(outer, plane, src, dst) };
     }
 }
 
-/// A two-dimensional box; the columns lie together in the destination.
+impl Side {
+    fn src(&self, src: *const u8, index: usize) -> *const u8 {
+        src.wrapping_offset(self.src_stride.wrapping_mul(index.cast_signed()))
+    }
+
+    fn dst(&self, dst: *mut u8, index: usize) -> *mut u8 {
+        dst.wrapping_offset(self.dst_stride.wrapping_mul(index.cast_signed()))
+    }
+}
+
+/// A two-dimensional box.
 struct Plane {
     rows: Side,
     columns: Side,
@@ -250,7 +350,30 @@ impl Plane {
         for row in 0..self.rows.size {
             let (src, dst) = (self.src(src, row, 0), self.dst(dst, row, 0));
             // SAFETY: one row of the caller's plane.
-            unsafe { copy_run::<N>(src, self.columns.src_stride, dst, N, self.columns.size) };
+            unsafe { self.copy_row::<N>(src, self.columns.src_stride, dst, self.columns.size) };
+        }
+    }
+
+    /// Copies `count` items to the first of a row. Where they lie together there, the compiler
+    /// gets to know.
+    ///
+    /// # Safety
+    /// As [`copy_run`], to neighbouring columns.
+    #[inline(always)]
+    unsafe fn copy_row<const N: usize>(
+        &self,
+        src: *const u8,
+        src_stride: isize,
+        dst: *mut u8,
+        count: usize,
+    ) {
+        let (together, dst_stride) = (const { N.cast_signed() }, self.columns.dst_stride);
+        if dst_stride == together {
+            // SAFETY: the caller's promise.
+            unsafe { copy_run::<N>(src, src_stride, dst, together, count) };
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { copy_run::<N>(src, src_stride, dst, dst_stride, count) };
         }
     }
 
@@ -269,26 +392,27 @@ impl Plane {
                     let into = tile.wrapping_add(index * RUN_BYTES);
                     // SAFETY: `rows` blocks down one column of the caller's plane, into run
                     // `index` of the tile, which has room for `side >= rows` of them.
-                    unsafe { copy_run::<N>(src, self.rows.src_stride, into, N, rows) };
+                    unsafe {
+                        copy_run::<N>(src, self.rows.src_stride, into, N.cast_signed(), rows);
+                    }
                 }
                 for index in 0..rows {
                     let from = tile.wrapping_add(index * N);
                     let dst = self.dst(dst, row + index, column);
                     // SAFETY: one item out of each of the `columns` runs filled above, into
                     // `columns` blocks along one row of the caller's plane.
-                    unsafe { copy_run::<N>(from, RUN_BYTES.cast_signed(), dst, N, columns) };
+                    unsafe { self.copy_row::<N>(from, RUN_BYTES.cast_signed(), dst, columns) };
                 }
             }
         }
     }
 
     fn src(&self, src: *const u8, row: usize, column: usize) -> *const u8 {
-        src.wrapping_offset(self.rows.src_stride.wrapping_mul(row.cast_signed()))
-            .wrapping_offset(self.columns.src_stride.wrapping_mul(column.cast_signed()))
+        self.columns.src(self.rows.src(src, row), column)
     }
 
     fn dst(&self, dst: *mut u8, row: usize, column: usize) -> *mut u8 {
-        dst.wrapping_add(self.rows.dst_stride * row + self.columns.dst_stride * column)
+        self.columns.dst(self.rows.dst(dst, row), column)
     }
 }
 
@@ -302,22 +426,15 @@ unsafe fn copy_run<const N: usize>(
     src: *const u8,
     src_stride: isize,
     dst: *mut u8,
-    dst_stride: usize,
+    dst_stride: isize,
     count: usize,
 ) {
     for index in 0..count {
         let src = src.wrapping_offset(src_stride.wrapping_mul(index.cast_signed()));
-        let dst = dst.wrapping_add(dst_stride * index);
+        let dst = dst.wrapping_offset(dst_stride.wrapping_mul(index.cast_signed()));
         // SAFETY: item `index < count` of the caller's source; any address is aligned for bytes.
         let item = unsafe { src.cast::<[u8; N]>().read() };
         // SAFETY: item `index < count` of the caller's destination.
         unsafe { dst.cast::<[u8; N]>().write(item) };
     }
-}
-
-/// # Safety
-/// `dst.len()` bytes at `src` are readable and apart from `dst`.
-unsafe fn copy_bytes(src: *const u8, dst: &mut [u8]) {
-    // SAFETY: the caller's promise.
-    unsafe { ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len()) };
 }

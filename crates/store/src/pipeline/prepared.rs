@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use penstock_io::buffer::{IoBuf, Memory};
+use penstock_io::buffer::{HostRegionMut, IoBuf, Memory, Scatter};
 use penstock_io::engine::{Op, OpKind};
 use penstock_io::file::{Direct, File};
 
@@ -48,6 +48,123 @@ impl Region {
     }
 }
 
+/// The memory that a request fills.
+pub(crate) enum Target {
+    /// Fresh memory, of a segment of the plan.
+    Fresh,
+    /// The caller's, in one piece.
+    Plain(HostRegionMut),
+    /// The caller's, in places that lie apart.
+    Scattered(Vec<Sink>),
+}
+
+/// Items of the caller's memory that a run of a file holds.
+pub(crate) struct Sink {
+    /// Where in the file the run starts.
+    pub(crate) start: u64,
+    pub(crate) scatter: Scatter,
+}
+
+impl Sink {
+    /// The bytes of the file that it takes.
+    pub(crate) fn range(&self) -> Range<u64> {
+        let range = self.scatter.range();
+        self.start + range.start..self.start + range.end
+    }
+
+    fn split_off(&mut self, at: u64) -> Sink {
+        Sink {
+            start: self.start,
+            scatter: self.scatter.split_off(at - self.start),
+        }
+    }
+}
+
+/// Sinks that are handed out to pieces from front to back.
+pub(super) struct Sinks {
+    /// By where they start, the last first.
+    waiting: Vec<Sink>,
+    /// Those that earlier pieces have begun to fill.
+    begun: Vec<Sink>,
+}
+
+impl Sinks {
+    fn new(mut sinks: Vec<Sink>) -> Sinks {
+        sinks.sort_unstable_by_key(|sink| std::cmp::Reverse(sink.range().start));
+        Sinks {
+            waiting: sinks,
+            begun: Vec::new(),
+        }
+    }
+
+    /// What takes the bytes `range` of the file; windows are asked for in order.
+    fn window(&mut self, range: &Range<u64>) -> Vec<Sink> {
+        let is_due = |sink: &mut Sink| sink.range().start < range.end;
+        while let Some(sink) = self.waiting.pop_if(is_due) {
+            self.begun.push(sink);
+        }
+        let mut window = std::mem::take(&mut self.begun);
+        for sink in &mut window {
+            if sink.range().end > range.end {
+                self.begun.push(sink.split_off(range.end));
+            }
+        }
+        window
+    }
+}
+
+/// The memory of a request, as far as it is not handed out.
+pub(super) enum Rest {
+    Fresh,
+    Plain(Region),
+    Scattered(Sinks),
+}
+
+impl Rest {
+    pub(super) fn of(target: Target) -> Rest {
+        match target {
+            Target::Fresh => Rest::Fresh,
+            Target::Plain(memory) => Rest::Plain(Region::new(None, memory.into_buf())),
+            Target::Scattered(sinks) => Rest::Scattered(Sinks::new(sinks)),
+        }
+    }
+
+    fn window(&mut self, range: &Range<u64>) -> Window {
+        match self {
+            Rest::Fresh => unreachable!("the plan saw this target"),
+            Rest::Plain(region) => Window::Plain(region.window(range)),
+            Rest::Scattered(sinks) => Window::Scattered(sinks.window(range)),
+        }
+    }
+}
+
+/// The memory of a piece.
+enum Window {
+    Plain(IoBuf),
+    Scattered(Vec<Sink>),
+}
+
+impl Window {
+    /// Takes in the bytes of the piece; returns how many found a place.
+    fn fill(&mut self, range: &Range<u64>, bytes: &[u8]) -> u64 {
+        match self {
+            Window::Plain(buf) => {
+                buf.as_mut_slice().copy_from_slice(bytes);
+                bytes.len() as u64
+            }
+            Window::Scattered(sinks) => sinks
+                .iter_mut()
+                .map(|sink| {
+                    let taken = sink.range();
+                    let first = (taken.start - range.start) as usize;
+                    let bytes = &bytes[first..first + (taken.end - taken.start) as usize];
+                    sink.scatter.fill(taken.start - sink.start, bytes)
+                })
+                .sum(),
+        }
+    }
+}
+
 /// A piece with its memory.
 struct Landing {
     range: Range<u64>,
@@ -61,7 +178,7 @@ enum Place {
         read: Range<u64>,
     },
     /// In the item's staging run with this number, then copied to the window if there is one.
-    Staged { run: usize, window: Option<IoBuf> },
+    Staged { run: usize, window: Option<Window> },
 }
 
 /// Neighbouring pieces that go through staging, read with one request.
@@ -111,17 +228,14 @@ impl Prepared {
         item: Item,
         alignment: u64,
         segments: &mut [Region],
-        targets: &mut [Option<Region>],
+        targets: &mut [Rest],
     ) -> Prepared {
         let aligned = |range: &Range<u64>| {
             floor(range.start, alignment)..range.end.next_multiple_of(alignment)
         };
         let mut window = |owner: Owner, range: &Range<u64>| match owner {
-            Owner::Segment(index) => segments[index].window(range),
-            Owner::Target(index) => targets[index]
-                .as_mut()
-                .expect("the plan saw this target")
-                .window(range),
+            Owner::Segment(index) => Window::Plain(segments[index].window(range)),
+            Owner::Target(index) => targets[index].window(range),
         };
         let mut landings: Vec<Landing> = Vec::with_capacity(item.pieces.len());
         let mut runs: Vec<StagingRun> = Vec::new();
@@ -130,7 +244,10 @@ impl Prepared {
             let staged = match piece.to {
                 Destination::Direct(owner) => {
                     let read = aligned(&piece.range);
-                    let window = Some(window(owner, &read));
+                    let Window::Plain(window) = window(owner, &read) else {
+                        unreachable!("what is scattered is staged")
+                    };
+                    let window = Some(window);
                     run_is_open = false;
                     landings.push(Landing {
                         range: piece.range,
@@ -361,9 +478,8 @@ impl Prepared {
                     .as_ref()
                     .expect("all reads of the item are back")
                     .as_slice();
-                let target = window.as_mut_slice();
-                target.copy_from_slice(&staged[first..first + target.len()]);
-                copied += target.len() as u64;
+                let bytes = (landing.range.end - landing.range.start) as usize;
+                copied += window.fill(&landing.range, &staged[first..first + bytes]);
             }
         }
         copied

@@ -13,13 +13,13 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use penstock_io::buffer::{HostRegionMut, Memory, MemoryHandle};
+use penstock_io::buffer::{Memory, MemoryHandle};
 use penstock_io::engine::{Completion, Engine, Op};
 use penstock_io::file::File;
 use penstock_io::transfer::WholeTransfers;
 
 use super::damage::Damage;
-use super::prepared::{Prepared, Region, untoken};
+use super::prepared::{Prepared, Region, Rest, Target, untoken};
 use super::{Halt, Run, failed, open_engine, run_workers, submit, take_buffer};
 use crate::description::is_lost;
 use crate::digest::{CHUNK_BYTES, Digest};
@@ -83,7 +83,7 @@ pub(crate) struct Outcome {
 /// Carries out a read plan. `targets` holds the caller's memory by request.
 pub(crate) fn read(
     plan: ReadPlan,
-    targets: Vec<Option<HostRegionMut>>,
+    targets: Vec<Target>,
     sources: &[Source<'_>],
     settings: &Settings,
     on_damage: OnDamage,
@@ -133,7 +133,7 @@ pub(crate) fn read(
 /// Allocates the segments and gives every item its windows, over segments and targets.
 fn prepare(
     plan: ReadPlan,
-    targets: Vec<Option<HostRegionMut>>,
+    targets: Vec<Target>,
     sources: &[Source<'_>],
 ) -> Result<(Vec<MemoryHandle>, VecDeque<Prepared>)> {
     let mut handles = Vec::with_capacity(plan.segments.len());
@@ -145,11 +145,7 @@ fn prepare(
         handles.push(handle);
         segments.push(Region::new(Some(segment.mirror.start), buf));
     }
-    let region = |memory: HostRegionMut| Region::new(None, memory.into_buf());
-    let mut targets: Vec<_> = targets
-        .into_iter()
-        .map(|target| target.map(region))
-        .collect();
+    let mut targets: Vec<Rest> = targets.into_iter().map(Rest::of).collect();
     let mut queue = VecDeque::with_capacity(plan.items.len());
     for item in plan.items {
         let alignment = sources[item.file].facts().offset_alignment;

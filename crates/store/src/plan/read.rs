@@ -41,8 +41,19 @@ pub struct Request {
     pub file: usize,
     /// Its bytes in the file.
     pub range: Range<u64>,
-    /// Address of the caller's memory to fill; fresh memory is used where absent.
-    pub target_address: Option<usize>,
+    /// Whose memory is to hold them.
+    pub goal: Goal,
+}
+
+/// Where the bytes of a request are to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Goal {
+    /// Into fresh memory.
+    Fresh,
+    /// Into the caller's memory at this address.
+    Plain(usize),
+    /// Into places of the caller's memory that lie apart; always through staging.
+    Scattered,
 }
 
 /// Where the bytes of a request will be.
@@ -148,7 +159,7 @@ pub fn plan(
         if request.range.is_empty() {
             continue;
         }
-        if request.target_address.is_some() {
+        if request.goal != Goal::Fresh {
             placements[index] = Placement::Target;
             let owner = Owner::Target(index);
             areas.push(Area {
@@ -309,7 +320,9 @@ fn direct_range(
         Owner::Target(index) => {
             let start = part.start.next_multiple_of(facts.offset_alignment);
             let end = floor(part.end, facts.offset_alignment);
-            let address = requests[index].target_address.unwrap_or_default();
+            let Goal::Plain(address) = requests[index].goal else {
+                return none;
+            };
             let first = address.wrapping_add((start - area.range.start) as usize);
             if start >= end || !first.is_multiple_of(facts.memory_alignment) {
                 return none;
@@ -357,7 +370,7 @@ mod tests {
         Request {
             file: 0,
             range,
-            target_address: None,
+            goal: Goal::Fresh,
         }
     }
 
@@ -406,7 +419,7 @@ mod tests {
         let target = |address| Request {
             file: 0,
             range: 4096..(1 << 20) + 4096,
-            target_address: Some(address),
+            goal: Goal::Plain(address),
         };
         let direct_bytes = |address| {
             let plan = plan(&[facts(2 << 20)], &[target(address)], false, EXTENT_BYTES);
@@ -424,15 +437,19 @@ mod tests {
     proptest! {
         #[test]
         fn every_requested_byte_has_one_place(
-            lengths in prop::collection::vec((0u64..3 << 20, 0u64..200_000, any::<bool>()), 1..12),
+            lengths in prop::collection::vec((0u64..3 << 20, 0u64..200_000, 0..3), 1..12),
             cover_all in any::<bool>(),
             buffered in any::<bool>(),
         ) {
             let mut at = 4096;
             let mut requests = Vec::new();
             for (bytes, gap, target) in lengths {
-                let target_address = target.then_some(0x7000_0000 + at as usize);
-                requests.push(Request { file: 0, range: at..at + bytes, target_address });
+                let goal = match target {
+                    0 => Goal::Fresh,
+                    1 => Goal::Plain(0x7000_0000 + at as usize),
+                    _ => Goal::Scattered,
+                };
+                requests.push(Request { file: 0, range: at..at + bytes, goal });
                 at += bytes + gap;
             }
             let mut file = facts(at + 777);

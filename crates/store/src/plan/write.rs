@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::dtype::{self, Carrier};
 use crate::error::{Error, Result};
-use crate::part::{Stored, TensorEntry, carried_shape};
+use crate::part::{Stored, TensorBox, TensorEntry, carried_shape};
 use crate::shard::{self, HeaderTensor, PAGE_BYTES};
 
 /// Most header bytes of one shard. The safetensors library reads up to 100 MB.
@@ -28,6 +28,8 @@ pub struct TensorSpec {
     pub shape: Vec<u64>,
     /// Bytes of one element.
     pub item_bytes: usize,
+    /// The box of a global tensor that it is, if it is one.
+    pub region: Option<TensorBox>,
 }
 
 /// One shard: a header and the tensors that follow it without gaps.
@@ -287,7 +289,7 @@ impl WritePlan {
                 file,
                 range: (start, start + bytes),
                 stored,
-                reserved_box: None,
+                region: tensor.region.clone(),
             }
         };
         tensors.iter().zip(places).map(entry).collect()
@@ -305,6 +307,7 @@ mod tests {
             dtype: "uint8".into(),
             shape: vec![bytes],
             item_bytes: 1,
+            region: None,
         }
     }
 
@@ -315,6 +318,7 @@ mod tests {
             dtype: dtype.into(),
             shape: vec![items],
             item_bytes,
+            region: None,
         };
         let tensors = [
             spec("odd", "uint8", 1, 3),

@@ -61,6 +61,20 @@ pub fn edit_part(path: &Path, edit: impl FnOnce(&mut Value)) {
     write_part(path, part.to_string().as_bytes());
 }
 
+/// Changes the part of a rank and vouches for it in the manifest; returns its name.
+pub fn edit_rank(path: &Path, rank: usize, edit: impl FnOnce(&mut Value)) -> String {
+    let file = find(path, &format!("part-{rank:05}"));
+    let mut part: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    edit(&mut part);
+    let text = part.to_string();
+    fs::write(&file, &text).unwrap();
+    edit_manifest(path, |manifest| {
+        manifest["parts"][rank]["bytes"] = text.len().into();
+        manifest["parts"][rank]["digest"] = Digest::of(text.as_bytes()).to_string().into();
+    });
+    file.file_name().unwrap().to_str().unwrap().to_owned()
+}
+
 /// Replaces the bytes of the first shard and vouches for them in the part.
 pub fn write_shard(path: &Path, bytes: &[u8]) {
     fs::write(shard_path(path), bytes).unwrap();

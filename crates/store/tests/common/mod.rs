@@ -54,6 +54,7 @@ impl Sample {
                 dtype: "uint8".into(),
                 shape: vec![bytes as u64],
                 item_bytes: 1,
+                region: None,
             })
             .collect();
         let bytes = (0u64..)

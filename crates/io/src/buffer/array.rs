@@ -1,0 +1,282 @@
+//! Strided memory that a caller lends to be filled: as a whole, box by box, or run by run of a file
+//! that holds such a box.
+//!
+//! No Rust reference to the memory is formed but through [`HostRegionMut`], for what lies in one
+//! piece. Everything that is split off owns its items alone, so that workers fill one array side by
+//! side.
+
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::ptr;
+use std::sync::Arc;
+
+use super::bounds::{Bounds, Tangled, find_overlap};
+use super::region::HostRegionMut;
+use super::strided::{Strided, row_major};
+
+/// A borrowed array to fill; its items share no memory.
+pub struct HostArrayMut {
+    address: *mut u8,
+    item_bytes: usize,
+    shape: Vec<usize>,
+    strides: Vec<isize>,
+    owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the array has the exclusive right to its items (`new`), which `owner`, itself `Send +
+// Sync`, keeps alive.
+unsafe impl Send for HostArrayMut {}
+// SAFETY: `&HostArrayMut` gives out no access to the memory.
+unsafe impl Sync for HostArrayMut {}
+
+impl HostArrayMut {
+    /// An array of `shape` with items of `item_bytes`, its first item at `address`; in row-major
+    /// order without `strides_bytes`, which may be negative. `None` where two items share memory,
+    /// or lie too oddly to exclude it; slices and transposes of plain arrays do not.
+    ///
+    /// # Safety
+    /// The bytes of all items are initialised and stay readable and writable while `owner` lives,
+    /// and nothing else reads or writes them until this array and all that is made of it are
+    /// dropped.
+    pub unsafe fn new(
+        address: usize,
+        item_bytes: usize,
+        shape: &[usize],
+        strides_bytes: Option<&[isize]>,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Option<HostArrayMut> {
+        let strides = match strides_bytes {
+            Some(strides) => strides.to_vec(),
+            None => row_major(item_bytes, shape),
+        };
+        is_apart(item_bytes, shape, &strides).then(|| HostArrayMut {
+            address: ptr::with_exposed_provenance_mut(address),
+            item_bytes,
+            shape: shape.to_vec(),
+            strides,
+            owner: Arc::new(owner),
+        })
+    }
+
+    /// Bytes of an item.
+    pub fn item_bytes(&self) -> usize {
+        self.item_bytes
+    }
+
+    /// Dimensions, outermost first.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Bytes between neighbours along each dimension.
+    pub fn strides_bytes(&self) -> &[isize] {
+        &self.strides
+    }
+
+    /// Where the first item lies.
+    pub fn address(&self) -> usize {
+        self.address as usize
+    }
+
+    /// Bytes to fill.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.item_bytes
+    }
+
+    /// Whether there is nothing to fill.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Takes boxes out of it; what is in none is left alone.
+    ///
+    /// # Errors
+    /// [`Tangled`] where it would take too long to make sure that no two overlap.
+    ///
+    /// # Panics
+    /// If a box reaches beyond the array or overlaps another.
+    pub fn split(self, boxes: &[Bounds]) -> Result<Vec<HostArrayMut>, Tangled> {
+        let shape: Vec<u64> = self.shape.iter().map(|&size| size as u64).collect();
+        assert!(
+            boxes.iter().all(|part| part.fits(&shape)),
+            "boxes fit the array"
+        );
+        let overlap = find_overlap(boxes)?;
+        assert!(overlap.is_none(), "boxes {overlap:?} overlap");
+        let part = |part: &Bounds| {
+            let places = part.start.iter().zip(&self.strides);
+            let address = places.fold(self.address, |address, (&start, &stride)| {
+                address.wrapping_offset((start as isize).wrapping_mul(stride))
+            });
+            HostArrayMut {
+                address,
+                item_bytes: self.item_bytes,
+                shape: part.shape.iter().map(|&size| size as usize).collect(),
+                strides: self.strides.clone(),
+                owner: Arc::clone(&self.owner),
+            }
+        };
+        // No two boxes have an item in common, and no two items have memory in common.
+        Ok(boxes.iter().map(part).collect())
+    }
+
+    /// As plain memory, where all of it lies in one piece in row-major order.
+    ///
+    /// # Errors
+    /// The array itself where it does not.
+    pub fn into_region(self) -> Result<HostRegionMut, HostArrayMut> {
+        let plain = row_major(self.item_bytes, &self.shape);
+        let sides = self.shape.iter().zip(self.strides.iter().zip(&plain));
+        let is_plain = self.is_empty()
+            || sides
+                .into_iter()
+                .all(|(&size, (stride, plain))| size == 1 || stride == plain);
+        if !is_plain {
+            return Err(self);
+        }
+        let (address, bytes) = (self.address.expose_provenance(), self.len());
+        // SAFETY: the items are the array's alone and alive with the owner (`new`), their bytes are
+        // all of these, and the array is gone.
+        Ok(unsafe { HostRegionMut::new(address, bytes, Box::new(self.owner)) })
+    }
+
+    /// To be filled out of a run of bytes that holds its items at other strides.
+    ///
+    /// # Panics
+    /// If the array is empty, or the items do not come in row-major order in the run, one after the
+    /// other.
+    pub fn into_scatter(self, source_strides_bytes: &[usize]) -> Scatter {
+        assert!(!self.is_empty(), "there is something to fill");
+        let source: Vec<isize> = source_strides_bytes
+            .iter()
+            .map(|s| s.cast_signed())
+            .collect();
+        let strided = Strided::new(self.item_bytes, &self.shape, &source, &self.strides);
+        assert!(strided.is_in_order(), "items come in row-major order");
+        let reach = self.shape.iter().zip(source_strides_bytes);
+        let last: usize = reach.map(|(size, stride)| (size - 1) * stride).sum();
+        Scatter {
+            range: 0..(last + self.item_bytes) as u64,
+            to: Arc::new(Destination {
+                address: self.address,
+                strided,
+                _owner: self.owner,
+            }),
+        }
+    }
+}
+
+impl fmt::Debug for HostArrayMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostArrayMut")
+            .field("address", &self.address)
+            .field("item_bytes", &self.item_bytes)
+            .field("shape", &self.shape)
+            .field("strides", &self.strides)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whether no two items share memory, and all lie in one address space. Going from the closest
+/// dimension to the farthest, each has to step over all that the closer ones reach.
+fn is_apart(item_bytes: usize, shape: &[usize], strides: &[isize]) -> bool {
+    assert_eq!(shape.len(), strides.len(), "a stride per dimension");
+    let fits = |bytes: usize| isize::try_from(bytes).is_ok();
+    if shape.contains(&0) || item_bytes == 0 {
+        return true;
+    }
+    let sides = shape.iter().zip(strides).filter(|&(&size, _)| size > 1);
+    let mut sides: Vec<(usize, usize)> = sides
+        .map(|(&size, &stride)| (stride.unsigned_abs(), size))
+        .collect();
+    sides.sort_unstable();
+    let mut span = Some(item_bytes);
+    for (stride, size) in sides {
+        span = span.filter(|&span| span <= stride).and_then(|span| {
+            let reach = stride.checked_mul(size - 1)?;
+            span.checked_add(reach)
+        });
+    }
+    span.is_some_and(fits)
+}
+
+struct Destination {
+    address: *mut u8,
+    strided: Strided,
+    /// Held to be dropped last.
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+/// Items of a borrowed array that a run of bytes holds, with others or gaps between them perhaps.
+pub struct Scatter {
+    /// The bytes of the run that are to come.
+    range: Range<u64>,
+    to: Arc<Destination>,
+}
+
+// SAFETY: a scatter has the exclusive right to the items that its range holds: the array that it
+// was made of had it, and ranges never overlap. The owner is `Send + Sync`.
+unsafe impl Send for Scatter {}
+// SAFETY: `&Scatter` gives out no access to the memory.
+unsafe impl Sync for Scatter {}
+
+impl Scatter {
+    /// The bytes of the run that it takes, the first of the box being byte 0.
+    pub fn range(&self) -> Range<u64> {
+        self.range.clone()
+    }
+
+    /// Cuts it in two: `self` takes the bytes of the run before `at`, the result the others.
+    ///
+    /// # Panics
+    /// If `at` lies outside the range.
+    pub fn split_off(&mut self, at: u64) -> Scatter {
+        assert!(
+            self.range.start <= at && at <= self.range.end,
+            "cut at {at} of {:?}",
+            self.range
+        );
+        let range = at..self.range.end;
+        self.range.end = at;
+        Scatter {
+            range,
+            to: Arc::clone(&self.to),
+        }
+    }
+
+    /// Puts the items in `bytes`, which are those of the run from byte `at` on, in their places;
+    /// returns how many bytes that were.
+    ///
+    /// # Panics
+    /// If the bytes reach beyond the range.
+    pub fn fill(&mut self, at: u64, bytes: &[u8]) -> u64 {
+        let end = at + bytes.len() as u64;
+        assert!(
+            self.range.start <= at && end <= self.range.end,
+            "bytes {at}..{end} of {:?}",
+            self.range
+        );
+        let strided = &self.to.strided;
+        let content = strided.content_before(at)..strided.content_before(end);
+        let copied = content.end - content.start;
+        let src = bytes.as_ptr().wrapping_sub(at as usize);
+        // SAFETY: the content between the two is what lies in bytes `at..end` of the run, and
+        // these are `bytes`. No other scatter has these bytes of the run, so the items, or parts
+        // of items, that they go to are this one's to write (`HostArrayMut::new`) and no part of
+        // `bytes`.
+        unsafe { strided.copy(src, self.to.address, content) };
+        copied
+    }
+}
+
+impl fmt::Debug for Scatter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scatter")
+            .field("range", &self.range)
+            .field("address", &self.to.address)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,246 @@
+//! Filling the caller's memory with boxes of tensors, whatever boxes they are stored as.
+//!
+//! Runs that lie together in a file and in memory are read in place. What does not, and bytes of a
+//! file that several boxes ask for, goes through staging and is scattered from there once it was
+//! verified; so each byte is read once, and the extra memory is that of any load.
+
+use std::fmt;
+use std::ops::Range;
+
+use penstock_io::buffer::{Bounds, HostArrayMut, Tangled};
+
+use crate::checkpoint::{Checkpoint, Fetch};
+use crate::error::{Error, Result};
+use crate::options::Options;
+use crate::pipeline::prepared::{Sink, Target};
+use crate::plan::read::{Goal, Request};
+use crate::progress::Progress;
+use crate::report::LoadReport;
+use crate::reshard::{Fragment, GlobalTensor, Wanted, text};
+
+/// What a box is one of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Whole {
+    /// The global tensor with this name.
+    Tensor(String),
+    /// The entry with this index, whether it is a box itself or not.
+    Entry(usize),
+}
+
+/// A box of a tensor that is wanted.
+#[derive(Debug)]
+pub struct Fill {
+    /// What it is a box of.
+    pub of: Whole,
+    /// Its first index along each dimension.
+    pub start: Vec<u64>,
+    /// The memory it is to be put in, of its shape.
+    pub into: HostArrayMut,
+}
+
+/// A fragment with its memory.
+struct Part {
+    file: usize,
+    entry: usize,
+    range: Range<u64>,
+    source_strides: Vec<usize>,
+    into: HostArrayMut,
+}
+
+impl Part {
+    fn into_sink(self) -> Sink {
+        Sink {
+            start: self.range.start,
+            scatter: self.into.into_scatter(&self.source_strides),
+        }
+    }
+
+    /// In one piece where it lies so on both sides.
+    fn into_target(self) -> (Goal, Target) {
+        let bytes = self.range.end - self.range.start;
+        if self.into.len() as u64 != bytes {
+            return scattered(vec![self]);
+        }
+        match self.into.into_region() {
+            Ok(memory) => (Goal::Plain(memory.address()), Target::Plain(memory)),
+            Err(into) => scattered(vec![Part { into, ..self }]),
+        }
+    }
+}
+
+fn scattered(parts: Vec<Part>) -> (Goal, Target) {
+    let sinks = parts.into_iter().map(Part::into_sink).collect();
+    (Goal::Scattered, Target::Scattered(sinks))
+}
+
+impl Checkpoint {
+    /// Bytes of an item of what boxes are wanted of.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] where there is no such tensor.
+    pub fn item_bytes(&self, of: &Whole) -> Result<usize> {
+        self.with_tensor(of, |tensor| Ok(tensor.item_bytes))
+    }
+
+    /// Puts boxes of tensors into the caller's memory. No two of the memories may overlap; boxes
+    /// may, and each byte of a file is read once for all of them.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] for a box that the tensor has no place for, [`Error::Corrupt`] for one
+    /// that the stored boxes do not cover, both before anything is read. Else as
+    /// [`Checkpoint::load`]: what is wanted may have been filled in part.
+    pub fn fill(
+        &self,
+        fills: Vec<Fill>,
+        options: &Options,
+        progress: &Progress,
+    ) -> Result<LoadReport> {
+        let tensors = fills.len();
+        let bytes = fills.iter().map(|fill| fill.into.len() as u64).sum();
+        let mut parts = Vec::new();
+        for fill in fills {
+            self.cut(fill, &mut parts)?;
+        }
+        let mut entries: Vec<usize> = parts.iter().map(|part| part.entry).collect();
+        entries.sort_unstable();
+        entries.dedup();
+        let (requests, targets) = share(parts);
+        let fetch = Fetch {
+            requests,
+            targets,
+            entries,
+            bytes,
+            tensors,
+            is_all: false,
+        };
+        Ok(self.fetch(fetch, options, progress)?.report)
+    }
+
+    fn with_tensor<T>(
+        &self,
+        of: &Whole,
+        with: impl FnOnce(&GlobalTensor) -> Result<T>,
+    ) -> Result<T> {
+        let missing = || Error::Mismatch {
+            key: of.to_string(),
+            detail: "there is no such tensor".to_owned(),
+        };
+        match of {
+            Whole::Tensor(name) => with(self.global_tensors().get(name).ok_or_else(missing)?),
+            Whole::Entry(index) => {
+                let entry = self.part().tensors.get(*index).ok_or_else(missing)?;
+                with(&GlobalTensor::alone(*index, entry))
+            }
+        }
+    }
+
+    /// Finds the runs of files that hold a box, and takes their memory apart accordingly.
+    fn cut(&self, fill: Fill, parts: &mut Vec<Part>) -> Result<()> {
+        let Fill { of, start, into } = fill;
+        let shape = into.shape().iter().map(|&size| size as u64).collect();
+        let wanted = Bounds { start, shape };
+        let entries = &self.part().tensors;
+        let fragments: Vec<Fragment> = self.with_tensor(&of, |tensor| {
+            let mismatch = |detail: String| Error::Mismatch {
+                key: self.name_of(&of),
+                detail,
+            };
+            if !wanted.fits(&tensor.shape) {
+                let (shape, start) = (&wanted.shape, &wanted.start);
+                let stored = &tensor.shape;
+                let detail = format!("no box of {shape:?} at {start:?} is in one of {stored:?}");
+                return Err(mismatch(detail));
+            }
+            if tensor.item_bytes != into.item_bytes() {
+                let (stored, given) = (tensor.item_bytes, into.item_bytes());
+                let detail =
+                    format!("items of {stored} bytes are stored, the target's have {given}");
+                return Err(mismatch(detail));
+            }
+            if into.is_empty() {
+                return Ok(Vec::new());
+            }
+            let wanted = Wanted {
+                bounds: &wanted,
+                item_bytes: tensor.item_bytes,
+                strides: into.strides_bytes(),
+            };
+            tensor.cut(&wanted, entries).map_err(|hole| {
+                let asked = text(wanted.bounds);
+                self.incomplete(
+                    &of,
+                    format!("no rank stored {hole} of it; {asked} was asked for"),
+                )
+            })
+        })?;
+        let boxes: Vec<Bounds> = fragments
+            .iter()
+            .map(|fragment| fragment.to.clone())
+            .collect();
+        let tangled = |error: Tangled| self.incomplete(&of, error.to_string());
+        let arrays = into.split(&boxes).map_err(tangled)?;
+        parts.extend(
+            fragments
+                .into_iter()
+                .zip(arrays)
+                .map(|(fragment, into)| Part {
+                    file: entries[fragment.entry].file,
+                    entry: fragment.entry,
+                    range: fragment.range,
+                    source_strides: fragment.source_strides,
+                    into,
+                }),
+        );
+        Ok(())
+    }
+
+    fn name_of(&self, of: &Whole) -> String {
+        match of {
+            Whole::Tensor(name) => name.clone(),
+            Whole::Entry(index) => self.part().tensors[*index].name.clone(),
+        }
+    }
+
+    /// An error about a tensor that its boxes do not make.
+    fn incomplete(&self, of: &Whole, detail: String) -> Error {
+        Error::Corrupt {
+            path: self.path().to_owned(),
+            file: None,
+            offset: None,
+            tensor: Some(self.name_of(of)),
+            detail,
+        }
+    }
+}
+
+impl fmt::Display for Whole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Whole::Tensor(name) => f.write_str(name),
+            Whole::Entry(index) => write!(f, "tensor {index}"),
+        }
+    }
+}
+
+/// One request for all parts that share bytes of a file.
+fn share(mut parts: Vec<Part>) -> (Vec<Request>, Vec<Target>) {
+    parts.sort_unstable_by_key(|part| (part.file, part.range.start));
+    let mut requests: Vec<Request> = Vec::with_capacity(parts.len());
+    let mut targets = Vec::with_capacity(parts.len());
+    let mut parts = parts.into_iter().peekable();
+    while let Some(first) = parts.next() {
+        let (file, mut range) = (first.file, first.range.clone());
+        let mut shared = vec![first];
+        while let Some(part) = parts.next_if(|p| p.file == file && p.range.start < range.end) {
+            range.end = range.end.max(part.range.end);
+            shared.push(part);
+        }
+        let (goal, target) = match shared.len() {
+            1 => shared.remove(0).into_target(),
+            _ => scattered(shared),
+        };
+        requests.push(Request { file, range, goal });
+        targets.push(target);
+    }
+    (requests, targets)
+}
