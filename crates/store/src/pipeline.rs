@@ -5,8 +5,9 @@
 //! workers; whatever is in flight is waited for before any memory is released.
 
 pub(crate) mod damage;
-pub(crate) mod prepared;
+mod prepared;
 pub mod read;
+pub(crate) mod target;
 pub mod write;
 
 use std::path::{Path, PathBuf};

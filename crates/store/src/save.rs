@@ -28,6 +28,7 @@ use crate::pipeline::{self, Run};
 use crate::plan::write::{TensorSpec, WritePlan, plan};
 use crate::progress::Progress;
 use crate::report::{SaveReport, Transport};
+use crate::reshard::GlobalTensors;
 use crate::shard::PAGE_BYTES;
 
 /// What is to be saved.
@@ -440,6 +441,7 @@ fn encode_part(
         missing: missing.unwrap_or_default(),
     };
     part.check().map_err(unreadable)?;
+    GlobalTensors::new(&part.tensors).map_err(|conflict| unreadable(conflict.to_string()))?;
     let mut text = serde_json::to_vec(&part).expect("a part always serialises");
     text.push(b'\n');
     Ok(text)
