@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import _native, dtypes, tree
-from penstock.errors import CheckpointNotFoundError, UnsupportedStateError
+from penstock.errors import CheckpointNotFoundError, PenstockError, UnsupportedStateError
 from penstock.flatten import flatten
 from penstock.gcpause import gc_paused
 from penstock.inspection import CheckpointInfo, describe, part_name
@@ -299,6 +299,11 @@ def _read_once(
     indices = None
     checkpoint = _native.open(path)
     try:
+        if checkpoint.world_size > 1:
+            raise PenstockError(
+                f"{path} was written by {checkpoint.world_size} ranks, each of which has a state "
+                "of its own: this version does not put them together"
+            )
         tensors, aliases = checkpoint.tensors(), checkpoint.aliases()
         part = part_name(checkpoint.files())
         with tree.reading(path, part):
