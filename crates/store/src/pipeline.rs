@@ -5,9 +5,14 @@
 //! workers; whatever is in flight is waited for before any memory is released.
 
 pub(crate) mod damage;
+<<<<<<< HEAD
 pub(crate) mod feed;
 pub(crate) mod prepared;
+=======
+mod prepared;
+>>>>>>> boxes
 pub mod read;
+pub(crate) mod target;
 pub mod write;
 
 use std::path::{Path, PathBuf};

@@ -25,9 +25,14 @@ use crate::part::{Alias, Missing};
 use crate::plan::write::TensorSpec;
 use crate::progress::Progress;
 use crate::report::{SaveReport, Transport};
+<<<<<<< HEAD
 pub use arena::Arena;
 pub use job::{Job, Shards, Staging};
 use prepared::unreadable;
+=======
+use crate::reshard::GlobalTensors;
+use crate::shard::PAGE_BYTES;
+>>>>>>> boxes
 
 /// What is to be saved.
 pub struct State {
@@ -257,6 +262,202 @@ fn check_votes(path: &Path, manifest: &Manifest) -> Result<()> {
     })
 }
 
+<<<<<<< HEAD
+=======
+/// A rank's state with everything decided and nothing written.
+struct Prepared<'a> {
+    state: &'a State,
+    plan: WritePlan,
+    settings: Settings,
+    file_system: Arc<dyn FileSystem>,
+    salvaged: Option<&'a Salvaged>,
+}
+
+impl<'a> Prepared<'a> {
+    fn new(
+        state: &'a State,
+        path: &Path,
+        options: &Options,
+        progress: &Progress,
+    ) -> Result<Prepared<'a>> {
+        check_names(state)?;
+        let bytes = state.sources.iter().map(HostRegion::len);
+        let settings = options.settle(path, bytes.sum());
+        let plan = plan(
+            &state.tensors,
+            settings.shard_bytes,
+            settings.extent_bytes as u64,
+        )?;
+        progress.expect(plan.bytes());
+        let file_system = Arc::clone(&options.file_system);
+        Ok(Prepared {
+            state,
+            plan,
+            settings,
+            file_system,
+            salvaged: None,
+        })
+    }
+
+    /// Writes shards and part and makes them durable.
+    fn write(
+        &self,
+        attempt: &mut Attempt,
+        rank: u32,
+        progress: &Progress,
+        watch: &mut Stopwatch,
+    ) -> Result<Written> {
+        let free_bytes = free_bytes(attempt.path());
+        let mut run = Run::default();
+        let part = self.write_files(attempt, rank, progress, watch, &mut run);
+        let part = part.map_err(|error| error.with_room(self.plan.bytes(), free_bytes.ok()))?;
+        let is_direct = run.is_direct && !self.plan.shards.is_empty();
+        let headers = self.plan.shards.iter().map(|shard| shard.header.len());
+        Ok(Written {
+            bytes: self.plan.bytes() + part.bytes,
+            part,
+            tensor_bytes: self.plan.bytes() - headers.sum::<usize>() as u64,
+            files: self.plan.shards.len() + 1,
+            transport: Transport::new(&self.settings, run, is_direct),
+            phases: watch.phases.clone(),
+        })
+    }
+
+    fn write_files(
+        &self,
+        attempt: &mut Attempt,
+        rank: u32,
+        progress: &Progress,
+        watch: &mut Stopwatch,
+        run: &mut Run,
+    ) -> Result<PartEntry> {
+        let files = self.create_shards(attempt, rank, run)?;
+        let sources = &self.state.sources;
+        let chunks =
+            pipeline::write::write(&self.plan, sources, &files, &self.settings, progress, run)?;
+        watch.lap("write");
+        for (file, shard) in files.iter().zip(&self.plan.shards) {
+            // A direct write ends on a page; the file ends where its data does.
+            if file.is_direct() && !shard.bytes.is_multiple_of(PAGE_BYTES) {
+                self.file_system
+                    .change(Change::Truncate(file, shard.bytes))?;
+            }
+            self.file_system.change(Change::SyncData(file))?;
+        }
+        progress.check()?;
+        watch.lap("sync");
+        run.is_direct = files.iter().all(|file| file.is_direct());
+        // Closed before the commit, so that no reader of a complete checkpoint finds it open.
+        drop(files);
+        let text = encode_part(self, chunks, rank, attempt.id())?;
+        attempt.write_part(rank, &text)?;
+        Ok(PartEntry {
+            rank,
+            file: name::part(rank, attempt.id()),
+            bytes: text.len() as u64,
+            digest: Digest::of(&text),
+        })
+    }
+
+    fn create_shards(
+        &self,
+        attempt: &mut Attempt,
+        rank: u32,
+        run: &mut Run,
+    ) -> Result<Vec<Arc<File>>> {
+        let mut files = Vec::with_capacity(self.plan.shards.len());
+        for (index, shard) in self.plan.shards.iter().enumerate() {
+            let name = name::shard(rank, index, attempt.id());
+            let file = attempt.create(&name, self.settings.direct)?;
+            if let Some(reason) = file.fallback() {
+                run.note(reason.to_owned());
+            }
+            let length = if file.is_direct() {
+                shard.bytes.next_multiple_of(PAGE_BYTES)
+            } else {
+                shard.bytes
+            };
+            match self.file_system.change(Change::Allocate(&file, length)) {
+                Err(error) if error.kind() == Some(io::ErrorKind::Unsupported) => {
+                    run.note("the file system cannot reserve space".to_owned());
+                }
+                result => result?,
+            }
+            files.push(file);
+        }
+        Ok(files)
+    }
+}
+
+/// Names are what users ask for later: each has to stand for one thing.
+fn check_names(state: &State) -> Result<()> {
+    assert_eq!(
+        state.tensors.len(),
+        state.sources.len(),
+        "every tensor has its bytes"
+    );
+    let tensors = state.tensors.iter().map(|tensor| &tensor.name);
+    let mut seen = HashSet::with_capacity(state.tensors.len() + state.aliases.len());
+    for name in tensors.chain(state.aliases.iter().map(|alias| &alias.name)) {
+        let detail = match name.as_str() {
+            "" => "a tensor needs a name",
+            "__metadata__" => "the name is reserved in safetensors",
+            _ if !seen.insert(name) => "the name is there twice",
+            _ => continue,
+        };
+        return Err(Error::Unsupported {
+            key: name.clone(),
+            detail: detail.to_owned(),
+        });
+    }
+    Ok(())
+}
+
+/// What a reader would refuse is not committed: its caller made an impossible state.
+fn unreadable(detail: String) -> Error {
+    Error::Unsupported {
+        key: "the state".to_owned(),
+        detail,
+    }
+}
+
+fn encode_part(
+    prepared: &Prepared<'_>,
+    chunks: Vec<Vec<Digest>>,
+    rank: u32,
+    id: &str,
+) -> Result<Vec<u8>> {
+    let (state, plan) = (prepared.state, &prepared.plan);
+    let missing = prepared.salvaged.map(|salvaged| salvaged.missing.clone());
+    let file = |(index, chunks): (usize, Vec<Digest>)| {
+        let bytes = plan.shards[index].bytes;
+        FileEntry {
+            name: name::shard(rank, index, id),
+            bytes,
+            digest: Digest::of_chunks(&chunks, bytes),
+            chunk_bytes: CHUNK_BYTES,
+            chunks,
+        }
+    };
+    let part = Part {
+        format: part::FORMAT.to_owned(),
+        version: FORMAT_VERSION,
+        id: id.to_owned(),
+        rank,
+        files: chunks.into_iter().enumerate().map(file).collect(),
+        tensors: plan.entries(&state.tensors),
+        aliases: state.aliases.clone(),
+        tree: state.tree.clone(),
+        missing: missing.unwrap_or_default(),
+    };
+    part.check().map_err(unreadable)?;
+    GlobalTensors::new(&part.tensors).map_err(|conflict| unreadable(conflict.to_string()))?;
+    let mut text = serde_json::to_vec(&part).expect("a part always serialises");
+    text.push(b'\n');
+    Ok(text)
+}
+
+>>>>>>> boxes
 fn manifest_of(target: &Target, id: &str, parts: Vec<PartEntry>) -> Manifest {
     Manifest {
         format: manifest::FORMAT.to_owned(),
