@@ -5,12 +5,8 @@
 //! workers; whatever is in flight is waited for before any memory is released.
 
 pub(crate) mod damage;
-<<<<<<< HEAD
 pub(crate) mod feed;
-pub(crate) mod prepared;
-=======
 mod prepared;
->>>>>>> boxes
 pub mod read;
 pub(crate) mod target;
 pub mod write;
