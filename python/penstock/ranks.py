@@ -28,7 +28,7 @@ from penstock.errors import PenstockError, RankError
 from penstock.sharding import Members
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch.distributed import ProcessGroup
     from torch.distributed.distributed_c10d import Store
@@ -48,7 +48,9 @@ _MESSAGES = (
 )
 """What is left behind in each round, beside one message of each kind by each rank."""
 
-_SHARED_ERRORS = frozenset({"CheckpointExistsError", "ProtectedCheckpointError"})
+_SHARED_ERRORS = frozenset(
+    {"CheckpointExistsError", "CheckpointNotFoundError", "ProtectedCheckpointError"}
+)
 """What is as true for every rank as for the coordinator that found it."""
 
 
@@ -149,7 +151,62 @@ class Ranks:
             rank=self.rank,
         )
 
-    def class_of(self, number: int, plain: int, timeout_seconds: float) -> Members:
+    def agree(
+        self, label: str, decide: Callable[[], dict[str, Any]], timeout_seconds: float
+    ) -> dict[str, Any]:
+        """What the coordinator decides, once every rank has come to hear of it.
+
+        Args:
+            label: What it is about; the same for all.
+            decide: Called on the coordinator only.
+            timeout_seconds: For how long to wait for the other ranks.
+
+        Raises:
+            RankError: A rank has not come in time.
+            PenstockError: Whatever ``decide`` raised.
+        """
+        if self.size == 1:
+            return decide()
+        number = self.enter(label)
+        try:
+            # Nobody hears of what was decided before it came.
+            self._exchange(number, label, 0, timeout_seconds)
+            if not self.is_coordinator:
+                return self._take_outcome(number, timeout_seconds)
+            decision = decide()
+        except BaseException as error:
+            self.post_failure(number, error)
+            if self.is_coordinator:
+                self.post_outcome(number, self.describe(error))
+            raise
+        self.post_outcome(number, decision)
+        return decision
+
+    def is_true_for_all(self, label: str, is_true: bool, timeout_seconds: float) -> bool:
+        """Whether all ranks say so.
+
+        Raises:
+            RankError: A rank has not come in time.
+        """
+        if self.size == 1:
+            return is_true
+        number = self.enter(label)
+        try:
+            answers = self._exchange(number, label, int(is_true), timeout_seconds)
+        except BaseException as error:
+            self.post_failure(number, error)
+            raise
+        if self.is_coordinator:
+            self.post_outcome(number, {})
+        return all(answers)
+
+    def _take_outcome(self, number: int, timeout_seconds: float) -> dict[str, Any]:
+        outcome = self.wait_outcome(number, timeout_seconds)
+        if "error" in outcome:
+            raise self._failed(outcome)
+        return outcome
+
+    def class_of(self, number: int, label: str, plain: int, timeout_seconds: float) -> Members:
         """Who holds the same plain tensors as this rank.
 
         Asked once for all saves of the same tensors, and again after one that failed. Pipeline
@@ -157,6 +214,7 @@ class Ranks:
 
         Args:
             number: The round.
+            label: What is saved where.
             plain: Stands for the plain tensors; see `penstock.sharding.Balance`.
             timeout_seconds: For how long to wait for the other ranks.
 
@@ -166,7 +224,9 @@ class Ranks:
         with self._lock:
             known = self._classes.get(plain)
         if known is None:
-            found = self._exchange(number, plain, timeout_seconds) if self.size > 1 else [plain]
+            found = [plain]
+            if self.size > 1:
+                found = self._exchange(number, label, plain, timeout_seconds)
             known = Members.of(rank for rank, other in enumerate(found) if other == plain)
             with self._lock:
                 self._classes[plain] = known
@@ -177,7 +237,8 @@ class Ranks:
         with self._lock:
             self._classes.clear()
 
-    def _exchange(self, number: int, plain: int, timeout_seconds: float) -> list[int]:
+    def _exchange(self, number: int, label: str, plain: int, timeout_seconds: float) -> list[int]:
+        """A number of each rank, when all have come."""
         self._client.set(self._key(f"plain/{self.rank}"), _PLAIN.pack(number, plain).hex())
         if self._client.add(self._key(f"plains/{number}"), 1) == self.size:
             self._client.set(self._key(f"plains-full/{number}"), "1")
@@ -188,11 +249,14 @@ class Ranks:
         if not is_full:
             missing = self._missing(number, "plain", _PLAIN)
             raise RankError(
-                f"rank {missing[0]} has not come to save within {timeout_seconds:g} s"
-                f"{_further(missing[1:])}; it has died or hangs, or does not call save: every rank "
-                "has to, unless no_dist=True is given; nothing was written",
+                f"rank {missing[0]} has not come within {timeout_seconds:g} s"
+                f"{_further(missing[1:])}; it has died or hangs, or does not make the same call: "
+                "every rank has to, unless no_dist=True is given; nothing was done",
                 rank=missing[0],
             )
+        theirs = self._get(f"round/{number}")["label"]
+        if theirs != label:
+            raise self._other_label(theirs, label)
         keys = [self._key(f"plain/{rank}") for rank in range(self.size)]
         return [_unpack(_PLAIN, text)[1] for text in self._client.multi_get(keys)]
 

@@ -117,7 +117,9 @@ class Save:
         from penstock.spread import spread
 
         flat = spread(state, Sharder(ranks.rank, ranks.global_ranks))
-        members = ranks.class_of(self._number, flat.balance.plain, self._timeout_seconds)
+        members = ranks.class_of(
+            self._number, self.target.label, flat.balance.plain, self._timeout_seconds
+        )
         if len(members.ranks) != ranks.size:
             flat = spread(state, Sharder(ranks.rank, ranks.global_ranks, members))
         self._balance = flat.balance.sum
