@@ -18,6 +18,7 @@ import numpy as np
 
 from penstock import ties
 from penstock.errors import StateMismatchError, UnsupportedStateError
+from penstock.flatten import PerRank
 from penstock.memory import CPU, Memory, contiguous_strides, narrow, of_array, of_tensor
 from penstock.refusals import refusal
 from penstock.restore import Builder, Place, is_data, reference
@@ -200,6 +201,7 @@ class Targets:
         self, node: Node, state: Any, builder: Builder, assignments: list[tuple[Any, Any, Any]]
     ) -> Any:
         """What comes into the place of a value: itself, but for plain leaves and their tuples."""
+        state = _unwrapped(state)
         if is_data(node) and node["$"] in ("tensor", "ndarray"):
             return state
         children = branches(node)
@@ -225,6 +227,7 @@ class Targets:
     def _match(self, node: Node, state: Any, name: str, level: int) -> None:
         if level > LEVELS_MAX:
             raise TreeError(f"nested deeper than {LEVELS_MAX} levels")
+        state = _unwrapped(state)
         if is_data(node) and node["$"] in ("tensor", "ndarray"):
             self._match_tensor(node, state, name)
             return
@@ -318,6 +321,13 @@ class Targets:
             key=self._mismatches[0][0],
             path=self._path,
         )
+
+
+def _unwrapped(value: Any) -> Any:
+    """A value without the mark that each rank has its own: saved with it, it is filled with it."""
+    while isinstance(value, PerRank):
+        value = value.value
+    return value
 
 
 def _kind(value: Any) -> str:
