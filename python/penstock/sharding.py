@@ -241,8 +241,8 @@ class Sharder:
         self._number_of = {number: index for index, number in enumerate(ranks)}
         self._class = class_members
         self._interned: dict[bytes, Members] = {}
-        self._meshes: dict[tuple[int, Any], _Layout] = {}
-        self._known: dict[tuple[int, Any, tuple[int, ...]], Sharding] = {}
+        self._meshes: dict[tuple[Any, ...], _Layout] = {}
+        self._known: dict[tuple[Any, ...], Sharding] = {}
 
     def plain(self, shape: Sequence[int]) -> Sharding:
         """How a plain tensor lies: whole, on every rank."""
@@ -262,7 +262,7 @@ class Sharder:
         """
         mesh, placements = tensor.device_mesh, tensor.placements
         shape = tuple(tensor.shape)
-        key = (id(mesh), placements, shape)
+        key = (id(mesh), placements, shape, getattr(tensor._spec, "shard_order", None))
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = self._describe(tensor, mesh, shape, name)
@@ -271,7 +271,7 @@ class Sharder:
     def _describe(
         self, tensor: DTensor, mesh: DeviceMesh, shape: tuple[int, ...], name: str
     ) -> Sharding:
-        key = (id(mesh), tensor.placements)
+        key = (id(mesh), tensor.placements, getattr(tensor._spec, "shard_order", None))
         if key not in self._meshes:
             self._meshes[key] = self._lay_out(tensor, mesh, name)
         layout = self._meshes[key]
