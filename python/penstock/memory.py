@@ -17,11 +17,11 @@ from penstock import dtypes
 from penstock.errors import UnsupportedStateError
 
 if TYPE_CHECKING:
-    import torch
-
     from collections.abc import Sequence
 
-    from penstock._native import _TensorSource
+    import torch
+
+    from penstock._native import _Box, _TensorSource
 
 CPU = "cpu"
 
@@ -226,8 +226,14 @@ def narrow(memory: Memory, at: Sequence[int], shape: tuple[int, ...]) -> Memory:
     )
 
 
-def to_source(memory: Memory, name: str) -> _TensorSource:
-    """What the native module reads; elements of other devices are copied to the host here."""
+def to_source(memory: Memory, name: str, box: _Box | None = None) -> _TensorSource:
+    """What the native module reads; elements of other devices are copied to the host here.
+
+    Args:
+        memory: Where the elements are.
+        name: The tensor's name in the part.
+        box: Of a box: the global tensor's name and shape, and the index of its first element.
+    """
     if memory.device != CPU:
         host = memory.owner.detach().to(CPU)
         memory = of_tensor(host, name)
@@ -239,7 +245,7 @@ def to_source(memory: Memory, name: str) -> _TensorSource:
         memory.strides,
         memory.item_bytes,
         memory.owner,
-        None,
+        box,
     )
 
 
