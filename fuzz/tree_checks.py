@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import PenstockError, dtypes, restore, tree
 from penstock.targets import Targets
+from penstock.view import View
 
 if TYPE_CHECKING:
     from penstock._native import _Alias
@@ -128,6 +129,7 @@ def _fill(text: str, rows: list[restore.Row]) -> None:
     """As `penstock.load(into=…)` does, into a state that fits."""
     node = tree.parse(text)
     state = _built(node, rows, _FILLED)
-    targets = Targets(node, state, rows, _ALIASES, _PATH, is_partial=False)
+    seen = View(node, rows, _ALIASES, {}, is_shared=False)
+    targets = Targets(node, state, seen, _PATH, is_partial=False)
     places = {**_places(rows, _READ), **targets.places()}
     targets.finish(node, state, restore.Builder(rows, _ALIASES, places))

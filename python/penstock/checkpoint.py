@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import _native, dtypes, tree
 from penstock.errors import CheckpointNotFoundError, UnsupportedStateError
-from penstock.fetch import Fetched, fetch
+from penstock.fetch import fetch
 from penstock.flatten import flatten
 from penstock.gcpause import gc_paused
 from penstock.inspection import CheckpointInfo, describe, part_name
@@ -20,7 +20,7 @@ from penstock.pending import save_together
 from penstock.progress import Progress, shown
 from penstock.ranks import find as find_ranks
 from penstock.reports import LoadReport, Problem, SaveReport, VerifyResult
-from penstock.restore import BYTES_TAGS, DATA_TAGS, Builder, Place, needed
+from penstock.restore import BYTES_TAGS, Builder, Place, needed
 from penstock.saving import Target
 from penstock.targets import Targets
 from penstock.view import View, view
@@ -345,9 +345,12 @@ class _Reading:
             part = part_name(checkpoint.files())
             with tree.reading(self._path, part):
                 seen, targets = self._look(checkpoint)
+                selection = self._select(seen, targets)
             opened = time.perf_counter()
             with shown(self._wanted.progress, "loading") as update:
-                fetched = self._fetch(checkpoint, seen, targets, update)
+                fetched = fetch(
+                    checkpoint, seen, selection, targets, options=self._options, progress=update
+                )
         finally:
             # An exception keeps this frame, and must not keep the files from being deleted.
             checkpoint.release()
@@ -383,25 +386,16 @@ class _Reading:
         is_partial = self._patterns is not None or is_left_out
         return seen, Targets(node, into, seen, self._path, is_partial=is_partial)
 
-    def _fetch(
-        self,
-        checkpoint: _native.Checkpoint,
-        seen: View,
-        targets: Targets | None,
-        update: Progress | None,
-    ) -> Fetched:
-        """Reads the bytes."""
-        selection = None
-        requests = [] if targets is None else targets.requests()
-        if self._patterns is not None or requests or seen.is_shared:
-            tags = DATA_TAGS if targets is None else BYTES_TAGS
-            selection = set(needed(seen.node, seen.tensors, seen.aliases, tags))
-            if targets is not None:
-                selection |= targets.beside() | targets.native().keys()
-        native = None if targets is None else targets.native()
-        return fetch(
-            checkpoint, seen, selection, native, requests, options=self._options, progress=update
-        )
+    def _select(self, seen: View, targets: Targets | None) -> set[int] | None:
+        """Indices of the tensors to read as they are; None for everything in every file."""
+        if targets is None:
+            if self._patterns is None and not seen.is_shared:
+                return None
+            return set(needed(seen.node, seen.tensors, seen.aliases))
+        if self._patterns is None and not seen.is_shared and not targets.requests():
+            return None
+        beside = needed(seen.node, seen.tensors, seen.aliases, BYTES_TAGS)
+        return {*beside, *targets.beside(), *targets.native()}
 
     def _build(self, seen: View, targets: Targets | None, places: dict[int, Place]) -> Any:
         if targets is None:

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from penstock import _native
-    from penstock._native import _BoxRequest
     from penstock.progress import Progress
     from penstock.restore import Place
+    from penstock.targets import Targets
     from penstock.view import View
 
 _SUMS = ("bytes", "bytes_read", "bounced_bytes", "tensors", "files", "seconds")
@@ -36,9 +34,8 @@ class Fetched(NamedTuple):
 def fetch(
     checkpoint: _native.Checkpoint,
     seen: View,
-    selection: Iterable[int] | None,
-    targets: dict[int, tuple[int, int, object]] | None,
-    requests: list[_BoxRequest],
+    selection: set[int] | None,
+    targets: Targets | None,
     *,
     options: dict[str, Any],
     progress: Progress | None,
@@ -49,14 +46,15 @@ def fetch(
         checkpoint: The checkpoint, open.
         seen: The view of it that indices belong to.
         selection: Indices of the tensors to read; None for everything in every file.
-        targets: Memory for some of them: index -> (address, bytes, owner).
-        requests: Boxes that go elsewhere; see `penstock._native.Checkpoint.fill`.
+        targets: Memory for some of them, and for boxes of others.
         options: How bytes move.
         progress: Called with the bytes done and in all; anew for each of two reads.
     """
-    stored = None if selection is None else sorted(set(selection) - seen.wholes.keys())
+    stored = None if selection is None else sorted(selection - seen.wholes.keys())
+    native = None if targets is None else targets.native()
+    requests = [] if targets is None else targets.requests()
     places: dict[int, Place] = {}
-    for index in sorted(seen.wholes.keys() & set(selection or ())):
+    for index in sorted(seen.wholes.keys() & (selection or set())):
         _, _, shape, _, _, nbytes = seen.tensors[index]
         if nbytes:
             memory = np.empty(nbytes, np.uint8)
@@ -66,9 +64,7 @@ def fetch(
             requests.append((seen.wholes[index], zeros, shape, address, None, memory))
     reads = []
     if stored or stored is None or not requests:
-        buffers, found, fields = checkpoint.load(
-            stored, targets, options=options, progress=progress
-        )
+        buffers, found, fields = checkpoint.load(stored, native, options=options, progress=progress)
         reads.append(fields)
         indices = range(len(seen.tensors)) if stored is None else stored
         places |= {

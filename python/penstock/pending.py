@@ -96,7 +96,10 @@ class PendingSave:
         return f"<PendingSave of {self.path!r}: {what if self.done() else 'running'}>"
 
     def stage(self) -> None:
-        """Copies what is not copied yet, at the speed of memory; the state is free to change then."""
+        """Copies what is not copied yet, at the speed of memory.
+
+        The state is free to change then.
+        """
         self._check_process()
         self._job.stage()
         self._staged()

@@ -5,7 +5,7 @@ through its collectives: a wait there ends when its time is over, whoever has di
 neither the training's own communication nor needs its backend. Of a save, in this order:
 
 1. the *coordinator* (rank 0) begins the attempt and posts its id;
-2. every rank writes its files and casts its *vote*: 32 bytes, with the digest of its part;
+2. every rank writes its files and casts its *vote*: 64 bytes, with the digest of its part;
 3. the coordinator counts the votes, commits, and posts the *outcome*.
 
 Who waited in vain, or learns that another rank failed, raises; nothing is committed then. A save
@@ -30,7 +30,8 @@ from penstock.sharding import Members
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch.distributed import ProcessGroup, Store
+    from torch.distributed import ProcessGroup
+    from torch.distributed.distributed_c10d import Store
 
 _SLICE_SECONDS = 1.0
 """How long a wait keeps a Ctrl-C waiting."""
@@ -41,7 +42,10 @@ _VOTE = struct.Struct("<QQQQ")
 _PLAIN = struct.Struct("<QQ")
 """Round and plain tensors."""
 
-_MESSAGES = tuple("begun busy count full outcome plains plains-full reason round".split())
+_MESSAGES = (
+    *("begun", "busy", "count", "full", "outcome"),
+    *("plains", "plains-full", "reason", "round"),
+)
 """What is left behind in each round, beside one message of each kind by each rank."""
 
 _SHARED_ERRORS = frozenset({"CheckpointExistsError", "ProtectedCheckpointError"})
@@ -174,9 +178,9 @@ class Ranks:
             self._classes.clear()
 
     def _exchange(self, number: int, plain: int, timeout_seconds: float) -> list[int]:
-        self._client.set(self._key(f"plain/{self.rank}"), _PLAIN.pack(number, plain))
+        self._client.set(self._key(f"plain/{self.rank}"), _PLAIN.pack(number, plain).hex())
         if self._client.add(self._key(f"plains/{number}"), 1) == self.size:
-            self._client.set(self._key(f"plains-full/{number}"), b"1")
+            self._client.set(self._key(f"plains-full/{number}"), "1")
         is_full = self._wait(f"plains-full/{number}", timeout_seconds)
         reason = self._look(f"reason/{number}")
         if reason is not None:
@@ -190,7 +194,7 @@ class Ranks:
                 rank=missing[0],
             )
         keys = [self._key(f"plain/{rank}") for rank in range(self.size)]
-        return [_PLAIN.unpack(text)[1] for text in self._client.multi_get(keys)]
+        return [_unpack(_PLAIN, text)[1] for text in self._client.multi_get(keys)]
 
     # What the coordinator does.
 
@@ -220,11 +224,11 @@ class Ranks:
                 rank=missing[0],
             )
         keys = [self._key(f"vote/{rank}") for rank in range(self.size)]
-        votes = [_VOTE.unpack(text) for text in self._client.multi_get(keys)]
+        votes = [_unpack(_VOTE, text) for text in self._client.multi_get(keys)]
         return [Vote(*fields) for _, *fields in votes]
 
     def post_outcome(self, number: int, outcome: dict[str, Any]) -> None:
-        """Tells the others how a save ended, and forgets the messages of the one before the last."""
+        """Tells the others how a save ended, and forgets what was said two rounds ago."""
         self._post(f"outcome/{number}", outcome)
         if self.size > 1 and number >= 2:
             for what in _MESSAGES:
@@ -262,9 +266,9 @@ class Ranks:
 
     def cast(self, number: int, vote: Vote) -> None:
         """Votes in favour."""
-        self._client.set(self._key(f"vote/{self.rank}"), _VOTE.pack(number, *vote))
+        self._client.set(self._key(f"vote/{self.rank}"), _VOTE.pack(number, *vote).hex())
         if self._client.add(self._key(f"count/{number}"), 1) == self.size:
-            self._client.set(self._key(f"full/{number}"), b"1")
+            self._client.set(self._key(f"full/{number}"), "1")
 
     def wait_outcome(self, number: int, timeout_seconds: float) -> dict[str, Any]:
         """Waits for the coordinator's verdict.
@@ -291,7 +295,7 @@ class Ranks:
         # The first reason stays.
         self._client.compare_set(self._key(f"reason/{number}"), "", text)
         for what in ("plains-full", "full"):
-            self._client.set(self._key(f"{what}/{number}"), b"1")
+            self._client.set(self._key(f"{what}/{number}"), "1")
 
     def post_not_begun(self, number: int, error: BaseException) -> None:
         """Tells the others that the save they wait for cannot begin."""
@@ -342,7 +346,7 @@ class Ranks:
         missing = []
         for rank in range(self.size):
             key = self._key(f"{what}/{rank}")
-            if not self._client.check([key]) or kind.unpack(self._client.get(key))[0] != number:
+            if not self._client.check([key]) or _unpack(kind, self._client.get(key))[0] != number:
                 missing.append(rank)
         return missing or [self.rank]
 
@@ -359,7 +363,7 @@ class Ranks:
 
     def _post(self, what: str, message: dict[str, Any]) -> None:
         if self.size > 1:
-            self._client.set(self._key(what), json.dumps(message).encode())
+            self._client.set(self._key(what), json.dumps(message))
 
     def _get(self, what: str) -> dict[str, Any]:
         message: dict[str, Any] = json.loads(self._client.get(self._key(what)))
@@ -387,6 +391,10 @@ class Ranks:
                     ) from None
             else:
                 return True
+
+
+def _unpack(kind: struct.Struct, text: bytes) -> tuple[int, ...]:
+    return kind.unpack(bytes.fromhex(text.decode()))
 
 
 def _first_line(error: BaseException) -> str:
@@ -438,4 +446,3 @@ def find(process_group: ProcessGroup | None, *, no_dist: bool) -> Ranks | None:
             ranks = Ranks(store, rank, dist.get_process_group_ranks(group))
             known = _known[id(group)] = (group, ranks)
         return known[1]
-

@@ -60,14 +60,14 @@ class Cut(NamedTuple):
     Attributes:
         dim: The tensor's dimension.
         pieces: Into how many.
-        index: Which of them is meant.
+        piece: Which of them is meant.
         split_factor: Pieces that the dimension is in already, each to be cut by itself; 1 for
             an ordinary shard.
     """
 
     dim: int
     pieces: int
-    index: int
+    piece: int
     split_factor: int
 
 
@@ -81,7 +81,7 @@ def boxes(shape: Sequence[int], cuts: Iterable[Cut]) -> list[Box]:
         cuts: Applied in order.
 
     Example:
-        >>> boxes((10, 4), [Cut(dim=0, pieces=4, index=3, split_factor=1)])
+        >>> boxes((10, 4), [Cut(dim=0, pieces=4, piece=3, split_factor=1)])
         [Box(start=(9, 0), shape=(1, 4), at=(0, 0))]
     """
     runs: list[list[Run]] = [[(0, size)] for size in shape]
@@ -100,7 +100,7 @@ def boxes(shape: Sequence[int], cuts: Iterable[Cut]) -> list[Box]:
 def _cut(runs: list[Run], cut: Cut) -> list[Run]:
     chosen: list[Run] = []
     for part in range(cut.split_factor):
-        chosen += _chunk(_chunk(runs, cut.split_factor, part), cut.pieces, cut.index)
+        chosen += _chunk(_chunk(runs, cut.split_factor, part), cut.pieces, cut.piece)
     return _joined(chosen)
 
 
@@ -335,8 +335,10 @@ def _replicates(placement: Any) -> bool:
 
 
 def _ordered(cuts: list[Cut], tensor: DTensor, name: str) -> list[Cut]:
-    """The cuts in the order in which they were made: from left to right but for a tensor that
-    says otherwise, which PyTorch has no public way to ask for."""
+    """The cuts in the order in which they were made: from left to right.
+
+    PyTorch has no public way to ask a tensor whether it is another.
+    """
     spec = tensor._spec
     order = getattr(spec, "shard_order", None)
     default = getattr(spec, "compute_default_shard_order", None)

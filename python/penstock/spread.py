@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from penstock._native import _TensorSource
     from penstock.flatten import PerRank
-    from penstock.sharding import Box, Members, Sharding
+    from penstock.sharding import Members, Sharding
     from penstock.ties import View
 
 GENERATOR_BYTES_MAX = 64 << 10
@@ -130,7 +130,7 @@ class _Spreader(Flattener):
         local = value._local_tensor
         if type(local) is not torch.Tensor:
             # Still on its way from a collective.
-            local = value.detach().to_local()
+            local = value.to_local().detach()
         held = sum(math.prod(box.shape) for box in sharding.boxes)
         if held != local.numel() and sharding.is_held:
             raise UnsupportedStateError(

@@ -28,7 +28,7 @@ from penstock.tree import LEVELS_MAX, ROOT, SEQUENCES, SKIPPED, Node, branches
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock._native import _BoxRequest
+    from penstock._native import _Fill
     from penstock.ties import View
     from penstock.view import View as Seen
 
@@ -79,12 +79,12 @@ class Target:
     def _is_boxed(self) -> bool:
         return self.boxes is not None or self.is_whole
 
-    def requests(self, key: str | int) -> list[_BoxRequest]:
+    def requests(self, key: str | int) -> list[_Fill]:
         """What the native module fills: of the tensor ``key``, boxes and where they go."""
         memory = self.memory
         zeros = (0,) * len(memory.shape)
         boxes = [Box(zeros, memory.shape, zeros)] if self.boxes is None else self.boxes
-        found: list[_BoxRequest] = []
+        found: list[_Fill] = []
         for box in boxes:
             part = narrow(memory, box.at, box.shape)
             found.append((key, box.start, box.shape, part.address, part.strides, memory.owner))
@@ -161,7 +161,7 @@ class Targets:
             if not target.is_direct and not target.is_filled and target.index not in self._direct
         }
 
-    def requests(self) -> list[_BoxRequest]:
+    def requests(self) -> list[_Fill]:
         """What the native module fills box by box."""
         wholes = self._seen.wholes
         return [
@@ -262,7 +262,8 @@ class Targets:
         index, view = reference(node, self._seen.tensors, self._seen.aliases)
         _, dtype, shape, *_ = self._seen.tensors[index]
         shape = shape if view is None else view[0]
-        boxes = None
+        memory: Memory | None
+        boxes: list[Box] | None = None
         try:
             if is_sharded(state):
                 memory, target_shape, boxes = _held(state, name)
@@ -433,7 +434,9 @@ def _copy_boxes(local: Any, source: Any, boxes: list[Box]) -> None:
     with torch.no_grad():
         for box in boxes:
             wanted = tuple(slice(low, low + size) for low, size in zip(*box[:2], strict=True))
-            place = tuple(slice(low, low + size) for low, size in zip(box.at, box.shape, strict=True))
+            place = tuple(
+                slice(low, low + size) for low, size in zip(box.at, box.shape, strict=True)
+            )
             local[place].copy_(source[wanted])
 
 

@@ -74,9 +74,7 @@ def view(checkpoint: _native.Checkpoint, rank: int, state: Any = None) -> View:
             further = numbering.number(tree.parse(trees[other]), other)
             _add(node, further, state, is_open=state is None)
             unseen -= numbering.names
-    return View(
-        node, numbering.tensors, numbering.aliases, numbering.wholes, is_shared=True
-    )
+    return View(node, numbering.tensors, numbering.aliases, numbering.wholes, is_shared=True)
 
 
 class _Numbering:
@@ -216,4 +214,3 @@ def _insert(node: dict[str, Node], key: Any, child: Node) -> None:
         node[key] = child
     elif "$" in node:
         node["v"].append([encode_key(key, tree.LEVELS_MAX), child])
-

@@ -241,10 +241,17 @@ def test_3_4_members_that_are_not_known_are_ignored(checkpoint):
     assert_equal(Checkpoint(path).state(), neutral(state))
 
 
-def test_3_5_more_than_one_rank_is_opened_and_not_loaded(checkpoint):
+def test_3_5_a_checkpoint_of_several_ranks_has_a_part_for_each(checkpoint):
     path, _ = checkpoint
     forgery = Forgery(path)
-    members = {**forgery.part, "rank": 1, "files": [], "tensors": [], "aliases": []}
+    members = {
+        **forgery.part,
+        "rank": 1,
+        "files": [],
+        "tensors": [],
+        "aliases": [],
+        "tree": {"b": 2},
+    }
     text = encode(members) + b"\n"
     second = {**forgery.manifest["parts"][0], "rank": 1, "bytes": len(text), "digest": digest(text)}
     second["file"] = second["file"].replace("part-00000", "part-00001")
@@ -253,8 +260,9 @@ def test_3_5_more_than_one_rank_is_opened_and_not_loaded(checkpoint):
     forgery.manifest["world_size"] = 2
     forgery.write_manifest()
     assert penstock.verify(path).ok
-    with pytest.raises(penstock.PenstockError, match="2 ranks"):
-        penstock.load(path)
+    assert penstock.inspect(path).world_size == 2
+    assert penstock.load(path, rank=1) == {"b": 2}
+    assert set(penstock.load(path)) == set(penstock.load(path, rank=2))
 
 
 def test_4_1_members_of_the_part(checkpoint):

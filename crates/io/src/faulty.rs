@@ -17,6 +17,7 @@
 pub mod crash;
 mod engine;
 mod file_system;
+mod lent;
 mod log;
 
 use std::fmt;
@@ -28,6 +29,7 @@ use crate::engine::{Op, OpKind};
 
 pub use engine::Faulty;
 pub use file_system::FaultyFileSystem;
+pub use lent::Lent;
 pub use log::{Log, Logged, Record};
 
 /// Called before an operation with its number, counted from 1, what it does, and to which path.

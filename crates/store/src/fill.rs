@@ -12,7 +12,7 @@ use penstock_io::buffer::{Bounds, HostArrayMut, Tangled};
 use crate::checkpoint::{Checkpoint, Fetch};
 use crate::error::{Error, Result};
 use crate::options::Options;
-use crate::pipeline::prepared::{Sink, Target};
+use crate::pipeline::target::{Sink, Target};
 use crate::plan::read::{Goal, Request};
 use crate::progress::Progress;
 use crate::report::LoadReport;

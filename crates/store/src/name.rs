@@ -87,6 +87,12 @@ pub(crate) fn is_attempt_file(name: &str) -> bool {
     attempt_of(name).is_some()
 }
 
+/// The rank that a file with this name belongs to, if it is one that attempts make for a rank.
+pub(crate) fn rank_of(name: &str) -> Option<u32> {
+    attempt_of(name)?;
+    name.split(['-', '.']).nth(1)?.parse().ok()
+}
+
 /// The attempt that a file with this name belongs to, if it is one that attempts make.
 pub(crate) fn attempt_of(name: &str) -> Option<&str> {
     let mut fields = name.split('.');

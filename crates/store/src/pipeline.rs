@@ -6,8 +6,9 @@
 
 pub(crate) mod damage;
 pub(crate) mod feed;
-pub(crate) mod prepared;
+mod prepared;
 pub mod read;
+pub(crate) mod target;
 pub mod write;
 
 use std::path::{Path, PathBuf};

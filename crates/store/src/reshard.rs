@@ -42,7 +42,8 @@ pub(crate) struct GlobalTensors {
 }
 
 /// Two entries that cannot both be right about a global tensor.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("tensor {tensor:?}: {detail}")]
 pub(crate) struct Conflict {
     pub(crate) tensor: String,
     pub(crate) first: usize,

@@ -233,10 +233,12 @@ fn describe(path: &Path) -> Result<Survey> {
         path: path.to_owned(),
         world_size,
     };
-    if let Some((manifest, _)) = &manifest
-        && manifest.world_size != 1
-    {
-        return Err(ranks(manifest.world_size));
+    let world_size = match &manifest {
+        Some((manifest, _)) => manifest.world_size,
+        None => ranks_left(path)?,
+    };
+    if world_size > 1 {
+        return Err(ranks(world_size));
     }
     let mut bytes_checked = manifest.as_ref().map_or(0, |(_, bytes)| *bytes);
     let manifest = manifest.map(|(manifest, _)| manifest);
@@ -259,7 +261,7 @@ fn describe(path: &Path) -> Result<Survey> {
         }
     };
     if part.tensors.iter().any(|tensor| tensor.region.is_some()) {
-        return Err(ranks(manifest.map_or(1, |manifest| manifest.world_size)));
+        return Err(ranks(world_size));
     }
     Ok(Survey {
         manifest,
@@ -272,6 +274,14 @@ fn describe(path: &Path) -> Result<Survey> {
         seconds: 0.0,
         usable_bytes: Vec::new(),
     })
+}
+
+/// How many ranks there are files of, where no manifest tells; at least one.
+fn ranks_left(path: &Path) -> Result<u32> {
+    let entries = fs::read_dir(path).map_err(Error::storage("list", path))?;
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let ranks = names.filter_map(|name| name::rank_of(&name));
+    Ok(ranks.max().map_or(1, |last| last.saturating_add(1)))
 }
 
 /// Takes note of a file that cannot be used; errors that say something else stay errors.

@@ -18,6 +18,7 @@ use penstock_store::options::Options;
 use penstock_store::part::TensorBox;
 use penstock_store::plan::write::TensorSpec;
 use penstock_store::report::LoadReport;
+use penstock_store::salvage::salvage;
 use penstock_store::save::{Attempt, State, commit, write_rank};
 use penstock_store::verify::verify;
 use penstock_store::{Error, Progress, Result};
@@ -675,5 +676,59 @@ fn boxes_with_numbers_that_lie_are_refused() {
         let (root, file) = edited(|entry| entry["box"] = lie.clone());
         let error = Checkpoint::open(&root.path().join("ckpt")).expect_err(&lie.to_string());
         assert_eq!(common::problem_of(error).file, file, "{lie}");
+    }
+}
+
+#[test]
+fn boxes_that_share_items_are_not_saved() {
+    let root = tempfile::tempdir().unwrap();
+    let global = Global::new("w", ("float32", 4), &[10, 20]);
+    let (one, other) = (bounds(&[0, 0], &[6, 20]), bounds(&[5, 19], &[1, 1]));
+    let state = State {
+        tensors: vec![global.spec("one", &one), global.spec("other", &other)],
+        sources: [&one, &other]
+            .map(|part| HostRegion::from(global.content(part)))
+            .into(),
+        aliases: Vec::new(),
+        tree: RawValue::from_string("null".to_owned()).unwrap(),
+    };
+    let path = root.path().join("ckpt");
+    let (options, progress) = (Options::default(), Progress::default());
+    let refused = penstock_store::save::save(&state, &target(&path), &options, &progress);
+    let Err(Error::Unsupported { detail, .. }) = &refused else {
+        panic!("{refused:?}")
+    };
+    assert!(
+        detail.contains("\"w\"") && detail.contains("overlaps"),
+        "{detail}"
+    );
+    assert!(!path.exists());
+}
+
+#[test]
+fn salvage_refuses_boxes_and_several_ranks() {
+    let global = Global::new("w", ("float32", 4), &[10, 20]);
+    let halves = grid(&global.shape, &[vec![5], vec![]]);
+    let halves: Vec<_> = halves.iter().map(|part| (&global, part.clone())).collect();
+    let alone = [halves.clone()];
+    let shared: Vec<_> = halves.into_iter().map(|half| vec![half]).collect();
+    for (ranks, has_manifest) in [
+        (&alone[..], true),
+        (&shared[..], true),
+        (&shared[..], false),
+    ] {
+        let root = tempfile::tempdir().unwrap();
+        let (path, out) = (root.path().join("ckpt"), root.path().join("out"));
+        save(&path, ranks);
+        if !has_manifest {
+            fs::remove_file(path.join(penstock_store::MANIFEST)).unwrap();
+        }
+        let (options, progress) = (Options::default(), Progress::default());
+        let refused = salvage(&path, &out, true, &options, &progress);
+        let expected = ranks.len() as u32;
+        let Err(Error::Ranks { world_size, .. }) = refused else {
+            panic!("{refused:?}")
+        };
+        assert_eq!(world_size, expected);
     }
 }

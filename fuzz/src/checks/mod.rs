@@ -65,6 +65,19 @@ pub fn part(text: &[u8]) {
     for tensor in &part.tensors {
         assert!(tensor.range.0 <= tensor.range.1);
         assert!(tensor.range.1 <= part.files[tensor.file].bytes);
+        if let Some(region) = &tensor.region {
+            let ends = region.start.iter().zip(&tensor.shape);
+            let ends: Vec<u64> = ends.map(|(start, size)| start + size).collect();
+            assert_eq!(
+                (ends.len(), tensor.shape.len()),
+                (region.shape.len(), ends.len())
+            );
+            assert!(
+                ends.iter()
+                    .zip(&region.shape)
+                    .all(|(end, size)| end <= size)
+            );
+        }
     }
     let bytes: u64 = part.tensors.iter().map(|tensor| tensor.nbytes()).sum();
     assert!(

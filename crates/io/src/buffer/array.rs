@@ -210,18 +210,19 @@ struct Destination {
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
+// SAFETY: the memory is reached through scatters alone, each of which has the exclusive right to the
+// items that its range holds: the array that they were made of had it, and ranges never overlap. The
+// owner, itself `Send + Sync`, keeps it alive.
+unsafe impl Send for Destination {}
+// SAFETY: as above; a shared destination is written to in places that no two scatters share.
+unsafe impl Sync for Destination {}
+
 /// Items of a borrowed array that a run of bytes holds, with others or gaps between them perhaps.
 pub struct Scatter {
     /// The bytes of the run that are to come.
     range: Range<u64>,
     to: Arc<Destination>,
 }
-
-// SAFETY: a scatter has the exclusive right to the items that its range holds: the array that it
-// was made of had it, and ranges never overlap. The owner is `Send + Sync`.
-unsafe impl Send for Scatter {}
-// SAFETY: `&Scatter` gives out no access to the memory.
-unsafe impl Sync for Scatter {}
 
 impl Scatter {
     /// The bytes of the run that it takes, the first of the box being byte 0.

@@ -358,3 +358,86 @@ fn take<'a>(rest: &mut &'a mut [u8], bytes: usize) -> &'a mut [u8] {
     rest.split_off_mut(..bytes)
         .expect("the pieces of an extent add up to its length")
 }
+
+#[cfg(test)]
+mod tests {
+    use penstock_io::faulty::Lent;
+
+    use super::*;
+    use crate::plan::write::{TensorSpec, plan};
+
+    const EXTENT_BYTES: usize = 1 << 20;
+
+    /// A lazy feed of one tensor that takes a little more than three extents.
+    fn feed(lent: &Lent) -> Feed {
+        let source = lent.region();
+        let spec = TensorSpec {
+            name: "t".to_owned(),
+            dtype: "uint8".to_owned(),
+            shape: vec![source.len()],
+            item_bytes: 1,
+        };
+        let plan = plan(&[spec], u64::MAX, EXTENT_BYTES as u64).unwrap();
+        assert_eq!(plan.extents(), 4);
+        let pool = Pool::new(EXTENT_BYTES, 8 * EXTENT_BYTES);
+        Feed::new(Arc::new(plan), vec![source], pool, true)
+    }
+
+    fn lent() -> Lent {
+        Lent::new(1, 3 * EXTENT_BYTES / 8)
+    }
+
+    #[test]
+    fn staging_waits_for_the_copy_of_a_worker() {
+        let lent = lent();
+        let feed = feed(&lent);
+        let mut buf = feed.pool.take().unwrap();
+        let mut claim = feed.claim(1, false).unwrap();
+        thread::scope(|scope| {
+            let staging = scope.spawn(|| feed.stage(2));
+            while feed.lock().staged.len() < 3 || feed.lock().staging > 0 {
+                thread::sleep(Duration::from_millis(1));
+            }
+            assert!(!feed.wait(Some(Duration::from_millis(10))));
+            assert!(!staging.is_finished() && !lent.is_returned());
+            claim.copy(&mut buf);
+            drop(claim);
+            staging.join().unwrap().unwrap();
+            assert!(lent.is_returned());
+        });
+        feed.check().unwrap();
+    }
+
+    #[test]
+    fn a_worker_has_no_end_before_the_last_stager() {
+        let lent = lent();
+        let feed = feed(&lent);
+        let progress = crate::Progress::default();
+        let halt = Halt::new(&progress);
+        let mut claim = feed.claim(4, true).unwrap();
+        assert!(matches!(feed.next(false, &halt), Ok(Next::Later)));
+        for number in 0..4 {
+            let mut buf = feed.pool.take().unwrap();
+            claim.copy(&mut buf);
+            feed.push(Filled { number, buf });
+        }
+        drop(claim);
+        assert!(lent.is_returned());
+        for number in 0..4 {
+            let next = feed.next(true, &halt).unwrap();
+            assert!(matches!(next, Next::Filled(filled) if filled.number == number));
+        }
+        assert!(matches!(feed.next(true, &halt), Ok(Next::End)));
+    }
+
+    /// An extent that was taken on and not copied would be missing from the file.
+    #[test]
+    fn a_claim_that_is_given_up_ends_the_save() {
+        let lent = lent();
+        let feed = feed(&lent);
+        drop(feed.claim(1, true));
+        assert!(matches!(feed.check(), Err(Error::Interrupted)));
+        assert!(feed.wait(None) && lent.is_returned());
+        feed.stage(2).unwrap();
+    }
+}

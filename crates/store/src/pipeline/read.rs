@@ -19,7 +19,8 @@ use penstock_io::file::File;
 use penstock_io::transfer::WholeTransfers;
 
 use super::damage::Damage;
-use super::prepared::{Prepared, Region, Rest, Target, untoken};
+use super::prepared::{Prepared, untoken};
+use super::target::{Region, Rest, Target};
 use super::{Halt, Run, failed, open_engine, run_workers, submit, take_buffer};
 use crate::description::is_lost;
 use crate::digest::{CHUNK_BYTES, Digest};

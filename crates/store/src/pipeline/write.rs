@@ -1,6 +1,6 @@
 //! Saving: extents are filled from the tensors, digested in the staging buffer, and written.
 //!
-//! The copy into the buffer is the only one (see [`super::feed`]). The digest is taken in the
+//! The copy into the buffer is the only one (see `super::feed`). The digest is taken in the
 //! buffer, by the worker that writes it. While the queue is full, some extents more are filled: a
 //! device that finishes many requests at once finds the next ones ready. Few of them, as staging
 //! memory that was used a moment ago is still in a cache.

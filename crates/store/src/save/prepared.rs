@@ -22,6 +22,7 @@ use crate::part::{self, Alias, FileEntry, Missing, Part};
 use crate::pipeline::Run;
 use crate::plan::write::{TensorSpec, WritePlan, plan};
 use crate::report::Transport;
+use crate::reshard::GlobalTensors;
 use crate::shard::PAGE_BYTES;
 
 /// All of a state but its bytes, with the plan for those.
@@ -115,6 +116,7 @@ impl Prepared {
     ) -> Result<PartEntry> {
         let part = self.part(chunks, rank, attempt.id(), tree);
         part.check().map_err(unreadable)?;
+        GlobalTensors::new(&part.tensors).map_err(|conflict| unreadable(conflict.to_string()))?;
         let mut text = serde_json::to_vec(&part).expect("a part always serialises");
         text.push(b'\n');
         attempt.write_part(rank, &text)?;
