@@ -9,9 +9,10 @@ ends with the coordinator. Its messages carry ours:
 3. the coordinator, who alone has the reports of all, writes its part with the tree of the whole
    state, and commits.
 
-Nothing is visible before the commit. If DCP never comes to it, the coordinator gives up its files
-when the writer is used again or dropped; the other ranks theirs when a later ticket says that the
-attempt failed. Until then the files are leftovers, as of a process that died.
+Nothing is visible before the commit. If DCP never comes to it, the coordinator removes its files
+when the writer is used again or dropped. The other ranks cannot know, once they have voted: their
+files are leftovers then, as of a process that died, and go with the next save to the path or with a
+sweep.
 """
 
 from __future__ import annotations
@@ -57,13 +58,11 @@ class _Ticket:
         attempt_id: The attempt to join.
         number: The rank's number among those that save, and that of its part.
         world_size: How many there are.
-        failed_id: The attempt before, if it was not committed and never will be.
     """
 
     attempt_id: str
     number: int
     world_size: int
-    failed_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +122,9 @@ class StorageWriter(storage.StorageWriter):
         """Without a save under way."""
         self._attempt: _native.Attempt | None = None
         self._job: _native.Job | None = None
-        self._voted: _native.Attempt | None = None
-        self._failed_id: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        mine = ("_attempt", "_job", "_voted", "_failed_id")
+        mine = ("_attempt", "_job")
         return {name: value for name, value in vars(self).items() if name not in mine}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -184,11 +181,8 @@ class StorageWriter(storage.StorageWriter):
         self._give_up()
         attempt = _native.Attempt.begin(self.path, overwrite=self.overwrite)
         self._attempt = attempt
-        failed_id, self._failed_id = self._failed_id, None
         return [
-            dataclasses.replace(
-                plan, storage_data=_Ticket(attempt.id, number, len(plans), failed_id)
-            )
+            dataclasses.replace(plan, storage_data=_Ticket(attempt.id, number, len(plans)))
             for number, plan in enumerate(plans)
         ]
 
@@ -225,16 +219,14 @@ class StorageWriter(storage.StorageWriter):
             _run(job, partial(job.write_shards, attempt, ticket.number))
             self._job = job
             return None
-        self._settle(ticket.failed_id)
         attempt = self._join(ticket)
         try:
-            vote: tuple[str, int, int] = _run(job, partial(job.write, attempt, ticket.number))[
-                "vote"
-            ]
-        except BaseException:
+            written = _run(job, partial(job.write, attempt, ticket.number))
+        finally:
+            # What is voted for stays. The coordinator's lease protects it; one of this rank would
+            # keep the commit from removing what it replaces.
             attempt.abandon()
-            raise
-        self._voted = attempt
+        vote: tuple[str, int, int] = written["vote"]
         return vote
 
     def _join(self, ticket: _Ticket) -> _native.Attempt:
@@ -287,24 +279,11 @@ class StorageWriter(storage.StorageWriter):
             if found != nbytes:
                 raise _not_shared(self.path, number)
 
-    # The end of a save that was not committed.
-
     def _give_up(self) -> None:
-        """Removes what this rank has written and has not voted for."""
+        """Removes what the coordinator has written, if it is not committed."""
         attempt, self._attempt, self._job = self._attempt, None, None
         if attempt is not None:
-            self._failed_id = attempt.id
             attempt.abandon()
-
-    def _settle(self, failed_id: str | None) -> None:
-        """Removes what this rank has voted for in vain."""
-        voted, self._voted = self._voted, None
-        if voted is None:
-            return
-        if voted.id == failed_id:
-            voted.discard()
-        else:
-            voted.abandon()
 
 
 def _run(job: _native.Job, work: Callable[[], _T]) -> _T:
