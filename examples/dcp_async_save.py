@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from penstock.integrations.dcp import StorageReader, StorageWriter
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
@@ -25,7 +26,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import penstock
-from penstock.integrations.dcp import StorageReader, StorageWriter
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -373,8 +373,8 @@ def is_sharded(value: Any) -> bool:
 
 def _held(value: Any, name: str) -> tuple[Memory, tuple[int, ...], list[Box]]:
     """Of a `DTensor`: the memory of its local tensor, its shape, and what of it that holds."""
-    held = boxes_of(value, name)
-    return of_tensor(value.detach().to_local(), name), tuple(value.shape), held
+    memory = of_tensor(value.detach().to_local(), name)
+    return memory, tuple(value.shape), boxes_of(value, memory.shape, name)
 
 
 def _overlaps_itself(memory: Memory) -> bool:
