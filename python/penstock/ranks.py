@@ -87,6 +87,7 @@ class Ranks:
         self._store = store
         self._lock = threading.Lock()
         self._next_round = 0
+        self._missed = -2
         text = ",".join(map(str, self.global_ranks)).encode()
         self._prefix = f"penstock/{blake2b(text, digest_size=6).hexdigest()}"
 
@@ -130,15 +131,20 @@ class Ranks:
         Raises:
             RankError: It is, and it is over, or about something else.
         """
+        found = self._look(f"round/{number}")
         reason = self._look(f"reason/{number}") or self._look(f"outcome/{number}")
         if reason is not None:
-            if reason["label"] != label:
+            # Who disagreed said so under its own label.
+            if label not in (reason["label"], found and found["label"]):
                 return False
+            if self._missed == number - 1:
+                # Late again: a call behind the others, rather, and it would stay so.
+                return False
+            self._missed = number
             raise self._failed(reason)
-        found = self._look(f"round/{number}")
         if found is not None and found["label"] != label:
             error = self._other_label(found["label"], label)
-            self.post_failure(number, found["label"], error)
+            self.post_failure(number, label, error)
             raise error
         if found is None and not self.is_coordinator:
             latest = self._look("latest")
