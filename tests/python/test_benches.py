@@ -66,9 +66,7 @@ def test_rates_of_ranks_are_compared_within_a_round(tmp_path):
     results = ranks_results.Results({}, {}, {})
     for index, seconds in enumerate((1.0, 2.0)):
         for row, times in (("penstock", 1), ("penstock-alone", 2), ("dcp-1", 6), ("dcp-4", 4)):
-            results.samples.append(
-                ranks_results.Sample(row, index, "save", 10**9, times * seconds)
-            )
+            results.samples.append(ranks_results.Sample(row, index, "save", 10**9, times * seconds))
     assert results.spread("penstock", "save") == (0.75, 0.5, 1.0, 2)
     ratios = dict(results.ratios())
     assert ratios["save by all ranks / by one process"] == (2, 2, 2, 2)
