@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 import time
-import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import PenstockError, StateMismatchError
@@ -101,7 +100,12 @@ class PendingSave:
         The state is free to change then.
         """
         self._check_process()
-        self._job.stage()
+        try:
+            self._job.stage()
+        except BaseException:
+            # A Ctrl-C, or no memory: the save is given up, and this caller knows.
+            self._see()
+            raise
         self._staged()
 
     def wait_staged(self, timeout_seconds: float | None = None) -> bool:
@@ -143,7 +147,7 @@ class PendingSave:
         if not self._done.wait(timeout_seconds):
             raise TimeoutError(f"{self.path} is still being saved")
         self._thread.join()
-        self._is_seen = True
+        self._see()
         if self._error is not None:
             raise self._error
         if self._report is None:
@@ -175,9 +179,10 @@ class PendingSave:
     def cancel(self) -> None:
         """Gives up, unless the commit has begun; `result` raises KeyboardInterrupt then.
 
-        Of many ranks, the others learn of it and fail.
+        Of many ranks, the others learn of it and fail. Nobody else is told that it was given up.
         """
         self._check_process()
+        self._see()
         self._job.cancel()
 
     # What the store asks.
@@ -191,7 +196,7 @@ class PendingSave:
         """Waits for the end, and raises the error that nobody has seen, if there is one."""
         self._done.wait()
         if not self._is_seen and self._error is not None:
-            self._is_seen = True
+            self._see()
             raise self._error
 
     @property
@@ -202,6 +207,12 @@ class PendingSave:
         if not self._done.is_set():
             return f"{self.path} was still being saved and is lost"
         return None if self._error is None else f"{self.path} was not saved: {self._error}"
+
+    def _see(self) -> None:
+        """Somebody knows what becomes of it: nobody else has to hear of that."""
+        self._is_seen = True
+        if self._done.is_set():
+            _live.discard(self)
 
     def _run(self) -> None:
         try:
@@ -221,7 +232,7 @@ class PendingSave:
             self._versions = None
             self._save = None
             self._done.set()
-            if self._error is None:
+            if self._error is None or self._is_seen:
                 _live.discard(self)
 
     def _staged(self) -> None:
@@ -231,7 +242,6 @@ class PendingSave:
         """
         with self._lock:
             versions, self._versions = self._versions, None
-            _unstaged.discard(self)
             changed = sum(tensor._version != version for tensor, version in versions or ())
             if changed:
                 self._torn = StateMismatchError(
@@ -241,6 +251,8 @@ class PendingSave:
                     path=self.path,
                 )
                 self._job.cancel()
+            # Now, and not before: a step that finds it gone goes on to change the tensors.
+            _unstaged.discard(self)
 
     def _check_torn(self) -> None:
         self._staged()
@@ -267,7 +279,7 @@ def _versions(owners: list[Any]) -> list[tuple[Any, int]]:
     ]
 
 
-_unstaged: weakref.WeakSet[PendingSave] = weakref.WeakSet()
+_unstaged: set[PendingSave] = set()
 """Lazy saves whose state must not change yet."""
 
 _live: set[PendingSave] = set()
