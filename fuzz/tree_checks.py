@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import PenstockError, dtypes, restore, tree
 from penstock.targets import Targets
-from penstock.view import View
+from penstock.view import View, view
 
 if TYPE_CHECKING:
     from penstock._native import _Alias
@@ -53,7 +53,7 @@ def check(data: bytes) -> None:
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     tracemalloc.reset_peak()
-    for step in (_name, _build, _select, _fill):
+    for step in (_name, _build, _select, _fill, _look):
         with suppress(PenstockError), tree.reading(_PATH, _FILE):
             step(text, rows)
     _, peak = tracemalloc.get_traced_memory()
@@ -133,3 +133,37 @@ def _fill(text: str, rows: list[restore.Row]) -> None:
     targets = Targets(node, state, seen, _PATH, is_partial=False)
     places = {**_places(rows, _READ), **targets.places()}
     targets.finish(node, state, restore.Builder(rows, _ALIASES, places))
+
+
+class _TwoRanks:
+    """A checkpoint as `penstock.view` sees it: two ranks of one tree, boxes of two tensors."""
+
+    def __init__(self, text: str, rows: list[restore.Row]) -> None:
+        self._text = text
+        self._rows = rows
+
+    def trees(self) -> list[str]:
+        return [self._text, self._text]
+
+    def tensors(self) -> list[restore.Row]:
+        return [*self._rows, *self._rows]
+
+    def aliases(self) -> list[_Alias]:
+        return [*_ALIASES, *_ALIASES]
+
+    def offsets(self) -> list[tuple[int, int]]:
+        return [(0, 0), (len(self._rows), len(_ALIASES))]
+
+    def boxes(self) -> list[tuple[int, str, tuple[int, ...], tuple[int, ...]]]:
+        other = len(self._rows)
+        return [(0, "t0", (4, 3), (0, 0)), (other, "t0", (4, 3), (2, 0)), (7, "t7", (), ())]
+
+
+def _look(text: str, rows: list[restore.Row]) -> None:
+    """As `penstock.load` does with what many ranks have saved."""
+    checkpoint: Any = _TwoRanks(text, rows)
+    seen = view(checkpoint, 1)
+    needed = restore.needed(seen.node, seen.tensors, seen.aliases)
+    places = dict.fromkeys(needed, (_READ, 0))
+    state = restore.Builder(seen.tensors, seen.aliases, places).build(seen.node)
+    view(checkpoint, 0, state)

@@ -61,7 +61,7 @@ class PerRank:
 
     Only plain tensors need it: every other tensor is known to be sharded or not, and plain values,
     arrays and byte strings are kept for each rank in any case; see `penstock.save`. What is loaded
-    is the value itself.
+    is the value itself. In a target of ``load(into=…)`` it may be marked as well or not.
 
     Attributes:
         value: Any state, tensors included.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,12 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock import tree
 from penstock.errors import CorruptCheckpointError
 from penstock.partial import is_missing
-from penstock.restore import Builder, is_data
+from penstock.restore import Builder, is_data, reference
+from penstock.view import view
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock import _native
+    from penstock.view import View
 
 _NAME_CHARS_PER_CHAR = 256
 """What the names of all leaves may take for a character of the tree: a file of kilobytes must not
@@ -36,6 +39,24 @@ class FileInfo(NamedTuple):
     bytes: int
 
 
+class PieceInfo(NamedTuple):
+    """A block of a tensor that many ranks have saved.
+
+    Attributes:
+        start: Index of its first element.
+        shape: Its dimensions.
+        file: The file that holds its bytes.
+        begin: Offset of its first byte in that file.
+        end: Offset of the byte after its last.
+    """
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    file: str
+    begin: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInfo:
     """One stored tensor or array.
@@ -44,9 +65,11 @@ class TensorInfo:
         name: Its dotted name.
         dtype: Its element type, as in ``"bfloat16"``; types of NumPy's own as in ``"numpy:<U5"``.
         shape: Its dimensions.
-        file: The file that holds its bytes.
-        begin: Offset of its first byte in that file.
-        end: Offset of the byte after its last.
+        file: The file that holds its bytes; empty where there are pieces.
+        begin: Offset of its first byte in that file; 0 where there are pieces.
+        end: Offset of the byte after its last; its size where there are pieces.
+        rank: The rank whose own it is, where many saved together; None for what they share.
+        pieces: What it is put together from, if many ranks saved it.
     """
 
     name: str
@@ -55,6 +78,8 @@ class TensorInfo:
     file: str
     begin: int
     end: int
+    rank: int | None = None
+    pieces: tuple[PieceInfo, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -94,7 +119,8 @@ class CheckpointInfo:
         bytes: Bytes of all files.
         tensor_bytes: Bytes of tensor data.
         files: All files, the manifest first.
-        tensors: All stored tensors, in the order of the state.
+        tensors: All stored tensors, in the order of the state; of what each rank has of its own,
+            that of every rank.
         aliases: Further names of stored tensors and of views into them -> the tensor's name.
         metadata: What `penstock.save` was given as ``metadata=``.
         partial: Whether it holds only what `penstock.salvage` got out of a damaged one.
@@ -154,10 +180,7 @@ class CheckpointInfo:
 def describe(checkpoint: _native.Checkpoint, path: str) -> CheckpointInfo:
     """Everything that the checkpoint opened at a path says about itself."""
     files = tuple(FileInfo(name, nbytes) for name, nbytes in checkpoint.files())
-    tensors = tuple(
-        TensorInfo(name=name, dtype=dtype, shape=shape, file=file, begin=begin, end=end)
-        for name, dtype, shape, file, begin, end in checkpoint.tensors()
-    )
+    tensors, aliases = _tensors(checkpoint, path)
     source_id, unverified = checkpoint.partial or (None, False)
     return CheckpointInfo(
         path=path,
@@ -171,7 +194,7 @@ def describe(checkpoint: _native.Checkpoint, path: str) -> CheckpointInfo:
         tensor_bytes=checkpoint.nbytes,
         files=files,
         tensors=tensors,
-        aliases={name: tensors[index].name for name, index, _ in checkpoint.aliases()},
+        aliases=aliases,
         metadata=_metadata(checkpoint, path, files[0].name),
         partial=checkpoint.partial is not None,
         source_id=source_id,
@@ -182,6 +205,69 @@ def describe(checkpoint: _native.Checkpoint, path: str) -> CheckpointInfo:
         ),
         _tree=checkpoint.tree,
     )
+
+
+def _tensors(
+    checkpoint: _native.Checkpoint, path: str
+) -> tuple[tuple[TensorInfo, ...], dict[str, str]]:
+    """The tensors of a checkpoint, and further names of them."""
+    rows = checkpoint.tensors()
+    pieces: dict[str, list[PieceInfo]] = {}
+    boxes = set()
+    for index, whole, _, start in checkpoint.boxes():
+        _, _, shape, file, begin, end = rows[index]
+        boxes.add(index)
+        pieces.setdefault(whole, []).append(PieceInfo(start, shape, file, begin, end))
+    is_alone = checkpoint.world_size == 1
+    firsts = [first for first, _ in checkpoint.offsets()]
+    own = [
+        TensorInfo(
+            name=row[0],
+            dtype=row[1],
+            shape=row[2],
+            file=row[3],
+            begin=row[4],
+            end=row[5],
+            rank=None if is_alone else bisect.bisect_right(firsts, index) - 1,
+        )
+        for index, row in enumerate(rows)
+        if index not in boxes
+    ]
+    aliases = {name: rows[index][0] for name, index, _ in checkpoint.aliases()}
+    if not boxes and is_alone:
+        return tuple(own), aliases
+    with tree.reading(path, part_name(checkpoint.files())):
+        shared, names = _shared(view(checkpoint, 0), pieces)
+    return (*shared, *own), {**aliases, **names}
+
+
+def _shared(
+    seen: View, pieces: dict[str, list[PieceInfo]]
+) -> tuple[list[TensorInfo], dict[str, str]]:
+    """The tensors that are put together from pieces, as the state names them."""
+    found: dict[int, TensorInfo] = {}
+    aliases: dict[str, str] = {}
+    for name, leaf in tree.leaves(seen.node):
+        if not is_data(leaf):
+            continue
+        index, window = reference(leaf, seen.tensors, seen.aliases)
+        if index not in seen.wholes:
+            continue
+        if index in found or window is not None:
+            stored = found[index].name if index in found else seen.tensors[index][0]
+            aliases[name] = stored
+            continue
+        _, dtype, shape, file, begin, end = seen.tensors[index]
+        found[index] = TensorInfo(
+            name=name,
+            dtype=dtype,
+            shape=shape,
+            file=file,
+            begin=begin,
+            end=end,
+            pieces=tuple(sorted(pieces.get(seen.wholes[index], ()))),
+        )
+    return list(found.values()), aliases
 
 
 def part_name(files: Iterable[tuple[str, int]]) -> str | None:

@@ -203,6 +203,8 @@ def narrow(memory: Memory, at: Sequence[int], shape: tuple[int, ...]) -> Memory:
         at: Index of the block's first element.
         shape: The block's sizes.
     """
+    if shape == memory.shape:
+        return memory
     strides = memory.strides or contiguous_strides(memory.shape, memory.item_bytes)
     address = memory.address + sum(
         index * stride for index, stride in zip(at, strides, strict=True)

@@ -19,7 +19,6 @@ import struct
 import sys
 import threading
 import time
-from datetime import timedelta
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,13 +27,16 @@ from penstock.errors import PenstockError, RankError
 from penstock.sharding import Members
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch.distributed import ProcessGroup
     from torch.distributed.distributed_c10d import Store
 
-_SLICE_SECONDS = 1.0
-"""How long a wait keeps a Ctrl-C waiting."""
+_PAUSE_SECONDS_MIN = 0.0005
+"""Between two questions whether a message has come."""
+
+_PAUSE_SHARE = 0.05
+"""The same, as a share of the time that was waited already."""
 
 _VOTE = struct.Struct("<QQQQ")
 """Round, size and digest of the part, balance."""
@@ -48,7 +50,9 @@ _MESSAGES = (
 )
 """What is left behind in each round, beside one message of each kind by each rank."""
 
-_SHARED_ERRORS = frozenset({"CheckpointExistsError", "ProtectedCheckpointError"})
+_SHARED_ERRORS = frozenset(
+    {"CheckpointExistsError", "CheckpointNotFoundError", "ProtectedCheckpointError"}
+)
 """What is as true for every rank as for the coordinator that found it."""
 
 
@@ -79,9 +83,11 @@ class Ranks:
         self.rank = rank
         self.global_ranks = tuple(global_ranks)
         self._classes: dict[int, Members] = {}
+        self._epoch = 0
         self._store = store
         self._lock = threading.Lock()
         self._next_round = 0
+        self._missed = -2
         text = ",".join(map(str, self.global_ranks)).encode()
         self._prefix = f"penstock/{blake2b(text, digest_size=6).hexdigest()}"
 
@@ -106,41 +112,50 @@ class Ranks:
         Raises:
             RankError: The others have given up waiting for this rank, or save something else.
         """
+        number = self._take()
         if self.size == 1:
-            return self._take()
+            return number
+        self._take_epoch()
+        while not self._is_open(number, label):
+            # Behind the others: what is not there any more was long ago.
+            latest = self._look("latest")
+            number = self._take(0 if latest is None else latest["number"])
         if self.is_coordinator:
-            number = self._take()
             self._post(f"round/{number}", {"label": label})
             self._post("latest", {"number": number})
-            return number
-        number = self._take()
-        while (found := self._look(f"round/{number}")) is None or found["label"] != label:
-            if found is None:
-                latest = self._look("latest")
-                if latest is None or latest["number"] <= number:
-                    break
-                # So far behind that the messages are gone.
-                number = self._take(latest["number"])
-                continue
-            if self._ended(number) is None:
-                error = self._other_label(found["label"], label)
-                self.post_failure(number, error)
-                raise error
-            number = self._take()
-        reason = self._ended(number)
-        if reason is not None:
-            raise self._failed(reason)
         return number
+
+    def _is_open(self, number: int, label: str) -> bool:
+        """Whether a round is the one to come to.
+
+        Raises:
+            RankError: It is, and it is over, or about something else.
+        """
+        found = self._look(f"round/{number}")
+        reason = self._look(f"reason/{number}") or self._look(f"outcome/{number}")
+        if reason is not None:
+            # Who disagreed said so under its own label.
+            if label not in (reason["label"], found and found["label"]):
+                return False
+            if self._missed == number - 1:
+                # Late again: a call behind the others, rather, and it would stay so.
+                return False
+            self._missed = number
+            raise self._failed(reason)
+        if found is not None and found["label"] != label:
+            error = self._other_label(found["label"], label)
+            self.post_failure(number, label, error)
+            raise error
+        if found is None and not self.is_coordinator:
+            latest = self._look("latest")
+            return latest is None or latest["number"] <= number
+        return True
 
     def _take(self, least: int = 0) -> int:
         with self._lock:
             number = max(self._next_round, least)
             self._next_round = number + 1
         return number
-
-    def _ended(self, number: int) -> dict[str, Any] | None:
-        """Why a round is over that this rank did not come to; None if it is not."""
-        return self._look(f"reason/{number}") or self._look(f"outcome/{number}")
 
     def _other_label(self, theirs: str, own: str) -> RankError:
         return RankError(
@@ -149,7 +164,62 @@ class Ranks:
             rank=self.rank,
         )
 
-    def class_of(self, number: int, plain: int, timeout_seconds: float) -> Members:
+    def agree(
+        self, label: str, decide: Callable[[], dict[str, Any]], timeout_seconds: float
+    ) -> dict[str, Any]:
+        """What the coordinator decides, once every rank has come to hear of it.
+
+        Args:
+            label: What it is about; the same for all.
+            decide: Called on the coordinator only.
+            timeout_seconds: For how long to wait for the other ranks.
+
+        Raises:
+            RankError: A rank has not come in time.
+            PenstockError: Whatever ``decide`` raised.
+        """
+        if self.size == 1:
+            return decide()
+        number = self.enter(label)
+        try:
+            # Nobody hears of what was decided before it came.
+            self._exchange(number, label, 0, timeout_seconds)
+            if not self.is_coordinator:
+                return self._take_outcome(number, timeout_seconds)
+            decision = decide()
+        except BaseException as error:
+            self.post_failure(number, label, error)
+            if self.is_coordinator:
+                self.post_outcome(number, self.describe(label, error))
+            raise
+        self.post_outcome(number, {"label": label, **decision})
+        return decision
+
+    def is_true_for_all(self, label: str, is_true: bool, timeout_seconds: float) -> bool:
+        """Whether all ranks say so.
+
+        Raises:
+            RankError: A rank has not come in time.
+        """
+        if self.size == 1:
+            return is_true
+        number = self.enter(label)
+        try:
+            answers = self._exchange(number, label, int(is_true), timeout_seconds)
+        except BaseException as error:
+            self.post_failure(number, label, error)
+            raise
+        if self.is_coordinator:
+            self.post_outcome(number, {"label": label})
+        return all(answers)
+
+    def _take_outcome(self, number: int, timeout_seconds: float) -> dict[str, Any]:
+        outcome = self.wait_outcome(number, timeout_seconds)
+        if "error" in outcome:
+            raise self._failed(outcome)
+        return outcome
+
+    def class_of(self, number: int, label: str, plain: int, timeout_seconds: float) -> Members:
         """Who holds the same plain tensors as this rank.
 
         Asked once for all saves of the same tensors, and again after one that failed. Pipeline
@@ -157,6 +227,7 @@ class Ranks:
 
         Args:
             number: The round.
+            label: What is saved where.
             plain: Stands for the plain tensors; see `penstock.sharding.Balance`.
             timeout_seconds: For how long to wait for the other ranks.
 
@@ -166,18 +237,29 @@ class Ranks:
         with self._lock:
             known = self._classes.get(plain)
         if known is None:
-            found = self._exchange(number, plain, timeout_seconds) if self.size > 1 else [plain]
+            found = [plain]
+            if self.size > 1:
+                found = self._exchange(number, label, plain, timeout_seconds)
             known = Members.of(rank for rank, other in enumerate(found) if other == plain)
             with self._lock:
                 self._classes[plain] = known
         return known
 
     def forget_classes(self) -> None:
-        """Has every rank ask anew at the next save; to be called on all of them."""
-        with self._lock:
-            self._classes.clear()
+        """Has all ranks ask anew at the next save, if the coordinator says so."""
+        if self.is_coordinator and self.size > 1:
+            self._client.add(self._key("epoch"), 1)
 
-    def _exchange(self, number: int, plain: int, timeout_seconds: float) -> list[int]:
+    def _take_epoch(self) -> None:
+        """Forgets what belongs to an earlier epoch: all ranks have to know it, or none."""
+        epoch = self._client.add(self._key("epoch"), 0)
+        with self._lock:
+            if epoch != self._epoch:
+                self._epoch = epoch
+                self._classes.clear()
+
+    def _exchange(self, number: int, label: str, plain: int, timeout_seconds: float) -> list[int]:
+        """A number of each rank, when all have come."""
         self._client.set(self._key(f"plain/{self.rank}"), _PLAIN.pack(number, plain).hex())
         if self._client.add(self._key(f"plains/{number}"), 1) == self.size:
             self._client.set(self._key(f"plains-full/{number}"), "1")
@@ -188,11 +270,14 @@ class Ranks:
         if not is_full:
             missing = self._missing(number, "plain", _PLAIN)
             raise RankError(
-                f"rank {missing[0]} has not come to save within {timeout_seconds:g} s"
-                f"{_further(missing[1:])}; it has died or hangs, or does not call save: every rank "
-                "has to, unless no_dist=True is given; nothing was written",
+                f"rank {missing[0]} has not come within {timeout_seconds:g} s"
+                f"{_further(missing[1:])}; it has died or hangs, or does not make the same call: "
+                "every rank has to, unless no_dist=True is given; nothing was done",
                 rank=missing[0],
             )
+        theirs = self._get(f"round/{number}")["label"]
+        if theirs != label:
+            raise self._other_label(theirs, label)
         keys = [self._key(f"plain/{rank}") for rank in range(self.size)]
         return [_unpack(_PLAIN, text)[1] for text in self._client.multi_get(keys)]
 
@@ -287,28 +372,29 @@ class Ranks:
 
     # What any of them does.
 
-    def post_failure(self, number: int, error: BaseException) -> None:
+    def post_failure(self, number: int, label: str, error: BaseException) -> None:
         """Tells the others that this rank cannot go on, and that nobody has to wait for it."""
         if self.size == 1:
             return
-        text = json.dumps(self.describe(error))
+        text = json.dumps(self.describe(label, error))
         # The first reason stays.
         self._client.compare_set(self._key(f"reason/{number}"), "", text)
         for what in ("plains-full", "full"):
             self._client.set(self._key(f"{what}/{number}"), "1")
 
-    def post_not_begun(self, number: int, error: BaseException) -> None:
+    def post_not_begun(self, number: int, label: str, error: BaseException) -> None:
         """Tells the others that the save they wait for cannot begin."""
-        self._post(f"begun/{number}", self.describe(error))
-        self.post_failure(number, error)
+        self._post(f"begun/{number}", self.describe(label, error))
+        self.post_failure(number, label, error)
 
-    def describe(self, error: BaseException) -> dict[str, Any]:
+    def describe(self, label: str, error: BaseException) -> dict[str, Any]:
         """An error as the others can be told of it."""
         fields = {}
         if isinstance(error, PenstockError):
             fields = {name: getattr(error, name) for name in error._fields}
         name = type(error).__name__
-        return {"rank": self.rank, "error": name, "message": str(error), "fields": fields}
+        reason = {"rank": self.rank, "error": name, "message": str(error), "fields": fields}
+        return {"label": label, **reason}
 
     def agree_busy(self, number: int, is_busy: bool, timeout_seconds: float) -> bool:
         """Whether the coordinator still saves; the others' own answer counts for nothing.
@@ -370,35 +456,38 @@ class Ranks:
         return message
 
     def _look(self, what: str) -> dict[str, Any] | None:
-        return self._get(what) if self._client.check([self._key(what)]) else None
+        return self._get(what) if self._is_there(self._key(what)) else None
 
     def _wait(self, what: str, timeout_seconds: float) -> bool:
-        """Whether a message came in time."""
+        """Whether a message came in time.
+
+        Asks, with growing pauses, so that thousands of ranks that wait for long ask seldom: what
+        the store offers for waiting complains on standard error, and no Ctrl-C ends it.
+        """
         key = self._key(what)
-        deadline = time.monotonic() + timeout_seconds
-        while True:
-            left_seconds = deadline - time.monotonic()
-            slice_seconds = max(min(left_seconds, _SLICE_SECONDS), 0.001)
-            try:
-                self._client.wait([key], timedelta(seconds=slice_seconds))
-            except RuntimeError as error:
-                if left_seconds <= slice_seconds:
-                    return False
-                if "imeout" not in str(error) and "timed out" not in str(error):
-                    raise RankError(
-                        f"the connection to the other ranks is lost: {_first_line(error)}",
-                        rank=self.rank,
-                    ) from None
-            else:
-                return True
+        began = time.monotonic()
+        while not self._is_there(key):
+            waited_seconds = time.monotonic() - began
+            if waited_seconds >= timeout_seconds:
+                return False
+            pause_seconds = min(max(waited_seconds * _PAUSE_SHARE, _PAUSE_SECONDS_MIN), 0.5)
+            time.sleep(min(pause_seconds, timeout_seconds - waited_seconds))
+        return True
+
+    def _is_there(self, key: str) -> bool:
+        try:
+            return self._client.check([key])
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise RankError(
+                f"the store through which the ranks talk is gone: {reason}; the process that holds "
+                "it, rank 0 or its launcher, has died",
+                rank=0,
+            ) from None
 
 
 def _unpack(kind: struct.Struct, text: bytes) -> tuple[int, ...]:
     return kind.unpack(bytes.fromhex(text.decode()))
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _further(ranks: list[int]) -> str:

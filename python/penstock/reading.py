@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock import _native, checkpoint
 from penstock.errors import (
@@ -18,8 +18,13 @@ from penstock.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.checkpoint import Wanted
     from penstock.options import Options
+    from penstock.ranks import Ranks
+
+_T = TypeVar("_T")
 
 _VANISHED_MAX = 8
 """How often a step may disappear while it is read before its error is passed on."""
@@ -35,15 +40,19 @@ class Reader:
         native: The store.
         root: Its directory.
         options: How bytes move.
+        ranks: Who else loads the same; None for this process alone.
 
     Attributes:
         warnings: What the user should know about the steps that were passed over.
     """
 
-    def __init__(self, native: _native.Store, root: str, options: Options | None) -> None:
+    def __init__(
+        self, native: _native.Store, root: str, options: Options | None, ranks: Ranks | None = None
+    ) -> None:
         self._native = native
         self._root = root
         self._options = options
+        self._ranks = ranks
         self.warnings: list[str] = []
 
     def path(self, step: int) -> str:
@@ -59,6 +68,8 @@ class Reader:
             CheckpointNotFoundError: There is none.
             CorruptCheckpointError: Its data is damaged.
         """
+        if self._ranks is not None:
+            return self.step(self._agreed(self._ranks, "the newest step", self._newest), wanted)
         chosen = self._newest()
         for _ in range(_VANISHED_MAX):
             try:
@@ -89,7 +100,11 @@ class Reader:
             CorruptCheckpointError: All there are turn out to be damaged.
         """
         skipped: list[tuple[int, str]] = []
-        rows = [row for row in self._native.steps() if last is None or row[0] <= last]
+        ranks = self._ranks
+        rows = self._native.steps()
+        if ranks is not None:
+            rows = self._agreed(ranks, "the newest good step", self._native.steps)
+        rows = [row for row in rows if last is None or row[0] <= last]
         is_damaged = False
         if last is not None and all(step != last for step, _, _ in rows):
             self._skip(last, "there is no such step", skipped)
@@ -101,6 +116,7 @@ class Reader:
                 is_damaged = True
                 self._skip(step, reason or state, skipped)
                 continue
+            loaded = None
             try:
                 loaded = self._read(step, wanted)
             except CorruptCheckpointError as error:
@@ -113,7 +129,11 @@ class Reader:
                 self._skip(step, str(error), skipped)
             except (CheckpointNotFoundError, IncompleteCheckpointError):
                 skipped.append((step, "it was removed meanwhile"))
-            else:
+            is_good = loaded is not None
+            if ranks is not None and not self._is_good_for_all(ranks, step, is_good) and is_good:
+                is_damaged = True
+                self._skip(step, "another rank could not load it", skipped)
+            elif loaded is not None:
                 report = dataclasses.replace(loaded.report, skipped=tuple(skipped))
                 return loaded._replace(report=report)
         if is_damaged:
@@ -127,6 +147,17 @@ class Reader:
             )
         tried = "; ".join(f"step {step}: {reason}" for step, reason in skipped[:5])
         raise self._nothing(f"none of its steps is good: {tried}" if skipped else None)
+
+    def _agreed(self, ranks: Ranks, what: str, find: Callable[[], _T]) -> _T:
+        """What the coordinator finds."""
+        label = f"{what} of {os.path.basename(os.path.abspath(self._root))}"
+        timeout_seconds = checkpoint.to_native(self._options)["rank_timeout_seconds"]
+        found: _T = ranks.agree(label, lambda: {"found": find()}, timeout_seconds)["found"]
+        return found
+
+    def _is_good_for_all(self, ranks: Ranks, step: int, is_good: bool) -> bool:
+        timeout_seconds = checkpoint.to_native(self._options)["rank_timeout_seconds"]
+        return ranks.is_true_for_all(f"loading of step {step}", is_good, timeout_seconds)
 
     def _skip(self, step: int, reason: str, skipped: list[tuple[int, str]]) -> None:
         skipped.append((step, reason))

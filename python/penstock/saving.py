@@ -120,7 +120,9 @@ class Save:
         from penstock.spread import spread
 
         flat = spread(state, Sharder(ranks.rank, ranks.global_ranks))
-        members = ranks.class_of(self._number, flat.balance.plain, self._timeout_seconds)
+        members = ranks.class_of(
+            self._number, self.target.label, flat.balance.plain, self._timeout_seconds
+        )
         if len(members.ranks) != ranks.size:
             flat = spread(state, Sharder(ranks.rank, ranks.global_ranks, members))
         self._balance = flat.balance.sum
@@ -187,7 +189,8 @@ class Save:
         try:
             attempt = _native.Attempt.begin(target.path, overwrite=target.overwrite)
         except BaseException as error:
-            ranks.post_not_begun(number, error)
+            ranks.forget_classes()
+            ranks.post_not_begun(number, target.label, error)
             raise
         is_open = True
         try:
@@ -202,11 +205,11 @@ class Save:
             report = self._commit(attempt, written, parts)
         except BaseException as error:
             ranks.forget_classes()
-            ranks.post_outcome(number, {**ranks.describe(error), "discard": is_open})
+            ranks.post_outcome(number, {**ranks.describe(target.label, error), "discard": is_open})
             raise
         finally:
             attempt.abandon()
-        ranks.post_outcome(number, {"id": report.checkpoint_id})
+        ranks.post_outcome(number, {"label": target.label, "id": report.checkpoint_id})
         return report
 
     def _check_votes(self, votes: list[Vote], own_file: str) -> list[tuple[int, str, int, int]]:
@@ -246,8 +249,7 @@ class Save:
             attempt = self._join(attempt_id, ranks)
             written = self._write(attempt, ranks.rank)
         except BaseException as error:
-            ranks.forget_classes()
-            ranks.post_failure(number, error)
+            ranks.post_failure(number, self.target.label, error)
             if attempt is not None:
                 attempt.abandon()
             raise
@@ -257,7 +259,6 @@ class Save:
             ranks.cast(number, Vote(nbytes, digest, self._balance))
             outcome = ranks.wait_outcome(number, self._timeout_seconds)
             if "error" in outcome:
-                ranks.forget_classes()
                 if outcome.get("discard"):
                     attempt.discard()
                 raise ranks.error_of(outcome)
@@ -284,9 +285,9 @@ class Save:
         ranks.forget_classes()
         with contextlib.suppress(PenstockError):
             if ranks.is_coordinator:
-                ranks.post_not_begun(self._number, error)
+                ranks.post_not_begun(self._number, self.target.label, error)
             else:
-                ranks.post_failure(self._number, error)
+                ranks.post_failure(self._number, self.target.label, error)
 
     def _report(
         self, written: dict[str, Any], checkpoint_id: str, commit_seconds: float

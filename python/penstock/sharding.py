@@ -185,8 +185,13 @@ class Sharding:
     is_held: bool = True
 
 
-def boxes_of(tensor: DTensor, name: str) -> list[Box]:
+def boxes_of(tensor: DTensor, local_shape: Sequence[int], name: str) -> list[Box]:
     """What this rank holds of a `DTensor`, whoever holds the rest.
+
+    Args:
+        tensor: The tensor.
+        local_shape: Sizes of what this rank holds in fact.
+        name: Its name, for messages.
 
     Raises:
         UnsupportedStateError: Its elements are partial sums, or lie in a way that is not known.
@@ -195,7 +200,30 @@ def boxes_of(tensor: DTensor, name: str) -> list[Box]:
     coordinate = mesh.get_coordinate()
     if coordinate is None or 0 in tensor.shape:
         return []
-    return boxes(tensor.shape, _cuts(tensor, tuple(mesh.shape), coordinate, name))
+    found = boxes(tensor.shape, _cuts(tensor, tuple(mesh.shape), coordinate, name))
+    check_local(found, tensor, local_shape, name)
+    return found
+
+
+def check_local(
+    found: Sequence[Box], tensor: DTensor, local_shape: Sequence[int], name: str
+) -> None:
+    """Refuses a `DTensor` of which a rank does not hold what its placements say.
+
+    Such are made by FSDP over tensor parallelism, where sizes do not divide evenly. Memory is
+    reached by what the boxes say: past its end, if that were wrong.
+
+    Raises:
+        UnsupportedStateError: The rank's tensor has other sizes than its boxes together.
+    """
+    ends = [[at + size for at, size in zip(box.at, box.shape, strict=True)] for box in found]
+    said = tuple(map(max, zip(*ends, strict=True)))
+    if said != tuple(local_shape) if found else math.prod(local_shape):
+        raise UnsupportedStateError(
+            f"{name}: this DTensor holds {tuple(local_shape)} of {tuple(tensor.shape)}, which its "
+            f"placements {tensor.placements} do not say: .redistribute(…) it first",
+            key=name,
+        )
 
 
 def _cuts(
@@ -241,8 +269,8 @@ class Sharder:
         self._number_of = {number: index for index, number in enumerate(ranks)}
         self._class = class_members
         self._interned: dict[bytes, Members] = {}
-        self._meshes: dict[tuple[int, Any], _Layout] = {}
-        self._known: dict[tuple[int, Any, tuple[int, ...]], Sharding] = {}
+        self._meshes: dict[tuple[Any, ...], _Layout] = {}
+        self._known: dict[tuple[Any, ...], Sharding] = {}
 
     def plain(self, shape: Sequence[int]) -> Sharding:
         """How a plain tensor lies: whole, on every rank."""
@@ -262,7 +290,7 @@ class Sharder:
         """
         mesh, placements = tensor.device_mesh, tensor.placements
         shape = tuple(tensor.shape)
-        key = (id(mesh), placements, shape)
+        key = (id(mesh), placements, shape, getattr(tensor._spec, "shard_order", None))
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = self._describe(tensor, mesh, shape, name)
@@ -271,7 +299,7 @@ class Sharder:
     def _describe(
         self, tensor: DTensor, mesh: DeviceMesh, shape: tuple[int, ...], name: str
     ) -> Sharding:
-        key = (id(mesh), tensor.placements)
+        key = (id(mesh), tensor.placements, getattr(tensor._spec, "shard_order", None))
         if key not in self._meshes:
             self._meshes[key] = self._lay_out(tensor, mesh, name)
         layout = self._meshes[key]

@@ -8,7 +8,6 @@ stored as a rank alone would.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from penstock.errors import UnsupportedStateError
 from penstock.flatten import Flattened, Flattener
 from penstock.gcpause import gc_paused
 from penstock.memory import CPU, Memory, narrow, of_tensor, to_source
-from penstock.sharding import Balance, Piece, Sharder, Wanted, share_out
+from penstock.sharding import Balance, Piece, Sharder, Wanted, check_local, share_out
 from penstock.tree import ROOT, Node, unique_names
 
 if TYPE_CHECKING:
@@ -131,13 +130,8 @@ class _Spreader(Flattener):
         if type(local) is not torch.Tensor:
             # Still on its way from a collective.
             local = value.to_local().detach()
-        held = sum(math.prod(box.shape) for box in sharding.boxes)
-        if held != local.numel() and sharding.is_held:
-            raise UnsupportedStateError(
-                f"{name}: this DTensor holds {tuple(local.shape)} of {sharding.shape}, which its "
-                f"placements {value.placements} do not say: .redistribute(…) it first",
-                key=name,
-            )
+        if sharding.is_held:
+            check_local(sharding.boxes, value, local.shape, name)
         return self._share(value, local, name, sharding)
 
     def _share(self, value: Any, local: torch.Tensor, name: str, sharding: Sharding) -> Node:

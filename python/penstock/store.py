@@ -386,6 +386,9 @@ class CheckpointStore:
     ) -> Any:
         """Loads the newest complete step, or the one asked for.
 
+        Where many ranks use the store together, all of them call this without ``step``, or with
+        ``fallback``, and load the same step, which rank 0 finds; see `penstock.load`.
+
         Steps that were never finished are passed over. Damaged ones, and what was salvaged of
         them, are passed over with a `PenstockWarning` that says why. Damage that shows only while
         data is read is an error, since silently resuming from older weights is a choice that is
@@ -414,6 +417,7 @@ class CheckpointStore:
             CorruptCheckpointError: Data is damaged; the message names the step to go back to.
             FormatVersionError: A newer Penstock wrote it.
             StateMismatchError: A key matches nothing, or ``into`` does not fit.
+            RankError: Another rank has not come to load.
             StorageError: The operating system failed an operation.
         """
         ranks = self._ranks()
@@ -425,7 +429,7 @@ class CheckpointStore:
             allow_partial=bool(allow_partial),
             rank=None if ranks is None else ranks.rank,
         )
-        reader = self._reader()
+        reader = Reader(self._native, self._root, self._options, ranks)
         last = None if step is None else checkpoint.check_step(step)
         try:
             if fallback:

@@ -18,6 +18,7 @@ import numpy as np
 
 from penstock import ties
 from penstock.errors import StateMismatchError, UnsupportedStateError
+from penstock.flatten import PerRank
 from penstock.memory import CPU, Memory, contiguous_strides, narrow, of_array, of_tensor
 from penstock.refusals import refusal
 from penstock.restore import Builder, Place, is_data, reference
@@ -200,6 +201,7 @@ class Targets:
         self, node: Node, state: Any, builder: Builder, assignments: list[tuple[Any, Any, Any]]
     ) -> Any:
         """What comes into the place of a value: itself, but for plain leaves and their tuples."""
+        state = _unwrapped(state)
         if is_data(node) and node["$"] in ("tensor", "ndarray"):
             return state
         children = branches(node)
@@ -225,6 +227,7 @@ class Targets:
     def _match(self, node: Node, state: Any, name: str, level: int) -> None:
         if level > LEVELS_MAX:
             raise TreeError(f"nested deeper than {LEVELS_MAX} levels")
+        state = _unwrapped(state)
         if is_data(node) and node["$"] in ("tensor", "ndarray"):
             self._match_tensor(node, state, name)
             return
@@ -320,6 +323,13 @@ class Targets:
         )
 
 
+def _unwrapped(value: Any) -> Any:
+    """A value without the mark that each rank has its own: saved with it, it is filled with it."""
+    while isinstance(value, PerRank):
+        value = value.value
+    return value
+
+
 def _kind(value: Any) -> str:
     """What a value is to the one who matches it; whatever is replaced whole is a plain value."""
     torch = sys.modules.get("torch")
@@ -363,8 +373,8 @@ def is_sharded(value: Any) -> bool:
 
 def _held(value: Any, name: str) -> tuple[Memory, tuple[int, ...], list[Box]]:
     """Of a `DTensor`: the memory of its local tensor, its shape, and what of it that holds."""
-    held = boxes_of(value, name)
-    return of_tensor(value.detach().to_local(), name), tuple(value.shape), held
+    memory = of_tensor(value.detach().to_local(), name)
+    return memory, tuple(value.shape), boxes_of(value, memory.shape, name)
 
 
 def _overlaps_itself(memory: Memory) -> bool:

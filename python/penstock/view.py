@@ -61,12 +61,14 @@ def view(checkpoint: _native.Checkpoint, rank: int, state: Any = None) -> View:
     """
     tensors, aliases = checkpoint.tensors(), checkpoint.aliases()
     trees = checkpoint.trees()
-    if len(trees) == 1 and not checkpoint.boxes():
+    boxes = checkpoint.boxes()
+    if len(trees) == 1 and not boxes:
         return View(tree.parse(trees[0]), tensors, aliases, {}, is_shared=False)
     saved_rank = rank % len(trees)
-    numbering = _Numbering(tensors, aliases, checkpoint.offsets())
+    stored = _stored(boxes, tensors)
+    numbering = _Numbering(tensors, aliases, checkpoint.offsets(), stored)
     node = numbering.number(tree.parse(trees[saved_rank]), saved_rank)
-    unseen = {name for _, name, _, _ in checkpoint.boxes()} - numbering.names
+    unseen = stored.keys() - numbering.names
     for other in range(len(trees)):
         if not unseen:
             break
@@ -77,6 +79,33 @@ def view(checkpoint: _native.Checkpoint, rank: int, state: Any = None) -> View:
     return View(node, numbering.tensors, numbering.aliases, numbering.wholes, is_shared=True)
 
 
+class _Stored(NamedTuple):
+    """What there is of a whole.
+
+    Attributes:
+        dtype: Its element type.
+        shape: Its dimensions.
+        items: Elements in all of its boxes, which do not overlap.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    items: int
+
+
+def _stored(
+    boxes: Sequence[tuple[int, str, tuple[int, ...], tuple[int, ...]]], tensors: Sequence[Row]
+) -> dict[str, _Stored]:
+    """What the boxes of each whole come to, by name."""
+    found: dict[str, _Stored] = {}
+    for index, name, shape, _ in boxes:
+        _, dtype, box_shape, *_ = tensors[index]
+        items = math.prod(box_shape)
+        known = found.get(name)
+        found[name] = _Stored(dtype, shape, items + (0 if known is None else known.items))
+    return found
+
+
 class _Numbering:
     """Gives the tensors of all trees numbers in one list."""
 
@@ -85,11 +114,13 @@ class _Numbering:
         tensors: Sequence[Row],
         aliases: Sequence[_Alias],
         offsets: Sequence[tuple[int, int]],
+        stored: dict[str, _Stored],
     ) -> None:
         self.tensors = list(tensors)
         self.aliases = list(aliases)
         self.wholes: dict[int, str] = {}
         self._offsets = offsets
+        self._stored = stored
         self._whole_of: dict[str, int] = {}
         self._window_of: dict[tuple[int, Window], int] = {}
 
@@ -133,7 +164,14 @@ class _Numbering:
         known = self._whole_of.get(name)
         if known is None:
             known = self._whole_of[name] = len(self.tensors)
-            nbytes = math.prod(shape) * _item_bytes(dtype, name)
+            items = math.prod(shape)
+            nbytes = items * _item_bytes(dtype, name)
+            # Before anybody takes memory for it.
+            if items and self._stored.get(name) != _Stored(dtype, shape, items):
+                raise TreeError(
+                    f"tensor {name!r:.80}: the parts do not hold all of a {dtype} tensor of shape "
+                    f"{list(shape)!r:.80}"
+                )
             self.tensors.append((name, dtype, shape, NO_FILE, 0, nbytes))
             self.wholes[known] = name
         elif self.tensors[known][1:3] != (dtype, shape):

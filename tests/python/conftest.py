@@ -142,3 +142,14 @@ def run_child(script: str, *arguments: object, timeout_seconds: int = 200) -> An
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="session")
+def jobs():
+    """Ranks that live as long as the tests: what one save leaves behind, the next one meets."""
+    # Only some tests need PyTorch and its processes.
+    from ranks import Pool
+
+    pool = Pool()
+    yield pool
+    pool.close()

@@ -313,6 +313,19 @@ def test_4_6_a_tensor_with_a_box_is_refused(checkpoint):
         penstock.load(path)
 
 
+def test_4_6_a_box_is_that_of_a_global_tensor(checkpoint):
+    path, _ = checkpoint
+    forgery = Forgery(path)
+    entry = forgery.part["tensors"][0]
+    shape = entry["shape"]
+    entry["box"] = {"tensor": "w", "shape": [dim + 1 for dim in shape], "start": [1] * len(shape)}
+    forgery.write_part()
+    assert penstock.verify(path).ok
+    entry["box"]["shape"] = shape
+    forgery.write_part()
+    assert not penstock.verify(path).ok
+
+
 def test_5_1_headers_and_parts_agree(checkpoint):
     path, _ = checkpoint
     reader = Checkpoint(path)

@@ -573,6 +573,22 @@ def test_the_deepest_state_allowed_can_be_filled_and_selected_from(tmp_path, kin
     assert penstock.inspect(tmp_path / "ckpt").values() == {}
 
 
+def test_a_state_fills_itself_with_values_that_are_per_rank(tmp_path):
+    def state(fill, extra):
+        values = {"own": torch.full((3,), fill), "more": [extra, penstock.PerRank(extra)]}
+        return {"all": penstock.PerRank(values), "one": penstock.PerRank(torch.full((2,), fill))}
+
+    penstock.save(tmp_path / "ckpt", state(1.0, 5))
+    target = state(0.0, 0)
+    own, one = target["all"].value["own"], target["one"].value
+    loaded = penstock.load(tmp_path / "ckpt", into=target)
+    assert_same(loaded, penstock.load(tmp_path / "ckpt"))
+    assert loaded["all"]["more"] == [5, 5]
+    assert loaded["all"]["own"] is own
+    assert loaded["one"] is one
+    assert one.tolist() == [1.0, 1.0]
+
+
 def test_the_deepest_key_allowed_comes_back(tmp_path):
     key = ()
     for _ in range(127):

@@ -35,6 +35,8 @@ pub struct Attempt {
     lease: Lease,
     made_directory: bool,
     is_joined: bool,
+    /// Who saves: a fork of it has a copy of this, and nothing to remove.
+    process: u32,
     made: Vec<PathBuf>,
     /// Files that a vote stands for.
     voted: Vec<PathBuf>,
@@ -64,6 +66,7 @@ impl Attempt {
             lease,
             made_directory,
             is_joined: false,
+            process: std::process::id(),
             made,
             voted: Vec::new(),
             published: None,
@@ -103,6 +106,7 @@ impl Attempt {
             lease,
             made_directory: false,
             is_joined: true,
+            process: std::process::id(),
             made: Vec::new(),
             voted: Vec::new(),
             published: None,
@@ -159,6 +163,8 @@ impl Attempt {
     pub fn discard(mut self) {
         let voted = std::mem::take(&mut self.voted);
         self.made.extend(voted);
+        // Whoever is last finds it empty; who made it may be gone by then.
+        self.made_directory = true;
     }
 
     /// Publishes the manifest: from here on the checkpoint is complete, whatever happens.
@@ -260,7 +266,7 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        if self.published.is_some() {
+        if self.published.is_some() || self.process != std::process::id() {
             return;
         }
         // Best effort: what stays behind is an orphan that a sweep finds.

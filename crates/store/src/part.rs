@@ -450,6 +450,10 @@ mod tests {
 
     const ATTEMPT: &str = "0123456789abcdef0123456789abcdef";
 
+    fn region(tensor: &str, shape: &[u64], start: &[u64]) -> serde_json::Value {
+        serde_json::json!({"tensor": tensor, "shape": shape, "start": start})
+    }
+
     fn sample() -> serde_json::Value {
         let digest = Digest::of(&[7; 100]);
         serde_json::json!({
@@ -463,7 +467,7 @@ mod tests {
                 {"name": "b", "dtype": "complex128", "shape": [2], "file": 0, "range": [60, 92],
                  "stored": {"dtype": "F64", "shape": [2, 2]}},
                 {"name": "c", "dtype": "numpy:<U2", "shape": [1], "file": 0, "range": [92, 100],
-                 "stored": {"dtype": "U8", "shape": [1, 8]}},
+                 "stored": {"dtype": "U8", "shape": [1, 8]}, "box": region("w", &[3], &[2])},
             ],
             "aliases": [
                 {"name": "tied", "tensor": 0},
@@ -531,8 +535,6 @@ mod tests {
             ),
             ("/tensors/0/dtype", "complex128".into(), "needs a carrier"),
             ("/tensors/0/dtype", "object".into(), "needs a carrier"),
-            ("/tensors/0/box", serde_json::json!([[0, 5]]), "box"),
-            ("/tensors/0/box", serde_json::json!(null), "box"),
             ("/tensors/1/stored/dtype", "F32".into(), "not carried"),
             (
                 "/tensors/1/stored/shape",
@@ -555,14 +557,30 @@ mod tests {
         ];
         for (pointer, value, expected) in cases {
             let mut part = sample();
-            match part.pointer_mut(pointer) {
-                Some(place) => *place = value.clone(),
-                None => part["tensors"][0]["box"] = value.clone(),
-            }
+            *part.pointer_mut(pointer).unwrap() = value.clone();
             let error = parse(&part).unwrap_err().to_string();
             let known = error.contains(expected)
                 || (*pointer == "/tensors/0/range" && error.contains("where the shape takes"));
             assert!(known, "{pointer}: {error}");
+        }
+    }
+
+    #[test]
+    fn boxes_that_lie_are_refused() {
+        let cases = [
+            (serde_json::json!([[0, 5]]), "sequence"),
+            (serde_json::json!(null), "null"),
+            (region("", &[5], &[0]), "without a name"),
+            (region("w", &[5], &[1]), "no place"),
+            (region("w", &[u64::MAX], &[u64::MAX - 1]), "no place"),
+            (region("w", &[5, 1], &[0]), "no place"),
+            (region("w", &[5], &[0, 0]), "no place"),
+        ];
+        for (lie, expected) in cases {
+            let mut part = sample();
+            part["tensors"][0]["box"] = lie.clone();
+            let error = parse(&part).unwrap_err().to_string();
+            assert!(error.contains(expected), "{lie}: {error}");
         }
     }
 

@@ -279,108 +279,209 @@ pub(crate) fn text(bounds: &Bounds) -> String {
     format!("[{}]", dims.join(", "))
 }
 
-/// One dimension of what a stored box and a wanted one have in common.
-struct Side {
-    size: u64,
-    source_stride: u64,
-    /// Bytes from the first to the last that are in common, in the file, at one index.
-    span: u64,
-    /// Bytes that are in common at one index.
-    bytes: u64,
-    /// Whether these lie together, in the file and in memory.
-    is_plain: bool,
+/// How what a stored box and a wanted one have in common lies in the file.
+struct Layout {
+    /// Bytes between neighbours along each dimension.
+    strides: Vec<u64>,
+    /// Bytes from the first to the last of the dimensions from each on, at one index of those
+    /// before; of an item at the end.
+    spans: Vec<u64>,
+    /// Bytes of them that are in common.
+    bytes: Vec<u64>,
+}
+
+impl Layout {
+    fn new(stored: &Bounds, common: &Bounds, item_bytes: u64) -> Layout {
+        let dims = common.shape.len();
+        let mut layout = Layout {
+            strides: vec![item_bytes; dims],
+            spans: vec![item_bytes; dims + 1],
+            bytes: vec![item_bytes; dims + 1],
+        };
+        for dim in (0..dims).rev() {
+            if dim + 1 < dims {
+                layout.strides[dim] = layout.strides[dim + 1] * stored.shape[dim + 1];
+            }
+            let size = common.shape[dim];
+            layout.spans[dim] = (size - 1) * layout.strides[dim] + layout.spans[dim + 1];
+            layout.bytes[dim] = size * layout.bytes[dim + 1];
+        }
+        layout
+    }
+
+    /// How many of the outer dimensions are taken index by index, each index a run. Where long runs
+    /// lie together, in the file and at `strides` in memory, those are the runs. Else a run has
+    /// gaps, but none that holds a whole chunk: the chunks in it are read and verified in any case.
+    fn depth(&self, common: &Bounds, strides: &[isize]) -> usize {
+        let dims = common.shape.len();
+        let first = |holds: &dyn Fn(usize) -> bool| {
+            let inner = (0..dims).rev();
+            let inner = inner.take_while(|&dim| common.shape[dim] == 1 || holds(dim));
+            inner.last().unwrap_or(dims)
+        };
+        let plain = first(&|dim| {
+            let inner_bytes = self.bytes[dim + 1];
+            self.strides[dim] == inner_bytes && strides[dim] as i128 == i128::from(inner_bytes)
+        });
+        if self.bytes[plain] >= PLAIN_BYTES_MIN {
+            return plain;
+        }
+        // Gaps grow outwards.
+        first(&|dim| self.strides[dim] - self.spans[dim + 1] < CHUNK_BYTES)
+    }
 }
 
 /// Cuts what a stored box (an entry, its first byte in the file, and its bounds) has of a wanted
-/// one into runs. Where it lies together on both sides in long runs, each is one. Else those are
-/// one run whose gaps hold no whole chunk: these chunks are read and verified in any case.
+/// one into runs.
 fn cut_common(
     (entry, first_byte, stored): (usize, u64, &Bounds),
     common: &Bounds,
     wanted: &Wanted<'_>,
     fragments: &mut Vec<Fragment>,
 ) {
-    let sides = sides(stored, common, wanted);
-    let dims = sides.len();
-    let whole_bytes = sides
-        .first()
-        .map_or(wanted.item_bytes as u64, |side| side.size * side.bytes);
-    let is_together = |side: &Side, stride: i128| {
-        side.is_plain && (side.size == 1 || stride == i128::from(side.bytes))
-    };
-    // Dimensions from here on lie together on both sides.
-    let plain = (0..dims).rev().take_while(|&dim| {
-        let (side, stride) = (&sides[dim], wanted.strides[dim] as i128);
-        is_together(side, stride) && is_together(side, i128::from(side.source_stride))
-    });
-    let plain = plain.last().unwrap_or(dims);
-    // Dimensions from here on leave gaps smaller than a chunk. Gaps grow outwards.
-    let is_close = |side: &Side| side.size == 1 || side.source_stride - side.span < CHUNK_BYTES;
-    let close = (0..dims)
-        .rev()
-        .take_while(|&dim| is_close(&sides[dim]))
-        .last()
-        .unwrap_or(dims);
-    let plain_bytes = match plain.checked_sub(1) {
-        Some(outer) => sides[outer].bytes,
-        None => whole_bytes,
-    };
-    let depth = if plain_bytes >= PLAIN_BYTES_MIN {
-        plain
-    } else {
-        close
-    };
-    let inner_span = match depth.checked_sub(1) {
-        Some(outer) => sides[outer].span,
-        None => sides.first().map_or(wanted.item_bytes as u64, |side| {
-            (side.size - 1) * side.source_stride + side.span
-        }),
-    };
-    let source_strides: Vec<usize> = sides.iter().map(|s| s.source_stride as usize).collect();
-    let offset = |dim: usize| (common.start[dim] - stored.start[dim]) * sides[dim].source_stride;
+    let dims = common.shape.len();
+    let layout = Layout::new(stored, common, wanted.item_bytes as u64);
+    let depth = layout.depth(common, wanted.strides);
+    let source_strides: Vec<usize> = layout.strides.iter().map(|&s| s as usize).collect();
+    let offset = |dim: usize| (common.start[dim] - stored.start[dim]) * layout.strides[dim];
     let first_byte = first_byte + (0..dims).map(offset).sum::<u64>();
-    let runs: u64 = sides[..depth].iter().map(|side| side.size).product();
+    let offset = |dim: usize| common.start[dim] - wanted.bounds.start[dim];
+    let to = Bounds {
+        start: (0..dims).map(offset).collect(),
+        shape: common.shape.clone(),
+    };
+    let runs: u64 = common.shape[..depth].iter().product();
     for run in 0..runs {
-        let (mut index, mut start) = (run, first_byte);
-        let mut to = Bounds {
-            start: (0..dims)
-                .map(|dim| common.start[dim] - wanted.bounds.start[dim])
-                .collect(),
-            shape: common.shape.clone(),
-        };
+        let (mut index, mut start, mut to) = (run, first_byte, to.clone());
         for dim in (0..depth).rev() {
-            let at = index % sides[dim].size;
-            index /= sides[dim].size;
-            start += at * sides[dim].source_stride;
+            let at = index % common.shape[dim];
+            index /= common.shape[dim];
+            start += at * layout.strides[dim];
             to.start[dim] += at;
             to.shape[dim] = 1;
         }
         fragments.push(Fragment {
             entry,
-            range: start..start + inner_span,
+            range: start..start + layout.spans[depth],
             to,
             source_strides: source_strides.clone(),
         });
     }
 }
 
-fn sides(stored: &Bounds, common: &Bounds, wanted: &Wanted<'_>) -> Vec<Side> {
-    let mut sides = Vec::with_capacity(common.shape.len());
-    let item_bytes = wanted.item_bytes as u64;
-    let (mut source_stride, mut span, mut bytes) = (item_bytes, item_bytes, item_bytes);
-    for dim in (0..common.shape.len()).rev() {
-        let size = common.shape[dim];
-        sides.push(Side {
-            size,
-            source_stride,
-            span,
-            bytes,
-            is_plain: span == bytes,
-        });
-        span += (size - 1) * source_stride;
-        bytes *= size;
-        source_stride *= stored.shape[dim];
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bounds(start: [u64; 2], shape: [u64; 2]) -> Bounds {
+        Bounds {
+            start: start.to_vec(),
+            shape: shape.to_vec(),
+        }
     }
-    sides.reverse();
-    sides
+
+    /// Entries of `uint8` that follow each other in a file.
+    fn entries(shape: [u64; 2], boxes: &[Bounds]) -> Vec<TensorEntry> {
+        let mut end = 0;
+        let entry = |stored: &Bounds| {
+            let start = end;
+            end += stored.items();
+            TensorEntry {
+                name: start.to_string(),
+                dtype: "uint8".to_owned(),
+                shape: stored.shape.clone(),
+                file: 0,
+                range: (start, end),
+                stored: None,
+                region: Some(TensorBox {
+                    tensor: "w".to_owned(),
+                    shape: shape.to_vec(),
+                    start: stored.start.clone(),
+                }),
+            }
+        };
+        boxes.iter().map(entry).collect()
+    }
+
+    /// The runs that make a box, in memory whose rows are `row_bytes` apart.
+    fn runs(entries: &[TensorEntry], wanted: &Bounds, row_bytes: isize) -> Vec<Range<u64>> {
+        let wanted = Wanted {
+            bounds: wanted,
+            item_bytes: 1,
+            strides: &[row_bytes, 1],
+        };
+        let tensors = GlobalTensors::new(entries).unwrap();
+        let fragments = tensors.get("w").unwrap().cut(&wanted, entries).unwrap();
+        fragments
+            .into_iter()
+            .map(|fragment| fragment.range)
+            .collect()
+    }
+
+    #[test]
+    fn what_lies_together_is_one_run() {
+        let rows = [bounds([0, 0], [512, 1024]), bounds([512, 0], [512, 1024])];
+        let entries = entries([1024, 1024], &rows);
+        let found = runs(&entries, &bounds([256, 0], [512, 1024]), 1024);
+        assert_eq!(found, [256 << 10..512 << 10, 512 << 10..768 << 10]);
+    }
+
+    #[test]
+    fn long_rows_are_runs_of_their_own_where_memory_is_apart() {
+        let row_bytes = PLAIN_BYTES_MIN;
+        let whole = bounds([0, 0], [3, row_bytes]);
+        let entries = entries([3, row_bytes], std::slice::from_ref(&whole));
+        let rows = [0, 1, 2].map(|row| row * row_bytes..(row + 1) * row_bytes);
+        assert_eq!(runs(&entries, &whole, row_bytes as isize + 1), rows);
+    }
+
+    #[test]
+    fn small_gaps_are_read_over_and_large_ones_left_out() {
+        for (row_bytes, count) in [(1000, 1), (CHUNK_BYTES + 9, 1), (CHUNK_BYTES + 10, 3)] {
+            let whole = bounds([0, 0], [3, row_bytes]);
+            let entries = entries([3, row_bytes], std::slice::from_ref(&whole));
+            let found = runs(&entries, &bounds([0, 5], [3, 10]), 10);
+            assert_eq!(found.len(), count, "{found:?}");
+            assert_eq!(
+                (found[0].start, found[count - 1].end),
+                (5, 2 * row_bytes + 15)
+            );
+        }
+    }
+
+    #[test]
+    fn only_the_boxes_in_the_way_are_looked_at() {
+        let place = |index: u64| bounds([index / 128 * 4, index % 128 * 4], [4, 4]);
+        let grid: Vec<Bounds> = (0..128 * 128).map(place).collect();
+        let entries = entries([512, 512], &grid);
+        let tensors = GlobalTensors::new(&entries).unwrap();
+        let tensor = tensors.get("w").unwrap();
+        let wanted = bounds([6, 6], [4, 4]);
+        let along = wanted.along(tensor.axis);
+        let first = tensor.ends.partition_point(|&end| end <= along.start);
+        assert_eq!(first, 128);
+        assert_eq!(tensor.touching(&wanted).count(), 4);
+    }
+
+    #[test]
+    fn a_hole_is_a_box_that_nothing_is_stored_of() {
+        let stored = [
+            bounds([0, 0], [4, 8]),
+            bounds([4, 0], [4, 3]),
+            bounds([4, 5], [4, 3]),
+        ];
+        let entries = entries([8, 8], &stored);
+        let wanted = Wanted {
+            bounds: &bounds([2, 2], [4, 4]),
+            item_bytes: 1,
+            strides: &[4, 1],
+        };
+        let tensors = GlobalTensors::new(&entries).unwrap();
+        let hole = tensors
+            .get("w")
+            .unwrap()
+            .cut(&wanted, &entries)
+            .unwrap_err();
+        assert_eq!(hole, "[4:6, 3:5]");
+    }
 }

@@ -10,7 +10,7 @@ use crate::description::{read_manifest, read_part};
 use crate::error::{Error, Result};
 use crate::lease::Lease;
 use crate::options::Options;
-use crate::part::Part;
+use crate::part::{FileEntry, Part, TensorEntry};
 use crate::pipeline::Run;
 use crate::pipeline::read::{OnDamage, Source, read};
 use crate::plan::read::plan;
@@ -117,11 +117,15 @@ fn verify_shards(
     let mut run = Run::default();
     let mut sources: Vec<Source<'_>> = Vec::new();
     let mut numbers = Vec::new();
-    for (number, entry) in part.files.iter().enumerate() {
+    let mut listed = vec![Vec::new(); part.files.len()];
+    for tensor in &part.tensors {
+        listed[tensor.file].push(tensor);
+    }
+    for (number, (entry, listed)) in part.files.iter().zip(listed).enumerate() {
         report.files += 1;
         let opened = open_shard(path, entry, settings.direct, &mut run);
         if let Some(source) = or_problem(opened, report)? {
-            or_problem(check_header(path, part, number, progress), report)?;
+            or_problem(check_header(path, entry, listed, progress), report)?;
             sources.push(source);
             numbers.push(number);
         }
@@ -152,8 +156,12 @@ fn verify_shards(
 }
 
 /// Checks that other tools, which trust a shard's own header, see the tensors that the part lists.
-fn check_header(path: &Path, part: &Part, number: usize, progress: &Progress) -> Result<()> {
-    let entry = &part.files[number];
+fn check_header(
+    path: &Path,
+    entry: &FileEntry,
+    listed: Vec<&TensorEntry>,
+    progress: &Progress,
+) -> Result<()> {
     let corrupt = |detail: String| Error::corrupt(path, &entry.name, detail);
     let file_path = path.join(&entry.name);
     let file = fs::File::open(&file_path).map_err(Error::storage("open", &file_path))?;
@@ -171,15 +179,10 @@ fn check_header(path: &Path, part: &Part, number: usize, progress: &Progress) ->
     read(end.saturating_sub(8), &mut start)?;
     let header =
         shard::parse_header(&start, entry.bytes).map_err(|error| corrupt(error.to_string()))?;
-    compare(&header, part, number).map_err(corrupt)
+    compare(&header, listed).map_err(corrupt)
 }
 
-fn compare(header: &Header, part: &Part, number: usize) -> std::result::Result<(), String> {
-    let mut listed: Vec<_> = part
-        .tensors
-        .iter()
-        .filter(|tensor| tensor.file == number)
-        .collect();
+fn compare(header: &Header, mut listed: Vec<&TensorEntry>) -> std::result::Result<(), String> {
     listed.sort_unstable_by_key(|tensor| &tensor.name);
     let mut found: Vec<_> = header.tensors.iter().collect();
     found.sort_unstable_by_key(|(name, _)| name);

@@ -38,7 +38,8 @@ class Side:
         info = penstock.inspect(path)
         self.path = info.path
         self.values = info.values()
-        self._stored = {tensor.name: tensor for tensor in info.tensors}
+        # Of what each rank has of its own, loading gives that of the first.
+        self._stored = {tensor.name: tensor for tensor in info.tensors if not tensor.rank}
         self._position = {name: index for index, name in enumerate(self._stored)}
         self.targets = {**{name: name for name in self._stored}, **info.aliases}
         self.names = {*self.targets, *self.values}
@@ -59,7 +60,7 @@ class Side:
         Raises:
             PenstockError: They cannot be read, or leaves share a name.
         """
-        state = penstock.load(self.path, keys=[glob.escape(name) for name in names])
+        state = penstock.load(self.path, keys=[glob.escape(name) for name in names], rank=0)
         # A partial state closes up its lists, so names can be told only by their order.
         ordered = sorted(names, key=lambda name: self._position.get(name, 0))
         leaves = list(_leaves(state))

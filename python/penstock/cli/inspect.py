@@ -36,7 +36,8 @@ JSON: path, id, step, created (UTC), writer, format_version, world_size,
   bytes (of all files), tensor_bytes, metadata,
   files: a list of name, bytes,
   tensors: a list of name, dtype, shape, file, begin, end (bytes in the
-    file), bytes,
+    file), bytes, rank (whose own it is, or null), pieces: a list of start,
+    shape, file, begin, end of what many ranks have saved,
   aliases: further names of tensors and of views into them, to the
     tensor's name,
   values: plain leaves, name to Python literal; null without --values,
@@ -102,7 +103,11 @@ def _select(
         "metadata": info.metadata,
         "files": [file._asdict() for file in info.files],
         "tensors": [
-            {**dataclasses.asdict(tensor), "bytes": tensor.bytes}
+            {
+                **dataclasses.asdict(tensor),
+                "bytes": tensor.bytes,
+                "pieces": [piece._asdict() for piece in tensor.pieces],
+            }
             for tensor in info.tensors
             if is_wanted(tensor.name)
         ],
@@ -126,7 +131,7 @@ def _print(result: dict[str, Any], rows_max: int) -> None:
         ("step", "none" if result["step"] is None else str(result["step"])),
         ("created", local_time(result["created"])),
         ("id", result["id"]),
-        ("written by", f"{result['writer']}, format version {result['format_version']}"),
+        ("written by", _writer(result)),
         ("size", f"{size(result['bytes'])} in {len(files)} files"),
         *_partial(result),
         ("metadata", json.dumps(result["metadata"], ensure_ascii=False)),
@@ -134,15 +139,32 @@ def _print(result: dict[str, Any], rows_max: int) -> None:
         summary.add_row(what, value)
     console().print(summary)
 
-    rows = table("tensor", "dtype", "shape", "size", numbers=["size"], folded=["tensor", "shape"])
+    many = ["of"] if result["world_size"] > 1 else []
+    columns = ["tensor", "dtype", "shape", "size", *many]
+    rows = table(*columns, numbers=["size"], folded=["tensor", "shape"])
     for tensor in _first(tensors, rows_max):
-        rows.add_row(tensor["name"], tensor["dtype"], shape(tensor["shape"]), size(tensor["bytes"]))
+        cells = [tensor["name"], tensor["dtype"], shape(tensor["shape"]), size(tensor["bytes"])]
+        rows.add_row(*cells, *([_holders(tensor)] if many else []))
     if tensors:
         _print_table(rows, len(tensors), "tensors")
     _print_missing(result["missing"], rows_max)
     _print_pairs("alias", "tensor", result["aliases"], rows_max, "aliases")
     if result["values"] is not None:
         _print_pairs("plain leaf", "value", result["values"], rows_max, "plain leaves")
+
+
+def _writer(result: dict[str, Any]) -> str:
+    ranks = result["world_size"]
+    by = f", {ranks} ranks" if ranks > 1 else ""
+    return f"{result['writer']}{by}, format version {result['format_version']}"
+
+
+def _holders(tensor: dict[str, Any]) -> str:
+    """Whose a tensor is that one of many ranks has saved."""
+    if tensor["rank"] is not None:
+        return f"rank {tensor['rank']}"
+    count = len(tensor["pieces"])
+    return "1 piece" if count == 1 else f"{count} pieces"
 
 
 def _partial(result: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,0 +1,23 @@
+"""PyTorch's Distributed Checkpoint (DCP), with Penstock as its storage.
+
+`StorageWriter` and `StorageReader` go to ``dcp.save``, ``dcp.async_save`` and ``dcp.load``. What
+DCP plans, its planners included, stays as it is; how the bytes come to storage and back, and when
+a checkpoint counts as complete, is Penstock's.
+
+Example:
+    >>> import tempfile, torch
+    >>> import torch.distributed.checkpoint as dcp
+    >>> from penstock.integrations.dcp import StorageReader, StorageWriter
+    >>> path = tempfile.mkdtemp() + "/step-100"
+    >>> state = {"model": {"w": torch.ones(2, 3)}, "step": 100}
+    >>> metadata = dcp.save(state, storage_writer=StorageWriter(path), no_dist=True)
+    >>> target = {"model": {"w": torch.zeros(2, 3)}, "step": 0}
+    >>> dcp.load(target, storage_reader=StorageReader(path), no_dist=True)
+    >>> target["step"], target["model"]["w"].sum().item()
+    (100, 6.0)
+"""
+
+from penstock.integrations.dcp.reader import StorageReader
+from penstock.integrations.dcp.writer import StorageWriter
+
+__all__ = ["StorageReader", "StorageWriter"]

@@ -1,0 +1,226 @@
+"""What one rank writes: its items of DCP's plan as tensors of a part and nodes of the tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+
+from penstock import dtypes
+from penstock.errors import UnsupportedStateError
+from penstock.flatten import Flattener, PerRank
+from penstock.memory import of_tensor, to_source
+from penstock.refusals import refusal
+from penstock.tree import unique_names
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+
+    from penstock._native import _Box, _TensorSource
+    from penstock.memory import Memory
+    from penstock.tree import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The items of one rank.
+
+    Attributes:
+        tensors: What the rank writes.
+        nodes: The node of each item; the same on every rank that has boxes of one tensor.
+        raw: Names of values that are bytes of the planner's.
+        results: What DCP wants to know of each item.
+    """
+
+    tensors: list[_TensorSource]
+    nodes: dict[str, Node]
+    raw: list[str]
+    results: list[WriteResult]
+
+
+def pack(plan: SavePlan, planner: SavePlanner, *, is_alone: bool) -> Packed:
+    """Resolves the items of a plan.
+
+    Args:
+        plan: What this rank writes.
+        planner: Who has the data.
+        is_alone: Whether no other rank writes. Then a tensor that is whole is stored as such; any
+            other is a box of a global tensor, which every tree can refer to.
+
+    Raises:
+        UnsupportedStateError: An item cannot be stored; the message names it.
+    """
+    packer = _Packer(planner, is_alone)
+    results = []
+    for item in plan.items:
+        if item.type == WriteItemType.BYTE_IO:
+            nbytes = packer.add_value(item)
+        else:
+            nbytes = packer.add_tensor(item)
+        results.append(WriteResult(index=item.index, size_in_bytes=nbytes, storage_data=None))
+    return Packed(packer.tensors(), packer.nodes, packer.raw, results)
+
+
+def result_of_rank(report: object) -> WriteResult:
+    """What a rank tells the coordinator, in the only form that DCP passes on."""
+    return WriteResult(index=MetadataIndex("penstock"), size_in_bytes=0, storage_data=report)
+
+
+def global_name(name: str) -> str:
+    """The name of an item's tensor in all parts: never empty, no lone surrogates."""
+    (unique,) = unique_names([name])
+    return unique
+
+
+@dataclass(slots=True)
+class _Packer:
+    planner: SavePlanner
+    is_alone: bool
+    nodes: dict[str, Node] = field(default_factory=dict)
+    raw: list[str] = field(default_factory=list)
+    _entries: list[tuple[str, Memory, _Box | None]] = field(default_factory=list)
+
+    def tensors(self) -> list[_TensorSource]:
+        """Everything to write. Elements on other devices are copied to the host here."""
+        names = unique_names([name for name, _, _ in self._entries])
+        return [
+            to_source(memory, name, box)
+            for (_, memory, box), name in zip(self._entries, names, strict=True)
+        ]
+
+    def add_tensor(self, item: WriteItem) -> int:
+        """Adds a tensor, or a box of one; returns its bytes."""
+        name, data = item.index.fqn, item.tensor_data
+        tensor = self.planner.resolve_data(item)
+        if not isinstance(tensor, torch.Tensor) or data is None:
+            raise UnsupportedStateError(
+                f"{name}: the planner gives {type(tensor).__name__} for a tensor", key=name
+            )
+        memory = of_tensor(tensor.detach(), name)
+        chunk, shape = data.chunk, tuple(data.size)
+        if memory.shape != chunk.sizes:
+            raise UnsupportedStateError(
+                f"{name}: the planner gives a tensor of {tuple(memory.shape)} where it has planned "
+                f"{tuple(chunk.sizes)}: plan what resolve_data returns",
+                key=name,
+            )
+        node = {"$": "tensor"}
+        is_whole = chunk.sizes == data.size
+        self._add(name, node, memory, shape, tuple(chunk.offsets), is_whole=is_whole)
+        check_same(name, self.nodes.setdefault(name, node), node)
+        return memory.nbytes
+
+    def add_value(self, item: WriteItem) -> int:
+        """Adds anything else; returns its bytes, as far as these are known."""
+        name = item.index.fqn
+        planner = _plain(self.planner)
+        if planner is not None:
+            try:
+                return self._encode(name, planner.lookup_object(item.index))
+            except UnsupportedStateError:
+                # What is refused is stored as the planner pickles it.
+                pass
+        data = self.planner.resolve_data(item)
+        if isinstance(data, torch.Tensor):
+            raise UnsupportedStateError(f"{name}: the planner gives a tensor for bytes", key=name)
+        self.raw.append(name)
+        return self._encode(name, data.getvalue())
+
+    def _encode(self, name: str, value: Any) -> int:
+        encoder = _ValueEncoder()
+        node = encoder.encode(value, name, 1)
+        leaves = encoder.data(needs_torch_type=not self.is_alone)
+        for leaf_name, leaf, memory in leaves:
+            shape = tuple(memory.shape)
+            self._add(leaf_name, leaf, memory, shape, (0,) * len(shape), is_whole=True)
+        self.nodes[name] = node
+        return sum(memory.nbytes for _, _, memory in leaves)
+
+    def _add(
+        self,
+        name: str,
+        node: dict[str, Any],
+        memory: Memory,
+        shape: tuple[int, ...],
+        start: tuple[int, ...],
+        *,
+        is_whole: bool,
+    ) -> None:
+        """Adds a box of a tensor of this shape, and completes the node that refers to it."""
+        box = None
+        if self.is_alone and is_whole:
+            node["i"] = len(self._entries)
+        else:
+            box = (global_name(name), shape, start)
+            node |= {"g": box[0], "dtype": memory.dtype, "shape": list(shape)}
+        self._entries.append((name, memory, box))
+
+
+def check_same(name: str, known: Node, node: Node) -> None:
+    """Refuses boxes of one tensor that do not fit each other.
+
+    Raises:
+        UnsupportedStateError: The two nodes of an item differ.
+    """
+    if known != node:
+        raise UnsupportedStateError(
+            f"{name}: the planner gives one tensor with two types or shapes: {known}, {node}",
+            key=name,
+        )
+
+
+def _plain(planner: SavePlanner) -> DefaultSavePlanner | None:
+    """The planner, if the bytes that it makes of a value are those of `torch.save`."""
+    if not isinstance(planner, DefaultSavePlanner):
+        return None
+    kind = type(planner)
+    is_plain = (
+        kind.resolve_data is DefaultSavePlanner.resolve_data
+        and kind.transform_object is DefaultSavePlanner.transform_object
+    )
+    return planner if is_plain else None
+
+
+class _ValueEncoder(Flattener):
+    """Encodes a value, or refuses it if `torch.load` would give another one than `penstock.load`.
+
+    A state that `penstock.save` takes apart has tensors for leaves, of which the elements count.
+    Here a tensor is inside of a value, such as a tuple, and is kept with all its properties.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        for kind in (np.memmap, torch.nn.Parameter, PerRank):
+            self._handlers.pop(kind, None)
+
+    def _tensor(self, value: Any, name: str, level: int) -> Node:
+        if value.requires_grad or not value.is_cpu or vars(value):
+            raise refusal(value, name)
+        return super()._tensor(value, name, level)
+
+    def _unusual(self, value: Any, name: str) -> Node:
+        if not isinstance(value, np.dtype | np.generic):
+            # Other libraries' arrays would come back as NumPy's.
+            raise refusal(value, name)
+        return super()._unusual(value, name)
+
+    def data(self, *, needs_torch_type: bool) -> list[tuple[str, dict[str, Any], Memory]]:
+        """Name, node and memory of every leaf that is stored beside the tree.
+
+        Raises:
+            UnsupportedStateError: Some share memory, or are of a type that no tensor has.
+        """
+        found = [(name, node, self._memories[index]) for name, node, index in self._leaves]
+        _, aliases = self.finish()
+        for name, node, memory in found:
+            is_known = memory.dtype in dtypes.ITEM_BYTES or not needs_torch_type
+            if aliases or not is_known:
+                raise refusal(memory.owner, name)
+            node.pop("i")
+        return found

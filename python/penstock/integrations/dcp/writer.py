@@ -1,0 +1,341 @@
+"""`StorageWriter`: what `dcp.save` and `dcp.async_save` write through.
+
+DCP asks each rank for a plan, lets the coordinator look at all of them, has every rank write, and
+ends with the coordinator. Its messages carry ours:
+
+1. the coordinator begins the attempt and puts a *ticket* into the plan of every rank;
+2. every rank writes its shards; all but the coordinator write their part as well, and cast their
+   vote in a *report* that goes back with the results;
+3. the coordinator, who alone has the reports of all, writes its part with the tree of the whole
+   state, and commits.
+
+Nothing is visible before the commit. If DCP never comes to it, the coordinator removes its files
+when the writer is used again or dropped. The other ranks cannot know, once they have voted: their
+files are leftovers then, as of a process that died, and go with the next save to the path or with a
+sweep.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
+
+import torch
+from torch.distributed.checkpoint import storage
+from torch.distributed.checkpoint.metadata import StorageMeta
+
+from penstock import _native
+from penstock.checkpoint import decode_path, to_native
+from penstock.errors import CheckpointNotFoundError, RankError, UnsupportedStateError
+from penstock.integrations.dcp import layout
+from penstock.integrations.dcp.packing import check_same, pack, result_of_rank
+from penstock.integrations.dcp.paths import is_local
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from torch.distributed.checkpoint.metadata import Metadata
+    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+    from torch.distributed.checkpoint.storage import WriteResult
+    from torch.futures import Future
+
+    from penstock.options import Options
+    from penstock.tree import Node
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticket:
+    """What the coordinator tells a rank.
+
+    Attributes:
+        attempt_id: The attempt to join.
+        number: The rank's number among those that save, and that of its part.
+        world_size: How many there are.
+    """
+
+    attempt_id: str
+    number: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """What a rank tells the coordinator.
+
+    Attributes:
+        number: Which rank.
+        vote: File, size and digest of its part; None from the coordinator, who has none yet.
+        nodes: The node of each item that it wrote, or wrote a box of.
+        raw: Names of values that are bytes of the planner's.
+    """
+
+    number: int
+    vote: tuple[str, int, int] | None
+    nodes: dict[str, Node]
+    raw: list[str]
+
+
+class StorageWriter(storage.StorageWriter):
+    """Has `torch.distributed.checkpoint` save into a Penstock checkpoint.
+
+    One writer may serve any number of saves, one after the other, and goes to another process with
+    `dcp.async_save` if that is asked for. All ranks have to see one directory.
+
+    Args:
+        path: The checkpoint's directory; made if missing. ``checkpoint_id=`` of `dcp.save` takes
+            its place.
+        overwrite: Replace a complete checkpoint at the path. It stays loadable until the new one
+            is committed.
+        options: How bytes move; None for ``Options()``.
+
+    Raises:
+        CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False. Like all
+            errors below, it comes out of `dcp.save` inside of DCP's `CheckpointException`.
+        UnsupportedStateError: An item cannot be stored; the message names it.
+        RankError: A rank does not see the directory.
+        StorageError: The operating system failed an operation.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        options: Options | None = None,
+    ) -> None:
+        super().__init__()
+        self.path = decode_path(path)
+        self.overwrite = bool(overwrite)
+        self._options = to_native(options)
+        self._save_id = uuid4().hex
+        self._is_coordinator = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """Without a save under way."""
+        self._attempt: _native.Attempt | None = None
+        self._job: _native.Job | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        mine = ("_attempt", "_job")
+        return {name: value for name, value in vars(self).items() if name not in mine}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget()
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The checkpoint's directory."""
+        return self.path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether this is a path of the local file system, rather than a URL."""
+        return is_local(checkpoint_id)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Gets ready for another save, to another path if one is given."""
+        if checkpoint_id:
+            self.path = decode_path(checkpoint_id)
+        self._save_id = uuid4().hex
+
+    def storage_meta(self) -> StorageMeta:
+        """Where the checkpoint will be, for planners."""
+        return StorageMeta(checkpoint_id=self.path, save_id=self._save_id)
+
+    # In the order in which DCP calls them.
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Begins a save.
+
+        Raises:
+            ValueError: ``use_collectives=False`` was given.
+        """
+        if not kwargs.get("use_collectives", True):
+            raise ValueError(
+                "use_collectives=False has every rank save for itself, and a Penstock checkpoint "
+                "is one of all ranks: leave it out, or save with no_dist=True to a path of each "
+                "rank's own"
+            )
+        self._is_coordinator = is_coordinator
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Leaves the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Begins the attempt and tells every rank; on the coordinator only."""
+        if len(plans) > 1 and not all(getattr(plan, "usable", True) for plan in plans):
+            raise ValueError(
+                "a planner with enable_plan_caching=True keeps from the ranks which attempt they "
+                "are to join: make the planner without it"
+            )
+        self._give_up()
+        attempt = _native.Attempt.begin(self.path, overwrite=self.overwrite)
+        self._attempt = attempt
+        return [
+            dataclasses.replace(plan, storage_data=_Ticket(attempt.id, number, len(plans)))
+            for number, plan in enumerate(plans)
+        ]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Writes what the plan has for this rank; returns when it is durable."""
+        ticket: _Ticket = plan.storage_data
+        try:
+            packed = pack(plan, planner, is_alone=ticket.world_size == 1)
+            job = _native.Job(
+                self.path,
+                packed.tensors,
+                [],
+                "{}",
+                options=self._options,
+                arena=None,
+                lazy=True,
+                nice=None,
+            )
+            vote = self._write(job, ticket)
+        except BaseException:
+            self._give_up()
+            raise
+        report = _Report(ticket.number, vote, packed.nodes, packed.raw)
+        future: Future[list[WriteResult]] = torch.futures.Future()
+        future.set_result([result_of_rank(report), *packed.results])
+        return future
+
+    def _write(self, job: _native.Job, ticket: _Ticket) -> tuple[str, int, int] | None:
+        if self._is_coordinator:
+            attempt = self._attempt
+            if attempt is None:
+                raise AssertionError("DCP writes before it has planned")
+            # Not the ticket's attempt: a planner that keeps its plans keeps old tickets in them.
+            _run(job, partial(job.write_shards, attempt, ticket.number))
+            self._job = job
+            return None
+        attempt = self._join(ticket)
+        try:
+            written = _run(job, partial(job.write, attempt, ticket.number))
+        finally:
+            # What is voted for stays. The coordinator's lease protects it; one of this rank would
+            # keep the commit from removing what it replaces.
+            attempt.abandon()
+        vote: tuple[str, int, int] = written["vote"]
+        return vote
+
+    def _join(self, ticket: _Ticket) -> _native.Attempt:
+        try:
+            return _native.Attempt.join(self.path, ticket.attempt_id)
+        except CheckpointNotFoundError:
+            raise _not_shared(self.path, ticket.number) from None
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Commits; on the coordinator only."""
+        attempt, job = self._attempt, self._job
+        if attempt is None or job is None:
+            raise AssertionError("DCP finishes before it has written")
+        try:
+            found = (result.storage_data for rank in results for result in rank)
+            reports = [report for report in found if isinstance(report, _Report)]
+            nodes, raw = _merge(reports)
+            tree, note = layout.arrange(nodes, raw, metadata.planner_data)
+            own: tuple[str, int, int] = _run(job, partial(job.seal, attempt, tree))["vote"]
+            votes = {report.number: report.vote or own for report in reports}
+            if len(votes) != len(results):
+                raise AssertionError(f"{len(votes)} votes of {len(results)} ranks")
+            self._check_files(attempt.id, votes)
+        except BaseException:
+            self._give_up()
+            raise
+        # From here on a failure need not mean that nothing is committed.
+        self._attempt = self._job = None
+        try:
+            attempt.commit(
+                [(number, *vote) for number, vote in sorted(votes.items())],
+                step=None,
+                metadata=note,
+                overwrite=self.overwrite,
+            )
+        finally:
+            attempt.abandon()
+
+    def _check_files(self, attempt_id: str, votes: dict[int, tuple[str, int, int]]) -> None:
+        """Looks at the part that each vote is for.
+
+        Raises:
+            RankError: One is not there.
+        """
+        for number, (file, nbytes, _) in votes.items():
+            try:
+                found = os.stat(os.path.join(self.path, file)).st_size
+            except OSError:
+                found = None
+            if found != nbytes:
+                raise _not_shared(self.path, number)
+
+    def _give_up(self) -> None:
+        """Removes what the coordinator has written, if it is not committed."""
+        attempt, self._attempt, self._job = self._attempt, None, None
+        if attempt is not None:
+            attempt.abandon()
+
+
+def _run(job: _native.Job, work: Callable[[], _T]) -> _T:
+    """Runs work of a job, which takes no signals, so that a Ctrl-C stops it all the same."""
+    with ThreadPoolExecutor(1, thread_name_prefix="penstock-dcp") as executor:
+        future = executor.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            job.cancel()
+            raise
+
+
+def _not_shared(path: str, number: int) -> RankError:
+    return RankError(
+        f"what rank {number} writes to {path} is not there for rank 0: all ranks have to save to "
+        "one directory of a file system that they share; nothing was committed",
+        rank=number,
+    )
+
+
+def _merge(reports: Iterable[_Report]) -> tuple[dict[str, Node], list[str]]:
+    """The nodes of all ranks.
+
+    Raises:
+        UnsupportedStateError: Ranks do not agree about a tensor, or two items have one name.
+    """
+    nodes: dict[str, Node] = {}
+    raw: list[str] = []
+    owners: dict[str, str] = {}
+    for report in reports:
+        raw += report.raw
+        for name, node in report.nodes.items():
+            check_same(name, nodes.setdefault(name, node), node)
+            for tensor in _global_names(node):
+                owner = owners.setdefault(tensor, name)
+                if owner != name:
+                    raise UnsupportedStateError(
+                        f"{name}: its tensor would have the same name as one of {owner}: rename "
+                        "either",
+                        key=name,
+                    )
+    return nodes, raw
+
+
+def _global_names(node: Node) -> Iterator[str]:
+    rest = [node]
+    while rest:
+        node = rest.pop()
+        if type(node) is list:
+            rest += node
+        elif type(node) is dict:
+            if "g" in node and "$" in node:
+                yield node["g"]
+            rest += node.values()

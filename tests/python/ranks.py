@@ -1,0 +1,197 @@
+"""Ranks to test with: processes that are one `torch.distributed` job over gloo.
+
+They are forked from a server that has imported PyTorch, as importing it takes longer than most
+tests. Each waits for functions to call, which have to be importable: `Job.call` has all ranks call
+one, and returns what each returned or raised. Who does not answer in time fails the test with the
+stacks of all its threads on standard error.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import multiprocessing
+import os
+import socket
+import time
+import traceback
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import penstock
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable, Iterable
+    from multiprocessing.connection import Connection
+
+_IMPORTS = ["torch.distributed.fsdp", "torch.distributed.tensor.parallel", "penstock"]
+_START_SECONDS = 120
+
+SIZE = 4
+
+TIMEOUT_SECONDS = 3
+"""For how long a rank waits for another that does not come, in tests where one does not."""
+
+IMPATIENT = penstock.Options(rank_timeout_seconds=TIMEOUT_SECONDS)
+
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(_IMPORTS)
+
+
+class Job:
+    """A job of some ranks.
+
+    Args:
+        size: How many.
+        is_hosted: Whether the store that they meet in is this process's, as with torchrun; or
+            that of rank 0, with which it dies.
+    """
+
+    def __init__(self, size: int = SIZE, *, is_hosted: bool = True) -> None:
+        self.store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        port, own = (self.store.port, False) if is_hosted else (_free_port(), True)
+        self._pipes = []
+        self._processes = []
+        for rank in range(size):
+            here, there = _processes.Pipe()
+            process = _processes.Process(
+                target=_serve, args=(there, rank, size, port, own and rank == 0), daemon=True
+            )
+            process.start()
+            there.close()
+            self._pipes.append(here)
+            self._processes.append(process)
+        self.is_broken = False
+        self._collect(range(size), _START_SECONDS)
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        ranks: Iterable[int] | None = None,
+        timeout_seconds: float = 60,
+    ) -> list[Any]:
+        """What ``function(*arguments)`` returned on each rank, in order.
+
+        Raises:
+            Exception: What the first rank raised that did.
+        """
+        found = self.outcomes(function, *arguments, ranks=ranks, timeout_seconds=timeout_seconds)
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
+        return found
+
+    def outcomes(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        ranks: Iterable[int] | None = None,
+        timeout_seconds: float = 60,
+    ) -> list[Any]:
+        """What it returned or raised on each."""
+        chosen = range(len(self._pipes)) if ranks is None else list(ranks)
+        self.start(function, *arguments, ranks=chosen, timeout_seconds=timeout_seconds)
+        return self.finish(ranks=chosen, timeout_seconds=timeout_seconds)
+
+    def start(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        ranks: Iterable[int] | None = None,
+        timeout_seconds: float = 60,
+    ) -> None:
+        """Has ranks call a function, and does not wait for them."""
+        for rank in range(len(self._pipes)) if ranks is None else ranks:
+            module, name = function.__module__, function.__qualname__
+            self._pipes[rank].send((module, name, arguments, timeout_seconds))
+
+    def finish(
+        self, *, ranks: Iterable[int] | None = None, timeout_seconds: float = 60
+    ) -> list[Any]:
+        """What the function that was started returned or raised on each rank."""
+        chosen = range(len(self._pipes)) if ranks is None else ranks
+        return self._collect(chosen, timeout_seconds + 5)
+
+    def _collect(self, ranks: Iterable[int], timeout_seconds: float) -> list[Any]:
+        deadline = time.monotonic() + timeout_seconds
+        found = []
+        for rank in ranks:
+            try:
+                if not self._pipes[rank].poll(max(deadline - time.monotonic(), 0)):
+                    raise EOFError
+                found.append(self._pipes[rank].recv())
+            except EOFError:
+                self.is_broken = True
+                pytest.fail(f"rank {rank} has not answered within {timeout_seconds} s, or died")
+        return found
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        """Sends a signal to a rank."""
+        os.kill(self._processes[rank].pid, number)
+
+    def close(self) -> None:
+        """Ends all ranks, in order where nothing is wrong."""
+        for process, pipe in zip(self._processes, self._pipes, strict=True):
+            if self.is_broken:
+                process.kill()
+            else:
+                pipe.send(None)
+        for process, pipe in zip(self._processes, self._pipes, strict=True):
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            pipe.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _serve(pipe: Connection, rank: int, size: int, port: int, is_master: bool) -> None:
+    """A rank."""
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, size, is_master, timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    pipe.send(None)
+    while (task := pipe.recv()) is not None:
+        module, name, arguments, timeout_seconds = task
+        faulthandler.dump_traceback_later(timeout_seconds, exit=True)
+        try:
+            answer = getattr(importlib.import_module(module), name)(*arguments)
+        except Exception as error:
+            error.add_note(traceback.format_exc())
+            answer = error.with_traceback(None)
+        faulthandler.cancel_dump_traceback_later()
+        pipe.send(answer)
+    dist.destroy_process_group()
+
+
+class Pool:
+    """One job of each size for all tests, and another one after a test that broke it."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, Job] = {}
+
+    def of(self, size: int) -> Job:
+        """The job of a size."""
+        job = self._jobs.get(size)
+        if job is None or job.is_broken:
+            if job is not None:
+                job.close()
+            job = self._jobs[size] = Job(size)
+        return job
+
+    def close(self) -> None:
+        """Ends all of them."""
+        for job in self._jobs.values():
+            job.close()

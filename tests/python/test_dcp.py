@@ -1,0 +1,473 @@
+"""`penstock.integrations.dcp`: PyTorch's Distributed Checkpoint on Penstock's storage."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import random
+import subprocess
+import sys
+import time
+import warnings
+from collections import OrderedDict
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock
+from compare import assert_same
+from conftest import tell
+
+torch = pytest.importorskip("torch")
+dcp = pytest.importorskip("torch.distributed.checkpoint")
+if not torch.distributed.is_gloo_available():
+    pytest.skip("this PyTorch has no gloo", allow_module_level=True)
+
+import dcp_worker  # noqa: E402
+from penstock.integrations.dcp import StorageReader, StorageWriter  # noqa: E402
+from penstock.integrations.dcp import reader as dcp_reader  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is"),
+    pytest.mark.filterwarnings("ignore:Casting complex values"),
+]
+
+LAUNCH_SECONDS_MAX = 240
+
+
+def launch(ranks, *commands):
+    """Runs commands of the worker on many ranks; returns what they said if one failed."""
+    arguments = ["--standalone", f"--nproc-per-node={ranks}", dcp_worker.__file__, *commands]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LAUNCH_SECONDS_MAX,
+    )
+    return None if done.returncode == 0 else done.stdout + done.stderr
+
+
+def save(state, path, **arguments):
+    planner = arguments.pop("planner", None)
+    writer = StorageWriter(path, **arguments)
+    return dcp.save(state, storage_writer=writer, planner=planner, no_dist=True)
+
+
+def load(state, path, planner=None):
+    reader = StorageReader(path)
+    dcp.load(state, storage_reader=reader, planner=planner, no_dist=True)
+    return state
+
+
+def blank(state):
+    """The same structure with nothing in it."""
+    if isinstance(state, torch.Tensor):
+        return torch.full_like(state, 0 if state.dtype == torch.bool else 1)
+    if isinstance(state, dict):
+        return type(state)((key, blank(value)) for key, value in state.items())
+    if isinstance(state, list):
+        return [blank(value) for value in state]
+    return None
+
+
+def make_state():
+    weight = torch.randn(5, 7)
+    return {
+        "model": OrderedDict(w=weight, wt=weight.t(), half=torch.randn(3).to(torch.bfloat16)),
+        "optim": {
+            "state": {0: {"step": torch.tensor(3.0), "exp": torch.randn(5, 7)}},
+            "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.95), "params": [0]}],
+        },
+        "empty": torch.zeros(0, 4),
+        "mask": torch.tensor([True, False]),
+        "complex": torch.randn(4, dtype=torch.complex64).conj(),
+        "mixed": [torch.ones(2), 7, {"x": "y"}],
+        "losses": [0.5, float("nan"), 2],
+        "array": np.arange(6).reshape(2, 3).T,
+        "bytes": bytes(range(256)) * 64,
+        "big": 1 << 70,
+        "none": None,
+        "dtype": torch.float16,
+        "text": "ü",
+    }
+
+
+def flatten_keys(state):
+    """A state as DCP gives it back: keys are text, an OrderedDict is a dict, nothing is tied."""
+    if isinstance(state, dict):
+        return {str(key): flatten_keys(value) for key, value in state.items()}
+    if isinstance(state, torch.Tensor):
+        return state.clone().resolve_conj()
+    return [flatten_keys(value) for value in state] if isinstance(state, list) else state
+
+
+class TestOneProcess:
+    def test_what_was_saved_comes_back(self, tmp_path):
+        state = make_state()
+        save(state, tmp_path / "a")
+        found = load(blank(state), tmp_path / "a")
+        assert found["model"].keys() == state["model"].keys()
+        assert_same(flatten_keys(found), flatten_keys(state))
+
+    def test_it_is_a_checkpoint_like_any_other(self, tmp_path):
+        state = make_state()
+        save(state, tmp_path / "a")
+        assert_same(penstock.load(tmp_path / "a"), flatten_keys(state))
+        assert penstock.verify(tmp_path / "a").ok
+        info = penstock.inspect(tmp_path / "a")
+        assert "model.w" in {tensor.name for tensor in info.tensors}
+        assert info.values()["text"] == "ü"
+        for command in ("inspect", "verify"):
+            run = [sys.executable, "-m", "penstock", command, str(tmp_path / "a")]
+            subprocess.run(run, check=True, capture_output=True)
+        assert not list(tmp_path.glob("a/*.distcp"))
+
+    def test_loads_without_knowing_the_state(self, tmp_path):
+        from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+
+        state = make_state()
+        save(state, tmp_path / "a")
+        everything = _load_state_dict_from_keys(storage_reader=StorageReader(tmp_path / "a"))
+        assert_same(flatten_keys(everything), flatten_keys(state))
+        some = _load_state_dict_from_keys("optim", storage_reader=StorageReader(tmp_path / "a"))
+        assert list(some) == ["optim"]
+
+    def test_paths_that_the_tree_does_not_show(self, tmp_path):
+        """An empty dictionary is nothing to DCP, and leaves a hole in the list it was in."""
+        save({"l": [{}, 5], "w": torch.ones(2)}, tmp_path / "a")
+        assert_same(penstock.load(tmp_path / "a"), {"l": [None, 5], "w": torch.ones(2)})
+        metadata = StorageReader(tmp_path / "a").read_metadata()
+        assert metadata.planner_data == {"l.1": ("l", 1), "w": ("w",)}
+        assert metadata.state_dict_metadata.keys() == {"l.1", "w"}
+
+    def test_keys_that_need_care(self, tmp_path):
+        state = {"$": {"i": torch.ones(2)}, "a\udc80": torch.ones(3), "": 5, "x": {"$": 1}}
+        save(state, tmp_path / "a")
+        assert_same(load(blank(state), tmp_path / "a"), state)
+        assert_same(penstock.load(tmp_path / "a"), state)
+
+    def test_without_flattening(self, tmp_path):
+        state = {"w": torch.ones(2), "nested": {"t": torch.ones(3), "n": 5}}
+        save(state, tmp_path / "a", planner=dcp.DefaultSavePlanner(flatten_state_dict=False))
+        assert_same(penstock.load(tmp_path / "a"), state)
+        found = {"w": torch.zeros(2), "nested": {}}
+        planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        load(found, tmp_path / "a", planner)
+        assert_same(found, state)
+
+    def test_what_only_pickle_holds_stays_a_pickle(self, tmp_path):
+        parameter = torch.nn.Parameter(torch.ones(2))
+        state = {"fraction": Fraction(1, 3), "pair": (parameter, 1), "plain": (torch.ones(2), 1)}
+        save(state, tmp_path / "a")
+        found = load(dict.fromkeys(state), tmp_path / "a")
+        assert found["fraction"] == Fraction(1, 3)
+        assert type(found["pair"][0]) is torch.nn.Parameter
+        plain = penstock.load(tmp_path / "a")
+        assert_same(plain["plain"], state["plain"])
+        assert torch.load(io.BytesIO(plain["fraction"]), weights_only=False) == Fraction(1, 3)
+        assert penstock.inspect(tmp_path / "a").metadata["dcp"]["raw"] == ["fraction", "pair"]
+
+    def test_bytes_of_the_planners_own_go_back_to_it(self, tmp_path):
+        class Saver(dcp.DefaultSavePlanner):
+            def transform_object(self, write_item, object):
+                if write_item.type == dcp.planner.WriteItemType.BYTE_IO:
+                    return io.BytesIO(b"mine:" + str(object).encode())
+                return object.half()
+
+        class Loader(dcp.DefaultLoadPlanner):
+            def load_bytes(self, read_item, value):
+                self.original_state_dict[read_item.dest_index.fqn] = value.read()
+
+        save({"n": 5, "w": torch.full((3,), 1.5)}, tmp_path / "a", planner=Saver())
+        found = load({"n": 0, "w": torch.zeros(3)}, tmp_path / "a", Loader())
+        assert_same(found, {"n": b"mine:5", "w": torch.full((3,), 1.5)})
+        assert penstock.load(tmp_path / "a")["w"].dtype == torch.float16
+
+    def test_reads_what_penstock_saved(self, tmp_path):
+        state = make_state()
+        state["tie"] = state["model"]["w"]
+        state["rows"] = state["model"]["w"][1:3]
+        penstock.save(tmp_path / "a", state)
+        assert_same(flatten_keys(load(blank(state), tmp_path / "a")), flatten_keys(state))
+
+    def test_refuses_a_state_that_is_no_dictionary(self, tmp_path):
+        penstock.save(tmp_path / "a", [torch.ones(2)])
+        with pytest.raises(dcp.CheckpointException, match="loads dictionaries"):
+            load({"w": torch.ones(2)}, tmp_path / "a")
+
+
+class TestTargets:
+    """Where tensors are loaded to."""
+
+    def test_of_any_strides_and_types(self, tmp_path):
+        weight = torch.randn(6, 8)
+        names = ("transposed", "sliced", "double", "conjugate", "negative")
+        save(dict.fromkeys(names, weight), tmp_path / "a")
+        targets = {
+            "transposed": torch.zeros(8, 6).t(),
+            "sliced": torch.zeros(12, 16)[::2, 1::2],
+            "double": torch.zeros(6, 8, dtype=torch.float64),
+            "conjugate": torch.zeros(6, 8, dtype=torch.complex64).conj(),
+            "negative": torch.zeros(6, 8, dtype=torch.complex64).conj().imag,
+        }
+        load(targets, tmp_path / "a")
+        for name in names:
+            assert torch.equal(targets[name].to(torch.float32), weight), name
+
+    def test_that_share_memory(self, tmp_path):
+        """Each is filled, one after the other, whatever is stored for the other."""
+        save({"a": torch.ones(100_000), "b": torch.full((100_000,), 2.0)}, tmp_path / "a")
+        shared = torch.zeros(100_000)
+        load({"a": shared, "b": shared}, tmp_path / "a")
+        assert torch.equal(shared, torch.full((100_000,), 2.0))
+
+    def test_through_bounded_memory(self, tmp_path, monkeypatch):
+        state = {str(n): torch.full((1000,), float(n)) for n in range(20)}
+        save(state, tmp_path / "a")
+        monkeypatch.setattr(dcp_reader, "BOUNCE_BYTES_MAX", 8_000)
+        found = load(
+            {name: torch.zeros(1000, dtype=torch.float64) for name in state}, tmp_path / "a"
+        )
+        assert_same({name: value.float() for name, value in found.items()}, state)
+
+    def test_that_lie_in_themselves_are_refused(self, tmp_path):
+        save({"w": torch.arange(4.0)}, tmp_path / "a")
+        with pytest.raises(dcp.CheckpointException, match="lie in each other"):
+            load({"w": torch.zeros(1).expand(4)}, tmp_path / "a")
+
+
+class TestFailures:
+    def test_a_checkpoint_is_not_overwritten_unasked(self, tmp_path):
+        save({"w": torch.ones(2)}, tmp_path / "a")
+        with pytest.raises(dcp.CheckpointException, match="pass overwrite=True") as caught:
+            save({"w": torch.zeros(2)}, tmp_path / "a")
+        failure, _ = caught.value.failures[0]
+        assert isinstance(failure, penstock.CheckpointExistsError)
+        assert_same(penstock.load(tmp_path / "a"), {"w": torch.ones(2)})
+        save({"w": torch.zeros(2)}, tmp_path / "a", overwrite=True)
+        assert_same(penstock.load(tmp_path / "a"), {"w": torch.zeros(2)})
+        assert len(list((tmp_path / "a").iterdir())) == 3
+
+    def test_what_cannot_be_stored_leaves_nothing(self, tmp_path):
+        with pytest.raises(dcp.CheckpointException, match="w: a sparse tensor cannot be stored"):
+            save({"w": torch.ones(2, 2).to_sparse()}, tmp_path / "a")
+        assert not (tmp_path / "a").exists()
+
+    def test_a_failed_save_leaves_nothing(self, tmp_path):
+        class Planner(dcp.DefaultSavePlanner):
+            def resolve_data(self, write_item):
+                raise RuntimeError("lost")
+
+        writer = StorageWriter(tmp_path / "a")
+        with pytest.raises(dcp.CheckpointException, match="lost"):
+            dcp.save({"w": torch.ones(2)}, storage_writer=writer, planner=Planner(), no_dist=True)
+        assert not (tmp_path / "a").exists()
+        dcp.save({"w": torch.ones(2)}, storage_writer=writer, no_dist=True)
+        assert_same(penstock.load(tmp_path / "a"), {"w": torch.ones(2)})
+
+    def test_damage_is_told_by_the_tensor(self, tmp_path):
+        save({"small": torch.ones(4), "w": torch.ones(1 << 20)}, tmp_path / "a")
+        (shard,) = (tmp_path / "a").glob("shard-*")
+        data = bytearray(shard.read_bytes())
+        data[3 << 20] ^= 4
+        shard.write_bytes(data)
+        with pytest.raises(dcp.CheckpointException) as caught:
+            load({"w": torch.zeros(1 << 20)}, tmp_path / "a")
+        failure, _ = caught.value.failures[0]
+        assert isinstance(failure, penstock.CorruptCheckpointError)
+        assert failure.tensor == "w"
+        assert "w" in str(caught.value)
+        load({"small": torch.zeros(4)}, tmp_path / "a", dcp.DefaultLoadPlanner())
+
+    def test_of_an_unreadable_checkpoint_the_reason_is_told(self, tmp_path):
+        with pytest.raises(dcp.CheckpointException, match=r"nothing|no checkpoint"):
+            load({"w": torch.ones(2)}, tmp_path / "a")
+        save({"w": torch.ones(2)}, tmp_path / "a")
+        manifest = tmp_path / "a" / "manifest.json"
+        manifest.write_bytes(manifest.read_bytes().replace(b"raw", b"war"))
+        with pytest.raises(dcp.CheckpointException, match=r"damaged|digest"):
+            load({"w": torch.ones(2)}, tmp_path / "a")
+
+    @pytest.mark.parametrize(
+        "note",
+        [
+            5,
+            {"raw": 5},
+            {"raw": ["w"]},
+            {"planner_data": 5},
+            {"planner_data": {"w": 1}},
+            {"flat": 1},
+        ],
+    )
+    def test_notes_of_others_are_refused_or_without_harm(self, tmp_path, note):
+        penstock.save(tmp_path / "a", {"w": torch.ones(2), "n": 5}, metadata={"dcp": note})
+        found = {"w": torch.zeros(2), "n": 0}
+        try:
+            load(found, tmp_path / "a")
+        except dcp.CheckpointException as error:
+            assert "tree is damaged" in str(error)  # noqa: PT017
+        else:
+            assert_same(found, {"w": torch.ones(2), "n": 5})
+
+    def test_collectives_are_needed(self, tmp_path):
+        writer = StorageWriter(tmp_path / "a")
+        with pytest.raises(ValueError, match="no_dist=True"):
+            dcp.save({"n": 1}, storage_writer=writer, no_dist=True, use_collectives=False)
+
+    def test_kills_leave_the_checkpoint_before(self, tmp_path):
+        seed = random.randrange(1 << 32)
+        tell("seed", seed)
+        chance = random.Random(seed)
+        path = tmp_path / "a"
+        for _ in range(4):
+            process = subprocess.Popen(
+                [sys.executable, dcp_worker.__file__, f"replace:{path}"],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            line = process.stdout.readline()
+            assert line, "it did not save"
+            time.sleep(chance.uniform(0, 0.3))
+            process.kill()
+            # A line that the kill cut short was not acknowledged.
+            said = [line, *process.stdout.read().splitlines(keepends=True)]
+            process.stdout.close()
+            process.wait()
+            acknowledged = int([text for text in said if text.endswith("\n")][-1])
+            found = load({"a": torch.zeros(300_000), "b": [torch.zeros(5)], "step": 0}, path)
+            assert acknowledged <= found["step"] <= acknowledged + 1
+            expected = torch.full((300_000,), float(found["step"]))
+            assert torch.equal(found["a"], expected)
+
+
+class TestStorage:
+    """What DCP asks of a storage beside saving and loading."""
+
+    def test_it_is_pickled_without_what_it_works_on(self, tmp_path):
+        writer = StorageWriter(
+            tmp_path / "a", overwrite=True, options=penstock.Options(queue_depth=2)
+        )
+        writer.set_up_storage_writer(True)
+        writer.prepare_global_plan([dcp.SavePlan([])])
+        copy = pickle.loads(pickle.dumps(writer))
+        del writer
+        assert copy.checkpoint_id == str(tmp_path / "a")
+        dcp.save({"n": 1}, storage_writer=copy, no_dist=True)
+        reader = StorageReader(tmp_path / "a")
+        reader.read_metadata()
+        found = {"n": 0}
+        dcp.load(found, storage_reader=pickle.loads(pickle.dumps(reader)), no_dist=True)
+        assert found == {"n": 1}
+
+    def test_the_path_can_be_given_to_dcp(self, tmp_path):
+        writer = StorageWriter(tmp_path / "unused")
+        for step in range(2):
+            path = tmp_path / f"step-{step}"
+            dcp.save({"n": step}, checkpoint_id=path, storage_writer=writer, no_dist=True)
+            assert penstock.load(path) == {"n": step}
+        assert not (tmp_path / "unused").exists()
+        reader, found = StorageReader(tmp_path / "unused"), {"n": 5}
+        dcp.load(found, checkpoint_id=tmp_path / "step-1", storage_reader=reader, no_dist=True)
+        assert found == {"n": 1}
+
+    @pytest.mark.parametrize("kind", [StorageWriter, StorageReader])
+    def test_which_ids_are_ours(self, kind, tmp_path):
+        assert kind.validate_checkpoint_id(tmp_path)
+        assert kind.validate_checkpoint_id("relative/path")
+        assert not kind.validate_checkpoint_id("s3://bucket/key")
+        assert not kind.validate_checkpoint_id("")
+
+    def test_plans_may_be_cached_by_one_process(self, tmp_path):
+        planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
+        for step in range(3):
+            save(
+                {"w": torch.full((3,), float(step))},
+                tmp_path / "a",
+                overwrite=True,
+                planner=planner,
+            )
+            assert_same(penstock.load(tmp_path / "a"), {"w": torch.full((3,), float(step))})
+
+    def test_a_thread_saves_while_the_state_changes(self, tmp_path):
+        state = {"w": torch.ones(100_000), "n": 1}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            future = dcp.async_save(state, storage_writer=StorageWriter(tmp_path / "a"))
+        state["w"].zero_()
+        future.result()
+        assert_same(penstock.load(tmp_path / "a"), {"w": torch.ones(100_000), "n": 1})
+
+    def test_what_it_writes_beside_the_state_is_little(self, tmp_path):
+        save({str(n): torch.ones(1) for n in range(2000)}, tmp_path / "a")
+        manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
+        assert manifest["metadata"] == {"dcp": {"raw": []}}
+
+
+@pytest.mark.slow
+class TestManyRanks:
+    """Each launch of ranks takes seconds, so that they check several things."""
+
+    def test_any_number_of_ranks_loads_what_any_number_saved(self, tmp_path):
+        path = tmp_path / "rows"
+        commands = [f"save:{tmp_path}/{layout}:{layout}" for layout in ("rows", "grid", "hybrid")]
+        commands += [f"load:{path}:{layout}" for layout in ("columns", "grid", "copies")]
+        assert launch(4, *commands, f"penstock_load:{path}") is None
+        commands = [f"load:{tmp_path}/grid:rows", f"load:{tmp_path}/hybrid:columns"]
+        assert launch(2, *commands, f"penstock_load:{tmp_path}/grid") is None
+        for layout in ("rows", "grid", "hybrid"):
+            self.check_alone(tmp_path / layout)
+
+    def check_alone(self, path):
+        """This process loads it as well, by DCP and by Penstock."""
+        expected = {name: dcp_worker.whole(name) for name in dcp_worker.SHAPES}
+        plain = {"plain": torch.arange(6.0), **dcp_worker.values(0)}
+        found = load(
+            {"model": blank(expected), **dict.fromkeys(plain), "plain": torch.ones(6)}, path
+        )
+        assert_same(found["model"], expected)
+        assert_same({name: found[name] for name in plain}, plain)
+        state = penstock.load(path)
+        assert_same(state["model"], expected)
+        assert_same({name: state[name] for name in plain}, plain)
+        assert list(state)[:3] == ["model", "plain", "groups"]
+        assert penstock.verify(path).ok
+        assert penstock.inspect(path).world_size == 4
+
+    def test_fsdp_with_its_optimizer(self, tmp_path):
+        assert launch(4, f"fsdp_save:{tmp_path}/a", f"fsdp_load:{tmp_path}/a") is None
+        assert launch(3, f"fsdp_load:{tmp_path}/a") is None
+
+    def test_reads_what_penstock_saved(self, tmp_path):
+        path = tmp_path / "a"
+        assert launch(4, f"penstock_save:{path}:grid", f"load:{path}:rows") is None
+        assert launch(2, f"load:{path}:columns") is None
+
+    def test_saves_in_the_background(self, tmp_path):
+        commands = [f"save_async:{tmp_path}/t:rows:thread", f"save_async:{tmp_path}/p:rows:process"]
+        assert launch(2, *commands) is None
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_if_one_fails_all_fail(self, tmp_path, rank):
+        assert launch(2, f"save:{tmp_path}/a:rows", f"fail:{tmp_path}/a:{rank}") is None
+
+    def test_if_one_dies_nothing_is_committed(self, tmp_path):
+        path = tmp_path / "a"
+        assert launch(2, f"save:{path}:rows") is None
+        before = (path / "manifest.json").read_bytes()
+        said = launch(2, f"die:{path}:1")
+        assert "SIGKILL" in said
+        assert (path / "manifest.json").read_bytes() == before
+        assert launch(2, f"load:{path}:columns", f"refuse:{path}") is None
+        assert penstock.verify(path).ok
+
+
+def test_the_package_does_not_import_it():
+    code = "import penstock, sys; print([m for m in sys.modules if 'integrations' in m])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+    assert Path(penstock.__file__).parent.joinpath("integrations", "__init__.py").exists()

@@ -1,0 +1,145 @@
+"""The programs in examples/: killed in the middle, they end with the bits they would have had."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from conftest import REPOSITORY, tell
+
+SEED = 90_210
+TIMEOUT_SECONDS = 120
+
+
+class Program:
+    """An example that runs, with what it has said so far."""
+
+    def __init__(self, name, directory, steps, ranks=None, every=4):
+        launcher = [sys.executable]
+        if ranks is not None:
+            # --standalone takes a free port.
+            launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        command = [*launcher, str(REPOSITORY / "examples" / name), "--directory", str(directory)]
+        self.process = subprocess.Popen(
+            [*command, "--steps", str(steps), "--every", str(every)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines = []
+        self.errors = []
+        self._threads = [
+            threading.Thread(target=self._read, args=pair)
+            for pair in (
+                (self.process.stdout, self.lines),
+                (self.process.stderr, self.errors),
+            )
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self, stream, lines):
+        lines += (line.rstrip("\n") for line in self._watched(stream))
+
+    def _watched(self, stream):
+        # One by one, as others look at what is there already.
+        with stream:
+            yield from stream
+
+    def wait(self):
+        """Waits for its end, and returns what it said."""
+        try:
+            self.process.wait(TIMEOUT_SECONDS)
+        finally:
+            self.kill()
+        assert self.process.returncode == 0, "\n".join(self.errors[-40:])
+        return self.lines
+
+    def wait_for(self, text):
+        """Waits for a line that begins so."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while not any(line.startswith(text) for line in list(self.lines)):
+            assert self.process.poll() is None, "\n".join(self.errors[-40:])
+            assert time.monotonic() < deadline, f"no {text!r} in {self.lines[-5:]}"
+            time.sleep(0.001)
+
+    def kill(self):
+        """SIGKILL for all of its processes at once: ranks have sessions of their own."""
+        try:
+            launcher = psutil.Process(self.process.pid)
+            # Stopped first, it starts no rank anew and ends none in its own way.
+            launcher.send_signal(signal.SIGSTOP)
+            processes = [*launcher.children(recursive=True), launcher]
+        except psutil.NoSuchProcess:
+            processes = []
+        for process in processes:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(processes, timeout=TIMEOUT_SECONDS)
+        self.process.wait()
+        for thread in self._threads:
+            thread.join()
+
+
+def said(lines, what):
+    """What follows a word at the beginning of a line."""
+    (found,) = [line.removeprefix(what).strip() for line in lines if line.startswith(what)]
+    return found
+
+
+def killed_and_resumed(name, tmp_path, steps=40, ranks=None):
+    """Runs a program to its end; and again, killed on the way. Returns both digests."""
+    tell("seed", SEED)
+    chooser = random.Random(f"{SEED} {name}")
+    straight = Program(name, tmp_path / "straight", steps, ranks).wait()
+    # A save is complete when the one after it begins: so many are made in any case.
+    last = chooser.randrange(steps // 2, steps - 4)
+    seconds = chooser.uniform(0, 0.05)
+    tell(f"killed {seconds * 1e3:.1f} ms after step {last} of {steps}")
+    program = Program(name, tmp_path / "killed", steps, ranks)
+    try:
+        program.wait_for(f"step {last}:")
+        time.sleep(seconds)
+        assert program.process.poll() is None, "it was over before it was killed"
+    finally:
+        program.kill()
+    assert not any(line.startswith("digest") for line in program.lines)
+    resumed = Program(name, tmp_path / "killed", steps, ranks).wait()
+    step = int(said(resumed, "resumed from step").partition(":")[0])
+    tell(f"resumed from step {step}")
+    assert 0 < step < steps
+    assert f"step {step + 1}:" in " ".join(resumed)
+    return said(straight, "digest"), said(resumed, "digest")
+
+
+def test_lazy_saves_resume_bit_for_bit_after_a_kill(tmp_path):
+    straight, resumed = killed_and_resumed("lazy_saves.py", tmp_path)
+    assert resumed == straight
+
+
+def test_fsdp2_resumes_bit_for_bit_after_all_ranks_are_killed(tmp_path):
+    straight, resumed = killed_and_resumed("fsdp2_reshard.py", tmp_path, ranks=2)
+    assert resumed == straight
+
+
+def test_fsdp2_goes_on_with_2_ranks_from_what_4_saved(tmp_path):
+    saved = Program("fsdp2_reshard.py", tmp_path, steps=6, ranks=4).wait()
+    resumed = Program("fsdp2_reshard.py", tmp_path, steps=8, ranks=2).wait()
+    # Of the whole model and optimizer, put together from the ranks' parts.
+    assert said(resumed, "resumed from step") == f"6: digest {said(saved, 'digest')}"
+    assert any(line.startswith("step 8:") for line in resumed)
+
+
+def test_dcp_resumes_bit_for_bit_after_all_ranks_are_killed(tmp_path):
+    pytest.importorskip("penstock.integrations.dcp")
+    straight, resumed = killed_and_resumed("dcp_async_save.py", tmp_path, ranks=2)
+    assert resumed == straight

@@ -1,0 +1,288 @@
+"""What ranks do together with a store: background saves, retention, stages, groups, inspection."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.tensor import Shard
+
+import penstock
+from compare import assert_same
+from dtensors import LINE, Layout, cleared, local_bytes, plain, rank, sharded, values
+
+ROWS = Layout(LINE, [Shard(0)], (50, 30))
+
+_stores = {}
+
+
+def state(step):
+    return {"rows": sharded(f"rows{step}", ROWS), "plain": plain(rank(), str(step)), "step": step}
+
+
+def whole(step):
+    return {"rows": values(f"rows{step}", ROWS.shape), "step": step}
+
+
+def store_of(root, **settings):
+    """The same at every call on a rank, as in a training run."""
+    return _stores.setdefault(str(root), penstock.CheckpointStore(root, **settings))
+
+
+def spoil(one):
+    one["rows"].to_local().zero_()
+    one["plain"]["plain"]["weight"].zero_()
+
+
+# In the background.
+
+
+def save_async(root, step, lazy):
+    one = state(step)
+    pending = store_of(root).save_async(step, one, lazy=lazy)
+    if lazy:
+        pending.stage()
+    # Copied by now.
+    spoil(one)
+    return pending.result().rank
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["eager", "lazy"])
+def test_a_state_may_change_as_soon_as_it_is_staged(jobs, disk_path, lazy):
+    root = disk_path / "store"
+    for step in (1, 2):
+        assert jobs.of(4).call(save_async, root, step, lazy) == [0, 1, 2, 3]
+    store = penstock.CheckpointStore(root)
+    for step in (1, 2):
+        assert_same(store.load(step, keys=["rows", "step"]), whole(step))
+        weight = values(f"{step}weight", (30, 7))
+        assert_same(store.load(step)["plain"]["plain"]["weight"], weight)
+
+
+def save_while_busy(root, if_busy):
+    """The last rank keeps all others waiting with a save."""
+    store = store_of(root)
+    store.save(1, state(1))
+    if rank() == 3:
+        time.sleep(1.5)
+    pending = store.save_async(2, state(2))
+    try:
+        other = store.save_async(3, state(3), if_busy=if_busy)
+    except penstock.SaveInProgressError:
+        other = "busy"
+    pending.result()
+    store.save(4, state(4))
+    return None if other is None else str(other)
+
+
+@pytest.mark.parametrize(("if_busy", "expected"), [("skip", None), ("error", "busy")])
+def test_all_ranks_leave_a_save_out_or_none(jobs, disk_path, if_busy, expected):
+    """The slowest one has nothing to wait for: what the first finds counts."""
+    root = disk_path / "store"
+    assert jobs.of(4).call(save_while_busy, root, if_busy) == [expected] * 4
+    assert penstock.CheckpointStore(root).steps() == [1, 2, 4]
+
+
+def save_again_unseen(root):
+    """A save that fails in the background is the next one's error."""
+    store = store_of(root)
+    store.save(1, state(1))
+    store.save_async(1, state(1))
+    try:
+        store.save_async(2, state(2))
+    except penstock.CheckpointExistsError:
+        store.save_async(3, state(3)).result()
+        return "told"
+    return "not told"
+
+
+def test_a_failure_in_the_background_is_told_once_on_every_rank(jobs, disk_path):
+    root = disk_path / "store"
+    assert jobs.of(4).call(save_again_unseen, root) == ["told"] * 4
+    assert penstock.CheckpointStore(root).steps() == [1, 3]
+
+
+def save_many(root, first, last):
+    store = store_of(root, keep_last=2)
+    for step in range(first, last, 2):
+        store.save(step, {"rows": sharded("rows", ROWS), "step": step})
+        store.save_async(step + 1, {"rows": sharded("rows", ROWS)})
+    store.wait()
+
+
+def test_old_steps_go_and_messages_do_not_pile_up(jobs, disk_path):
+    """200 saves leave two steps, and as many keys as 20."""
+    root, job = disk_path / "store", jobs.of(4)
+    job.call(save_many, root, 0, 20)
+    assert penstock.CheckpointStore(root).steps() == [18, 19]
+    before = job.store.num_keys()
+    job.call(save_many, root, 20, 220, timeout_seconds=120)
+    assert job.store.num_keys() <= before
+    assert [info.step for info in penstock.CheckpointStore(root).scan()] == [218, 219]
+
+
+# Pipeline stages, groups, and ranks that save alone.
+
+
+def stage_state(stage):
+    """Layers of its own; optimizer states of the same names and other shapes."""
+    layers = {f"layer{2 * stage + i}": values(f"layer{2 * stage + i}", (4, 3)) for i in range(2)}
+    rows = 5 + stage
+    moments = {i: {"exp_avg": values(f"{stage}.{i}", (rows, 2))} for i in range(2)}
+    shared = {"embedding": values("embedding", (6, 2))} if stage in (0, 1) else {}
+    return {
+        "model": {**layers, **shared},
+        "optimizer": {"state": moments, "lr": 0.1},
+        "stage": stage,
+    }
+
+
+def save_stage(path):
+    return penstock.save(path, stage_state(rank() // 2)).tensor_bytes
+
+
+def load_stage(path):
+    expected = stage_state(rank() // 2)
+    one = cleared(expected)
+    penstock.load(path, into=one)
+    assert_same(one, expected)
+
+
+def test_pipeline_stages_get_their_own_back_and_others_see_all_layers(jobs, disk_path):
+    path = disk_path / "ckpt"
+    for _ in range(2):
+        written = jobs.of(4).call(save_stage, path)
+        jobs.of(4).call(load_stage, path)
+        # Within a stage once.
+        tensors = [local_bytes({**stage_state(i), "stage": 0}) for i in range(2)]
+        assert sum(written) == sum(len(one) for stage in tensors for one in stage)
+        path = disk_path / "again"
+    for number in range(4):
+        model = penstock.load(path, rank=number)["model"]
+        assert set(model) == {"layer0", "layer1", "layer2", "layer3", "embedding"}
+        for name, tensor in model.items():
+            shape = (6, 2) if name == "embedding" else (4, 3)
+            assert_same(tensor, values(name, shape))
+        moments = penstock.load(path, rank=number)["optimizer"]["state"]
+        assert_same(moments, stage_state(number // 2)["optimizer"]["state"])
+
+
+def save_alone(path):
+    return penstock.save(path, {"w": values("w", (3,)), "rank": rank()}, no_dist=True).world_size
+
+
+def test_one_rank_saves_alone_while_the_others_do_nothing(jobs, disk_path):
+    path = disk_path / "ckpt"
+    assert jobs.of(4).call(save_alone, path, ranks=[2]) == [1]
+    assert_same(penstock.load(path), {"w": values("w", (3,)), "rank": 2})
+    # And they still save together.
+    jobs.of(4).call(save_stage, disk_path / "next")
+
+
+def save_in_group(root):
+    group = dist.new_group([3, 1])
+    if rank() not in (1, 3):
+        with pytest.raises(ValueError, match="not in process_group"):
+            penstock.save(root / "none", {}, process_group=group)
+        return None
+    rows = sharded("pair", Layout([1, 3], [Shard(0)], (7, 3)))
+    store = penstock.CheckpointStore(root, process_group=group)
+    report = store.save(5, {"rows": rows, "rank": rank()})
+    one = cleared({"rows": rows, "rank": 0})
+    store.load(into=one)
+    assert local_bytes(one["rows"]) == local_bytes(rows)
+    assert one["rank"] == rank()
+    return report.world_size
+
+
+def test_a_group_of_ranks_saves_without_the_others(jobs, disk_path):
+    # The mesh is of these ranks, and all have to make it.
+    jobs.of(4).call(make_mesh)
+    assert jobs.of(4).call(save_in_group, disk_path) == [None, 2, None, 2]
+    loaded = penstock.CheckpointStore(disk_path).load()
+    assert_same(loaded["rows"], values("pair", (7, 3)))
+
+
+def make_mesh():
+    sharded("pair", Layout([1, 3], [Shard(0)], (7, 3)))
+
+
+# Looking at a checkpoint of many ranks.
+
+
+def save_big(root):
+    rows = sharded("big", Layout(LINE, [Shard(0)], (64, 512)))
+    penstock.CheckpointStore(root).save(1, {"rows": rows, "step": 1, "rank": rank()})
+
+
+def shard_of(path, number):
+    (shard,) = path.glob(f"shard-{number:05}-*.safetensors")
+    return shard
+
+
+def run_cli(*arguments):
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_checkpoint_of_many_ranks_can_be_looked_at(jobs, disk_path):
+    root = disk_path / "store"
+    jobs.of(4).call(save_big, root)
+    path = root / "step-0000000001"
+    info = penstock.inspect(path)
+    assert info.world_size == 4
+    assert info.tensor_bytes == 64 * 512 * 4
+    assert sum(file.bytes for file in info.files) == info.bytes
+    result = penstock.verify(path)
+    assert result.ok
+    assert result.bytes_checked == info.bytes
+    for command in (["inspect", path], ["verify", path], ["ls", root]):
+        code, text = run_cli(*command)
+        assert code == 0, text
+    assert "rows" in run_cli("inspect", path)[1]
+
+
+def test_damage_in_the_shard_of_one_rank_is_named(jobs, disk_path):
+    root = disk_path / "store"
+    jobs.of(4).call(save_big, root)
+    path = root / "step-0000000001"
+    shard = shard_of(path, 2)
+    data = bytearray(shard.read_bytes())
+    data[-5] ^= 1
+    shard.write_bytes(data)
+    result = penstock.verify(path)
+    assert not result.ok
+    assert {problem.file for problem in result.problems} == {shard.name}
+    assert any("rows" in (problem.tensor or "") for problem in result.problems)
+    code, text = run_cli("verify", path)
+    assert code == 1
+    assert "shard-00002" in text
+    with pytest.raises(penstock.CorruptCheckpointError, match=shard.name):
+        penstock.load(path)
+    # Who needs nothing of it does not notice.
+    assert penstock.load(path, keys=["step", "rank"]) == {"step": 1, "rank": 0}
+
+
+@pytest.mark.parametrize("kind", ["part", "shard"])
+def test_a_lost_file_of_one_rank_is_named(jobs, disk_path, kind):
+    root = disk_path / "store"
+    jobs.of(4).call(save_big, root)
+    path = root / "step-0000000001"
+    (lost,) = path.glob(f"{kind}-00003*")
+    lost.unlink()
+    result = penstock.verify(path)
+    assert not result.ok
+    assert lost.name in {problem.file for problem in result.problems}
+    (info,) = penstock.CheckpointStore(root).scan()
+    assert info.state == "damaged"
+    assert lost.name in info.reason
+    with pytest.raises(penstock.CorruptCheckpointError, match=lost.name):
+        penstock.load(path)

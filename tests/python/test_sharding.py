@@ -1,0 +1,480 @@
+"""Which rank holds, and which writes, what of a tensor; no process but this one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import penstock
+from penstock.sharding import (
+    PIECE_BYTES_MIN,
+    Balance,
+    Box,
+    Cut,
+    Members,
+    Sharder,
+    Sharding,
+    Wanted,
+    boxes,
+    is_balanced,
+    share_out,
+)
+from penstock.spread import spread
+
+FAMILY = settings(max_examples=300, deadline=None, print_blob=True)
+SLOW_FAMILY = settings(max_examples=60, deadline=None, print_blob=True)
+
+SHAPES = st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple)
+MESHES = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
+RANKS = 8
+
+
+@contextmanager
+def as_rank(rank, size=RANKS):
+    """This process as one of many: PyTorch's own stand-in, where collectives do nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def cuts_of(placements, mesh, coordinate):
+    """As `penstock.sharding` makes them of a `DTensor`."""
+    return [
+        Cut(placement.dim, pieces, index, getattr(placement, "split_factor", 1))
+        for placement, pieces, index in zip(placements, mesh, coordinate, strict=True)
+        if not isinstance(placement, Replicate)
+    ]
+
+
+def held_indices(shape, placements, mesh, coordinate):
+    """What PyTorch puts on a rank of a tensor of its own indices."""
+    held = torch.arange(math.prod(shape)).reshape(shape)
+    for placement, pieces, index in zip(placements, mesh, coordinate, strict=True):
+        if not isinstance(placement, Replicate):
+            parts, _ = placement._split_tensor(held, pieces, with_padding=False, contiguous=False)
+            held = parts[index]
+    return held
+
+
+def gathered(found, shape, local_shape):
+    """The local tensor of indices that boxes describe; every element exactly once."""
+    whole = torch.arange(math.prod(shape)).reshape(shape)
+    local = torch.full(local_shape, -1)
+    for box in found:
+        wanted = tuple(
+            slice(low, low + size) for low, size in zip(box.start, box.shape, strict=True)
+        )
+        place = tuple(slice(low, low + size) for low, size in zip(box.at, box.shape, strict=True))
+        assert (local[place] == -1).all()
+        local[place] = whole[wanted]
+    assert (local >= 0).all()
+    return local
+
+
+@st.composite
+def layouts(draw, kinds=("replicate", "shard", "strided")):
+    """A shape, a mesh and placements."""
+    shape, mesh = draw(SHAPES), draw(MESHES)
+    placements = []
+    for _ in mesh:
+        kind, dim = draw(st.sampled_from(kinds)), draw(st.integers(0, len(shape) - 1))
+        if kind == "replicate":
+            placements.append(Replicate())
+        elif kind == "shard":
+            placements.append(Shard(dim))
+        else:
+            placements.append(_StridedShard(dim, split_factor=draw(st.integers(1, 4))))
+    return shape, mesh, placements
+
+
+def coordinates(mesh):
+    return itertools.product(*map(range, mesh))
+
+
+@FAMILY
+@given(layout=layouts())
+def test_boxes_describe_what_pytorch_puts_on_a_rank(layout):
+    shape, mesh, placements = layout
+    for coordinate in coordinates(mesh):
+        expected = held_indices(shape, placements, mesh, coordinate)
+        found = boxes(shape, cuts_of(placements, mesh, coordinate))
+        assert torch.equal(gathered(found, shape, expected.shape), expected)
+
+
+@FAMILY
+@given(layout=layouts(kinds=("replicate", "shard")))
+def test_boxes_are_where_pytorch_computes_them(layout):
+    shape, mesh, placements = layout
+    for coordinate in coordinates(mesh):
+        local_shape, offset = _compute_local_shape_and_global_offset(
+            shape, mesh, list(coordinate), placements
+        )
+        found = boxes(shape, cuts_of(placements, mesh, coordinate))
+        if 0 in local_shape:
+            assert not any(math.prod(box.shape) for box in found)
+        else:
+            assert found == [Box(tuple(offset), tuple(local_shape), (0,) * len(shape))]
+
+
+@FAMILY
+@given(rows=st.integers(0, 60), data=st.integers(1, 6), tensor=st.integers(1, 6))
+def test_boxes_of_fsdp_over_tensor_parallelism_are_what_fsdp_made_or_show_that_they_are_not(
+    rows, data, tensor
+):
+    """Cut for tensor parallelism first and by FSDP then, whatever the order of the mesh.
+
+    Where that does not divide evenly, PyTorch's placements do not say what FSDP did.
+    """
+    placements, mesh = [_StridedShard(0, split_factor=tensor), Shard(0)], (data, tensor)
+    differ = False
+    for coordinate in coordinates(mesh):
+        held = torch.arange(rows)
+        for pieces, index in ((tensor, coordinate[1]), (data, coordinate[0])):
+            parts = held.chunk(pieces)
+            held = parts[index] if index < len(parts) else held[:0]
+        found = boxes((rows,), cuts_of(placements, mesh, coordinate))
+        count = sum(box.shape[0] for box in found)
+        if count != len(held):
+            differ = True
+        elif not differ:
+            assert torch.equal(gathered(found, (rows,), (count,)), held)
+    assert not (differ and rows % tensor == 0)
+
+
+@FAMILY
+@given(layout=layouts())
+def test_every_element_is_on_as_many_ranks_as_replicate_it(layout):
+    shape, mesh, placements = layout
+    times = torch.zeros(shape, dtype=torch.int64)
+    for coordinate in coordinates(mesh):
+        for box in boxes(shape, cuts_of(placements, mesh, coordinate)):
+            place = zip(box.start, box.shape, strict=True)
+            times[tuple(slice(low, low + size) for low, size in place)] += 1
+    copies = math.prod(
+        pieces
+        for placement, pieces in zip(placements, mesh, strict=True)
+        if isinstance(placement, Replicate)
+    )
+    assert (times == copies).all()
+
+
+# Who writes what.
+
+
+@st.composite
+def wishes(draw):
+    """Boxes of several tensors that some ranks have in common; few large ones, many small."""
+    wanted = []
+    for tensor in range(draw(st.integers(1, 12))):
+        shape = draw(st.lists(st.integers(1, 40), max_size=3).map(tuple))
+        start = tuple(draw(st.integers(0, 5)) for _ in shape)
+        at = tuple(draw(st.integers(0, 5)) for _ in shape)
+        # Elements of any size make a box of any size without memory.
+        item_bytes = draw(st.sampled_from([1, 8, 4 << 10, 1 << 20]))
+        wanted.append(Wanted(tensor, f"t{tensor % 7}", Box(start, shape, at), item_bytes))
+    numbers = draw(st.sets(st.integers(0, 40), min_size=1, max_size=9))
+    return wanted, Members.of(numbers)
+
+
+def shares(wanted, replicas):
+    return {rank: share_out(wanted, replicas, rank) for rank in replicas.ranks}
+
+
+def piece_bytes(piece, wanted):
+    return math.prod(piece.box.shape) * wanted[piece.tensor].item_bytes
+
+
+@FAMILY
+@given(wish=wishes())
+def test_every_element_is_written_by_exactly_one_replica(wish):
+    wanted, replicas = wish
+    times = {item.tensor: torch.zeros(item.box.shape, dtype=torch.int64) for item in wanted}
+    for pieces in shares(wanted, replicas).values():
+        for piece in pieces:
+            box = wanted[piece.tensor].box
+            starts = [p - b for p, b in zip(piece.box.start, box.start, strict=True)]
+            assert starts == [p - b for p, b in zip(piece.box.at, box.at, strict=True)]
+            place = zip(starts, piece.box.shape, strict=True)
+            times[piece.tensor][tuple(slice(low, low + size) for low, size in place)] += 1
+    for count in times.values():
+        assert (count == 1).all()
+
+
+@FAMILY
+@given(wish=wishes(), seed=st.integers(0, 99))
+def test_every_replica_comes_to_the_same_shares_in_whatever_order_it_has_the_tensors(wish, seed):
+    wanted, replicas = wish
+    other = list(wanted)
+    random.Random(seed).shuffle(other)
+    for rank in replicas.ranks:
+        one, two = share_out(wanted, replicas, rank), share_out(other, replicas, rank)
+        assert Counter((wanted[p.tensor].name, p.box) for p in one) == Counter(
+            (wanted[p.tensor].name, p.box) for p in two
+        )
+
+
+@FAMILY
+@given(wish=wishes())
+def test_no_replica_writes_more_than_its_share_and_a_piece(wish):
+    wanted, replicas = wish
+    written = shares(wanted, replicas)
+    sizes = [[piece_bytes(piece, wanted) for piece in pieces] for pieces in written.values()]
+    share_bytes = sum(map(sum, sizes)) / len(sizes)
+    largest_bytes = max(size for pieces in sizes for size in pieces)
+    assert max(map(sum, sizes)) <= share_bytes + largest_bytes
+
+
+@FAMILY
+@given(rows=st.integers(1, 4_000), columns=st.integers(1, 50), ranks=st.integers(2, 9))
+def test_one_tensor_is_shared_out_evenly(rows, columns, ranks):
+    """Pieces are small beside a share, or as small as requests should be."""
+    row_bytes = 4_096 * columns
+    box = Box((0, 0), (rows, columns), (0, 0))
+    wanted = [Wanted(0, "w", box, 4_096)]
+    written = shares(wanted, Members.of(range(ranks)))
+    loads = [sum(piece_bytes(p, wanted) for p in pieces) for pieces in written.values()]
+    share_bytes = rows * row_bytes / ranks
+    assert max(loads) <= share_bytes + max(share_bytes / 8, PIECE_BYTES_MIN) + row_bytes
+
+
+# Whether all ranks saw the same.
+
+
+def sharding(holders, token=b"token", shape=(4, 2)):
+    return Sharding(shape, [], holders, holders, token)
+
+
+def sums(views):
+    """Views of all ranks: for each its tensors as (name, dtype, sharding)."""
+    found = []
+    for rank, tensors in enumerate(views):
+        balance = Balance(rank)
+        for tensor in tensors:
+            balance.add(*tensor)
+        found.append(balance.sum)
+    return found
+
+
+ALL = Members.of(range(4))
+PAIR = Members.of([1, 3])
+
+
+@FAMILY
+@given(
+    members=st.lists(
+        st.sets(st.integers(0, 5), min_size=1).map(Members.of), min_size=1, max_size=6
+    ),
+    data=st.data(),
+)
+def test_ranks_balance_just_when_every_holder_has_every_tensor(members, data):
+    views = [
+        [(f"t{index}", "float32", sharding(who)) for index, who in enumerate(members)]
+        for _ in range(6)
+    ]
+    held = [
+        [row for row in view if rank in row[2].holders.ranks] for rank, view in enumerate(views)
+    ]
+    for view in held:
+        random.Random(len(view)).shuffle(view)
+    assert is_balanced(sums(held))
+    lonely = data.draw(st.sampled_from([rank for rank in range(6) if held[rank]]))
+    lost = data.draw(st.integers(0, len(held[lonely]) - 1))
+    alone = len(held[lonely][lost][2].holders.ranks) == 1
+    del held[lonely][lost]
+    # Of a tensor that is one rank's alone nobody else knows.
+    assert is_balanced(sums(held)) == alone
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("v", "float32", sharding(PAIR)),
+        ("w", "float16", sharding(PAIR)),
+        ("w", "float32", sharding(PAIR, shape=(2, 4))),
+        ("w", "float32", sharding(PAIR, token=b"other placements, or another order of the mesh")),
+        ("w", "float32", sharding(ALL)),
+    ],
+    ids=["name", "dtype", "shape", "placements", "holders"],
+)
+@pytest.mark.parametrize("rank", PAIR.ranks)
+def test_ranks_do_not_balance_where_a_holder_has_another(other, rank):
+    same = ("w", "float32", sharding(PAIR))
+    views = [[], [same], [], [same]]
+    assert is_balanced(sums(views))
+    views[rank] = [other]
+    assert not is_balanced(sums(views))
+
+
+def test_plain_tensors_are_told_apart_by_name_type_shape_and_number():
+    everyone = Sharder(0, range(4))
+
+    def plain(*tensors):
+        balance = Balance(0)
+        for name, dtype, shape in tensors:
+            balance.add(name, dtype, everyone.plain(shape))
+        return balance.plain
+
+    one = ("w", "float32", (4, 2))
+    views = [
+        plain(),
+        plain(one),
+        plain(one, one),
+        plain(("v", "float32", (4, 2))),
+        plain(("w", "int32", (4, 2))),
+        plain(("w", "float32", (2, 4))),
+        plain(("w", "float32", ())),
+    ]
+    assert len(set(views)) == len(views)
+    assert plain(one) == plain(one)
+
+
+# `DTensor`s, as each of many ranks sees them.
+
+
+@st.composite
+def dtensors(draw):
+    """Any mesh over some of the ranks in any order, and placements that fit."""
+    shape, mesh, placements = draw(layouts())
+    ranks = math.prod(mesh)
+    if ranks > RANKS:
+        mesh, placements = mesh[:1], placements[:1]
+        ranks = mesh[0]
+    numbers = draw(st.permutations(range(RANKS)))[:ranks]
+    return shape, torch.tensor(numbers).reshape(mesh), placements
+
+
+def seen_by(rank, shape, mesh, placements):
+    """How one of the ranks sees a tensor, and the elements that it holds."""
+    with as_rank(rank):
+        device_mesh = DeviceMesh("cpu", mesh)
+        coordinate = device_mesh.get_coordinate()
+        held = torch.empty(0, dtype=torch.int64)
+        if coordinate is not None:
+            held = held_indices(shape, placements, mesh.shape, coordinate)
+        whole = torch.empty(shape)
+        tensor = DTensor.from_local(
+            held, device_mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
+        )
+        return Sharder(rank, range(RANKS)).sharded(tensor, "w"), held
+
+
+@SLOW_FAMILY
+@given(layout=dtensors())
+def test_ranks_agree_on_who_holds_a_tensor_and_who_has_the_same_of_it(layout):
+    shape, mesh, placements = layout
+    seen = [seen_by(rank, shape, mesh, placements) for rank in range(RANKS)]
+    holders = set(mesh.flatten().tolist())
+    for rank, (own, held) in enumerate(seen):
+        assert set(own.holders.ranks) == holders
+        assert own.is_held == (rank in holders)
+        if rank not in holders:
+            assert not own.boxes
+            continue
+        assert torch.equal(gathered(own.boxes, shape, held.shape), held)
+        assert rank in own.replicas.ranks
+        for other in own.replicas.ranks:
+            assert seen[other][0].boxes == own.boxes
+            assert seen[other][0].replicas.ranks == own.replicas.ranks
+    assert is_balanced(
+        sums([("w", "int64", own)] if rank in holders else [] for rank, (own, _) in enumerate(seen))
+    )
+    times = torch.zeros(shape, dtype=torch.int64)
+    for rank, (own, _) in enumerate(seen):
+        wanted = [Wanted(0, "w", box, 8) for box in own.boxes]
+        for piece in share_out(wanted, own.replicas, rank):
+            place = zip(piece.box.start, piece.box.shape, strict=True)
+            times[tuple(slice(low, low + size) for low, size in place)] += 1
+    assert (times == 1).all()
+
+
+def test_the_order_of_a_mesh_is_part_of_what_ranks_compare():
+    rows = [torch.tensor(row) for row in ([0, 1, 2, 3], [3, 2, 1, 0])]
+    tokens = {seen_by(0, (8, 2), row, [Shard(0)])[0].token for row in rows}
+    assert len(tokens) == 2
+
+
+def test_partial_sums_are_refused():
+    with as_rank(0):
+        mesh = DeviceMesh("cpu", list(range(RANKS)))
+        tensor = DTensor.from_local(torch.ones(3), mesh, [Partial()], run_check=False)
+        with pytest.raises(penstock.UnsupportedStateError, match="partial sums"):
+            Sharder(0, range(RANKS)).sharded(tensor, "w")
+
+
+def test_a_tensor_of_ranks_that_do_not_save_is_refused():
+    with as_rank(0):
+        tensor = distribute_tensor(
+            torch.ones(8), DeviceMesh("cpu", [0, 5]), [Shard(0)], src_data_rank=None
+        )
+        with pytest.raises(penstock.UnsupportedStateError, match="rank 5"):
+            Sharder(0, [0, 1, 2, 3]).sharded(tensor, "w")
+
+
+def test_a_tensor_that_is_sharded_in_an_order_of_its_own_is_refused():
+    """Also after one of the same mesh and placements, sharded in the usual order."""
+    spec = pytest.importorskip("torch.distributed.tensor._dtensor_spec")
+    if not hasattr(spec, "ShardOrderEntry"):
+        pytest.skip("this PyTorch knows no order of shards")
+    with as_rank(1, size=4):
+        mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
+        usual = distribute_tensor(torch.arange(8), mesh, [Shard(0), Shard(0)], src_data_rank=None)
+        order = (spec.ShardOrderEntry(tensor_dim=0, mesh_dims=(1, 0)),)
+        own_spec = spec.DTensorSpec(
+            mesh, usual.placements, tensor_meta=usual._spec.tensor_meta, shard_order=order
+        )
+        own = DTensor(usual.to_local(), own_spec, requires_grad=False)
+        sharder = Sharder(1, range(4))
+        assert sharder.sharded(usual, "w").boxes == [Box((2,), (2,), (0,))]
+        with pytest.raises(penstock.UnsupportedStateError, match="order of its own"):
+            sharder.sharded(own, "v")
+
+
+def test_a_tensor_that_is_not_what_its_placements_say_is_not_filled(tmp_path):
+    """FSDP over tensor parallelism makes such; what lies behind it in memory is not touched."""
+    penstock.save(tmp_path / "ckpt", {"w": torch.arange(19 * 8).reshape(19, 8)})
+    with as_rank(4, size=6):
+        mesh = DeviceMesh("cpu", torch.arange(6).reshape(3, 2))
+        memory = torch.zeros(10, 8, dtype=torch.int64)
+        tensor = DTensor.from_local(
+            memory[:2],
+            mesh,
+            [_StridedShard(0, split_factor=2), Shard(0)],
+            run_check=False,
+            shape=torch.Size([19, 8]),
+            stride=(8, 1),
+        )
+        with pytest.raises(penstock.StateMismatchError, match="do not say"):
+            penstock.load(tmp_path / "ckpt", into={"w": tensor}, rank=4)
+    assert not memory.any()
+
+
+@pytest.mark.parametrize("local_shape", [(3, 2), (6,), (2, 2), (0,)])
+def test_a_tensor_that_is_not_what_its_placements_say_is_not_saved(local_shape):
+    with as_rank(0, size=2):
+        mesh = DeviceMesh("cpu", [0, 1])
+        tensor = DTensor.from_local(
+            torch.zeros(local_shape),
+            mesh,
+            [Shard(0)],
+            run_check=False,
+            shape=torch.Size([4, 3]),
+            stride=(3, 1),
+        )
+        with pytest.raises(penstock.UnsupportedStateError, match="do not say"):
+            spread({"w": tensor}, Sharder(0, range(2)))
