@@ -28,8 +28,11 @@ if not torch.distributed.is_gloo_available():
     pytest.skip("this PyTorch has no gloo", allow_module_level=True)
 
 import dcp_worker  # noqa: E402
-from penstock.integrations.dcp import StorageReader, StorageWriter  # noqa: E402
-from penstock.integrations.dcp import reader as dcp_reader  # noqa: E402
+from penstock.integrations.dcp import (  # noqa: E402
+    StorageReader,
+    StorageWriter,
+    opened,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is"),
@@ -229,7 +232,7 @@ class TestTargets:
     def test_through_bounded_memory(self, tmp_path, monkeypatch):
         state = {str(n): torch.full((1000,), float(n)) for n in range(20)}
         save(state, tmp_path / "a")
-        monkeypatch.setattr(dcp_reader, "BOUNCE_BYTES_MAX", 8_000)
+        monkeypatch.setattr(opened, "BOUNCE_BYTES_MAX", 8_000)
         found = load(
             {name: torch.zeros(1000, dtype=torch.float64) for name in state}, tmp_path / "a"
         )

@@ -1,60 +1,32 @@
 """`StorageReader`: what `dcp.load` reads through.
 
-Every tensor is read box by box straight into the tensors of the state that is loaded, where they
-are on the host and of the stored type; what is not goes through memory of its own, a bounded
-amount at a time. Each byte is verified before `dcp.load` returns.
+DCP asks for the metadata, plans, and has every rank read its share; each byte of that is verified
+before `dcp.load` returns.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import io
-import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-import numpy as np
 import torch
-from torch import distributed as dist
 from torch.distributed.checkpoint import storage
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import LoadItemType
+from torch.distributed.checkpoint.metadata import StorageMeta
 
-from penstock import _native, dtypes, tree
 from penstock.checkpoint import decode_path, to_native
-from penstock.errors import RankError, StateMismatchError
-from penstock.inspection import part_name
-from penstock.integrations.dcp import layout
+from penstock.errors import RankError
+from penstock.integrations.dcp.opened import Opened
 from penstock.integrations.dcp.paths import is_local
-from penstock.memory import CPU, of_tensor
-from penstock.partial import settle
-from penstock.restore import Builder, needed, reference
-from penstock.scalars import TreeError
-from penstock.view import view
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
 
-    from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+    from torch.distributed.checkpoint.metadata import Metadata
+    from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
     from torch.futures import Future
 
-    from penstock.memory import Memory
     from penstock.options import Options
-    from penstock.restore import Place
-    from penstock.tree import Node
-    from penstock.view import View
-
-BOUNCE_BYTES_MAX = 1 << 30
-"""Memory for what cannot be read into its place; a single tensor may take more."""
 
 
 class StorageReader(storage.StorageReader):
@@ -84,7 +56,7 @@ class StorageReader(storage.StorageReader):
         self.path = decode_path(path)
         self._options = to_native(options)
         self._load_id = uuid4().hex
-        self._opened: _Opened | None = None
+        self._opened: Opened | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_opened": None}
@@ -113,7 +85,7 @@ class StorageReader(storage.StorageReader):
     def read_metadata(self) -> Metadata:
         """What the checkpoint holds, in DCP's terms."""
         self._close()
-        opened = self._opened = _Opened(self.path)
+        opened = self._opened = Opened(self.path)
         with opened.reading():
             return opened.metadata(StorageMeta(checkpoint_id=self.path, load_id=self._load_id))
 
@@ -151,9 +123,9 @@ class StorageReader(storage.StorageReader):
         future.set_result(None)
         return future
 
-    def _open(self) -> _Opened:
+    def _open(self) -> Opened:
         if self._opened is None:
-            self._opened = _Opened(self.path)
+            self._opened = Opened(self.path)
         return self._opened
 
     def _close(self) -> None:
@@ -161,271 +133,3 @@ class StorageReader(storage.StorageReader):
         opened, self._opened = self._opened, None
         if opened is not None:
             opened.checkpoint.release()
-
-
-class _Source(NamedTuple):
-    """A stored tensor.
-
-    Attributes:
-        of: Name of a tensor that is put together from boxes, or index of an entry.
-        dtype: Its type.
-        shape: Its sizes.
-        window: Of an item that is a strided part of it: shape, strides and offset of that.
-    """
-
-    of: str | int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    window: tuple[tuple[int, ...], tuple[int, ...], int] | None
-
-
-@dataclass(slots=True)
-class _Read:
-    """One of the planner's requests.
-
-    Attributes:
-        item: The request.
-        target: What is to be filled.
-        memory: Where that is, if it can be filled in place.
-        source: Where it comes from.
-        start: Where the box begins there.
-        host: Memory that is filled instead and copied from.
-    """
-
-    item: ReadItem
-    target: torch.Tensor
-    memory: Memory | None
-    source: _Source
-    start: tuple[int, ...]
-    host: torch.Tensor | None = None
-
-    def bounce(self) -> int:
-        """Has it go through memory of its own; returns how many bytes that takes."""
-        of_what = self.source.shape if self.source.window else self.target.shape
-        self.host = torch.empty(of_what, dtype=self.source.dtype)
-        return self.host.numel() * self.host.element_size()
-
-    def request(self) -> tuple[Any, ...]:
-        """What the native module is asked for."""
-        source, host = self.source, self.host
-        if host is not None:
-            start = (0,) * host.dim() if source.window else self.start
-            return source.of, start, tuple(host.shape), host.data_ptr(), None, host
-        memory = self.memory
-        if memory is None:
-            raise AssertionError("neither the target nor other memory can be filled")
-        return source.of, self.start, tuple(memory.shape), memory.address, memory.strides, memory
-
-    def settle(self) -> None:
-        """Copies to the target what could not be read there."""
-        if self.host is None:
-            return
-        found, window = self.host, self.source.window
-        if window is not None:
-            found = found.as_strided(*window)
-            for dim, (first, size) in enumerate(zip(self.start, self.target.shape, strict=True)):
-                found = found.narrow(dim, first, size)
-        self.target.copy_(found)
-
-
-class _Opened:
-    """A checkpoint, open, with its items."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.checkpoint = _native.open(path)
-        try:
-            self._part = part_name(self.checkpoint.files())
-            with self.reading():
-                note = self._note()
-                # What DCP wrote has one tree; else each rank gets its own values.
-                seen = view(self.checkpoint, 0 if note is not None else _rank())
-                node, _ = settle(seen.node, self.checkpoint, path, allow_partial=False)
-                self._seen: View = seen._replace(node=node)
-                chars = sum(map(len, self.checkpoint.trees()))
-                self._layout = layout.read(node, note, chars)
-        except BaseException:
-            self.checkpoint.release()
-            raise
-
-    def reading(self) -> Any:
-        """Has malformed trees reported as damage of the checkpoint."""
-        return tree.reading(self.path, self._part)
-
-    def _note(self) -> Any:
-        try:
-            return json.loads(self.checkpoint.metadata).get(layout.NOTE)
-        except (ValueError, AttributeError, RecursionError):
-            raise TreeError("the metadata is no JSON object") from None
-
-    # What is there.
-
-    def metadata(self, meta: StorageMeta) -> Metadata:
-        """DCP's description."""
-        chunks = self._chunks()
-        found: dict[str, Any] = {}
-        for name, node in self._layout.nodes.items():
-            if not _is_tensor(node):
-                found[name] = BytesStorageMetadata()
-                continue
-            source = self._source(node)
-            shape = source.shape if source.window is None else source.window[0]
-            whole = ChunkStorageMetadata(torch.Size((0,) * len(shape)), torch.Size(shape))
-            found[name] = TensorStorageMetadata(
-                properties=TensorProperties(dtype=source.dtype),
-                size=torch.Size(shape),
-                chunks=[whole] if source.window else chunks.get(source.of, [whole]),
-            )
-        return Metadata(
-            state_dict_metadata=found,
-            planner_data=self._layout.planner_data,
-            storage_data={},
-            storage_meta=meta,
-        )
-
-    def _chunks(self) -> dict[str | int, list[ChunkStorageMetadata]]:
-        """The stored boxes of every tensor that has some."""
-        chunks: dict[str | int, list[ChunkStorageMetadata]] = {}
-        for index, name, _, start in self.checkpoint.boxes():
-            chunk = ChunkStorageMetadata(
-                torch.Size(start), torch.Size(self._seen.tensors[index][2])
-            )
-            chunks.setdefault(name, []).append(chunk)
-        return chunks
-
-    def _source(self, node: dict[str, Node]) -> _Source:
-        seen = self._seen
-        index, window = reference(node, seen.tensors, seen.aliases)
-        _, dtype_name, shape, *_ = seen.tensors[index]
-        try:
-            dtype = dtypes.torch_dtype(dtype_name)
-        except ValueError as error:
-            raise TreeError(str(error)) from None
-        return _Source(seen.wholes.get(index, index), dtype, tuple(shape), window)
-
-    def _node(self, item: ReadItem) -> Node:
-        name = item.storage_index.fqn
-        if name not in self._layout.nodes:
-            raise StateMismatchError(f"{self.path}: there is no {name!r}", key=name, path=self.path)
-        return self._layout.nodes[name]
-
-    # Plain values.
-
-    def read_values(self, plan: LoadPlan, planner: LoadPlanner, options: dict[str, Any]) -> None:
-        """Hands the planner what is no tensor, as bytes of `torch.save`."""
-        items = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
-        nodes = [self._node(item) for item in items]
-        builder = Builder(self._seen.tensors, self._seen.aliases, self._places(nodes, options))
-        for item, node in zip(items, nodes, strict=True):
-            value = builder.build(node)
-            data = io.BytesIO()
-            if item.storage_index.fqn in self._layout.raw:
-                if type(value) is not bytes:
-                    raise TreeError(f"{item.storage_index.fqn!r:.80} is not bytes")
-                data.write(value)
-            else:
-                torch.save(value, data)
-            data.seek(0)
-            planner.load_bytes(item, data)
-
-    def _places(self, nodes: list[Node], options: dict[str, Any]) -> dict[int, Place]:
-        """Reads the tensors inside of values."""
-        seen = self._seen
-        places: dict[int, Place] = {}
-        requests: list[Any] = []
-        for index in needed(nodes, seen.tensors, seen.aliases):
-            _, _, shape, _, begin, end = seen.tensors[index]
-            if begin == end:
-                continue
-            memory = np.empty(end - begin, np.uint8)
-            places[index] = (memory, 0)
-            of, zeros = seen.wholes.get(index, index), (0,) * len(shape)
-            requests.append((of, zeros, tuple(shape), memory.ctypes.data, None, memory))
-        if requests:
-            self.checkpoint.fill(requests, options=options, progress=None)
-        return places
-
-    # Tensors.
-
-    def read_tensors(self, plan: LoadPlan, planner: LoadPlanner, options: dict[str, Any]) -> None:
-        """Fills the planner's tensors."""
-        items = [item for item in plan.items if item.type != LoadItemType.BYTE_IO]
-        for batch in self._batches(items, planner):
-            requests = [read.request() for read in batch if 0 not in read.item.lengths]
-            if requests:
-                self.checkpoint.fill(requests, options=options, progress=None)
-            for read in batch:
-                read.settle()
-                planner.commit_tensor(read.item, read.target)
-
-    def _batches(self, items: list[ReadItem], planner: LoadPlanner) -> Iterator[list[_Read]]:
-        """The requests, in portions that need a bounded amount of further memory."""
-        batch: list[_Read] = []
-        bounced_bytes = 0
-        for item in items:
-            read = self._read(item, planner)
-            if read.memory is None:
-                bounced_bytes += read.bounce()
-            batch.append(read)
-            if bounced_bytes >= BOUNCE_BYTES_MAX:
-                yield _untangled(batch)
-                batch, bounced_bytes = [], 0
-        yield _untangled(batch)
-
-    def _read(self, item: ReadItem, planner: LoadPlanner) -> _Read:
-        name = item.storage_index.fqn
-        node = self._node(item)
-        if not _is_tensor(node):
-            raise StateMismatchError(
-                f"{self.path}: {name!r} is no tensor", key=name, path=self.path
-            )
-        target = planner.resolve_tensor(item).detach()
-        if target.shape != item.lengths:
-            raise StateMismatchError(
-                f"{name}: the planner gives {tuple(target.shape)} for a box of "
-                f"{tuple(item.lengths)}",
-                key=name,
-                path=self.path,
-            )
-        source = self._source(node)
-        origin = item.storage_index.offset or (0,) * len(item.storage_offsets)
-        start = tuple(map(sum, zip(origin, item.storage_offsets, strict=True)))
-        return _Read(item, target, _memory(target, source, name), source, start)
-
-
-def _memory(target: torch.Tensor, source: _Source, name: str) -> Memory | None:
-    """The memory of a tensor that can be filled with what is stored, byte for byte."""
-    is_same = target.dtype == source.dtype and source.window is None
-    if not is_same or not target.is_cpu or target.is_conj() or target.is_neg():
-        return None
-    memory = of_tensor(target, name)
-    return memory if memory.device == CPU else None
-
-
-def _untangled(batch: list[_Read]) -> list[_Read]:
-    """Has all but one of the tensors that share memory go through other memory.
-
-    Boxes of one tensor do not overlap, though the memory between their ends may.
-    """
-    spans = sorted(
-        (read.memory.low, read.memory.high, index)
-        for index, read in enumerate(batch)
-        if read.memory is not None and read.memory.high > read.memory.low
-    )
-    reached, owner = 0, None
-    for low, high, index in spans:
-        read = batch[index]
-        dest = (read.item.dest_index.fqn, read.item.dest_index.offset)
-        if low < reached and dest != owner:
-            read.bounce()
-        elif high > reached:
-            reached, owner = high, dest
-    return batch
-
-
-def _is_tensor(node: Node) -> bool:
-    return type(node) is dict and node.get("$") == "tensor"
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
