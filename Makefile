@@ -21,7 +21,7 @@ TORTURE_TESTS := --test crash --test every_step --test power_cut --test kill --t
 TORTURE_SEED ?= $(shell date +%s)
 # Further arguments for pytest, as in: make test-python PYTEST_ARGS='-k resume -x'
 PYTEST_ARGS ?=
-# Arguments of the benchmark, as in: make bench BENCH_ARGS='--quick' (see benches/README.md)
+# Arguments of the benchmarks, as in: make bench BENCH_ARGS='--quick' (see benches/README.md)
 BENCH_ARGS ?=
 CARGO_FUZZ_VERSION := 0.13.2
 CARGO_FUZZ := .cache/cargo-fuzz-$(CARGO_FUZZ_VERSION)
@@ -46,7 +46,7 @@ UV_COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.
 .PHONY: help
 help: ## Show this list.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | \
-		while IFS='|' read -r target text; do printf '  make %-12s %s\n' "$$target" "$$text"; done
+		while IFS='|' read -r target text; do printf '  make %-15s %s\n' "$$target" "$$text"; done
 
 # ---- What people run
 
@@ -69,6 +69,14 @@ test-python: $(VENV)/.develop $(NATIVE) ## Run the Python tests against a releas
 .PHONY: bench
 bench: $(VENV)/.bench $(NATIVE) ## Compare with fio and other libraries: one table, JSON, a plot.
 	$(VENV)/bin/python -m benches $(BENCH_ARGS)
+
+.PHONY: bench-training
+bench-training: $(VENV)/.bench $(NATIVE) ## Train and save: what training loses, with us and others.
+	$(VENV)/bin/python -m benches.training $(BENCH_ARGS)
+
+.PHONY: bench-ranks
+bench-ranks: $(VENV)/.bench $(NATIVE) ## Save and load with four ranks, and plan for thousands.
+	$(VENV)/bin/python -m benches.ranks $(BENCH_ARGS)
 
 .PHONY: check
 check: check-rust check-python ## Run formatters, linters and type checkers; change nothing.

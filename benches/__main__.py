@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import shutil
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benches import bars, disk, machine, plot, report, states
+from benches.options import chosen, output_directory, show
 from benches.results import Results
 from benches.runner import NAMES, Plan, Runner, Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SIZE_GIB = 4.0
@@ -28,19 +24,6 @@ _SCALING_GIB = (2.0, 8.0)
 _QUICK_SCALING_GIB = (1 / 32, 1 / 8)
 # Room for the largest checkpoint, for libraries that store tied tensors twice, and for fio.
 _FREE_TIMES_STATE = 2
-
-
-def chosen(allowed: tuple[str, ...]) -> Callable[[object, object, str | None], tuple[str, ...]]:
-    """Reads a comma-separated list of names."""
-
-    def read(_context: object, _parameter: object, text: str | None) -> tuple[str, ...]:
-        names = tuple(allowed if text is None else filter(None, text.split(",")))
-        unknown = [name for name in names if name not in allowed]
-        if unknown:
-            raise click.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(allowed)}")
-        return names
-
-    return read
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -108,17 +91,10 @@ def main(
     results = _run(plan, is_official=size_gib == _SIZE_GIB and not quick)
     verdicts = bars.judge(results)
     results.bars = [verdict.as_json() for verdict in verdicts]
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    output = output or _ROOT / ".cache" / "bench" / "results" / stamp
-    output.mkdir(parents=True, exist_ok=True)
-    results.write(output / "bench.json")
-    plot.draw(results, output / "bench.png")
-    # Wide enough for the table wherever it goes; a terminal that is narrower still wraps it.
-    with (output / "bench.txt").open("w") as file:
-        Console(file=file, width=180).print(report.render(results, verdicts))
-    console = Console(width=None if sys.stdout.isatty() else 180)
-    console.print(report.render(results, verdicts))
-    console.print(f"\n{output}/bench.txt, bench.json, bench.png", highlight=False, soft_wrap=True)
+    where = output_directory(output, _ROOT)
+    results.write(where / "bench.json")
+    plot.draw(results, where / "bench.png")
+    show(report.render(results, verdicts), where, "bench")
 
 
 def _run(plan: Plan, is_official: bool) -> Results:

@@ -9,10 +9,7 @@ the sync of every file and directory that it wrote.
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import shutil
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,20 +40,6 @@ class Task:
     is_tiny: bool
     directory: str
     is_checked: bool
-
-
-def main(task: Task, result_path: Path, log_path: Path) -> None:
-    """Runs a task and writes its result; what the libraries print goes to the log."""
-    with log_path.open("w") as log:
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(log.fileno(), stream.fileno())
-    try:
-        result = run(task)
-    except BaseException as error:
-        # A library may fail in any way; the table shows how.
-        result_path.write_text(json.dumps({"error": describe_error(error)}))
-        raise
-    result_path.write_text(json.dumps(result, default=str))
 
 
 def run(task: Task) -> dict[str, Any]:
@@ -165,9 +148,3 @@ def require_equal(tensors: dict[str, torch.Tensor], spec: states.StateSpec) -> N
         problem = states.difference(tensor, index, tensors[tensor.name])
         if problem:
             raise AssertionError(problem)
-
-
-def describe_error(error: BaseException) -> str:
-    """An exception in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:300]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Group
@@ -37,11 +37,11 @@ def render(results: Results, verdicts: list[Verdict]) -> RenderableType:
     return Group(*parts)
 
 
-def _heading(results: Results) -> Text:
-    machine, disk, settings = results.machine, results.disk, results.settings
+def describe(machine: dict[str, Any], disk: dict[str, Any]) -> list[str]:
+    """What the numbers belong to: the first lines of every report."""
     queue = disk["queue"]
     alignment = disk["direct_io_alignment"] or {}
-    lines = [
+    return [
         f"{machine['processor']}, {machine['cores']} cores, "
         f"{machine['memory_bytes'] / 2**30:.0f} GiB, {machine['virtual'] or 'bare metal'}; "
         f"Linux {machine['kernel']}, {machine['system']}",
@@ -49,8 +49,19 @@ def _heading(results: Results) -> Text:
         f"scheduler {queue.get('scheduler', '?')}, write cache {queue.get('write_cache', '?')}, "
         f"direct I/O alignment {alignment.get('memory_bytes', '?')}"
         f"/{alignment.get('offset_bytes', '?')} bytes; {disk['directory']}",
-        f"interleaved rounds: {settings['rounds']}; median [least, most]; GB is 10^9 bytes of "
-        "tensors; saves synced, loads cold and in memory of their own",
+    ]
+
+
+def with_range(found: Spread, form: str) -> str:
+    """A median with the range around it."""
+    return f"{found.median:{form}} [{found.least:{form}}, {found.most:{form}}]"
+
+
+def _heading(results: Results) -> Text:
+    lines = [
+        *describe(results.machine, results.disk),
+        f"interleaved rounds: {results.settings['rounds']}; median [least, most]; GB is 10^9 bytes "
+        "of tensors; saves synced, loads cold and in memory of their own",
     ]
     best = results.fio.get("best")
     if best:
@@ -96,7 +107,7 @@ def _cells(results: Results, state: str, row: str) -> list[str]:
     def cell(operation: str, value: Callable[[Sample], float | None], form: str) -> str:
         found = results.spread(state, row, operation, value)
         if found:
-            return _with_range(found, form) if form == ".3g" else f"{found.median:{form}}"
+            return with_range(found, form) if form == ".3g" else f"{found.median:{form}}"
         failed = any(
             sample.error
             for sample in results.samples
@@ -124,10 +135,6 @@ def _cells(results: Results, state: str, row: str) -> list[str]:
         cell("load", extra, ".0f"),
         cell("save", disk, ".3f"),
     ]
-
-
-def _with_range(found: Spread, form: str) -> str:
-    return f"{found.median:{form}} [{found.least:{form}}, {found.most:{form}}]"
 
 
 def _footnotes(results: Results, state: str) -> list[RenderableType]:
@@ -196,7 +203,7 @@ def _bars(verdicts: list[Verdict], results: Results) -> Table:
         table.add_row(
             one.state,
             one.title,
-            _with_range(one.found, ".3f") if one.found else "not measured",
+            with_range(one.found, ".3f") if one.found else "not measured",
             f"{sign} {one.bar:g}" if one.bar is not None else "",
             f"{one.aim:g}" if one.aim is not None else "",
             {None: "", True: "met", False: "MISSED"}[is_met],

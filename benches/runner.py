@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import os
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benches import child, fio, states
+from benches import child, fio, process, states
 from benches.child import Task
 from benches.contenders import CONTENDERS
 from benches.disk import settle
@@ -24,10 +22,7 @@ FIO = "fio"
 NAMES = (FIO, *CONTENDERS)
 SCALING_CONTENDER = "penstock"
 
-# Forked from a process that has imported what all need and done nothing else: as good as a fresh
-# interpreter, and half of the run is not spent on importing PyTorch from a cold page cache.
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["benches.child"])
+process.preload("benches.child")
 
 _SWEEP_BYTES_MAX = 1 << 30
 
@@ -173,26 +168,10 @@ class Runner:
                 directory=str(self._place / "checkpoint"),
                 is_checked=index == 0,
             )
-            fields = self._spawn(task)
+            (fields,) = process.run(child.run, [task], self._place, self._plan.timeout_seconds)
         if fields.get("error"):
             self._given_up[cell] = fields["error"]
         return self._add(name, variant, operation, workload, index, fields)
-
-    def _spawn(self, task: Task) -> dict[str, Any]:
-        result_path, log_path = self._place / "result.json", self._place / "log"
-        result_path.unlink(missing_ok=True)
-        process = _FORKS.Process(target=child.main, args=(task, result_path, log_path))
-        process.start()
-        process.join(self._plan.timeout_seconds)
-        if process.is_alive():
-            process.kill()
-            process.join()
-            return {"error": f"stopped after {self._plan.timeout_seconds:.0f} s"}
-        if result_path.exists():
-            fields: dict[str, Any] = json.loads(result_path.read_text())
-            return fields
-        tail = " ".join(log_path.read_text(errors="replace").split())[-200:]
-        return {"error": f"ended with code {process.exitcode}: {tail}"}
 
     def _add(
         self,

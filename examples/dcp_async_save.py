@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from penstock.integrations.dcp import StorageReader, StorageWriter
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
@@ -26,6 +25,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import penstock
+from penstock.integrations.dcp import StorageReader, StorageWriter
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -124,30 +124,33 @@ class Flattener:
         self._leaves: list[tuple[str, Node, int]] = []
         self._index_of: dict[int, int] = {}
         self._open: set[int] = set()
-        self._handlers: dict[type, Callable[[Any, str, int], Node]] = {
-            dict: self._dict,
-            list: self._list,
-            tuple: self._tuple,
-            set: self._set,
-            frozenset: self._set,
-            OrderedDict: self._ordered_dict,
-            Counter: self._counter,
-            defaultdict: self._default_dict,
-            bytes: self._bytes,
-            bytearray: self._bytes,
-            range: self._range,
-            slice: self._slice,
-            np.ndarray: self._array,
-            np.memmap: self._array,
-            PerRank: self._per_rank,
+        # Functions and not methods, which would hold this walk, and the state's tensors with it,
+        # until a garbage collector comes by.
+        kind = type(self)
+        self._handlers: dict[type, Callable[[Any, Any, str, int], Node]] = {
+            dict: kind._dict,
+            list: kind._list,
+            tuple: kind._tuple,
+            set: kind._set,
+            frozenset: kind._set,
+            OrderedDict: kind._ordered_dict,
+            Counter: kind._counter,
+            defaultdict: kind._default_dict,
+            bytes: kind._bytes,
+            bytearray: kind._bytes,
+            range: kind._range,
+            slice: kind._slice,
+            np.ndarray: kind._array,
+            np.memmap: kind._array,
+            PerRank: kind._per_rank,
         }
         # A state can only hold tensors if somebody has imported PyTorch.
         torch = sys.modules.get("torch")
         if torch is not None:
-            self._handlers[torch.Tensor] = self._handlers[torch.nn.Parameter] = self._tensor
-            self._handlers[torch.Size] = self._size
-            self._handlers[torch.dtype] = self._torch_dtype
-            self._handlers[torch.device] = self._device
+            self._handlers[torch.Tensor] = self._handlers[torch.nn.Parameter] = kind._tensor
+            self._handlers[torch.Size] = kind._size
+            self._handlers[torch.dtype] = kind._torch_dtype
+            self._handlers[torch.device] = kind._device
 
     def flatten(self, state: Any) -> Flattened:
         """Walks a state; once only."""
@@ -166,7 +169,7 @@ class Flattener:
         """The node of a value that has no encoder."""
         handler = self._handlers.get(type(value))
         if handler is not None:
-            return handler(value, name, level)
+            return handler(self, value, name, level)
         return self._unusual(value, name)
 
     # Containers. Children of plain types are encoded in the loop: a call less for most leaves.

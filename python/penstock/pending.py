@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -16,7 +17,7 @@ from penstock.progress import shown
 from penstock.saving import Save
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from penstock.progress import Progress
     from penstock.ranks import Ranks
@@ -80,6 +81,8 @@ class PendingSave:
         save.owners = []
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="penstock-save")
+        if self._versions:
+            _watch_optimizers()
         if lazy:
             _unstaged.add(self)
         _live.add(self)
@@ -101,7 +104,12 @@ class PendingSave:
         The state is free to change then.
         """
         self._check_process()
-        self._job.stage()
+        try:
+            self._job.stage()
+        except BaseException:
+            # A Ctrl-C, or no memory: the save is given up, and this caller knows.
+            self._see()
+            raise
         self._staged()
 
     def wait_staged(self, timeout_seconds: float | None = None) -> bool:
@@ -143,7 +151,7 @@ class PendingSave:
         if not self._done.wait(timeout_seconds):
             raise TimeoutError(f"{self.path} is still being saved")
         self._thread.join()
-        self._is_seen = True
+        self._see()
         if self._error is not None:
             raise self._error
         if self._report is None:
@@ -175,9 +183,10 @@ class PendingSave:
     def cancel(self) -> None:
         """Gives up, unless the commit has begun; `result` raises KeyboardInterrupt then.
 
-        Of many ranks, the others learn of it and fail.
+        Of many ranks, the others learn of it and fail. Nobody else is told that it was given up.
         """
         self._check_process()
+        self._see()
         self._job.cancel()
 
     # What the store asks.
@@ -191,8 +200,24 @@ class PendingSave:
         """Waits for the end, and raises the error that nobody has seen, if there is one."""
         self._done.wait()
         if not self._is_seen and self._error is not None:
-            self._is_seen = True
+            self._see()
             raise self._error
+
+    def note_step(self, optimizer: Any) -> None:
+        """Takes for changed what a step is about to change before all is copied.
+
+        Fused optimizers do not count it.
+        """
+        if self._job.is_staged:
+            self._staged()
+            return
+        with self._lock:
+            if self._versions is not None:
+                stepped = {_storage_of(tensor) for tensor in _stepped(optimizer)}
+                self._versions = [
+                    (tensor, _CHANGED if _storage_of(tensor) in stepped else version)
+                    for tensor, version in self._versions
+                ]
 
     @property
     def unseen(self) -> str | None:
@@ -202,6 +227,12 @@ class PendingSave:
         if not self._done.is_set():
             return f"{self.path} was still being saved and is lost"
         return None if self._error is None else f"{self.path} was not saved: {self._error}"
+
+    def _see(self) -> None:
+        """Somebody knows what becomes of it: nobody else has to hear of that."""
+        self._is_seen = True
+        if self._done.is_set():
+            _live.discard(self)
 
     def _run(self) -> None:
         try:
@@ -221,7 +252,7 @@ class PendingSave:
             self._versions = None
             self._save = None
             self._done.set()
-            if self._error is None:
+            if self._error is None or self._is_seen:
                 _live.discard(self)
 
     def _staged(self) -> None:
@@ -231,7 +262,6 @@ class PendingSave:
         """
         with self._lock:
             versions, self._versions = self._versions, None
-            _unstaged.discard(self)
             changed = sum(tensor._version != version for tensor, version in versions or ())
             if changed:
                 self._torn = StateMismatchError(
@@ -241,6 +271,8 @@ class PendingSave:
                     path=self.path,
                 )
                 self._job.cancel()
+            # Now, and not before: a step that finds it gone goes on to change the tensors.
+            _unstaged.discard(self)
 
     def _check_torn(self) -> None:
         self._staged()
@@ -267,7 +299,43 @@ def _versions(owners: list[Any]) -> list[tuple[Any, int]]:
     ]
 
 
-_unstaged: weakref.WeakSet[PendingSave] = weakref.WeakSet()
+_CHANGED = -1
+"""A count of changes that no tensor has."""
+
+
+def _stepped(optimizer: Any) -> Iterator[Any]:
+    """The tensors that a step of an optimizer changes."""
+    torch = sys.modules["torch"]
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                yield parameter
+                state = optimizer.state.get(parameter, {})
+                yield from (item for item in state.values() if isinstance(item, torch.Tensor))
+
+
+def _storage_of(tensor: Any) -> int:
+    # Of a DTensor, that of its part on this rank.
+    storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
+    return int(storage.data_ptr())
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    """Has every step of every optimizer of this process noted from now on."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    register_optimizer_step_pre_hook(_before_any_step)
+
+
+def _before_any_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    # The hook of a guard comes after this one.
+    if _unstaged and not any(guard.guards(optimizer) for guard in list(_guards)):
+        for pending in list(_unstaged):
+            pending.note_step(optimizer)
+
+
+_unstaged: set[PendingSave] = set()
 """Lazy saves whose state must not change yet."""
 
 _live: set[PendingSave] = set()
@@ -321,13 +389,20 @@ class Guard:
     """Keeps an optimizer from changing what a lazy save has not copied; see `guard`."""
 
     def __init__(self, optimizer: Any) -> None:
+        self._optimizer = weakref.ref(optimizer)
         self._handle = optimizer.register_step_pre_hook(self._before_step)
         self.waited_seconds = 0.0
         """Time that steps have waited so far."""
+        _guards.add(self)
 
     def remove(self) -> None:
         """Takes the guard off the optimizer."""
+        _guards.discard(self)
         self._handle.remove()
+
+    def guards(self, optimizer: Any) -> bool:
+        """Whether it is the guard of this very optimizer."""
+        return self._optimizer() is optimizer
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if _unstaged:
@@ -336,13 +411,18 @@ class Guard:
             self.waited_seconds += time.perf_counter() - began
 
 
+_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+"""Those that are on an optimizer: its hooks keep them."""
+
+
 def guard(optimizer: Any) -> Guard:
     """Makes ``optimizer.step()`` copy first whatever a lazy save has not copied yet.
 
     Call it once for each optimizer whose parameters or state are saved with
     ``save_async(…, lazy=True)``. What else changes tensors of the state between a save and the
     next step, such as an average of the weights, has to call `PendingSave.stage` itself; where it
-    does not, the save notices and fails.
+    does not, the save notices and fails. Only what PyTorch does not count goes unnoticed: changes
+    of NumPy arrays, and of tensors through ``.data`` or in inference mode.
 
     Args:
         optimizer: A `torch.optim.Optimizer`.

@@ -95,7 +95,6 @@ class Save:
         try:
             flat = self._take_apart(state)
             self._flatten_seconds = time.perf_counter() - self._began
-            self.owners = [source[6] for source in flat.tensors]
             self.job = _native.Job(
                 target.path,
                 flat.tensors,
@@ -106,6 +105,10 @@ class Save:
                 lazy=lazy,
                 nice=None,
             )
+            copied = set(self.job.copied())
+            self.owners = [
+                source[6] for index, source in enumerate(flat.tensors) if index not in copied
+            ]
         except BaseException as error:
             self._give_up(error)
             raise

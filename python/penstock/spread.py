@@ -84,7 +84,7 @@ class _Spreader(Flattener):
         self._sharder = sharder
         self._shared: list[_Leaf] = []
         self._own_depth = 0
-        self._handlers[DTensor] = self._dtensor
+        self._handlers[DTensor] = type(self)._dtensor
 
     def spread(self, state: Any) -> Spread:
         """Walks a state; once only."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import time
 import warnings
@@ -24,7 +25,6 @@ from penstock.retention import Retention
 from penstock.saving import Save, Target
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterable, Mapping
 
     from torch.distributed import ProcessGroup
@@ -133,6 +133,7 @@ class CheckpointStore:
         self._ranks()
         self._pending: PendingSave | None = None
         self._arena: _native.Arena | None = None
+        self._process = os.getpid()
 
     def __repr__(self) -> str:
         return f"CheckpointStore({self._root!r})"
@@ -275,15 +276,13 @@ class CheckpointStore:
         self._settle()
         if ranks is None and not overwrite:
             target.check_free()
-        if self._arena is None:
-            self._arena = _native.Arena(options["staging_bytes"])
         save = Save(
             target,
             state,
             options=options,
             ranks=ranks,
             number=number,
-            arena=self._arena,
+            arena=self._memory(options["staging_bytes"]),
             lazy=lazy,
         )
         pending = PendingSave(save, lazy=lazy, after=lambda: self._retire(target.step or 0, 0))
@@ -310,13 +309,24 @@ class CheckpointStore:
         try:
             self._settle()
         finally:
-            self._arena = None
+            arena, self._arena = self._arena, None
+            if arena is not None:
+                # Whoever keeps a `PendingSave` keeps the arena.
+                arena.release()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _memory(self, staging_bytes: int | None) -> _native.Arena:
+        """Memory to stage in, which outlives a save."""
+        if self._arena is None or self._process != os.getpid():
+            # Of a parent's memory a fork never gets back what a save of the parent has out.
+            self._arena = _native.Arena(staging_bytes)
+            self._process = os.getpid()
+        return self._arena
 
     def _ranks(self) -> Ranks | None:
         return find_ranks(self._process_group, no_dist=self._no_dist)

@@ -205,6 +205,11 @@ impl Job {
         self.report(py, &written)
     }
 
+    /// Indices of the tensors that were copied already by the constructor of a lazy job.
+    fn copied(&self) -> Vec<usize> {
+        self.inner.copied().to_vec()
+    }
+
     /// Bytes written and bytes to write.
     fn progress(&self) -> (u64, u64) {
         (self.progress.bytes().0, self.inner.bytes())

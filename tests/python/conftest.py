@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import penstock
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-for _name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
+for _name in [name for name in os.environ if re.match("PENSTOCK_(?!TORTURE_)", name)]:
     # Settings of whoever runs the tests must not decide what is tested.
     del os.environ[_name]
 

@@ -1,4 +1,4 @@
-"""Saves in a loop until it is killed: `victim.py train|replace PATH ENGINE DIRECT`.
+"""Saves in a loop until it is killed: `victim.py train|train_async|replace PATH ENGINE DIRECT`.
 
 Prints `ready`, then each step once its save was acknowledged. Imports no torch, as half a hundred
 of these start, and what is killed is the save.
@@ -33,6 +33,25 @@ def train(path: str, options: penstock.Options) -> None:
         tell(step)
 
 
+def train_async(path: str, options: penstock.Options) -> None:
+    """The same in the background, in place: the state is changed as soon as it may be."""
+    store = penstock.CheckpointStore(path, keep_last=2, keep_every=50, options=options)
+    latest = store.latest()
+    begin = 0 if latest is None else store.load(latest)["step"] + 1
+    tell("ready")
+    state = make_state(begin)
+    for step in itertools.count(begin):
+        following = make_state(step + 1)
+        pending = store.save_async(step, state, overwrite=True, lazy=step % 2 == 0)
+        pending.stage()
+        for weight, other in zip(state["weights"], following["weights"], strict=True):
+            weight[:] = other
+        state.update(step=step + 1, loss=following["loss"])
+        if step % 3 == 0:
+            pending.result()
+            tell(step)
+
+
 def replace(path: str, options: penstock.Options) -> None:
     """Saves one checkpoint over and over."""
     try:
@@ -54,4 +73,5 @@ def tell(value: object) -> None:
 if __name__ == "__main__":
     _, command, path, engine, direct = sys.argv
     options = penstock.Options(engine=engine, direct=direct, io_threads=2)
-    {"train": train, "replace": replace}[command](path, options)
+    commands = {"train": train, "train_async": train_async, "replace": replace}
+    commands[command](path, options)

@@ -48,6 +48,7 @@ pub struct Job {
     prepared: Arc<Prepared>,
     feed: Feed,
     plan_seconds: f64,
+    copied: Vec<usize>,
     /// Time spent in [`Job::stage`]; `None` before the first call.
     stage_seconds: Mutex<Option<f64>>,
     is_begun: AtomicBool,
@@ -68,9 +69,10 @@ impl Job {
             options.staging_bytes = Some(staging_bytes.min(budget_bytes));
         }
         let (mut prepared, mut sources) = Prepared::new(state, None, path, &options)?;
-        if staging.is_lazy {
-            copy_small(&mut sources)?;
-        }
+        let copied = match staging.is_lazy {
+            true => copy_small(&mut sources)?,
+            false => Vec::new(),
+        };
         if let Some(arena) = &staging.arena {
             let settings = &mut prepared.settings;
             let extent_bytes = settings.extent_bytes;
@@ -79,7 +81,8 @@ impl Job {
             // One extent in flight and one being filled.
             settings.pool = arena.pool(extent_bytes, wanted_bytes, 2 * extent_bytes);
         }
-        Ok(Job::of(prepared, sources, staging.is_lazy, begun))
+        let job = Job::of(prepared, sources, staging.is_lazy, begun);
+        Ok(Job { copied, ..job })
     }
 
     /// The job of a sync save.
@@ -101,6 +104,7 @@ impl Job {
             prepared: Arc::new(prepared),
             feed,
             plan_seconds: begun.elapsed().as_secs_f64(),
+            copied: Vec::new(),
             stage_seconds: Mutex::default(),
             is_begun: AtomicBool::new(false),
         }
@@ -109,6 +113,11 @@ impl Job {
     /// Bytes that the shards will have.
     pub fn bytes(&self) -> u64 {
         self.prepared.plan.bytes()
+    }
+
+    /// Indices of the tensors that a lazy job has copied at once, in order.
+    pub fn copied(&self) -> &[usize] {
+        &self.copied
     }
 
     /// Copies whatever of the state is not yet copied, with up to `threads` threads, the calling one
@@ -127,6 +136,8 @@ impl Job {
             let cores = thread::available_parallelism().map_or(1, usize::from);
             cores.min(STAGE_THREADS_MAX)
         });
+        // A write that ends before this returns reports a stage all the same.
+        self.lock_stage_seconds().get_or_insert(0.0);
         let staged = self.feed.stage(threads);
         let mut seconds = self.lock_stage_seconds();
         *seconds = Some(seconds.unwrap_or(0.0) + begun.elapsed().as_secs_f64());
@@ -304,30 +315,31 @@ impl std::fmt::Debug for Shards {
     }
 }
 
-/// Replaces small sources by copies, in order, until the bound is reached.
-fn copy_small(sources: &mut [HostRegion]) -> Result<()> {
+/// Replaces small sources by copies, in order, until the bound is reached; tells which.
+fn copy_small(sources: &mut [HostRegion]) -> Result<Vec<usize>> {
     let mut total_bytes = 0;
-    let mut small: Vec<&mut HostRegion> = Vec::new();
-    for source in sources {
+    let mut small = Vec::new();
+    for (index, source) in sources.iter().enumerate() {
         let bytes = source.len();
         let is_small = (1..=SMALL_BYTES_MAX).contains(&bytes);
         if is_small && total_bytes + bytes as usize <= SMALL_TOTAL_BYTES_MAX {
             total_bytes += bytes as usize;
-            small.push(source);
+            small.push(index);
         }
     }
     let mut memory = Memory::allocate(total_bytes)?;
     let mut rest = memory.as_mut_slice();
-    for source in &small {
+    for &index in &small {
+        let source = &sources[index];
         let copy = rest.split_off_mut(..source.len() as usize);
         source.copy_to(0, copy.expect("there is room for all of them"));
     }
     let memory = Arc::new(memory);
     let mut start = 0;
-    for source in small {
-        let end = start + source.len() as usize;
-        *source = HostRegion::within(&memory, start..end);
+    for &index in &small {
+        let end = start + sources[index].len() as usize;
+        sources[index] = HostRegion::within(&memory, start..end);
         start = end;
     }
-    Ok(())
+    Ok(small)
 }

@@ -16,6 +16,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from penstock.errors import UnsupportedStateError
 from penstock.flatten import Flattener
 from penstock.restore import Builder
 from penstock.scalars import TreeError, label
@@ -84,7 +85,7 @@ def arrange(nodes: Mapping[str, Node], raw: list[str], planner_data: Any) -> tup
         state = {name: _Leaf(node) for name, node in nodes.items()}
     root = _Encoder().encode(state, ROOT, 0)
     if "flat" in note or _paths(root) != planner_data:
-        note["planner_data"] = Flattener().encode(planner_data, "planner_data", 0)
+        note["planner_data"] = _encode(planner_data)
     return _to_json(root), _to_json({NOTE: note})
 
 
@@ -100,7 +101,9 @@ def read(root: Node, note: Any, tree_chars: int) -> Layout:
         TreeError: The tree is no dictionary, or one of the two is malformed.
     """
     note = {} if note is None else note
-    if type(note) is not dict or type(root) is not dict:
+    if type(note) is not dict:
+        raise TreeError(f"what DCP left beside it is {note!r:.80}")
+    if not _is_mapping(root):
         raise TreeError("DCP loads dictionaries, and this is none")
     raw = note.get("raw", [])
     if type(raw) is not list or not all(type(name) is str for name in raw):
@@ -123,6 +126,19 @@ def read(root: Node, note: Any, tree_chars: int) -> Layout:
         found = {name: _at(root, path) for name, path in planner_data.items()}
         nodes = {name: leaf.node for name, leaf in found.items() if leaf is not None}
     return Layout(nodes, frozenset(raw), planner_data)
+
+
+def _encode(planner_data: Any) -> Node:
+    encoder = Flattener()
+    node = encoder.encode(planner_data, "planner_data", 0)
+    tensors, _ = encoder.finish()
+    if tensors:
+        raise UnsupportedStateError(
+            "planner_data: what a planner leaves for loading must not hold tensors, arrays or long "
+            "byte strings: make them items of the plan",
+            key="planner_data",
+        )
+    return node
 
 
 def _to_json(node: Node) -> str:

@@ -1,0 +1,204 @@
+"""The command behind `make bench-ranks`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benches import disk, machine, process
+from benches.options import chosen, output_directory, show
+from benches.ranks import planning, report, worker
+from benches.ranks.results import ENTRIES, LOAD, LOAD_ALONE, SAVE, Results, Sample
+from benches.runner import rotated
+from benches.states import GIB
+
+_ROOT = Path(__file__).resolve().parents[2]
+_SIZE_GIB, _QUICK_SIZE_GIB = 2.0, 1 / 16
+_ROUNDS, _QUICK_ROUNDS = 5, 2
+_TENSORS, _QUICK_TENSORS = 10_000, 1000
+_FREE_TIMES_STATE = 1.2
+
+process.preload("benches.ranks.worker", "benches.ranks.planning")
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--only",
+    "names",
+    callback=chosen(tuple(ENTRIES)),
+    metavar="LIST",
+    help=f"Who saves, separated by commas: {', '.join(ENTRIES)}. Default: all; '': only plans.",
+)
+@click.option(
+    "--cases",
+    callback=chosen(tuple(planning.CASES)),
+    metavar="LIST",
+    help=f"What to plan: {', '.join(planning.CASES)}. Default: all; '': nothing.",
+)
+@click.option("--ranks", type=click.IntRange(min=2, max=64), default=4, show_default=True)
+@click.option("--size-gib", type=click.FloatRange(min=0.001), help="Of the state in all. [2]")
+@click.option("--rounds", type=click.IntRange(min=1), help="Interleaved rounds. [5]")
+@click.option("--quick", is_flag=True, help="Small states, two rounds: does it work?")
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path),
+    default=_ROOT / ".cache" / "bench",
+    help="Where to write checkpoints: on the disk to measure. [.cache/bench]",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Where to put table, JSON and plot. [.cache/bench/results/<time>]",
+)
+@click.option(
+    "--timeout", default=600.0, show_default=True, help="Seconds for one save or load, at most."
+)
+def main(
+    names: tuple[str, ...],
+    cases: tuple[str, ...],
+    ranks: int,
+    size_gib: float | None,
+    rounds: int | None,
+    quick: bool,
+    directory: Path,
+    output: Path | None,
+    timeout: float,
+) -> None:
+    """Save and load with several ranks, and plan for thousands."""
+    size_bytes = int((size_gib or (_QUICK_SIZE_GIB if quick else _SIZE_GIB)) * GIB)
+    directory = directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(directory).free < _FREE_TIMES_STATE * size_bytes:
+        needed = _FREE_TIMES_STATE * size_bytes
+        raise click.ClickException(f"{directory} needs {needed / 1e9:.1f} GB free")
+    results = Results(
+        machine=machine.describe(_ROOT),
+        disk=disk.describe(directory),
+        settings={
+            "command": sys.argv[1:],
+            "rounds": rounds or (_QUICK_ROUNDS if quick else _ROUNDS),
+            "ranks": ranks,
+            "size_bytes": size_bytes,
+            "tensors": _QUICK_TENSORS if quick else _TENSORS,
+            "is_quick": quick,
+        },
+    )
+    place = directory / f"run-{os.getpid()}"
+    place.mkdir()
+    try:
+        _Runner(results, names, cases, place, timeout).run()
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    where = output_directory(output, _ROOT)
+    results.write(where / "ranks.json")
+    report.draw(results, where / "ranks.png")
+    report.draw(results, where / "ranks.svg")
+    show(report.render(results), where, "ranks")
+
+
+class _Runner:
+    """Measures everything, with a progress bar on standard error."""
+
+    def __init__(
+        self,
+        results: Results,
+        names: tuple[str, ...],
+        cases: tuple[str, ...],
+        place: Path,
+        timeout_seconds: float,
+    ) -> None:
+        self._results = results
+        self._names = names
+        self._cases = cases
+        self._place = place
+        self._timeout_seconds = timeout_seconds
+        self._given_up: dict[tuple[str, str], str] = {}
+        self._worlds = planning.WORLDS[::2] if results.settings["is_quick"] else planning.WORLDS
+
+    def run(self) -> None:
+        """Rounds first, then plans."""
+        rounds: int = self._results.settings["rounds"]
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            total = rounds * len(self._names) + len(self._cases) * len(self._worlds)
+            task = bar.add_task("touching memory", total=total)
+            machine.warm_memory(self._results.settings["size_bytes"])
+            for index in range(rounds):
+                for name in rotated(self._names, index):
+                    bar.update(task, description=f"round {index + 1}: {name}")
+                    self._turn(name, index)
+                    bar.update(task, advance=1)
+            for case in self._cases:
+                for ranks in self._worlds:
+                    bar.update(task, description=f"planning for {ranks}: {case}")
+                    self._plan(case, ranks)
+                    bar.update(task, advance=1)
+
+    def _turn(self, name: str, index: int) -> None:
+        """Saves, and loads what was saved."""
+        ranks = 1 if ENTRIES[name].is_alone else self._results.settings["ranks"]
+        if self._operate(name, index, SAVE, ranks):
+            if ranks > 1:
+                self._operate(name, index, LOAD, ranks)
+            self._operate(name, index, LOAD_ALONE, 1)
+        shutil.rmtree(self._place / "checkpoint", ignore_errors=True)
+
+    def _operate(self, name: str, index: int, operation: str, ranks: int) -> bool:
+        """One operation; tells whether it succeeded."""
+        entry, settings = ENTRIES[name], self._results.settings
+        port = _free_port()
+        tasks = [
+            worker.Task(
+                library=entry.library,
+                threads=entry.threads,
+                operation="save" if operation == SAVE else "load",
+                rank=rank,
+                ranks=ranks,
+                size_bytes=settings["size_bytes"],
+                directory=str(self._place / "checkpoint"),
+                port=port,
+                is_checked=index == 0,
+            )
+            for rank in range(ranks)
+        ]
+        sample = Sample(name, index, operation, error=self._given_up.get((name, operation)))
+        if sample.error is None:
+            found = process.run(worker.run, tasks, self._place, self._timeout_seconds)
+            errors = [one["error"] for one in found if "error" in one]
+            if errors:
+                sample.error = self._given_up[name, operation] = errors[0]
+            else:
+                sample.seconds = found[0]["seconds"]
+                sample.state_bytes = found[0]["state_bytes"]
+        self._results.samples.append(sample)
+        for path in self._place.glob("checkpoint-warm-up-*"):
+            shutil.rmtree(path)
+        return sample.error is None
+
+    def _plan(self, case: str, ranks: int) -> None:
+        task = planning.Task(case, ranks, self._results.settings["tensors"], str(self._place))
+        (found,) = process.run(planning.run, [task], self._place, self._timeout_seconds)
+        self._results.plans.append({"case": case, "ranks": ranks, **found})
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The command behind `make bench-training`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benches import disk, machine, process
+from benches.options import chosen, output_directory, show
+from benches.runner import rotated
+from benches.states import GIB
+from benches.training import report
+from benches.training.loop import Task, run
+from benches.training.results import Results, Sample
+from benches.training.savers import NOTHING, SAVERS
+
+_ROOT = Path(__file__).resolve().parents[2]
+_SIZE_GIB, _QUICK_SIZE_GIB = 2.0, 1 / 16
+_WIDTH, _QUICK_WIDTH = 2048, 512
+_ROUNDS, _QUICK_ROUNDS = 5, 2
+# What files take beside the tensors.
+_FREE_TIMES_STATE = 1.1
+
+process.preload("benches.training.loop")
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--only",
+    "names",
+    callback=chosen(tuple(SAVERS)),
+    metavar="LIST",
+    help=f"Ways to save, separated by commas: {', '.join(SAVERS)}. Default: all.",
+)
+@click.option("--size-gib", type=click.FloatRange(min=0.001), help="Of the state. [2]")
+@click.option("--rounds", type=click.IntRange(min=1), help="Interleaved rounds. [5]")
+@click.option(
+    "--saves",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="Saves of a run that count; one more comes before them.",
+)
+@click.option(
+    "--every", type=click.IntRange(min=1), default=6, show_default=True, help="Steps after each."
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    help="Samples of a step, which decide how long it computes.",
+)
+@click.option("--quick", is_flag=True, help="A small state, two rounds: does it work?")
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path),
+    default=_ROOT / ".cache" / "bench",
+    help="Where to write checkpoints: on the disk to measure. [.cache/bench]",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Where to put table, JSON and plot. [.cache/bench/results/<time>]",
+)
+@click.option("--timeout", default=900.0, show_default=True, help="Seconds for one run, at most.")
+def main(
+    names: tuple[str, ...],
+    size_gib: float | None,
+    rounds: int | None,
+    saves: int,
+    every: int,
+    batch: int,
+    quick: bool,
+    directory: Path,
+    output: Path | None,
+    timeout: float,
+) -> None:
+    """Train and save, with Penstock and with others: what does training lose?"""
+    size_bytes = int((size_gib or (_QUICK_SIZE_GIB if quick else _SIZE_GIB)) * GIB)
+    rounds = rounds or (_QUICK_ROUNDS if quick else _ROUNDS)
+    # Without it there is nothing to compare with.
+    names = tuple(dict.fromkeys((NOTHING, *names)))
+    directory = directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    needed = _FREE_TIMES_STATE * size_bytes * (saves + 1)
+    if shutil.disk_usage(directory).free < needed:
+        raise click.ClickException(f"{directory} needs {needed / 1e9:.1f} GB free")
+    place = directory / f"run-{os.getpid()}"
+    task = Task(
+        saver=NOTHING,
+        size_bytes=size_bytes,
+        width=_QUICK_WIDTH if quick else _WIDTH,
+        batch=batch,
+        saves=saves,
+        every=every,
+        directory=str(place / "steps"),
+    )
+    results = Results(
+        machine=machine.describe(_ROOT),
+        disk=disk.describe(directory),
+        settings={
+            "command": sys.argv[1:],
+            "rounds": rounds,
+            "saves": saves,
+            "every": every,
+            "batch": batch,
+            "is_quick": quick,
+        },
+    )
+    place.mkdir()
+    try:
+        _measure(results, names, task, place, timeout)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    where = output_directory(output, _ROOT)
+    results.write(where / "training.json")
+    report.draw(results, where / "training.png")
+    report.draw(results, where / "training.svg")
+    show(report.render(results), where, "training")
+
+
+def _measure(
+    results: Results, names: tuple[str, ...], task: Task, place: Path, timeout_seconds: float
+) -> None:
+    """Runs everybody once a round, with a progress bar on standard error."""
+    rounds: int = results.settings["rounds"]
+    given_up: dict[str, str] = {}
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        shown = bar.add_task("touching memory", total=rounds * len(names))
+        machine.warm_memory(task.size_bytes)
+        for index in range(rounds):
+            for name in rotated(names, index):
+                bar.update(shown, description=f"round {index + 1}: {name}")
+                fields: dict[str, object] = {"error": given_up.get(name)}
+                if machine.package_version(SAVERS[name].package) is None:
+                    fields = {"error": f"{SAVERS[name].package} is not installed"}
+                elif name not in given_up:
+                    (fields,) = process.run(
+                        run, [dataclasses.replace(task, saver=name)], place, timeout_seconds
+                    )
+                    shutil.rmtree(task.directory, ignore_errors=True)
+                if fields.get("error"):
+                    given_up[name] = str(fields["error"])
+                results.samples.append(Sample.of(name, index, fields))
+                bar.update(shown, advance=1)
+
+
+if __name__ == "__main__":
+    main()

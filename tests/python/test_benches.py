@@ -1,0 +1,86 @@
+"""What the benchmarks make of their numbers, and how they are asked for them."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("matplotlib", reason="comes with make bench", exc_type=ImportError)
+
+from benches import process
+from benches.ranks import __main__ as ranks_command
+from benches.ranks import results as ranks_results
+from benches.training import __main__ as training_command
+from benches.training.loop import Timing
+from benches.training.results import Results, Sample, lost_seconds
+
+
+@pytest.mark.parametrize("command", [training_command.main, ranks_command.main])
+def test_a_name_that_nobody_has_is_refused(command):
+    told = CliRunner().invoke(command, ["--only", "pickle"])
+    assert told.exit_code == 2
+    assert "pickle: choose from" in told.output
+
+
+def sample(saver, index, call, wait, loop, durable=1.0):
+    return Sample(
+        saver,
+        index,
+        copy_seconds=0.5,
+        timing=Timing(loop, [call, call, 9.0], [wait, wait, 0.0], [durable] * 3),
+        steps=6,
+    )
+
+
+def training_results():
+    results = Results({}, {}, {})
+    for index, slow in enumerate((0.0, 1.0)):
+        results.samples += [
+            sample("nothing", index, 0, 0, 6.0 + slow),
+            sample("penstock-async", index, 0.5, 0.0, 7.5 + slow),
+            sample("penstock-lazy", index, 0.01, 0.03, 6.6 + slow),
+            sample("penstock", index, 2.0, 0.0, 12.0 + slow),
+            sample("dcp-async", index, 2.0, 0.0, 15.0 + slow),
+            sample("dcp-staged", index, 0.1, 1.4, 18.0 + slow),
+        ]
+    results.samples.append(Sample("torch", 0, error="no space"))
+    return results
+
+
+def test_what_training_loses_is_told_beside_the_run_without_saves_of_the_same_round():
+    results = training_results()
+    assert results.spread("penstock-async", lost_seconds) == (0.5, 0.5, 0.5, 2)
+    assert results.spread("torch", lost_seconds) is None
+    assert results.errors("torch") == ["no space"]
+
+
+def test_a_stall_is_the_call_and_the_waits_and_dcp_counts_with_its_best_setting():
+    ratios = {title: found.median for title, found in training_results().ratios()}
+    assert ratios["stall of async / a plain copy of the state"] == pytest.approx(1)
+    assert ratios["stall of lazy / a synchronous save"] == pytest.approx(0.02)
+    assert ratios["stall of the best DCP / of async"] == pytest.approx(3)
+    assert ratios["lost with the best DCP / with async"] == pytest.approx(6)
+
+
+def test_rates_of_ranks_are_compared_within_a_round(tmp_path):
+    results = ranks_results.Results({}, {}, {})
+    for index, seconds in enumerate((1.0, 2.0)):
+        for row, times in (("penstock", 1), ("penstock-alone", 2), ("dcp-1", 6), ("dcp-4", 4)):
+            results.samples.append(ranks_results.Sample(row, index, "save", 10**9, times * seconds))
+    assert results.spread("penstock", "save") == (0.75, 0.5, 1.0, 2)
+    ratios = dict(results.ratios())
+    assert ratios["save by all ranks / by one process"] == (2, 2, 2, 2)
+    assert ratios["save by all ranks / the best DCP"] == (4, 4, 4, 2)
+    assert ratios["load by one / the best DCP"] is None
+    results.write(tmp_path / "ranks.json")
+
+
+def answer(argument):
+    if argument == "fail":
+        raise ValueError("as asked")
+    return {"argument": argument}
+
+
+def test_a_process_gives_back_what_it_found_or_why_not(tmp_path):
+    found = process.run(answer, ["one", "fail"], tmp_path, timeout_seconds=60)
+    assert found == [{"argument": "one"}, {"error": "ValueError: as asked"}]
