@@ -340,12 +340,12 @@ class Ranks:
                 "given",
                 rank=0,
             )
-        theirs = self._get(f"round/{number}")["label"]
-        if theirs != label:
-            raise self._other_label(theirs, label)
         begun = self._get(f"begun/{number}")
         if "error" in begun:
             raise self._failed(begun)
+        theirs = self._get(f"round/{number}")["label"]
+        if theirs != label:
+            raise self._other_label(theirs, label)
         attempt_id: str = begun["id"]
         return attempt_id
 
@@ -377,8 +377,9 @@ class Ranks:
         if self.size == 1:
             return
         text = json.dumps(self.describe(label, error))
-        # The first reason stays.
-        self._client.compare_set(self._key(f"reason/{number}"), "", text)
+        # The first reason stays. The coordinator, once it has heard of it, begins no more.
+        for what in ("reason", "begun"):
+            self._client.compare_set(self._key(f"{what}/{number}"), "", text)
         for what in ("plains-full", "full"):
             self._client.set(self._key(f"{what}/{number}"), "1")
 

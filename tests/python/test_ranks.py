@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -64,7 +66,7 @@ def load_keys(path):
         state,
         {
             "d": {"nested": nested, "tied": [{"again": nested}]},
-            "p": {"plain": {"own": {"text": f"of {rank()}"}}},
+            "p": {"plain": OrderedDict(own={"text": f"of {rank()}"})},
         },
     )
 

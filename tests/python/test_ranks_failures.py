@@ -167,17 +167,26 @@ def test_where_one_rank_cannot_save_all_raise_and_nothing_is_committed(
     assert_goes_on(job, root, before, 2)
 
 
-def test_the_others_are_told_who_failed_and_why(jobs, disk_path):
-    found = jobs.of(4).call(
-        save_with_trouble, disk_path / "store", 1, 2, "with_what_cannot_be_stored"
-    )
+def save_late_what_cannot_be_stored(root, step, late):
+    """One rank fails at once; some come late, when that is known."""
+    if rank() in late:
+        time.sleep(1)
+    return save_with_trouble(root, step, 2, "with_what_cannot_be_stored")
+
+
+@pytest.mark.parametrize("late", [[], [0], [1, 3]], ids=["together", "coordinator", "members"])
+def test_the_others_are_told_who_failed_and_why_and_do_not_wait(jobs, disk_path, late):
+    job, root = jobs.of(4), disk_path / "store"
+    job.call(save, root, 1)
+    found = job.call(save_late_what_cannot_be_stored, root, 2, late)
     assert isinstance(found[2][0], penstock.UnsupportedStateError)
     for number in (0, 1, 3):
-        error, _ = found[number]
+        error, seconds = found[number]
         assert isinstance(error, penstock.RankError)
         assert error.rank == 2
         assert "rank 2" in str(error)
         assert "code" in str(error)
+        assert seconds < TIMEOUT_SECONDS
 
 
 @pytest.mark.parametrize("function", [save, save_async])
