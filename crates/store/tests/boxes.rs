@@ -147,10 +147,10 @@ fn save(path: &Path, ranks: &[Vec<(&Global, Bounds)>]) {
         };
         let rank = rank as u32;
         let written = if rank == 0 {
-            write_rank(&mut first, rank, &state, &options, &progress)
+            write_rank(&mut first, rank, state, &options, &progress)
         } else {
             let mut joined = Attempt::join(path, &id, files, &progress).unwrap();
-            write_rank(&mut joined, rank, &state, &options, &progress)
+            write_rank(&mut joined, rank, state, &options, &progress)
         };
         parts.push(written.unwrap().part);
     }
@@ -694,7 +694,7 @@ fn boxes_that_share_items_are_not_saved() {
     };
     let path = root.path().join("ckpt");
     let (options, progress) = (Options::default(), Progress::default());
-    let refused = penstock_store::save::save(&state, &target(&path), &options, &progress);
+    let refused = penstock_store::save::save(state, &target(&path), &options, &progress);
     let Err(Error::Unsupported { detail, .. }) = &refused else {
         panic!("{refused:?}")
     };

@@ -39,6 +39,7 @@ impl Tensors {
             dtype: "int64".to_owned(),
             shape: vec![words as u64],
             item_bytes: 8,
+            region: None,
         };
         State {
             tensors: self.1.iter().enumerate().map(spec).collect(),
@@ -427,7 +428,7 @@ fn shards_may_wait_for_their_tree() {
         commit(attempt, &target(path), vec![written.part]).unwrap();
         sample.assert_at(path);
         assert_eq!(
-            Checkpoint::open(path).unwrap().tree().unwrap().get(),
+            Checkpoint::open(path).unwrap().tree(0).get(),
             "{\"later\":2}"
         );
     });

@@ -376,6 +376,7 @@ mod tests {
             dtype: "uint8".to_owned(),
             shape: vec![source.len()],
             item_bytes: 1,
+            region: None,
         };
         let plan = plan(&[spec], u64::MAX, EXTENT_BYTES as u64).unwrap();
         assert_eq!(plan.extents(), 4);
