@@ -63,7 +63,7 @@ class _Encoder(Flattener):
 
     def __init__(self) -> None:
         super().__init__()
-        self._handlers[_Leaf] = lambda leaf, name, level: leaf.node
+        self._handlers[_Leaf] = lambda _walk, leaf, _name, _level: leaf.node
 
 
 def arrange(nodes: Mapping[str, Node], raw: list[str], planner_data: Any) -> tuple[str, str]:
