@@ -1,5 +1,6 @@
 //! `Job` and `Arena`: saves in the background.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -27,9 +28,9 @@ pub struct Arena {
 #[pymethods]
 impl Arena {
     #[new]
-    #[pyo3(signature = (budget_bytes))]
-    fn new(budget_bytes: Option<usize>) -> Arena {
-        let inner = save::Arena::new(budget_bytes);
+    #[pyo3(signature = (budget_bytes, sharers=NonZeroUsize::MIN))]
+    fn new(budget_bytes: Option<usize>, sharers: NonZeroUsize) -> Arena {
+        let inner = save::Arena::new(budget_bytes).shared_by(sharers);
         Arena { inner }
     }
 

@@ -1,5 +1,6 @@
 //! Staging memory that outlives a save.
 
+use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use penstock_io::buffer::{Pool, available_bytes};
@@ -9,9 +10,10 @@ use penstock_io::buffer::{Pool, available_bytes};
 ///
 /// Jobs that share an arena share its budget. One that is not yet staged should not wait for one
 /// that begins to stage later: that one may take the last buffer.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Arena {
     budget_bytes: Option<usize>,
+    sharers: NonZeroUsize,
     pools: Arc<Mutex<Pools>>,
 }
 
@@ -25,12 +27,21 @@ struct Pools {
 impl Arena {
     /// An empty arena. It never holds more than `budget_bytes`, but there is always room for what
     /// one worker needs; without a budget it grows to the largest state, up to half of the memory
-    /// that is available.
+    /// that is available, see [`Arena::shared_by`].
     pub fn new(budget_bytes: Option<usize>) -> Arena {
         Arena {
             budget_bytes,
+            sharers: NonZeroUsize::MIN,
             pools: Arc::default(),
         }
+    }
+
+    /// Without a budget, how many processes of this machine have such an arena, this one included.
+    /// They look at the same available memory at the same moment, so each takes its part of the
+    /// half. A budget is each process's own.
+    #[must_use]
+    pub fn shared_by(self, sharers: NonZeroUsize) -> Arena {
+        Arena { sharers, ..self }
     }
 
     /// The budget, if one was given.
@@ -72,7 +83,8 @@ impl Arena {
                 let held_bytes = pools.current.as_ref().map_or(0, Pool::held_bytes);
                 // What cannot be found out is no bound.
                 let free_bytes = available_bytes().unwrap_or(usize::MAX);
-                wanted_bytes.min(free_bytes.saturating_add(held_bytes) / 2)
+                // The others hold about as much already, which is not available any more.
+                wanted_bytes.min((free_bytes / self.sharers).saturating_add(held_bytes) / 2)
             }
         };
         let budget_bytes = budget_bytes.max(least_bytes);
@@ -135,6 +147,20 @@ mod tests {
         let pool = Arena::new(None).pool(MIB, usize::MAX, 2 * MIB);
         // Others take and give memory meanwhile.
         assert!(pool.budget_bytes() <= half.saturating_mul(2));
+    }
+
+    #[test]
+    fn processes_of_one_machine_share_what_is_available() {
+        let half = available_bytes().unwrap_or(usize::MAX / 2) / 2;
+        let sharers = NonZeroUsize::new(8).unwrap();
+        let pool = Arena::new(None)
+            .shared_by(sharers)
+            .pool(MIB, usize::MAX, 2 * MIB);
+        // Others take and give memory meanwhile.
+        assert!(pool.budget_bytes() <= half / 4);
+        let given = Arena::new(Some(10 * MIB)).shared_by(sharers);
+        let pool = given.pool(MIB, 100 * MIB, 2 * MIB);
+        assert_eq!(pool.budget_bytes(), 10 * MIB);
     }
 
     #[test]
