@@ -26,7 +26,7 @@ _TensorSource: TypeAlias = tuple[
     str, str, tuple[int, ...], int, tuple[int, ...] | None, int, object, _Box | None
 ]
 _Fill: TypeAlias = tuple[
-    str | int, tuple[int, ...], tuple[int, ...], int, tuple[int, ...] | None, object
+    str | int, tuple[int, ...], tuple[int, ...], int, tuple[int, ...] | None, int, object
 ]
 
 @final

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
     from penstock import _native
+    from penstock._native import _Fill
     from penstock.progress import Progress
-    from penstock.restore import Place
+    from penstock.restore import Place, Row
     from penstock.targets import Targets
     from penstock.view import View
 
@@ -55,13 +57,10 @@ def fetch(
     requests = [] if targets is None else targets.requests()
     places: dict[int, Place] = {}
     for index in sorted(seen.wholes.keys() & (selection or set())):
-        _, _, shape, _, _, nbytes = seen.tensors[index]
-        if nbytes:
-            memory = np.empty(nbytes, np.uint8)
+        if seen.tensors[index][5]:
+            memory, request = whole_request(seen.wholes[index], seen.tensors[index])
             places[index] = (memory, 0)
-            zeros = (0,) * len(shape)
-            address = memory.ctypes.data
-            requests.append((seen.wholes[index], zeros, shape, address, None, memory))
+            requests.append(request)
     reads = []
     if stored or stored is None or not requests:
         buffers, found, fields = checkpoint.load(stored, native, options=options, progress=progress)
@@ -75,6 +74,20 @@ def fetch(
     if requests:
         reads.append(checkpoint.fill(requests, options=options, progress=progress))
     return Fetched(places, _merged(reads), stored is None)
+
+
+def whole_request(key: str | int, row: Row) -> tuple[np.ndarray[Any, Any], _Fill]:
+    """Memory for all of a tensor that has elements, and what the native module fills it by.
+
+    Args:
+        key: Its name in the parts, or the index of its entry.
+        row: What a view says of it.
+    """
+    _, _, shape, _, begin, end = row
+    memory = np.empty(end - begin, np.uint8)
+    item_bytes = memory.nbytes // math.prod(shape)
+    zeros = (0,) * len(shape)
+    return memory, (key, zeros, shape, memory.ctypes.data, None, item_bytes, memory)
 
 
 def _merged(reads: list[dict[str, Any]]) -> dict[str, Any]:

@@ -88,7 +88,8 @@ class Target:
         found: list[_Fill] = []
         for box in boxes:
             part = narrow(memory, box.at, box.shape)
-            found.append((key, box.start, box.shape, part.address, part.strides, memory.owner))
+            place = (part.address, part.strides, part.item_bytes, part.owner)
+            found.append((key, box.start, box.shape, *place))
         return found
 
     @property

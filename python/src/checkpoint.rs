@@ -5,7 +5,6 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use penstock_store::checkpoint;
-use penstock_store::fill::Whole;
 use penstock_store::part::{TensorBox, View};
 use penstock_store::plan::read::Placement;
 use penstock_store::report::LoadReport;
@@ -235,12 +234,7 @@ impl Checkpoint {
         options: NativeOptions,
         progress: Callback,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let item_bytes = |of: &Whole| {
-            let found = self.inner.item_bytes(of);
-            found.map_err(|error| errors::raise(py, &error))
-        };
-        let fills = requests.into_iter();
-        let fills: PyResult<Vec<_>> = fills.map(|fill| tensor::fill(fill, item_bytes)).collect();
+        let fills: PyResult<Vec<_>> = requests.into_iter().map(tensor::fill).collect();
         let (fills, options) = (fills?, options.convert()?);
         let filled = call::run(py, &progress, |progress| {
             self.inner.fill(fills, &options, progress)

@@ -95,13 +95,14 @@ pub(crate) fn target(target: TensorTarget) -> PyResult<HostRegionMut> {
 }
 
 /// The tensor's name or the entry's index, the first index of the box, its shape, the address of its
-/// first item in memory, strides in bytes or None, owner.
+/// first item in memory, strides in bytes or None, bytes an item of that memory, owner.
 pub(crate) type NativeFill = (
     NativeWhole,
     Vec<u64>,
     Vec<usize>,
     usize,
     Option<Vec<isize>>,
+    usize,
     Py<PyAny>,
 );
 
@@ -123,13 +124,11 @@ impl From<NativeWhole> for Whole {
     }
 }
 
-/// The memory of a box that is wanted, of items that a lookup tells the size of.
-pub(crate) fn fill(
-    fill: NativeFill,
-    item_bytes: impl FnOnce(&Whole) -> PyResult<usize>,
-) -> PyResult<Fill> {
-    let (of, start, shape, address, strides, owner) = fill;
-    let of = of.into();
+/// The memory of a box that is wanted. Its items have the size that the memory's owner says, never
+/// what the file says: the engine refuses the box where the two differ.
+pub(crate) fn fill(fill: NativeFill) -> PyResult<Fill> {
+    let (of, start, shape, address, strides, item_bytes, owner) = fill;
+    let of = Whole::from(of);
     let invalid = |detail: &str| PyValueError::new_err(format!("{of}: {detail}"));
     if strides
         .as_ref()
@@ -140,9 +139,16 @@ pub(crate) fn fill(
     if address == 0 && !shape.contains(&0) {
         return Err(invalid("bytes to fill at a null address"));
     }
-    let (item_bytes, strides) = (item_bytes(&of)?, strides.as_deref());
-    // SAFETY: as for `target`, with the strides of the same object: every item they reach is its
-    // own.
+    let items = shape
+        .iter()
+        .try_fold(1usize, |items, &dim| items.checked_mul(dim));
+    let bytes = items.and_then(|items| items.checked_mul(item_bytes));
+    if item_bytes == 0 || bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+        return Err(invalid("no size of memory to fill"));
+    }
+    let strides = strides.as_deref();
+    // SAFETY: as for `target`, with the strides and the item size of the same object: every item
+    // they reach is its own.
     let into = unsafe { HostArrayMut::new(address, item_bytes, &shape, strides, Box::new(owner)) };
     let into = into.ok_or_else(|| invalid("items of the memory to fill lie in each other"))?;
     Ok(Fill { of, start, into })

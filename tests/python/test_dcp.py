@@ -222,6 +222,18 @@ class TestTargets:
         for name in names:
             assert torch.equal(targets[name].to(torch.float32), weight), name
 
+    def test_of_smaller_items_are_converted_and_nothing_beside_is_touched(self, tmp_path):
+        weight = torch.randn(6, 8)
+        targets = {}
+        for dtype in (torch.float16, torch.float8_e4m3fn, torch.int64, torch.bool):
+            targets[str(dtype)] = torch.ones(8, 8).to(dtype)
+        save(dict.fromkeys(targets, weight), tmp_path / "a")
+        load({name: target[1:7] for name, target in targets.items()}, tmp_path / "a")
+        for target in targets.values():
+            expected = torch.ones(8, 8)
+            expected[1:7] = weight.to(target.dtype).float()
+            assert torch.equal(target.float(), expected), target.dtype
+
     def test_that_share_memory(self, tmp_path):
         """Each is filled, one after the other, whatever is stored for the other."""
         save({"a": torch.ones(100_000), "b": torch.full((100_000,), 2.0)}, tmp_path / "a")

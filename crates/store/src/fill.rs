@@ -74,14 +74,6 @@ fn scattered(parts: Vec<Part>) -> (Goal, Target) {
 }
 
 impl Checkpoint {
-    /// Bytes of an item of what boxes are wanted of.
-    ///
-    /// # Errors
-    /// [`Error::Mismatch`] where there is no such tensor.
-    pub fn item_bytes(&self, of: &Whole) -> Result<usize> {
-        self.with_tensor(of, |tensor| Ok(tensor.item_bytes))
-    }
-
     /// Puts boxes of tensors into the caller's memory. No two of the memories may overlap; boxes
     /// may, and each byte of a file is read once for all of them.
     ///

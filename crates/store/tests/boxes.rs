@@ -509,6 +509,9 @@ fn a_box_without_a_place_is_refused_before_anything_is_read() {
         (name(), &[0, 0], 4, &[1, 21]),
         (name(), &[u64::MAX, 0], 4, &[1, 1]),
         (name(), &[0, 0], 8, &[1, 1]),
+        (name(), &[0, 0], 2, &[10, 20]),
+        (name(), &[0, 0], 2, &[0, 20]),
+        (Whole::Entry(1), &[0, 0], 1, &[10, 20]),
         (name(), &[0, 0, 0], 4, &[1, 1]),
     ];
     for (of, start, item_bytes, shape) in cases {

@@ -12,7 +12,6 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import distributed as dist
 from torch.distributed.checkpoint.metadata import (
@@ -27,6 +26,7 @@ from torch.distributed.checkpoint.planner import LoadItemType
 
 from penstock import _native, dtypes, tree
 from penstock.errors import StateMismatchError
+from penstock.fetch import whole_request
 from penstock.inspection import part_name
 from penstock.integrations.dcp import layout
 from penstock.memory import CPU, of_tensor
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
+    from penstock._native import _Fill
     from penstock.memory import Memory
     from penstock.restore import Place
     from penstock.tree import Node
@@ -92,16 +93,16 @@ class _Read:
         self.host = torch.empty(of_what, dtype=self.source.dtype)
         return self.host.numel() * self.host.element_size()
 
-    def request(self) -> tuple[Any, ...]:
+    def request(self) -> _Fill:
         """What the native module is asked for."""
-        source, host = self.source, self.host
-        if host is not None:
-            start = (0,) * host.dim() if source.window else self.start
-            return source.of, start, tuple(host.shape), host.data_ptr(), None, host
-        memory = self.memory
+        source, host, start = self.source, self.host, self.start
+        memory = self.memory if host is None else of_tensor(host, self.item.storage_index.fqn)
         if memory is None:
             raise AssertionError("neither the target nor other memory can be filled")
-        return source.of, self.start, tuple(memory.shape), memory.address, memory.strides, memory
+        if host is not None and source.window is not None:
+            start = (0,) * host.dim()
+        place = (memory.address, memory.strides, memory.item_bytes, memory.owner)
+        return source.of, start, tuple(memory.shape), *place
 
     def settle(self) -> None:
         """Copies to the target what could not be read there."""
@@ -229,15 +230,13 @@ class Opened:
         """Reads the tensors inside of values."""
         seen = self._seen
         places: dict[int, Place] = {}
-        requests: list[Any] = []
+        requests: list[_Fill] = []
         for index in needed(nodes, seen.tensors, seen.aliases):
-            _, _, shape, _, begin, end = seen.tensors[index]
-            if begin == end:
-                continue
-            memory = np.empty(end - begin, np.uint8)
-            places[index] = (memory, 0)
-            of, zeros = seen.wholes.get(index, index), (0,) * len(shape)
-            requests.append((of, zeros, tuple(shape), memory.ctypes.data, None, memory))
+            row = seen.tensors[index]
+            if row[4] != row[5]:
+                memory, request = whole_request(seen.wholes.get(index, index), row)
+                places[index] = (memory, 0)
+                requests.append(request)
         if requests:
             self.checkpoint.fill(requests, options=options, progress=None)
         return places
