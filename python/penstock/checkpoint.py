@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import _native, dtypes, tree
-from penstock.errors import CheckpointNotFoundError, UnsupportedStateError
+from penstock.errors import CheckpointNotFoundError, StateMismatchError, UnsupportedStateError
 from penstock.fetch import fetch
 from penstock.flatten import flatten
 from penstock.gcpause import gc_paused
@@ -165,8 +165,9 @@ def load(
             the bytes in all.
         report: Called with the `LoadReport` when the state is complete; ``reports.append`` of a
             list keeps it, ``print`` shows it.
-        rank: Whose values to load; None for those of this process, where `torch.distributed` is
-            initialized, and else of rank 0.
+        rank: Whose state to load, exactly as that rank saved it; None for that of this process,
+            where `torch.distributed` is initialized, and else of rank 0, with what only other
+            ranks had, such as layers of other pipeline stages, in its place among the rest.
 
     Returns:
         The state, or ``into`` (rebuilt where it is a tuple). New tensors and arrays of the host
@@ -181,7 +182,8 @@ def load(
             ``allow_partial`` is False.
         CorruptCheckpointError: The checkpoint is damaged, or none of Penstock's.
         FormatVersionError: A newer Penstock wrote it.
-        StateMismatchError: A key matches nothing, or ``into`` does not fit.
+        StateMismatchError: A key matches nothing, ``into`` does not fit, or what ranks saved apart
+            makes no single state, as where pipeline stages use the same keys.
         MissingDependencyError: The state holds values of a package that is not installed.
         StorageError: The operating system failed an operation.
 
@@ -275,6 +277,8 @@ def verify(
     problems = tuple(Problem(**problem) for problem in fields["problems"])
     return VerifyResult(**{**fields, "path": where, "problems": problems})
 
+
+_NAMED_MAX = 8
 
 _REPLACED_MAX = 8
 """How often a checkpoint may be replaced while it is read before that is an error."""
@@ -373,18 +377,21 @@ class _Reading:
 
     def _look(self, checkpoint: _native.Checkpoint) -> tuple[View, Targets | None]:
         """What is to be loaded, and what it goes into."""
-        seen = view(checkpoint, self._rank, self._wanted.into)
+        wanted = self._wanted
+        is_alone = wanted.rank is not None
+        seen = view(checkpoint, self._rank, wanted.into, is_alone=is_alone)
+        if seen.unreached and wanted.into is None and self._patterns is None and not is_alone:
+            raise _unreached(self._path, list(seen.unreached))
         node = seen.node
         if self._patterns is not None:
             node = tree.select(node, self._patterns, self._path)
-        allow_partial = self._wanted.allow_partial
+        allow_partial = wanted.allow_partial
         node, is_left_out = settle(node, checkpoint, self._path, allow_partial=allow_partial)
         seen = seen._replace(node=node)
-        into = self._wanted.into
-        if into is None:
+        if wanted.into is None:
             return seen, None
         is_partial = self._patterns is not None or is_left_out
-        return seen, Targets(node, into, seen, self._path, is_partial=is_partial)
+        return seen, Targets(node, wanted.into, seen, self._path, is_partial=is_partial)
 
     def _select(self, seen: View, targets: Targets | None) -> set[int] | None:
         """Indices of the tensors to read as they are; None for everything in every file."""
@@ -402,6 +409,19 @@ class _Reading:
             return Builder(seen.tensors, seen.aliases, places, self._device).build(seen.node)
         builder = Builder(seen.tensors, seen.aliases, {**places, **targets.places()})
         return targets.finish(seen.node, self._wanted.into, builder)
+
+
+def _unreached(path: str, names: list[str]) -> StateMismatchError:
+    """Of what ranks saved apart, one state has no place for all."""
+    named = ", ".join(map(repr, names[:_NAMED_MAX]))
+    more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
+    return StateMismatchError(
+        f"{path}: the states of its ranks do not make one: beside what this one sees they hold "
+        f"{named}{more}, under keys that are other tensors here; load what one rank saved with "
+        "rank=, or choose leaves with keys=",
+        key=names[0],
+        path=path,
+    )
 
 
 def decode_path(path: str | os.PathLike[str] | bytes) -> str:

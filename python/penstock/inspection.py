@@ -11,7 +11,7 @@ from penstock import tree
 from penstock.errors import CorruptCheckpointError
 from penstock.partial import is_missing
 from penstock.restore import Builder, is_data, reference
-from penstock.view import view
+from penstock.view import NO_FILE, may_share, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,7 +68,8 @@ class TensorInfo:
         file: The file that holds its bytes; empty where there are pieces.
         begin: Offset of its first byte in that file; 0 where there are pieces.
         end: Offset of the byte after its last; its size where there are pieces.
-        rank: The rank whose own it is, where many saved together; None for what they share.
+        rank: The rank whose own it is, where many saved together; None for what they share. Of
+            what only some share and one state has no place for, the first that stores some of it.
         pieces: What it is put together from, if many ranks saved it.
     """
 
@@ -214,12 +215,18 @@ def _tensors(
     rows = checkpoint.tensors()
     pieces: dict[str, list[PieceInfo]] = {}
     boxes = set()
+    storing: dict[str, int] = {}
+    firsts = [first for first, _ in checkpoint.offsets()]
+
+    def rank_of(index: int) -> int:
+        return bisect.bisect_right(firsts, index) - 1
+
     for index, whole, _, start in checkpoint.boxes():
         _, _, shape, file, begin, end = rows[index]
         boxes.add(index)
         pieces.setdefault(whole, []).append(PieceInfo(start, shape, file, begin, end))
+        storing.setdefault(whole, rank_of(index))
     is_alone = checkpoint.world_size == 1
-    firsts = [first for first, _ in checkpoint.offsets()]
     own = [
         TensorInfo(
             name=row[0],
@@ -228,17 +235,19 @@ def _tensors(
             file=row[3],
             begin=row[4],
             end=row[5],
-            rank=None if is_alone else bisect.bisect_right(firsts, index) - 1,
+            rank=None if is_alone else rank_of(index),
         )
         for index, row in enumerate(rows)
         if index not in boxes
     ]
     aliases = {name: rows[index][0] for name, index, _ in checkpoint.aliases()}
-    if not boxes and is_alone:
+    if not may_share(checkpoint, has_boxes=bool(boxes)):
         return tuple(own), aliases
     with tree.reading(path, part_name(checkpoint.files())):
-        shared, names = _shared(view(checkpoint, 0), pieces)
-    return (*shared, *own), {**aliases, **names}
+        seen = view(checkpoint, 0)
+        shared, names = _shared(seen, pieces)
+    apart = _apart(seen, pieces, storing)
+    return (*shared, *apart, *own), {**aliases, **names}
 
 
 def _shared(
@@ -268,6 +277,25 @@ def _shared(
             pieces=tuple(sorted(pieces.get(seen.wholes[index], ()))),
         )
     return list(found.values()), aliases
+
+
+def _apart(
+    seen: View, pieces: dict[str, list[PieceInfo]], storing: dict[str, int]
+) -> list[TensorInfo]:
+    """The tensors that are put together from pieces and not in the state, as parts name them."""
+    return [
+        TensorInfo(
+            name=name,
+            dtype=stored.dtype,
+            shape=stored.shape,
+            file=NO_FILE,
+            begin=0,
+            end=sum(piece.end - piece.begin for piece in pieces[name]),
+            rank=storing[name],
+            pieces=tuple(sorted(pieces[name])),
+        )
+        for name, stored in seen.unreached.items()
+    ]
 
 
 def part_name(files: Iterable[tuple[str, int]]) -> str | None:

@@ -7,79 +7,30 @@ number: first all stored entries, then the *wholes*, tensors that are put togeth
 
 from __future__ import annotations
 
+import bisect
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from penstock import dtypes, tree
+from penstock.restore import is_data, reference
 from penstock.scalars import TreeError, decode_key, encode_key, member
-from penstock.tree import MAPPINGS, Node
+from penstock.tree import LEVELS_MAX, MAPPINGS, Node
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, KeysView, Sequence
 
     from penstock import _native
     from penstock._native import _Alias
     from penstock.restore import Row
     from penstock.ties import View as Window
 
+    _BoxRow: TypeAlias = tuple[int, str, tuple[int, ...], tuple[int, ...]]
+
 NO_FILE = ""
 """Stands for the file of a tensor that lies in several."""
 
 
-class View(NamedTuple):
-    """What one rank sees of a checkpoint.
-
-    Attributes:
-        node: The tree; leaves refer to ``tensors`` and ``aliases`` by index.
-        tensors: Stored entries, then wholes: ``(name, dtype, shape, file, begin, end)``.
-        aliases: Further names, and windows.
-        wholes: Index of each whole -> its name in the parts.
-        is_shared: Whether there may be more in the checkpoint than this rank sees.
-    """
-
-    node: Node
-    tensors: Sequence[Row]
-    aliases: Sequence[_Alias]
-    wholes: dict[int, str]
-    is_shared: bool
-
-
-def view(checkpoint: _native.Checkpoint, rank: int, state: Any = None) -> View:
-    """The view of a rank.
-
-    A rank beyond those that saved sees what the rank modulo their number saw. What that rank did
-    not have, such as the layers of another pipeline stage, is added from the others.
-
-    Args:
-        checkpoint: An open checkpoint.
-        rank: Who looks.
-        state: What is to be filled, if anything: of what the saving rank did not have, only what
-            this holds is added.
-
-    Raises:
-        TreeError: A tree is malformed.
-    """
-    tensors, aliases = checkpoint.tensors(), checkpoint.aliases()
-    trees = checkpoint.trees()
-    boxes = checkpoint.boxes()
-    if len(trees) == 1 and not boxes:
-        return View(tree.parse(trees[0]), tensors, aliases, {}, is_shared=False)
-    saved_rank = rank % len(trees)
-    stored = _stored(boxes, tensors)
-    numbering = _Numbering(tensors, aliases, checkpoint.offsets(), stored)
-    node = numbering.number(tree.parse(trees[saved_rank]), saved_rank)
-    unseen = stored.keys() - numbering.names
-    for other in range(len(trees)):
-        if not unseen:
-            break
-        if other != saved_rank:
-            further = numbering.number(tree.parse(trees[other]), other)
-            _add(node, further, state, is_open=state is None)
-            unseen -= numbering.names
-    return View(node, numbering.tensors, numbering.aliases, numbering.wholes, is_shared=True)
-
-
-class _Stored(NamedTuple):
+class Stored(NamedTuple):
     """What there is of a whole.
 
     Attributes:
@@ -93,16 +44,130 @@ class _Stored(NamedTuple):
     items: int
 
 
-def _stored(
-    boxes: Sequence[tuple[int, str, tuple[int, ...], tuple[int, ...]]], tensors: Sequence[Row]
-) -> dict[str, _Stored]:
+class View(NamedTuple):
+    """What one rank sees of a checkpoint.
+
+    Attributes:
+        node: The tree; leaves refer to ``tensors`` and ``aliases`` by index.
+        tensors: Stored entries, then wholes: ``(name, dtype, shape, file, begin, end)``.
+        aliases: Further names, and windows.
+        wholes: Index of each whole -> its name in the parts.
+        unreached: Wholes that are stored and not in the tree, by name.
+        is_shared: Whether there may be more in the checkpoint than this rank sees.
+        tree_chars: Length of all trees that were parsed.
+    """
+
+    node: Node
+    tensors: Sequence[Row]
+    aliases: Sequence[_Alias]
+    wholes: dict[int, str]
+    unreached: dict[str, Stored]
+    is_shared: bool
+    tree_chars: int
+
+
+def may_share(checkpoint: _native.Checkpoint, *, has_boxes: bool) -> bool:
+    """Whether a tree may name tensors that ranks share, or a rank may have others than the next."""
+    # One rank may have such without elements, which have no boxes. A member whose name is written
+    # with escapes is passed over here, and its leaf refused, as it has no index.
+    return checkpoint.world_size > 1 or has_boxes or '"g"' in checkpoint.tree
+
+
+def view(
+    checkpoint: _native.Checkpoint, rank: int, state: Any = None, *, is_alone: bool = False
+) -> View:
+    """The view of a rank.
+
+    A rank beyond those that saved sees what the rank modulo their number saw, and one that saved
+    nothing what the first one saw. What that rank did not have, such as the layers of another
+    pipeline stage, is added from the others where it has one place; trees of others are parsed
+    only for that.
+
+    Args:
+        checkpoint: An open checkpoint.
+        rank: Who looks.
+        state: What is to be filled, if anything: of what the saving rank did not have, only what
+            this holds is added.
+        is_alone: Have exactly what that rank saved.
+
+    Raises:
+        TreeError: A tree is malformed.
+    """
+    tensors, aliases, boxes = checkpoint.tensors(), checkpoint.aliases(), checkpoint.boxes()
+    saved_rank = rank % checkpoint.world_size
+    text = checkpoint.rank_tree(saved_rank)
+    is_nothing_wanted = isinstance(state, dict) and not state
+    if text == _NOTHING and not is_alone and not is_nothing_wanted:
+        saved_rank, text = 0, checkpoint.rank_tree(0)
+    if not may_share(checkpoint, has_boxes=bool(boxes)):
+        node = tree.parse(text)
+        return View(node, tensors, aliases, {}, {}, is_shared=False, tree_chars=len(text))
+    stored = _stored(boxes, tensors)
+    numbering = _Numbering(tensors, aliases, checkpoint.offsets(), stored)
+    node = numbering.number(tree.parse(text), saved_rank)
+    tree_chars = len(text)
+    unseen = stored.keys() - numbering.names
+    if unseen and not is_alone:
+        merging = _Merging(numbering, node, state)
+        for other in _storing_first(checkpoint, boxes, unseen, saved_rank):
+            if not merging.is_wanting:
+                break
+            text = checkpoint.rank_tree(other)
+            tree_chars += len(text)
+            # What it names without a place for it has none in the trees of others either.
+            unseen -= merging.add(tree.parse(text), other)
+    return View(
+        node,
+        numbering.tensors,
+        numbering.aliases,
+        numbering.wholes,
+        {name: found for name, found in stored.items() if name not in numbering.names},
+        is_shared=checkpoint.world_size > 1 or bool(boxes or numbering.wholes),
+        tree_chars=tree_chars,
+    )
+
+
+_NOTHING = "{}"
+"""The tree of a rank that has no state of its own."""
+
+
+def _storing_first(
+    checkpoint: _native.Checkpoint, boxes: Sequence[_BoxRow], unseen: set[str], own: int
+) -> Iterator[int]:
+    """The ranks whose trees may name what is unseen, while anything is.
+
+    Whoever stores a part of a tensor names it, so those come first; the others only for tensors
+    that none of those has named.
+
+    Args:
+        checkpoint: The checkpoint.
+        boxes: Of all tensors.
+        unseen: Names that are looked for; whoever asks takes away what a tree has named.
+        own: The rank whose tree is known.
+    """
+    firsts = [first for first, _ in checkpoint.offsets()]
+    storing: dict[int, set[str]] = {}
+    for index, name, _, _ in boxes:
+        if name in unseen:
+            storing.setdefault(bisect.bisect_right(firsts, index) - 1, set()).add(name)
+    for rank in sorted(storing):
+        if rank != own and not unseen.isdisjoint(storing[rank]):
+            yield rank
+    for rank in range(len(firsts)):
+        if not unseen:
+            return
+        if rank != own and rank not in storing:
+            yield rank
+
+
+def _stored(boxes: Sequence[_BoxRow], tensors: Sequence[Row]) -> dict[str, Stored]:
     """What the boxes of each whole come to, by name."""
-    found: dict[str, _Stored] = {}
+    found: dict[str, Stored] = {}
     for index, name, shape, _ in boxes:
         _, dtype, box_shape, *_ = tensors[index]
         items = math.prod(box_shape)
         known = found.get(name)
-        found[name] = _Stored(dtype, shape, items + (0 if known is None else known.items))
+        found[name] = Stored(dtype, shape, items + (0 if known is None else known.items))
     return found
 
 
@@ -114,7 +179,7 @@ class _Numbering:
         tensors: Sequence[Row],
         aliases: Sequence[_Alias],
         offsets: Sequence[tuple[int, int]],
-        stored: dict[str, _Stored],
+        stored: dict[str, Stored],
     ) -> None:
         self.tensors = list(tensors)
         self.aliases = list(aliases)
@@ -125,12 +190,12 @@ class _Numbering:
         self._window_of: dict[tuple[int, Window], int] = {}
 
     @property
-    def names(self) -> set[str]:
-        """Names of all wholes met so far."""
-        return set(self._whole_of)
+    def names(self) -> KeysView[str]:
+        """Names of all wholes met so far, and from now on."""
+        return self._whole_of.keys()
 
     def number(self, node: Node, rank: int) -> Node:
-        """The tree of a rank with numbers of this list; changes it in place."""
+        """A node of a rank's tree with numbers of this list; changes it in place."""
         tensor, alias = self._offsets[rank]
         for leaf in _references(node):
             if "g" in leaf:
@@ -140,6 +205,12 @@ class _Numbering:
             elif "i" in leaf and leaf["$"] != "missing":
                 leaf["i"] = member(leaf, "i", int) + tensor
         return node
+
+    def name_of(self, node: Node) -> str | None:
+        """The whole that a numbered leaf stands for, or is a window over, if it is one."""
+        if not is_data(node):
+            return None
+        return self.wholes.get(reference(node, self.tensors, self.aliases)[0])
 
     def _number_whole(self, leaf: dict[str, Node]) -> None:
         index = self._index(
@@ -167,7 +238,7 @@ class _Numbering:
             items = math.prod(shape)
             nbytes = items * _item_bytes(dtype, name)
             # Before anybody takes memory for it.
-            if items and self._stored.get(name) != _Stored(dtype, shape, items):
+            if items and self._stored.get(name) != Stored(dtype, shape, items):
                 raise TreeError(
                     f"tensor {name!r:.80}: the parts do not hold all of a {dtype} tensor of shape "
                     f"{list(shape)!r:.80}"
@@ -216,39 +287,114 @@ def _references(node: Node) -> Iterator[dict[str, Any]]:
 _REFERRING = ("tensor", "ndarray", "bytes", "bytearray", "missing")
 
 
-def _add(node: Node, further: Node, state: Any, *, is_open: bool) -> None:
-    """Adds to the dictionaries of a tree what those of another rank's have beside.
+class _Merging:
+    """Adds to the tree of one rank what only those of others reach.
+
+    Dictionaries at one path may be two of a kind rather than one: the layers of pipeline stages
+    that count their own from 0, the moments of their optimizers. So nothing is added to one whose
+    members are other tensors than those of the same keys on the other rank, nor below it. And a
+    rank keeps its own values for itself: what is added holds a tensor that ranks share.
 
     Args:
-        node: The tree that is added to.
-        further: The other one.
-        state: What is to be filled.
-        is_open: Whether everything is added, for want of a state.
+        numbering: Of the tree and of what is added.
+        node: The tree, numbered; changed in place.
+        state: What is to be filled: nothing else is added then.
     """
-    own, others = _members(node), _members(further)
-    if own is None or others is None:
-        return
-    for key, child in others.items():
-        has_state = isinstance(state, dict) and key in state
-        if key in own:
-            _add(own[key], child, state[key] if has_state else None, is_open=is_open)
-        elif is_open or has_state:
-            _insert(node, key, child)
+
+    def __init__(self, numbering: _Numbering, node: Node, state: Any) -> None:
+        self._numbering = numbering
+        self._node = node
+        self._state = state
+
+    @property
+    def is_wanting(self) -> bool:
+        """Whether there is use for more."""
+        return self._state is None or _lacks(self._node, self._state)
+
+    def add(self, further: Node, rank: int) -> set[str]:
+        """Adds from the tree of another rank; returns all names of wholes in that."""
+        names = set(_names(further))
+        self._merge(self._node, further, rank, self._state, 0)
+        return names
+
+    def _merge(self, node: Node, further: Node, rank: int, state: Any, level: int) -> None:
+        own, others = _members(node), _members(further)
+        if own is None or others is None or self._contradict(own, others):
+            return
+        if level >= LEVELS_MAX:
+            raise TreeError(f"nested deeper than {LEVELS_MAX} levels")
+        for key, child in others.items():
+            inner = None
+            if self._state is not None:
+                if not isinstance(state, dict) or key not in state:
+                    continue
+                inner = state[key]
+            if key in own:
+                self._merge(own[key], child, rank, inner, level + 1)
+                continue
+            if inner is not None:
+                child = _within(child, inner)
+            if any(name not in self._numbering.names for name in _names(child)):
+                _insert(node, key, self._numbering.number(child, rank))
+
+    def _contradict(self, own: dict[Any, Node], others: dict[Any, Node]) -> bool:
+        """Whether two dictionaries hold different wholes under one key."""
+        for key, child in others.items():
+            name = _name(child)
+            if name is not None and key in own:
+                known = self._numbering.name_of(own[key])
+                if known is not None and known != name:
+                    return True
+        return False
+
+
+def _name(node: Node) -> str | None:
+    """The whole that a leaf without a number names."""
+    return member(node, "g", str) if is_data(node) and "g" in node else None
+
+
+def _names(node: Node) -> Iterator[str]:
+    """The wholes that a tree without numbers names."""
+    return (member(leaf, "g", str) for leaf in _references(node) if "g" in leaf)
+
+
+def _lacks(node: Node, state: Any) -> bool:
+    """Whether a state holds members that the dictionaries of a tree do not."""
+    own = _members(node)
+    if own is None or not isinstance(state, dict):
+        return False
+    return any(key not in own or _lacks(own[key], value) for key, value in state.items())
+
+
+def _within(node: Node, state: Any) -> Node:
+    """A node without those members of dictionaries that a state does not hold."""
+    if not isinstance(state, dict) or _members(node) is None:
+        return node
+    if "$" not in node:
+        return {key: _within(child, state[key]) for key, child in node.items() if key in state}
+    entries = [(key, decode_key(key), child) for key, child in tree.pairs(node)]
+    kept = [[key, _within(child, state[name])] for key, name, child in entries if name in state]
+    return {**node, "v": kept}
 
 
 def _members(node: Node) -> dict[Any, Node] | None:
-    """The members of a dictionary; None for anything else."""
+    """The members that a dictionary has now; None for anything else."""
     if type(node) is not dict:
         return None
     if "$" not in node:
-        return node
+        return dict(node)
     if type(node["$"]) is str and node["$"] in MAPPINGS:
         return {decode_key(key): child for key, child in tree.pairs(node)}
     return None
 
 
 def _insert(node: dict[str, Node], key: Any, child: Node) -> None:
-    if "$" not in node and type(key) is str and key != "$":
-        node[key] = child
-    elif "$" in node:
-        node["v"].append([encode_key(key, tree.LEVELS_MAX), child])
+    """Adds a member to a dictionary, which takes the form for any keys where this one asks so."""
+    if "$" not in node:
+        if type(key) is str and key != "$":
+            node[key] = child
+            return
+        entries: list[Node] = [[encode_key(own, LEVELS_MAX), value] for own, value in node.items()]
+        node.clear()
+        node |= {"$": "dict", "v": entries}
+    node["v"].append([encode_key(key, LEVELS_MAX), child])

@@ -8,6 +8,7 @@ use penstock_store::checkpoint;
 use penstock_store::part::{TensorBox, View};
 use penstock_store::plan::read::Placement;
 use penstock_store::report::LoadReport;
+use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -99,10 +100,12 @@ impl Checkpoint {
         self.inner.tree(0).get()
     }
 
-    /// The same of every rank.
-    fn trees(&self) -> Vec<&str> {
-        let ranks = 0..self.inner.manifest().world_size;
-        ranks.map(|rank| self.inner.tree(rank).get()).collect()
+    /// The same of any rank.
+    fn rank_tree(&self, rank: u32) -> PyResult<&str> {
+        if rank >= self.inner.manifest().world_size {
+            return Err(PyIndexError::new_err(format!("there is no rank {rank}")));
+        }
+        Ok(self.inner.tree(rank).get())
     }
 
     /// Where the tensors and the aliases of each rank begin among those of all.

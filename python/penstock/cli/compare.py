@@ -60,7 +60,7 @@ class Side:
         Raises:
             PenstockError: They cannot be read, or leaves share a name.
         """
-        state = penstock.load(self.path, keys=[glob.escape(name) for name in names], rank=0)
+        state = penstock.load(self.path, keys=[glob.escape(name) for name in names])
         # A partial state closes up its lists, so names can be told only by their order.
         ordered = sorted(names, key=lambda name: self._position.get(name, 0))
         leaves = list(_leaves(state))

@@ -140,8 +140,7 @@ class Opened:
                 seen = view(self.checkpoint, 0 if note is not None else _rank())
                 node, _ = settle(seen.node, self.checkpoint, path, allow_partial=False)
                 self._seen: View = seen._replace(node=node)
-                chars = sum(map(len, self.checkpoint.trees()))
-                self._layout = layout.read(node, note, chars)
+                self._layout = layout.read(node, note, seen.tree_chars)
         except BaseException:
             self.checkpoint.release()
             raise
