@@ -399,7 +399,7 @@ class _Reading:
             if self._patterns is None and not seen.is_shared:
                 return None
             return set(needed(seen.node, seen.tensors, seen.aliases))
-        if self._patterns is None and not seen.is_shared and not targets.requests():
+        if self._patterns is None and not seen.is_shared and not targets.has_parts:
             return None
         beside = needed(seen.node, seen.tensors, seen.aliases, BYTES_TAGS)
         return {*beside, *targets.beside(), *targets.native()}

@@ -2,8 +2,9 @@
 
 Everything is checked before anything is written: names, shapes, types, whether memory can be
 written at all, and whether targets share memory where the checkpoint has different tensors.
-Contiguous host memory is then filled by the native module itself; the rest is loaded beside and
-copied.
+Contiguous host memory is then filled by the native module itself, and so is that of a `DTensor`,
+box by box. For one on another device, host memory of what this rank holds stands in. The rest is
+loaded beside, in full, and copied.
 """
 
 from __future__ import annotations
@@ -72,6 +73,17 @@ class Target:
         return self._is_reachable and self._is_boxed
 
     @property
+    def is_staged(self) -> bool:
+        """Whether it is a `DTensor` that is filled from host memory of what this rank holds."""
+        is_part = self.boxes is not None and self.view is None
+        return is_part and not self._is_reachable and not self.is_nothing
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether it is a `DTensor` of which this rank holds no elements."""
+        return self.boxes is not None and (not self.boxes or 0 in self.memory.shape)
+
+    @property
     def _is_reachable(self) -> bool:
         memory = self.memory
         return memory.device == CPU and memory.high > memory.low and self.view is None
@@ -80,9 +92,8 @@ class Target:
     def _is_boxed(self) -> bool:
         return self.boxes is not None or self.is_whole
 
-    def requests(self, key: str | int) -> list[_Fill]:
+    def requests(self, key: str | int, memory: Memory) -> list[_Fill]:
         """What the native module fills: of the tensor ``key``, boxes and where they go."""
-        memory = self.memory
         zeros = (0,) * len(memory.shape)
         boxes = [Box(zeros, memory.shape, zeros)] if self.boxes is None else self.boxes
         found: list[_Fill] = []
@@ -91,6 +102,11 @@ class Target:
             place = (part.address, part.strides, part.item_bytes, part.owner)
             found.append((key, box.start, box.shape, *place))
         return found
+
+    @property
+    def held(self) -> tuple[Any, ...]:
+        """Of a `DTensor`: the stored tensor, and what this rank holds of it."""
+        return (self.index, self.memory.shape, *(self.boxes or ()))
 
     @property
     def claim(self) -> tuple[Any, ...]:
@@ -149,27 +165,43 @@ class Targets:
             raise self._mismatch()
         self._direct: dict[int, Target] = {}
         self._filled: dict[tuple[Any, ...], Target] = {}
+        self._staged: dict[tuple[Any, ...], Target] = {}
+        self._hosts: dict[tuple[Any, ...], Memory] = {}
         for target in self._found:
             if target.is_direct:
                 self._direct.setdefault(target.index, target)
             elif target.is_filled:
                 self._filled.setdefault(target.claim, target)
+            elif target.is_staged:
+                # Not by claim: some devices tell no addresses.
+                self._staged.setdefault(target.held, target)
 
     def beside(self) -> set[int]:
         """Indices of the tensors that have to be loaded beside the targets, in full."""
         return {
             target.index
             for target in self._found
-            if not target.is_direct and not target.is_filled and target.index not in self._direct
+            if not (target.is_direct or target.is_filled or target.is_staged or target.is_nothing)
+            and target.index not in self._direct
         }
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether of some tensors only a part may be wanted."""
+        return any(target.boxes is not None for target in self._found)
+
     def requests(self) -> list[_Fill]:
-        """What the native module fills box by box."""
+        """What the native module fills box by box; takes the host memory that stands in."""
+        for held, target in self._staged.items():
+            if held not in self._hosts:
+                self._hosts[held] = _host_of(target)
+        memories = [(target, target.memory) for target in self._filled.values()]
+        memories += [(self._staged[held], host) for held, host in self._hosts.items()]
         wholes = self._seen.wholes
         return [
             request
-            for target in self._filled.values()
-            for request in target.requests(wholes.get(target.index, target.index))
+            for target, memory in memories
+            for request in target.requests(wholes.get(target.index, target.index), memory)
         ]
 
     def native(self) -> dict[int, tuple[int, int, object]]:
@@ -190,7 +222,9 @@ class Targets:
         state = self._rebuild(node, state, builder, assignments)
         filled = {target.claim for target in self._direct.values()} | set(self._filled)
         for target in self._found:
-            if target.claim not in filled:
+            if target.is_staged:
+                _copy_elements(_local(target.value), self._hosts[target.held].owner)
+            elif target.claim not in filled and not target.is_nothing:
                 _copy(builder, target)
         in_place = [*self._direct.values(), *self._filled.values()]
         _bump_versions([target.memory.owner for target in in_place])
@@ -374,8 +408,20 @@ def is_sharded(value: Any) -> bool:
 
 def _held(value: Any, name: str) -> tuple[Memory, tuple[int, ...], list[Box]]:
     """Of a `DTensor`: the memory of its local tensor, its shape, and what of it that holds."""
-    memory = of_tensor(value.detach().to_local(), name)
+    memory = of_tensor(_local(value), name)
     return memory, tuple(value.shape), boxes_of(value, memory.shape, name)
+
+
+def _local(value: Any) -> Any:
+    """What a rank holds of a `DTensor`, without autograd."""
+    return value.detach().to_local()
+
+
+def _host_of(target: Target) -> Memory:
+    """Memory of the host for what a rank holds of a `DTensor` that lies elsewhere."""
+    torch = sys.modules["torch"]
+    dtype = target.memory.owner.dtype
+    return of_tensor(torch.empty(target.memory.shape, dtype=dtype, device=CPU), target.name)
 
 
 def _overlaps_itself(memory: Memory) -> bool:
@@ -427,11 +473,16 @@ def _copy(builder: Builder, target: Target) -> None:
     if isinstance(target.value, np.ndarray):
         np.copyto(target.value, builder.leaf(target.node, "ndarray"), casting="no")
         return
-    torch = sys.modules["torch"]
     value, source = target.value, builder.leaf(target.node, "tensor")
     if target.boxes is not None:
-        _copy_boxes(target.memory.owner, source, target.boxes)
-        return
+        _copy_boxes(_local(value), source, target.boxes)
+    else:
+        _copy_elements(value, source)
+
+
+def _copy_elements(value: Any, source: Any) -> None:
+    """Fills a tensor from one of the same type and shape."""
+    torch = sys.modules["torch"]
     with torch.inference_mode(value.is_inference()), torch.no_grad():
         if value.itemsize == 1:
             # PyTorch copies no int4 and its like, but bytes.
@@ -441,14 +492,10 @@ def _copy(builder: Builder, target: Target) -> None:
 
 def _copy_boxes(local: Any, source: Any, boxes: list[Box]) -> None:
     """Fills what a rank holds of a `DTensor` from the whole of it."""
-    torch = sys.modules["torch"]
-    with torch.no_grad():
-        for box in boxes:
-            wanted = tuple(slice(low, low + size) for low, size in zip(*box[:2], strict=True))
-            place = tuple(
-                slice(low, low + size) for low, size in zip(box.at, box.shape, strict=True)
-            )
-            local[place].copy_(source[wanted])
+    for box in boxes:
+        wanted = tuple(slice(low, low + size) for low, size in zip(*box[:2], strict=True))
+        place = tuple(slice(low, low + size) for low, size in zip(box.at, box.shape, strict=True))
+        _copy_elements(local[place], source[wanted])
 
 
 def _bytes_of(value: Any) -> np.ndarray[Any, Any]:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import penstock
-from penstock import _native
+from dtensors import STRIDED, distribute, values
+from penstock import _native, targets
+
+MIB = 1 << 20
 
 OPTIONS = penstock.Options().to_native()
 UNTOUCHED = 0xEE
@@ -47,3 +58,111 @@ def test_items_of_another_size_than_the_memorys_are_refused(path, item_bytes):
 def test_memory_of_no_possible_size_is_refused(path, shape, item_bytes):
     with pytest.raises(ValueError, match="no size of memory"):
         fill(path, shape, item_bytes)
+
+
+# Tensors of which a rank holds a part, and which lie where the native module does not reach.
+
+
+@contextmanager
+def mesh_of(shape, rank):
+    """A mesh that this process is one rank of: PyTorch's own stand-in, without any others."""
+    ranks = torch.arange(torch.Size(shape).numel()).reshape(shape)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks.numel())
+    try:
+        yield DeviceMesh("cpu", ranks)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture(params=["addresses", "no addresses"])
+def elsewhere(request, monkeypatch):
+    """What a `DTensor` holds is taken to lie on another device, whether or not that tells where."""
+    held = targets._held
+
+    def moved(value, name):
+        memory, shape, boxes = held(value, name)
+        memory = replace(memory, device="cuda:0")
+        if request.param == "no addresses":
+            memory = replace(memory, address=0, low=0, high=0, strides=None)
+        return memory, shape, boxes
+
+    monkeypatch.setattr(targets, "_held", moved)
+
+
+def load_part(path, whole, mesh, placements, *, is_turned=False):
+    """Loads what this rank holds of a tensor; the report."""
+    expected = distribute(whole, mesh, placements).to_local()
+    local = torch.zeros_like(expected)
+    if is_turned:
+        local = torch.zeros_like(expected.t().contiguous()).t()
+    tensor = DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+    reports = []
+    penstock.load(path, into={"w": tensor, "again": tensor}, report=reports.append)
+    raw = torch.uint8 if whole.itemsize == 1 else torch.int32
+    assert torch.equal(local.view(raw), expected.view(raw))
+    return reports[0]
+
+
+def save_whole(path, whole):
+    penstock.save(path, {"w": whole, "again": whole})
+    return path
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_rank_reads_what_it_holds_whatever_the_device(tmp_path):
+    whole = values("big", (64, MIB // 4))
+    path = save_whole(tmp_path / "ckpt", whole)
+    with mesh_of((8,), rank=3) as mesh:
+        report = load_part(path, whole, mesh, [Shard(0)])
+    assert report.bytes == whole.nbytes // 8
+    assert report.bytes_read <= report.bytes + 2 * MIB
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize(
+    ("shape", "dtype", "mesh", "placements"),
+    [
+        ((13, 5), torch.float32, (4,), [Shard(0)]),
+        ((9, 11), torch.float8_e4m3fn, (2, 2), [Replicate(), Shard(1)]),
+        ((8, 6), torch.float32, (2, 2), [STRIDED, Shard(0)]),
+        ((12, 4), torch.float32, (2, 2), [STRIDED, Replicate()]),
+    ],
+)
+def test_parts_of_any_kind_on_another_device(tmp_path, shape, dtype, mesh, placements):
+    whole = values("w", shape, dtype)
+    path = save_whole(tmp_path / "ckpt", whole)
+    for rank in range(4):
+        for is_turned in (False, True):
+            with mesh_of(mesh, rank) as ranks:
+                load_part(path, whole, ranks, placements, is_turned=is_turned)
+
+
+def load_nothing(path, whole):
+    with mesh_of((4,), rank=3) as mesh:
+        report = load_part(path, whole, mesh, [Shard(0)])
+    assert (report.bytes, report.bytes_read) == (0, 0)
+
+
+def test_a_rank_that_holds_nothing_reads_nothing(tmp_path):
+    whole = values("w", (2, MIB))
+    load_nothing(save_whole(tmp_path / "ckpt", whole), whole)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_nor_does_it_on_another_device(tmp_path):
+    whole = values("w", (2, MIB))
+    load_nothing(save_whole(tmp_path / "ckpt", whole), whole)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_two_tensors_of_one_that_is_stored_are_both_filled(tmp_path):
+    """Without addresses they look the same."""
+    whole = values("w", (8, 3))
+    path = save_whole(tmp_path / "ckpt", whole)
+    with mesh_of((4,), rank=1) as mesh:
+        into = {name: distribute(torch.zeros(8, 3), mesh, [Shard(0)]) for name in ("w", "again")}
+        penstock.load(path, into=into)
+        for tensor in into.values():
+            assert torch.equal(tensor.to_local().view(torch.int32), whole[2:4].view(torch.int32))
