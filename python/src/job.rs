@@ -28,7 +28,11 @@ pub struct Arena {
 #[pymethods]
 impl Arena {
     #[new]
-    #[pyo3(signature = (budget_bytes, sharers=NonZeroUsize::MIN))]
+    // In full, as PyO3 can only write plain literals there.
+    #[pyo3(
+        signature = (budget_bytes, sharers=NonZeroUsize::MIN),
+        text_signature = "(budget_bytes, sharers=1)"
+    )]
     fn new(budget_bytes: Option<usize>, sharers: NonZeroUsize) -> Arena {
         let inner = save::Arena::new(budget_bytes).shared_by(sharers);
         Arena { inner }
