@@ -129,21 +129,24 @@ def _fill(text: str, rows: list[restore.Row]) -> None:
     """As `penstock.load(into=…)` does, into a state that fits."""
     node = tree.parse(text)
     state = _built(node, rows, _FILLED)
-    seen = View(node, rows, _ALIASES, {}, is_shared=False)
+    seen = View(node, rows, _ALIASES, {}, {}, is_shared=False, tree_chars=len(text))
     targets = Targets(node, state, seen, _PATH, is_partial=False)
     places = {**_places(rows, _READ), **targets.places()}
     targets.finish(node, state, restore.Builder(rows, _ALIASES, places))
 
 
 class _TwoRanks:
-    """A checkpoint as `penstock.view` sees it: two ranks of one tree, boxes of two tensors."""
+    """A checkpoint as `penstock.view` sees it: two ranks with a tree each, boxes of two tensors."""
 
-    def __init__(self, text: str, rows: list[restore.Row]) -> None:
-        self._text = text
+    world_size = 2
+
+    def __init__(self, trees: tuple[str, str], rows: list[restore.Row]) -> None:
+        self._trees = trees
         self._rows = rows
+        self.tree = trees[0]
 
-    def trees(self) -> list[str]:
-        return [self._text, self._text]
+    def rank_tree(self, rank: int) -> str:
+        return self._trees[rank]
 
     def tensors(self) -> list[restore.Row]:
         return [*self._rows, *self._rows]
@@ -159,11 +162,19 @@ class _TwoRanks:
         return [(0, "t0", (4, 3), (0, 0)), (other, "t0", (4, 3), (2, 0)), (7, "t7", (), ())]
 
 
+_BARE = ('{"a":{}}', '{"$":"dict","v":[]}')
+"""Trees that have a place for what others have beside them."""
+
+
 def _look(text: str, rows: list[restore.Row]) -> None:
     """As `penstock.load` does with what many ranks have saved."""
-    checkpoint: Any = _TwoRanks(text, rows)
+    checkpoint: Any = _TwoRanks((text, text), rows)
     seen = view(checkpoint, 1)
     needed = restore.needed(seen.node, seen.tensors, seen.aliases)
     places = dict.fromkeys(needed, (_READ, 0))
     state = restore.Builder(seen.tensors, seen.aliases, places).build(seen.node)
     view(checkpoint, 0, state)
+    for bare in _BARE:
+        other: Any = _TwoRanks((bare, text), rows)
+        view(other, 0)
+        view(other, 0, state)
