@@ -139,6 +139,17 @@ def test_parts_of_any_kind_on_another_device(tmp_path, shape, dtype, mesh, place
                 load_part(path, whole, ranks, placements, is_turned=is_turned)
 
 
+def test_a_conjugate_is_filled_itself(tmp_path):
+    """Its elements in memory are not its values."""
+    whole = values("w", (8,), torch.int32).float().to(torch.complex64)
+    penstock.save(tmp_path / "ckpt", {"w": whole + 1j})
+    with mesh_of((4,), rank=1) as mesh:
+        local = torch.zeros(2, dtype=torch.complex64)
+        tensor = DTensor.from_local(local.conj(), mesh, [Shard(0)], run_check=False)
+        penstock.load(tmp_path / "ckpt", into={"w": tensor})
+    assert torch.equal(local, (whole + 1j)[2:4].conj().resolve_conj())
+
+
 def load_nothing(path, whole):
     with mesh_of((4,), rank=3) as mesh:
         report = load_part(path, whole, mesh, [Shard(0)])
