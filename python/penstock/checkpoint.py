@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import os
 import time
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import _native, dtypes, tree
-from penstock.errors import CheckpointNotFoundError, StateMismatchError, UnsupportedStateError
+from penstock.errors import (
+    CheckpointNotFoundError,
+    PenstockWarning,
+    StateMismatchError,
+    UnsupportedStateError,
+)
 from penstock.fetch import fetch
 from penstock.flatten import flatten
 from penstock.gcpause import gc_paused
@@ -165,9 +171,11 @@ def load(
             the bytes in all.
         report: Called with the `LoadReport` when the state is complete; ``reports.append`` of a
             list keeps it, ``print`` shows it.
-        rank: Whose state to load, exactly as that rank saved it; None for that of this process,
-            where `torch.distributed` is initialized, and else of rank 0, with what only other
-            ranks had, such as layers of other pipeline stages, in its place among the rest.
+        rank: Whose state to load, exactly as that rank saved it; None for that of this process
+            where `torch.distributed` is initialized, and else of rank 0. To what ``into`` holds or
+            ``keys`` names, and to the whole state where one process loads it, what only other
+            ranks had is added in its place, such as layers of other pipeline stages. Where ranks
+            had values of their own under the same keys, a `PenstockWarning` says so.
 
     Returns:
         The state, or ``into`` (rebuilt where it is a tuple). New tensors and arrays of the host
@@ -212,6 +220,8 @@ def load(
         rank=rank,
     )
     loaded = read(decode_path(path), wanted, options)
+    for message in loaded.warnings:
+        warnings.warn(message, PenstockWarning, stacklevel=2)
     if report is not None:
         report(loaded.report)
     return loaded.state
@@ -291,16 +301,22 @@ class Loaded(NamedTuple):
         state: The state.
         report: How.
         is_whole: Whether every byte of every file was read.
+        warnings: What the caller should know of it.
     """
 
     state: Any
     report: LoadReport
     is_whole: bool
+    warnings: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What of a checkpoint a caller wants, and where; see `load`."""
+    """What of a checkpoint a caller wants, and where; see `load`.
+
+    Attributes:
+        own_rank: Who asks, where ``rank`` is None; None to find that out.
+    """
 
     into: Any = None
     keys: str | Iterable[str] | None = None
@@ -308,6 +324,7 @@ class Wanted:
     progress: bool | Progress = False
     allow_partial: bool = False
     rank: int | None = None
+    own_rank: int | None = None
 
 
 def read(path: str, wanted: Wanted, options: Options | None) -> Loaded:
@@ -339,7 +356,8 @@ class _Reading:
         self._patterns = _check_patterns(wanted.keys)
         self._options = to_native(options)
         self._device = _check_device(wanted.device)
-        self._rank = _check_rank(wanted.rank)
+        self._warnings: list[str] = []
+        self._rank, self._is_alone = self._whose()
 
     def run(self) -> Loaded:
         """Loads it."""
@@ -373,15 +391,27 @@ class _Reading:
             # original.
             changes["verified"] = False
         report = LoadReport(**{**fetched.fields, **changes})
-        return Loaded(state, report, fetched.is_whole)
+        return Loaded(state, report, fetched.is_whole, self._warnings)
+
+    def _whose(self) -> tuple[int, bool]:
+        """Whose state is loaded, and whether exactly as that rank saved it."""
+        wanted = self._wanted
+        if wanted.rank is not None:
+            return _check_rank(wanted.rank), True
+        rank = wanted.own_rank
+        if rank is None:
+            together = find_ranks(None, no_dist=False)
+            rank = None if together is None else together.rank
+        if rank is None:
+            return 0, False
+        return rank, wanted.into is None and self._patterns is None
 
     def _look(self, checkpoint: _native.Checkpoint) -> tuple[View, Targets | None]:
         """What is to be loaded, and what it goes into."""
         wanted = self._wanted
-        is_alone = wanted.rank is not None
-        seen = view(checkpoint, self._rank, wanted.into, is_alone=is_alone)
-        if seen.unreached and wanted.into is None and self._patterns is None and not is_alone:
-            raise _unreached(self._path, list(seen.unreached))
+        seen = view(checkpoint, self._rank, wanted.into, is_alone=self._is_alone)
+        if seen.unreached and wanted.into is None and self._patterns is None and not self._is_alone:
+            self._leave_out(seen)
         node = seen.node
         if self._patterns is not None:
             node = tree.select(node, self._patterns, self._path)
@@ -392,6 +422,29 @@ class _Reading:
             return seen, None
         is_partial = self._patterns is not None or is_left_out
         return seen, Targets(node, wanted.into, seen, self._path, is_partial=is_partial)
+
+    def _leave_out(self, seen: View) -> None:
+        """Tells of what ranks saved apart and one state has no place for.
+
+        Raises:
+            StateMismatchError: It is more than values that each rank has of its own.
+        """
+        names = list(seen.unreached)
+        named = ", ".join(map(repr, names[:_NAMED_MAX]))
+        more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
+        if seen.are_few_unreached:
+            self._warnings.append(
+                f"{self._path}: other ranks have their own values of {len(names)} tensors, which "
+                f"are left out: {named}{more}; rank= loads the state of one rank"
+            )
+            return
+        raise StateMismatchError(
+            f"{self._path}: the states of its ranks do not make one: beside what this one sees "
+            f"they hold {named}{more}, under keys that are other tensors here; load what one rank "
+            "saved with rank=, or choose leaves with keys=",
+            key=names[0],
+            path=self._path,
+        )
 
     def _select(self, seen: View, targets: Targets | None) -> set[int] | None:
         """Indices of the tensors to read as they are; None for everything in every file."""
@@ -409,19 +462,6 @@ class _Reading:
             return Builder(seen.tensors, seen.aliases, places, self._device).build(seen.node)
         builder = Builder(seen.tensors, seen.aliases, {**places, **targets.places()})
         return targets.finish(seen.node, self._wanted.into, builder)
-
-
-def _unreached(path: str, names: list[str]) -> StateMismatchError:
-    """Of what ranks saved apart, one state has no place for all."""
-    named = ", ".join(map(repr, names[:_NAMED_MAX]))
-    more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
-    return StateMismatchError(
-        f"{path}: the states of its ranks do not make one: beside what this one sees they hold "
-        f"{named}{more}, under keys that are other tensors here; load what one rank saved with "
-        "rank=, or choose leaves with keys=",
-        key=names[0],
-        path=path,
-    )
 
 
 def decode_path(path: str | os.PathLike[str] | bytes) -> str:
@@ -476,9 +516,6 @@ def _check_patterns(keys: str | Iterable[str] | None) -> list[str] | None:
 
 
 def _check_rank(rank: Any) -> int:
-    if rank is None:
-        together = find_ranks(None, no_dist=False)
-        return 0 if together is None else together.rank
     if type(rank) is not int:
         raise TypeError(f"rank={rank!r}: must be an int or None")
     if rank < 0:

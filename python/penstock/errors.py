@@ -25,6 +25,7 @@ __all__ = [
     "PenstockWarning",
     "ProtectedCheckpointError",
     "RankError",
+    "SaveCancelledError",
     "SaveInProgressError",
     "StateMismatchError",
     "StorageError",
@@ -270,6 +271,10 @@ class SaveInProgressError(PenstockError):
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(message)
         self.path = path
+
+
+class SaveCancelledError(PenstockError):
+    """A save was given up by `PendingSave.cancel`; nothing was committed."""
 
 
 class MissingDependencyError(PenstockError, ImportError):

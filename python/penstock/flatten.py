@@ -59,9 +59,10 @@ FACTORIES: dict[str, type | None] = {"none": None} | {
 class PerRank:
     """Marks a value of which each rank has its own, where many ranks save together.
 
-    Only plain tensors need it: every other tensor is known to be sharded or not, and plain values,
-    arrays and byte strings are kept for each rank in any case; see `penstock.save`. What is loaded
-    is the value itself. In a target of ``load(into=…)`` it may be marked as well or not.
+    Only plain tensors may need it. Plain values, arrays and byte strings are kept for each rank in
+    any case, and so are tensors that differ; see `penstock.save`. The mark spares thousands of
+    ranks finding out that they do, and keeps apart what differs in few of many elements. What is
+    loaded is the value itself. In a target of ``load(into=…)`` it may be marked as well or not.
 
     Attributes:
         value: Any state, tensors included.
@@ -326,14 +327,20 @@ class Flattener:
     def _data(self, tag: str, value: Any, name: str, read: Callable[[Any, str], Memory]) -> Node:
         """A leaf whose bytes go to a shard."""
         index = self._index_of.get(id(value))
+        memory = read(value, name) if index is None else self._memories[index]
+        node: dict[str, Any] = {"$": tag}
+        self.add_leaf(name, node, value, memory)
+        return node
+
+    def add_leaf(self, name: str, node: Node, value: Any, memory: Memory) -> None:
+        """Takes note of a leaf whose bytes go to a shard; its node is completed at the end."""
+        index = self._index_of.get(id(value))
         if index is None:
             index = self._index_of[id(value)] = len(self._memories)
-            self._memories.append(read(value, name))
+            self._memories.append(memory)
             # Held here, so that no other object can get its id while this walk lasts.
             self._values.append(value)
-        node: dict[str, Any] = {"$": tag}
         self._leaves.append((name, node, index))
-        return node
 
     def _unusual(self, value: Any, name: str) -> Node:
         node = None

@@ -12,7 +12,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.errors import PenstockError, StateMismatchError
+from penstock.errors import PenstockError, SaveCancelledError, StateMismatchError
 from penstock.progress import shown
 from penstock.saving import Save
 
@@ -75,12 +75,14 @@ class PendingSave:
         self._error: BaseException | None = None
         self._torn: StateMismatchError | None = None
         self._is_seen = False
+        self._is_cancelled = False
         self._done = threading.Event()
         self._lock = threading.Lock()
         self._versions = _versions(save.owners) if lazy else None
         save.owners = []
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._run, name="penstock-save")
+        # A daemon would be stopped in the middle when the process exits.
+        self._thread = threading.Thread(target=self._run, name="penstock-save", daemon=False)
         if self._versions:
             _watch_optimizers()
         if lazy:
@@ -88,10 +90,11 @@ class PendingSave:
         _live.add(self)
         try:
             self._thread.start()
-        except BaseException:
+        except BaseException as error:
             _live.discard(self)
             _unstaged.discard(self)
             self._job.cancel()
+            save.give_up(error)
             raise
 
     def __repr__(self) -> str:
@@ -144,6 +147,7 @@ class PendingSave:
 
         Raises:
             TimeoutError: It is still running; nothing is wrong yet.
+            SaveCancelledError: It was cancelled.
             StateMismatchError: A lazy save found a tensor changed before it was copied.
             PenstockError: Whatever else `penstock.save` raises.
         """
@@ -181,13 +185,16 @@ class PendingSave:
         return SaveProgress(*self._job.progress())
 
     def cancel(self) -> None:
-        """Gives up, unless the commit has begun; `result` raises KeyboardInterrupt then.
+        """Gives up, unless the commit has begun; `result` raises `SaveCancelledError` then.
 
         Of many ranks, the others learn of it and fail. Nobody else is told that it was given up.
         """
         self._check_process()
         self._see()
-        self._job.cancel()
+        self._is_cancelled = True
+        save = self._save
+        if save is not None:
+            save.cancel()
 
     # What the store asks.
 
@@ -245,6 +252,8 @@ class PendingSave:
             with contextlib.suppress(Exception):
                 self._after()
         except BaseException as error:
+            if self._is_cancelled and isinstance(error, KeyboardInterrupt):
+                error = SaveCancelledError(f"{self.path} was cancelled and is not saved")
             # Of its frames, so that nothing of the state stays alive with it.
             self._error = (self._torn or error).with_traceback(None)
         finally:
@@ -362,9 +371,8 @@ def save_together(
         RankError: Another rank failed, is not there or saves something else.
         PenstockError: Whatever else `penstock.save` raises.
     """
-    save = Save(
-        target, state, options=options, ranks=ranks, number=ranks.enter(target.label), lazy=True
-    )
+    together = ranks.enter(target.label, options["rank_timeout_seconds"])
+    save = Save(target, state, options=options, together=together, lazy=True)
     save.owners.clear()
     pending = PendingSave(save, lazy=False, after=_nothing)
     with shown(progress, "saving") as update:

@@ -124,11 +124,17 @@ class Reader:
                 self._skip(step, str(error), skipped)
             except StorageError as error:
                 if error.errno not in _LOST and error.errno != 117:
+                    if ranks is not None:
+                        ranks.refuse(*self._question(step), error)
                     raise
                 is_damaged = True
                 self._skip(step, str(error), skipped)
             except (CheckpointNotFoundError, IncompleteCheckpointError):
                 skipped.append((step, "it was removed meanwhile"))
+            except BaseException as error:
+                if ranks is not None:
+                    ranks.refuse(*self._question(step), error)
+                raise
             is_good = loaded is not None
             if ranks is not None and not self._is_good_for_all(ranks, step, is_good) and is_good:
                 is_damaged = True
@@ -152,12 +158,16 @@ class Reader:
         """What the coordinator finds."""
         label = f"{what} of {os.path.basename(os.path.abspath(self._root))}"
         timeout_seconds = checkpoint.to_native(self._options)["rank_timeout_seconds"]
-        found: _T = ranks.agree(label, lambda: {"found": find()}, timeout_seconds)["found"]
+        found: _T = ranks.agree(label, timeout_seconds, lambda: {"found": find()})["found"]
         return found
 
     def _is_good_for_all(self, ranks: Ranks, step: int, is_good: bool) -> bool:
+        return ranks.is_true_for_all(*self._question(step), is_good)
+
+    def _question(self, step: int) -> tuple[str, float]:
+        """What ranks ask each other about a step, and for how long they wait for the answer."""
         timeout_seconds = checkpoint.to_native(self._options)["rank_timeout_seconds"]
-        return ranks.is_true_for_all(f"loading of step {step}", is_good, timeout_seconds)
+        return f"loading of step {step}", timeout_seconds
 
     def _skip(self, step: int, reason: str, skipped: list[tuple[int, str]]) -> None:
         skipped.append((step, reason))
@@ -172,6 +182,7 @@ class Reader:
             if checkpoint_id is not None:
                 self.mark(step, checkpoint_id, is_good=False)
             raise
+        self.warnings += loaded.warnings
         if loaded.is_whole and not wanted.allow_partial and loaded.report.verified:
             self.mark(step, loaded.report.checkpoint_id, is_good=True)
         return loaded

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from penstock import _native
 from penstock.errors import CheckpointNotFoundError, PenstockError, RankError
 from penstock.flatten import flatten
-from penstock.ranks import Vote
 from penstock.reports import SaveReport
+from penstock.rounds import Vote
 from penstock.sharding import Sharder, is_balanced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.flatten import Flattened
-    from penstock.ranks import Ranks
+    from penstock.rounds import Round
 
 _RANK_ALONE = 0
 
@@ -64,8 +64,8 @@ class Save:
         target: Where to.
         state: What.
         options: How bytes move, as the native module takes it.
-        ranks: Who saves together; None for this process alone.
-        number: The round in which they do.
+        together: The round in which many ranks save; None for this process alone. It is left when
+            the save ends, here or in `run`.
         arena: Memory for staging; None for what one call needs.
         lazy: Whether the state is copied while it is written, or as soon as `stage` is called.
 
@@ -80,15 +80,12 @@ class Save:
         state: Any,
         *,
         options: dict[str, Any],
-        ranks: Ranks | None = None,
-        number: int = 0,
+        together: Round | None = None,
         arena: _native.Arena | None = None,
         lazy: bool,
     ) -> None:
         self.target = target
-        self._ranks = ranks
-        self._number = number
-        self._timeout_seconds: float = options["rank_timeout_seconds"]
+        self._round = together
         self._began = time.perf_counter()
         self._balance = 0
         self._check: Callable[[], None] = lambda: None
@@ -110,23 +107,29 @@ class Save:
                 source[6] for index, source in enumerate(flat.tensors) if index not in copied
             ]
         except BaseException as error:
-            self._give_up(error)
+            self.give_up(error)
             raise
 
     def _take_apart(self, state: Any) -> Flattened:
-        ranks = self._ranks
-        if ranks is None:
+        if self._round is None:
             return flatten(state)
         from penstock.spread import spread
 
-        flat = spread(state, Sharder(ranks.rank, ranks.global_ranks))
-        members = ranks.class_of(
-            self._number, self.target.label, flat.balance.plain, self._timeout_seconds
-        )
-        if len(members.ranks) != ranks.size:
-            flat = spread(state, Sharder(ranks.rank, ranks.global_ranks, members))
+        sharder = Sharder(self._round.rank, self._round.global_ranks)
+        flat = spread(state, sharder, self._round.holders)
         self._balance = flat.balance.sum
         return flat
+
+    def cancel(self) -> None:
+        """Gives up, unless the commit has begun; from any thread."""
+        self.job.cancel()
+        if self._round is not None:
+            self._round.cancel()
+
+    def give_up(self, error: BaseException) -> None:
+        """Lets the others know that this rank will not come; instead of `run`."""
+        if self._round is not None:
+            self._round.give_up(error)
 
     def run(self, check: Callable[[], None]) -> SaveReport:
         """Writes what this rank has to write, and sees the save through to its commit.
@@ -140,12 +143,18 @@ class Save:
             StorageError: The operating system failed an operation.
         """
         self._check = check
+        one = self._round
         try:
-            if self._ranks is None:
+            if one is None:
                 return self._run_alone()
-            if self._ranks.is_coordinator:
-                return self._run_coordinator(self._ranks)
-            return self._run_member(self._ranks)
+            report = self._run_coordinator(one) if one.is_coordinator else self._run_member(one)
+            # What is committed is committed, whoever has died since.
+            with contextlib.suppress(PenstockError):
+                one.leave()
+            return report
+        except BaseException as error:
+            self.give_up(error)
+            raise
         finally:
             # Whoever waits for the state to be staged is let go, and its memory is.
             self.job.cancel()
@@ -184,32 +193,27 @@ class Save:
 
     # Among many ranks.
 
-    def _run_coordinator(self, ranks: Ranks) -> SaveReport:
-        target, number = self.target, self._number
-        try:
-            attempt = _native.Attempt.begin(target.path, overwrite=target.overwrite)
-        except BaseException as error:
-            ranks.forget_classes()
-            ranks.post_not_begun(number, target.label, error)
-            raise
+    def _run_coordinator(self, one: Round) -> SaveReport:
+        target = self.target
+        attempt = _native.Attempt.begin(target.path, overwrite=target.overwrite)
         is_open = True
         try:
-            ranks.post_begun(number, attempt.id)
-            written = self._write(attempt, ranks.rank)
-            _, nbytes, digest = written["vote"]
-            own = Vote(nbytes, digest, self._balance)
-            votes = ranks.count_votes(number, own, self._timeout_seconds)
-            parts = self._check_votes(votes, written["vote"][0])
+            one.post_begun(attempt.id)
+            written = self._write(attempt, one.rank)
+            file, nbytes, digest = written["vote"]
+            votes = one.count_votes(Vote(nbytes, digest, self._balance))
+            parts = self._check_votes(votes, file)
             # From here on a failure need not mean that nothing is committed.
             is_open = False
             report = self._commit(attempt, written, parts)
         except BaseException as error:
-            ranks.forget_classes()
-            ranks.post_outcome(number, {**ranks.describe(target.label, error), "discard": is_open})
+            one.post_failed(error, discard=is_open)
             raise
         finally:
             attempt.abandon()
-        ranks.post_outcome(number, {"label": target.label, "id": report.checkpoint_id})
+        with contextlib.suppress(PenstockError):
+            # Who does not hear of it looks for itself.
+            one.post_outcome({"id": report.checkpoint_id})
         return report
 
     def _check_votes(self, votes: list[Vote], own_file: str) -> list[tuple[int, str, int, int]]:
@@ -242,52 +246,46 @@ class Save:
             parts.append((rank, file, vote.part_bytes, vote.part_digest))
         return parts
 
-    def _run_member(self, ranks: Ranks) -> SaveReport:
-        number, attempt = self._number, None
+    def _run_member(self, one: Round) -> SaveReport:
+        attempt = self._join(one.wait_begun(), one)
         try:
-            attempt_id = ranks.wait_begun(number, self.target.label, self._timeout_seconds)
-            attempt = self._join(attempt_id, ranks)
-            written = self._write(attempt, ranks.rank)
-        except BaseException as error:
-            ranks.post_failure(number, self.target.label, error)
-            if attempt is not None:
-                attempt.abandon()
-            raise
-        began = time.perf_counter()
-        try:
+            written = self._write(attempt, one.rank)
+            began = time.perf_counter()
             _, nbytes, digest = written["vote"]
-            ranks.cast(number, Vote(nbytes, digest, self._balance))
-            outcome = ranks.wait_outcome(number, self._timeout_seconds)
-            if "error" in outcome:
-                if outcome.get("discard"):
-                    attempt.discard()
-                raise ranks.error_of(outcome)
+            one.cast(Vote(nbytes, digest, self._balance))
+            self._await_outcome(one, attempt)
+            return self._report(written, attempt.id, time.perf_counter() - began)
         finally:
             attempt.abandon()
-        return self._report(written, outcome["id"], time.perf_counter() - began)
 
-    def _join(self, attempt_id: str, ranks: Ranks) -> _native.Attempt:
+    def _await_outcome(self, one: Round, attempt: _native.Attempt) -> None:
+        """Waits until this rank's files are part of a checkpoint.
+
+        Raises:
+            RankError: The others failed, or nobody knows.
+        """
+        try:
+            outcome = one.wait_outcome()
+        except RankError:
+            # The coordinator may have died when all was done, and the message with it.
+            if attempt.is_committed():
+                return
+            raise
+        if "error" in outcome:
+            if outcome["discard"]:
+                attempt.discard()
+            raise one.error_of(outcome)
+
+    def _join(self, attempt_id: str, one: Round) -> _native.Attempt:
         path = self.target.path
         try:
             return _native.Attempt.join(path, attempt_id)
         except CheckpointNotFoundError:
             raise RankError(
-                f"rank {ranks.rank} does not see {path}, which rank 0 has made: all ranks have to "
+                f"rank {one.rank} does not see {path}, which rank 0 has made: all ranks have to "
                 "save to one directory of a file system that they share",
-                rank=ranks.rank,
+                rank=one.rank,
             ) from None
-
-    def _give_up(self, error: BaseException) -> None:
-        """Lets the others know that this rank will not come."""
-        ranks = self._ranks
-        if ranks is None:
-            return
-        ranks.forget_classes()
-        with contextlib.suppress(PenstockError):
-            if ranks.is_coordinator:
-                ranks.post_not_begun(self._number, self.target.label, error)
-            else:
-                ranks.post_failure(self._number, self.target.label, error)
 
     def _report(
         self, written: dict[str, Any], checkpoint_id: str, commit_seconds: float
@@ -298,14 +296,14 @@ class Save:
             **written["phases"],
             "commit": commit_seconds,
         }
-        ranks = self._ranks
+        one = self._round
         changes = {
             "path": self.target.path,
             "step": self.target.step,
             "checkpoint_id": checkpoint_id,
             "phases": phases,
             "seconds": time.perf_counter() - self._began,
-            "rank": 0 if ranks is None else ranks.rank,
-            "world_size": 1 if ranks is None else ranks.size,
+            "rank": 0 if one is None else one.rank,
+            "world_size": 1 if one is None else one.size,
         }
         return SaveReport(**{**fields, **changes})

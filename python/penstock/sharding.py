@@ -3,7 +3,8 @@
 A `DTensor` carries its mesh and placements, so each rank knows which *box* of the tensor it holds
 and which other ranks hold the same one, its *replicas*. Of replicas each box is written once: all
 who hold it share it out by the same rule, largest first to whoever has least, and so agree without
-a word. A plain tensor is taken for replicated on every rank, as `DistributedDataParallel` keeps it.
+a word. Of plain tensors, as `DistributedDataParallel` keeps them, ranks that hold the same ones are
+replicas.
 
 That every rank saw the same tensors is checked with one number, see `Balance`. Nothing here reads
 a tensor or talks to another rank.
@@ -259,27 +260,22 @@ class Sharder:
     Args:
         rank: This rank's number in the group.
         ranks: The group's global ranks, in its order.
-        class_members: Who holds the same plain tensors as this rank; None for every rank.
     """
 
-    def __init__(
-        self, rank: int, ranks: Sequence[int], class_members: Members | None = None
-    ) -> None:
+    def __init__(self, rank: int, ranks: Sequence[int]) -> None:
         self.rank = rank
         self._number_of = {number: index for index, number in enumerate(ranks)}
-        self._class = class_members
         self._interned: dict[bytes, Members] = {}
         self._meshes: dict[tuple[Any, ...], _Layout] = {}
         self._known: dict[tuple[Any, ...], Sharding] = {}
 
-    def plain(self, shape: Sequence[int]) -> Sharding:
-        """How a plain tensor lies: whole, on every rank."""
-        if self._class is None:
-            self._class = self._members(list(self._number_of))
+    def plain(self, shape: Sequence[int], holders: Members) -> Sharding:
+        """How a plain tensor lies: whole, on every rank that has the same one."""
+        holders = self._interned.setdefault(holders.token, holders)
         shape = tuple(shape)
         zeros = (0,) * len(shape)
         whole = [] if 0 in shape else [Box(zeros, shape, zeros)]
-        return Sharding(shape, whole, self._class, self._class, b"plain")
+        return Sharding(shape, whole, holders, holders, b"plain")
 
     def sharded(self, tensor: DTensor, name: str) -> Sharding:
         """How a `DTensor` lies.
@@ -487,7 +483,6 @@ class Balance:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._sum = 0
-        self._plain = blake2b(digest_size=8)
 
     def add(self, name: str, dtype: str, sharding: Sharding) -> None:
         """Counts a tensor in."""
@@ -498,18 +493,11 @@ class Balance:
         if self._rank == holders.leader:
             share -= share * len(holders.ranks)
         self._sum = (self._sum + share) & _U64
-        if sharding.token == b"plain":
-            self._plain.update(text)
 
     @property
     def sum(self) -> int:
         """This rank's number: 64 bits."""
         return self._sum
-
-    @property
-    def plain(self) -> int:
-        """Stands for the plain tensors that this rank holds: 64 bits."""
-        return int.from_bytes(self._plain.digest(), sys.byteorder)
 
 
 def is_balanced(sums: Iterable[int]) -> bool:

@@ -8,14 +8,16 @@ stored as a rank alone would.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from penstock import ties
 from penstock.errors import UnsupportedStateError
+from penstock.fingerprints import fingerprints
 from penstock.flatten import Flattened, Flattener
 from penstock.gcpause import gc_paused
 from penstock.memory import CPU, Memory, narrow, of_tensor, to_source
@@ -23,7 +25,7 @@ from penstock.sharding import Balance, Piece, Sharder, Wanted, check_local, shar
 from penstock.tree import ROOT, Node, unique_names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock._native import _TensorSource
     from penstock.flatten import PerRank
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 
 GENERATOR_BYTES_MAX = 64 << 10
 """A vector of bytes up to this is taken for the state of a random generator, one of each rank."""
+
+Holders: TypeAlias = "Callable[[Sequence[int]], Sequence[Members]]"
+"""Tells, of fingerprints of plain tensors, which ranks have each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,43 +50,96 @@ class Spread(Flattened):
     balance: Balance
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Leaf:
-    """A tensor that other ranks hold as well, or a part of."""
+    """A tensor that other ranks may hold as well, or a part of.
+
+    Attributes:
+        name: Its dotted name, unique on this rank.
+        node: Of the tree; completed at the end.
+        value: The tensor.
+        memory: Its elements on this rank.
+        sharding: How it lies on the ranks; None for a plain tensor of which that is not known yet.
+        global_name: The name under which all its holders know it, once that is known.
+    """
 
     name: str
     node: dict[str, Any]
+    value: Any
     memory: Memory
-    sharding: Sharding
-    identity: object
+    sharding: Sharding | None
+    global_name: str = ""
 
     @property
-    def global_name(self) -> str:
-        """Other ranks may have another tensor of the same name, whose lowest holder is another."""
-        leader = self.sharding.holders.leader
-        return f"{self.name}@{leader}" if leader else self.name
+    def how(self) -> Sharding:
+        """How it lies, now that it is known."""
+        if self.sharding is None:
+            raise AssertionError("known of every leaf by the time anything is shared out")
+        return self.sharding
+
+    def settle(self) -> None:
+        """Gives it its global name."""
+        # Other ranks may have another tensor of the same name, whose lowest holder is another.
+        # A name that ends like that by itself must not be taken for one.
+        leader = self.how.holders.leader
+        is_led = leader or _LED.search(self.name)
+        self.global_name = f"{self.name}@{leader}" if is_led else self.name
+
+    def refer(self, base: _Leaf, view: View | None) -> None:
+        """Completes the node: a tensor that many hold, or a view of that."""
+        self.node |= {
+            "g": base.global_name,
+            "dtype": base.memory.dtype,
+            "shape": list(base.how.shape),
+        }
+        if view is not None:
+            shape, strides, offset = view
+            self.node["view"] = [list(shape), list(strides), offset]
+
+    @property
+    def identity(self) -> object:
+        """The same for tensors of a mesh that are one and the same."""
+        memory, how = self.memory, self.how
+        layout = (memory.dtype, memory.shape, memory.strides, how.shape, id(how.holders), how.token)
+        if memory.high > memory.low:
+            return (memory.device, memory.address, layout)
+        if 0 not in memory.shape:
+            # A copy, or memory without an address.
+            return (id(self.value), layout)
+        # The address of an empty part means nothing; its storage is the whole tensor's.
+        owner = memory.owner
+        return (owner.untyped_storage()._cdata, owner.storage_offset(), layout)
 
 
-def spread(state: Any, sharder: Sharder) -> Spread:
+_Tie: TypeAlias = "tuple[_Leaf, _Leaf, View | None]"
+"""A tensor, the one that it is or is a part of, and which part."""
+
+_LED = re.compile(r"@[0-9]+$")
+"""How the global names end of tensors that rank 0 does not hold."""
+
+
+def spread(state: Any, sharder: Sharder, holders: Holders) -> Spread:
     """Takes a state apart; see `penstock.flatten.flatten`.
 
     Args:
         state: What this rank has.
         sharder: How its tensors lie on the ranks.
+        holders: Asked once which ranks have the same plain tensors.
 
     Raises:
         UnsupportedStateError: A leaf cannot be stored; the message names it.
     """
     with gc_paused():
-        return _Spreader(sharder).spread(state)
+        return _Spreader(sharder, holders).spread(state)
 
 
 class _Spreader(Flattener):
     """The walk over the state of one of many ranks."""
 
-    def __init__(self, sharder: Sharder) -> None:
+    def __init__(self, sharder: Sharder, holders: Holders) -> None:
         super().__init__()
         self._sharder = sharder
+        self._holders = holders
         self._shared: list[_Leaf] = []
         self._own_depth = 0
         self._handlers[DTensor] = type(self)._dtensor
@@ -90,15 +148,14 @@ class _Spreader(Flattener):
         """Walks a state; once only."""
         root = self.encode(state, ROOT, 0)
         balance = Balance(self._sharder.rank)
-        leaves = self._untie(balance)
+        leaves = self._name(balance)
         pieces = self._shares(leaves)
         own, aliases = self.finish()
         taken = [source[0] for source in own] + [name for name, _, _ in aliases]
         names = unique_names(taken + [leaves[piece.tensor].name for piece in pieces])
         names = names[len(taken) :]
-        hosts: dict[int, Memory] = {}
         tensors = own + [
-            self._source(leaves[piece.tensor], piece, name, hosts)
+            _source(leaves[piece.tensor], piece, name)
             for piece, name in zip(pieces, names, strict=True)
         ]
         tree = json.dumps(root, ensure_ascii=False, check_circular=False, separators=(",", ":"))
@@ -113,10 +170,9 @@ class _Spreader(Flattener):
         return node
 
     def _tensor(self, value: Any, name: str, level: int) -> Node:
-        if self._own_depth or _is_generator_state(value):
+        if self._own_depth:
             return super()._tensor(value, name, level)
-        sharding = self._sharder.plain(value.shape)
-        return self._share(value, value, name, sharding)
+        return self._share(value, value, name, None)
 
     def _dtensor(self, value: DTensor, name: str, level: int) -> Node:
         if self._own_depth:
@@ -134,81 +190,100 @@ class _Spreader(Flattener):
             check_local(sharding.boxes, value, local.shape, name)
         return self._share(value, local, name, sharding)
 
-    def _share(self, value: Any, local: torch.Tensor, name: str, sharding: Sharding) -> Node:
-        self._values.append(value)
-        memory = of_tensor(local, name)
-        storage = local.untyped_storage()._cdata if memory.high == memory.low else memory.address
-        identity = (storage, memory.strides, memory.shape, id(sharding.holders), sharding.token)
+    def _share(self, value: Any, local: torch.Tensor, name: str, sharding: Sharding | None) -> Node:
         node: dict[str, Any] = {"$": "tensor"}
-        self._shared.append(_Leaf(name, node, memory, sharding, (identity, sharding.shape)))
+        self._shared.append(_Leaf(name, node, value, of_tensor(local, name), sharding))
         return node
 
     # The end.
 
-    def _untie(self, balance: Balance) -> list[_Leaf]:
-        """Names every leaf's tensor; returns those that are not another one's ties."""
+    def _name(self, balance: Balance) -> list[_Leaf]:
+        """Completes the nodes of all tensors; returns those that several ranks may hold."""
         for leaf, name in zip(
             self._shared, unique_names([leaf.name for leaf in self._shared]), strict=True
         ):
             leaf.name = name
-        views = self._views()
-        first: dict[object, _Leaf] = {}
-        leaves = []
-        for leaf in self._shared:
-            base, view = views.get(id(leaf), (first.get(leaf.identity), None))
-            if base is None:
-                base = first[leaf.identity] = leaf
-                leaves.append(leaf)
-                if leaf.sharding.is_held:
-                    balance.add(leaf.global_name, leaf.memory.dtype, leaf.sharding)
-            leaf.node |= {
-                "g": base.global_name,
-                "dtype": base.memory.dtype,
-                "shape": list(base.sharding.shape),
-            }
-            if view is not None:
-                shape, strides, offset = view
-                leaf.node["view"] = [list(shape), list(strides), offset]
+        ties: list[_Tie] = []
+        bases = self._untie([leaf for leaf in self._shared if leaf.sharding is None], ties)
+        of_mesh = [leaf for leaf in self._shared if leaf.sharding is not None]
+        self._ask(bases)
+        leaves = bases + _untie_sharded(of_mesh, ties)
+        for leaf in leaves:
+            leaf.settle()
+            if leaf.how.is_held:
+                balance.add(leaf.global_name, leaf.memory.dtype, leaf.how)
+        for leaf, base, view in [*((leaf, leaf, None) for leaf in leaves), *ties]:
+            leaf.refer(base, view)
         return leaves
 
-    def _views(self) -> dict[int, tuple[_Leaf, View | None]]:
-        """Plain tensors that are other ones, or parts of them."""
-        plain = [leaf for leaf in self._shared if leaf.sharding.token == b"plain"]
+    def _untie(self, plain: Sequence[_Leaf], found: list[_Tie]) -> list[_Leaf]:
+        """Plain tensors that are no parts of others, and that other ranks may have as well."""
+        first: dict[int, int] = {}
+        same = [first.setdefault(id(leaf.value), index) for index, leaf in enumerate(plain)]
         tied = ties.find([leaf.memory for leaf in plain])
-        return {id(plain[index]): (plain[base], view) for index, (base, view) in tied.items()}
+        bases = []
+        for index, leaf in enumerate(plain):
+            base, view = tied.get(index, (same[index], None))
+            if _is_generator_state(plain[base].memory):
+                self.add_leaf(leaf.name, leaf.node, leaf.value, leaf.memory)
+            elif base == index:
+                bases.append(leaf)
+            else:
+                found.append((leaf, plain[base], view))
+        return bases
+
+    def _ask(self, bases: Sequence[_Leaf]) -> None:
+        """Finds out who has the same plain tensors."""
+        marks = fingerprints([(leaf.name, leaf.memory) for leaf in bases])
+        for leaf, holders in zip(bases, self._holders(marks), strict=True):
+            leaf.sharding = self._sharder.plain(leaf.memory.shape, holders)
 
     def _shares(self, leaves: Sequence[_Leaf]) -> list[Piece]:
         """What this rank writes of the tensors that several ranks hold."""
         common: dict[int, tuple[Members, list[Wanted]]] = {}
         for index, leaf in enumerate(leaves):
-            replicas = leaf.sharding.replicas
+            replicas = leaf.how.replicas
             _, wanted = common.setdefault(id(replicas), (replicas, []))
             wanted += [
                 Wanted(index, leaf.global_name, box, leaf.memory.item_bytes)
-                for box in leaf.sharding.boxes
+                for box in leaf.how.boxes
             ]
         rank = self._sharder.rank
         shares = [share_out(wanted, replicas, rank) for replicas, wanted in common.values()]
         return sorted(piece for share in shares for piece in share)
 
-    def _source(
-        self, leaf: _Leaf, piece: Piece, name: str, hosts: dict[int, Memory]
-    ) -> _TensorSource:
-        memory = leaf.memory
-        if memory.device != CPU:
-            # Once for all pieces of it.
-            memory = hosts.setdefault(
-                piece.tensor, of_tensor(memory.owner.detach().to(CPU), leaf.name)
-            )
-        whole = (leaf.global_name, leaf.sharding.shape, piece.box.start)
-        return to_source(narrow(memory, piece.box.at, piece.box.shape), name, whole)
+
+def _untie_sharded(leaves: Sequence[_Leaf], found: list[_Tie]) -> list[_Leaf]:
+    """Tensors of meshes, each once."""
+    first: dict[object, _Leaf] = {}
+    bases = []
+    for leaf in leaves:
+        base = first.setdefault(leaf.identity, leaf)
+        if base is leaf:
+            bases.append(leaf)
+        else:
+            found.append((leaf, base, None))
+    return bases
 
 
-def _is_generator_state(value: torch.Tensor) -> bool:
-    """Whether it looks like what `torch.get_rng_state` gives: a vector of bytes, not a weight."""
-    return (
-        value.dtype == torch.uint8
-        and value.dim() == 1
-        and value.is_cpu
-        and value.numel() <= GENERATOR_BYTES_MAX
-    )
+def _source(leaf: _Leaf, piece: Piece, name: str) -> _TensorSource:
+    """What the native module reads of a piece."""
+    memory, box = leaf.memory, piece.box
+    if memory.device == CPU:
+        memory = narrow(memory, box.at, box.shape)
+    else:
+        # Only what this rank writes comes to the host.
+        part = memory.owner.detach()
+        for dim, (at, size) in enumerate(zip(box.at, box.shape, strict=True)):
+            part = part.narrow(dim, at, size)
+        memory = of_tensor(part.to(CPU), name)
+    return to_source(memory, name, (leaf.global_name, leaf.how.shape, box.start))
+
+
+def _is_generator_state(memory: Memory) -> bool:
+    """Whether it looks like what `torch.get_rng_state` gives: a vector of bytes, not a weight.
+
+    Every rank has another one, about which it need not ask.
+    """
+    is_vector = memory.dtype == "uint8" and len(memory.shape) == 1
+    return is_vector and memory.device == CPU and memory.nbytes <= GENERATOR_BYTES_MAX

@@ -19,6 +19,7 @@ from penstock.errors import (
 from penstock.pending import PendingSave
 from penstock.progress import shown
 from penstock.ranks import find as find_ranks
+from penstock.ranks import processes_here
 from penstock.reading import Reader
 from penstock.reports import Problem, ScrubbedStep, ScrubReport
 from penstock.retention import Retention
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.ranks import Ranks
     from penstock.reports import LoadReport, RetentionReport, SaveReport, VerifyResult
     from penstock.retention import Keep
+    from penstock.rounds import Round
 
 
 class StepInfo(NamedTuple):
@@ -267,28 +269,42 @@ class CheckpointStore:
             overwrite=bool(overwrite),
         )
         ranks = self._ranks()
-        number = 0 if ranks is None else ranks.enter(target.label)
         options = checkpoint.to_native(self._options)
-        if if_busy != "wait" and self._is_busy(ranks, number, options["rank_timeout_seconds"]):
-            if if_busy == "skip":
-                return None
+        timeout_seconds = options["rank_timeout_seconds"]
+        try:
+            together = None if ranks is None else ranks.enter(target.label, timeout_seconds)
+        except PenstockError:
+            # Others came first, and gave up for what this rank may have to tell as well.
+            if if_busy == "wait" or not self._is_saving():
+                self._settle()
+            raise
+        try:
+            is_busy = if_busy != "wait" and self._is_busy(together)
+            if is_busy and together is not None:
+                together.leave()
+            if not is_busy:
+                self._settle()
+                if ranks is None and not overwrite:
+                    target.check_free()
+        except BaseException as error:
+            if together is not None:
+                together.give_up(error)
+            raise
+        if is_busy and if_busy == "error":
             raise self._busy()
-        self._settle()
-        if ranks is None and not overwrite:
-            target.check_free()
-        save = Save(
-            target,
-            state,
-            options=options,
-            ranks=ranks,
-            number=number,
-            arena=self._memory(options["staging_bytes"]),
-            lazy=lazy,
-        )
+        if is_busy:
+            return None
+        arena = self._memory(options["staging_bytes"])
+        save = Save(target, state, options=options, together=together, arena=arena, lazy=lazy)
         pending = PendingSave(save, lazy=lazy, after=lambda: self._retire(target.step or 0, 0))
-        self._pending = pending
-        if not lazy:
-            pending.stage()
+        try:
+            self._pending = pending
+            if not lazy:
+                pending.stage()
+        except BaseException:
+            # A Ctrl-C: the caller has nothing to wait for.
+            pending.cancel()
+            raise
         pending.stall_seconds = time.perf_counter() - began
         return pending
 
@@ -324,7 +340,7 @@ class CheckpointStore:
         """Memory to stage in, which outlives a save."""
         if self._arena is None or self._process != os.getpid():
             # Of a parent's memory a fork never gets back what a save of the parent has out.
-            self._arena = _native.Arena(staging_bytes)
+            self._arena = _native.Arena(staging_bytes, processes_here())
             self._process = os.getpid()
         return self._arena
 
@@ -344,11 +360,17 @@ class CheckpointStore:
                 self._pending = pending
             raise
 
-    def _is_busy(self, ranks: Ranks | None, number: int, timeout_seconds: float) -> bool:
-        is_busy = self._pending is not None and not self._pending.done()
-        if ranks is None:
+    def _is_saving(self) -> bool:
+        return self._pending is not None and not self._pending.done()
+
+    def _is_busy(self, together: Round | None) -> bool:
+        is_busy = self._is_saving()
+        if together is None:
             return is_busy
-        return ranks.agree_busy(number, is_busy, timeout_seconds)
+        if not together.is_coordinator:
+            return together.wait_busy()
+        together.post_busy(is_busy)
+        return is_busy
 
     def _busy(self) -> SaveInProgressError:
         path = self._root if self._pending is None else self._pending.path
@@ -427,7 +449,7 @@ class CheckpointStore:
             device=device,
             progress=progress,
             allow_partial=bool(allow_partial),
-            rank=None if ranks is None else ranks.rank,
+            own_rank=None if ranks is None else ranks.rank,
         )
         reader = Reader(self._native, self._root, self._options, ranks)
         last = None if step is None else checkpoint.check_step(step)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from penstock import dtypes, tree
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from penstock.ties import View as Window
 
     _BoxRow: TypeAlias = tuple[int, str, tuple[int, ...], tuple[int, ...]]
+
+_OWN_SHARE_MAX = 0.1
+"""Of what one rank sees, what another may have instead."""
 
 NO_FILE = ""
 """Stands for the file of a tensor that lies in several."""
@@ -64,6 +68,20 @@ class View(NamedTuple):
     unreached: dict[str, Stored]
     is_shared: bool
     tree_chars: int
+
+    @property
+    def are_few_unreached(self) -> bool:
+        """Whether what is not reached may be values that each rank has of its own.
+
+        Such as the statistics of a normalization, beside weights that all have. What pipeline
+        stages call the same is as much on one rank as on the next.
+        """
+        reached_bytes = sum(self.tensors[index][5] for index in self.wholes)
+        own_bytes: Counter[str] = Counter()
+        for name, stored in self.unreached.items():
+            # By the lowest rank that has it, which its name ends with.
+            own_bytes[name.rpartition("@")[2]] += stored.items * dtypes.ITEM_BYTES[stored.dtype]
+        return max(own_bytes.values()) <= _OWN_SHARE_MAX * reached_bytes
 
 
 def may_share(checkpoint: _native.Checkpoint, *, has_boxes: bool) -> bool:

@@ -197,6 +197,11 @@ impl Attempt {
         report::of_commit(py, &committed)
     }
 
+    /// Whether it has become the checkpoint that is there, as far as this rank can see.
+    fn is_committed(&self, py: Python<'_>) -> bool {
+        py.detach(|| save::is_committed(&self.path, &self.id))
+    }
+
     /// Gives up: removes the files of this rank, unless it has cast its vote. A write that is under
     /// way goes on, and gives up when it ends.
     fn abandon(&self, py: Python<'_>) {

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -20,6 +21,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import penstock
+from penstock.fingerprints import fingerprints
+from penstock.memory import of_tensor
+from penstock.ranks import Ranks
 from penstock.sharding import (
     PIECE_BYTES_MIN,
     Balance,
@@ -321,27 +325,77 @@ def test_ranks_do_not_balance_where_a_holder_has_another(other, rank):
     assert not is_balanced(sums(views))
 
 
-def test_plain_tensors_are_told_apart_by_name_type_shape_and_number():
-    everyone = Sharder(0, range(4))
+WEIGHT = torch.arange(40_000, dtype=torch.float32).reshape(200, 200)
+_CHANGED = WEIGHT.clone()
+_CHANGED[100:] += 1
 
-    def plain(*tensors):
-        balance = Balance(0)
-        for name, dtype, shape in tensors:
-            balance.add(name, dtype, everyone.plain(shape))
-        return balance.plain
 
-    one = ("w", "float32", (4, 2))
-    views = [
-        plain(),
-        plain(one),
-        plain(one, one),
-        plain(("v", "float32", (4, 2))),
-        plain(("w", "int32", (4, 2))),
-        plain(("w", "float32", (2, 4))),
-        plain(("w", "float32", ())),
+def mark(name, tensor):
+    (found,) = fingerprints([(name, of_tensor(tensor, name))])
+    return found
+
+
+def test_plain_tensors_are_told_apart_by_name_type_shape_and_content():
+    others = [
+        mark("v", WEIGHT),
+        mark("w", WEIGHT.view(torch.int32)),
+        mark("w", WEIGHT.view(100, 400)),
+        mark("w", _CHANGED),
+        mark("w", WEIGHT.t()),
     ]
-    assert len(set(views)) == len(views)
-    assert plain(one) == plain(one)
+    assert len({mark("w", WEIGHT), *others}) == 6
+    assert mark("w", WEIGHT.clone()) == mark("w", WEIGHT)
+    # How its elements lie in memory is no difference.
+    transposed = WEIGHT.t().contiguous().t()
+    assert not transposed.is_contiguous()
+    assert mark("w", transposed) == mark("w", WEIGHT)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["bool", "bfloat16", "float8_e4m3fn", "uint16", "complex64", "complex128", "float64"],
+)
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_plain_tensors_of_any_type_have_a_fingerprint(dtype, is_transposed):
+    one, other = (torch.randint(0, 2, (300, 400)).to(getattr(torch, dtype)) for _ in range(2))
+    if is_transposed:
+        one, other = one.t(), other.t()
+    assert mark("w", one) == mark("w", one.clone()) != mark("w", other)
+
+
+# Who has which plain tensors.
+
+HASHES = st.integers(0, 2**64 - 1)
+
+
+def holders_of(sets):
+    """What each rank is told of its own hashes."""
+    store = dist.HashStore()
+    names = tuple(range(len(sets)))
+
+    def ask(rank):
+        one = Ranks(store, "test", rank, names).enter("save", 10)
+        found = [members.ranks for members in one.holders(sets[rank])]
+        # As in a save: nobody leaves it in peace before all have said what they have to.
+        assert one.gather(True)
+        one.leave()
+        return found
+
+    with ThreadPoolExecutor(len(sets)) as pool:
+        found = list(pool.map(ask, names))
+    assert store.num_keys() == 0
+    return found
+
+
+@SLOW_FAMILY
+@given(sets=st.lists(st.sets(st.integers(0, 4) | HASHES), min_size=1, max_size=6))
+def test_every_rank_learns_who_has_the_same_plain_tensors(sets):
+    sets = [list(one) for one in sets]
+    expected = [
+        [tuple(rank for rank, other in enumerate(sets) if mark in other) for mark in one]
+        for one in sets
+    ]
+    assert holders_of(sets) == expected
 
 
 # `DTensor`s, as each of many ranks sees them.
@@ -477,4 +531,4 @@ def test_a_tensor_that_is_not_what_its_placements_say_is_not_saved(local_shape):
             stride=(3, 1),
         )
         with pytest.raises(penstock.UnsupportedStateError, match="do not say"):
-            spread({"w": tensor}, Sharder(0, range(2)))
+            spread({"w": tensor}, Sharder(0, range(2)), lambda hashes: [])

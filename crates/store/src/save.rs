@@ -17,7 +17,7 @@ use serde_json::value::RawValue;
 
 use crate::FORMAT_VERSION;
 pub use crate::commit::Attempt;
-use crate::description::{MANIFEST_BYTES_MAX, check_size, read_part};
+use crate::description::{MANIFEST_BYTES_MAX, check_size, read_manifest, read_part};
 use crate::error::{Error, Result};
 use crate::manifest::{self, Manifest, PartEntry, Partial};
 use crate::options::Options;
@@ -203,6 +203,12 @@ pub struct Committed {
 /// As [`save`].
 pub fn commit(attempt: Attempt, target: &Target, parts: Vec<PartEntry>) -> Result<Committed> {
     commit_as(attempt, target, None, parts)
+}
+
+/// Whether an attempt has become the checkpoint at a path. For a rank that does not hear from the
+/// one that commits: what stops it from reading the manifest stands for no.
+pub fn is_committed(path: &Path, attempt_id: &str) -> bool {
+    read_manifest(path).is_ok_and(|(manifest, _)| manifest.id == attempt_id)
 }
 
 fn commit_as(
