@@ -9,18 +9,24 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benches.disk import settle
-from penstock import _native, checkpoint, ranks
+from penstock import _native, checkpoint
+from penstock.errors import RankError
+from penstock.mailbox import Mailbox
+from penstock.ranks import Ranks
+from penstock.rounds import Vote
 from penstock.sharding import Sharder
 from penstock.spread import spread
 
@@ -29,6 +35,8 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
+
+    from penstock.sharding import Members
 
 WORLDS = (1, 16, 256, 4096, 16_384)
 CASES = {
@@ -70,7 +78,7 @@ def run(task: Task) -> dict[str, Any]:
     spreads, jobs = [], []
     for _ in range(_REPEATS):
         began = time.perf_counter()
-        flat = spread(state, Sharder(0, range(task.ranks)))
+        flat = spread(state, Sharder(0, range(task.ranks)), _no_holders)
         spreads.append(time.perf_counter() - began)
         began = time.perf_counter()
         job = _native.Job(
@@ -86,16 +94,45 @@ def run(task: Task) -> dict[str, Any]:
         jobs.append(time.perf_counter() - began)
         job.cancel()
     dist.destroy_process_group()
-    vote_key = len(f"penstock/{'0' * 12}/vote/{task.ranks - 1}")
+    vote_bytes, plain_bytes = _gathered_bytes(task.ranks)
     return {
         "first_seconds": spreads[0] + jobs[0],
         "spread_seconds": statistics.median(spreads),
         "job_seconds": statistics.median(jobs),
         "pieces": len(flat.tensors),
-        # What a rank sends to be counted, and what rank 0 gets to see of all.
-        "vote_bytes": ranks._VOTE.size + vote_key,
-        "gather_bytes": (ranks._VOTE.size + vote_key) * task.ranks,
+        # What a rank sends to be counted, with the keys, and what rank 0 gets to see of all.
+        "vote_bytes": vote_bytes,
+        "plain_bytes": plain_bytes,
+        "gather_bytes": vote_bytes * task.ranks,
     }
+
+
+def _no_holders(hashes: Sequence[int]) -> list[Members]:
+    if hashes:
+        raise AssertionError("there are no plain tensors in these states")
+    return []
+
+
+class _Counted(Mailbox):
+    """Counts what is put."""
+
+    sent_bytes = 0
+
+    def put(self, name: str, text: str) -> None:
+        self.sent_bytes += len(self._key(name)) + len(text)
+        super().put(name, text)
+
+
+def _gathered_bytes(ranks: int) -> tuple[int, int]:
+    """What the last rank sends for its vote, and for its plain tensors if it has any."""
+    group = Ranks(HashStore(), "0" * 12, ranks - 1, range(ranks))
+    mailbox = group._mailbox = _Counted(HashStore(), "penstock/" + "0" * 12)
+    one = group.enter("step", 0)
+    one.cast(Vote((1 << 64) - 1, (1 << 64) - 1, (1 << 64) - 1))
+    vote_bytes = mailbox.sent_bytes
+    with suppress(RankError):
+        one.holders([1])
+    return vote_bytes, mailbox.sent_bytes - vote_bytes
 
 
 def make(task: Task) -> dict[str, DTensor]:

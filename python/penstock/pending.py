@@ -297,14 +297,19 @@ class PendingSave:
 
 
 def _versions(owners: list[Any]) -> list[tuple[Any, int]]:
-    """Tensors with a count of how often each was changed."""
+    """Tensors with a count of how often each was changed.
+
+    Args:
+        owners: Of the memories that are saved; for a `DTensor` a pair of what it holds and itself.
+    """
     torch = sys.modules.get("torch")
     if torch is None:
         return []
+    tensors = [one for owner in owners for one in (owner if type(owner) is tuple else (owner,))]
     return [
-        (owner, owner._version)
-        for owner in owners
-        if isinstance(owner, torch.Tensor) and not owner.is_inference()
+        (tensor, tensor._version)
+        for tensor in tensors
+        if isinstance(tensor, torch.Tensor) and not tensor.is_inference()
     ]
 
 
@@ -430,7 +435,7 @@ def guard(optimizer: Any) -> Guard:
     ``save_async(…, lazy=True)``. What else changes tensors of the state between a save and the
     next step, such as an average of the weights, has to call `PendingSave.stage` itself; where it
     does not, the save notices and fails. Only what PyTorch does not count goes unnoticed: changes
-    of NumPy arrays, and of tensors through ``.data`` or in inference mode.
+    through ``.data``, or from outside of PyTorch.
 
     Args:
         optimizer: A `torch.optim.Optimizer`.

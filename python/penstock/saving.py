@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from penstock import _native
 from penstock.errors import CheckpointNotFoundError, PenstockError, RankError
 from penstock.flatten import flatten
+from penstock.memory import of_array, of_tensor, to_source
 from penstock.reports import SaveReport
 from penstock.rounds import Vote
 from penstock.sharding import Sharder, is_balanced
@@ -18,6 +22,7 @@ from penstock.sharding import Sharder, is_balanced
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock._native import _TensorSource
     from penstock.flatten import Flattened
     from penstock.rounds import Round
 
@@ -68,6 +73,7 @@ class Save:
             the save ends, here or in `run`.
         arena: Memory for staging; None for what one call needs.
         lazy: Whether the state is copied while it is written, or as soon as `stage` is called.
+        copy_uncounted: Whether to copy at once what nobody counts the changes of.
 
     Raises:
         UnsupportedStateError: A leaf cannot be stored; the message names it.
@@ -83,6 +89,7 @@ class Save:
         together: Round | None = None,
         arena: _native.Arena | None = None,
         lazy: bool,
+        copy_uncounted: bool = False,
     ) -> None:
         self.target = target
         self._round = together
@@ -91,10 +98,11 @@ class Save:
         self._check: Callable[[], None] = lambda: None
         try:
             flat = self._take_apart(state)
+            sources = [*map(_kept, flat.tensors)] if copy_uncounted else flat.tensors
             self._flatten_seconds = time.perf_counter() - self._began
             self.job = _native.Job(
                 target.path,
-                flat.tensors,
+                sources,
                 flat.aliases,
                 flat.tree,
                 options=options,
@@ -103,9 +111,7 @@ class Save:
                 nice=None,
             )
             copied = set(self.job.copied())
-            self.owners = [
-                source[6] for index, source in enumerate(flat.tensors) if index not in copied
-            ]
+            self.owners = [source[6] for index, source in enumerate(sources) if index not in copied]
         except BaseException as error:
             self.give_up(error)
             raise
@@ -307,3 +313,20 @@ class Save:
             "world_size": 1 if one is None else one.size,
         }
         return SaveReport(**{**fields, **changes})
+
+
+_COPIED_BYTES_MAX = 64 << 10
+"""What the native module copies by itself."""
+
+
+def _kept(source: _TensorSource) -> _TensorSource:
+    """A source that no change goes unnoticed of: itself, or one of a copy."""
+    name, _, shape, _, _, item_bytes, _, box = source
+    owner: Any = source[6]
+    if box is not None or math.prod(shape) * item_bytes <= _COPIED_BYTES_MAX:
+        return source
+    if isinstance(owner, np.ndarray):
+        return to_source(of_array(owner.copy(order="C"), name), name)
+    if owner.is_inference():
+        return to_source(of_tensor(owner.clone(), name), name)
+    return source

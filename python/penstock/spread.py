@@ -277,7 +277,11 @@ def _source(leaf: _Leaf, piece: Piece, name: str) -> _TensorSource:
         for dim, (at, size) in enumerate(zip(box.at, box.shape, strict=True)):
             part = part.narrow(dim, at, size)
         memory = of_tensor(part.to(CPU), name)
-    return to_source(memory, name, (leaf.global_name, leaf.how.shape, box.start))
+    source = to_source(memory, name, (leaf.global_name, leaf.how.shape, box.start))
+    if source[6] is leaf.value:
+        return source
+    # Changes of a `DTensor` are counted by itself, and not by what it holds.
+    return (*source[:6], (source[6], leaf.value), source[7])
 
 
 def _is_generator_state(memory: Memory) -> bool:

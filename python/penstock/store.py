@@ -230,7 +230,8 @@ class CheckpointStore:
 
         With ``lazy=True`` this returns at once, and the state is copied while training goes on: it
         may not be changed before `PendingSave.stage`, which `penstock.guard` calls for an optimizer
-        at the right moment. Tensors of up to 64 KiB are copied at once all the same.
+        at the right moment. Tensors of up to 64 KiB are copied at once all the same, and so are
+        arrays and tensors of inference mode, of which nobody counts the changes.
 
         A save that failed raises its error from the next `save` or `save_async`, unless somebody
         has had it from `PendingSave.result`; that next save is not done then.
@@ -295,7 +296,15 @@ class CheckpointStore:
         if is_busy:
             return None
         arena = self._memory(options["staging_bytes"])
-        save = Save(target, state, options=options, together=together, arena=arena, lazy=lazy)
+        save = Save(
+            target,
+            state,
+            options=options,
+            together=together,
+            arena=arena,
+            lazy=lazy,
+            copy_uncounted=lazy,
+        )
         pending = PendingSave(save, lazy=lazy, after=lambda: self._retire(target.step or 0, 0))
         try:
             self._pending = pending

@@ -88,6 +88,8 @@ fn watch<T: Send>(
         });
         if let Err(source) = spawned {
             let operation = "start a thread";
+            // Whoever waits for the work must not.
+            cancel();
             return Ok(Err(penstock_io::Error::Engine { operation, source }.into()));
         }
         loop {

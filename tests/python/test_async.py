@@ -29,6 +29,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import penstock
 import victim
@@ -533,6 +536,43 @@ def test_tensors_of_inference_mode_are_saved(disk_path):
             pending.result()
             assert_same(store.load(step), expected)
             state["w"].copy_(expected["w"])
+
+
+@pytest.mark.parametrize("kind", ["array", "bytearray", "inference"])
+def test_what_nobody_counts_the_changes_of_is_copied_at_the_call(disk_path, kind):
+    store = penstock.CheckpointStore(disk_path / "store")
+    data = np.arange(2 * MIB, dtype=np.uint8)
+    with torch.inference_mode():
+        tensor = torch.from_numpy(data).clone()
+    value = {"array": data, "bytearray": bytearray(data), "inference": tensor}[kind]
+    expected = copy.deepcopy(value)
+    with held(store, 1) as release, torch.inference_mode(kind == "inference"):
+        pending = store.save_async(1, {"value": value, "again": value[5:]}, lazy=True)
+        value[:] = bytes(2 * MIB) if kind == "bytearray" else 0
+        release()
+    pending.result()
+    assert_same(store.load(1), {"value": expected, "again": expected[5:]})
+
+
+@pytest.fixture
+def lone_job():
+    """This process as a job of its own."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("is_local", [False, True], ids=["whole", "local"])
+def test_a_change_of_a_dtensor_fails_a_lazy_save(disk_path, lone_job, is_local):
+    store = penstock.CheckpointStore(disk_path / "store")
+    tensor = distribute_tensor(torch.ones(2 * MIB), init_device_mesh("cpu", (1,)), [Shard(0)])
+    with held(store, 1) as release:
+        pending = store.save_async(1, {"w": tensor}, lazy=True)
+        (tensor.to_local() if is_local else tensor).add_(1)
+        release()
+    with pytest.raises(penstock.StateMismatchError, match="changed"):
+        pending.result()
+    assert store.steps() == []
 
 
 def test_a_lazy_state_is_held_until_it_is_staged_and_no_longer(disk_path):
