@@ -67,10 +67,11 @@ def save(
 
     Where `torch.distributed` is initialized, all ranks call this with the same arguments and make
     one checkpoint together, on a file system that they share. Each writes what it holds of every
-    `DTensor`; what several hold is written once. A plain tensor is taken to be the same on all
-    ranks and is written once as well, other than what is in `PerRank`, and vectors of up to 64 KiB
-    of ``uint8``, which are states of random generators. Everything else (arrays, byte strings,
-    plain values) is kept for each rank. Either all ranks return or all raise.
+    `DTensor`; what several hold is written once, and so is a plain tensor that is the same on
+    several ranks: of the same name, type and shape, and of the same elements as far as a sample
+    shows, or all of them up to 4 KiB. Other plain tensors, and whatever is in `PerRank`, are kept
+    for each rank, and so is everything else (arrays, byte strings, plain values), and vectors of
+    up to 64 KiB of ``uint8``: states of random generators. Either all ranks return or all raise.
 
     Args:
         path: The checkpoint's directory; made if missing, its parents too.
