@@ -108,9 +108,10 @@ def save(
     note = encode_metadata(metadata)
     step = None if step is None else check_step(step)
     settings = to_native(options)
-    together = find_ranks(process_group, no_dist=no_dist)
-    if together is not None:
+    ranks = find_ranks(process_group, no_dist=no_dist)
+    if ranks is not None:
         target = Target(path=where, step=step, metadata=note, overwrite=bool(overwrite))
+        together = ranks.enter(target.label, settings["rank_timeout_seconds"], step)
         return save_together(target, state, together, settings, progress)
     began = time.perf_counter()
     flat = flatten(state)

@@ -1,77 +1,79 @@
 """Fingerprints of plain tensors: by these ranks find out whether they hold the same ones.
 
-A fingerprint covers name, type and shape, all elements of a small tensor, and of a larger one a
-sample that is spread over it: what different ranks have computed differs nearly everywhere.
+A fingerprint covers name, type, shape and every element. Of host memory that costs as much as
+reading it; of another device as much as reading it there.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections import defaultdict
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.memory import CPU
+from penstock import _native
+from penstock.memory import CPU, to_source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.memory import Memory
 
-_WHOLE_BYTES_MAX = 4 << 10
-_SAMPLES = 256
-
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Types whose elements are copied as they are, by their size."""
+"""Types whose elements are read as they are, by their size."""
+
+_CHUNK_ITEMS = 1 << 22
+"""Elements that are widened at once on a device."""
+
+_MULTIPLIER = 0x1E3779B97F4A7C15
+"""2⁶⁴ divided by the golden ratio, as for multiplicative hashing, without its highest bit."""
 
 
 def fingerprints(tensors: Sequence[tuple[str, Memory]]) -> list[int]:
     """A 64-bit number for each tensor.
 
-    Of each device, all samples come to the host in one copy.
-
     Args:
         tensors: Names and memories of torch tensors.
     """
-    found = [0] * len(tensors)
-    on_device: defaultdict[str, list[int]] = defaultdict(list)
-    for index, (name, memory) in enumerate(tensors):
-        is_small = memory.nbytes <= _WHOLE_BYTES_MAX
-        if is_small and memory.device == CPU and memory.strides is None:
-            # Most of them by number: what there is without a look by PyTorch.
-            data = ctypes.string_at(memory.address, memory.nbytes) if memory.nbytes else b""
-            found[index] = _digest(name, memory, data)
-        else:
-            on_device[memory.device].append(index)
-    for indices in on_device.values():
-        samples = [_sample(tensors[index][1].owner.detach()) for index in indices]
-        data = torch.cat(samples).cpu().numpy().tobytes()
-        at = 0
-        for index, sample in zip(indices, samples, strict=True):
-            found[index] = _digest(*tensors[index], data[at : at + len(sample)])
-            at += len(sample)
-    return found
+    digests: dict[int, int] = {}
+    on_host = [index for index, (_, memory) in enumerate(tensors) if memory.device == CPU]
+    sources = [to_source(tensors[index][1], tensors[index][0]) for index in on_host]
+    digests.update(zip(on_host, _native.digests(sources), strict=True))
+    beyond: dict[str, list[int]] = {}
+    for index, (_, memory) in enumerate(tensors):
+        if memory.device != CPU:
+            beyond.setdefault(memory.device, []).append(index)
+    for indices in beyond.values():
+        sums = [device_digest(tensors[index][1].owner.detach()) for index in indices]
+        # One wait for all of a device.
+        digests.update(zip(indices, torch.stack(sums).tolist(), strict=True))
+    return [_mark(*tensor, digests[index]) for index, tensor in enumerate(tensors)]
 
 
-def _digest(name: str, memory: Memory, data: bytes) -> int:
-    text = f"{name}\0{memory.dtype}\0{tuple(memory.shape)}\0".encode("utf-8", "surrogatepass")
-    return int.from_bytes(blake2b(text + data, digest_size=8).digest(), "little")
+def _mark(name: str, memory: Memory, digest: int) -> int:
+    text = f"{name}\0{memory.dtype}\0{tuple(memory.shape)}\0{digest}"
+    data = text.encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
 
 
-def _sample(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of all elements, or of some: the first and about the last among them."""
+def device_digest(tensor: torch.Tensor) -> torch.Tensor:
+    """A sum over the elements, each times a number of its own, modulo 2⁶⁴; still on the device.
+
+    Args:
+        tensor: Of any device, type and strides.
+
+    Returns:
+        One int64.
+    """
     bits = _BITS.get(tensor.element_size())
-    # Not all types can be indexed; whole numbers can.
-    tensor = torch.view_as_real(tensor) if bits is None else tensor.view(bits)
-    items = tensor.numel()
-    step = (items - 1) // (_SAMPLES - 1)
-    if tensor.nbytes <= _WHOLE_BYTES_MAX:
-        chosen = tensor.reshape(-1)
-    elif tensor.is_contiguous():
-        chosen = tensor.view(-1)[::step][:_SAMPLES]
-    else:
-        positions = torch.arange(0, items, step, device=tensor.device)[:_SAMPLES]
-        chosen = tensor[torch.unravel_index(positions, tensor.shape)]
-    return chosen.contiguous().view(torch.uint8)
+    # Not all types can be computed with; whole numbers can.
+    tensor = torch.view_as_real(tensor) if bits is None else tensor
+    items = tensor.view(_BITS[tensor.element_size()]).reshape(-1)
+    places = torch.arange(1, min(len(items), _CHUNK_ITEMS) + 1, device=tensor.device)
+    # Neither the sum nor the numbers of neighbours follow from each other by counting.
+    weights = (places * _MULTIPLIER).bitwise_xor_((places * _MULTIPLIER) >> 31)
+    weights = (weights * _MULTIPLIER).bitwise_or_(1)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for chunk in torch.split(items, _CHUNK_ITEMS):
+        total = total * _MULTIPLIER + (chunk.to(torch.int64) * weights[: len(chunk)]).sum()
+    return total

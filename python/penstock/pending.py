@@ -12,7 +12,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.errors import PenstockError, SaveCancelledError, StateMismatchError
+from penstock.errors import PenstockError, RankError, SaveCancelledError, StateMismatchError
 from penstock.progress import shown
 from penstock.saving import Save
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.progress import Progress
-    from penstock.ranks import Ranks
     from penstock.reports import SaveReport
+    from penstock.rounds import Round
     from penstock.saving import Target
 
 
@@ -252,7 +252,7 @@ class PendingSave:
             with contextlib.suppress(Exception):
                 self._after()
         except BaseException as error:
-            if self._is_cancelled and isinstance(error, KeyboardInterrupt):
+            if self._is_cancelled and isinstance(error, KeyboardInterrupt | RankError):
                 error = SaveCancelledError(f"{self.path} was cancelled and is not saved")
             # Of its frames, so that nothing of the state stays alive with it.
             self._error = (self._torn or error).with_traceback(None)
@@ -366,7 +366,7 @@ def stage_all() -> None:
 def save_together(
     target: Target,
     state: Any,
-    ranks: Ranks,
+    together: Round,
     options: dict[str, Any],
     progress: bool | Progress,
 ) -> SaveReport:
@@ -376,7 +376,6 @@ def save_together(
         RankError: Another rank failed, is not there or saves something else.
         PenstockError: Whatever else `penstock.save` raises.
     """
-    together = ranks.enter(target.label, options["rank_timeout_seconds"])
     save = Save(target, state, options=options, together=together, lazy=True)
     save.owners.clear()
     pending = PendingSave(save, lazy=False, after=_nothing)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
 from penstock.mailbox import Mailbox
-from penstock.rounds import Round
+from penstock.rounds import Misfit, Round, or_give_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +42,8 @@ class Ranks:
         self._mailbox = Mailbox(store, f"penstock/{name}")
         self._lock = threading.Lock()
         self._next_round = 0
-        self._missed = -2
+        self._missed = (-2, "")
+        self._last: Round | None = None
 
     @property
     def size(self) -> int:
@@ -54,28 +55,34 @@ class Ranks:
         """Whether this is the one that begins and commits."""
         return self.rank == 0
 
-    def enter(self, label: str, timeout_seconds: float) -> Round:
+    def enter(self, label: str, timeout_seconds: float, order: int | None = None) -> Round:
         """The next round; to be called in the same order on every rank, and left in any case.
 
-        A rank that was away while others saved has fallen behind, and passes over what ended.
+        A rank that was away while others saved has fallen behind, and passes over what ended; one
+        that left a save out is ahead, and passes over that.
 
         Args:
             label: What it is about; the same for all.
             timeout_seconds: For how long to wait for another rank in it.
+            order: The training step, if it is about one.
 
         Raises:
             RankError: The others have given up waiting for this rank, or save something else.
         """
+        # Who was not in step waits for the coordinator, to see where that is.
+        is_lost = self._go_back()
         while True:
-            one = self._next(label, timeout_seconds)
+            one = self._next(label, timeout_seconds, order)
             is_entered = False
             try:
+                if is_lost:
+                    one.wait_opened()
                 if self._is_open(one):
                     one.open()
                     is_entered = True
                     return one
             finally:
-                if not is_entered:
+                if not is_entered and one.misfit is not Misfit.BEHIND:
                     one.leave()
 
     def agree(
@@ -126,25 +133,41 @@ class Ranks:
     def _taking_part(self, label: str, timeout_seconds: float) -> Iterator[Round]:
         """A round that is left at the end; the others learn of it if something fails here."""
         one = self.enter(label, timeout_seconds)
-        try:
+        with or_give_up(one):
             yield one
             one.leave()
-        except BaseException as error:
-            one.give_up(error)
-            raise
 
-    def _next(self, label: str, timeout_seconds: float) -> Round:
+    def _next(self, label: str, timeout_seconds: float, order: int | None) -> Round:
         with self._lock:
             number = self._next_round
             self._next_round += 1
-        return Round(
-            self._mailbox,
-            number,
-            label,
-            rank=self.rank,
-            global_ranks=self.global_ranks,
-            timeout_seconds=timeout_seconds,
-        )
+            last = self._last
+            one = self._last = Round(
+                self._mailbox,
+                number,
+                label,
+                order=order,
+                rank=self.rank,
+                global_ranks=self.global_ranks,
+                timeout_seconds=timeout_seconds,
+            )
+        if last is not None and last.number == number:
+            one.take_over(last)
+        return one
+
+    def _go_back(self) -> bool:
+        """Has the next round be the last one again, if this rank was behind in that.
+
+        Returns:
+            Whether it was not in step.
+        """
+        with self._lock:
+            last = self._last
+            if last is None or last.misfit is None:
+                return False
+            if last.misfit is Misfit.BEHIND and self._next_round == last.number + 1:
+                self._next_round = last.number
+            return True
 
     def _is_open(self, one: Round) -> bool:
         """Whether a round is the one to come to.
@@ -152,15 +175,24 @@ class Ranks:
         Raises:
             RankError: It is, and it has failed, or it is about something else.
         """
-        if not one.is_open():
+        if not one.concerns():
+            if one.misfit is Misfit.AHEAD:
+                # The coordinator has still to come to this.
+                one.fail(one.mismatch())
+                one.misfit = None
+            if one.misfit is not None:
+                error = one.mismatch()
+                if one.misfit is Misfit.UNKNOWN:
+                    one.fail(error)
+                raise error
             return False
         over = one.over()
         if over is None or "error" not in over:
             return True
-        if self._missed == one.number - 1:
-            # Late again: a call behind the others, rather, and it would stay so.
+        if self._missed == (one.number - 1, one.label):
+            # Late for the same again: a call behind the others, rather, and it would stay so.
             return False
-        self._missed = one.number
+        self._missed = (one.number, one.label)
         raise one.error_of(over)
 
 

@@ -18,6 +18,7 @@ import contextlib
 import struct
 import threading
 from collections import defaultdict
+from enum import Enum, auto
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +27,7 @@ from penstock.errors import PenstockError, RankError, SaveCancelledError
 from penstock.sharding import Members
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from penstock.mailbox import Mailbox
 
@@ -43,6 +44,18 @@ _NOTHING = "-"
 
 _LISTED_MAX = 8
 """Of so many further ranks that have not come, a message has the numbers."""
+
+
+_COMMIT_SECONDS = 10
+"""For how long to wait for the end of a commit that has begun."""
+
+
+class Misfit(Enum):
+    """How far another rank's call is from the coordinator's in the same round."""
+
+    AHEAD = auto()
+    BEHIND = auto()
+    UNKNOWN = auto()
 
 
 class Vote(NamedTuple):
@@ -66,6 +79,7 @@ class Round:
         mailbox: Where they leave messages.
         number: Of the round; each rank counts for itself.
         label: What it is about; the same for all.
+        order: Tells which of two labels comes first, if they are steps of a training run.
         rank: Number of this rank in the group.
         global_ranks: Numbers of all of them in the job, in the order of the group.
         timeout_seconds: For how long to wait for another rank.
@@ -77,19 +91,23 @@ class Round:
         number: int,
         label: str,
         *,
+        order: int | None,
         rank: int,
         global_ranks: tuple[int, ...],
         timeout_seconds: float,
     ) -> None:
         self.number = number
         self.label = label
+        self.misfit: Misfit | None = None
         self.rank = rank
         self.global_ranks = global_ranks
         self.timeout_seconds = timeout_seconds
         self._mailbox = mailbox
+        self._order = order
         self._is_cancelled = threading.Event()
         self._own: list[str] = []
         self._has_left = False
+        self._has_voted = False
         self._has_failed = False
 
     @property
@@ -107,21 +125,33 @@ class Round:
     def open(self) -> None:
         """Says what the round is about, if this is the coordinator."""
         if self.is_coordinator:
-            self._post("round", {"label": self.label})
+            self._post("round", {"label": self.label, "order": self._order})
 
-    def is_open(self) -> bool:
-        """Whether this is the round to come to, and not one that ended without this rank.
+    def wait_opened(self) -> None:
+        """Waits for the coordinator to say so.
 
         Raises:
-            RankError: It is about something else.
+            RankError: It has not come in time.
+        """
+        if not self.is_coordinator and self._wait(["round"], self.timeout_seconds) is None:
+            raise self._missing("come", None)
+
+    def concerns(self) -> bool:
+        """Whether it is about the same as for the others, as far as that is known yet.
+
+        If not, ``misfit`` tells why, where the round has not ended yet.
         """
         opened = self._look("round")
         over = self.over()
         if over is not None:
             # Who disagreed said so under its own label.
             return self.label in (over["label"], opened and opened["label"])
-        self._check_label(opened)
-        return True
+        return self._fits(opened)
+
+    def take_over(self, last: Round) -> None:
+        """Goes on where another call of this rank has been in the same round."""
+        self._own = last._own
+        self._has_left = last._has_left
 
     def over(self) -> dict[str, Any] | None:
         """Why or how it has ended, if it has."""
@@ -132,10 +162,27 @@ class Round:
         self._is_cancelled.set()
 
     def fail(self, error: BaseException) -> None:
-        """Tells the others that this rank cannot go on, and that nobody has to wait for it."""
+        """Tells the others that this rank cannot go on, and that nobody has to wait for it.
+
+        A vote that is cast stands: whoever has cast one may no more than `withdraw` it.
+        """
         self._has_failed = True
+        if not self._has_voted:
+            self.withdraw(error)
+
+    def withdraw(self, error: BaseException) -> None:
+        """Tells the others not to commit, if they have not begun to."""
         # The first reason stays.
         self._mailbox.post_first(self._name("reason"), self._describe(error))
+
+    def mismatch(self) -> RankError:
+        """The error for a rank that is about something else than the coordinator."""
+        opened = self._look("round") or {"label": "something else"}
+        return RankError(
+            f"rank 0 saves {opened['label']} where rank {self.rank} saves {self.label}: every rank "
+            "has to save the same steps in the same order; nothing was committed",
+            rank=self.rank,
+        )
 
     def give_up(self, error: BaseException) -> None:
         """Fails and leaves, as well as it can: the caller has an error to raise."""
@@ -155,7 +202,7 @@ class Round:
             return
         names = ["round", "left", "asking", "classes", "sums", "begun", "busy", "full"]
         names += ["outcome", "reason", "plains", "sets", "votes", "answers"]
-        if self._look("reason") is not None:
+        if "error" in (self.over() or ()):
             kinds = ("plain", "set", "vote", "answer")
             names += [f"{kind}/{rank}" for kind in kinds for rank in range(self.size)]
         self._delete(names)
@@ -216,6 +263,7 @@ class Round:
 
     def cast(self, vote: Vote) -> None:
         """Votes in favour of the save."""
+        self._has_voted = True
         self._put_own("vote", _VOTE.pack(*vote).hex())
         if self._count("votes") == self.size:
             self._post("full", {})
@@ -234,6 +282,9 @@ class Round:
         """
         self.cast(own)
         self._await("full", "written its part", "vote")
+        reason = self._look("reason")
+        if reason is not None:
+            raise self.error_of(reason)
         return [Vote(*_VOTE.unpack(bytes.fromhex(text))) for text in self._read_all("vote")]
 
     def post_outcome(self, outcome: dict[str, Any]) -> None:
@@ -247,7 +298,8 @@ class Round:
             error: Why.
             discard: Whether nothing is committed for certain, so that all may remove their files.
         """
-        self.fail(error)
+        self._has_failed = True
+        self.withdraw(error)
         self._post("outcome", {**self._describe(error), "discard": discard})
 
     def post_busy(self, is_busy: bool) -> None:
@@ -285,7 +337,15 @@ class Round:
         """
         # The coordinator may have begun to wait for the votes as late as this rank.
         seconds = 2 * self.timeout_seconds
-        if self._wait(["outcome"], seconds) is None:
+        try:
+            found = self._wait(["outcome"], seconds)
+        except SaveCancelledError as error:
+            self.withdraw(error)
+            # If that came too late there is an outcome soon.
+            if self._mailbox.wait([self._name("outcome")], _COMMIT_SECONDS, _go_on) is None:
+                raise
+            found = "outcome"
+        if found is None:
             raise RankError(
                 f"rank 0 has not said within {seconds:g} s whether the save is committed: it has "
                 "died or hangs; look at what the store lists as complete",
@@ -311,16 +371,13 @@ class Round:
         reason = {"rank": self.rank, "error": type(error).__name__, "message": str(error)}
         return {"label": self.label, **reason, "fields": fields}
 
-    def _check_label(self, opened: dict[str, Any] | None) -> None:
+    def _fits(self, opened: dict[str, Any] | None) -> bool:
         if opened is None or opened["label"] == self.label:
-            return
-        error = RankError(
-            f"rank 0 saves {opened['label']} where rank {self.rank} saves {self.label}: every rank "
-            "has to save the same steps in the same order; nothing was committed",
-            rank=self.rank,
-        )
-        self.fail(error)
-        raise error
+            return True
+        self.misfit = Misfit.UNKNOWN
+        if opened["order"] is not None and self._order is not None:
+            self.misfit = Misfit.AHEAD if self._order > opened["order"] else Misfit.BEHIND
+        return False
 
     def _await(self, what: str, deed: str, by: str | None) -> dict[str, Any]:
         """A message that comes when all have done something, or one rank fails.
@@ -339,7 +396,8 @@ class Round:
             raise self._missing(deed, by)
         if found == "reason":
             raise self.error_of(self._get("reason"))
-        self._check_label(self._look("round"))
+        if not self._fits(self._look("round")):
+            raise self.mismatch()
         return self._get(what)
 
     def _missing(self, deed: str, by: str | None) -> RankError:
@@ -428,3 +486,18 @@ def _sums(groups: Sequence[Sequence[int]], texts: Sequence[str]) -> dict[str, An
     }
     members = [[rank for index in indices for rank in groups[index]] for indices in number_of]
     return {"members": members, "of": of}
+
+
+def _go_on() -> None:
+    pass
+
+
+@contextlib.contextmanager
+def or_give_up(one: Round | None) -> Iterator[None]:
+    """Gives a round up, if there is one, where what is done under this fails."""
+    try:
+        yield
+    except BaseException as error:
+        if one is not None:
+            one.give_up(error)
+        raise

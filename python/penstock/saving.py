@@ -16,7 +16,7 @@ from penstock.errors import CheckpointNotFoundError, PenstockError, RankError
 from penstock.flatten import flatten
 from penstock.memory import of_array, of_tensor, to_source
 from penstock.reports import SaveReport
-from penstock.rounds import Vote
+from penstock.rounds import Vote, or_give_up
 from penstock.sharding import Sharder, is_balanced
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Save:
         self._began = time.perf_counter()
         self._balance = 0
         self._check: Callable[[], None] = lambda: None
-        try:
+        with or_give_up(together):
             flat = self._take_apart(state)
             sources = [*map(_kept, flat.tensors)] if copy_uncounted else flat.tensors
             self._flatten_seconds = time.perf_counter() - self._began
@@ -112,9 +112,6 @@ class Save:
             )
             copied = set(self.job.copied())
             self.owners = [source[6] for index, source in enumerate(sources) if index not in copied]
-        except BaseException as error:
-            self.give_up(error)
-            raise
 
     def _take_apart(self, state: Any) -> Flattened:
         if self._round is None:

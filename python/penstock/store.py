@@ -16,13 +16,14 @@ from penstock.errors import (
     PenstockWarning,
     SaveInProgressError,
 )
-from penstock.pending import PendingSave
+from penstock.pending import PendingSave, save_together
 from penstock.progress import shown
 from penstock.ranks import find as find_ranks
 from penstock.ranks import processes_here
 from penstock.reading import Reader
 from penstock.reports import Problem, ScrubbedStep, ScrubReport
 from penstock.retention import Retention
+from penstock.rounds import or_give_up
 from penstock.saving import Save, Target
 
 if TYPE_CHECKING:
@@ -175,18 +176,22 @@ class CheckpointStore:
             UnsupportedStateError: A leaf cannot be stored; the message names it.
             StorageError: The operating system failed an operation.
         """
-        self._settle()
-        report = checkpoint.save(
-            self.path(step),
-            state,
-            overwrite=overwrite,
-            step=step,
-            metadata=metadata,
-            options=self._options,
-            progress=progress,
-            process_group=self._process_group,
-            no_dist=self._no_dist,
-        )
+        target = self._target(step, metadata, overwrite)
+        together, _ = self._come_together(target, "wait")
+        if together is not None:
+            options = checkpoint.to_native(self._options)
+            report = save_together(target, state, together, options, progress)
+        else:
+            report = checkpoint.save(
+                target.path,
+                state,
+                overwrite=overwrite,
+                step=step,
+                metadata=metadata,
+                options=self._options,
+                progress=progress,
+                no_dist=True,
+            )
         self._retire(step, 2)
         return report
 
@@ -263,39 +268,15 @@ class CheckpointStore:
         began = time.perf_counter()
         if if_busy not in ("wait", "skip", "error"):
             raise ValueError(f"if_busy={if_busy!r}: must be one of 'wait', 'skip', 'error'")
-        target = Target(
-            path=self.path(step),
-            step=checkpoint.check_step(step),
-            metadata=checkpoint.encode_metadata(metadata),
-            overwrite=bool(overwrite),
-        )
-        ranks = self._ranks()
-        options = checkpoint.to_native(self._options)
-        timeout_seconds = options["rank_timeout_seconds"]
-        try:
-            together = None if ranks is None else ranks.enter(target.label, timeout_seconds)
-        except PenstockError:
-            # Others came first, and gave up for what this rank may have to tell as well.
-            if if_busy == "wait" or not self._is_saving():
-                self._settle()
-            raise
-        try:
-            is_busy = if_busy != "wait" and self._is_busy(together)
-            if is_busy and together is not None:
-                together.leave()
-            if not is_busy:
-                self._settle()
-                if ranks is None and not overwrite:
-                    target.check_free()
-        except BaseException as error:
-            if together is not None:
-                together.give_up(error)
-            raise
-        if is_busy and if_busy == "error":
-            raise self._busy()
-        if is_busy:
+        target = self._target(step, metadata, overwrite)
+        together, is_left_out = self._come_together(target, if_busy)
+        if is_left_out:
             return None
-        arena = self._memory(options["staging_bytes"])
+        options = checkpoint.to_native(self._options)
+        with or_give_up(together):
+            if together is None and not overwrite:
+                target.check_free()
+            arena = self._memory(options["staging_bytes"])
         save = Save(
             target,
             state,
@@ -368,6 +349,47 @@ class CheckpointStore:
                 # A Ctrl-C: it is still under way.
                 self._pending = pending
             raise
+
+    def _target(self, step: int, metadata: Mapping[str, Any] | None, overwrite: bool) -> Target:
+        return Target(
+            path=self.path(step),
+            step=checkpoint.check_step(step),
+            metadata=checkpoint.encode_metadata(metadata),
+            overwrite=bool(overwrite),
+        )
+
+    def _come_together(self, target: Target, if_busy: str) -> tuple[Round | None, bool]:
+        """Waits for the save under way, and has all ranks begin the next one or none.
+
+        Returns:
+            The round in which they save, if there are any others, and whether this save is left
+            out.
+
+        Raises:
+            SaveInProgressError: A save is under way, and that is an error.
+            PenstockError: The error of the last save, if nobody has seen it.
+        """
+        ranks = self._ranks()
+        together = None
+        if ranks is not None:
+            seconds = checkpoint.to_native(self._options)["rank_timeout_seconds"]
+            try:
+                together = ranks.enter(target.label, seconds, target.step)
+            except PenstockError:
+                # Others came first, and gave up for what this rank may have to tell as well.
+                if if_busy == "wait" or not self._is_saving():
+                    self._settle()
+                raise
+        with or_give_up(together):
+            is_busy = if_busy != "wait" and self._is_busy(together)
+            if not is_busy:
+                self._settle()
+                return together, False
+        if together is not None:
+            together.leave()
+        if if_busy == "error":
+            raise self._busy()
+        return None, True
 
     def _is_saving(self) -> bool:
         return self._pending is not None and not self._pending.done()

@@ -12,6 +12,7 @@
 mod attempt;
 mod call;
 mod checkpoint;
+mod digests;
 mod errors;
 mod job;
 mod options;
@@ -31,6 +32,8 @@ mod _native {
     use crate::attempt::Attempt;
     #[pymodule_export]
     use crate::checkpoint::{Checkpoint, open};
+    #[pymodule_export]
+    use crate::digests::digests;
     #[pymodule_export]
     use crate::job::{Arena, Job};
     #[pymodule_export]

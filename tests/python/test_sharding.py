@@ -21,7 +21,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import penstock
-from penstock.fingerprints import fingerprints
+from penstock.fingerprints import device_digest, fingerprints
 from penstock.memory import of_tensor
 from penstock.ranks import Ranks
 from penstock.sharding import (
@@ -326,8 +326,10 @@ def test_ranks_do_not_balance_where_a_holder_has_another(other, rank):
 
 
 WEIGHT = torch.arange(40_000, dtype=torch.float32).reshape(200, 200)
-_CHANGED = WEIGHT.clone()
-_CHANGED[100:] += 1
+CHANGED = [WEIGHT.clone() for _ in range(3)]
+CHANGED[0][0, 0] += 1
+CHANGED[1][-1, -1] += 1
+CHANGED[2][7, [3, 4]] = WEIGHT[7, [4, 3]]
 
 
 def mark(name, tensor):
@@ -340,10 +342,10 @@ def test_plain_tensors_are_told_apart_by_name_type_shape_and_content():
         mark("v", WEIGHT),
         mark("w", WEIGHT.view(torch.int32)),
         mark("w", WEIGHT.view(100, 400)),
-        mark("w", _CHANGED),
+        *(mark("w", one) for one in CHANGED),
         mark("w", WEIGHT.t()),
     ]
-    assert len({mark("w", WEIGHT), *others}) == 6
+    assert len({mark("w", WEIGHT), *others}) == 8
     assert mark("w", WEIGHT.clone()) == mark("w", WEIGHT)
     # How its elements lie in memory is no difference.
     transposed = WEIGHT.t().contiguous().t()
@@ -361,6 +363,22 @@ def test_plain_tensors_of_any_type_have_a_fingerprint(dtype, is_transposed):
     if is_transposed:
         one, other = one.t(), other.t()
     assert mark("w", one) == mark("w", one.clone()) != mark("w", other)
+    # As on a device that the native module does not reach.
+    digests = [int(device_digest(tensor)) for tensor in (one, one.contiguous(), other)]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_digest_on_a_device_tells_every_place_and_every_bit(monkeypatch):
+    monkeypatch.setattr(penstock.fingerprints, "_CHUNK_ITEMS", 1000)
+    words = WEIGHT.view(torch.int32)
+    changed = [words]
+    for place in (0, 999, 1000, 1001, 20_000, 39_999):
+        for bit in (0, 13, 31):
+            changed.append(words.clone())
+            changed[-1].view(-1)[place] ^= torch.tensor(1 << bit, dtype=torch.int64).int()
+    changed += [words.view(-1).roll(1), words.view(-1).roll(1000), words.view(-1).flip(0)]
+    assert len({int(device_digest(one)) for one in changed}) == len(changed)
+    assert int(device_digest(torch.zeros(0))) == 0
 
 
 # Who has which plain tensors.

@@ -6,6 +6,7 @@
 use std::fmt;
 
 use crc_fast::CrcAlgorithm::Crc64Nvme;
+use penstock_io::buffer::HostRegion;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// Bytes of a file that share one digest. The last chunk of a file may be shorter.
@@ -68,6 +69,21 @@ impl Digest {
     /// Digests `bytes`.
     pub fn of(bytes: &[u8]) -> Digest {
         Digest(crc_fast::checksum(Crc64Nvme, bytes))
+    }
+
+    /// Digests what memory holds, in row-major order.
+    pub fn of_memory(memory: &HostRegion) -> Digest {
+        let mut buffer = vec![0; memory.len().min(CHUNK_BYTES) as usize];
+        let mut digest = Digest::EMPTY;
+        let mut at = 0;
+        while at < memory.len() {
+            let bytes = (memory.len() - at).min(CHUNK_BYTES);
+            let chunk = &mut buffer[..bytes as usize];
+            memory.copy_to(at, chunk);
+            digest = digest.then(Digest::of(chunk), bytes);
+            at += bytes;
+        }
+        digest
     }
 
     /// The digest of the bytes of `self` followed by `next_bytes` bytes whose digest is `next`.

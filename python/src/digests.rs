@@ -1,0 +1,20 @@
+//! `digests`.
+
+use penstock_store::digest::Digest;
+use pyo3::prelude::*;
+
+use crate::call;
+use crate::tensor::{self, TensorSource};
+
+/// CRC-64/NVME of the elements of each tensor, in row-major order.
+#[pyfunction]
+pub(crate) fn digests(py: Python<'_>, tensors: Vec<TensorSource>) -> PyResult<Vec<u64>> {
+    let sources = tensors.into_iter().map(tensor::source);
+    let regions: Vec<_> = sources
+        .map(|source| source.map(|(_, region)| region))
+        .collect::<PyResult<_>>()?;
+    call::without_gil(py, || {
+        let found = regions.iter().map(|region| Digest::of_memory(region).0);
+        Ok(found.collect())
+    })
+}
