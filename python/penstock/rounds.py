@@ -144,8 +144,9 @@ class Round:
         opened = self._look("round")
         over = self.over()
         if over is not None:
-            # Who disagreed said so under its own label.
-            return self.label in (over["label"], opened and opened["label"])
+            # Before the coordinator has come, what another member called it is all there is.
+            about: str = (opened or over)["label"]
+            return self.label == about
         return self._fits(opened)
 
     def take_over(self, last: Round) -> None:
