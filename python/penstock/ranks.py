@@ -141,8 +141,7 @@ class Ranks:
         with self._lock:
             number = self._next_round
             self._next_round += 1
-            last = self._last
-            one = self._last = Round(
+            self._last = Round(
                 self._mailbox,
                 number,
                 label,
@@ -151,9 +150,7 @@ class Ranks:
                 global_ranks=self.global_ranks,
                 timeout_seconds=timeout_seconds,
             )
-        if last is not None and last.number == number:
-            one.take_over(last)
-        return one
+            return self._last
 
     def _go_back(self) -> bool:
         """Has the next round be the last one again, if this rank was behind in that.
@@ -165,7 +162,9 @@ class Ranks:
             last = self._last
             if last is None or last.misfit is None:
                 return False
-            if last.misfit is Misfit.BEHIND and self._next_round == last.number + 1:
+            # What all have left is not there any more.
+            is_next = self._next_round == last.number + 1
+            if last.misfit is Misfit.BEHIND and is_next and not last.has_left:
                 self._next_round = last.number
             return True
 

@@ -83,6 +83,10 @@ class Round:
         rank: Number of this rank in the group.
         global_ranks: Numbers of all of them in the job, in the order of the group.
         timeout_seconds: For how long to wait for another rank.
+
+    Attributes:
+        misfit: How this rank turned out not to be in step, if it did.
+        has_left: Whether it is done with the round.
     """
 
     def __init__(
@@ -106,7 +110,7 @@ class Round:
         self._order = order
         self._is_cancelled = threading.Event()
         self._own: list[str] = []
-        self._has_left = False
+        self.has_left = False
         self._has_voted = False
         self._has_failed = False
 
@@ -149,11 +153,6 @@ class Round:
             return self.label == about
         return self._fits(opened)
 
-    def take_over(self, last: Round) -> None:
-        """Goes on where another call of this rank has been in the same round."""
-        self._own = last._own
-        self._has_left = last._has_left
-
     def over(self) -> dict[str, Any] | None:
         """Why or how it has ended, if it has."""
         return self._look("reason") or self._look("outcome")
@@ -193,9 +192,9 @@ class Round:
 
     def leave(self) -> None:
         """Is done with the round, one way or another; further calls do nothing."""
-        if self._has_left:
+        if self.has_left:
             return
-        self._has_left = True
+        self.has_left = True
         if not self._has_failed:
             # All have read them.
             self._delete(self._own)
