@@ -25,6 +25,7 @@ from penstock.partial import settle
 from penstock.pending import save_together
 from penstock.progress import Progress, shown
 from penstock.ranks import find as find_ranks
+from penstock.ranks import own_rank
 from penstock.reports import LoadReport, Problem, SaveReport, VerifyResult
 from penstock.restore import BYTES_TAGS, Builder, Place, needed
 from penstock.saving import Target
@@ -68,10 +69,9 @@ def save(
     Where `torch.distributed` is initialized, all ranks call this with the same arguments and make
     one checkpoint together, on a file system that they share. Each writes what it holds of every
     `DTensor`; what several hold is written once, and so is a plain tensor that is the same on
-    several ranks: of the same name, type and shape, and of the same elements as far as a sample
-    shows, or all of them up to 4 KiB. Other plain tensors, and whatever is in `PerRank`, are kept
-    for each rank, and so is everything else (arrays, byte strings, plain values), and vectors of
-    up to 64 KiB of ``uint8``: states of random generators. Either all ranks return or all raise.
+    several ranks, in every element. Other plain tensors, and whatever is in `PerRank`, are kept for
+    each rank, and so is everything else (arrays, byte strings, plain values), and vectors of up to
+    64 KiB of ``uint8``: states of random generators. Either all ranks return or all raise.
 
     Args:
         path: The checkpoint's directory; made if missing, its parents too.
@@ -400,10 +400,7 @@ class _Reading:
         wanted = self._wanted
         if wanted.rank is not None:
             return _check_rank(wanted.rank), True
-        rank = wanted.own_rank
-        if rank is None:
-            together = find_ranks(None, no_dist=False)
-            rank = None if together is None else together.rank
+        rank = own_rank() if wanted.own_rank is None else wanted.own_rank
         if rank is None:
             return 0, False
         return rank, wanted.into is None and self._patterns is None

@@ -57,7 +57,7 @@ def _mark(name: str, memory: Memory, digest: int) -> int:
 
 
 def device_digest(tensor: torch.Tensor) -> torch.Tensor:
-    """A sum over the elements, each times a number of its own, modulo 2⁶⁴; still on the device.
+    """A sum over the elements, each mixed with its place, modulo 2⁶⁴; still on the device.
 
     Args:
         tensor: Of any device, type and strides.
@@ -65,15 +65,23 @@ def device_digest(tensor: torch.Tensor) -> torch.Tensor:
     Returns:
         One int64.
     """
-    bits = _BITS.get(tensor.element_size())
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
     # Not all types can be computed with; whole numbers can.
-    tensor = torch.view_as_real(tensor) if bits is None else tensor
     items = tensor.view(_BITS[tensor.element_size()]).reshape(-1)
+    # Halves, as a product keeps little of what is high in it.
+    items = items.view(torch.int32) if items.dtype is torch.int64 else items
     places = torch.arange(1, min(len(items), _CHUNK_ITEMS) + 1, device=tensor.device)
-    # Neither the sum nor the numbers of neighbours follow from each other by counting.
-    weights = (places * _MULTIPLIER).bitwise_xor_((places * _MULTIPLIER) >> 31)
-    weights = (weights * _MULTIPLIER).bitwise_or_(1)
+    places = _mixed(places)
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for chunk in torch.split(items, _CHUNK_ITEMS):
-        total = total * _MULTIPLIER + (chunk.to(torch.int64) * weights[: len(chunk)]).sum()
+        total = total * _MULTIPLIER + _mixed(chunk.to(torch.int64) + places[: len(chunk)]).sum()
     return total
+
+
+def _mixed(numbers: torch.Tensor) -> torch.Tensor:
+    """Other numbers, every bit of which follows from all bits of the first ones."""
+    for _ in range(2):
+        numbers = numbers * _MULTIPLIER
+        numbers ^= numbers >> 32
+    return numbers * _MULTIPLIER

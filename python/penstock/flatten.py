@@ -61,8 +61,8 @@ class PerRank:
 
     Only plain tensors may need it. Plain values, arrays and byte strings are kept for each rank in
     any case, and so are tensors that differ; see `penstock.save`. The mark spares thousands of
-    ranks finding out that they do, and keeps apart what differs in few of many elements. What is
-    loaded is the value itself. In a target of ``load(into=…)`` it may be marked as well or not.
+    ranks finding out that they do. What is loaded is the value itself. In a target of
+    ``load(into=…)`` it may be marked as well or not.
 
     Attributes:
         value: Any state, tensors included.

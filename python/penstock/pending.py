@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import PenstockError, RankError, SaveCancelledError, StateMismatchError
 from penstock.progress import shown
+from penstock.rounds import or_give_up
 from penstock.saving import Save
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ class PendingSave:
         except BaseException as error:
             _live.discard(self)
             _unstaged.discard(self)
-            self._job.cancel()
+            # It may run all the same, where it is a Ctrl-C that came.
+            save.cancel()
             save.give_up(error)
             raise
 
@@ -376,10 +378,10 @@ def save_together(
         RankError: Another rank failed, is not there or saves something else.
         PenstockError: Whatever else `penstock.save` raises.
     """
-    save = Save(target, state, options=options, together=together, lazy=True)
-    save.owners.clear()
-    pending = PendingSave(save, lazy=False, after=_nothing)
-    with shown(progress, "saving") as update:
+    with or_give_up(together), shown(progress, "saving") as update:
+        save = Save(target, state, options=options, together=together, lazy=True)
+        save.owners.clear()
+        pending = PendingSave(save, lazy=False, after=_nothing)
         try:
             while not pending._done.wait(_TURN_SECONDS):
                 if update is not None:

@@ -30,19 +30,27 @@ class Ranks:
     """The ranks of a process group.
 
     Args:
-        store: Where they leave messages for each other.
-        name: Tells the group from any other, made before or after.
+        open_mailbox: Called when they first have something to say to each other.
         rank: The number of this one.
         global_ranks: Their numbers in the whole job, in the order of the group.
+        is_fork: Whether this process is a fork of the rank.
     """
 
-    def __init__(self, store: Store, name: str, rank: int, global_ranks: Sequence[int]) -> None:
+    def __init__(
+        self,
+        open_mailbox: Callable[[], Mailbox],
+        rank: int,
+        global_ranks: Sequence[int],
+        *,
+        is_fork: bool = False,
+    ) -> None:
         self.rank = rank
         self.global_ranks = tuple(global_ranks)
-        self._mailbox = Mailbox(store, f"penstock/{name}")
+        self._open_mailbox = open_mailbox
+        self._mailbox: Mailbox | None = None
+        self._process = None if is_fork else os.getpid()
         self._lock = threading.Lock()
         self._next_round = 0
-        self._missed = (-2, "")
         self._last: Round | None = None
 
     @property
@@ -59,7 +67,9 @@ class Ranks:
         """The next round; to be called in the same order on every rank, and left in any case.
 
         A rank that was away while others saved has fallen behind, and passes over what ended; one
-        that left a save out is ahead, and passes over that.
+        that left a save out is ahead, and passes over that. Where nothing but the order of calls
+        tells one save from the next, neither can be told from a rank that is late, and whose call
+        must not meet the next one of others: such a rank raises until it is in step again.
 
         Args:
             label: What it is about; the same for all.
@@ -68,7 +78,13 @@ class Ranks:
 
         Raises:
             RankError: The others have given up waiting for this rank, or save something else.
+            PenstockError: This process is a fork of the rank.
         """
+        if self._process != os.getpid():
+            raise PenstockError(
+                f"{label}: this process is a fork of rank {self.rank} and cannot speak for it: "
+                "pass no_dist=True to save alone"
+            )
         # Who was not in step waits for the coordinator, to see where that is.
         is_lost = self._go_back()
         while True:
@@ -139,6 +155,8 @@ class Ranks:
 
     def _next(self, label: str, timeout_seconds: float, order: int | None) -> Round:
         with self._lock:
+            if self._mailbox is None:
+                self._mailbox = self._open_mailbox()
             number = self._next_round
             self._next_round += 1
             self._last = Round(
@@ -188,10 +206,6 @@ class Ranks:
         over = one.over()
         if over is None or "error" not in over:
             return True
-        if self._missed == (one.number - 1, one.label):
-            # Late for the same again: a call behind the others, rather, and it would stay so.
-            return False
-        self._missed = (one.number, one.label)
         raise one.error_of(over)
 
 
@@ -201,6 +215,7 @@ class _Known:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._latest: dict[tuple[str, tuple[int, ...]], tuple[Any, int, Ranks]] = {}
+        self._inherited: Any = None
 
     def of(self, group: ProcessGroup, dist: Any) -> Ranks:
         """The ranks of a group.
@@ -215,13 +230,26 @@ class _Known:
             if ranks is None or known is not group:
                 generation += 1
                 text = f"{group.group_name}\0{','.join(map(str, members))}\0{generation}"
-                name = blake2b(text.encode(), digest_size=6).hexdigest()
-                ranks = Ranks(_store_of(dist, members), name, dist.get_rank(group), members)
+                prefix = f"penstock/{blake2b(text.encode(), digest_size=6).hexdigest()}"
+                ranks = Ranks(
+                    lambda: Mailbox(_store_of(dist, members), prefix),
+                    dist.get_rank(group),
+                    members,
+                    is_fork=dist.group.WORLD is self._inherited,
+                )
                 self._latest[key] = (group, generation, ranks)
             return ranks
 
+    def after_fork(self) -> None:
+        """Goes on in a child: the job is the parent's, and a lock may be held for ever."""
+        self._lock = threading.Lock()
+        dist = _job()
+        self._inherited = None if dist is None else dist.group.WORLD
+
 
 _known = _Known()
+
+os.register_at_fork(after_in_child=_known.after_fork)
 
 
 def _store_of(dist: Any, members: Sequence[int]) -> Store:
@@ -241,6 +269,12 @@ def processes_here() -> int:
     return max(int(text), 1) if text.isdecimal() else 1
 
 
+def own_rank() -> int | None:
+    """The number of this process in its job; None where it has none."""
+    dist = _job()
+    return None if dist is None else int(dist.get_rank())
+
+
 def find(process_group: ProcessGroup | None, *, no_dist: bool) -> Ranks | None:
     """The ranks that save together with this process; None where it saves alone.
 
@@ -253,13 +287,16 @@ def find(process_group: ProcessGroup | None, *, no_dist: bool) -> Ranks | None:
     """
     if no_dist and process_group is not None:
         raise ValueError("process_group= says who saves together, no_dist=True that nobody does")
-    torch = sys.modules.get("torch")
-    if no_dist or torch is None:
-        return None
-    dist = torch.distributed
-    if not dist.is_available() or not dist.is_initialized():
+    dist = None if no_dist else _job()
+    if dist is None:
         return None
     group = process_group or dist.group.WORLD
     if dist.get_rank(group) < 0:
         raise ValueError("this process is not in process_group: call on the group's ranks only")
     return _known.of(group, dist)
+
+
+def _job() -> Any:
+    """`torch.distributed` where this process is one of a job; else None."""
+    dist = getattr(sys.modules.get("torch"), "distributed", None)
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None

@@ -180,7 +180,8 @@ class Round:
         opened = self._look("round") or {"label": "something else"}
         return RankError(
             f"rank 0 saves {opened['label']} where rank {self.rank} saves {self.label}: every rank "
-            "has to save the same steps in the same order; nothing was committed",
+            "has to save the same in the same order, with step= if one may leave a save out; "
+            "nothing was committed",
             rank=self.rank,
         )
 
@@ -343,7 +344,10 @@ class Round:
             self.withdraw(error)
             # If that came too late there is an outcome soon.
             if self._mailbox.wait([self._name("outcome")], _COMMIT_SECONDS, _go_on) is None:
-                raise
+                raise SaveCancelledError(
+                    f"{error}, after this rank had written its part; it is not committed so far, "
+                    "but if rank 0 hangs in its commit it may yet be"
+                ) from None
             found = "outcome"
         if found is None:
             raise RankError(
@@ -359,7 +363,9 @@ class Round:
         if name == "RankError" or (rank == 0 and name in _SHARED_ERRORS):
             found: PenstockError = getattr(errors, name)(message, **reason["fields"])
             return found
-        return RankError(f"rank {rank} failed, so nothing was done: {name}: {message}", rank=rank)
+        # Where a commit has begun its own error says what there is.
+        result = ", so nothing was done" if reason.get("discard", True) else ""
+        return RankError(f"rank {rank} failed{result}: {name}: {message}", rank=rank)
 
     # Inside.
 

@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock import _native
-from penstock.errors import CheckpointNotFoundError, PenstockError, RankError
+from penstock.errors import (
+    CheckpointNotFoundError,
+    PenstockError,
+    RankError,
+    SaveCancelledError,
+)
 from penstock.flatten import flatten
-from penstock.memory import of_array, of_tensor, to_source
+from penstock.memory import contiguous_strides, of_array, of_tensor, to_source
 from penstock.reports import SaveReport
 from penstock.rounds import Vote, or_give_up
 from penstock.sharding import Sharder, is_balanced
@@ -269,7 +274,7 @@ class Save:
         """
         try:
             outcome = one.wait_outcome()
-        except RankError:
+        except (RankError, SaveCancelledError):
             # The coordinator may have died when all was done, and the message with it.
             if attempt.is_committed():
                 return
@@ -318,12 +323,18 @@ _COPIED_BYTES_MAX = 64 << 10
 
 def _kept(source: _TensorSource) -> _TensorSource:
     """A source that no change goes unnoticed of: itself, or one of a copy."""
-    name, _, shape, _, _, item_bytes, _, box = source
+    name, _, shape, address, strides, item_bytes, _, box = source
     owner: Any = source[6]
-    if box is not None or math.prod(shape) * item_bytes <= _COPIED_BYTES_MAX:
+    if math.prod(shape) * item_bytes <= _COPIED_BYTES_MAX:
         return source
     if isinstance(owner, np.ndarray):
         return to_source(of_array(owner.copy(order="C"), name), name)
-    if owner.is_inference():
-        return to_source(of_tensor(owner.clone(), name), name)
-    return source
+    # Of a `DTensor`, what it holds and itself.
+    tensors = owner if type(owner) is tuple else (owner,)
+    if not any(tensor.is_inference() for tensor in tensors):
+        return source
+    local = tensors[0]
+    at = local.storage_offset() + (address - local.data_ptr()) // item_bytes
+    steps = [stride // item_bytes for stride in strides or contiguous_strides(shape, item_bytes)]
+    part = local.as_strided(shape, steps, at)
+    return to_source(of_tensor(part.clone(), name), name, box)

@@ -192,7 +192,8 @@ class CheckpointStore:
                 progress=progress,
                 no_dist=True,
             )
-        self._retire(step, 2)
+        if together is None or together.is_coordinator:
+            self._retire(target.step or 0, 2)
         return report
 
     @overload
@@ -286,7 +287,13 @@ class CheckpointStore:
             lazy=lazy,
             copy_uncounted=lazy,
         )
-        pending = PendingSave(save, lazy=lazy, after=lambda: self._retire(target.step or 0, 0))
+        # Said now: the process group may be gone by the end.
+        is_keeper = together is None or together.is_coordinator
+        pending = PendingSave(
+            save,
+            lazy=lazy,
+            after=lambda: self._retire(target.step or 0, 0) if is_keeper else None,
+        )
         try:
             self._pending = pending
             if not lazy:
@@ -413,8 +420,7 @@ class CheckpointStore:
 
     def _retire(self, step: int, stacklevel: int) -> None:
         """Deletes what the store no longer keeps, now that a step is saved."""
-        ranks = self._ranks()
-        if self._retention.keeps_all or (ranks is not None and not ranks.is_coordinator):
+        if self._retention.keeps_all:
             return
         try:
             self._retention.apply(self._native, step, dry_run=False)

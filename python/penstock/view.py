@@ -356,8 +356,15 @@ class _Merging:
                 _insert(node, key, self._numbering.number(child, rank))
 
     def _contradict(self, own: dict[Any, Node], others: dict[Any, Node]) -> bool:
-        """Whether two dictionaries hold different wholes under one key."""
+        """Whether two dictionaries hold different wholes under one key, or one number.
+
+        A name says what is below it; a number only how many came before.
+        """
         for key, child in others.items():
+            if type(key) is int or (type(key) is str and key.isdecimal()):
+                inner, further = _members(own.get(key)), _members(child)
+                if inner is not None and further is not None and self._contradict(inner, further):
+                    return True
             name = _name(child)
             if name is not None and key in own:
                 known = self._numbering.name_of(own[key])

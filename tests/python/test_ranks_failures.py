@@ -49,7 +49,7 @@ def save(root, step):
 
 
 def save_over(path, step):
-    penstock.save(path, state(step), overwrite=True, options=IMPATIENT)
+    penstock.save(path, state(step), step=step, overwrite=True, options=IMPATIENT)
 
 
 def save_async(root, step):

@@ -22,6 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import penstock
 from penstock.fingerprints import device_digest, fingerprints
+from penstock.mailbox import Mailbox
 from penstock.memory import of_tensor
 from penstock.ranks import Ranks
 from penstock.sharding import (
@@ -378,6 +379,19 @@ def test_a_digest_on_a_device_tells_every_place_and_every_bit(monkeypatch):
             changed[-1].view(-1)[place] ^= torch.tensor(1 << bit, dtype=torch.int64).int()
     changed += [words.view(-1).roll(1), words.view(-1).roll(1000), words.view(-1).flip(0)]
     assert len({int(device_digest(one)) for one in changed}) == len(changed)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex64", "complex128", "int64", "float32"])
+def test_a_digest_on_a_device_tells_numbers_of_few_bits(dtype):
+    """Whole numbers as floats, signs, and one element of many: all that differs is high bits."""
+    ones = torch.eye(600).to(getattr(torch, dtype))
+    some = [*ones, *-ones, *(3 - 2 * ones), torch.zeros_like(ones[0])]
+    if ones.is_complex():
+        some += [*(1j * ones), *(-1j * ones)]
+    assert len({int(device_digest(one)) for one in some}) == len(some)
+
+
+def test_a_digest_of_nothing():
     assert int(device_digest(torch.zeros(0))) == 0
 
 
@@ -392,7 +406,7 @@ def holders_of(sets):
     names = tuple(range(len(sets)))
 
     def ask(rank):
-        one = Ranks(store, "test", rank, names).enter("save", 10)
+        one = Ranks(lambda: Mailbox(store, "test"), rank, names).enter("save", 10)
         found = [members.ranks for members in one.holders(sets[rank])]
         # As in a save: nobody leaves it in peace before all have said what they have to.
         assert one.gather(True)
