@@ -11,6 +11,7 @@ __all__ = [
     "HostBuffer",
     "Job",
     "Store",
+    "digests",
     "open",
     "salvage",
     "save",
