@@ -290,3 +290,18 @@ def test_a_lost_file_of_one_rank_is_named(jobs, disk_path, kind):
     assert lost.name in info.reason
     with pytest.raises(penstock.CorruptCheckpointError, match=lost.name):
         penstock.load(path)
+
+
+def save_over(path, step):
+    """The first rank commits while the others still wait to hear of it."""
+    penstock.save(path, state(step), step=step, overwrite=True)
+
+
+def test_what_is_replaced_goes_with_the_save_that_replaces_it(jobs, disk_path):
+    path = disk_path / "ckpt"
+    files = set()
+    for step in range(4):
+        jobs.of(4).call(save_over, path, step)
+        files.add(len(list(path.iterdir())))
+        assert_same(penstock.load(path, keys=["rows", "step"]), whole(step))
+    assert len(files) == 1

@@ -153,6 +153,9 @@ impl Attempt {
             // The vote is about to be cast: taking files back now could break a checkpoint that
             // somebody else commits.
             self.voted.append(&mut self.made);
+            // As long as somebody counts votes here his lease guards them; and when he has
+            // committed, nobody else is in the way of removing what was replaced.
+            self.lease.give_back();
         }
         Ok(())
     }
@@ -234,10 +237,9 @@ impl Attempt {
     }
 
     /// Removes files of other attempts, unless one of them is live, or has replaced this one in
-    /// turn: then ours are those nobody refers to, and left to a sweep. Other ranks of this attempt
-    /// may still hold their leases: it is the sweep's then as well.
+    /// turn: then ours are those nobody refers to, and left to a sweep.
     pub(crate) fn remove_replaced(self) -> Result<u64> {
-        if !self.lease.try_upgrade() || !self.is_current() {
+        if !self.lease.try_upgrade(&self.path) || !self.is_current() {
             return Ok(0);
         }
         let is_replaced = |name: &str| name::attempt_of(name) != Some(&self.id);
@@ -274,7 +276,7 @@ impl Drop for Attempt {
             let _ = self.file_system.change(Change::RemoveFile(path));
         }
         // Not under another attempt that is about to write its first file there.
-        if self.made_directory && self.lease.try_upgrade() {
+        if self.made_directory && self.lease.try_upgrade(&self.path) {
             let _ = self.file_system.change(Change::RemoveDirectory(&self.path));
         }
     }

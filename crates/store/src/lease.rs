@@ -115,17 +115,25 @@ impl Lease {
         locks_directories(&self.directory)
     }
 
-    /// Turns a shared lease into an exclusive one, if it is certain that nobody else holds any.
-    pub(crate) fn try_upgrade(&self) -> bool {
-        locks_directories(&self.directory) && self.directory.try_lock().is_ok()
+    /// Turns a shared lease, or one that was given back, into an exclusive one on the directory of
+    /// that name, if it is certain that nobody else holds any.
+    pub(crate) fn try_upgrade(&self, path: &Path) -> bool {
+        locks_directories(&self.directory)
+            && self.directory.try_lock().is_ok()
+            && is_at(&self.directory, path).unwrap_or(false)
+    }
+
+    /// Lets others remove files, if nobody else holds one.
+    pub(crate) fn give_back(&self) {
+        if self.process == std::process::id() {
+            let _ = self.directory.unlock();
+        }
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if self.process == std::process::id() {
-            let _ = self.directory.unlock();
-        }
+        self.give_back();
     }
 }
 
@@ -166,9 +174,9 @@ mod tests {
             Lease::try_exclusive(root.path()).unwrap(),
             Exclusive::Live
         ));
-        assert!(!first.try_upgrade());
+        assert!(!first.try_upgrade(root.path()));
         drop(first);
-        assert!(second.try_upgrade());
+        assert!(second.try_upgrade(root.path()));
         drop(second);
         assert!(matches!(
             Lease::try_exclusive(root.path()).unwrap(),
