@@ -231,20 +231,18 @@ class Round:
             self._count("asking")
         self._put_own("plain", digest)
         if self._count("plains") == self.size and self._has("asking"):
-            groups = _groups(self._read_all("plain"))
-            is_one = len(groups) == 1 and len(groups[0]) == self.size
-            self._post("classes", {"groups": None if is_one else groups})
+            self._post("classes", _classes(_groups(self._read_all("plain"))))
         if not hashes:
             return []
-        groups = self._await("classes", "come", "plain")["groups"] or [range(self.size)]
-        if len(groups) == 1:
-            return [Members.of(groups[0])] * len(hashes)
-        own = next(group for group in groups if self.rank in group)
+        classes = self._await("classes", "come", "plain")
+        own = next((group for group in classes["larger"] if self.rank in group), [self.rank])
+        if classes["count"] == 1:
+            return [Members.of(own)] * len(hashes)
         if own[0] == self.rank:
             self._put_own("set", text.hex())
-            if self._count("sets") == len(groups):
-                leaders = [group[0] for group in groups]
-                texts = self._read([f"set/{leader}" for leader in leaders])
+            if self._count("sets") == classes["count"]:
+                groups = _groups(self._read_all("plain"))
+                texts = self._read([f"set/{group[0]}" for group in groups])
                 self._post("sums", _sums(groups, texts))
         sums = self._await("sums", "come", "plain")
         known = [Members.of(members) for members in [own, *sums["members"]]]
@@ -473,6 +471,11 @@ def _groups(digests: Sequence[str]) -> list[list[int]]:
         if digest != _NOTHING:
             groups[digest].append(rank)
     return list(groups.values())
+
+
+def _classes(groups: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """How many groups there are, and those of more than one rank: all ranks read this."""
+    return {"count": len(groups), "larger": [group for group in groups if len(group) > 1]}
 
 
 def _sums(groups: Sequence[Sequence[int]], texts: Sequence[str]) -> dict[str, Any]:

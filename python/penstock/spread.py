@@ -199,9 +199,15 @@ class _Spreader(Flattener):
 
     def _name(self, balance: Balance) -> list[_Leaf]:
         """Completes the nodes of all tensors; returns those that several ranks may hold."""
-        for leaf, name in zip(
-            self._shared, unique_names([leaf.name for leaf in self._shared]), strict=True
-        ):
+        names = unique_names([leaf.name for leaf in self._shared])
+        for leaf, name in zip(self._shared, names, strict=True):
+            if leaf.sharding is not None and name.startswith(f"{leaf.name}~"):
+                # Which of the two comes first another rank may see otherwise.
+                raise UnsupportedStateError(
+                    f"{leaf.name}: two tensors have this name, and one of them is a DTensor: "
+                    "rename a key of one",
+                    key=leaf.name,
+                )
             leaf.name = name
         ties: list[_Tie] = []
         bases = self._untie([leaf for leaf in self._shared if leaf.sharding is None], ties)

@@ -564,3 +564,15 @@ def test_a_tensor_that_is_not_what_its_placements_say_is_not_saved(local_shape):
         )
         with pytest.raises(penstock.UnsupportedStateError, match="do not say"):
             spread({"w": tensor}, Sharder(0, range(2)), lambda hashes: [])
+
+
+def test_a_dtensor_whose_name_is_not_its_own_is_refused():
+    """Which of two tensors of a name comes first, ranks may see in different ways."""
+    with as_rank(0, size=2):
+        mesh = DeviceMesh("cpu", [0, 1])
+        one, other = (
+            DTensor.from_local(torch.zeros(3), mesh, [Shard(0)], run_check=False) for _ in range(2)
+        )
+        for state in ({"a.b": one, "a": {"b": other}}, {"a.b": torch.ones(2), "a": {"b": one}}):
+            with pytest.raises(penstock.UnsupportedStateError, match=r"a\.b"):
+                spread(state, Sharder(0, range(2)), lambda hashes: [Members.of([0])] * len(hashes))
