@@ -21,6 +21,7 @@ import tempfile
 import textwrap
 import threading
 import time
+import traceback
 import weakref
 from collections import OrderedDict
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import penstock
 import victim
@@ -560,6 +561,59 @@ def lone_job():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+def test_what_nobody_counts_the_changes_of_is_copied_for_a_job_too(disk_path, lone_job):
+    store = penstock.CheckpointStore(disk_path / "store")
+    with torch.inference_mode():
+        whole = torch.arange(2 * MIB).reshape(1024, 2048)
+        mesh = init_device_mesh("cpu", (1,))
+        state = {
+            "plain": whole.clone(),
+            "turned": whole.clone().t(),
+            "sharded": DTensor.from_local(whole.clone(), mesh, [Shard(0)], run_check=False),
+        }
+        with held(store, 1) as release:
+            pending = store.save_async(1, state, lazy=True)
+            for tensor in state.values():
+                getattr(tensor, "_local_tensor", tensor).zero_()
+            release()
+        pending.result()
+    loaded = store.load(1)
+    for name, tensor in loaded.items():
+        assert torch.equal(tensor, whole.t() if name == "turned" else whole), name
+
+
+def test_a_save_whose_progress_cannot_be_shown_never_begins(disk_path, lone_job):
+    store = penstock.CheckpointStore(disk_path / "store")
+    with pytest.raises(TypeError, match="progress"):
+        store.save(1, {"w": torch.ones(3)}, progress="yes")
+    assert not (disk_path / "store").exists()
+    store.save(2, {"w": torch.ones(3)})
+    assert store.steps() == [2]
+
+
+@pytest.mark.parametrize("has_saved", [False, True])
+def test_a_fork_does_not_speak_for_its_rank(disk_path, lone_job, has_saved):
+    store = penstock.CheckpointStore(disk_path / "store")
+    if has_saved:
+        store.save(1, {"w": torch.ones(3)})
+    child = os.fork()
+    if child == 0:
+        try:
+            with pytest.raises(penstock.PenstockError, match="no_dist=True"):
+                store.save(2, {"w": torch.ones(3)})
+            with pytest.raises(penstock.PenstockError, match="no_dist=True"):
+                penstock.CheckpointStore(disk_path / "other").save(2, {"w": torch.ones(3)})
+            alone = penstock.CheckpointStore(disk_path / "alone", no_dist=True)
+            alone.save(3, {"w": torch.ones(3)})
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    store.save(4, {"w": torch.ones(3)})
+    assert store.latest() == 4
 
 
 @pytest.mark.parametrize("is_local", [False, True], ids=["whole", "local"])

@@ -147,6 +147,23 @@ def test_what_other_ranks_call_the_same_is_not_mixed(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("kind", [int, str])
+def test_nor_is_what_they_count_alike(tmp_path, kind):
+    """The state of the third parameter of another stage's optimizer is none of this one's."""
+    trees, names = [], []
+    for rank in (0, 1):
+        counted = [[kind(n), {"m": shared(f"{n}.m@{rank}")}] for n in range(2 + rank)]
+        trees.append({"opt": {"$": "dict", "v": counted}, f"w{rank}": shared(f"w{rank}")})
+        names.append([*(f"{n}.m@{rank}" for n in range(2 + rank)), f"w{rank}"])
+    path = commit(tmp_path / "ckpt", list(zip(trees, names, strict=True)))
+    expected = {kind(n): {"m": whole(f"{n}.m@0")} for n in range(2)}
+    assert_same(penstock.load(path, keys="opt.*"), {"opt": expected})
+    into = {"opt": {kind(n): {"m": torch.zeros(3)} for n in range(3)}}
+    into |= {f"w{rank}": torch.zeros(3) for rank in (0, 1)}
+    with pytest.raises(penstock.StateMismatchError, match=r"opt\.2"):
+        penstock.load(path, into=into)
+
+
 def test_nor_is_anything_below(tmp_path):
     """What two dictionaries of a kind hold deeper is not one either."""
     trees = [
