@@ -239,6 +239,9 @@ class CheckpointStore:
         at the right moment. Tensors of up to 64 KiB are copied at once all the same, and so are
         arrays and tensors of inference mode, of which nobody counts the changes.
 
+        Among many ranks, a rank whose state has plain tensors reads them at the call, lazy or not,
+        and waits until all ranks have come: they find out who holds the same ones.
+
         A save that failed raises its error from the next `save` or `save_async`, unless somebody
         has had it from `PendingSave.result`; that next save is not done then.
 
