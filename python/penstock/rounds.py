@@ -325,7 +325,7 @@ class Round:
             RankError: It has not begun in time, or saves something else.
             PenstockError: Whatever kept it from beginning.
         """
-        attempt_id: str = self._await("begun", f"begun the save of {self.label}", None)["id"]
+        attempt_id: str = self._await("begun", "begun the save", None)["id"]
         return attempt_id
 
     def wait_outcome(self) -> dict[str, Any]:
@@ -349,8 +349,8 @@ class Round:
             found = "outcome"
         if found is None:
             raise RankError(
-                f"rank 0 has not said within {seconds:g} s whether the save is committed: it has "
-                "died or hangs; look at what the store lists as complete",
+                f"{self.label}: rank 0 has not said within {seconds:g} s whether it is committed: "
+                "it has died or hangs; look at what the store lists as complete",
                 rank=0,
             )
         return self._get("outcome")
@@ -413,11 +413,11 @@ class Round:
             missing = [rank for rank in ranks if not self._has(f"{by}/{rank}")] or [self.rank]
         further = ", ".join(map(str, missing[1 : _LISTED_MAX + 1]))
         more = ", …" if len(missing) > _LISTED_MAX + 1 else ""
+        others = f" (nor have ranks {further}{more})" if further else ""
         return RankError(
-            f"rank {missing[0]} has not {deed} within {self.timeout_seconds:g} s of rank "
-            f"{self.rank}{f' (nor have ranks {further}{more})' if further else ''}; it has died or "
-            "hangs, or does not make the same call: every rank has to, unless no_dist=True is "
-            "given; nothing was done",
+            f"{self.label}: rank {missing[0]} has not {deed} within {self.timeout_seconds:g} s of "
+            f"rank {self.rank}{others}; it has died or hangs, or does not make the same call: "
+            "every rank has to, unless no_dist=True is given; nothing was done",
             rank=missing[0],
         )
 
