@@ -34,6 +34,9 @@ LEVELS_MAX = 128
 ROOT = "value"
 """Name of the only leaf of a state that is no container."""
 
+AS_FIRST = '{"$":"first"}'
+"""The tree of a rank whose state is that of the first one."""
+
 
 class _Skipped:
     """Stands where a leaf was that the caller did not ask for."""

@@ -115,7 +115,8 @@ def view(
     saved_rank = rank % checkpoint.world_size
     text = checkpoint.rank_tree(saved_rank)
     is_nothing_wanted = isinstance(state, dict) and not state
-    if text == _NOTHING and not is_alone and not is_nothing_wanted:
+    has_nothing = text == _NOTHING and not is_alone and not is_nothing_wanted
+    if text == tree.AS_FIRST or has_nothing:
         saved_rank, text = 0, checkpoint.rank_tree(0)
     if not may_share(checkpoint, has_boxes=bool(boxes)):
         node = tree.parse(text)

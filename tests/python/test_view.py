@@ -271,3 +271,21 @@ def test_a_key_of_that_name_is_only_a_key(tmp_path):
     penstock.save(path, {"g": torch.ones(3), "inner": {"g": "g"}})
     assert_same(penstock.load(path), {"g": torch.ones(3), "inner": {"g": "g"}})
     assert not view(_native.open(str(path)), 0).is_shared
+
+
+AS_FIRST = '{"$":"first"}'
+
+
+def test_a_state_may_be_that_of_the_first_rank(tmp_path):
+    first = {"w": shared("w"), "own": OWN}
+    path = commit(tmp_path / "ckpt", [(first, ["w"]), (AS_FIRST, []), ({}, [])])
+    expected = {"w": whole("w"), "own": torch.zeros(2)}
+    for rank in (None, 0, 1, 4):
+        assert_same(penstock.load(path, rank=rank), expected)
+    assert penstock.load(path, rank=2) == {}
+
+
+def test_the_first_rank_has_no_state_of_another(tmp_path):
+    path = commit(tmp_path / "ckpt", [(AS_FIRST, []), ({"own": OWN}, [])])
+    with pytest.raises(penstock.CorruptCheckpointError, match="first"):
+        penstock.load(path)

@@ -7,7 +7,7 @@ ends with the coordinator. Its messages carry ours:
 2. every rank writes its shards; all but the coordinator write their part as well, and cast their
    vote in a *report* that goes back with the results;
 3. the coordinator, who alone has the reports of all, writes its part with the tree of the whole
-   state, and commits.
+   state, to which the other parts refer, and commits.
 
 Nothing is visible before the commit. If DCP never comes to it, the coordinator removes its files
 when the writer is used again or dropped. The other ranks cannot know, once they have voted: their
@@ -35,6 +35,7 @@ from penstock.errors import CheckpointNotFoundError, RankError, UnsupportedState
 from penstock.integrations.dcp import layout
 from penstock.integrations.dcp.packing import check_same, pack, result_of_rank
 from penstock.integrations.dcp.paths import is_local
+from penstock.tree import AS_FIRST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -195,7 +196,7 @@ class StorageWriter(storage.StorageWriter):
                 self.path,
                 packed.tensors,
                 [],
-                "{}",
+                AS_FIRST,
                 options=self._options,
                 arena=None,
                 lazy=True,
