@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import time
@@ -78,7 +79,12 @@ class Save:
             the save ends, here or in `run`.
         arena: Memory for staging; None for what one call needs.
         lazy: Whether the state is copied while it is written, or as soon as `stage` is called.
-        copy_uncounted: Whether to copy at once what nobody counts the changes of.
+        copy_uncounted: Whether to copy at once what nobody counts the changes of. Where that is
+            much, the save is not lazy.
+
+    Attributes:
+        lazy: Whether it is.
+        owners: Of the memories that are copied later.
 
     Raises:
         UnsupportedStateError: A leaf cannot be stored; the message names it.
@@ -103,7 +109,17 @@ class Save:
         self._check: Callable[[], None] = lambda: None
         with or_give_up(together):
             flat = self._take_apart(state)
-            sources = [*map(_kept, flat.tensors)] if copy_uncounted else flat.tensors
+            sources = flat.tensors
+            if copy_uncounted:
+                uncounted = [*map(_is_uncounted, sources)]
+                kept_bytes = sum(map(_nbytes, itertools.compress(sources, uncounted)))
+                lazy = lazy and kept_bytes <= _KEPT_BYTES_MAX
+                if lazy and kept_bytes:
+                    sources = [
+                        _copy_of(source) if is_uncounted else source
+                        for source, is_uncounted in zip(sources, uncounted, strict=True)
+                    ]
+            self.lazy = lazy
             self._flatten_seconds = time.perf_counter() - self._began
             self.job = _native.Job(
                 target.path,
@@ -320,20 +336,32 @@ class Save:
 _COPIED_BYTES_MAX = 64 << 10
 """What the native module copies by itself."""
 
+_KEPT_BYTES_MAX = 64 << 20
+"""Of copies outside of the memory for staging, so that this stays a bound."""
 
-def _kept(source: _TensorSource) -> _TensorSource:
-    """A source that no change goes unnoticed of: itself, or one of a copy."""
-    name, _, shape, address, strides, item_bytes, _, box = source
+
+def _nbytes(source: _TensorSource) -> int:
+    return math.prod(source[2]) * source[5]
+
+
+def _is_uncounted(source: _TensorSource) -> bool:
+    """Whether a source may change unnoticed before it is copied."""
     owner: Any = source[6]
-    if math.prod(shape) * item_bytes <= _COPIED_BYTES_MAX:
-        return source
+    if _nbytes(source) <= _COPIED_BYTES_MAX:
+        return False
     if isinstance(owner, np.ndarray):
-        return to_source(of_array(owner.copy(order="C"), name), name)
+        return True
     # Of a `DTensor`, what it holds and itself.
     tensors = owner if type(owner) is tuple else (owner,)
-    if not any(tensor.is_inference() for tensor in tensors):
-        return source
-    local = tensors[0]
+    return any(tensor.is_inference() for tensor in tensors)
+
+
+def _copy_of(source: _TensorSource) -> _TensorSource:
+    name, _, shape, address, strides, item_bytes, _, box = source
+    owner: Any = source[6]
+    if isinstance(owner, np.ndarray):
+        return to_source(of_array(owner.copy(order="C"), name), name)
+    local = owner[0] if type(owner) is tuple else owner
     at = local.storage_offset() + (address - local.data_ptr()) // item_bytes
     steps = [stride // item_bytes for stride in strides or contiguous_strides(shape, item_bytes)]
     part = local.as_strided(shape, steps, at)

@@ -237,7 +237,8 @@ class CheckpointStore:
         With ``lazy=True`` this returns at once, and the state is copied while training goes on: it
         may not be changed before `PendingSave.stage`, which `penstock.guard` calls for an optimizer
         at the right moment. Tensors of up to 64 KiB are copied at once all the same, and so are
-        arrays and tensors of inference mode, of which nobody counts the changes.
+        arrays and tensors of inference mode, of which nobody counts the changes; a state with more
+        than 64 MiB of those is copied whole, as without ``lazy``.
 
         Among many ranks, a rank whose state has plain tensors reads them at the call, lazy or not,
         and waits until all ranks have come: they find out who holds the same ones.
@@ -294,12 +295,12 @@ class CheckpointStore:
         is_keeper = together is None or together.is_coordinator
         pending = PendingSave(
             save,
-            lazy=lazy,
+            lazy=save.lazy,
             after=lambda: self._retire(target.step or 0, 0) if is_keeper else None,
         )
         try:
             self._pending = pending
-            if not lazy:
+            if not save.lazy:
                 pending.stage()
         except BaseException:
             # A Ctrl-C: the caller has nothing to wait for.
