@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import shutil
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benches import bars, disk, machine, plot, report, states
-from benches.options import chosen, output_directory, show
+from benches.options import ROOT, chosen, common, output_directory, show
 from benches.results import Results
 from benches.runner import NAMES, Plan, Runner, Workload
 
-_ROOT = Path(__file__).resolve().parent.parent
+if TYPE_CHECKING:
+    from pathlib import Path
+
 _SIZE_GIB = 4.0
 _QUICK_SIZE_GIB = 1 / 16
 _ROUNDS = 5
@@ -44,18 +46,7 @@ _FREE_TIMES_STATE = 2
 @click.option("--size-gib", type=click.FloatRange(min=0.001), help="Of the Llama state. [4]")
 @click.option("--rounds", type=click.IntRange(min=1), help="Interleaved rounds. [5]")
 @click.option("--scaling", is_flag=True, help="Also time saves of 2 GiB and 8 GiB.")
-@click.option("--quick", is_flag=True, help="Small states, two rounds: does it work?")
-@click.option(
-    "--directory",
-    type=click.Path(path_type=Path),
-    default=_ROOT / ".cache" / "bench",
-    help="Where to write checkpoints: on the disk to measure. [.cache/bench]",
-)
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    help="Where to put table, JSON and plot. [.cache/bench/results/<time>]",
-)
+@common
 @click.option(
     "--timeout", default=900.0, show_default=True, help="Seconds for one save or load, at most."
 )
@@ -91,7 +82,7 @@ def main(
     results = _run(plan, is_official=size_gib == _SIZE_GIB and not quick)
     verdicts = bars.judge(results)
     results.bars = [verdict.as_json() for verdict in verdicts]
-    where = output_directory(output, _ROOT)
+    where = output_directory(output)
     results.write(where / "bench.json")
     plot.draw(results, where / "bench.png")
     show(report.render(results, verdicts), where, "bench")
@@ -108,7 +99,7 @@ def _run(plan: Plan, is_official: bool) -> Results:
             f"{_FREE_TIMES_STATE * largest / 1e9:.1f} are needed: choose another --directory"
         )
     results = Results(
-        machine=machine.describe(_ROOT),
+        machine=machine.describe(ROOT),
         disk=disk.describe(plan.directory),
         settings={
             "command": sys.argv[1:],

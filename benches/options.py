@@ -1,22 +1,48 @@
-"""What the commands of the benchmarks have in common: lists on the command line, and the output."""
+"""What the commands of the benchmarks have in common: options, and what they show at the end."""
 
 from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 from rich.console import Console
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from rich.console import RenderableType
 
 # Wide enough for the tables wherever they go; a terminal that is narrower still wraps them.
 _WIDTH = 180
+
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The repository."""
+
+_Command = TypeVar("_Command", bound="Callable[..., object]")
+
+
+def common(function: _Command) -> _Command:
+    """Adds the options that every benchmark has."""
+    for option in (
+        click.option(
+            "--output",
+            type=click.Path(path_type=Path),
+            help="Where to put table, JSON and plot. [.cache/bench/results/<time>]",
+        ),
+        click.option(
+            "--directory",
+            type=click.Path(path_type=Path),
+            default=ROOT / ".cache" / "bench",
+            help="Where to write checkpoints: on the disk to measure. [.cache/bench]",
+        ),
+        click.option("--quick", is_flag=True, help="Small states, two rounds: does it work?"),
+    ):
+        function = option(function)
+    return function
 
 
 def chosen(allowed: tuple[str, ...]) -> Callable[[object, object, str | None], tuple[str, ...]]:
@@ -32,10 +58,10 @@ def chosen(allowed: tuple[str, ...]) -> Callable[[object, object, str | None], t
     return read
 
 
-def output_directory(output: Path | None, root: Path) -> Path:
+def output_directory(output: Path | None) -> Path:
     """The directory for the results, made if it is not there."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    output = output or root / ".cache" / "bench" / "results" / stamp
+    output = output or ROOT / ".cache" / "bench" / "results" / stamp
     output.mkdir(parents=True, exist_ok=True)
     return output
 

@@ -22,8 +22,8 @@ from benches.child import memory_to_touch
 from benches.disk import settle
 from benches.durable import files_below
 from benches.machine import touch_memory
+from benches.options import ROOT
 
-_ROOT = Path(__file__).resolve().parent.parent
 _SETTINGS = (
     "",
     "io_threads=1",
@@ -51,7 +51,7 @@ def parse(text: str) -> dict[str, Any]:
 @click.option("--options", "settings", multiple=True, metavar="NAME=VALUE,…")
 @click.option("--size-gib", default=2.0, show_default=True, help="Of the Llama state.")
 @click.option("--rounds", default=5, show_default=True)
-@click.option("--directory", type=click.Path(path_type=Path), default=_ROOT / ".cache" / "bench")
+@click.option("--directory", type=click.Path(path_type=Path), default=ROOT / ".cache" / "bench")
 def main(settings: tuple[str, ...], size_gib: float, rounds: int, directory: Path) -> None:
     """Measure durable saves and cold loads under different options."""
     chosen = ("", *settings) if settings else _SETTINGS

@@ -6,20 +6,22 @@ import os
 import shutil
 import socket
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benches import disk, machine, process
-from benches.options import chosen, output_directory, show
+from benches.options import ROOT, chosen, common, output_directory, show
 from benches.ranks import planning, report, worker
 from benches.ranks.results import ENTRIES, LOAD, LOAD_ALONE, SAVE, Results, Sample
 from benches.runner import rotated
 from benches.states import GIB
 
-_ROOT = Path(__file__).resolve().parents[2]
+if TYPE_CHECKING:
+    from pathlib import Path
+
 _SIZE_GIB, _QUICK_SIZE_GIB = 2.0, 1 / 16
 _ROUNDS, _QUICK_ROUNDS = 5, 2
 _TENSORS, _QUICK_TENSORS = 10_000, 1000
@@ -45,18 +47,7 @@ process.preload("benches.ranks.worker", "benches.ranks.planning")
 @click.option("--ranks", type=click.IntRange(min=2, max=64), default=4, show_default=True)
 @click.option("--size-gib", type=click.FloatRange(min=0.001), help="Of the state in all. [2]")
 @click.option("--rounds", type=click.IntRange(min=1), help="Interleaved rounds. [5]")
-@click.option("--quick", is_flag=True, help="Small states, two rounds: does it work?")
-@click.option(
-    "--directory",
-    type=click.Path(path_type=Path),
-    default=_ROOT / ".cache" / "bench",
-    help="Where to write checkpoints: on the disk to measure. [.cache/bench]",
-)
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    help="Where to put table, JSON and plot. [.cache/bench/results/<time>]",
-)
+@common
 @click.option(
     "--timeout", default=600.0, show_default=True, help="Seconds for one save or load, at most."
 )
@@ -79,7 +70,7 @@ def main(
         needed = _FREE_TIMES_STATE * size_bytes
         raise click.ClickException(f"{directory} needs {needed / 1e9:.1f} GB free")
     results = Results(
-        machine=machine.describe(_ROOT),
+        machine=machine.describe(ROOT),
         disk=disk.describe(directory),
         settings={
             "command": sys.argv[1:],
@@ -96,7 +87,7 @@ def main(
         _Runner(results, names, cases, place, timeout).run()
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    where = output_directory(output, _ROOT)
+    where = output_directory(output)
     results.write(where / "ranks.json")
     report.draw(results, where / "ranks.png")
     report.draw(results, where / "ranks.svg")

@@ -6,14 +6,14 @@ import dataclasses
 import os
 import shutil
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benches import disk, machine, process
-from benches.options import chosen, output_directory, show
+from benches.options import ROOT, chosen, common, output_directory, show
 from benches.runner import rotated
 from benches.states import GIB
 from benches.training import report
@@ -21,7 +21,9 @@ from benches.training.loop import Task, run
 from benches.training.results import Results, Sample
 from benches.training.savers import NOTHING, SAVERS
 
-_ROOT = Path(__file__).resolve().parents[2]
+if TYPE_CHECKING:
+    from pathlib import Path
+
 _SIZE_GIB, _QUICK_SIZE_GIB = 2.0, 1 / 16
 _WIDTH, _QUICK_WIDTH = 2048, 512
 _ROUNDS, _QUICK_ROUNDS = 5, 2
@@ -58,18 +60,7 @@ process.preload("benches.training.loop")
     show_default=True,
     help="Samples of a step, which decide how long it computes.",
 )
-@click.option("--quick", is_flag=True, help="A small state, two rounds: does it work?")
-@click.option(
-    "--directory",
-    type=click.Path(path_type=Path),
-    default=_ROOT / ".cache" / "bench",
-    help="Where to write checkpoints: on the disk to measure. [.cache/bench]",
-)
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    help="Where to put table, JSON and plot. [.cache/bench/results/<time>]",
-)
+@common
 @click.option("--timeout", default=900.0, show_default=True, help="Seconds for one run, at most.")
 def main(
     names: tuple[str, ...],
@@ -104,7 +95,7 @@ def main(
         directory=str(place / "steps"),
     )
     results = Results(
-        machine=machine.describe(_ROOT),
+        machine=machine.describe(ROOT),
         disk=disk.describe(directory),
         settings={
             "command": sys.argv[1:],
@@ -120,7 +111,7 @@ def main(
         _measure(results, names, task, place, timeout)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    where = output_directory(output, _ROOT)
+    where = output_directory(output)
     results.write(where / "training.json")
     report.draw(results, where / "training.png")
     report.draw(results, where / "training.svg")

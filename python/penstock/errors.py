@@ -274,7 +274,10 @@ class SaveInProgressError(PenstockError):
 
 
 class SaveCancelledError(PenstockError):
-    """A save was given up by `PendingSave.cancel`; nothing was committed."""
+    """A save was given up by `PendingSave.cancel`.
+
+    Nothing was committed, unless the message tells of ranks that do not know.
+    """
 
 
 class MissingDependencyError(PenstockError, ImportError):

@@ -255,7 +255,9 @@ class PendingSave:
                 self._after()
         except BaseException as error:
             if self._is_cancelled and isinstance(error, KeyboardInterrupt | RankError):
-                error = SaveCancelledError(f"{self.path} was cancelled and is not saved")
+                # What ranks say may be that nobody knows whether it is saved.
+                what = f": {error}" if isinstance(error, RankError) else " and is not saved"
+                error = SaveCancelledError(f"{self.path} was cancelled{what}")
             # Of its frames, so that nothing of the state stays alive with it.
             self._error = (self._torn or error).with_traceback(None)
         finally:

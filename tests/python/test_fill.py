@@ -150,7 +150,7 @@ def test_a_conjugate_is_filled_itself(tmp_path):
     assert torch.equal(local, (whole + 1j)[2:4].conj().resolve_conj())
 
 
-def load_nothing(path, whole):
+def assert_nothing_is_read(path, whole):
     with mesh_of((4,), rank=3) as mesh:
         report = load_part(path, whole, mesh, [Shard(0)])
     assert (report.bytes, report.bytes_read) == (0, 0)
@@ -158,13 +158,13 @@ def load_nothing(path, whole):
 
 def test_a_rank_that_holds_nothing_reads_nothing(tmp_path):
     whole = values("w", (2, MIB))
-    load_nothing(save_whole(tmp_path / "ckpt", whole), whole)
+    assert_nothing_is_read(save_whole(tmp_path / "ckpt", whole), whole)
 
 
 @pytest.mark.usefixtures("elsewhere")
 def test_nor_does_it_on_another_device(tmp_path):
     whole = values("w", (2, MIB))
-    load_nothing(save_whole(tmp_path / "ckpt", whole), whole)
+    assert_nothing_is_read(save_whole(tmp_path / "ckpt", whole), whole)
 
 
 @pytest.mark.usefixtures("elsewhere")

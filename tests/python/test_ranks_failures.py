@@ -268,6 +268,14 @@ def outcomes_of_others(job, ranks):
 DEATHS = [(2, "cast", True), (0, "post_begun", True), (0, "_commit", True), (0, "_commit", False)]
 
 
+def assert_step_1_is_all(root):
+    store = penstock.CheckpointStore(root)
+    assert store.steps() == [1]
+    assert_same(store.load(keys=["rows", "cells"]), whole(1))
+    store.sweep()
+    assert [info.step for info in store.scan()] == [1]
+
+
 @pytest.mark.parametrize(
     ("victim", "moment", "is_hosted"),
     DEATHS,
@@ -287,11 +295,7 @@ def test_where_a_rank_dies_the_others_raise_and_nothing_is_committed(
     finally:
         job.is_broken = True
         job.close()
-    store = penstock.CheckpointStore(root)
-    assert store.steps() == [1]
-    assert_same(store.load(keys=["rows", "cells"]), whole(1))
-    store.sweep()
-    assert [info.step for info in store.scan()] == [1]
+    assert_step_1_is_all(root)
 
 
 def test_where_the_coordinator_dies_after_the_commit_the_step_is_there(disk_path):
@@ -327,11 +331,7 @@ def test_where_a_rank_dies_in_the_middle_of_its_write_nothing_is_committed(disk_
     finally:
         job.is_broken = True
         job.close()
-    store = penstock.CheckpointStore(root)
-    assert store.steps() == [1]
-    assert_same(store.load(keys=["rows", "cells"]), whole(1))
-    store.sweep()
-    assert [info.step for info in store.scan()] == [1]
+    assert_step_1_is_all(root)
 
 
 @pytest.mark.parametrize(
