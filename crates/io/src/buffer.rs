@@ -18,6 +18,7 @@ mod bounds;
 mod memory;
 mod pool;
 mod region;
+mod streaming;
 mod strided;
 
 use std::any::Any;

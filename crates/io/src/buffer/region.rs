@@ -16,7 +16,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use super::strided::Strided;
-use super::{IoBuf, Memory};
+use super::{IoBuf, Memory, streaming};
 
 /// Borrowed memory to copy from, contiguous or strided.
 pub struct HostRegion {
@@ -104,6 +104,21 @@ impl HostRegion {
     /// # Panics
     /// If that reaches beyond the content.
     pub fn copy_to(&self, start: u64, dst: &mut [u8]) {
+        self.copy_with(start, dst, ptr::copy_nonoverlapping);
+    }
+
+    /// As [`copy_to`](HostRegion::copy_to), for a `dst` that is not read again soon: where the
+    /// content is contiguous it goes past the caches, nearly twice as fast.
+    ///
+    /// # Panics
+    /// As [`copy_to`](HostRegion::copy_to).
+    pub fn stream_to(&self, start: u64, dst: &mut [u8]) {
+        self.copy_with(start, dst, streaming::copy);
+    }
+
+    /// Has contiguous content copied by `copy`, which is `memcpy` in effect: from, to, and how many
+    /// bytes, which are readable there and writable here, and apart.
+    fn copy_with(&self, start: u64, dst: &mut [u8], copy: unsafe fn(*const u8, *mut u8, usize)) {
         let end = start.checked_add(dst.len() as u64);
         assert!(
             end.is_some_and(|end| end <= self.len),
@@ -127,7 +142,7 @@ impl HostRegion {
                 let src = self.address.wrapping_add(start);
                 // SAFETY: the range is inside the readable content (as above), and `dst` is a
                 // distinct exclusive slice of the same length.
-                unsafe { ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len()) };
+                unsafe { copy(src, dst.as_mut_ptr(), dst.len()) };
             }
         }
     }

@@ -330,7 +330,12 @@ impl Claim<'_> {
                 start,
                 bytes,
             } => {
-                sources[tensor].copy_to(start, take(&mut rest, bytes as usize));
+                let (source, place) = (&sources[tensor], take(&mut rest, bytes as usize));
+                // A worker digests and writes it at once; what is staged waits for that.
+                match self.is_stager {
+                    true => source.stream_to(start, place),
+                    false => source.copy_to(start, place),
+                }
             }
         });
         padding.fill(0);
