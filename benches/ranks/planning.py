@@ -22,7 +22,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benches.disk import settle
-from penstock import _native, checkpoint
+from penstock import _native
+from penstock.arguments import to_native
 from penstock.errors import RankError
 from penstock.mailbox import Mailbox
 from penstock.ranks import Ranks
@@ -72,7 +73,7 @@ def run(task: Task) -> dict[str, Any]:
     """Times it several times."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=task.ranks)
     state = make(task)
-    options = checkpoint.to_native(None)
+    options = to_native(None)
     path = str(Path(task.directory) / "planned")
     settle(Path(task.directory))
     spreads, jobs = [], []

@@ -8,7 +8,8 @@ import errno
 import os
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock import _native, checkpoint
+from penstock import _native, loading
+from penstock.arguments import to_native
 from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -20,7 +21,7 @@ from penstock.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.checkpoint import Wanted
+    from penstock.loading import Wanted
     from penstock.options import Options
     from penstock.ranks import Ranks
 
@@ -61,7 +62,7 @@ class Reader:
         # The native module gives paths for display; ours also holds what is no UTF-8.
         return os.path.join(self._root, os.path.basename(path))
 
-    def newest(self, wanted: Wanted) -> checkpoint.Loaded:
+    def newest(self, wanted: Wanted) -> loading.Loaded:
         """Loads the newest step whose files are there.
 
         Raises:
@@ -81,7 +82,7 @@ class Reader:
             chosen = self._newest()
         return self.step(chosen, wanted)
 
-    def step(self, step: int, wanted: Wanted) -> checkpoint.Loaded:
+    def step(self, step: int, wanted: Wanted) -> loading.Loaded:
         """Loads a step.
 
         Raises:
@@ -92,7 +93,7 @@ class Reader:
         except CorruptCheckpointError as error:
             raise self._with_way_back(error, step) from error
 
-    def newest_good(self, last: int | None, wanted: Wanted) -> checkpoint.Loaded:
+    def newest_good(self, last: int | None, wanted: Wanted) -> loading.Loaded:
         """Loads the newest step that turns out to be good, or the newest such up to ``last``.
 
         Raises:
@@ -157,7 +158,7 @@ class Reader:
     def _agreed(self, ranks: Ranks, what: str, find: Callable[[], _T]) -> _T:
         """What the coordinator finds."""
         label = f"{what} of {os.path.basename(os.path.abspath(self._root))}"
-        timeout_seconds = checkpoint.to_native(self._options)["rank_timeout_seconds"]
+        timeout_seconds = to_native(self._options)["rank_timeout_seconds"]
         found: _T = ranks.agree(label, timeout_seconds, lambda: {"found": find()})["found"]
         return found
 
@@ -166,18 +167,18 @@ class Reader:
 
     def _question(self, step: int) -> tuple[str, float]:
         """What ranks ask each other about a step, and for how long they wait for the answer."""
-        timeout_seconds = checkpoint.to_native(self._options)["rank_timeout_seconds"]
+        timeout_seconds = to_native(self._options)["rank_timeout_seconds"]
         return f"loading of step {step}", timeout_seconds
 
     def _skip(self, step: int, reason: str, skipped: list[tuple[int, str]]) -> None:
         skipped.append((step, reason))
         self.warnings.append(f"step {step} is passed over for an older one: {reason}")
 
-    def _read(self, step: int, wanted: Wanted) -> checkpoint.Loaded:
+    def _read(self, step: int, wanted: Wanted) -> loading.Loaded:
         # Another checkpoint may take its place meanwhile, which is not the damaged one.
         checkpoint_id = self._native.identity(step)
         try:
-            loaded = checkpoint.read(self.path(step), wanted, self._options)
+            loaded = loading.read(self.path(step), wanted, self._options)
         except CorruptCheckpointError:
             if checkpoint_id is not None:
                 self.mark(step, checkpoint_id, is_good=False)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock import _native
-from penstock.checkpoint import decode_path, to_native
+from penstock.arguments import decode_path, to_native
 from penstock.errors import PenstockError
 from penstock.inspection import MissingInfo
 from penstock.progress import Progress, shown

@@ -2,9 +2,8 @@
 
 A `DTensor` carries its mesh and placements, so each rank knows which *box* of the tensor it holds
 and which other ranks hold the same one, its *replicas*. Of replicas each box is written once: all
-who hold it share it out by the same rule, largest first to whoever has least, and so agree without
-a word. Of plain tensors, as `DistributedDataParallel` keeps them, ranks that hold the same ones are
-replicas.
+who hold it share it out by the same rule (`sharing`), and so agree without a word. Of plain
+tensors, as `DistributedDataParallel` keeps them, ranks that hold the same ones are replicas.
 
 That every rank saw the same tensors is checked with one number, see `Balance`. Nothing here reads
 a tensor or talks to another rank.
@@ -12,7 +11,6 @@ a tensor or talks to another rank.
 
 from __future__ import annotations
 
-import heapq
 import math
 import sys
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from penstock.boxes import Box, Cut, boxes
 from penstock.errors import UnsupportedStateError
 
 if TYPE_CHECKING:
@@ -29,115 +28,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-PIECE_BYTES_MIN = 4 << 20
-"""Replicas cut a box no finer than this: smaller pieces cost more requests than they level out."""
-
-_PIECES_PER_SHARE = 8
-"""Pieces are at most so small a part of what each replica writes: they fill up to within that."""
-
 _U64 = (1 << 64) - 1
-
-Run = tuple[int, int]
-"""First index and the index after the last, along one dimension of a global tensor."""
-
-
-class Box(NamedTuple):
-    """A block of a global tensor.
-
-    Attributes:
-        start: First index along each dimension.
-        shape: Sizes.
-        at: Where it begins in the tensor that this rank holds.
-    """
-
-    start: tuple[int, ...]
-    shape: tuple[int, ...]
-    at: tuple[int, ...]
-
-
-class Cut(NamedTuple):
-    """One placement that shards.
-
-    Attributes:
-        dim: The tensor's dimension.
-        pieces: Into how many.
-        piece: Which of them is meant.
-        split_factor: Pieces that the dimension is in already, each to be cut by itself; 1 for
-            an ordinary shard.
-    """
-
-    dim: int
-    pieces: int
-    piece: int
-    split_factor: int
-
-
-def boxes(shape: Sequence[int], cuts: Iterable[Cut]) -> list[Box]:
-    """The boxes of a global tensor that remain after some cuts; nearly always one, or none.
-
-    Pieces are those of `torch.chunk`: all of the same size, the last ones shorter or empty.
-
-    Args:
-        shape: Sizes of the global tensor.
-        cuts: Applied in order.
-
-    Example:
-        >>> boxes((10, 4), [Cut(dim=0, pieces=4, piece=3, split_factor=1)])
-        [Box(start=(9, 0), shape=(1, 4), at=(0, 0))]
-    """
-    runs: list[list[Run]] = [[(0, size)] for size in shape]
-    for cut in cuts:
-        runs[cut.dim] = _cut(runs[cut.dim], cut)
-    found = [Box((), (), ())]
-    for dim_runs in runs:
-        found = [
-            Box((*box.start, start), (*box.shape, stop - start), (*box.at, at))
-            for box in found
-            for (start, stop), at in _placed(dim_runs)
-        ]
-    return found
-
-
-def _cut(runs: list[Run], cut: Cut) -> list[Run]:
-    chosen: list[Run] = []
-    for part in range(cut.split_factor):
-        chosen += _chunk(_chunk(runs, cut.split_factor, part), cut.pieces, cut.piece)
-    return _joined(chosen)
-
-
-def _chunk(runs: list[Run], pieces: int, index: int) -> list[Run]:
-    """Piece ``index`` of the indices in the runs, all in a row."""
-    total = sum(stop - start for start, stop in runs)
-    size = -(-total // pieces)
-    low, high = min(index * size, total), min((index + 1) * size, total)
-    chosen = []
-    at = 0
-    for start, stop in runs:
-        first, last = max(low - at, 0), min(high - at, stop - start)
-        if first < last:
-            chosen.append((start + first, start + last))
-        at += stop - start
-    return chosen
-
-
-def _joined(runs: list[Run]) -> list[Run]:
-    joined: list[Run] = []
-    for start, stop in runs:
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], stop)
-        else:
-            joined.append((start, stop))
-    return joined
-
-
-def _placed(runs: list[Run]) -> list[tuple[Run, int]]:
-    """Runs with where each begins in the local tensor."""
-    placed = []
-    at = 0
-    for start, stop in runs:
-        placed.append(((start, stop), at))
-        at += stop - start
-    return placed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -373,103 +264,6 @@ def _ordered(cuts: list[Cut], tensor: DTensor, name: str) -> list[Cut]:
         "to the default order first",
         key=name,
     )
-
-
-class Piece(NamedTuple):
-    """A box of a tensor, or a part of it, that somebody has to write.
-
-    Attributes:
-        tensor: Which of the tensors.
-        box: What of it.
-    """
-
-    tensor: int
-    box: Box
-
-
-class Wanted(NamedTuple):
-    """A box that is on several ranks.
-
-    Attributes:
-        tensor: Which of the tensors.
-        name: Its name, the same on all ranks.
-        box: What of it.
-        item_bytes: Bytes of an element.
-    """
-
-    tensor: int
-    name: str
-    box: Box
-    item_bytes: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the box."""
-        return _nbytes(self.box.shape, self.item_bytes)
-
-
-def share_out(wanted: Sequence[Wanted], replicas: Members, rank: int) -> list[Piece]:
-    """What one of several ranks, all of which hold the same boxes, writes of them.
-
-    Boxes that are large beside a fair share are cut along a dimension. Then the largest piece goes
-    to the rank that has least, and so on ("longest processing time first", Graham 1969), which
-    leaves the fullest rank within a piece of the emptiest.
-
-    Args:
-        wanted: All boxes that these ranks have in common, in any order.
-        replicas: The ranks.
-        rank: The one that asks.
-    """
-    if len(replicas.ranks) == 1:
-        return [Piece(item.tensor, item.box) for item in wanted]
-    share_bytes = sum(item.nbytes for item in wanted) // len(replicas.ranks)
-    piece_bytes_max = max(share_bytes // _PIECES_PER_SHARE, PIECE_BYTES_MIN)
-    pieces = [
-        (-_nbytes(box.shape, item.item_bytes), item.name, box, item.tensor)
-        for item in wanted
-        for box in _split(item.box, item.nbytes, piece_bytes_max)
-    ]
-    pieces.sort()
-    # Equal loads go by number: a heap of pairs needs no more.
-    loads = [(0, number) for number in replicas.ranks]
-    mine = []
-    for minus_bytes, _, box, tensor in pieces:
-        load_bytes, number = loads[0]
-        heapq.heapreplace(loads, (load_bytes - minus_bytes, number))
-        if number == rank:
-            mine.append(Piece(tensor, box))
-    return mine
-
-
-def _split(box: Box, nbytes: int, piece_bytes_max: int) -> list[Box]:
-    """A box in about equal pieces along its first dimension that has enough to give."""
-    pieces = -(-nbytes // piece_bytes_max)
-    if pieces == 1:
-        return [box]
-    dim = next((dim for dim, size in enumerate(box.shape) if size >= pieces), None)
-    if dim is None:
-        dim = max(range(len(box.shape)), key=box.shape.__getitem__)
-        pieces = box.shape[dim]
-    size = box.shape[dim]
-    cut = []
-    for piece in range(pieces):
-        low, high = size * piece // pieces, size * (piece + 1) // pieces
-        cut.append(
-            Box(
-                _with(box.start, dim, box.start[dim] + low),
-                _with(box.shape, dim, high - low),
-                _with(box.at, dim, box.at[dim] + low),
-            )
-        )
-    return cut
-
-
-def _with(values: tuple[int, ...], dim: int, value: int) -> tuple[int, ...]:
-    return (*values[:dim], value, *values[dim + 1 :])
-
-
-def _nbytes(shape: tuple[int, ...], item_bytes: int) -> int:
-    return math.prod(shape) * item_bytes
 
 
 class Balance:

@@ -21,7 +21,8 @@ from penstock.fingerprints import fingerprints
 from penstock.flatten import Flattened, Flattener
 from penstock.gcpause import gc_paused
 from penstock.memory import CPU, Memory, narrow, of_tensor, to_source
-from penstock.sharding import Balance, Piece, Sharder, Wanted, check_local, share_out
+from penstock.sharding import Balance, Sharder, check_local
+from penstock.sharing import Piece, Wanted, share_out
 from penstock.tree import ROOT, Node, unique_names
 
 if TYPE_CHECKING:

@@ -10,12 +10,14 @@ import warnings
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
 
 from penstock import _native, checkpoint
+from penstock.arguments import check_step, decode_path, encode_metadata, to_native
 from penstock.errors import (
     CorruptCheckpointError,
     PenstockError,
     PenstockWarning,
     SaveInProgressError,
 )
+from penstock.loading import Wanted
 from penstock.pending import PendingSave, save_together
 from penstock.progress import shown
 from penstock.ranks import find as find_ranks
@@ -126,9 +128,9 @@ class CheckpointStore:
         process_group: ProcessGroup | None = None,
         no_dist: bool = False,
     ) -> None:
-        self._root = checkpoint.decode_path(root)
+        self._root = decode_path(root)
         self._retention = Retention(keep_last, keep_every, keep)
-        checkpoint.to_native(options)
+        to_native(options)
         self._options = options
         self._native = _native.Store(self._root)
         self._process_group = process_group
@@ -148,7 +150,7 @@ class CheckpointStore:
 
     def path(self, step: int) -> str:
         """The directory of a step, whether it exists or not."""
-        return self._reader().path(checkpoint.check_step(step))
+        return self._reader().path(check_step(step))
 
     def save(
         self,
@@ -179,7 +181,7 @@ class CheckpointStore:
         target = self._target(step, metadata, overwrite)
         together, _ = self._come_together(target, "wait")
         if together is not None:
-            options = checkpoint.to_native(self._options)
+            options = to_native(self._options)
             report = save_together(target, state, together, options, progress)
         else:
             report = checkpoint.save(
@@ -277,7 +279,7 @@ class CheckpointStore:
         together, is_left_out = self._come_together(target, if_busy)
         if is_left_out:
             return None
-        options = checkpoint.to_native(self._options)
+        options = to_native(self._options)
         with or_give_up(together):
             if together is None and not overwrite:
                 target.check_free()
@@ -364,8 +366,8 @@ class CheckpointStore:
     def _target(self, step: int, metadata: Mapping[str, Any] | None, overwrite: bool) -> Target:
         return Target(
             path=self.path(step),
-            step=checkpoint.check_step(step),
-            metadata=checkpoint.encode_metadata(metadata),
+            step=check_step(step),
+            metadata=encode_metadata(metadata),
             overwrite=bool(overwrite),
         )
 
@@ -383,7 +385,7 @@ class CheckpointStore:
         ranks = self._ranks()
         together = None
         if ranks is not None:
-            seconds = checkpoint.to_native(self._options)["rank_timeout_seconds"]
+            seconds = to_native(self._options)["rank_timeout_seconds"]
             try:
                 together = ranks.enter(target.label, seconds, target.step)
             except PenstockError:
@@ -484,7 +486,7 @@ class CheckpointStore:
             StorageError: The operating system failed an operation.
         """
         ranks = self._ranks()
-        wanted = checkpoint.Wanted(
+        wanted = Wanted(
             into=into,
             keys=keys,
             device=device,
@@ -493,7 +495,7 @@ class CheckpointStore:
             own_rank=None if ranks is None else ranks.rank,
         )
         reader = Reader(self._native, self._root, self._options, ranks)
-        last = None if step is None else checkpoint.check_step(step)
+        last = None if step is None else check_step(step)
         try:
             if fallback:
                 loaded = reader.newest_good(last, wanted)
@@ -600,7 +602,7 @@ class CheckpointStore:
             fields = self._native.scrub(
                 bytes_per_second=bytes_per_second,
                 max_age_seconds=max_age_seconds,
-                options=checkpoint.to_native(self._options),
+                options=to_native(self._options),
                 progress=update,
             )
         steps = tuple(
@@ -621,7 +623,7 @@ class CheckpointStore:
             ProtectedCheckpointError: The step is protected and ``force`` is False.
             StorageError: The operating system failed an operation.
         """
-        return self._native.delete(checkpoint.check_step(step), force=bool(force))
+        return self._native.delete(check_step(step), force=bool(force))
 
     def retain(self, *, dry_run: bool = False) -> RetentionReport:
         """Deletes what the store does not keep, and says why the rest stays.
@@ -660,7 +662,7 @@ class CheckpointStore:
             IncompleteCheckpointError: Its save never finished.
             StorageError: The operating system failed an operation.
         """
-        self._native.protect(checkpoint.check_step(step))
+        self._native.protect(check_step(step))
 
     def unprotect(self, step: int) -> None:
         """Takes the protection of a step away; one that has none stays as it is.
@@ -669,7 +671,7 @@ class CheckpointStore:
             CheckpointNotFoundError: There is no such step.
             StorageError: The operating system failed an operation.
         """
-        self._native.unprotect(checkpoint.check_step(step))
+        self._native.unprotect(check_step(step))
 
     def protected(self) -> list[int]:
         """The protected steps, oldest first."""

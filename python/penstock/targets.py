@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock import ties
+from penstock.boxes import Box
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.flatten import PerRank
 from penstock.memory import CPU, Memory, contiguous_strides, narrow, of_array, of_tensor
 from penstock.refusals import refusal
 from penstock.restore import Builder, Place, is_data, reference
 from penstock.scalars import TreeError, label
-from penstock.sharding import Box, boxes_of
+from penstock.sharding import boxes_of
 from penstock.tree import LEVELS_MAX, ROOT, SEQUENCES, SKIPPED, Node, branches
 
 if TYPE_CHECKING:

@@ -21,23 +21,13 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import penstock
+from penstock.boxes import Box, Cut, boxes
 from penstock.fingerprints import device_digest, fingerprints
 from penstock.mailbox import Mailbox
 from penstock.memory import of_tensor
 from penstock.ranks import Ranks
-from penstock.sharding import (
-    PIECE_BYTES_MIN,
-    Balance,
-    Box,
-    Cut,
-    Members,
-    Sharder,
-    Sharding,
-    Wanted,
-    boxes,
-    is_balanced,
-    share_out,
-)
+from penstock.sharding import Balance, Members, Sharder, Sharding, is_balanced
+from penstock.sharing import PIECE_BYTES_MIN, Wanted, share_out
 from penstock.spread import spread
 
 FAMILY = settings(max_examples=300, deadline=None, print_blob=True)

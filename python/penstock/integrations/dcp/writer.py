@@ -30,7 +30,7 @@ from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.metadata import StorageMeta
 
 from penstock import _native
-from penstock.checkpoint import decode_path, to_native
+from penstock.arguments import decode_path, to_native
 from penstock.errors import CheckpointNotFoundError, RankError, UnsupportedStateError
 from penstock.integrations.dcp import layout
 from penstock.integrations.dcp.packing import check_same, pack, result_of_rank

@@ -1,0 +1,110 @@
+"""Boxes: what a placement leaves to one rank of a tensor that many hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+Run = tuple[int, int]
+"""First index and the index after the last, along one dimension of a global tensor."""
+
+
+class Box(NamedTuple):
+    """A block of a global tensor.
+
+    Attributes:
+        start: First index along each dimension.
+        shape: Sizes.
+        at: Where it begins in the tensor that this rank holds.
+    """
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    at: tuple[int, ...]
+
+
+class Cut(NamedTuple):
+    """One placement that shards.
+
+    Attributes:
+        dim: The tensor's dimension.
+        pieces: Into how many.
+        piece: Which of them is meant.
+        split_factor: Pieces that the dimension is in already, each to be cut by itself; 1 for
+            an ordinary shard.
+    """
+
+    dim: int
+    pieces: int
+    piece: int
+    split_factor: int
+
+
+def boxes(shape: Sequence[int], cuts: Iterable[Cut]) -> list[Box]:
+    """The boxes of a global tensor that remain after some cuts; nearly always one, or none.
+
+    Pieces are those of `torch.chunk`: all of the same size, the last ones shorter or empty.
+
+    Args:
+        shape: Sizes of the global tensor.
+        cuts: Applied in order.
+
+    Example:
+        >>> boxes((10, 4), [Cut(dim=0, pieces=4, piece=3, split_factor=1)])
+        [Box(start=(9, 0), shape=(1, 4), at=(0, 0))]
+    """
+    runs: list[list[Run]] = [[(0, size)] for size in shape]
+    for cut in cuts:
+        runs[cut.dim] = _cut(runs[cut.dim], cut)
+    found = [Box((), (), ())]
+    for dim_runs in runs:
+        found = [
+            Box((*box.start, start), (*box.shape, stop - start), (*box.at, at))
+            for box in found
+            for (start, stop), at in _placed(dim_runs)
+        ]
+    return found
+
+
+def _cut(runs: list[Run], cut: Cut) -> list[Run]:
+    chosen: list[Run] = []
+    for part in range(cut.split_factor):
+        chosen += _chunk(_chunk(runs, cut.split_factor, part), cut.pieces, cut.piece)
+    return _joined(chosen)
+
+
+def _chunk(runs: list[Run], pieces: int, index: int) -> list[Run]:
+    """Piece ``index`` of the indices in the runs, all in a row."""
+    total = sum(stop - start for start, stop in runs)
+    size = -(-total // pieces)
+    low, high = min(index * size, total), min((index + 1) * size, total)
+    chosen = []
+    at = 0
+    for start, stop in runs:
+        first, last = max(low - at, 0), min(high - at, stop - start)
+        if first < last:
+            chosen.append((start + first, start + last))
+        at += stop - start
+    return chosen
+
+
+def _joined(runs: list[Run]) -> list[Run]:
+    joined: list[Run] = []
+    for start, stop in runs:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def _placed(runs: list[Run]) -> list[tuple[Run, int]]:
+    """Runs with where each begins in the local tensor."""
+    placed = []
+    at = 0
+    for start, stop in runs:
+        placed.append(((start, stop), at))
+        at += stop - start
+    return placed

@@ -1,0 +1,200 @@
+"""Loading one checkpoint: what of it one rank sees, what is read, and what is built of that."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock import _native, tree
+from penstock.arguments import check_device, check_patterns, check_rank, to_native
+from penstock.errors import CheckpointNotFoundError, StateMismatchError
+from penstock.fetch import fetch
+from penstock.gcpause import gc_paused
+from penstock.inspection import part_name
+from penstock.partial import settle
+from penstock.progress import shown
+from penstock.ranks import own_rank
+from penstock.reports import LoadReport
+from penstock.restore import BYTES_TAGS, Builder, Place, needed
+from penstock.targets import Targets
+from penstock.view import View, view
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.options import Options
+    from penstock.progress import Progress
+
+_NAMED_MAX = 8
+
+_REPLACED_MAX = 8
+"""How often a checkpoint may be replaced while it is read before that is an error."""
+
+
+class Loaded(NamedTuple):
+    """A state and how it was loaded.
+
+    Attributes:
+        state: The state.
+        report: How.
+        is_whole: Whether every byte of every file was read.
+        warnings: What the caller should know of it.
+    """
+
+    state: Any
+    report: LoadReport
+    is_whole: bool
+    warnings: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What of a checkpoint a caller wants, and where; see `load`.
+
+    Attributes:
+        own_rank: Who asks, where ``rank`` is None; None to find that out.
+    """
+
+    into: Any = None
+    keys: str | Iterable[str] | None = None
+    device: Any = None
+    progress: bool | Progress = False
+    allow_partial: bool = False
+    rank: int | None = None
+    own_rank: int | None = None
+
+
+def read(path: str, wanted: Wanted, options: Options | None) -> Loaded:
+    """`load`, with the report.
+
+    A checkpoint that is replaced while it is read is read again: at every moment there is a whole
+    one.
+    """
+    with gc_paused():
+        for _ in range(_REPLACED_MAX):
+            try:
+                return _Reading(path, wanted, options).run()
+            except CheckpointNotFoundError:
+                if not os.path.exists(os.path.join(path, "manifest.json")):
+                    raise
+        return _Reading(path, wanted, options).run()
+
+
+class _Reading:
+    """One attempt to load a checkpoint."""
+
+    def __init__(self, path: str, wanted: Wanted, options: Options | None) -> None:
+        if wanted.into is not None and wanted.device is not None:
+            raise ValueError(
+                "device= places new tensors, into= fills existing ones: give one of them"
+            )
+        self._path = path
+        self._wanted = wanted
+        self._patterns = check_patterns(wanted.keys)
+        self._options = to_native(options)
+        self._device = check_device(wanted.device)
+        self._warnings: list[str] = []
+        self._rank, self._is_alone = self._whose()
+
+    def run(self) -> Loaded:
+        """Loads it."""
+        began = time.perf_counter()
+        checkpoint = _native.open(self._path)
+        try:
+            part = part_name(checkpoint.files())
+            with tree.reading(self._path, part):
+                seen, targets = self._look(checkpoint)
+                selection = self._select(seen, targets)
+            opened = time.perf_counter()
+            with shown(self._wanted.progress, "loading") as update:
+                fetched = fetch(
+                    checkpoint, seen, selection, targets, options=self._options, progress=update
+                )
+        finally:
+            # An exception keeps this frame, and must not keep the files from being deleted.
+            checkpoint.release()
+        loaded = time.perf_counter()
+        with tree.reading(self._path, part):
+            state = self._build(seen, targets, fetched.places)
+        ended = time.perf_counter()
+        phases = {
+            "open": opened - began,
+            **fetched.fields["phases"],
+            "build": ended - loaded,
+        }
+        changes = {"path": self._path, "phases": phases, "seconds": ended - began}
+        if checkpoint.partial is not None and checkpoint.partial[1]:
+            # The digests are those that it was salvaged with: they prove nothing about the
+            # original.
+            changes["verified"] = False
+        report = LoadReport(**{**fetched.fields, **changes})
+        return Loaded(state, report, fetched.is_whole, self._warnings)
+
+    def _whose(self) -> tuple[int, bool]:
+        """Whose state is loaded, and whether exactly as that rank saved it."""
+        wanted = self._wanted
+        if wanted.rank is not None:
+            return check_rank(wanted.rank), True
+        rank = own_rank() if wanted.own_rank is None else wanted.own_rank
+        if rank is None:
+            return 0, False
+        return rank, wanted.into is None and self._patterns is None
+
+    def _look(self, checkpoint: _native.Checkpoint) -> tuple[View, Targets | None]:
+        """What is to be loaded, and what it goes into."""
+        wanted = self._wanted
+        seen = view(checkpoint, self._rank, wanted.into, is_alone=self._is_alone)
+        if seen.unreached and wanted.into is None and self._patterns is None and not self._is_alone:
+            self._leave_out(seen)
+        node = seen.node
+        if self._patterns is not None:
+            node = tree.select(node, self._patterns, self._path)
+        allow_partial = wanted.allow_partial
+        node, is_left_out = settle(node, checkpoint, self._path, allow_partial=allow_partial)
+        seen = seen._replace(node=node)
+        if wanted.into is None:
+            return seen, None
+        is_partial = self._patterns is not None or is_left_out
+        return seen, Targets(node, wanted.into, seen, self._path, is_partial=is_partial)
+
+    def _leave_out(self, seen: View) -> None:
+        """Tells of what ranks saved apart and one state has no place for.
+
+        Raises:
+            StateMismatchError: It is more than values that each rank has of its own.
+        """
+        names = list(seen.unreached)
+        named = ", ".join(map(repr, names[:_NAMED_MAX]))
+        more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
+        if seen.are_few_unreached:
+            self._warnings.append(
+                f"{self._path}: other ranks have their own values of {len(names)} tensors, which "
+                f"are left out: {named}{more}; rank= loads the state of one rank"
+            )
+            return
+        raise StateMismatchError(
+            f"{self._path}: the states of its ranks do not make one: beside what this one sees "
+            f"they hold {named}{more}, under keys that are other tensors here; load what one rank "
+            "saved with rank=, or choose leaves with keys=",
+            key=names[0],
+            path=self._path,
+        )
+
+    def _select(self, seen: View, targets: Targets | None) -> set[int] | None:
+        """Indices of the tensors to read as they are; None for everything in every file."""
+        if targets is None:
+            if self._patterns is None and not seen.is_shared:
+                return None
+            return set(needed(seen.node, seen.tensors, seen.aliases))
+        if self._patterns is None and not seen.is_shared and not targets.has_parts:
+            return None
+        beside = needed(seen.node, seen.tensors, seen.aliases, BYTES_TAGS)
+        return {*beside, *targets.beside(), *targets.native()}
+
+    def _build(self, seen: View, targets: Targets | None, places: dict[int, Place]) -> Any:
+        if targets is None:
+            return Builder(seen.tensors, seen.aliases, places, self._device).build(seen.node)
+        builder = Builder(seen.tensors, seen.aliases, {**places, **targets.places()})
+        return targets.finish(seen.node, self._wanted.into, builder)
