@@ -20,7 +20,7 @@ import json
 import sys
 from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -41,7 +41,7 @@ from penstock.scalars import (
 from penstock.tree import LEVELS_MAX, ROOT, Node, unique_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from penstock._native import _Alias, _TensorSource
 
@@ -86,20 +86,35 @@ class Flattened:
         tensors: What to store, in the order of the state.
         aliases: Further names of those, and views into them.
         tree: The rest, as JSON text.
+        overlaps: Leaves that share memory, where they were asked for.
     """
 
     tensors: list[_TensorSource]
     aliases: list[_Alias]
     tree: str
+    overlaps: Sequence[Overlap] = ()
 
 
-def flatten(state: Any) -> Flattened:
+class Overlap(NamedTuple):
+    """Leaves that share memory.
+
+    Attributes:
+        sources: Indices of those that are stored.
+        values: All of them.
+    """
+
+    sources: list[int]
+    values: list[Any]
+
+
+def flatten(state: Any, *, finds_overlaps: bool = False) -> Flattened:
     """Takes a state apart.
 
     The result borrows the memory of the state's tensors and keeps them alive.
 
     Args:
         state: Any nesting of plain values, containers, tensors and arrays.
+        finds_overlaps: Whether to tell which leaves share memory.
 
     Raises:
         UnsupportedStateError: A leaf cannot be stored; the message names it.
@@ -113,7 +128,7 @@ def flatten(state: Any) -> Flattened:
         [('w', 'float64', (2, 3))]
     """
     with gc_paused():
-        return Flattener().flatten(state)
+        return Flattener().flatten(state, finds_overlaps=finds_overlaps)
 
 
 class Flattener:
@@ -125,6 +140,8 @@ class Flattener:
         self._leaves: list[tuple[str, Node, int]] = []
         self._index_of: dict[int, int] = {}
         self._open: set[int] = set()
+        # Where each memory that is stored is among the tensors, at the end.
+        self._source_of: dict[int, int] = {}
         # Functions and not methods, which would hold this walk, and the state's tensors with it,
         # until a garbage collector comes by.
         kind = type(self)
@@ -153,13 +170,14 @@ class Flattener:
             self._handlers[torch.dtype] = kind._torch_dtype
             self._handlers[torch.device] = kind._device
 
-    def flatten(self, state: Any) -> Flattened:
+    def flatten(self, state: Any, *, finds_overlaps: bool) -> Flattened:
         """Walks a state; once only."""
         root = self.encode(state, ROOT, 0)
         tensors, aliases = self.finish()
         # Cycles were found on the way; the encoder need not look for them again.
         tree = json.dumps(root, ensure_ascii=False, check_circular=False, separators=(",", ":"))
-        return Flattened(tensors, aliases, tree)
+        overlaps = self.overlaps([]) if finds_overlaps else ()
+        return Flattened(tensors, aliases, tree, overlaps)
 
     def encode(self, value: Any, name: str, level: int) -> Node:
         """The node of any value; ``level`` counts the containers around it."""
@@ -379,7 +397,26 @@ class Flattener:
             else:
                 node["a"] = len(aliases)
                 aliases.append((name, tensor_of[stored], view))
+        self._source_of = tensor_of
         return tensors, aliases
+
+    def overlaps(self, others: Sequence[tuple[Memory, Any, list[int]]]) -> list[Overlap]:
+        """Which leaves share memory, once all is decided.
+
+        Args:
+            others: Leaves that this walk does not store: memory, value, and the sources they are.
+        """
+        rows = [
+            (memory, value, [self._source_of[index]] if index in self._source_of else [])
+            for index, (memory, value) in enumerate(zip(self._memories, self._values, strict=True))
+        ]
+        rows += others
+        found = []
+        for run in ties.overlaps([memory for memory, _, _ in rows]):
+            sources = [source for index in run for source in rows[index][2]]
+            if sources:
+                found.append(Overlap(sources, [rows[index][1] for index in run]))
+        return found
 
 
 def _are_json_keys(value: dict[Any, Any]) -> bool:

@@ -79,8 +79,8 @@ class PendingSave:
         self._is_cancelled = False
         self._done = threading.Event()
         self._lock = threading.Lock()
-        self._versions = _versions(save.owners) if lazy else None
-        save.owners = []
+        self._versions = _versions(save.counted) if lazy else None
+        save.counted = []
         self._pid = os.getpid()
         # A daemon would be stopped in the middle when the process exits.
         self._thread = threading.Thread(target=self._run, name="penstock-save", daemon=False)
@@ -224,8 +224,8 @@ class PendingSave:
             if self._versions is not None:
                 stepped = {_storage_of(tensor) for tensor in _stepped(optimizer)}
                 self._versions = [
-                    (tensor, _CHANGED if _storage_of(tensor) in stepped else version)
-                    for tensor, version in self._versions
+                    (name, tensor, _CHANGED if _storage_of(tensor) in stepped else version)
+                    for name, tensor, version in self._versions
                 ]
 
     @property
@@ -275,12 +275,17 @@ class PendingSave:
         """
         with self._lock:
             versions, self._versions = self._versions, None
-            changed = sum(tensor._version != version for tensor, version in versions or ())
+            changed = dict.fromkeys(
+                name for name, tensor, version in versions or () if tensor._version != version
+            )
             if changed:
+                first = next(iter(changed))
+                more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
                 self._torn = StateMismatchError(
-                    f"{self.path}: {changed} of the state's tensors were changed while a lazy save "
-                    "copied them, so it was given up: call penstock.guard(optimizer) once, or "
-                    "pending.stage() before each change",
+                    f"{self.path}: {first!r}{more} changed while a lazy save copied the state, so "
+                    "it was given up: call penstock.guard(optimizer) once, and pending.stage() "
+                    "before whatever else changes tensors of the state",
+                    key=first,
                     path=self.path,
                 )
                 self._job.cancel()
@@ -300,21 +305,9 @@ class PendingSave:
             )
 
 
-def _versions(owners: list[Any]) -> list[tuple[Any, int]]:
-    """Tensors with a count of how often each was changed.
-
-    Args:
-        owners: Of the memories that are saved; for a `DTensor` a pair of what it holds and itself.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return []
-    tensors = [one for owner in owners for one in (owner if type(owner) is tuple else (owner,))]
-    return [
-        (tensor, tensor._version)
-        for tensor in tensors
-        if isinstance(tensor, torch.Tensor) and not tensor.is_inference()
-    ]
+def _versions(counted: list[tuple[str, Any]]) -> list[tuple[str, Any, int]]:
+    """Names and tensors with a count of how often each was changed."""
+    return [(name, tensor, tensor._version) for name, tensor in counted]
 
 
 _CHANGED = -1
@@ -382,7 +375,6 @@ def save_together(
     """
     with or_give_up(together), shown(progress, "saving") as update:
         save = Save(target, state, options=options, together=together, lazy=True)
-        save.owners.clear()
         pending = PendingSave(save, lazy=False, after=_nothing)
         try:
             while not pending._done.wait(_TURN_SECONDS):
@@ -438,7 +430,8 @@ def guard(optimizer: Any) -> Guard:
     ``save_async(…, lazy=True)``. What else changes tensors of the state between a save and the
     next step, such as an average of the weights, has to call `PendingSave.stage` itself; where it
     does not, the save notices and fails. Only what PyTorch does not count goes unnoticed: changes
-    through ``.data``, or from outside of PyTorch.
+    through ``.data``, by collectives such as ``all_reduce``, of large running statistics in a
+    forward, and from outside of PyTorch. Call `PendingSave.stage` before those.
 
     Args:
         optimizer: A `torch.optim.Optimizer`.

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import math
 import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from penstock import _native
 from penstock.errors import (
@@ -20,7 +16,7 @@ from penstock.errors import (
     SaveCancelledError,
 )
 from penstock.flatten import flatten
-from penstock.memory import contiguous_strides, of_array, of_tensor, to_source
+from penstock.lazy import make_job
 from penstock.reports import SaveReport
 from penstock.rounds import Vote, or_give_up
 from penstock.sharding import Sharder, is_balanced
@@ -79,12 +75,12 @@ class Save:
             the save ends, here or in `run`.
         arena: Memory for staging; None for what one call needs.
         lazy: Whether the state is copied while it is written, or as soon as `stage` is called.
-        copy_uncounted: Whether to copy at once what nobody counts the changes of. Where that is
-            much, the save is not lazy.
+        watches: Whether the caller goes on, so that what a lazy save copies later may change
+            meanwhile; see `penstock.lazy`.
 
     Attributes:
-        lazy: Whether it is.
-        owners: Of the memories that are copied later.
+        is_lazy: Whether it is.
+        counted: What is copied later, by name, and must not change until then.
 
     Raises:
         UnsupportedStateError: A leaf cannot be stored; the message names it.
@@ -100,7 +96,7 @@ class Save:
         together: Round | None = None,
         arena: _native.Arena | None = None,
         lazy: bool,
-        copy_uncounted: bool = False,
+        watches: bool = False,
     ) -> None:
         self.target = target
         self._round = together
@@ -108,39 +104,33 @@ class Save:
         self._balance = 0
         self._check: Callable[[], None] = lambda: None
         with or_give_up(together):
-            flat = self._take_apart(state)
-            sources = flat.tensors
-            if copy_uncounted:
-                uncounted = [*map(_is_uncounted, sources)]
-                kept_bytes = sum(map(_nbytes, itertools.compress(sources, uncounted)))
-                lazy = lazy and kept_bytes <= _KEPT_BYTES_MAX
-                if lazy and kept_bytes:
-                    sources = [
-                        _copy_of(source) if is_uncounted else source
-                        for source, is_uncounted in zip(sources, uncounted, strict=True)
-                    ]
-            self.lazy = lazy
+            flat = self._take_apart(state, finds_overlaps=watches)
             self._flatten_seconds = time.perf_counter() - self._began
-            self.job = _native.Job(
-                target.path,
-                sources,
-                flat.aliases,
-                flat.tree,
-                options=options,
-                arena=arena,
-                lazy=lazy,
-                nice=None,
-            )
-            copied = set(self.job.copied())
-            self.owners = [source[6] for index, source in enumerate(sources) if index not in copied]
 
-    def _take_apart(self, state: Any) -> Flattened:
+            def make(sources: list[_TensorSource], is_lazy: bool) -> _native.Job:
+                return _native.Job(
+                    target.path,
+                    sources,
+                    flat.aliases,
+                    flat.tree,
+                    options=options,
+                    arena=arena,
+                    lazy=is_lazy,
+                    nice=None,
+                )
+
+            if lazy and watches:
+                self.job, self.is_lazy, self.counted = make_job(flat, make)
+            else:
+                self.job, self.is_lazy, self.counted = make(flat.tensors, lazy), lazy, []
+
+    def _take_apart(self, state: Any, *, finds_overlaps: bool) -> Flattened:
         if self._round is None:
-            return flatten(state)
+            return flatten(state, finds_overlaps=finds_overlaps)
         from penstock.spread import spread
 
         sharder = Sharder(self._round.rank, self._round.global_ranks)
-        flat = spread(state, sharder, self._round.holders)
+        flat = spread(state, sharder, self._round.holders, finds_overlaps=finds_overlaps)
         self._balance = flat.balance.sum
         return flat
 
@@ -263,8 +253,8 @@ class Save:
             if found != vote.part_bytes:
                 raise RankError(
                     f"{self.target.path}: what rank {rank} wrote is not there: all ranks have to "
-                    "save to one directory of a file system that they share; nothing was "
-                    "committed",
+                    "save to one directory of a file system that they share, and to several stores "
+                    "in one order; nothing was committed",
                     rank=rank,
                 )
             parts.append((rank, file, vote.part_bytes, vote.part_digest))
@@ -331,38 +321,3 @@ class Save:
             "world_size": 1 if one is None else one.size,
         }
         return SaveReport(**{**fields, **changes})
-
-
-_COPIED_BYTES_MAX = 64 << 10
-"""What the native module copies by itself."""
-
-_KEPT_BYTES_MAX = 64 << 20
-"""Of copies outside of the memory for staging, so that this stays a bound."""
-
-
-def _nbytes(source: _TensorSource) -> int:
-    return math.prod(source[2]) * source[5]
-
-
-def _is_uncounted(source: _TensorSource) -> bool:
-    """Whether a source may change unnoticed before it is copied."""
-    owner: Any = source[6]
-    if _nbytes(source) <= _COPIED_BYTES_MAX:
-        return False
-    if isinstance(owner, np.ndarray):
-        return True
-    # Of a `DTensor`, what it holds and itself.
-    tensors = owner if type(owner) is tuple else (owner,)
-    return any(tensor.is_inference() for tensor in tensors)
-
-
-def _copy_of(source: _TensorSource) -> _TensorSource:
-    name, _, shape, address, strides, item_bytes, _, box = source
-    owner: Any = source[6]
-    if isinstance(owner, np.ndarray):
-        return to_source(of_array(owner.copy(order="C"), name), name)
-    local = owner[0] if type(owner) is tuple else owner
-    at = local.storage_offset() + (address - local.data_ptr()) // item_bytes
-    steps = [stride // item_bytes for stride in strides or contiguous_strides(shape, item_bytes)]
-    part = local.as_strided(shape, steps, at)
-    return to_source(of_tensor(part.clone(), name), name, box)

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from penstock import ties
 from penstock.errors import UnsupportedStateError
 from penstock.fingerprints import fingerprints
-from penstock.flatten import Flattened, Flattener
+from penstock.flatten import Flattened, Flattener, Overlap
 from penstock.gcpause import gc_paused
 from penstock.memory import CPU, Memory, narrow, of_tensor, to_source
 from penstock.sharding import Balance, Sharder, check_local
@@ -40,7 +40,7 @@ Holders: TypeAlias = "Callable[[Sequence[int]], Sequence[Members]]"
 """Tells, of fingerprints of plain tensors, which ranks have each."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spread(Flattened):
     """A state of many ranks, taken apart by one of them.
 
@@ -119,19 +119,22 @@ _LED = re.compile(r"@[0-9]+$")
 """How the global names end of tensors that rank 0 does not hold."""
 
 
-def spread(state: Any, sharder: Sharder, holders: Holders) -> Spread:
+def spread(
+    state: Any, sharder: Sharder, holders: Holders, *, finds_overlaps: bool = False
+) -> Spread:
     """Takes a state apart; see `penstock.flatten.flatten`.
 
     Args:
         state: What this rank has.
         sharder: How its tensors lie on the ranks.
         holders: Asked once which ranks have the same plain tensors.
+        finds_overlaps: Whether to tell which leaves share memory.
 
     Raises:
         UnsupportedStateError: A leaf cannot be stored; the message names it.
     """
     with gc_paused():
-        return _Spreader(sharder, holders).spread(state)
+        return _Spreader(sharder, holders).spread(state, finds_overlaps=finds_overlaps)
 
 
 class _Spreader(Flattener):
@@ -145,7 +148,7 @@ class _Spreader(Flattener):
         self._own_depth = 0
         self._handlers[DTensor] = type(self)._dtensor
 
-    def spread(self, state: Any) -> Spread:
+    def spread(self, state: Any, *, finds_overlaps: bool) -> Spread:
         """Walks a state; once only."""
         root = self.encode(state, ROOT, 0)
         balance = Balance(self._sharder.rank)
@@ -160,7 +163,15 @@ class _Spreader(Flattener):
             for piece, name in zip(pieces, names, strict=True)
         ]
         tree = json.dumps(root, ensure_ascii=False, check_circular=False, separators=(",", ":"))
-        return Spread(tensors, aliases, tree, balance)
+        overlaps: list[Overlap] = []
+        if finds_overlaps:
+            written: dict[int, list[int]] = {}
+            for number, piece in enumerate(pieces, len(own)):
+                written.setdefault(id(leaves[piece.tensor]), []).append(number)
+            overlaps = self.overlaps(
+                [(leaf.memory, leaf.value, written.get(id(leaf), [])) for leaf in self._shared]
+            )
+        return Spread(tensors, aliases, tree, overlaps, balance=balance)
 
     # Leaves.
 

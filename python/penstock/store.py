@@ -128,7 +128,8 @@ class CheckpointStore:
         process_group: ProcessGroup | None = None,
         no_dist: bool = False,
     ) -> None:
-        self._root = decode_path(root)
+        # A later change of the working directory moves no store.
+        self._root = os.path.abspath(decode_path(root))
         self._retention = Retention(keep_last, keep_every, keep)
         to_native(options)
         self._options = options
@@ -238,9 +239,10 @@ class CheckpointStore:
 
         With ``lazy=True`` this returns at once, and the state is copied while training goes on: it
         may not be changed before `PendingSave.stage`, which `penstock.guard` calls for an optimizer
-        at the right moment. Tensors of up to 64 KiB are copied at once all the same, and so are
-        arrays and tensors of inference mode, of which nobody counts the changes; a state with more
-        than 64 MiB of those is copied whole, as without ``lazy``.
+        at the right moment; a change that PyTorch counts fails the save. Tensors of up to 64 KiB
+        are copied at once all the same, the smallest first and up to 64 MiB, and so are arrays and
+        tensors of inference mode, of which nobody counts the changes; a state with more than 64 MiB
+        of those is copied whole, as without ``lazy``.
 
         Among many ranks, a rank whose state has plain tensors reads them at the call, lazy or not,
         and waits until all ranks have come: they find out who holds the same ones.
@@ -254,7 +256,7 @@ class CheckpointStore:
             lazy: Whether to copy the state later.
             if_busy: What to do while the store's last save is still running: ``"wait"`` for it,
                 ``"skip"`` this one and return None, or raise an ``"error"``. Among many ranks,
-                what rank 0 finds counts for all.
+                all pass the same, and what rank 0 finds counts for all.
             metadata: A note of plain JSON.
             overwrite: Replace the step if it is complete already.
 
@@ -291,18 +293,18 @@ class CheckpointStore:
             together=together,
             arena=arena,
             lazy=lazy,
-            copy_uncounted=lazy,
+            watches=True,
         )
         # Said now: the process group may be gone by the end.
         is_keeper = together is None or together.is_coordinator
         pending = PendingSave(
             save,
-            lazy=save.lazy,
+            lazy=save.is_lazy,
             after=lambda: self._retire(target.step or 0, 0) if is_keeper else None,
         )
         try:
             self._pending = pending
-            if not save.lazy:
+            if not save.is_lazy:
                 pending.stage()
         except BaseException:
             # A Ctrl-C: the caller has nothing to wait for.
@@ -336,8 +338,14 @@ class CheckpointStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self.close()
+        except PenstockError as failed:
+            if error is None:
+                raise
+            # What ended the block is what its caller has to hear.
+            error.add_note(f"and a save in the background failed: {failed}")
 
     def _memory(self, staging_bytes: int | None) -> _native.Arena:
         """Memory to stage in, which outlives a save."""

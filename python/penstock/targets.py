@@ -228,7 +228,7 @@ class Targets:
             elif target.claim not in filled and not target.is_nothing:
                 _copy(builder, target)
         in_place = [*self._direct.values(), *self._filled.values()]
-        _bump_versions([target.memory.owner for target in in_place])
+        bump_versions([target.memory.owner for target in in_place])
         for container, key, value in assignments:
             container[key] = value
         return state
@@ -510,7 +510,7 @@ def _bytes_of(value: Any) -> np.ndarray[Any, Any]:
     return array
 
 
-def _bump_versions(values: list[Any]) -> None:
+def bump_versions(values: list[Any]) -> None:
     """Tells autograd of writes behind its back, so that a stale graph fails instead of lying."""
     torch = sys.modules.get("torch")
     if torch is None:

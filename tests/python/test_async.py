@@ -312,7 +312,7 @@ def test_a_change_before_the_copy_fails_the_save_and_leaves_no_checkpoint(disk_p
     with held(store, 1):
         pending = store.save_async(1, state, lazy=True)
         state[name].add_(1)
-    with pytest.raises(penstock.StateMismatchError, match=r"1 of the state.*guard") as caught:
+    with pytest.raises(penstock.StateMismatchError, match=r"'w' changed .*guard") as caught:
         pending.result()
     assert caught.value.path == pending.path
     assert pending.wait_staged(0)
@@ -516,15 +516,15 @@ def test_small_tensors_are_saved_as_they_were_at_the_call(disk_path):
 
 
 def test_of_more_small_tensors_than_are_copied_at_once_none_is_torn(disk_path):
-    """16 MiB of them are: a change of the rest is noticed."""
+    """64 MiB of them are: a change of the rest is noticed."""
     store = penstock.CheckpointStore(disk_path / "store")
-    state = [torch.zeros(16 << 10) for _ in range(300)]
+    state = [torch.zeros(16 << 10) for _ in range(1100)]
     with held(store, 1):
         pending = store.save_async(1, state, lazy=True)
         state[0].add_(1)
         state[100].add_(1)
     pending.result()
-    assert_same(store.load(1), [torch.zeros(16 << 10) for _ in range(300)])
+    assert_same(store.load(1), [torch.zeros(16 << 10) for _ in range(1100)])
     with held(store, 2):
         pending = store.save_async(2, state, lazy=True)
         state[-1].add_(1)
@@ -559,6 +559,99 @@ def test_what_nobody_counts_the_changes_of_is_copied_at_the_call(disk_path, kind
         release()
     pending.result()
     assert_same(store.load(1), {"value": expected, "again": expected[5:]})
+
+
+def test_any_number_of_small_arrays_is_copied_at_the_call(disk_path):
+    """More than the native module copies by itself."""
+    store = penstock.CheckpointStore(disk_path / "store")
+    state = {str(number): np.zeros(16_000, np.float32) for number in range(1200)}
+    with held(store, 1):
+        pending = store.save_async(1, state, lazy=True)
+        for array in state.values():
+            array += 1
+    if pending.exception() is not None:
+        raise pending.exception()
+    assert not any(array.any() for array in store.load(1).values())
+
+
+def replace_data(parameter):
+    parameter.data = torch.ones(1)
+
+
+def replace_storage(parameter):
+    with torch.no_grad():
+        parameter.set_(torch.ones(3 * MIB))
+
+
+def swap(parameter):
+    torch.utils.swap_tensors(parameter, torch.nn.Parameter(torch.ones(3 * MIB)))
+
+
+def convert(parameter):
+    module = torch.nn.Module()
+    module.w = parameter
+    module.half()
+
+
+@pytest.mark.parametrize("replace", [replace_data, replace_storage, swap, convert])
+def test_a_tensor_that_is_replaced_keeps_its_memory_until_it_is_copied(disk_path, replace):
+    store = penstock.CheckpointStore(disk_path / "store")
+    parameter = torch.nn.Parameter(torch.zeros(3 * MIB))
+    with held(store, 1):
+        pending = store.save_async(1, {"w": parameter}, lazy=True)
+        replace(parameter)
+        # Where its memory was there is another's soon.
+        others = [torch.full((3 * MIB,), 7.0) for _ in range(4)]
+    if pending.exception() is None:
+        assert_same(store.load(1), {"w": torch.zeros(3 * MIB)})
+    else:
+        assert isinstance(pending.exception(), penstock.StateMismatchError)
+    assert len(others) == 4
+
+
+def tied_states():
+    """What is tied, the state, what changes (of the state, or itself), what is stored then."""
+    parameter = torch.nn.Parameter(torch.zeros(MIB))
+    yield "data", {"d": parameter.data, "p": parameter}, parameter, None
+    array = np.zeros(MIB, np.float32)
+    yield "two tensors", {"x": torch.from_numpy(array), "y": torch.from_numpy(array)}, "y", None
+    array = np.zeros(MIB, np.float32)
+    yield "array last", {"t": torch.from_numpy(array), "a": array}, array, 0
+    array = np.zeros(MIB, np.float32)
+    yield "a part", {"w": torch.from_numpy(array), "n": array[100:]}, array, 0
+    array = np.zeros(MIB, np.float32)
+    yield "another type", {"w": torch.from_numpy(array), "n": array.view(np.int32)}, array, 0
+
+
+@pytest.mark.parametrize("case", [*tied_states()], ids=lambda case: case[0])
+def test_what_shares_memory_with_a_tensor_does_not_change_it_unnoticed(disk_path, case):
+    """It is noticed, or copied at the call where nobody counts."""
+    _, state, changed, expected = case
+    store = penstock.CheckpointStore(disk_path / "store")
+    with held(store, 1), torch.no_grad():
+        pending = store.save_async(1, state, lazy=True)
+        target = state[changed] if isinstance(changed, str) else changed
+        target += 1
+    if expected is None:
+        with pytest.raises(penstock.StateMismatchError, match="changed"):
+            pending.result()
+    else:
+        pending.result()
+        assert not any(value.any() for value in store.load(1).values())
+
+
+def test_running_statistics_are_copied_at_the_call(disk_path):
+    """Their changes in a forward are not counted; they are small, and the smallest come first."""
+    store = penstock.CheckpointStore(disk_path / "store")
+    many = [torch.zeros(16_000) for _ in range(1200)]
+    norm = torch.nn.BatchNorm1d(100)
+    state = {"many": many, "norm": norm.state_dict()}
+    expected = copy.deepcopy(norm.state_dict())
+    with held(store, 1):
+        pending = store.save_async(1, state, lazy=True)
+        norm(torch.randn(8, 100) + 9)
+    pending.result()
+    assert_same(dict(store.load(1, keys="norm.*")["norm"]), dict(expected))
 
 
 @pytest.fixture
@@ -641,15 +734,17 @@ def test_a_lazy_state_is_held_until_it_is_staged_and_no_longer(disk_path):
     gc.disable()
     try:
         with held(store, 1):
-            state = {"t": torch.ones(MIB), "a": np.ones(MIB)}
-            tensor, array = [weakref.ref(leaf) for leaf in state.values()]
+            # The tensor's memory is that of the array below.
+            below = np.ones(MIB, np.float32)
+            state = {"t": torch.from_numpy(below), "a": np.ones(MIB)}
+            memory, array = weakref.ref(below), weakref.ref(state["a"])
             pending = store.save_async(1, state, lazy=True)
-            del state
-            assert tensor() is not None
+            del state, below
+            assert memory() is not None
             # It is copied.
             assert array() is None
             pending.stage()
-            assert tensor() is None
+            assert memory() is None
         pending.result()
         assert_same(store.load(1), {"t": torch.ones(MIB), "a": np.ones(MIB)})
     finally:
@@ -1423,3 +1518,25 @@ def test_a_forked_childs_copy_of_an_attempt_removes_nothing(disk_path):
     )
     assert done.returncode == 0, done.stderr
     assert penstock.verify(disk_path / "ckpt").ok
+
+
+def test_what_ends_the_block_of_a_store_is_heard_with_the_save_that_failed(disk_path):
+    store = penstock.CheckpointStore(disk_path / "store")
+    in_the_way(store, 1)
+    with pytest.raises(ZeroDivisionError) as caught, store:
+        store.save_async(1, {"w": 1})
+        raise ZeroDivisionError
+    (note,) = caught.value.__notes__
+    assert "failed" in note
+    assert str(store.path(1)) in note
+
+
+def test_a_store_stays_where_it_was_opened(disk_path, monkeypatch):
+    monkeypatch.chdir(disk_path)
+    store = penstock.CheckpointStore("store")
+    with held(store, 1):
+        pending = store.save_async(1, {"w": 1})
+        (disk_path / "elsewhere").mkdir()
+        monkeypatch.chdir(disk_path / "elsewhere")
+    pending.result()
+    assert penstock.load(disk_path / "store" / "step-0000000001") == {"w": 1}

@@ -423,6 +423,15 @@ class TestStorage:
         assert manifest["metadata"] == {"dcp": {"raw": []}}
 
 
+def test_a_load_is_a_change_that_autograd_hears_of(tmp_path):
+    save({"w": torch.ones(5)}, tmp_path / "ckpt")
+    parameter = torch.nn.Parameter(torch.full((5,), 3.0))
+    result = (parameter * parameter).sum()
+    load({"w": parameter}, tmp_path / "ckpt")
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.backward()
+
+
 @pytest.mark.slow
 class TestManyRanks:
     """Each launch of ranks takes seconds, so that they check several things."""

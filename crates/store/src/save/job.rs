@@ -32,7 +32,7 @@ const STAGE_THREADS_MAX: usize = 4;
 /// staging: counters, losses, states of random number generators.
 const SMALL_BYTES_MAX: u64 = 64 << 10;
 /// The bound on all of that.
-const SMALL_TOTAL_BYTES_MAX: usize = 16 << 20;
+const SMALL_TOTAL_BYTES_MAX: usize = 64 << 20;
 
 /// Where and when a job copies the state.
 #[derive(Clone, Debug, Default)]
@@ -56,7 +56,7 @@ pub struct Job {
 
 impl Job {
     /// Plans the write of a state to the device behind `path`. A lazy job copies small tensors at
-    /// once, up to 64 KiB each and 16 MiB in all.
+    /// once, up to 64 KiB each and 64 MiB in all, the smallest first.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a tensor without a place in the format.
@@ -315,18 +315,22 @@ impl std::fmt::Debug for Shards {
     }
 }
 
-/// Replaces small sources by copies, in order, until the bound is reached; tells which.
+/// Replaces small sources by copies until the bound is reached; tells which, in order. The smallest
+/// come first: they are what changes on the way, such as counters and running statistics.
 fn copy_small(sources: &mut [HostRegion]) -> Result<Vec<usize>> {
+    let is_small = |source: &HostRegion| (1..=SMALL_BYTES_MAX).contains(&source.len());
+    let mut small: Vec<usize> = (0..sources.len())
+        .filter(|&index| is_small(&sources[index]))
+        .collect();
+    small.sort_by_key(|&index| sources[index].len());
     let mut total_bytes = 0;
-    let mut small = Vec::new();
-    for (index, source) in sources.iter().enumerate() {
-        let bytes = source.len();
-        let is_small = (1..=SMALL_BYTES_MAX).contains(&bytes);
-        if is_small && total_bytes + bytes as usize <= SMALL_TOTAL_BYTES_MAX {
-            total_bytes += bytes as usize;
-            small.push(index);
-        }
-    }
+    small.retain(|&index| {
+        let bytes = sources[index].len() as usize;
+        let fits = total_bytes + bytes <= SMALL_TOTAL_BYTES_MAX;
+        total_bytes += if fits { bytes } else { 0 };
+        fits
+    });
+    small.sort_unstable();
     let mut memory = Memory::allocate(total_bytes)?;
     let mut rest = memory.as_mut_slice();
     for &index in &small {

@@ -33,6 +33,7 @@ from penstock.memory import CPU, of_tensor
 from penstock.partial import settle
 from penstock.restore import Builder, needed, reference
 from penstock.scalars import TreeError
+from penstock.targets import bump_versions
 from penstock.view import view
 
 if TYPE_CHECKING:
@@ -251,6 +252,8 @@ class Opened:
                 self.checkpoint.fill(requests, options=options, progress=None)
             for read in batch:
                 read.settle()
+                # Filled behind the back of autograd.
+                bump_versions([read.target])
                 planner.commit_tensor(read.item, read.target)
 
     def _batches(self, items: list[ReadItem], planner: LoadPlanner) -> Iterator[list[_Read]]:
