@@ -34,7 +34,7 @@ pub use pool::Pool;
 pub use region::{HostRegion, HostRegionMut};
 
 /// Whatever keeps the bytes of an [`IoBuf`] alive; dropped after the last window on it.
-type Owner = Arc<dyn Any + Send + Sync>;
+pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
 
 /// An exclusive, owned window on memory, to be read into or written from.
 ///
@@ -91,6 +91,11 @@ impl IoBuf {
     /// Where the window starts, for checks of alignment.
     pub fn address(&self) -> usize {
         self.address.as_ptr() as usize
+    }
+
+    /// What keeps the memory alive.
+    pub(crate) fn owner(&self) -> Owner {
+        Arc::clone(&self.owner)
     }
 
     /// The bytes in use.

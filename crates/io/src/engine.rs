@@ -13,6 +13,7 @@
 //! Not promised here: whole transfers (see [`crate::transfer`]), any order among operations in
 //! flight, and durability of a write by a sync that was submitted before the write completed.
 
+pub mod probe;
 mod threads;
 #[cfg(feature = "uring")]
 mod uring;
@@ -61,6 +62,18 @@ pub trait Engine {
         timeout: Option<Duration>,
         completed: &mut Vec<Completion>,
     ) -> Result<()>;
+
+    /// Announces memory and files that many operations will use, so that the kernel prepares them
+    /// once and not for each. The engine keeps both alive. Operations on anything else go on as
+    /// before. Once at most, and before the first operation.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`] from a backend that has no use for it, or the system's, for
+    /// instance where the process may lock no more memory; nothing is changed then.
+    fn register(&mut self, buffers: &[&IoBuf], files: &[Arc<File>]) -> io::Result<()> {
+        let _ = (buffers, files);
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// What this engine is and can do.
     fn capabilities(&self) -> Capabilities;

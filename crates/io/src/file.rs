@@ -137,9 +137,13 @@ impl File {
     /// [`Error::Storage`] from the file system and for anything but a regular file;
     /// [`Error::DirectUnavailable`] for [`Direct::On`] where direct I/O does not work.
     pub fn open(path: &Path, direct: Direct) -> Result<File> {
+        File::open_as(path, OFlags::RDONLY, direct)
+    }
+
+    fn open_as(path: &Path, access: OFlags, direct: Direct) -> Result<File> {
         // O_NONBLOCK keeps open from waiting for the other end of a FIFO; it is taken off again
         // below, because io_uring fails rather than waits on a file that has it.
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let fd =
             rustix::fs::open(path, flags, Mode::empty()).map_err(|e| storage("open", path, e))?;
         let stat = rustix::fs::fstat(&fd).map_err(|e| storage("open", path, e))?;
@@ -159,6 +163,14 @@ impl File {
             });
         }
         File::with_direct(fd, path, direct, Access::Read)
+    }
+
+    /// Opens an existing regular file to read and write.
+    ///
+    /// # Errors
+    /// As [`open`](File::open).
+    pub fn open_to_write(path: &Path, direct: Direct) -> Result<File> {
+        File::open_as(path, OFlags::RDWR, direct)
     }
 
     /// The path it was opened by.

@@ -223,6 +223,10 @@ impl Engine for WholeTransfers {
         }
     }
 
+    fn register(&mut self, buffers: &[&IoBuf], files: &[Arc<File>]) -> io::Result<()> {
+        self.inner.register(buffers, files)
+    }
+
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }

@@ -10,17 +10,19 @@
 #![allow(unsafe_code)]
 
 use std::io;
+use std::ops::Range;
+use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{Builder, EnterFlags, IoUring, Probe, opcode, squeue};
-use rustix::fd::{AsFd, AsRawFd};
+use rustix::fd::{AsFd, AsRawFd, RawFd};
 use rustix::io::Errno;
 use slab::Slab;
 
 use super::{Capabilities, Completion, Deadline, Engine, Op, OpKind, Rejected, TRANSFER_BYTES_MAX};
-use crate::buffer::IoBuf;
+use crate::buffer::{IoBuf, Owner};
 use crate::file::File;
 use crate::{Error, Result};
 
@@ -34,12 +36,43 @@ const REFUSALS_MAX: u32 = 1000;
 /// The wait between attempts to hand requests to a kernel that is out of memory for them.
 const REFUSAL_PAUSE: Timespec = Timespec::new().nsec(1_000_000);
 
+/// The most bytes of one registered buffer, and the most such buffers (`io_uring_register(2)`).
+const REGISTERED_BYTES_MAX: usize = 1 << 30;
+const REGISTERED_BUFFERS_MAX: usize = 1 << 14;
+
 /// An `io_uring` and what it is working on.
 pub(super) struct Uring {
     ring: IoUring,
     setup: &'static str,
     queue_depth: usize,
+    /// Dropped after the ring, which pins the memory.
+    registered: Registered,
     flying: Slab<Flying>,
+}
+
+/// What the kernel has prepared once and for all.
+#[derive(Default)]
+struct Registered {
+    /// Addresses, ascending; the index is the kernel's.
+    buffers: Vec<Range<usize>>,
+    /// Descriptors, likewise.
+    files: Vec<RawFd>,
+    /// A descriptor or an address that was freed could be another's.
+    _kept: (Vec<Owner>, Vec<Arc<File>>),
+}
+
+impl Registered {
+    fn buffer(&self, address: usize, len: usize) -> Option<u16> {
+        let after = self.buffers.partition_point(|range| range.start <= address);
+        let index = after.checked_sub(1)?;
+        let is_inside = address + len <= self.buffers[index].end;
+        is_inside.then(|| u16::try_from(index).expect("bounded by REGISTERED_BUFFERS_MAX"))
+    }
+
+    fn file(&self, fd: RawFd) -> Option<i32> {
+        let found = self.files.binary_search(&fd).ok()?;
+        Some(i32::try_from(found).expect("there are fewer files than descriptors"))
+    }
 }
 
 /// What the kernel may touch until the operation's completion.
@@ -69,6 +102,7 @@ impl Uring {
             ring,
             setup,
             queue_depth,
+            registered: Registered::default(),
             flying: Slab::with_capacity(queue_depth),
         })
     }
@@ -117,7 +151,7 @@ impl Engine for Uring {
         if self.flying.len() == self.queue_depth {
             return Err(Rejected { op });
         }
-        let (entry, bytes) = prepare(&mut op);
+        let (entry, bytes) = prepare(&mut op, &self.registered);
         let Op { token, file, kind } = op;
         let buf = kind.into_buf();
         let key = self.flying.insert(Flying {
@@ -187,6 +221,55 @@ impl Engine for Uring {
         }
     }
 
+    fn register(&mut self, buffers: &[&IoBuf], files: &[Arc<File>]) -> io::Result<()> {
+        let mut ranges: Vec<Range<usize>> = buffers
+            .iter()
+            .flat_map(|buf| {
+                let end = buf.address() + buf.capacity();
+                let starts = (buf.address()..end).step_by(REGISTERED_BYTES_MAX);
+                starts.map(move |start| start..end.min(start + REGISTERED_BYTES_MAX))
+            })
+            .collect();
+        ranges.sort_unstable_by_key(|range| range.start);
+        if ranges.len() > REGISTERED_BUFFERS_MAX {
+            return Err(Errno::NOBUFS.into());
+        }
+        let vectors: Vec<libc::iovec> = ranges
+            .iter()
+            .map(|range| libc::iovec {
+                iov_base: ptr::with_exposed_provenance_mut(range.start),
+                iov_len: range.len(),
+            })
+            .collect();
+        let mut fds: Vec<RawFd> = files.iter().map(|file| file.as_fd().as_raw_fd()).collect();
+        fds.sort_unstable();
+        fds.dedup();
+        let submitter = self.ring.submitter();
+        if !vectors.is_empty() {
+            // SAFETY: the kernel pins the pages of the vectors, and moves bytes only for operations
+            // that name them; those own a window inside (`prepare`). The memory stays mapped as
+            // long as the owners kept below, which go after the ring.
+            unsafe { submitter.register_buffers(&vectors) }?;
+        }
+        if !fds.is_empty()
+            && let Err(error) = submitter.register_files(&fds)
+        {
+            if !vectors.is_empty() {
+                submitter.unregister_buffers()?;
+            }
+            return Err(error);
+        }
+        self.registered = Registered {
+            buffers: ranges,
+            files: fds,
+            _kept: (
+                buffers.iter().map(|buf| buf.owner()).collect(),
+                files.to_vec(),
+            ),
+        };
+        Ok(())
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             name: "uring",
@@ -212,24 +295,51 @@ impl Drop for Uring {
 }
 
 /// The submission entry for an operation, and the bytes that it moves.
-fn prepare(op: &mut Op) -> (squeue::Entry, Option<usize>) {
-    let fd = Fd(op.file.as_fd().as_raw_fd());
-    match &mut op.kind {
+fn prepare(op: &mut Op, registered: &Registered) -> (squeue::Entry, Option<usize>) {
+    let fd = op.file.as_fd().as_raw_fd();
+    let fixed = registered.file(fd);
+    // The kernel tells an index from a descriptor by the flag alone.
+    let file = Fd(fixed.unwrap_or(fd));
+    let flags = match fixed {
+        Some(_) => squeue::Flags::FIXED_FILE,
+        None => squeue::Flags::empty(),
+    };
+    let (entry, bytes) = match &mut op.kind {
         OpKind::Read { offset, buf } => {
             let len = buf.len().min(TRANSFER_BYTES_MAX);
-            let entry = opcode::Read::new(fd, buf.as_mut_slice().as_mut_ptr(), len as u32);
-            (entry.offset(position(*offset)).build(), Some(len))
+            let at = position(*offset);
+            let index = registered.buffer(buf.address(), len);
+            let address = buf.as_mut_slice().as_mut_ptr();
+            let entry = match index {
+                Some(index) => opcode::ReadFixed::new(file, address, len as u32, index)
+                    .offset(at)
+                    .build(),
+                None => opcode::Read::new(file, address, len as u32)
+                    .offset(at)
+                    .build(),
+            };
+            (entry, Some(len))
         }
         OpKind::Write { offset, buf } => {
             let len = buf.len().min(TRANSFER_BYTES_MAX);
-            let entry = opcode::Write::new(fd, buf.as_slice().as_ptr(), len as u32);
-            (entry.offset(position(*offset)).build(), Some(len))
+            let at = position(*offset);
+            let address = buf.as_slice().as_ptr();
+            let entry = match registered.buffer(buf.address(), len) {
+                Some(index) => opcode::WriteFixed::new(file, address, len as u32, index)
+                    .offset(at)
+                    .build(),
+                None => opcode::Write::new(file, address, len as u32)
+                    .offset(at)
+                    .build(),
+            };
+            (entry, Some(len))
         }
-        OpKind::SyncData => (
-            opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
-            None,
-        ),
-    }
+        OpKind::SyncData => {
+            let entry = opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC);
+            (entry.build(), None)
+        }
+    };
+    (entry.flags(flags), bytes)
 }
 
 /// The offset as the ring understands it: all ones would mean "where the file stands", so it
@@ -361,6 +471,54 @@ mod tests {
                 });
             }
         }
+    }
+
+    /// Registered memory and files, others, and windows that reach beyond.
+    #[test]
+    fn what_is_registered_moves_the_same_bytes() {
+        use crate::buffer::Memory;
+        use crate::file::Direct;
+
+        let Ok(mut ring) = Uring::open(4) else {
+            eprintln!("SKIPPED registered buffers: no io_uring here");
+            return;
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let create = |name| File::create(&directory.path().join(name), Direct::Off).unwrap();
+        let files = [Arc::new(create("known")), Arc::new(create("other"))];
+        let (_, mut known) = Memory::allocate(8192).unwrap().share();
+        let (_, other) = Memory::allocate(4096).unwrap().share();
+        let upper = known.split_off(4096);
+        if let Err(error) = ring.register(&[&known, &upper], &files[..1]) {
+            eprintln!("SKIPPED registered buffers: {error}");
+            return;
+        }
+        let mut completed = Vec::new();
+        for (file, mut buf) in [(0, known), (1, upper), (0, other)] {
+            for round in 0..2 {
+                let offset = 4096 * round;
+                buf.as_mut_slice().fill(7 + round as u8);
+                let ops = [
+                    |offset, buf| OpKind::Write { offset, buf },
+                    |offset, buf| OpKind::Read { offset, buf },
+                ];
+                for make in ops {
+                    let op = Op {
+                        token: 3,
+                        file: Arc::clone(&files[file]),
+                        kind: make(offset, buf),
+                    };
+                    ring.submit(op).unwrap();
+                    ring.poll(1, None, &mut completed).unwrap();
+                    let completion = completed.pop().unwrap();
+                    assert_eq!((completion.token, completion.result.unwrap()), (3, 4096));
+                    buf = completion.buf.unwrap();
+                }
+                assert!(buf.as_slice().iter().all(|&byte| byte == 7 + round as u8));
+            }
+        }
+        assert_eq!(files[0].len().unwrap(), 8192);
+        assert_eq!(ring.registered.buffer(0, 1), None);
     }
 
     #[test]

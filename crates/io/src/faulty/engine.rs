@@ -154,6 +154,10 @@ impl Engine for Faulty {
         polled
     }
 
+    fn register(&mut self, buffers: &[&IoBuf], files: &[Arc<File>]) -> io::Result<()> {
+        self.inner.register(buffers, files)
+    }
+
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }
