@@ -59,8 +59,8 @@ test: test-rust test-python ## Run every test.
 
 .PHONY: test-rust
 test-rust: toolchain ## Run the Rust tests, with and without io_uring.
-	cargo test --locked -p penstock-io -p penstock-store
-	cargo test --locked -p penstock-io -p penstock-store --no-default-features
+	cargo test --locked -p penstock-io -p penstock-store -p penstock-bench
+	cargo test --locked -p penstock-io -p penstock-store -p penstock-bench --no-default-features
 
 .PHONY: test-python
 test-python: $(VENV)/.develop $(NATIVE) ## Run the Python tests against a release build.

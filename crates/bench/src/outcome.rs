@@ -1,0 +1,133 @@
+//! What came of a job.
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+/// How long a bucket of the timeline is.
+pub const BUCKET_SECONDS: f64 = 0.1;
+
+/// What one process did, and how long that took.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Outcome {
+    /// Bytes moved.
+    pub bytes: u64,
+    /// Requests completed.
+    pub requests: u64,
+    /// Transfers that the kernel cut short and that were carried on.
+    pub short: u64,
+    /// When the first request was made, on the monotonic clock.
+    pub started_at: f64,
+    /// From then to the last completion.
+    pub seconds: f64,
+    /// What making, allocating or opening the files took before.
+    pub open_seconds: f64,
+    /// What syncing them took after.
+    pub sync_seconds: f64,
+    /// Processor time of all threads from the first request to the end of the syncs.
+    pub cpu_seconds: f64,
+    /// Nanoseconds that requests took, with how many took that long, in ascending order.
+    pub latencies: Vec<(u64, u64)>,
+    /// Bytes completed in each tenth of a second.
+    pub timeline: Vec<u64>,
+    /// Calls that concern files rather than bytes.
+    pub metadata: Metadata,
+    /// How requests reached the kernel, in words.
+    pub setup: String,
+    /// Whether they went past the page cache.
+    pub is_direct: bool,
+    /// Why buffers and files are not registered, where that was asked for.
+    pub fallback: Option<String>,
+    /// Requests whose content was checked.
+    pub checked: u64,
+    /// The first bytes that were not what was written there: the file and the offset.
+    pub damaged: Option<(String, u64)>,
+}
+
+/// How often a file was made, opened, and so on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Metadata {
+    /// Files made.
+    pub create: u64,
+    /// Files opened.
+    pub open: u64,
+    /// Files allocated.
+    pub allocate: u64,
+    /// Files cut to length or extended.
+    pub truncate: u64,
+    /// Files synced.
+    pub sync: u64,
+}
+
+/// What one thread did.
+pub(crate) struct Tally {
+    pub(crate) bytes: u64,
+    pub(crate) requests: u64,
+    pub(crate) short: u64,
+    pub(crate) checked: u64,
+    pub(crate) damaged: Option<(String, u64)>,
+    pub(crate) latencies: Histogram<u64>,
+    pub(crate) timeline: Vec<u64>,
+    pub(crate) setup: String,
+    pub(crate) fallback: Option<String>,
+}
+
+impl Tally {
+    pub(crate) fn new() -> Tally {
+        Tally {
+            bytes: 0,
+            requests: 0,
+            short: 0,
+            checked: 0,
+            damaged: None,
+            latencies: histogram(),
+            timeline: Vec::new(),
+            setup: String::new(),
+            fallback: None,
+        }
+    }
+
+    /// Counts a request that took `nanoseconds` and ended `elapsed` seconds after the start.
+    pub(crate) fn count(&mut self, bytes: u64, nanoseconds: u64, elapsed: f64) {
+        self.bytes += bytes;
+        self.requests += 1;
+        self.latencies.saturating_record(nanoseconds);
+        let bucket = (elapsed / BUCKET_SECONDS) as usize;
+        if bucket >= self.timeline.len() {
+            self.timeline.resize(bucket + 1, 0);
+        }
+        self.timeline[bucket] += bytes;
+    }
+
+    /// Adds another thread's.
+    pub(crate) fn add(&mut self, other: Tally) {
+        self.bytes += other.bytes;
+        self.requests += other.requests;
+        self.short += other.short;
+        self.checked += other.checked;
+        self.damaged = self.damaged.take().or(other.damaged);
+        self.latencies
+            .add(other.latencies)
+            .expect("all have one range");
+        let length = self.timeline.len().max(other.timeline.len());
+        self.timeline.resize(length, 0);
+        for (sum, bytes) in self.timeline.iter_mut().zip(other.timeline) {
+            *sum += bytes;
+        }
+        self.setup = other.setup;
+        self.fallback = self.fallback.take().or(other.fallback);
+    }
+
+    /// The latencies as pairs, see [`Outcome::latencies`].
+    pub(crate) fn latencies(&self) -> Vec<(u64, u64)> {
+        let recorded = self.latencies.iter_recorded();
+        let pair = |step: hdrhistogram::iterators::IterationValue<u64>| {
+            (step.value_iterated_to(), step.count_at_value())
+        };
+        recorded.map(pair).collect()
+    }
+}
+
+/// From 100 ns to an hour with three digits.
+fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(100, 3600 * 1_000_000_000, 3).expect("the bounds are in order")
+}

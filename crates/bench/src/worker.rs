@@ -1,0 +1,293 @@
+//! One thread of a job: the loop that is measured.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use penstock_io::buffer::{IoBuf, Memory};
+use penstock_io::engine::{
+    self, Capabilities, Completion, Engine, EngineChoice, EngineConfig, Op, OpKind,
+};
+use penstock_io::file::File;
+use penstock_io::transfer::WholeTransfers;
+use penstock_store::{Error, Result};
+use rustix::io::Errno;
+
+use crate::content::Tag;
+use crate::job::{ALIGNMENT, Job, Method, Pattern};
+use crate::outcome::Tally;
+use crate::plan::{Plan, Request};
+
+/// How long a thread waits before it looks whether it is to stop.
+const TURN: Duration = Duration::from_millis(100);
+
+/// What all threads of a process share.
+pub(crate) struct Shared<'a> {
+    pub(crate) job: &'a Job,
+    pub(crate) plan: &'a Plan,
+    pub(crate) files: &'a [Arc<File>],
+    pub(crate) tags: &'a [Tag],
+    /// Memory of the tensors, shorter than these: it is gone over again and again.
+    pub(crate) source: Option<&'a Memory>,
+    pub(crate) stop: &'a AtomicBool,
+}
+
+/// A thread that is ready to begin.
+pub(crate) struct Worker<'a> {
+    shared: &'a Shared<'a>,
+    requests: &'a [Request],
+    next: usize,
+    free: Vec<IoBuf>,
+    tally: Tally,
+    begun: Instant,
+    deadline: Option<Instant>,
+}
+
+impl<'a> Worker<'a> {
+    /// Takes memory for its requests.
+    pub(crate) fn new(shared: &'a Shared<'a>, requests: &'a [Request]) -> Result<Worker<'a>> {
+        let job = shared.job;
+        let slot_bytes = (job.block_bytes as usize).next_multiple_of(ALIGNMENT as usize);
+        // More than there is to do at a time would never be used.
+        let depth = match job.seconds {
+            Some(_) => job.depth,
+            None => job.depth.min(requests.len().max(1)),
+        };
+        let mut memory = Memory::allocate(slot_bytes * depth)?;
+        // In place before anything is timed, and not all zeros, which some devices do not write.
+        Tag::new(job.seed, u32::MAX, 0).fill(memory.as_mut_slice(), 0);
+        let (_, mut rest) = memory.share();
+        let mut free = Vec::with_capacity(depth);
+        for _ in 0..depth {
+            let behind = rest.split_off(slot_bytes);
+            free.push(std::mem::replace(&mut rest, behind));
+        }
+        Ok(Worker {
+            shared,
+            requests,
+            next: 0,
+            free,
+            tally: Tally::new(),
+            begun: Instant::now(),
+            deadline: None,
+        })
+    }
+
+    /// Does everything, once `go` returns the moment to count from.
+    pub(crate) fn run(mut self, go: impl FnOnce() -> Instant) -> Result<Tally> {
+        match self.shared.job.method {
+            Method::Posix => {
+                self.tally.setup = "pread, pwrite".to_owned();
+                self.start(go);
+                self.run_blocking()?;
+            }
+            Method::Threads | Method::Uring | Method::UringRegistered => {
+                let engine = self.open_engine();
+                // Whatever comes of it: the other threads wait for this one.
+                self.start(go);
+                self.run_engine(engine?.as_mut())?;
+            }
+        }
+        Ok(self.tally)
+    }
+
+    fn start(&mut self, go: impl FnOnce() -> Instant) {
+        self.begun = go();
+        let seconds = self.shared.job.seconds;
+        self.deadline = seconds.map(|seconds| self.begun + Duration::from_secs_f64(seconds));
+    }
+
+    fn open_engine(&mut self) -> Result<Box<dyn Engine>> {
+        let job = self.shared.job;
+        let choice = match job.method {
+            Method::Posix | Method::Threads => EngineChoice::Threads,
+            Method::Uring | Method::UringRegistered => EngineChoice::Uring,
+        };
+        let opened = engine::open(&EngineConfig {
+            choice,
+            queue_depth: job.depth,
+        })?;
+        let mut engine = Box::new(WholeTransfers::new(opened.engine));
+        let Capabilities { name, setup, .. } = engine.capabilities();
+        let mut setup = format!("{name}, {setup}");
+        if job.method == Method::UringRegistered {
+            let buffers: Vec<&IoBuf> = self.free.iter().collect();
+            match engine.register(&buffers, self.shared.files) {
+                Ok(()) => setup += ", registered buffers and files",
+                Err(error) => self.tally.fallback = Some(format!("not registered: {error}")),
+            }
+        }
+        self.tally.setup = setup;
+        Ok(engine)
+    }
+
+    /// The next request, until all are made or the time is over.
+    fn next(&mut self) -> Option<Request> {
+        if self.shared.stop.load(Ordering::Relaxed) {
+            return None;
+        }
+        if let Some(deadline) = self.deadline {
+            if Instant::now() >= deadline {
+                return None;
+            }
+            if self.next == self.requests.len() {
+                self.next = 0;
+            }
+        }
+        let request = *self.requests.get(self.next)?;
+        self.next += 1;
+        Some(request)
+    }
+
+    /// Gives a buffer what a request writes.
+    fn fill(&self, request: &Request, buf: &mut IoBuf) {
+        buf.set_len(request.bytes as usize);
+        if self.shared.job.pattern != Pattern::Write {
+            return;
+        }
+        if self.shared.job.verifies {
+            let tag = self.shared.tags[request.file as usize];
+            tag.fill(buf.as_mut_slice(), request.offset);
+        } else if let Some(source) = self.shared.source {
+            self.copy(request, source.as_slice(), buf.as_mut_slice());
+        }
+    }
+
+    /// Copies tensor by tensor, as a checkpoint library has to.
+    fn copy(&self, request: &Request, source: &[u8], mut to: &mut [u8]) {
+        let ends = &self.shared.plan.ends;
+        let mut at = request.start;
+        let mut tensor = ends.partition_point(|&end| end <= at);
+        while tensor < ends.len() && !to.is_empty() {
+            let from = at as usize % source.len();
+            let bytes = ((ends[tensor] - at) as usize)
+                .min(to.len())
+                .min(source.len() - from);
+            let (now, later) = to.split_at_mut(bytes);
+            now.copy_from_slice(&source[from..from + bytes]);
+            to = later;
+            at += bytes as u64;
+            if at == ends[tensor] {
+                tensor += 1;
+            }
+        }
+    }
+
+    /// Counts what is done, and looks at it.
+    fn settle(&mut self, request: &Request, moved: usize, buf: &IoBuf, begun: Instant) {
+        let now = Instant::now();
+        let nanoseconds = u64::try_from((now - begun).as_nanos()).unwrap_or(u64::MAX);
+        let elapsed = (now - self.begun).as_secs_f64();
+        self.tally.count(moved as u64, nanoseconds, elapsed);
+        let job = self.shared.job;
+        if job.verifies && job.pattern != Pattern::Write {
+            self.tally.checked += 1;
+            let file = request.file as usize;
+            let bytes = &buf.as_slice()[..moved];
+            let found = match moved < request.bytes as usize {
+                true => Some(request.offset + moved as u64),
+                false => self.shared.tags[file].check(bytes, request.offset),
+            };
+            if let (Some(offset), None) = (found, &self.tally.damaged) {
+                let path = self.shared.files[file].path().display().to_string();
+                self.tally.damaged = Some((path, offset));
+            }
+        }
+    }
+
+    fn run_blocking(&mut self) -> Result<()> {
+        let mut buf = self.free.pop().expect("one for each request in flight");
+        while let Some(request) = self.next() {
+            self.fill(&request, &mut buf);
+            let begun = Instant::now();
+            let moved = self.transfer(&request, &mut buf)?;
+            self.settle(&request, moved, &buf, begun);
+        }
+        Ok(())
+    }
+
+    /// One request by `pread` or `pwrite`, carried on where it is cut short.
+    fn transfer(&mut self, request: &Request, buf: &mut IoBuf) -> Result<usize> {
+        let file = &self.shared.files[request.file as usize];
+        let is_write = self.shared.job.pattern == Pattern::Write;
+        let bytes = buf.as_mut_slice();
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = request.offset + done as u64;
+            let moved = match is_write {
+                true => rustix::io::pwrite(file.as_fd(), &bytes[done..], at),
+                false => rustix::io::pread(file.as_fd(), &mut bytes[done..], at),
+            };
+            match moved {
+                Ok(0) => break,
+                Ok(moved) => done += moved,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(self.failed(request, errno.into())),
+            }
+            if done < bytes.len() {
+                self.tally.short += 1;
+            }
+        }
+        Ok(done)
+    }
+
+    fn run_engine(&mut self, engine: &mut dyn Engine) -> Result<()> {
+        let depth = self.free.len();
+        let mut flying: Vec<Option<(Request, Instant)>> = vec![None; depth];
+        let mut slots: Vec<usize> = (0..depth).rev().collect();
+        let mut completed: Vec<Completion> = Vec::with_capacity(depth);
+        let is_write = self.shared.job.pattern == Pattern::Write;
+        let mut failed = None;
+        loop {
+            while failed.is_none() && !slots.is_empty() {
+                let Some(request) = self.next() else { break };
+                let mut buf = self.free.pop().expect("one for each slot");
+                self.fill(&request, &mut buf);
+                let slot = slots.pop().expect("there is one");
+                let offset = request.offset;
+                let kind = match is_write {
+                    true => OpKind::Write { offset, buf },
+                    false => OpKind::Read { offset, buf },
+                };
+                flying[slot] = Some((request, Instant::now()));
+                let file = Arc::clone(&self.shared.files[request.file as usize]);
+                let op = Op {
+                    token: slot as u64,
+                    file,
+                    kind,
+                };
+                engine.submit(op).expect("there is a slot for it");
+            }
+            if engine.in_flight() == 0 {
+                return failed.map_or(Ok(()), Err);
+            }
+            engine.poll(1, Some(TURN), &mut completed)?;
+            for completion in completed.drain(..) {
+                let slot = completion.token as usize;
+                let (request, begun) = flying[slot].take().expect("it was in flight");
+                let buf = completion.buf.expect("transfers have buffers");
+                match completion.result {
+                    Ok(moved) => self.settle(&request, moved, &buf, begun),
+                    Err(error) => failed = failed.or(Some(self.failed(&request, error))),
+                }
+                self.free.push(buf);
+                slots.push(slot);
+            }
+        }
+    }
+
+    fn failed(&self, request: &Request, source: std::io::Error) -> Error {
+        let path = self.shared.files[request.file as usize].path().to_owned();
+        let operation = match self.shared.job.pattern {
+            Pattern::Write => "write",
+            Pattern::Read | Pattern::RandomRead => "read",
+        };
+        penstock_io::Error::Storage {
+            operation,
+            path,
+            source,
+        }
+        .into()
+    }
+}
