@@ -7,12 +7,15 @@ from typing import Any, TypeAlias, final
 __all__ = [
     "Arena",
     "Attempt",
+    "Bench",
     "Checkpoint",
     "HostBuffer",
     "Job",
     "Store",
     "digests",
     "open",
+    "probe_directory",
+    "probe_io_uring",
     "salvage",
     "save",
     "survey",
@@ -112,6 +115,13 @@ class Attempt:
     def discard(self) -> None: ...
 
 @final
+class Bench:
+    def __new__(cls, job: str) -> Bench: ...
+    @property
+    def nbytes(self) -> int: ...
+    def run(self, start_at: float) -> str: ...
+
+@final
 class Job:
     def __new__(
         cls,
@@ -187,3 +197,5 @@ def salvage(
     options: dict[str, object],
     progress: _Progress,
 ) -> dict[str, Any]: ...
+def probe_directory(path: str) -> dict[str, Any]: ...
+def probe_io_uring() -> list[tuple[str, int | None, str | None]]: ...

@@ -10,6 +10,7 @@
 )]
 
 mod attempt;
+mod bench;
 mod call;
 mod checkpoint;
 mod digests;
@@ -30,6 +31,8 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use crate::attempt::Attempt;
+    #[pymodule_export]
+    use crate::bench::{Bench, probe_directory, probe_io_uring};
     #[pymodule_export]
     use crate::checkpoint::{Checkpoint, open};
     #[pymodule_export]

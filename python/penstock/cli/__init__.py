@@ -16,9 +16,11 @@ import sys
 import click
 
 import penstock
+from penstock.cli.bench import bench
 from penstock.cli.console import escaped
 from penstock.cli.demo import demo
 from penstock.cli.diff import diff
+from penstock.cli.doctor import doctor
 from penstock.cli.inspect import inspect
 from penstock.cli.ls import ls
 from penstock.cli.salvage import salvage
@@ -44,7 +46,7 @@ def cli() -> None:
         raise click.UsageError(str(error)) from None
 
 
-for command in (demo, ls, inspect, verify, diff, scrub, sweep, salvage):
+for command in (bench, demo, doctor, ls, inspect, verify, diff, scrub, sweep, salvage):
     cli.add_command(command)
 
 

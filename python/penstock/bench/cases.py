@@ -1,0 +1,168 @@
+"""What is measured: one `Case`, and the sets of them that have a name."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+Pattern = Literal["write", "read", "random_read"]
+Method = Literal["posix", "threads", "uring", "uring_registered"]
+Layout = Literal["file_per_tensor", "file_per_process", "shared_file"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Requests of one kind.
+
+    Attributes:
+        pattern: What is asked of the files.
+        method: How requests reach the kernel; ``"posix"`` has one in flight on each thread,
+            ``"threads"`` a pool for them.
+        direct: Whether they go past the page cache.
+        layout: Which files the bytes lie in.
+        aggregated: Whether tensors are packed into blocks; else no request spans two.
+        block_bytes: The largest request.
+        depth: Requests in flight on each thread.
+        threads: Of each process.
+        processes: How many.
+        tensors: Whether the bytes are tensors of a model, which are copied into the buffers.
+        seconds: For how long, over and over; None for once.
+        syncs: Whether what was written is synced.
+    """
+
+    pattern: Pattern = "write"
+    method: Method = "uring"
+    direct: bool = True
+    layout: Layout = "file_per_process"
+    aggregated: bool = True
+    block_bytes: int = MIB
+    depth: int = 16
+    threads: int = 1
+    processes: int = 1
+    tensors: bool = False
+    seconds: float | None = None
+    syncs: bool = True
+
+    @property
+    def label(self) -> str:
+        """In words, with what is as usual left out."""
+        words = [
+            self.pattern.replace("_", " "),
+            self.method.replace("_", " "),
+            "direct" if self.direct else "buffered",
+            f"{size(self.block_bytes)} x {self.depth}",
+        ]
+        if self.threads > 1:
+            words.append(f"{self.threads} threads")
+        if self.processes > 1:
+            words.append(f"{self.processes} processes")
+        if self.tensors:
+            words.append(self.layout.replace("_", " "))
+            words.append("aggregated" if self.aggregated else "tensor by tensor")
+        return ", ".join(words)
+
+    def as_json(self) -> dict[str, Any]:
+        """Its settings."""
+        return dataclasses.asdict(self)
+
+
+def size(nbytes: int) -> str:
+    """Bytes as benchmarks write them: ``4K``, ``1M``."""
+    for unit, letter in ((GIB, "G"), (MIB, "M"), (KIB, "K")):
+        if nbytes >= unit and nbytes % unit == 0:
+            return f"{nbytes // unit}{letter}"
+    return str(nbytes)
+
+
+def tensor_sizes(total_bytes: int) -> list[int]:
+    """Sizes of the tensors of a transformer block by block, as many blocks as fit.
+
+    Of width 1024 in two bytes: four attention matrices, three of the feed-forward network, two
+    norms. Sizes range from 2 KiB to 5.5 MiB.
+    """
+    width = 1024
+    norm, square, wide = 2 * width, 2 * width * width, 2 * width * 2816
+    block = [norm, *[square] * 4, norm, *[wide] * 3]
+    blocks = max(1, total_bytes // sum(block))
+    return block * blocks
+
+
+PRESETS = {
+    "quick": "what a device gives at the usual settings, in a minute",
+    "paper": "methods x layouts x aggregation, after arXiv 2512.24511",
+    "ds_io": "the grid of DeepSpeed's ds_io sweep",
+    "gdsio": "block sizes 8K to 1M x threads 1 to 128, after GDSIO",
+}
+"""Every preset with what it is."""
+
+
+def preset(name: str) -> list[Case]:
+    """The cases of a preset.
+
+    Raises:
+        KeyError: There is none of that name.
+    """
+    return list({"quick": _quick, "paper": _paper, "ds_io": _ds_io, "gdsio": _gdsio}[name]())
+
+
+def _quick() -> Iterator[Case]:
+    for pattern in ("write", "read"):
+        yield Case(pattern=pattern)
+        yield Case(pattern=pattern, direct=False, method="posix", depth=1)
+    yield Case(pattern="random_read", block_bytes=4 * KIB, depth=64, seconds=3.0)
+    yield Case(pattern="random_read", block_bytes=4 * KIB, depth=1, method="posix", seconds=3.0)
+
+
+def _paper() -> Iterator[Case]:
+    methods: tuple[Method, ...] = ("posix", "uring", "uring_registered")
+    layouts: tuple[Layout, ...] = ("file_per_tensor", "file_per_process", "shared_file")
+    patterns: tuple[Pattern, ...] = ("write", "read")
+    for pattern, layout, method, direct, aggregated, processes in itertools.product(
+        patterns, layouts, methods, (False, True), (False, True), (1, 4)
+    ):
+        yield Case(
+            pattern=pattern,
+            method=method,
+            direct=direct,
+            layout=layout,
+            aggregated=aggregated,
+            block_bytes=4 * MIB,
+            depth=1 if method == "posix" else 8,
+            processes=processes,
+            tensors=True,
+        )
+
+
+def _ds_io() -> Iterator[Case]:
+    patterns: tuple[Pattern, ...] = ("read", "write")
+    for pattern, block_bytes, depth, threads in itertools.product(
+        patterns, (MIB, 8 * MIB), (32, 128), (1, 2, 4, 8)
+    ):
+        yield Case(pattern=pattern, block_bytes=block_bytes, depth=depth, threads=threads)
+
+
+def _gdsio() -> Iterator[Case]:
+    blocks = (8 * KIB, 16 * KIB, 64 * KIB, 128 * KIB, MIB)
+    for block_bytes, threads in itertools.product(blocks, (1, 4, 8, 16, 32, 64, 128)):
+        yield Case(
+            pattern="read",
+            method="posix",
+            block_bytes=block_bytes,
+            depth=1,
+            threads=threads,
+            seconds=2.0,
+        )
+
+
+def share_bytes(case: Case, total_bytes: int) -> int:
+    """Bytes of one process: whole blocks for all threads."""
+    unit = case.block_bytes * case.threads
+    return max(1, math.floor(total_bytes / case.processes / unit)) * unit

@@ -1,0 +1,106 @@
+"""What figures belong to: the machine, its software, and the file system of a directory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import penstock
+
+_VARIABLES = ("PENSTOCK_", "MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
+
+
+def machine() -> dict[str, Any]:
+    """Processor, memory, kernel and versions."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "cores_usable": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "kernel": platform.release(),
+        "architecture": platform.machine(),
+        "is_root": os.geteuid() == 0,
+        "load_average": list(os.getloadavg()),
+        "environment": {k: v for k, v in os.environ.items() if k.startswith(_VARIABLES)},
+        "python": platform.python_version(),
+        "penstock": penstock.__version__,
+        "numpy": version("numpy"),
+        "fio": _output("fio", "--version"),
+        "command": sys.argv,
+    }
+
+
+def disk(directory: Path) -> dict[str, Any]:
+    """File system and device of a directory."""
+    usage = shutil.disk_usage(directory)
+    mount = mount_of(directory)
+    return {
+        "directory": str(directory),
+        **mount,
+        "size_bytes": usage.total,
+        "free_bytes": usage.free,
+        "queue": _queue(directory),
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def mount_of(directory: Path) -> dict[str, Any]:
+    """What mountinfo (proc(5)) says of the file system that a directory is on."""
+    device = directory.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    found: dict[str, Any] = {"file_system": None, "device": None, "mount_options": None}
+    longest = -1
+    found["point"] = None
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, rest = line.partition(" - ")
+        _, _, number, _, point, options, *_ = fields.split(" ")
+        kind, source, more = rest.split(" ", 2)
+        # Btrfs gives its files a device that is in no list.
+        is_above = directory.is_relative_to(point.encode().decode("unicode_escape"))
+        if (number == wanted or is_above) and len(point) > longest and is_above:
+            longest = len(point)
+            found = {
+                "file_system": kind,
+                "device": source,
+                "mount_options": f"{options},{more}",
+                "point": point,
+            }
+    return found
+
+
+def _queue(directory: Path) -> dict[str, str]:
+    """The settings of the request queue; of a partition, those of its disk."""
+    device = directory.stat().st_dev
+    place = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+    queue = place / "queue"
+    if not queue.exists():
+        queue = place.resolve().parent / "queue"
+    names = (
+        "rotational",
+        "logical_block_size",
+        "physical_block_size",
+        "scheduler",
+        "nr_requests",
+        "max_sectors_kb",
+        "read_ahead_kb",
+        "write_cache",
+    )
+    return {name: (queue / name).read_text().strip() for name in names if (queue / name).exists()}
+
+
+def _output(*command: str) -> str | None:
+    if not shutil.which(command[0]):
+        return None
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

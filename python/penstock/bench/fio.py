@@ -1,0 +1,113 @@
+"""The same case by fio, so that a figure can be held against one that everybody knows."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+from penstock.bench.cases import share_bytes
+from penstock.bench.results import Measurement
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.bench.cases import Case
+
+MISSING = "fio is not on PATH: install it (Debian, Ubuntu: apt-get install fio)"
+
+_RW = {"write": "write", "read": "read", "random_read": "randread"}
+_PERCENTILES = (50, 90, 99, 99.9, 99.99)
+
+
+def is_there() -> bool:
+    """Whether fio is installed."""
+    return shutil.which("fio") is not None
+
+
+def run(
+    case: Case, directory: Path, total_bytes: int, *, seed: int, round_index: int
+) -> Measurement:
+    """Measures a case with fio at equal settings.
+
+    Leaves nothing behind. What fio cannot do is a measurement with an error.
+
+    Args:
+        case: What to measure.
+        directory: Where; must not exist, and does not afterwards.
+        total_bytes: Of all processes.
+        seed: Which blocks are read at random.
+        round_index: The round.
+    """
+    made = Measurement(case=case.label, by="fio", round_index=round_index)
+    if case.tensors or case.method == "threads":
+        made.error = "fio has no tensors" if case.tensors else "fio has no pool of threads"
+        return made
+    directory.mkdir()
+    try:
+        command = _command(case, directory, total_bytes, seed)
+        # Buffers in huge pages, as ours are: requests of few segments.
+        environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    if done.returncode:
+        made.error = " ".join((done.stderr or done.stdout).split())[-300:]
+        return made
+    # Notes of fio's may stand before the JSON.
+    job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+    _take(made, job, job["write" if case.pattern == "write" else "read"])
+    made.is_direct = case.direct
+    made.setup = " ".join(command[1:])
+    return made
+
+
+def _command(case: Case, directory: Path, total_bytes: int, seed: int) -> list[str]:
+    jobs = case.processes * case.threads
+    each = share_bytes(case, total_bytes) // case.threads
+    command = [
+        "fio",
+        "--name=bench",
+        f"--directory={directory}",
+        f"--rw={_RW[case.pattern]}",
+        f"--ioengine={'psync' if case.method == 'posix' else 'io_uring'}",
+        f"--direct={int(case.direct)}",
+        f"--bs={case.block_bytes}",
+        f"--iodepth={case.depth}",
+        f"--numjobs={jobs}",
+        f"--size={each}",
+        f"--randseed={seed}",
+        "--group_reporting",
+        "--fallocate=native",
+        "--scramble_buffers=0",
+        "--norandommap=1",
+        "--lat_percentiles=1",
+        f"--percentile_list={':'.join(map(str, _PERCENTILES))}",
+        "--output-format=json",
+    ]
+    if case.method == "uring_registered":
+        command += ["--fixedbufs=1", "--registerfiles=1"]
+    if case.pattern == "write" and case.syncs:
+        command.append("--end_fsync=1")
+    if case.seconds is not None:
+        command += ["--time_based=1", f"--runtime={case.seconds:g}"]
+    if case.threads > 1:
+        command.append("--thread")
+    return command
+
+
+def _take(made: Measurement, job: dict[str, Any], side: dict[str, Any]) -> None:
+    made.nbytes = side["io_bytes"]
+    made.requests = side["total_ios"]
+    # The sync at the end is in it.
+    made.seconds = side["runtime"] / 1000
+    made.cpu_seconds = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1000
+    latency = side["lat_ns"]
+    found = {float(name): value / 1000 for name, value in latency.get("percentile", {}).items()}
+    made.latency_us = {
+        "mean": latency["mean"] / 1000,
+        **{f"p{percent:g}": found[percent] for percent in _PERCENTILES if percent in found},
+        "max": latency["max"] / 1000,
+    }

@@ -1,0 +1,157 @@
+"""What was measured, in the one form that all tables, plots and comparisons are made from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+FORMAT = "penstock-bench"
+FORMAT_VERSION = 1
+
+
+class ResultsError(PenstockError, ValueError):
+    """A file holds no results of a benchmark."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Measurement:
+    """One case, once.
+
+    Attributes:
+        case: What was done, in words.
+        by: Who did it: ``"penstock"``, ``"fio"``, a library.
+        round_index: The round, from 0.
+        nbytes: Bytes moved.
+        requests: Requests completed.
+        seconds: From the first request to the last completion of the slowest process.
+        sync_seconds: Until everything was synced, after that.
+        open_seconds: To make, allocate or open the files, before that.
+        cpu_seconds: Processor time of all processes.
+        latency_us: Microseconds of a request, by percentile.
+        timeline_bytes: Bytes completed in each tenth of a second.
+        metadata: How often files were made, opened, allocated, cut, synced.
+        is_direct: Whether the page cache was passed by.
+        setup: How requests reached the kernel.
+        notes: What is not as it was asked for.
+        rate_spread: GB/s of each process by itself.
+        checked: Requests whose content was checked.
+        error: Why there is nothing, if so.
+    """
+
+    case: str
+    by: str
+    round_index: int
+    nbytes: int = 0
+    requests: int = 0
+    seconds: float = 0.0
+    sync_seconds: float = 0.0
+    open_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    latency_us: dict[str, float] = field(default_factory=dict)
+    timeline_bytes: list[int] = field(default_factory=list)
+    metadata: dict[str, int] = field(default_factory=dict)
+    is_direct: bool = False
+    setup: str = ""
+    notes: list[str] = field(default_factory=list)
+    rate_spread: list[float] = field(default_factory=list)
+    checked: int = 0
+    error: str | None = None
+
+    @property
+    def gb_per_second(self) -> float:
+        """The rate without the sync."""
+        return self.nbytes / self.seconds / 1e9
+
+    @property
+    def durable_gb_per_second(self) -> float:
+        """The rate with the sync."""
+        return self.nbytes / (self.seconds + self.sync_seconds) / 1e9
+
+    @property
+    def requests_per_second(self) -> float:
+        """IOPS."""
+        return self.requests / self.seconds
+
+    @property
+    def cpu_seconds_per_gib(self) -> float:
+        """Processor time."""
+        return self.cpu_seconds / self.nbytes * (1 << 30)
+
+
+class Spread(NamedTuple):
+    """Median and range of several measurements."""
+
+    median: float
+    least: float
+    most: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Results:
+    """A run.
+
+    Attributes:
+        kind: ``"io"`` or ``"checkpoint"``.
+        machine: What the figures belong to.
+        disk: And where the files were.
+        settings: What was asked for.
+        cases: Settings of each case, by its label.
+        measurements: Everything that was measured, in order.
+        created: When, RFC 3339.
+    """
+
+    kind: str
+    machine: dict[str, Any]
+    disk: dict[str, Any]
+    settings: dict[str, Any]
+    cases: dict[str, dict[str, Any]] = field(default_factory=dict)
+    measurements: list[Measurement] = field(default_factory=list)
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    def of(self, case: str, by: str) -> list[Measurement]:
+        """The measurements of a case that have a result."""
+        return [
+            one for one in self.measurements if (one.case, one.by) == (case, by) and not one.error
+        ]
+
+    def spread(self, case: str, by: str, value: Callable[[Measurement], float]) -> Spread | None:
+        """The statistics of a case; None where there is no result."""
+        values = [value(one) for one in self.of(case, by)]
+        if not values:
+            return None
+        return Spread(float(np.median(values)), min(values), max(values))
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain JSON."""
+        return {"format": FORMAT, "version": FORMAT_VERSION, **dataclasses.asdict(self)}
+
+    def write(self, path: Path) -> None:
+        """Writes it down."""
+        path.write_text(json.dumps(self.as_json(), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Results:
+        """What `write` has written.
+
+        Raises:
+            ResultsError: The file holds something else.
+        """
+        try:
+            document = json.loads(path.read_bytes())
+            if (document.pop("format"), document.pop("version")) != (FORMAT, FORMAT_VERSION):
+                raise ValueError("another format or version")
+            measurements = [Measurement(**one) for one in document.pop("measurements")]
+            return cls(**document, measurements=measurements)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ResultsError(f"{path} holds no results of penstock bench: {error}") from error

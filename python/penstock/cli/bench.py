@@ -1,0 +1,323 @@
+"""`penstock bench`: how fast storage is, and whether it got slower."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.bench import cases, facts, fio
+from penstock.bench.cases import PRESETS, Case
+from penstock.bench.compare import MARGIN, ROUNDS_MIN, Compared, compare
+from penstock.bench.results import Measurement, Results
+from penstock.bench.running import BenchError, run
+from penstock.cli.console import PATH, console, json_option, print_json, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from rich.table import Table
+
+_UNITS = {"": 1, "K": cases.KIB, "M": cases.MIB, "G": cases.GIB, "T": cases.GIB << 10}
+
+_FREE_TIMES_SIZE = 1.05
+"""What has to be free: the files of one case at a time, and what a file system keeps for itself."""
+
+
+class _Size(click.ParamType[int]):
+    """Bytes: ``4096``, ``4K``, ``1M``, ``2G``; powers of two."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value).upper().removesuffix("IB").removesuffix("B")
+        number, unit = (text[:-1], text[-1]) if text[-1:] in "KMGT" and text else (text, "")
+        try:
+            return int(float(number) * _UNITS[unit])
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is no size: write 4096, 4K, 1M or 2G", param, ctx)
+
+
+class _Several(click.ParamType[list[Any]]):
+    """A list with commas."""
+
+    name = "list"
+
+    def __init__(self, item: click.ParamType[Any]) -> None:
+        self._item = item
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[Any]:
+        if isinstance(value, list):
+            return value
+        return [self._item.convert(one, param, ctx) for one in str(value).split(",")]
+
+
+@click.group()
+def bench() -> None:
+    """Measure storage, and compare what was measured."""
+
+
+def _preset(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
+    if name is not None and name not in PRESETS:
+        known = "; ".join(f"{one}: {what}" for one, what in PRESETS.items())
+        raise click.BadParameter(f"there is no {name!r}. Known are {known}")
+    return name
+
+
+_METHODS = click.Choice(["posix", "threads", "uring", "uring_registered"])
+_PATTERNS = click.Choice(["write", "read", "random_read"])
+_LAYOUTS = click.Choice(["file_per_tensor", "file_per_process", "shared_file"])
+
+
+@bench.command("io")
+@click.argument("directory", type=PATH, default=".")
+@click.option("--preset", metavar="NAME", callback=_preset, help=f"One of {', '.join(PRESETS)}.")
+@click.option("--pattern", "patterns", type=_Several(_PATTERNS), help="write,read,random_read")
+@click.option(
+    "--method", "methods", type=_Several(_METHODS), help="posix,threads,uring,uring_registered"
+)
+@click.option("--direct", type=_Several(click.Choice(["on", "off"])), help="on,off")
+@click.option("--layout", "layouts", type=_Several(_LAYOUTS), help="Files for tensors.")
+@click.option("--aggregated", type=_Several(click.Choice(["yes", "no"])), help="Of tensors.")
+@click.option("--block", "blocks", type=_Several(_Size()), help="Sizes of requests. [1M]")
+@click.option("--depth", "depths", type=_Several(click.IntRange(1, 4096)), help="[16]")
+@click.option("--threads", type=_Several(click.IntRange(1, 1024)), help="Of a process. [1]")
+@click.option("--processes", type=_Several(click.IntRange(1, 1024)), help="[1]")
+@click.option("--size", type=_Size(), default="1G", show_default=True, help="Bytes of a case.")
+@click.option("--seconds", type=click.FloatRange(min=0.1), help="Of a case; else once over all.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--no-fsync", is_flag=True, help="Do not sync what was written.")
+@click.option("--verify", is_flag=True, help="Check every block that is read.")
+@click.option("--vs", type=click.Choice(["fio"]), help="Also measure with this, in turns.")
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--output", type=PATH, help="Write the results there, as JSON.")
+@json_option
+def bench_io(
+    directory: Path,
+    size: int,
+    rounds: int,
+    verify: bool,
+    vs: str | None,
+    seed: int,
+    output: Path | None,
+    as_json: bool,
+    **axes: Any,
+) -> int:
+    """Measure requests of every kind in DIRECTORY.
+
+    A preset is a set of cases; options choose others, or change those of the preset. All cases are
+    measured once before any is measured again.
+    """
+    chosen = _cases(axes)
+    place = directory.absolute()
+    if not place.is_dir():
+        raise click.UsageError(f"{directory} is no directory")
+    _check_room(place, size)
+    measures: dict[str, Callable[[Case, int], Measurement]] = {}
+    work = place / f".penstock-bench-{os.getpid()}"
+
+    def ours(case: Case, number: int) -> Measurement:
+        return run(case, work, size, seed=seed, verifies=verify, round_index=number)
+
+    measures["penstock"] = ours
+    if vs == "fio":
+        if fio.is_there():
+            measures["fio"] = lambda case, number: fio.run(
+                case, work, size, seed=seed, round_index=number
+            )
+        else:
+            console(stderr=True).print(f"without fio: {fio.MISSING}")
+    settings = {"size_bytes": size, "rounds": rounds, "verify": verify, "seed": seed, "vs": vs}
+    results = Results(kind="io", machine=facts.machine(), disk=facts.disk(place), settings=settings)
+    results.cases = {case.label: case.as_json() for case in chosen}
+    _measure(results, chosen, measures, rounds, is_quiet=as_json)
+    if output is not None:
+        results.write(output)
+    if as_json:
+        print_json(results.as_json())
+    else:
+        _print(results)
+    return 0 if any(not one.error for one in results.measurements) else 1
+
+
+def _cases(axes: dict[str, Any]) -> list[Case]:
+    name = axes["preset"]
+    values: dict[str, list[Any] | None] = {
+        "pattern": axes["patterns"],
+        "method": axes["methods"],
+        "direct": axes["direct"] and [word == "on" for word in axes["direct"]],
+        "layout": axes["layouts"],
+        "aggregated": axes["aggregated"] and [word == "yes" for word in axes["aggregated"]],
+        "block_bytes": axes["blocks"],
+        "depth": axes["depths"],
+        "threads": axes["threads"],
+        "processes": axes["processes"],
+        "seconds": axes["seconds"] and [axes["seconds"]],
+        "tensors": [True] if axes["layouts"] or axes["aggregated"] else None,
+        "syncs": [False] if axes["no_fsync"] else None,
+    }
+    given = {axis: list(dict.fromkeys(some)) for axis, some in values.items() if some}
+    chooses = given.keys() - {"seconds", "syncs"}
+    based = cases.preset(name) if name else [] if chooses else cases.preset("quick")
+    if not based:
+        based = [Case()] if "pattern" in given else [Case(), Case(pattern="read")]
+    made: dict[Case, None] = {}
+    for case in based:
+        for combined in itertools.product(*given.values()):
+            one = dataclasses.replace(case, **dict(zip(given, combined, strict=True)))
+            if one.method == "posix":
+                one = dataclasses.replace(one, depth=1)
+            unit = 4096 if one.direct else 8
+            if one.block_bytes < unit or one.block_bytes % unit:
+                raise click.UsageError(
+                    f"a block of {one.block_bytes} bytes is no multiple of {unit}, which "
+                    f"{'direct' if one.direct else 'buffered'} requests take"
+                )
+            made[one] = None
+    return list(made)
+
+
+def _check_room(directory: Path, size: int) -> None:
+    free = shutil.disk_usage(directory).free
+    needed = int(_FREE_TIMES_SIZE * size)
+    if free < needed:
+        raise click.UsageError(
+            f"{directory} has {free / 1e9:.2f} GB free and a case of {size / 1e9:.2f} GB takes "
+            f"{needed / 1e9:.2f}: choose a smaller --size or another directory"
+        )
+
+
+def _measure(
+    results: Results,
+    chosen: list[Case],
+    measures: dict[str, Callable[[Case, int], Measurement]],
+    rounds: int,
+    *,
+    is_quiet: bool,
+) -> None:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    display = console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    hidden = is_quiet or not display.is_terminal
+    with Progress(*columns, console=display, transient=True, disable=hidden) as bar:
+        task = bar.add_task("", total=rounds * len(chosen) * len(measures))
+        for number in range(rounds):
+            for case in chosen:
+                # Nobody always comes first.
+                names = list(measures)
+                for by in names[number % len(names) :] + names[: number % len(names)]:
+                    bar.update(task, description=f"{by}: {case.label}")
+                    try:
+                        made = measures[by](case, number)
+                    except BenchError as error:
+                        made = Measurement(
+                            case=case.label, by=by, round_index=number, error=str(error)
+                        )
+                    results.measurements.append(made)
+                    bar.advance(task)
+
+
+def _print(results: Results) -> None:
+    out = console()
+    out.print(_table(results))
+    failed = {f"{one.by}, {one.case}: {one.error}" for one in results.measurements if one.error}
+    notes = {f"{one.case}: {note}" for one in results.measurements for note in one.notes}
+    for line in sorted(failed | notes):
+        out.print(line)
+
+
+def _table(results: Results) -> Table:
+    names = list(dict.fromkeys(one.by for one in results.measurements))
+    has_fio = len(names) > 1
+    numbers = ["GB/s", "IOPS", "p50 us", "p99 us", "CPU s/GiB"]
+    if has_fio:
+        # Of the processor the other columns matter more where they are to fit.
+        numbers[-1] = "of fio"
+    columns = ["case", *(["by"] if has_fio else []), *numbers]
+    rows = table(*columns, numbers=numbers, folded=["case"])
+    for case in results.cases:
+        for by in names:
+            cells = [case if by == names[0] else "", *([by] if has_fio else [])]
+            rows.add_row(*cells, *_figures(results, case, by, has_fio=has_fio))
+    return rows
+
+
+def _figures(results: Results, case: str, by: str, *, has_fio: bool) -> list[str]:
+    """Medians of a case; of what was written, rates with the sync."""
+    rate = results.spread(case, by, lambda one: one.durable_gb_per_second)
+    if rate is None:
+        return ["-"] * 5
+
+    def median(value: Callable[[Measurement], float], form: str) -> str:
+        spread = results.spread(case, by, value)
+        return "-" if spread is None else format(spread.median, form)
+
+    figures = [
+        f"{rate.median:.2f} [{rate.least:.2f}, {rate.most:.2f}]",
+        median(lambda one: one.requests_per_second, ",.0f"),
+        median(lambda one: one.latency_us.get("p50", 0.0), ",.0f"),
+        median(lambda one: one.latency_us.get("p99", 0.0), ",.0f"),
+    ]
+    if not has_fio:
+        return [*figures, median(lambda one: one.cpu_seconds_per_gib, ".2f")]
+    peer = results.spread(case, "fio", lambda one: one.durable_gb_per_second)
+    is_compared = by != "fio" and peer is not None
+    return [*figures, f"{rate.median / peer.median:.2f}" if is_compared and peer else ""]
+
+
+@bench.command("compare")
+@click.argument("before", type=PATH)
+@click.argument("after", type=PATH)
+@click.option(
+    "--margin",
+    type=click.FloatRange(0, 1),
+    default=MARGIN,
+    show_default=True,
+    help="What is too little to matter.",
+)
+@json_option
+def bench_compare(before: Path, after: Path, margin: float, as_json: bool) -> int:
+    """Tell whether the run AFTER is slower than the run BEFORE.
+
+    Both are files of `penstock bench io --output` or `bench checkpoint --output`. Exits with 1 if a
+    case is slower by more than the margin, for certain; so it can be the gate of a CI job. Take at
+    least seven rounds.
+    """
+    found = compare(Results.read(before), Results.read(after), margin=margin)
+    is_slower = any(one.verdict == "slower" for one in found)
+    if as_json:
+        cases_of = [_plain(one) for one in found]
+        print_json({"is_slower": is_slower, "margin": margin, "cases": cases_of})
+        return int(is_slower)
+    rows = table(
+        "case", "before", "after", "ratio", "verdict",
+        numbers=["before", "after", "ratio"], folded=["case"],
+    )  # fmt: skip
+    for one in found:
+        if one.verdict == "missing":
+            rows.add_row(one.case, "", "", "", f"fewer than {ROUNDS_MIN} rounds")
+            continue
+        ratio = f"{one.ratio:.3f} [{one.low:.3f}, {one.high:.3f}]"
+        style = {"slower": "red", "faster": "green"}.get(one.verdict, "")
+        rows.add_row(
+            one.case, f"{one.before:.2f}", f"{one.after:.2f}", ratio, one.verdict, style=style
+        )
+    console().print(rows)
+    return int(is_slower)
+
+
+def _plain(one: Compared) -> dict[str, Any]:
+    """What JSON has no number for is null there."""
+    return {
+        name: None if isinstance(value, float) and math.isnan(value) else value
+        for name, value in one._asdict().items()
+    }

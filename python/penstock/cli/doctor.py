@@ -1,0 +1,71 @@
+"""`penstock doctor`: what this machine and a directory can do, and what is in the way."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import click
+
+from penstock.cli.console import PATH, console, json_option, print_json, table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.doctor import Examination
+
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+JSON_KEYS = """\b
+JSON: directory, ok, findings: a list of check, status ("ok", "warn",
+  "fail"), found, why, remedy.
+"""
+
+
+@click.command(epilog=JSON_KEYS)
+@click.argument("directory", type=PATH, default=".")
+@click.option("--no-measure", is_flag=True, help="Only look, in a second instead of twenty.")
+@json_option
+def doctor(directory: Path, no_measure: bool, as_json: bool) -> int:
+    """Look at this machine and at DIRECTORY before a run.
+
+    Each finding is ok, a warning (slower or less safe than it could be) or a failure (saves fail or
+    are not durable), with what mends it. Exits with 1 if anything failed.
+    """
+    from penstock.doctor import examine
+
+    if not directory.is_dir():
+        raise click.UsageError(f"{directory} is no directory: make it first")
+    display = console(stderr=True)
+    with display.status("looking") as status:
+
+        def progress(text: str) -> None:
+            status.update(f"measuring: {text}")
+
+        found = examine(directory.absolute(), measures=not no_measure, progress=progress)
+    if as_json:
+        print_json({**dataclasses.asdict(found), "ok": found.ok})
+    else:
+        _print(found)
+    return 0 if found.ok else 1
+
+
+def _print(found: Examination) -> None:
+    out = console()
+    rows = table("", "check", "found", folded=["check", "found"])
+    for one in found.findings:
+        rows.add_row(
+            one.status,
+            one.check,
+            one.found,
+            style=_STYLES[one.status] if one.status != "ok" else "",
+        )
+    out.print(rows)
+    for one in found.findings:
+        if one.status != "ok":
+            out.print(f"\n{one.status}: {one.check}: {one.found}", style=_STYLES[one.status])
+            out.print(f"  {one.why}")
+            if one.remedy:
+                out.print(f"  {one.remedy}", style="bold")
+    counts = [sum(one.status == word for one in found.findings) for word in _STYLES]
+    out.print(f"\n{found.directory}: {counts[0]} ok, {counts[1]} warnings, {counts[2]} failures")

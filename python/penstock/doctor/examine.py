@@ -1,0 +1,59 @@
+"""All checks, in order."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.doctor import gpu, measured, storage, system
+from penstock.doctor.findings import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_FREE_TIMES_SIZE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What the doctor found.
+
+    Attributes:
+        directory: Where it looked.
+        findings: One or more of each check.
+    """
+
+    directory: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed."""
+        return all(one.status != "fail" for one in self.findings)
+
+
+def examine(
+    directory: Path,
+    *,
+    measures: bool = True,
+    size_bytes: int = measured.SIZE_BYTES_MAX,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Examination:
+    """Looks at this machine and a directory.
+
+    Args:
+        directory: Where checkpoints are to be; has to exist.
+        measures: Whether to measure as well, which takes 10 to 20 s.
+        size_bytes: Of the file for that; less where there is little room.
+        progress: Called with what is looked at.
+    """
+    findings = [*system.check(), *storage.check(directory), *gpu.check()]
+    is_usable = all(one.status != "fail" for one in findings)
+    if measures and is_usable:
+        free = shutil.disk_usage(directory).free
+        findings += measured.check(directory, min(size_bytes, free // _FREE_TIMES_SIZE), progress)
+    elif measures:
+        findings.append(Finding("measurement", "ok", "left out, since something failed"))
+    return Examination(str(directory), tuple(findings))

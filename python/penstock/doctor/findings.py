@@ -1,0 +1,42 @@
+"""One finding of the doctor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Status = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        check: A word for what was looked at.
+        status: ``"ok"``, ``"warn"`` if something is slower or less safe than it could be,
+            ``"fail"`` if saves would fail or not be durable.
+        found: What there is, in a line.
+        why: Why it matters; empty where all is well.
+        remedy: What mends it: a command where there is one.
+    """
+
+    check: str
+    status: Status
+    found: str
+    why: str = ""
+    remedy: str = ""
+
+
+def read(path: str | Path) -> str | None:
+    """The text of a file of the kernel's; None where there is none for us."""
+    try:
+        return Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def gigabytes(nbytes: float) -> str:
+    """Bytes in gigabytes."""
+    return f"{nbytes / 1e9:.1f} GB"

@@ -1,0 +1,184 @@
+"""`penstock bench io`: what it measures, what it refuses, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from penstock.bench import cases, fio
+from penstock.bench.cases import Case
+from penstock.bench.results import Results, ResultsError
+from penstock.bench.running import BenchError, percentiles, run
+
+MIB = 1 << 20
+
+
+def bench_io(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "penstock", "bench", "io", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,
+    )
+
+
+def measured(directory, *arguments):
+    done = bench_io(directory, "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_preset_that_is_meant_by_none_measures_everything_it_names(disk_path):
+    found = measured(disk_path, "--size", "8M", "--rounds", 2, "--seconds", 0.1)
+    assert [one["error"] for one in found["measurements"]] == [None] * 12
+    assert {one["case"] for one in found["measurements"]} == set(found["cases"])
+    assert len(found["cases"]) == 6
+    assert os.listdir(disk_path) == []
+
+
+@pytest.mark.parametrize("layout", ["file_per_tensor", "file_per_process", "shared_file"])
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("aggregated", [False, True])
+def test_every_layout_is_read_back_as_it_was_written(disk_path, layout, direct, aggregated):
+    size = 48 * MIB
+    for pattern in ("write", "read"):
+        case = Case(
+            pattern=pattern, layout=layout, direct=direct, aggregated=aggregated,
+            block_bytes=4 * MIB, depth=4, processes=2, tensors=True,
+        )  # fmt: skip
+        made = run(case, disk_path / "work", size, seed=1, verifies=True, round_index=0)
+        assert made.is_direct == direct
+        tensors = sum(cases.tensor_sizes(cases.share_bytes(case, size))) * 2
+        # What is padded comes on top.
+        assert tensors <= made.nbytes <= 1.1 * tensors
+        files = {"file_per_tensor": 2 * len(cases.tensor_sizes(size // 2)), "file_per_process": 2}
+        if pattern == "write":
+            assert made.metadata["create"] == files.get(layout, 1)
+            assert made.metadata["sync"] == files.get(layout, 2)
+        else:
+            assert made.checked == made.requests
+    assert list(disk_path.iterdir()) == []
+
+
+def test_every_method_makes_the_same_requests(disk_path):
+    counts = set()
+    for method in ("posix", "uring", "uring_registered"):
+        case = Case(method=method, depth=1 if method == "posix" else 8)
+        made = run(case, disk_path / "work", 16 * MIB, seed=1, verifies=False, round_index=0)
+        counts.add((made.nbytes, made.requests))
+        assert set(made.latency_us) == {"mean", "p50", "p90", "p99", "p99.9", "p99.99", "max"}
+        assert sum(made.timeline_bytes) == made.nbytes
+        assert made.seconds > 0
+        assert made.sync_seconds > 0
+        assert not made.notes
+    assert counts == {(16 * MIB, 16)}
+
+
+def test_percentiles_are_those_of_all_requests_together():
+    generator = np.random.default_rng(0)
+    values = generator.integers(100, 10**7, 5000)
+    pairs = np.stack([values, np.ones_like(values)], axis=1)
+    found = percentiles(pairs)
+    ordered = np.sort(values)
+    assert found["p50"] == ordered[2499] / 1000
+    assert found["p99"] == ordered[4949] / 1000
+    assert found["max"] == ordered[-1] / 1000
+    assert found["mean"] == pytest.approx(values.mean() / 1000)
+    assert percentiles(np.zeros((0, 2), np.int64)) == {}
+
+
+def test_a_size_there_is_no_room_for_is_refused_with_the_numbers(disk_path):
+    done = bench_io(disk_path, "--size", "900T")
+    assert done.returncode == 2
+    assert "GB free" in done.stderr
+    assert "989560.46" in done.stderr.replace("\n", " ")
+    assert list(disk_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--preset", "fast"], "ds_io: the grid"),
+        (["--block", "12X"], "is no size"),
+        (["--block", "100", "--direct", "on"], "multiple of 4096"),
+        (["--pattern", "append"], "random_read"),
+        (["--depth", "0"], "4096"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_a_line(disk_path, arguments, message):
+    done = bench_io(disk_path, *arguments)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert list(disk_path.iterdir()) == []
+
+
+def test_a_directory_that_is_none_is_refused(tmp_path):
+    assert bench_io(tmp_path / "nowhere").returncode == 2
+
+
+def test_after_ctrl_c_nothing_is_left(disk_path):
+    command = [sys.executable, "-m", "penstock", "bench", "io", str(disk_path)]
+    command += ["--pattern", "random_read", "--seconds", "60", "--size", "16M"]
+    with subprocess.Popen(command, start_new_session=True) as child:
+        deadline = time.monotonic() + 60
+        while not list(disk_path.glob(".penstock-bench-*/*")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.killpg(child.pid, signal.SIGINT)
+        assert child.wait(30) == 130
+    assert list(disk_path.iterdir()) == []
+
+
+def test_a_process_that_fails_says_why(disk_path):
+    with pytest.raises(BenchError, match="block_bytes"):
+        run(Case(block_bytes=1000), disk_path / "work", MIB, seed=1, verifies=False, round_index=0)
+    assert list(disk_path.iterdir()) == []
+
+
+def test_without_fio_the_rest_is_measured(disk_path):
+    done = bench_io(
+        disk_path, "--pattern", "write", "--size", "1M", "--rounds", 1, "--vs", "fio",
+        env={**os.environ, "PATH": "/nowhere"},
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "apt-get install fio" in " ".join(done.stderr.split())
+    assert "write, uring" in done.stdout
+
+
+@pytest.mark.skipif(not fio.is_there(), reason=fio.MISSING)
+def test_fio_does_the_same(disk_path):
+    arguments = ["--pattern", "write,read,random_read", "--size", "16M", "--rounds", 1]
+    found = measured(disk_path, *arguments, "--vs", "fio")
+    for case in found["cases"]:
+        ours, theirs = [one for one in found["measurements"] if one["case"] == case]
+        assert {ours["by"], theirs["by"]} == {"penstock", "fio"}
+        assert ours["error"] is None
+        assert theirs["error"] is None
+        assert (ours["nbytes"], ours["requests"]) == (theirs["nbytes"], theirs["requests"])
+    assert list(disk_path.iterdir()) == []
+
+
+def test_results_come_back_from_their_file(disk_path, tmp_path):
+    path = tmp_path / "a.json"
+    found = measured(disk_path, "--pattern", "write", "--size", "1M", "--output", path)
+    assert Results.read(path).as_json() == found
+    path.write_text('{"format": "penstock-bench", "version": 2}')
+    with pytest.raises(ResultsError, match=r"a\.json holds no results"):
+        Results.read(path)
+
+
+def test_presets_have_cases_apart():
+    for name in cases.PRESETS:
+        made = cases.preset(name)
+        assert len({case.label for case in made}) == len(made) > 1
+    assert len(cases.preset("gdsio")) == 35
+    assert len(cases.preset("ds_io")) == 32

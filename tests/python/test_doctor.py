@@ -1,0 +1,224 @@
+"""`penstock doctor`: the right findings where something is in the way, and none where not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.doctor import examine, measured, storage, system
+from penstock.doctor.findings import Finding
+
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="takes root: mounts, another user")
+
+
+def doctor(*arguments, prefix=(), **options):
+    command = [*prefix, sys.executable, "-m", "penstock", "doctor", "--json", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert done.stdout, done.stderr
+    found = json.loads(done.stdout)
+    findings = {one["check"]: one for one in found["findings"]}
+    assert done.returncode == (0 if found["ok"] else 1)
+    for one in findings.values():
+        assert one["status"] in ("ok", "warn", "fail")
+        # Whatever is wrong has a reason.
+        assert one["status"] == "ok" or one["why"]
+    return found["ok"], findings
+
+
+@contextmanager
+def mounted(place, kind, source="none", options=""):
+    place.mkdir()
+    command = ["mount", "-t", kind, *(["-o", options] if options else []), source, str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount {kind}: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_disk_is_measured_and_nothing_is_left(disk_path):
+    found = examine(disk_path, size_bytes=32 << 20)
+    status = {one.check: one.status for one in found.findings}
+    assert {"durable write", "cold read", "random read of 4 KiB", "sync of 4 KiB"} <= set(status)
+    assert status["kernel"] == "ok"
+    assert list(disk_path.iterdir()) == []
+
+
+def test_what_is_found_is_shown_to_people(disk_path):
+    command = [sys.executable, "-m", "penstock", "doctor", str(disk_path), "--no-measure"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "io_uring" in done.stdout
+    assert "warnings" in done.stdout
+    assert "durable write" not in done.stdout
+
+
+def test_a_directory_that_is_none_is_refused(tmp_path):
+    command = [sys.executable, "-m", "penstock", "doctor", str(tmp_path / "nowhere")]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 2
+
+
+@ROOT
+def test_memory_is_no_disk(tmp_path):
+    with mounted(tmp_path / "memory", "tmpfs", options="size=64m") as place:
+        _, found = doctor("--no-measure", place)
+    assert found["file system"]["status"] == "warn"
+    assert "memory" in found["file system"]["why"]
+    # And it is small.
+    assert found["room"]["status"] == "fail"
+
+
+@ROOT
+def test_a_disk_that_is_nearly_full_is_a_failure_and_is_not_filled(tmp_path, disk_path):
+    image = disk_path / "image"
+    with open(image, "wb") as file:
+        file.truncate(300 << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    with mounted(tmp_path / "small", "ext4", source=str(image), options="loop") as place:
+        (place / "data").write_bytes(bytes(200 << 20))
+        ok, found = doctor(place)
+        assert not ok
+        assert found["room"]["status"] == "fail"
+        assert "penstock sweep" in found["room"]["remedy"]
+        assert "durable write" not in found
+
+
+@ROOT
+def test_a_mount_that_is_read_only_or_unsafe_is_a_failure(tmp_path, disk_path):
+    image = disk_path / "image"
+    with open(image, "wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    for number, (options, why) in enumerate(
+        [("loop,ro", "nothing can be saved"), ("loop,nobarrier", "power cut")]
+    ):
+        with mounted(tmp_path / f"m{number}", "ext4", str(image), options) as place:
+            ok, found = doctor("--no-measure", place)
+        assert not ok
+        assert found["mount"]["status"] == "fail"
+        assert why in found["mount"]["why"]
+
+
+@ROOT
+def test_an_ordinary_user_gets_the_same_findings():
+    prefix = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    if shutil.which("setpriv") is None:
+        pytest.skip("no setpriv to change the user with")
+    if subprocess.run([*prefix, sys.executable, "-c", "import penstock"], check=False).returncode:
+        pytest.skip("the interpreter is closed to other users")
+    # Those of pytest are closed to other users.
+    place = Path(tempfile.mkdtemp())
+    try:
+        place.chmod(0o755)
+        ok, found = doctor("--no-measure", place, prefix=prefix)
+        assert not ok
+        assert "not writable for this user" in found["room"]["found"]
+        place.chmod(0o777)
+        ok, found = doctor("--no-measure", place, prefix=prefix)
+        assert "writable" not in found["room"]["found"]
+        assert found["direct I/O"]["status"] in ("ok", "warn")
+        assert list(place.iterdir()) == []
+    finally:
+        shutil.rmtree(place)
+
+
+BLOCKED = """
+import ctypes, runpy, sys
+# Tells the kernel to answer io_uring_setup, _enter and _register with EPERM: a seccomp filter
+# (seccomp(2)) of five instructions.
+class Instruction(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_ushort), ("jt", ctypes.c_ubyte), ("jf", ctypes.c_ubyte),
+                ("k", ctypes.c_uint32)]
+class Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.POINTER(Instruction))]
+LOAD, AT_LEAST, ABOVE, RETURN = 0x20, 0x35, 0x25, 0x06
+rows = (Instruction * 5)(
+    Instruction(LOAD, 0, 0, 0), Instruction(AT_LEAST, 0, 2, 425), Instruction(ABOVE, 1, 0, 427),
+    Instruction(RETURN, 0, 0, 0x00050001), Instruction(RETURN, 0, 0, 0x7FFF0000))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, ctypes.byref(Program(5, rows))) == 0, ctypes.get_errno()
+sys.argv = ["penstock", "doctor", "--json", *sys.argv[1:]]
+runpy.run_module("penstock", run_name="__main__")
+"""
+
+
+def test_where_io_uring_is_blocked_the_remedy_is_the_profile(disk_path):
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, str(disk_path)], capture_output=True, text=True, check=False
+    )
+    findings = {one["check"]: one for one in json.loads(done.stdout)["findings"]}
+    assert findings["io_uring"]["status"] == "warn"
+    assert "seccomp" in findings["io_uring"]["remedy"]
+    # It is measured all the same, with what there is.
+    assert "GB/s" in findings["durable write"]["found"]
+
+
+def test_the_switch_of_the_kernel_is_told_from_a_filter(monkeypatch):
+    monkeypatch.setattr(system, "read", lambda _: "2")
+    (found,) = system._io_uring([("ring", 1, "Operation not permitted")])
+    assert found.remedy == "sysctl -w kernel.io_uring_disabled=0"
+    monkeypatch.setattr(system, "read", lambda _: "0")
+    (found,) = system._io_uring([("ring", 1, "Operation not permitted")])
+    assert "seccomp" in found.remedy
+
+
+def sys_tree(root, files):
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n")
+    return root
+
+
+def findings_of(device):
+    return {one.check: one for one in storage._device(device)}
+
+
+def test_a_link_that_is_slower_than_the_drive_is_found(tmp_path):
+    drive = sys_tree(
+        tmp_path / "nvme0n1",
+        {
+            "device/model": "FAST 1T", "queue/rotational": "0",
+            "queue/scheduler": "[mq-deadline] none",
+            "device/current_link_speed": "8.0 GT/s PCIe", "device/current_link_width": "2",
+            "device/max_link_speed": "16.0 GT/s PCIe", "device/max_link_width": "4",
+        },
+    )  # fmt: skip
+    found = findings_of(drive)
+    assert found["PCIe link of nvme0n1"].status == "warn"
+    assert "of 16.0 GT/s PCIe x 4" in found["PCIe link of nvme0n1"].found
+    assert found["scheduler of nvme0n1"].remedy == "echo none > /sys/block/nvme0n1/queue/scheduler"
+    # Half of two lanes of the third generation.
+    assert measured.expected(drive).read_gb == pytest.approx(0.985)
+
+
+def test_an_array_that_lost_a_disk_is_a_failure(tmp_path):
+    array = sys_tree(
+        tmp_path / "md0",
+        {"md/level": "raid10", "md/raid_disks": "4", "md/chunk_size": "524288", "md/degraded": "1"},
+    )
+    found = findings_of(array)["array md0"]
+    assert found.status == "fail"
+    assert "1 missing" in found.found
+    (array / "md/degraded").write_text("0\n")
+    assert findings_of(array)["array md0"] == Finding(
+        "array md0", "ok", "raid10 of 4, chunks of 512 KiB"
+    )
+
+
+def test_a_volume_is_seen_with_what_is_below(tmp_path):
+    disk = sys_tree(tmp_path / "sda", {"queue/rotational": "1", "device/model": "OLD 4T"})
+    volume = sys_tree(tmp_path / "dm-0", {"dm/uuid": "LVM-abc"})
+    (volume / "slaves").mkdir()
+    (volume / "slaves/sda").symlink_to(disk)
+    assert list(storage.stack(volume)) == [volume, disk]
+    assert findings_of(volume)["volume dm-0"].found == "LVM over 1 device"
