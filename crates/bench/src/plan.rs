@@ -142,7 +142,7 @@ struct Random(u64);
 impl Random {
     fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let high = u128::from(mix(self.0)) * bound as u128 >> 64;
+        let high = (u128::from(mix(self.0)) * bound as u128) >> 64;
         high as usize
     }
 }

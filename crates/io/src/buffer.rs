@@ -94,6 +94,7 @@ impl IoBuf {
     }
 
     /// What keeps the memory alive.
+    #[cfg(feature = "uring")]
     pub(crate) fn owner(&self) -> Owner {
         Arc::clone(&self.owner)
     }

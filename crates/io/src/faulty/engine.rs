@@ -10,7 +10,9 @@ use slab::Slab;
 use super::log::Ticket;
 use super::{Faults, Logged, Verdict, mix};
 use crate::Result;
+use crate::buffer::IoBuf;
 use crate::engine::{Capabilities, Completion, Engine, Op, OpKind, Rejected};
+use crate::file::File;
 
 /// An operation that the inner engine has.
 struct Flying {
