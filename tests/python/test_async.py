@@ -1523,9 +1523,14 @@ def test_a_forked_childs_copy_of_an_attempt_removes_nothing(disk_path):
 def test_what_ends_the_block_of_a_store_is_heard_with_the_save_that_failed(disk_path):
     store = penstock.CheckpointStore(disk_path / "store")
     in_the_way(store, 1)
-    with pytest.raises(ZeroDivisionError) as caught, store:
-        store.save_async(1, {"w": 1})
-        raise ZeroDivisionError
+
+    def block():
+        with store:
+            store.save_async(1, {"w": 1})
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        block()
     (note,) = caught.value.__notes__
     assert "failed" in note
     assert str(store.path(1)) in note
