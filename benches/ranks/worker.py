@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from dataclasses import dataclass
@@ -64,6 +65,8 @@ def run(task: Task) -> dict[str, Any]:
     """Does it: the time is from the moment when all ranks are ready until all are done."""
     mesh = None
     if task.ranks > 1:
+        # As torchrun tells its processes.
+        os.environ["LOCAL_WORLD_SIZE"] = str(task.ranks)
         dist.init_process_group(
             "gloo",
             init_method=f"tcp://127.0.0.1:{task.port}",

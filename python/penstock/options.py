@@ -60,7 +60,8 @@ class Options:
             else a pool of threads; the report's ``fallbacks`` says why.
         direct: Whether the page cache is bypassed: ``"on"``, ``"off"``, or ``"auto"``: where the
             file system supports it.
-        queue_depth: Requests in flight per I/O thread, 1 to 4096.
+        queue_depth: Requests in flight per I/O thread, 1 to 4096. Left open, ranks that save
+            together share them out on each machine.
         extent_bytes: Bytes of one request: a multiple of 1 MiB, at most 1 GiB.
         io_threads: Threads that copy, digest and submit, 1 to 1024.
         staging_bytes: Bound on the memory a call stages data in, whatever the checkpoint's size:

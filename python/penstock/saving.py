@@ -17,6 +17,7 @@ from penstock.errors import (
 )
 from penstock.flatten import flatten
 from penstock.lazy import make_job
+from penstock.ranks import processes_here
 from penstock.reports import SaveReport
 from penstock.rounds import Vote, or_give_up
 from penstock.sharding import Sharder, is_balanced
@@ -29,6 +30,14 @@ if TYPE_CHECKING:
     from penstock.rounds import Round
 
 _RANK_ALONE = 0
+
+_DEPTH_OF_ALL = 16
+_DEPTH_MIN = 2
+"""Requests in flight of each worker of all processes of a machine, and of one process at the least.
+
+Four ranks with 16 each save 2.4 GB/s where they save 3.0 with 4: the device has enough to do, and
+its queue holds up the requests of whoever comes last.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +107,9 @@ class Save:
         lazy: bool,
         watches: bool = False,
     ) -> None:
+        if together is not None and processes_here() > 1 and options["queue_depth"] is None:
+            depth = max(_DEPTH_MIN, _DEPTH_OF_ALL // processes_here())
+            options = {**options, "queue_depth": depth}
         self.target = target
         self._round = together
         self._began = time.perf_counter()
