@@ -10,6 +10,8 @@ from typing import Any
 
 import psutil
 
+from penstock.bench.facts import queue_of
+
 _SETTLE_SECONDS_MAX = 30.0
 _QUIET_SECONDS = 0.3
 
@@ -49,31 +51,13 @@ def describe(directory: Path) -> dict[str, Any]:
         "size_bytes": usage.total,
         "free_bytes": usage.free,
         "direct_io_alignment": _direct_io_alignment(directory),
-        "queue": _queue(_sys_directory(directory)),
+        "queue": queue_of(directory),
     }
 
 
 def _sys_directory(directory: Path) -> Path:
     device = directory.stat().st_dev
     return Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
-
-
-def _queue(device: Path) -> dict[str, str]:
-    """The settings of the request queue; of a partition, those of its disk."""
-    queue = device / "queue"
-    if not queue.exists():
-        queue = device.resolve().parent / "queue"
-    names = (
-        "rotational",
-        "logical_block_size",
-        "physical_block_size",
-        "scheduler",
-        "nr_requests",
-        "max_sectors_kb",
-        "read_ahead_kb",
-        "write_cache",
-    )
-    return {name: (queue / name).read_text().strip() for name in names if (queue / name).exists()}
 
 
 def _direct_io_alignment(directory: Path) -> dict[str, int] | None:

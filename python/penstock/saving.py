@@ -116,7 +116,7 @@ class Save:
         self._balance = 0
         self._check: Callable[[], None] = lambda: None
         with or_give_up(together):
-            flat = self._take_apart(state, finds_overlaps=watches)
+            flat = self._take_apart(state, finds_overlaps=lazy and watches)
             self._flatten_seconds = time.perf_counter() - self._began
 
             def make(sources: list[_TensorSource], is_lazy: bool) -> _native.Job:

@@ -33,6 +33,14 @@ def doctor(*arguments, prefix=(), **options):
     return found["ok"], findings
 
 
+def make_disk(image, mib):
+    """An empty ext4 in a file."""
+    with open(image, "wb") as file:
+        file.truncate(mib << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    return image
+
+
 @contextmanager
 def mounted(place, kind, source="none", options=""):
     place.mkdir()
@@ -79,10 +87,7 @@ def test_memory_is_no_disk(tmp_path):
 
 @ROOT
 def test_a_disk_that_is_nearly_full_is_a_failure_and_is_not_filled(tmp_path, disk_path):
-    image = disk_path / "image"
-    with open(image, "wb") as file:
-        file.truncate(300 << 20)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    image = make_disk(disk_path / "image", 300)
     with mounted(tmp_path / "small", "ext4", source=str(image), options="loop") as place:
         (place / "data").write_bytes(bytes(200 << 20))
         ok, found = doctor(place)
@@ -94,10 +99,7 @@ def test_a_disk_that_is_nearly_full_is_a_failure_and_is_not_filled(tmp_path, dis
 
 @ROOT
 def test_a_mount_that_is_read_only_or_unsafe_is_a_failure(tmp_path, disk_path):
-    image = disk_path / "image"
-    with open(image, "wb") as file:
-        file.truncate(64 << 20)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    image = make_disk(disk_path / "image", 64)
     for number, (options, why) in enumerate(
         [("loop,ro", "nothing can be saved"), ("loop,nobarrier", "power cut")]
     ):

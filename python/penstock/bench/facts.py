@@ -45,7 +45,7 @@ def disk(directory: Path) -> dict[str, Any]:
         **mount,
         "size_bytes": usage.total,
         "free_bytes": usage.free,
-        "queue": _queue(directory),
+        "queue": queue_of(directory),
     }
 
 
@@ -80,7 +80,7 @@ def mount_of(directory: Path) -> dict[str, Any]:
     return found
 
 
-def _queue(directory: Path) -> dict[str, str]:
+def queue_of(directory: Path) -> dict[str, str]:
     """The settings of the request queue; of a partition, those of its disk."""
     device = directory.stat().st_dev
     place = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
