@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -214,7 +215,10 @@ class _Known:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._latest: dict[tuple[str, tuple[int, ...]], tuple[Any, int, Ranks]] = {}
+        # Weakly: a group that was destroyed ends, and its threads with it.
+        self._latest: dict[
+            tuple[str, tuple[int, ...]], tuple[weakref.ref[ProcessGroup], int, Ranks]
+        ] = {}
         self._inherited: Any = None
 
     def of(self, group: ProcessGroup, dist: Any) -> Ranks:
@@ -226,18 +230,21 @@ class _Known:
         members = tuple(dist.get_process_group_ranks(group))
         key = (group.group_name, members)
         with self._lock:
-            known, generation, ranks = self._latest.get(key, (None, -1, None))
-            if ranks is None or known is not group:
-                generation += 1
-                text = f"{group.group_name}\0{','.join(map(str, members))}\0{generation}"
-                prefix = f"penstock/{blake2b(text.encode(), digest_size=6).hexdigest()}"
-                ranks = Ranks(
-                    lambda: Mailbox(_store_of(dist, members), prefix),
-                    dist.get_rank(group),
-                    members,
-                    is_fork=dist.group.WORLD is self._inherited,
-                )
-                self._latest[key] = (group, generation, ranks)
+            generation = 0
+            if key in self._latest:
+                known, latest, ranks = self._latest[key]
+                if known() is group:
+                    return ranks
+                generation = latest + 1
+            text = f"{group.group_name}\0{','.join(map(str, members))}\0{generation}"
+            prefix = f"penstock/{blake2b(text.encode(), digest_size=6).hexdigest()}"
+            ranks = Ranks(
+                lambda: Mailbox(_store_of(dist, members), prefix),
+                dist.get_rank(group),
+                members,
+                is_fork=dist.group.WORLD is self._inherited,
+            )
+            self._latest[key] = (weakref.ref(group), generation, ranks)
             return ranks
 
     def after_fork(self) -> None:

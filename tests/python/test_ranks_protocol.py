@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import signal
 import threading
 import time
 import warnings
+import weakref
 from typing import Any, NamedTuple
 
 import pytest
@@ -391,6 +393,21 @@ def test_a_job_that_begins_again_hears_nothing_of_the_one_before(disk_path):
             job.call(new_group_and_save, disk_path, 7 + 10 * again)
     finally:
         job.close()
+
+
+def save_in_a_group_and_leave_it(path):
+    """Returns whether the group is still there afterwards."""
+    group = dist.new_group([0, 1])
+    penstock.save(path, {"own": rank()}, process_group=group)
+    dist.destroy_process_group(group)
+    left = weakref.ref(group)
+    del group
+    gc.collect()
+    return left() is not None
+
+
+def test_a_group_that_is_destroyed_is_not_kept(jobs, disk_path):
+    assert jobs.of(2).call(save_in_a_group_and_leave_it, disk_path / "ckpt") == [False, False]
 
 
 def save_alone_in_group(root):
