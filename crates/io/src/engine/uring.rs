@@ -27,8 +27,12 @@ use crate::file::File;
 use crate::{Error, Result};
 
 /// Transfers from this size on are sent to the kernel at once, so that they run while the caller
-/// prepares the next one. Of smaller ones a poll sends many with one system call.
+/// prepares the next one.
 const SENT_AT_ONCE_BYTES_MIN: usize = 64 << 10;
+
+/// Of smaller ones so many are sent with one system call; a poll sends what is left. Sending all
+/// that one poll makes room for keeps a device waiting, for each to be prepared.
+const SENT_TOGETHER_MAX: usize = 4;
 
 /// How long the kernel may be out of memory for requests before polling reports it.
 const REFUSALS_MAX: u32 = 1000;
@@ -160,13 +164,17 @@ impl Engine for Uring {
             _file: file,
         });
         let entry = entry.user_data(key as u64);
+        let mut queue = self.ring.submission();
         // SAFETY: the buffer and the file that the entry names are in the slab now, which keeps
         // them, untouched and alive, until the completion of this very entry was reaped; `drop`
         // leaks what it cannot wait for. An `IoBuf` is a window on memory that does not move with
         // it.
-        let pushed = unsafe { self.ring.submission().push(&entry) };
+        let pushed = unsafe { queue.push(&entry) };
         pushed.expect("the ring has an entry for every operation in flight");
-        if bytes.is_none_or(|bytes| bytes >= SENT_AT_ONCE_BYTES_MIN) {
+        let queued = queue.len();
+        drop(queue);
+        let is_small = bytes.is_some_and(|bytes| bytes < SENT_AT_ONCE_BYTES_MIN);
+        if !is_small || queued >= SENT_TOGETHER_MAX {
             // A refusal leaves the entry queued: the next poll sends it, or reports why not.
             drop(self.ring.submit());
         }
