@@ -11,8 +11,9 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
@@ -109,7 +110,7 @@ enum Access {
 #[derive(Debug)]
 pub struct File {
     fd: OwnedFd,
-    path: PathBuf,
+    path: Arc<Path>,
     alignment: Alignment,
     direct: bool,
     fallback: Option<String>,
@@ -176,6 +177,11 @@ impl File {
     /// The path it was opened by.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The same, for whoever outlives the file.
+    pub(crate) fn shared_path(&self) -> Arc<Path> {
+        Arc::clone(&self.path)
     }
 
     /// Whether transfers go past the page cache.
@@ -300,7 +306,7 @@ impl File {
         match alignment {
             Ok(alignment) => Ok(File {
                 fd,
-                path: path.to_owned(),
+                path: path.into(),
                 alignment,
                 direct: direct != Direct::Off,
                 fallback: None,
@@ -311,7 +317,7 @@ impl File {
             }),
             Err(reason) => Ok(File {
                 fd,
-                path: path.to_owned(),
+                path: path.into(),
                 alignment: Alignment::NONE,
                 direct: false,
                 fallback: Some(reason),

@@ -11,6 +11,7 @@ use std::io;
 use std::path::Path;
 
 use crate::file::{Direct, File};
+use crate::trace;
 use crate::{Error, Result};
 
 /// One change of what is stored.
@@ -110,10 +111,12 @@ pub struct Native;
 
 impl FileSystem for Native {
     fn create(&self, path: &Path, direct: Direct) -> Result<File> {
+        let _span = trace::span_of("create", path);
         File::create(path, direct)
     }
 
     fn change(&self, change: Change<'_>) -> Result<()> {
+        let _span = trace::span_of(change.operation(), change.path());
         let done = match change {
             Change::Allocate(file, len) => return file.allocate(len),
             Change::Write(file, bytes) => return file.write_all(0, bytes),

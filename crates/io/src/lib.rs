@@ -10,7 +10,8 @@
 //!   where it cannot;
 //! - [`file_system`]: the one way in which files and directories are changed;
 //! - [`buffer`]: page-aligned memory, a bounded pool of buffers, and memory borrowed from a caller;
-//! - [`priority`]: threads in the background that step back.
+//! - [`priority`]: threads in the background that step back;
+//! - [`trace`]: where the time goes, in a file that viewers open.
 //!
 //! The rule that everything here serves: an operation **owns** its buffer from submission to
 //! completion, and memory that the kernel may still touch is never freed.
@@ -29,6 +30,7 @@ pub mod faulty;
 pub mod file;
 pub mod file_system;
 pub mod priority;
+pub mod trace;
 pub mod transfer;
 
 pub use error::{Error, Result};

@@ -21,6 +21,7 @@ use crate::Result;
 use crate::buffer::IoBuf;
 use crate::engine::{Capabilities, Completion, Deadline, Engine, Op, OpKind, Rejected};
 use crate::file::File;
+use crate::trace::{self, InFlight};
 
 /// Retries without progress before an interruption counts as an error.
 const RETRIES_MAX: u32 = 64;
@@ -49,6 +50,8 @@ struct Transfer {
     /// Where in the buffer the operation in flight starts; at most `done`.
     resumed_at: usize,
     retries: u32,
+    /// While a trace runs.
+    traced: Option<InFlight>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -56,6 +59,16 @@ enum Direction {
     Read,
     Write,
     Sync,
+}
+
+impl Direction {
+    fn name(self) -> &'static str {
+        match self {
+            Direction::Read => "read",
+            Direction::Write => "write",
+            Direction::Sync => "sync",
+        }
+    }
 }
 
 /// What a completion of the inner engine means for its transfer.
@@ -90,6 +103,13 @@ impl WholeTransfers {
         match transfer.advance(result, len) {
             Next::Finish(result) => {
                 let transfer = self.transfers.remove(key);
+                if let Some(traced) = transfer.traced {
+                    let memory = buf.as_ref().map_or(&[][..], IoBuf::as_slice);
+                    let operation = transfer.direction.name();
+                    let has_failed = result.is_err();
+                    let (file, offset) = (&transfer.file, transfer.offset);
+                    traced.end(operation, key, file, offset, memory, has_failed);
+                }
                 completed.push(Completion {
                     token: transfer.token,
                     buf,
@@ -171,10 +191,11 @@ impl Transfer {
 
 impl Engine for WholeTransfers {
     fn submit(&mut self, op: Op) -> std::result::Result<(), Rejected> {
-        let (direction, offset) = match &op.kind {
-            OpKind::Read { offset, .. } => (Direction::Read, *offset),
-            OpKind::Write { offset, .. } => (Direction::Write, *offset),
-            OpKind::SyncData => (Direction::Sync, 0),
+        let _span = trace::span("submit");
+        let (direction, offset, bytes) = match &op.kind {
+            OpKind::Read { offset, buf } => (Direction::Read, *offset, buf.len()),
+            OpKind::Write { offset, buf } => (Direction::Write, *offset, buf.len()),
+            OpKind::SyncData => (Direction::Sync, 0, 0),
         };
         let token = op.token;
         let key = self.transfers.insert(Transfer {
@@ -185,6 +206,7 @@ impl Engine for WholeTransfers {
             done: 0,
             resumed_at: 0,
             retries: 0,
+            traced: InFlight::begin(bytes),
         });
         let op = Op {
             token: key as u64,
@@ -204,6 +226,7 @@ impl Engine for WholeTransfers {
         timeout: Option<Duration>,
         completed: &mut Vec<Completion>,
     ) -> Result<()> {
+        let _span = trace::span(if min == 0 { "poll" } else { "wait" });
         let deadline = Deadline::after(timeout);
         let target = completed.len() + min.min(self.in_flight());
         loop {

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use super::{IoBuf, Memory};
 use crate::Result;
+use crate::trace::meter;
 
 /// Slabs of this size keep the number of mappings small; a larger buffer has a slab of its own.
 const SLAB_BYTES: usize = 16 << 20;
@@ -173,6 +174,7 @@ impl Pool {
         let FreeBuffer(address) = state.free.pop().expect("a slab holds at least one buffer");
         state.taken += 1;
         state.taken_max = state.taken_max.max(state.taken);
+        meter::taken(self.shared.stride_bytes);
         let owner = Arc::new(Slot {
             shared: Arc::clone(&self.shared),
             address,
@@ -265,6 +267,7 @@ impl Drop for Slot {
         state.free.push(FreeBuffer(self.address));
         state.taken -= 1;
         drop(state);
+        meter::returned(self.shared.stride_bytes);
         self.shared.returned.notify_one();
     }
 }

@@ -1,0 +1,175 @@
+//! Where the time of a call goes: spans, requests in flight and counters, in a file.
+//!
+//! While no trace runs, which is nearly always, recording is a look at one flag. While one runs, a
+//! thread notes what it did in a buffer of its own; a thread of the trace writes the buffers out ten
+//! times a second, and samples what the process reads and writes besides. A process that is killed
+//! loses a tenth of a second of its trace, and what it was in the middle of: spans and requests are
+//! noted when they end.
+//!
+//! The file is JSON in the Trace Event Format, an array of events, which Perfetto and other viewers
+//! open; times are microseconds of the wall clock, so that files of several processes fit together.
+//! A process has *rows*: one per thread that records, named by what it does ([`Role`]), and used
+//! again by the next thread that does the same.
+//!
+//! Traces observe: what goes wrong with the file ends the trace and not the call.
+
+mod event;
+pub(crate) mod meter;
+mod record;
+mod row;
+mod sink;
+mod state;
+
+use std::borrow::Cow;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use record::{Record, Transfer};
+pub use row::{Role, Row, enter};
+pub use sink::{Process, forget, start, stop};
+use state::state;
+
+use crate::file::File;
+
+/// Whether a trace runs.
+static IS_ON: AtomicBool = AtomicBool::new(false);
+
+/// Whether a trace runs: for callers to whom even preparing a record is work.
+pub fn is_on() -> bool {
+    IS_ON.load(Ordering::Relaxed)
+}
+
+/// Nanoseconds of the monotonic clock, of which spans are made.
+pub fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Something that the calling thread does, from here until this is dropped. Spans of a thread nest.
+#[must_use = "a span ends where it is dropped"]
+pub struct Span(Option<Open>);
+
+struct Open {
+    name: &'static str,
+    start_ns: u64,
+    detail: Option<String>,
+}
+
+/// Begins a span.
+pub fn span(name: &'static str) -> Span {
+    Span(is_on().then(|| Open {
+        name,
+        start_ns: now_ns(),
+        detail: None,
+    }))
+}
+
+/// Begins a span that is about a file or directory.
+pub(crate) fn span_of(name: &'static str, path: &Path) -> Span {
+    Span(is_on().then(|| {
+        Open {
+            name,
+            start_ns: now_ns(),
+            detail: path
+                .file_name()
+                .map(|name| name.to_string_lossy().into_owned()),
+        }
+    }))
+}
+
+impl Drop for Span {
+    fn drop(&mut self) {
+        if let Some(open) = self.0.take() {
+            let times = open.start_ns..now_ns();
+            let row = row::current();
+            record::push(Record::span(open.name.into(), row, times, open.detail));
+        }
+    }
+}
+
+/// Records a span of the calling thread that has ended; `detail` says what of.
+pub fn span_since(name: impl Into<Cow<'static, str>>, start_ns: u64, detail: Option<String>) {
+    if is_on() {
+        let times = start_ns..now_ns();
+        record::push(Record::span(name.into(), row::current(), times, detail));
+    }
+}
+
+/// Records something that went on beside the spans of threads, in a row of its own kind.
+pub fn span_beside(role: Role, name: String, start_ns: u64, detail: Option<String>) {
+    if is_on() {
+        let times = start_ns..now_ns();
+        let row = row::beside(role, &times);
+        record::push(Record::span(name.into(), row, times, detail));
+    }
+}
+
+/// A request from its submission to its completion.
+pub(crate) struct InFlight {
+    start_ns: u64,
+    /// The trace it belongs to.
+    trace: u64,
+    is_over: bool,
+}
+
+impl InFlight {
+    /// At its submission; `None` while no trace runs.
+    pub(crate) fn begin(bytes: usize) -> Option<InFlight> {
+        is_on().then(|| {
+            let start_ns = now_ns();
+            meter::submitted(start_ns, bytes);
+            InFlight {
+                start_ns,
+                trace: state().traces.load(Ordering::Relaxed),
+                is_over: false,
+            }
+        })
+    }
+
+    /// At its completion. `slot` is the request's own among those in flight of the thread.
+    pub(crate) fn end(
+        mut self,
+        operation: &'static str,
+        slot: usize,
+        file: &File,
+        offset: u64,
+        memory: &[u8],
+        has_failed: bool,
+    ) {
+        self.is_over = true;
+        if !self.is_traced() {
+            return;
+        }
+        let end_ns = now_ns();
+        meter::completed(end_ns, if has_failed { 0 } else { memory.len() });
+        let alignment = offset | memory.as_ptr().addr() as u64 | memory.len() as u64;
+        record::push(Record::Transfer(Box::new(Transfer {
+            operation,
+            row: row::current(),
+            slot,
+            times: self.start_ns..end_ns,
+            path: file.shared_path(),
+            is_direct: file.is_direct(),
+            offset,
+            bytes: memory.len(),
+            is_aligned: alignment.is_multiple_of(ALIGNMENT),
+            has_failed,
+        })));
+    }
+
+    fn is_traced(&self) -> bool {
+        is_on() && self.trace == state().traces.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        // Of an engine that was given up with its requests.
+        if !self.is_over && self.is_traced() {
+            meter::dropped(now_ns());
+        }
+    }
+}
+
+/// What counts as aligned: pages, which suit every device.
+const ALIGNMENT: u64 = 4096;

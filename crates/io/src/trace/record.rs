@@ -1,0 +1,118 @@
+//! What threads note, until the thread of the trace writes it.
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use super::meter::Gauge;
+use super::row::Row;
+use super::state::{State, is_current, lock, state};
+
+/// One thing that happened. Times are nanoseconds of the monotonic clock.
+pub(super) enum Record {
+    Span {
+        name: Cow<'static, str>,
+        row: Row,
+        times: Range<u64>,
+        detail: Option<Box<str>>,
+    },
+    /// Apart, as it is several times as large as the others.
+    Transfer(Box<Transfer>),
+    Level {
+        gauge: Gauge,
+        at_ns: u64,
+        level: f64,
+    },
+}
+
+/// A request that was in flight.
+pub(super) struct Transfer {
+    pub(super) operation: &'static str,
+    pub(super) row: Row,
+    pub(super) slot: usize,
+    pub(super) times: Range<u64>,
+    pub(super) path: Arc<Path>,
+    pub(super) is_direct: bool,
+    pub(super) offset: u64,
+    pub(super) bytes: usize,
+    pub(super) is_aligned: bool,
+    pub(super) has_failed: bool,
+}
+
+impl Record {
+    pub(super) fn span(
+        name: Cow<'static, str>,
+        row: Row,
+        times: Range<u64>,
+        detail: Option<String>,
+    ) -> Record {
+        let detail = detail.map(String::into_boxed_str);
+        Record::Span {
+            name,
+            row,
+            times,
+            detail,
+        }
+    }
+}
+
+/// What all threads keep until it is written, which is ten times a second: enough for ten million
+/// requests a second, and a bound where the file is slower than that.
+const RECORDS_MAX: usize = 1 << 20;
+
+/// The records of one thread. Only the writer of the trace ever contends for the lock.
+pub(super) type Buffer = Arc<Mutex<Vec<Record>>>;
+
+/// A thread's buffer, and the state that knows it.
+struct Own(&'static State, Buffer);
+
+thread_local! {
+    static OWN: RefCell<Option<Own>> = const { RefCell::new(None) };
+}
+
+/// Notes what the calling thread did.
+pub(super) fn push(record: Record) {
+    // A thread on its way out has nobody left to tell.
+    let _ = OWN.try_with(|own| {
+        let state = state();
+        let mut own = own.borrow_mut();
+        if own.as_ref().is_some_and(|Own(known, _)| !is_current(known)) {
+            // The parent's, whose lock may be held by a thread that is not there.
+            std::mem::forget(own.take());
+        }
+        let Own(_, buffer) = own.get_or_insert_with(|| {
+            let buffer = Buffer::default();
+            lock(&state.buffers).push(Arc::clone(&buffer));
+            Own(state, buffer)
+        });
+        if state.records.fetch_add(1, Ordering::Relaxed) < RECORDS_MAX {
+            lock(buffer).push(record);
+        } else {
+            state.records.fetch_sub(1, Ordering::Relaxed);
+            state.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+}
+
+/// How many records there was no room for since the last time.
+pub(super) fn lost() -> u64 {
+    state().lost.swap(0, Ordering::Relaxed)
+}
+
+/// Everything noted since the last time.
+pub(super) fn drain() -> Vec<Record> {
+    let state = state();
+    let mut buffers = lock(&state.buffers);
+    let mut drained = Vec::new();
+    buffers.retain(|buffer| {
+        // Of a thread that has ended nobody else holds it, and nothing more can come.
+        let is_alive = Arc::strong_count(buffer) > 1;
+        drained.append(&mut lock(buffer));
+        is_alive
+    });
+    state.records.fetch_sub(drained.len(), Ordering::Relaxed);
+    drained
+}

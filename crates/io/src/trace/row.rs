@@ -1,0 +1,204 @@
+//! The rows of a trace: which one a thread records in.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use super::is_on;
+use super::state::{State, is_current, lock, state};
+
+/// What a thread does, or what a row shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Role {
+    /// What the caller had to wait for.
+    Stall,
+    /// What went on while the caller did something else.
+    Background,
+    /// A thread that calls.
+    Caller,
+    /// Copies for a caller who wants the memory back.
+    Stager,
+    /// Digests and writes.
+    Writer,
+    /// Reads and verifies.
+    Reader,
+}
+
+const ROLES: [Role; 6] = [
+    Role::Stall,
+    Role::Background,
+    Role::Caller,
+    Role::Stager,
+    Role::Writer,
+    Role::Reader,
+];
+
+/// Rows of a role at most; further threads share the last.
+const ROWS_MAX: u16 = 1000;
+
+impl Role {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Role::Stall => "stall",
+            Role::Background => "background",
+            Role::Caller => "caller",
+            Role::Stager => "stager",
+            Role::Writer => "writer",
+            Role::Reader => "reader",
+        }
+    }
+
+    /// The role of that name.
+    pub fn of(name: &str) -> Option<Role> {
+        ROLES.into_iter().find(|role| role.name() == name)
+    }
+
+    fn place(self) -> usize {
+        self as usize
+    }
+}
+
+/// A row: the number of a thread among those of its role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    pub(super) role: Role,
+    pub(super) index: u16,
+}
+
+impl Row {
+    fn of(role: Role, place: usize) -> Row {
+        let index = place.min(usize::from(ROWS_MAX) - 1) as u16;
+        Row { role, index }
+    }
+
+    /// What stands for a thread in the file.
+    pub(super) fn number(self) -> usize {
+        self.role.place() * usize::from(ROWS_MAX) + usize::from(self.index) + 1
+    }
+
+    pub(super) fn name(self) -> String {
+        match self.index {
+            0 => self.role.name().to_owned(),
+            index => format!("{} {}", self.role.name(), index + 1),
+        }
+    }
+}
+
+/// Which rows are in use.
+#[derive(Default)]
+pub(super) struct Rows {
+    /// Which rows of each role have a thread, by index.
+    taken: [Vec<bool>; ROLES.len()],
+    /// When what each row of each role shows ends, for rows without a thread.
+    ends: [Vec<u64>; ROLES.len()],
+}
+
+/// A row that a thread has, until this is dropped.
+struct Held {
+    state: &'static State,
+    role: Role,
+    place: usize,
+}
+
+impl Held {
+    fn take(role: Role) -> Held {
+        let state = state();
+        let taken = &mut lock(&state.rows).taken[role.place()];
+        let place = taken.iter().position(|is_taken| !is_taken);
+        let place = place.unwrap_or_else(|| {
+            taken.push(false);
+            taken.len() - 1
+        });
+        taken[place] = true;
+        Held { state, role, place }
+    }
+
+    fn row(&self) -> Row {
+        Row::of(self.role, self.place)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // In a child that was forked the lock may be held by a thread that is not there.
+        if is_current(self.state) {
+            lock(&self.state.rows).taken[self.role.place()][self.place] = false;
+        }
+    }
+}
+
+/// The row of the calling thread: its own, or the one it has for the moment.
+enum Seat {
+    Own(Held),
+    Lent(Row),
+}
+
+thread_local! {
+    static SEAT: RefCell<Option<Seat>> = const { RefCell::new(None) };
+}
+
+/// The row that the calling thread records in. One that never [entered](enter) is a caller.
+pub(super) fn current() -> Row {
+    let row = SEAT.try_with(|seat| {
+        let mut seat = seat.borrow_mut();
+        if matches!(&*seat, Some(Seat::Own(held)) if !is_current(held.state)) {
+            *seat = None;
+        }
+        let seat = seat.get_or_insert_with(|| Seat::Own(Held::take(Role::Caller)));
+        match seat {
+            Seat::Own(held) => held.row(),
+            Seat::Lent(row) => *row,
+        }
+    });
+    row.unwrap_or(Row {
+        role: Role::Caller,
+        index: 0,
+    })
+}
+
+/// A row for something that no thread's row shows, and that others of its kind may overlap.
+pub(super) fn beside(role: Role, times: &Range<u64>) -> Row {
+    let ends = &mut lock(&state().rows).ends[role.place()];
+    let index = ends.iter().position(|&end_ns| end_ns <= times.start);
+    let index = index.unwrap_or_else(|| {
+        ends.push(0);
+        ends.len() - 1
+    });
+    ends[index] = times.end;
+    Row::of(role, index)
+}
+
+/// Gives the calling thread back the row it had.
+#[must_use = "the row is left where this is dropped"]
+pub struct Entered(Option<Option<Seat>>);
+
+/// Has the calling thread record in a row of `role` until the guard is dropped.
+pub fn enter(role: Role) -> Entered {
+    seat(|| Seat::Own(Held::take(role)))
+}
+
+impl Row {
+    /// The row of the calling thread, for one that works while it waits; `None` without a trace.
+    pub fn of_caller() -> Option<Row> {
+        is_on().then(current)
+    }
+
+    /// Has the calling thread record in the row of the one that waits for it.
+    pub fn lend(row: Option<Row>) -> Entered {
+        row.map_or(Entered(None), |row| seat(|| Seat::Lent(row)))
+    }
+}
+
+fn seat(next: impl FnOnce() -> Seat) -> Entered {
+    // Also without a trace: one may begin while the thread is at work.
+    let next = next();
+    Entered(SEAT.try_with(|seat| seat.borrow_mut().replace(next)).ok())
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if let Some(before) = self.0.take() {
+            let _ = SEAT.try_with(|seat| *seat.borrow_mut() = before);
+        }
+    }
+}

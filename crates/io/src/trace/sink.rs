@@ -1,0 +1,313 @@
+//! The running trace: its file, and the thread that writes it.
+
+use std::collections::VecDeque;
+use std::fs::{self, OpenOptions, TryLockError};
+use std::io::{self, BufWriter};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::fs::OFlags;
+use serde_json::Value;
+
+use super::event::Writer;
+use super::meter::{self, Gauge, gauge};
+use super::record::{Record, drain, lost};
+use super::state::{lock, renew, state};
+use super::{IS_ON, now_ns};
+use crate::{Error, Result};
+
+/// Levels from before there is a file: some minutes of a process that is always at it.
+const KEPT_MAX: usize = 1 << 14;
+
+/// Names that are tried for a file of one's own.
+const OPENED_MAX: u32 = 100;
+
+/// How often what threads noted is written out.
+const TURN: Duration = Duration::from_millis(100);
+
+/// Whose trace it is.
+#[derive(Clone, Debug)]
+pub struct Process {
+    /// Its id.
+    pub id: u32,
+    /// Where viewers put it among others.
+    pub order: u32,
+    /// What viewers show.
+    pub name: String,
+    /// What else there is to know, as a JSON object.
+    pub about: Value,
+}
+
+/// A trace that runs.
+pub(super) struct Running {
+    ending: Arc<Ending>,
+    thread: JoinHandle<io::Result<()>>,
+    path: PathBuf,
+}
+
+/// How the writer hears that it is to end.
+#[derive(Default)]
+struct Ending {
+    is_wanted: Mutex<bool>,
+    wanted: Condvar,
+}
+
+/// Begins a trace. Where another process is writing the file, this one gets a file of its own beside
+/// it, with its number in the name. Times in the file count from now.
+///
+/// With `is_shared`, several processes were given the path: the file is made when something is
+/// recorded, and what another process has left there is kept. Else it is replaced, at once.
+///
+/// # Errors
+/// [`Error::Storage`] where the file cannot be made, or another trace of this process runs.
+pub fn start(path: &Path, mut process: Process, is_shared: bool) -> Result<()> {
+    let state = state();
+    let mut running = lock(&state.running);
+    let failed = |source| Error::Storage {
+        operation: "write a trace to",
+        path: path.to_owned(),
+        source,
+    };
+    if running.is_some() {
+        return Err(failed(io::ErrorKind::ResourceBusy.into()));
+    }
+    let origin_ns = now_ns();
+    let unix = SystemTime::now().duration_since(UNIX_EPOCH);
+    let began_at_unix_ns = unix.map_or(0, |since| since.as_nanos() as u64);
+    if let Some(about) = process.about.as_object_mut() {
+        about.insert("began_at_unix_ns".to_owned(), began_at_unix_ns.into());
+    }
+    let mut output = Output {
+        path: path.to_owned(),
+        process,
+        origin_ns,
+        is_shared,
+        writer: None,
+        locked: None,
+        kept: VecDeque::new(),
+    };
+    if !is_shared {
+        output.open().map_err(failed)?;
+    }
+    meter::reset();
+    drop(drain());
+    lost();
+    let ending = Arc::<Ending>::default();
+    let seen = Arc::clone(&ending);
+    let thread = thread::Builder::new()
+        .name("penstock-trace".to_owned())
+        .spawn(move || output.run(&seen))
+        .map_err(failed)?;
+    state.traces.fetch_add(1, Ordering::Relaxed);
+    *running = Some(Running {
+        ending,
+        thread,
+        path: path.to_owned(),
+    });
+    IS_ON.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Ends the trace, if one runs, and completes its file.
+///
+/// # Errors
+/// [`Error::Storage`] where the file could not be written; it may end early then.
+pub fn stop() -> Result<()> {
+    // Held until the file is complete: another trace begins after that.
+    let mut slot = lock(&state().running);
+    let Some(running) = slot.take() else {
+        return Ok(());
+    };
+    IS_ON.store(false, Ordering::Relaxed);
+    *lock(&running.ending.is_wanted) = true;
+    running.ending.wanted.notify_all();
+    let written = running.thread.join();
+    let written = written.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    written.map_err(|source| Error::Storage {
+        operation: "write a trace to",
+        path: running.path,
+        source,
+    })
+}
+
+/// Leaves the trace to the parent, in a child that was forked: the thread that writes is not there.
+pub fn forget() {
+    IS_ON.store(false, Ordering::Relaxed);
+    renew();
+}
+
+/// What the thread of a trace has.
+struct Output {
+    path: PathBuf,
+    process: Process,
+    origin_ns: u64,
+    is_shared: bool,
+    writer: Option<Writer<BufWriter<fs::File>>>,
+    /// The same file, to let others have it in the end.
+    locked: Option<fs::File>,
+    /// Levels from before there is a file, the last ones.
+    kept: VecDeque<Record>,
+}
+
+impl Output {
+    fn run(mut self, ending: &Ending) -> io::Result<()> {
+        let mut traffic = Traffic::now();
+        loop {
+            let is_wanted = lock(&ending.is_wanted);
+            let waited = ending
+                .wanted
+                .wait_timeout_while(is_wanted, TURN, |is_wanted| !*is_wanted);
+            let is_last = *waited.unwrap_or_else(PoisonError::into_inner).0;
+            if let Some(traffic) = &mut traffic {
+                traffic.sample();
+                if is_last {
+                    traffic.end();
+                }
+            }
+            match is_last {
+                true => meter::close(now_ns()),
+                false => meter::settle(now_ns()),
+            }
+            if let Err(error) = self.write(drain()) {
+                // Nobody would read what comes after.
+                IS_ON.store(false, Ordering::Relaxed);
+                return Err(error);
+            }
+            if is_last {
+                let finished = self.writer.map_or(Ok(()), |writer| writer.finish(lost()));
+                // Children that were forked have the file open, and with it the lock.
+                return finished.and(self.locked.map_or(Ok(()), |file| file.unlock()));
+            }
+        }
+    }
+
+    fn write(&mut self, mut records: Vec<Record>) -> io::Result<()> {
+        let is_level = |record: &Record| matches!(record, Record::Level { .. });
+        if self.writer.is_none() {
+            if records.iter().all(is_level) {
+                self.kept.extend(records);
+                let excess = self.kept.len().saturating_sub(KEPT_MAX);
+                self.kept.drain(..excess);
+                return Ok(());
+            }
+            self.open()?;
+            records.extend(self.kept.drain(..));
+        }
+        let Some(writer) = &mut self.writer else {
+            unreachable!("it was just opened");
+        };
+        // Viewers take the first of several spans that begin together for the outermost.
+        records.sort_by_key(|record| match record {
+            Record::Span { times, .. } => (times.start, u64::MAX - times.end),
+            Record::Transfer(transfer) => (transfer.times.start, 0),
+            Record::Level { at_ns, .. } => (*at_ns, 0),
+        });
+        records.iter().try_for_each(|record| writer.write(record))?;
+        writer.flush()
+    }
+
+    fn open(&mut self) -> io::Result<()> {
+        let file = open_own(&self.path, self.is_shared)?;
+        self.locked = Some(file.try_clone()?);
+        let writer = Writer::new(BufWriter::new(file), &self.process, self.origin_ns)?;
+        self.writer = Some(writer);
+        Ok(())
+    }
+}
+
+/// A file for this process alone, empty: the one at `path`, or one beside it. Where several processes
+/// were given the path, what is in a file stays there.
+fn open_own(path: &Path, is_shared: bool) -> io::Result<fs::File> {
+    for attempt in 0..OPENED_MAX {
+        let file = open(&beside(path, attempt))?;
+        if !file.metadata()?.is_file() {
+            return Ok(file);
+        }
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => continue,
+            // A file system without locks: nothing is known of others.
+            Ok(()) | Err(TryLockError::Error(_)) => {}
+        }
+        if is_shared && file.metadata()?.len() > 0 {
+            continue;
+        }
+        file.set_len(0)?;
+        return Ok(file);
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// Without waiting for anybody, as the open of a pipe would.
+fn open(path: &Path) -> io::Result<fs::File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false);
+    options.custom_flags(OFlags::NONBLOCK.bits() as i32);
+    options.open(path)
+}
+
+/// The path with the number of the process in it, and further ones that of the attempt.
+fn beside(path: &Path, attempt: u32) -> PathBuf {
+    let process = std::process::id();
+    let number = match attempt {
+        0 => return path.to_owned(),
+        1 => process.to_string(),
+        _ => format!("{process}.{attempt}"),
+    };
+    match path.extension() {
+        Some(extension) => path.with_extension(format!("{number}.{}", extension.display())),
+        None => path.with_extension(number),
+    }
+}
+
+/// What the process has read and written, as the kernel counts it: of storage, not of caches.
+struct Traffic {
+    at_ns: u64,
+    read_bytes: u64,
+    written_bytes: u64,
+    was_idle: bool,
+}
+
+impl Traffic {
+    /// `None` where the kernel does not count it.
+    fn now() -> Option<Traffic> {
+        let text = fs::read_to_string("/proc/self/io").ok()?;
+        let field = |name: &str| {
+            let rest = text.lines().find_map(|line| line.strip_prefix(name));
+            rest.and_then(|rest| rest.trim().parse().ok())
+        };
+        Some(Traffic {
+            at_ns: now_ns(),
+            read_bytes: field("read_bytes:")?,
+            written_bytes: field("write_bytes:")?,
+            was_idle: false,
+        })
+    }
+
+    /// Records that the rates end here.
+    fn end(&self) {
+        gauge(Gauge::ProcessRead, self.at_ns, 0.0);
+        gauge(Gauge::ProcessWritten, self.at_ns, 0.0);
+    }
+
+    /// Records the rates since the last sample, unless nothing was moved before or now.
+    fn sample(&mut self) {
+        let Some(now) = Traffic::now() else { return };
+        let seconds = (now.at_ns - self.at_ns) as f64 / 1e9;
+        let rate = |bytes: u64| bytes as f64 / seconds / f64::from(1 << 30);
+        let read = now.read_bytes.saturating_sub(self.read_bytes);
+        let written = now.written_bytes.saturating_sub(self.written_bytes);
+        let is_idle = read + written == 0;
+        if !(is_idle && self.was_idle) {
+            gauge(Gauge::ProcessRead, self.at_ns, rate(read));
+            gauge(Gauge::ProcessWritten, self.at_ns, rate(written));
+        }
+        *self = Traffic {
+            was_idle: is_idle,
+            ..now
+        };
+    }
+}
