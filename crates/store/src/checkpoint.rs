@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use penstock_io::buffer::{HostRegionMut, Memory};
 use penstock_io::file::{Direct, File};
+use penstock_io::trace;
 use serde_json::value::RawValue;
 
 use crate::description::{check_size, read_manifest, read_part};
@@ -78,6 +79,7 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::NotFound`], [`Error::Incomplete`], [`Error::Corrupt`], [`Error::Version`].
     pub fn open(path: &Path) -> Result<Checkpoint> {
+        let _span = trace::span("open");
         let lease = Lease::share_to_read(path);
         let mut opened = Checkpoint::look(path)?;
         opened.lease = Mutex::new(lease);
@@ -233,6 +235,7 @@ impl Checkpoint {
         progress: &Progress,
     ) -> Result<Loaded> {
         let begun = Instant::now();
+        let span = trace::span("plan");
         let Fetch {
             mut requests,
             targets,
@@ -257,6 +260,9 @@ impl Checkpoint {
         progress.expect(plan.items.iter().map(item_bytes).sum());
         let placements = plan.placements.clone();
 
+        drop(span);
+
+        let _span = trace::span("read");
         let stop = OnDamage::Stop;
         let outcome = read(plan, targets, &sources, &settings, stop, progress, &mut run);
         let outcome = outcome.map_err(|error| self.replaced_or(error))?;

@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use penstock_io::file::{Direct, File, may_write};
 use penstock_io::file_system::{Change, FileSystem};
+use penstock_io::trace;
 
 use crate::error::{Error, Result};
 use crate::lease::Lease;
@@ -56,6 +57,7 @@ impl Attempt {
         file_system: &Arc<dyn FileSystem>,
         progress: &Progress,
     ) -> Result<Attempt> {
+        let _span = trace::span("begin");
         let (lease, made_directory) = take_lease(path, file_system.as_ref(), progress)?;
         let id = name::draw_attempt();
         let (path, made) = (path.to_owned(), Vec::new());

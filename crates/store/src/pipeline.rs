@@ -17,6 +17,7 @@ use std::thread;
 
 use penstock_io::buffer::{IoBuf, Pool};
 use penstock_io::engine::{Engine, Op, OpKind};
+use penstock_io::trace;
 use penstock_io::transfer::WholeTransfers;
 
 use crate::error::{Error, Result};
@@ -131,6 +132,7 @@ impl Drop for StopOnDrop<'_> {
 
 /// Opens a worker's engine, completed transfers on top.
 fn open_engine(settings: &Settings, run: &mut Run) -> Result<WholeTransfers> {
+    let _span = trace::span("open engine");
     let opened = (settings.engine_factory)(settings.queue_depth)?;
     let capabilities = opened.engine.capabilities();
     run.engine = capabilities.name.to_owned();

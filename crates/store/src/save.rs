@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use penstock_io::buffer::HostRegion;
+use penstock_io::trace;
 use serde_json::value::RawValue;
 
 use crate::FORMAT_VERSION;
@@ -62,24 +63,26 @@ pub(crate) struct Salvaged {
 /// The only rank of a save from one process.
 const RANK: u32 = 0;
 
-/// Measures the phases of a call.
+/// Measures the phases of a call, for its report and for a trace.
 struct Stopwatch {
-    last: Instant,
+    last_ns: u64,
     phases: Vec<(&'static str, f64)>,
 }
 
 impl Stopwatch {
-    fn since(begun: Instant) -> Stopwatch {
+    fn since(begun_ns: u64) -> Stopwatch {
         Stopwatch {
-            last: begun,
+            last_ns: begun_ns,
             phases: Vec::new(),
         }
     }
 
     fn lap(&mut self, phase: &'static str) {
-        let now = Instant::now();
-        self.phases.push((phase, (now - self.last).as_secs_f64()));
-        self.last = now;
+        trace::span_since(phase, self.last_ns, None);
+        let now_ns = trace::now_ns();
+        let seconds = (now_ns - self.last_ns) as f64 / 1e9;
+        self.phases.push((phase, seconds));
+        self.last_ns = now_ns;
     }
 
     /// Puts a phase that was measured elsewhere, if it was, before all others.
@@ -139,14 +142,14 @@ pub(crate) fn save_as(
     // Before gigabytes are written for nothing.
     check_manifest_size(target.metadata.get().len())?;
     let job = Job::sync(state, salvaged, &target.path, options)?;
-    let planned = Instant::now();
+    let planned_ns = trace::now_ns();
     let mut attempt = Attempt::begin(
         &target.path,
         target.overwrite,
         &options.file_system,
         progress,
     )?;
-    let shards = job.write_since(planned, &mut attempt, RANK, progress)?;
+    let shards = job.write_since(planned_ns, &mut attempt, RANK, progress)?;
     let synced = Instant::now();
     let mut written = shards.seal(&mut attempt, None)?;
     let partial = salvaged.map(|salvaged| salvaged.partial.clone());
@@ -154,6 +157,9 @@ pub(crate) fn save_as(
     let commit_seconds = synced.elapsed().as_secs_f64();
     written.phases.push(("commit", commit_seconds));
     written.transport.fallbacks.extend(committed.left_behind);
+    let _span = trace::span("release");
+    // Staging memory takes its time to go.
+    drop(job);
     Ok(SaveReport {
         path: target.path.clone(),
         step: target.step,
@@ -217,6 +223,7 @@ fn commit_as(
     partial: Option<Partial>,
     parts: Vec<PartEntry>,
 ) -> Result<Committed> {
+    let _span = trace::span("commit");
     let mut manifest = manifest_of(target, attempt.id(), parts);
     manifest.partial = partial;
     manifest.check().map_err(unreadable)?;

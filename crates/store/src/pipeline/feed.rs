@@ -15,6 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use penstock_io::buffer::{HostRegion, IoBuf, Pool};
+use penstock_io::trace::{self, Role};
 
 use super::Halt;
 use crate::error::{Error, Result};
@@ -109,7 +110,13 @@ impl Feed {
         let runs = rest.div_ceil(self.run_extents());
         let helpers = (threads as u64).min(runs).saturating_sub(1);
         let copied: Vec<Result<()>> = thread::scope(|scope| {
-            let help = |_| thread::Builder::new().spawn_scoped(scope, || self.copy_runs());
+            let help = |_| {
+                thread::Builder::new().spawn_scoped(scope, || {
+                    let _row = trace::enter(Role::Stager);
+                    let _span = trace::span("work");
+                    self.copy_runs()
+                })
+            };
             // Where the system has no more threads to give, fewer do the work.
             let helpers: Vec<_> = (0..helpers).map_while(|index| help(index).ok()).collect();
             let own = self.copy_runs();
@@ -179,12 +186,16 @@ impl Feed {
             }
             if self.is_lazy && !is_exhausted {
                 drop(state);
-                if let Some(buf) = self.pool.take_timeout(patience)?
+                let span = trace::span("wait for memory");
+                let taken = self.pool.take_timeout(patience)?;
+                drop(span);
+                if let Some(buf) = taken
                     && let Some(filled) = self.fill(buf)
                 {
                     return Ok(Next::Filled(filled));
                 }
             } else if may_wait {
+                let _span = trace::span("wait for stage");
                 drop(wait_timeout(&self.supplied, state, TURN));
             }
             if !may_wait {
@@ -222,6 +233,7 @@ impl Feed {
 
     /// A buffer for a stager, waiting for the workers to return one; `None` once the save is over.
     fn take_buffer(&self) -> Result<Option<IoBuf>> {
+        let _span = trace::span("wait for memory");
         if let Some(buf) = self.pool.try_take()? {
             return Ok(Some(buf));
         }
@@ -317,6 +329,7 @@ struct Claim<'a> {
 impl Claim<'_> {
     /// Copies the next extent into the buffer and pads it to a whole page.
     fn copy(&mut self, buf: &mut IoBuf) {
+        let _span = trace::span("copy");
         let plan = &self.feed.plan;
         let sources = self.sources.as_ref().expect("the claim is not dropped");
         let extent = plan.extent(self.numbers.start);

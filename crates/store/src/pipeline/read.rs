@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex};
 use penstock_io::buffer::{Memory, MemoryHandle};
 use penstock_io::engine::{Completion, Engine, Op};
 use penstock_io::file::File;
+use penstock_io::trace::{self, Role};
 use penstock_io::transfer::WholeTransfers;
 
 use super::damage::Damage;
@@ -96,6 +97,8 @@ pub(crate) fn read(
     let queue = Mutex::new(queue);
     let pages = Pages::of(&handles);
     let work = |halt: &Halt<'_>| {
+        let _row = trace::enter(Role::Reader);
+        let _span = trace::span("work");
         let mut run = Run::default();
         let engine = open_engine(settings, &mut run)?;
         let mut worker = Worker::new(sources, settings, on_damage, halt, &pages, engine);
@@ -137,6 +140,7 @@ fn prepare(
     targets: Vec<Target>,
     sources: &[Source<'_>],
 ) -> Result<(Vec<MemoryHandle>, VecDeque<Prepared>)> {
+    let _span = trace::span("prepare");
     let mut handles = Vec::with_capacity(plan.segments.len());
     let mut segments = Vec::with_capacity(plan.segments.len());
     let mirror_bytes = |segment: &Segment| (segment.mirror.end - segment.mirror.start) as usize;
@@ -188,6 +192,7 @@ impl<'a> Pages<'a> {
             (segment, end)
         };
         drop(next);
+        let _span = trace::span("populate");
         handle.populate(start..end);
         true
     }
@@ -364,7 +369,9 @@ impl<'a> Worker<'a> {
         item.settle();
         let source = &self.sources[item.file];
         let verify = self.settings.verify || self.on_damage == OnDamage::List;
+        let span = trace::span("digest");
         let damaged = item.damage(verify.then_some(source.chunks));
+        drop(span);
         if !damaged.is_empty() && !item.retried {
             item.retry(&source.file);
             return self.start(item);
@@ -377,6 +384,7 @@ impl<'a> Worker<'a> {
             }
         }
         if damaged.is_empty() || self.on_damage == OnDamage::Survey {
+            let _span = trace::span("copy");
             self.tally.bounced_bytes += item.unstage();
         }
         self.halt

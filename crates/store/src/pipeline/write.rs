@@ -11,6 +11,7 @@ use std::sync::Arc;
 use penstock_io::engine::{Completion, Engine, Op, OpKind};
 use penstock_io::file::File;
 use penstock_io::priority;
+use penstock_io::trace::{self, Role};
 
 use super::feed::{Feed, Filled, Next};
 use super::{Halt, Run, failed, open_engine, run_workers, submit};
@@ -36,6 +37,8 @@ pub(crate) fn write(
 ) -> Result<Vec<Vec<Digest>>> {
     let workers = (settings.io_threads as u64).min(plan.extents()) as usize;
     let work = |halt: &Halt<'_>| {
+        let _row = trace::enter(Role::Writer);
+        let _span = trace::span("work");
         // What the engine starts for itself inherits it.
         settings.nice.into_iter().for_each(priority::step_back);
         let mut run = Run::default();
@@ -117,6 +120,7 @@ impl Worker<'_> {
     }
 
     fn digest(&mut self, filled: Filled) {
+        let _span = trace::span("digest");
         let bytes = self.plan.extent(filled.number).bytes();
         let digests = digest_chunks(&filled.buf.as_slice()[..bytes]);
         self.digested.push((filled.number, digests));

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use penstock_io::buffer::{HostRegion, Memory};
 use penstock_io::file_system::free_bytes;
+use penstock_io::trace;
 use serde_json::value::RawValue;
 
 use super::arena::Arena;
@@ -92,6 +93,7 @@ impl Job {
         path: &Path,
         options: &Options,
     ) -> Result<Job> {
+        let _span = trace::span("plan");
         let begun = Instant::now();
         let (prepared, sources) = Prepared::new(state, salvaged, path, options)?;
         Ok(Job::of(prepared, sources, true, begun))
@@ -131,6 +133,7 @@ impl Job {
     /// # Errors
     /// The system's, where it has no memory to give. The job has failed then.
     pub fn stage(&self, threads: Option<usize>) -> Result<()> {
+        let _span = trace::span("stage");
         let begun = Instant::now();
         let threads = threads.unwrap_or_else(|| {
             let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -187,13 +190,13 @@ impl Job {
         rank: u32,
         progress: &Progress,
     ) -> Result<Shards> {
-        self.write_since(Instant::now(), attempt, rank, progress)
+        self.write_since(trace::now_ns(), attempt, rank, progress)
     }
 
     /// As [`Job::write_shards`], timed from an earlier moment on.
     pub(super) fn write_since(
         &self,
-        begun: Instant,
+        begun_ns: u64,
         attempt: &mut Attempt,
         rank: u32,
         progress: &Progress,
@@ -210,7 +213,7 @@ impl Job {
             chunks: Vec::new(),
             run: Run::default(),
             free_bytes: free_bytes(attempt.path()).ok(),
-            watch: Stopwatch::since(begun),
+            watch: Stopwatch::since(begun_ns),
         };
         let written = self.fill_shards(&mut shards, attempt, progress);
         written.map_err(|error| shards.with_room(error))?;
@@ -288,6 +291,7 @@ impl Shards {
     /// # Panics
     /// If the shards belong to another attempt.
     pub fn seal(mut self, attempt: &mut Attempt, tree: Option<Box<RawValue>>) -> Result<Written> {
+        let _span = trace::span("seal");
         assert_eq!(self.id, attempt.id(), "shards are sealed in their attempt");
         let chunks = std::mem::take(&mut self.chunks);
         let part = self.prepared.write_part(attempt, self.rank, chunks, tree);
