@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import RankError
+from penstock.tracing import span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -92,17 +93,18 @@ class Mailbox:
             check: Called before each look; what it raises ends the wait.
         """
         began = time.monotonic()
-        while True:
-            check()
-            for name in names:
-                if self.has(name):
-                    return name
-            waited_seconds = time.monotonic() - began
-            if waited_seconds >= timeout_seconds:
-                return None
-            pause_seconds = max(waited_seconds * _PAUSE_SHARE, _PAUSE_SECONDS_MIN)
-            pause_seconds = min(pause_seconds, _PAUSE_SECONDS_MAX)
-            time.sleep(min(pause_seconds, timeout_seconds - waited_seconds))
+        with span("wait for ranks"):
+            while True:
+                check()
+                for name in names:
+                    if self.has(name):
+                        return name
+                waited_seconds = time.monotonic() - began
+                if waited_seconds >= timeout_seconds:
+                    return None
+                pause_seconds = max(waited_seconds * _PAUSE_SHARE, _PAUSE_SECONDS_MIN)
+                pause_seconds = min(pause_seconds, _PAUSE_SECONDS_MAX)
+                time.sleep(min(pause_seconds, timeout_seconds - waited_seconds))
 
     def delete(self, names: Iterable[str]) -> None:
         """Takes messages away, if they are there."""

@@ -21,6 +21,7 @@ from penstock.ranks import processes_here
 from penstock.reports import SaveReport
 from penstock.rounds import Vote, or_give_up
 from penstock.sharding import Sharder, is_balanced
+from penstock.tracing import span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,7 +117,8 @@ class Save:
         self._balance = 0
         self._check: Callable[[], None] = lambda: None
         with or_give_up(together):
-            flat = self._take_apart(state, finds_overlaps=lazy and watches)
+            with span("flatten"):
+                flat = self._take_apart(state, finds_overlaps=lazy and watches)
             self._flatten_seconds = time.perf_counter() - self._began
 
             def make(sources: list[_TensorSource], is_lazy: bool) -> _native.Job:

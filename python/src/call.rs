@@ -1,9 +1,11 @@
 //! Running long work without the GIL, with progress and with Ctrl-C.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use penstock_io::trace::{self, Row};
 use penstock_store::{Error, Progress};
 use pyo3::prelude::*;
 
@@ -80,9 +82,15 @@ fn watch<T: Send>(
     let result: Mutex<Option<thread::Result<Result<T, Error>>>> = Mutex::new(None);
     let finished = Condvar::new();
     let mut raised = None;
+    let row = Row::of_caller();
+    let begun_ns = trace::now_ns();
+    let ended_ns = AtomicU64::new(0);
     let outcome = thread::scope(|scope| {
         let spawned = thread::Builder::new().spawn_scoped(scope, || {
+            let _row = Row::lend(row);
+            trace::span_since("hand over", begun_ns, None);
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            ended_ns.store(trace::now_ns(), Ordering::Relaxed);
             *result.lock().expect("nothing panics with the lock") = Some(outcome);
             finished.notify_one();
         });
@@ -111,6 +119,7 @@ fn watch<T: Send>(
             }
         }
     });
+    trace::span_since("hand back", ended_ns.into_inner().max(begun_ns), None);
     (outcome, raised)
 }
 

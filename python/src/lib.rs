@@ -22,6 +22,7 @@ mod salvage;
 mod save;
 mod store;
 mod tensor;
+mod trace;
 mod verify;
 
 use pyo3::prelude::*;
@@ -47,6 +48,10 @@ mod _native {
     use crate::store::Store;
     #[pymodule_export]
     use crate::tensor::HostBuffer;
+    #[pymodule_export]
+    use crate::trace::{
+        trace_beside, trace_forget, trace_is_on, trace_now, trace_span, trace_start, trace_stop,
+    };
     #[pymodule_export]
     use crate::verify::verify;
 }
