@@ -9,6 +9,7 @@
 
 from importlib.metadata import version as _version
 
+from penstock import metrics
 from penstock.checkpoint import inspect, load, save, verify
 from penstock.errors import (
     CheckpointExistsError,
@@ -17,6 +18,7 @@ from penstock.errors import (
     FormatVersionError,
     IncompleteCheckpointError,
     MissingDependencyError,
+    OptionsError,
     PartialCheckpointError,
     PenstockError,
     PenstockWarning,
@@ -43,8 +45,12 @@ from penstock.reports import (
     VerifyResult,
 )
 from penstock.store import CheckpointStore
+from penstock.tracing import start_from_environment as _start_tracing
+from penstock.tracing import trace
 
 __version__ = _version("penstock")
+
+_start_tracing()
 
 __all__ = [
     "CheckpointExistsError",
@@ -59,6 +65,7 @@ __all__ = [
     "MissingDependencyError",
     "MissingInfo",
     "Options",
+    "OptionsError",
     "PartialCheckpointError",
     "PendingSave",
     "PenstockError",
@@ -86,7 +93,9 @@ __all__ = [
     "guard",
     "inspect",
     "load",
+    "metrics",
     "salvage",
     "save",
+    "trace",
     "verify",
 ]

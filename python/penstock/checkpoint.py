@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import _native
 from penstock.arguments import check_step, decode_path, encode_metadata, to_native
 from penstock.errors import PenstockWarning
+from penstock.events import observed
 from penstock.flatten import flatten
 from penstock.gcpause import gc_paused
 from penstock.inspection import CheckpointInfo, describe
@@ -18,6 +19,7 @@ from penstock.progress import Progress, shown
 from penstock.ranks import find as find_ranks
 from penstock.reports import LoadReport, Problem, SaveReport, VerifyResult
 from penstock.saving import Target
+from penstock.tracing import call, span
 
 if TYPE_CHECKING:
     import os
@@ -95,29 +97,45 @@ def save(
     note = encode_metadata(metadata)
     step = None if step is None else check_step(step)
     settings = to_native(options)
+    target = Target(path=where, step=step, metadata=note, overwrite=bool(overwrite))
     ranks = find_ranks(process_group, no_dist=no_dist)
-    if ranks is not None:
-        target = Target(path=where, step=step, metadata=note, overwrite=bool(overwrite))
-        together = ranks.enter(target.label, settings["rank_timeout_seconds"], step)
+    if ranks is None:
+        with call("stall", "save", where):
+            return save_alone(target, state, settings, progress)
+    enter = observed("save", ends=False)(ranks.enter)
+    together = enter(target.label, settings["rank_timeout_seconds"], step)
+    with call("stall", "save", where):
         return save_together(target, state, together, settings, progress)
+
+
+@observed("save")
+def save_alone(
+    target: Target, state: Any, settings: dict[str, Any], progress: bool | Progress
+) -> SaveReport:
+    """`save` of this process alone, with its arguments checked.
+
+    Raises:
+        PenstockError: Whatever `save` raises.
+    """
     began = time.perf_counter()
-    flat = flatten(state)
+    with span("flatten"):
+        flat = flatten(state)
     flatten_seconds = time.perf_counter() - began
     with shown(progress, "saving") as update:
         fields = _native.save(
-            where,
+            target.path,
             flat.tensors,
             flat.aliases,
             flat.tree,
-            step=step,
-            metadata=note,
-            overwrite=bool(overwrite),
+            step=target.step,
+            metadata=target.metadata,
+            overwrite=target.overwrite,
             options=settings,
             progress=update,
         )
     phases = {"flatten": flatten_seconds, **fields["phases"]}
     seconds = time.perf_counter() - began
-    return SaveReport(**{**fields, "path": where, "phases": phases, "seconds": seconds})
+    return SaveReport(**{**fields, "path": target.path, "phases": phases, "seconds": seconds})
 
 
 def load(
@@ -271,7 +289,13 @@ def verify(
         True
     """
     where = decode_path(path)
+    with call("stall", "verify", where):
+        return _verify(where, to_native(options), progress)
+
+
+@observed("verify")
+def _verify(where: str, options: dict[str, Any], progress: bool | Progress) -> VerifyResult:
     with shown(progress, "verifying") as update:
-        fields = _native.verify(where, options=to_native(options), progress=update)
+        fields = _native.verify(where, options=options, progress=update)
     problems = tuple(Problem(**problem) for problem in fields["problems"])
     return VerifyResult(**{**fields, "path": where, "problems": problems})

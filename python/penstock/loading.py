@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock import _native, tree
 from penstock.arguments import check_device, check_patterns, check_rank, to_native
 from penstock.errors import CheckpointNotFoundError, StateMismatchError
+from penstock.events import observed
 from penstock.fetch import fetch
 from penstock.gcpause import gc_paused
 from penstock.inspection import part_name
@@ -19,6 +20,7 @@ from penstock.ranks import own_rank
 from penstock.reports import LoadReport
 from penstock.restore import BYTES_TAGS, Builder, Place, needed
 from penstock.targets import Targets
+from penstock.tracing import call, span
 from penstock.view import View, view
 
 if TYPE_CHECKING:
@@ -66,13 +68,14 @@ class Wanted:
     own_rank: int | None = None
 
 
+@observed("load")
 def read(path: str, wanted: Wanted, options: Options | None) -> Loaded:
     """`load`, with the report.
 
     A checkpoint that is replaced while it is read is read again: at every moment there is a whole
     one.
     """
-    with gc_paused():
+    with call("stall", "load", path), gc_paused():
         for _ in range(_REPLACED_MAX):
             try:
                 return _Reading(path, wanted, options).run()
@@ -104,7 +107,7 @@ class _Reading:
         checkpoint = _native.open(self._path)
         try:
             part = part_name(checkpoint.files())
-            with tree.reading(self._path, part):
+            with span("plan"), tree.reading(self._path, part):
                 seen, targets = self._look(checkpoint)
                 selection = self._select(seen, targets)
             opened = time.perf_counter()
@@ -116,7 +119,7 @@ class _Reading:
             # An exception keeps this frame, and must not keep the files from being deleted.
             checkpoint.release()
         loaded = time.perf_counter()
-        with tree.reading(self._path, part):
+        with span("build"), tree.reading(self._path, part):
             state = self._build(seen, targets, fetched.places)
         ended = time.perf_counter()
         phases = {

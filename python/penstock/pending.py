@@ -12,10 +12,12 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock import events
 from penstock.errors import PenstockError, RankError, SaveCancelledError, StateMismatchError
 from penstock.progress import shown
 from penstock.rounds import or_give_up
 from penstock.saving import Save
+from penstock.tracing import call, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,6 +54,7 @@ class PendingSave:
         path: The checkpoint's directory.
         step: The training step.
         stall_seconds: How long the call that returned this took: what training lost.
+        is_told: Whether its end is that of a call of which observers are told.
 
     Example:
         >>> import numpy as np, penstock, tempfile
@@ -65,13 +68,16 @@ class PendingSave:
         array([1., 1., 1.])
     """
 
-    def __init__(self, save: Save, *, lazy: bool, after: Callable[[], None]) -> None:
+    def __init__(
+        self, save: Save, *, lazy: bool, after: Callable[[], None], is_told: bool = False
+    ) -> None:
         self.path = save.target.path
         self.step = save.target.step
         self.stall_seconds = 0.0
         self._save: Save | None = save
         self._job = save.job
         self._after = after
+        self.is_told = is_told
         self._report: SaveReport | None = None
         self._error: BaseException | None = None
         self._torn: StateMismatchError | None = None
@@ -110,7 +116,8 @@ class PendingSave:
         """
         self._check_process()
         try:
-            self._job.stage()
+            with call("stall", "stage", self.path):
+                self._job.stage()
         except BaseException:
             # A Ctrl-C, or no memory: the save is given up, and this caller knows.
             self._see()
@@ -129,7 +136,9 @@ class PendingSave:
             Whether it is.
         """
         self._check_process()
-        if not self._job.wait_staged(timeout_seconds):
+        with call("stall", "wait", self.path):
+            is_staged = self._job.wait_staged(timeout_seconds)
+        if not is_staged:
             return False
         self._staged()
         return True
@@ -154,7 +163,9 @@ class PendingSave:
             PenstockError: Whatever else `penstock.save` raises.
         """
         self._check_process()
-        if not self._done.wait(timeout_seconds):
+        with call("stall", "wait", self.path):
+            is_done = self._done.wait(timeout_seconds)
+        if not is_done:
             raise TimeoutError(f"{self.path} is still being saved")
         self._thread.join()
         self._see()
@@ -207,7 +218,8 @@ class PendingSave:
 
     def settle(self) -> None:
         """Waits for the end, and raises the error that nobody has seen, if there is one."""
-        self._done.wait()
+        with call("stall", "wait", self.path), span("wait for save"):
+            self._done.wait()
         if not self._is_seen and self._error is not None:
             self._see()
             raise self._error
@@ -244,15 +256,18 @@ class PendingSave:
             _live.discard(self)
 
     def _run(self) -> None:
+        is_background = not self.is_told
+        if is_background:
+            events.tell(lambda observer: observer.pending(1))
         try:
             save = self._save
             if save is None:
                 raise AssertionError("a save runs once")
-            report = save.run(self._check_torn)
-            self._report = report
-            # A warning that is made an error must not undo a commit.
-            with contextlib.suppress(Exception):
-                self._after()
+            with call("background", "save", self.path):
+                self._report = save.run(self._check_torn)
+                # A warning that is made an error must not undo a commit.
+                with contextlib.suppress(Exception), span("retire"):
+                    self._after()
         except BaseException as error:
             if self._is_cancelled and isinstance(error, KeyboardInterrupt | RankError):
                 # What ranks say may be that nobody knows whether it is saved.
@@ -264,6 +279,11 @@ class PendingSave:
             _unstaged.discard(self)
             self._versions = None
             self._save = None
+            # Before anybody is let go: who has the result finds it counted.
+            if not self.is_told:
+                events.told("save", self._report or self._error, 0)
+            if is_background:
+                events.tell(lambda observer: observer.pending(-1))
             self._done.set()
             if self._error is None or self._is_seen:
                 _live.discard(self)
@@ -360,6 +380,7 @@ def stage_all() -> None:
             pending.stage()
 
 
+@events.observed("save")
 def save_together(
     target: Target,
     state: Any,
@@ -375,11 +396,12 @@ def save_together(
     """
     with or_give_up(together), shown(progress, "saving") as update:
         save = Save(target, state, options=options, together=together, lazy=True)
-        pending = PendingSave(save, lazy=False, after=_nothing)
+        pending = PendingSave(save, lazy=False, after=_nothing, is_told=True)
         try:
-            while not pending._done.wait(_TURN_SECONDS):
-                if update is not None:
-                    update(*pending.progress())
+            with span("wait for save"):
+                while not pending._done.wait(_TURN_SECONDS):
+                    if update is not None:
+                        update(*pending.progress())
             if update is not None:
                 update(*pending.progress())
         except BaseException:

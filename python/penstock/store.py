@@ -17,7 +17,8 @@ from penstock.errors import (
     PenstockWarning,
     SaveInProgressError,
 )
-from penstock.loading import Wanted
+from penstock.events import observed, tell
+from penstock.loading import Loaded, Wanted
 from penstock.pending import PendingSave, save_together
 from penstock.progress import shown
 from penstock.ranks import find as find_ranks
@@ -27,6 +28,7 @@ from penstock.reports import Problem, ScrubbedStep, ScrubReport
 from penstock.retention import Retention
 from penstock.rounds import or_give_up
 from penstock.saving import Save, Target
+from penstock.tracing import call, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -180,23 +182,20 @@ class CheckpointStore:
             StorageError: The operating system failed an operation.
         """
         target = self._target(step, metadata, overwrite)
+        with call("stall", "save", target.path):
+            return self._save(target, state, progress)
+
+    @observed("save")
+    def _save(self, target: Target, state: Any, progress: bool | Progress) -> SaveReport:
         together, _ = self._come_together(target, "wait")
+        options = to_native(self._options)
         if together is not None:
-            options = to_native(self._options)
             report = save_together(target, state, together, options, progress)
         else:
-            report = checkpoint.save(
-                target.path,
-                state,
-                overwrite=overwrite,
-                step=step,
-                metadata=metadata,
-                options=self._options,
-                progress=progress,
-                no_dist=True,
-            )
+            report = checkpoint.save_alone(target, state, options, progress)
         if together is None or together.is_coordinator:
-            self._retire(target.step or 0, 2)
+            with span("retire"):
+                self._retire(target.step or 0, 4)
         return report
 
     @overload
@@ -278,12 +277,19 @@ class CheckpointStore:
         if if_busy not in ("wait", "skip", "error"):
             raise ValueError(f"if_busy={if_busy!r}: must be one of 'wait', 'skip', 'error'")
         target = self._target(step, metadata, overwrite)
+        with call("stall", "save_async", target.path):
+            return self._save_async(target, state, lazy=lazy, if_busy=if_busy, began=began)
+
+    @observed("save")
+    def _save_async(
+        self, target: Target, state: Any, *, lazy: bool, if_busy: str, began: float
+    ) -> PendingSave | None:
         together, is_left_out = self._come_together(target, if_busy)
         if is_left_out:
             return None
         options = to_native(self._options)
         with or_give_up(together):
-            if together is None and not overwrite:
+            if together is None and not target.overwrite:
                 target.check_free()
             arena = self._memory(options["staging_bytes"])
         save = Save(
@@ -308,6 +314,7 @@ class CheckpointStore:
                 pending.stage()
         except BaseException:
             # A Ctrl-C: the caller has nothing to wait for.
+            pending.is_told = True
             pending.cancel()
             raise
         pending.stall_seconds = time.perf_counter() - began
@@ -379,6 +386,7 @@ class CheckpointStore:
             overwrite=bool(overwrite),
         )
 
+    @observed("save", ends=False)
     def _come_together(self, target: Target, if_busy: str) -> tuple[Round | None, bool]:
         """Waits for the save under way, and has all ranks begin the next one or none.
 
@@ -504,17 +512,23 @@ class CheckpointStore:
         )
         reader = Reader(self._native, self._root, self._options, ranks)
         last = None if step is None else check_step(step)
+        where = self._root if last is None else self._reader().path(last)
         try:
-            if fallback:
-                loaded = reader.newest_good(last, wanted)
-            else:
-                loaded = reader.newest(wanted) if last is None else reader.step(last, wanted)
+            with call("stall", "load", where):
+                loaded = self._load(reader, last, wanted, fallback)
         finally:
             for message in reader.warnings:
                 warnings.warn(message, PenstockWarning, stacklevel=2)
+        if skipped := len(loaded.report.skipped):
+            tell(lambda observer: observer.passed_over(skipped))
         if report is not None:
             report(loaded.report)
         return loaded.state
+
+    def _load(self, reader: Reader, last: int | None, wanted: Wanted, fallback: bool) -> Loaded:
+        if fallback:
+            return reader.newest_good(last, wanted)
+        return reader.newest(wanted) if last is None else reader.step(last, wanted)
 
     def scan(self) -> list[StepInfo]:
         """Every step by number, whether complete or not."""
@@ -606,13 +620,19 @@ class CheckpointStore:
             [(1, 'skipped')]
         """
         _check_scrub(bytes_per_second, max_age_seconds)
-        with shown(progress, "scrubbing") as update:
-            fields = self._native.scrub(
-                bytes_per_second=bytes_per_second,
-                max_age_seconds=max_age_seconds,
-                options=to_native(self._options),
-                progress=update,
-            )
+        with call("stall", "scrub", self._root), shown(progress, "scrubbing") as update:
+            return self._scrub(bytes_per_second, max_age_seconds, update)
+
+    @observed("scrub")
+    def _scrub(
+        self, bytes_per_second: int | None, max_age_seconds: float | None, update: Progress | None
+    ) -> ScrubReport:
+        fields = self._native.scrub(
+            bytes_per_second=bytes_per_second,
+            max_age_seconds=max_age_seconds,
+            options=to_native(self._options),
+            progress=update,
+        )
         steps = tuple(
             ScrubbedStep(**{**row, "problems": tuple(Problem(**p) for p in row["problems"])})
             for row in fields["steps"]

@@ -54,7 +54,7 @@ class Job:
 
     def __init__(self, size: int = SIZE, *, is_hosted: bool = True) -> None:
         self.store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-        port, own = (self.store.port, False) if is_hosted else (_free_port(), True)
+        port, own = (self.store.port, False) if is_hosted else (free_port(), True)
         self._pipes = []
         self._processes = []
         for rank in range(size):
@@ -150,7 +150,8 @@ class Job:
             pipe.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens at."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -38,7 +38,7 @@ import penstock
 import victim
 from compare import assert_same
 from conftest import MATRIX, mounted, run_child, tell, uring_refusal
-from test_interrupt import Ticker, assert_settles_at, count_files_and_threads
+from test_interrupt import Ticker, assert_settles_at, settled
 from test_kill import Victim
 
 MIB = 1 << 20
@@ -1159,7 +1159,7 @@ def test_failed_saves_leave_no_files_open_and_no_threads(disk_path):
     store = penstock.CheckpointStore(disk_path / "store")
     in_the_way(store, 1)
     store.save_async(2, {"w": torch.ones(MIB)}).result()
-    before = count_files_and_threads()
+    before = settled()
     for lazy in (False, True) * 5:
         assert store.save_async(1, {"w": torch.ones(MIB)}, lazy=lazy).exception() is not None
         pending = store.save_async(3, {"w": torch.ones(MIB)}, lazy=lazy)

@@ -1,0 +1,271 @@
+"""Counters and histograms of saves, loads and checks for Prometheus; see docs/metrics.md.
+
+They are of the standard client library: whatever serves its registry serves these.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from penstock import events
+from penstock.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    MissingDependencyError,
+    PenstockError,
+    SaveCancelledError,
+    SaveInProgressError,
+)
+from penstock.loading import Loaded
+from penstock.pending import PendingSave
+from penstock.reports import SaveReport, ScrubReport, VerifyResult
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from prometheus_client import CollectorRegistry, Metric
+    from prometheus_client.registry import Collector
+
+    from penstock.events import Call
+    from penstock.reports import LoadReport
+
+__all__ = ["enable", "write_textfile"]
+
+_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600)
+_STALL_SECONDS = (0.001, 0.005, 0.01, 0.05, *_SECONDS)
+"""A lazy save holds training up for milliseconds."""
+
+_SAVE_RESULTS = ("ok", "failed", "cancelled", "skipped")
+_LOAD_RESULTS = ("ok", "missing", "damaged", "failed", "cancelled")
+_CHECK_RESULTS = ("ok", "damaged", "failed")
+_READING = ("load", "verify", "scrub")
+_FALLBACKS = ("engine", "buffered", "step")
+
+_STATES = {"verified": "ok", "damaged": "damaged", "failed": "failed"}
+"""Results of a check by the states of `ScrubbedStep`."""
+
+
+def enable(registry: CollectorRegistry | None = None) -> None:
+    """Counts every save, load and check of this process from now on.
+
+    Call it once before training; more calls do nothing, or put the same metrics into one more
+    registry. In the multiprocess mode of the client library (``PROMETHEUS_MULTIPROC_DIR``) the
+    processes of a machine are summed up.
+
+    Args:
+        registry: Where the metrics go; None for the default one, which
+            `prometheus_client.start_http_server` serves.
+
+    Raises:
+        MissingDependencyError: The package prometheus-client is not installed.
+
+    Example:
+        >>> import numpy as np, penstock, tempfile
+        >>> from prometheus_client import CollectorRegistry
+        >>> registry = CollectorRegistry()
+        >>> penstock.metrics.enable(registry)
+        >>> report = penstock.save(tempfile.mkdtemp() + "/ckpt", {"w": np.ones(3)}, step=7)
+        >>> registry.get_sample_value("penstock_last_saved_step")
+        7.0
+    """
+    global _metrics
+    try:
+        import prometheus_client
+    except ImportError as error:
+        raise MissingDependencyError(
+            "metrics take the package prometheus-client: pip install 'penstock[metrics]'",
+            name="prometheus_client",
+        ) from error
+    if _metrics is None:
+        _metrics = _Metrics()
+    wanted = prometheus_client.REGISTRY if registry is None else registry
+    if wanted not in _registries:
+        _metrics.register(wanted)
+        _registries.append(wanted)
+    events.observe(_metrics)
+
+
+def write_textfile(path: str | os.PathLike[str]) -> None:
+    """Writes the metrics of Penstock for the textfile collector of node_exporter.
+
+    The file is replaced in one step. Nothing else of the registry is in it: node_exporter has
+    metrics of its own by the names of the client's defaults. In multiprocess mode all processes
+    are.
+
+    Args:
+        path: A file that ends in ``.prom``, in the collector's directory.
+
+    Raises:
+        PenstockError: `enable` was not called.
+        OSError: The file cannot be written.
+
+    Example:
+        >>> import penstock
+        >>> from prometheus_client import CollectorRegistry
+        >>> penstock.metrics.enable(CollectorRegistry())
+        >>> penstock.metrics.write_textfile("penstock.prom")
+        >>> "penstock_saves_total" in open("penstock.prom").read()
+        True
+    """
+    if _metrics is None:
+        raise PenstockError("there are no metrics yet: call penstock.metrics.enable() first")
+    from prometheus_client import CollectorRegistry, multiprocess, write_to_textfile
+
+    own = CollectorRegistry()
+    if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+        everything = multiprocess.MultiProcessCollector(None)  # type: ignore[no-untyped-call]
+        own.register(_Ours(everything))
+    else:
+        _metrics.register(own)
+    write_to_textfile(os.fspath(path), own)
+
+
+class _Ours:
+    """What another collector has of Penstock."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics."""
+        return (one for one in self._collector.collect() if one.name.startswith("penstock_"))
+
+
+class _Metrics:
+    """The metrics, and how what happens changes them."""
+
+    def __init__(self) -> None:
+        from prometheus_client import Counter, Gauge, Histogram
+
+        self.collectors: list[Collector] = []
+
+        def counter(name: str, text: str, label: str = "", values: Iterable[str] = ()) -> Counter:
+            made = Counter(f"penstock_{name}", text, [label] if label else [], registry=None)
+            self.collectors.append(made)
+            # A rate of what is not there yet would miss the first event.
+            for value in values:
+                made.labels(value)
+            return made
+
+        def gauge(name: str, text: str, mode: Any) -> Gauge:
+            made = Gauge(f"penstock_{name}", text, registry=None, multiprocess_mode=mode)
+            self.collectors.append(made)
+            return made
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+            made = Histogram(f"penstock_{name}", text, registry=None, buckets=buckets)
+            self.collectors.append(made)
+            return made
+
+        self.written = counter("written_bytes", "Bytes of the files of saves that succeeded.")
+        self.read = counter("read_bytes", "Bytes read from storage.", "call", _READING)
+        self.saves = counter("saves", "Saves by how they ended.", "result", _SAVE_RESULTS)
+        self.loads = counter("loads", "Checkpoints loaded by result.", "result", _LOAD_RESULTS)
+        self.checks = counter("checks", "Checkpoints read back whole.", "result", _CHECK_RESULTS)
+        self.damage = counter("damage_found", "Damaged places found.", "call", _READING)
+        self.fallbacks = counter("fallbacks", "Ways that were not open.", "kind", _FALLBACKS)
+        self.save_seconds = histogram("save_seconds", "Time of a save until it is durable.")
+        self.load_seconds = histogram("load_seconds", "Time of a load.")
+        text = "Time that a save kept its caller from training."
+        self.stall_seconds = histogram("save_stall_seconds", text, _STALL_SECONDS)
+        self.pending_saves = gauge("pending_saves", "Saves in the background.", "livesum")
+        text = "When the last save succeeded, in seconds since 1970; 0 before the first."
+        self.saved_at = gauge("last_save_timestamp_seconds", text, "mostrecent")
+        self.saved_step = gauge("last_saved_step", "Step of the last save.", "mostrecent")
+
+    def register(self, registry: CollectorRegistry) -> None:
+        """Puts the metrics into a registry."""
+        for one in self.collectors:
+            registry.register(one)
+
+    # What `events.Observer` asks for.
+
+    def ended(self, call: Call, outcome: Any, seconds: float) -> None:
+        """Counts a call."""
+        if call == "save":
+            self._saved(outcome, seconds)
+        elif call == "load":
+            self._loaded(outcome)
+        elif isinstance(outcome, VerifyResult):
+            self._checked("ok" if outcome.ok else "damaged")
+            self._read("verify", outcome.bytes_checked, len(outcome.problems))
+        elif isinstance(outcome, ScrubReport):
+            for step in outcome.steps:
+                if step.bytes_checked or step.problems or step.state == "failed":
+                    self._checked(_STATES.get(step.state, "failed"))
+                self._read("scrub", step.bytes_checked, len(step.problems))
+        else:
+            self._checked("failed")
+
+    def pending(self, change: int) -> None:
+        """Counts saves in the background."""
+        self.pending_saves.inc(change)
+
+    def passed_over(self, steps: int) -> None:
+        """Counts steps that a load has gone back over."""
+        self.fallbacks.labels("step").inc(steps)
+
+    def _saved(self, outcome: Any, seconds: float) -> None:
+        if isinstance(outcome, PendingSave):
+            # The thread that saves tells the rest.
+            self.stall_seconds.observe(outcome.stall_seconds)
+            return
+        if not isinstance(outcome, SaveReport):
+            self.saves.labels(_result_of_save(outcome)).inc()
+            return
+        self.saves.labels("ok").inc()
+        self.written.inc(outcome.bytes)
+        self.save_seconds.observe(outcome.seconds)
+        if seconds:
+            self.stall_seconds.observe(seconds)
+        self.saved_at.set(time.time())
+        if outcome.step is not None:
+            self.saved_step.set(outcome.step)
+        self._fell_back(outcome)
+
+    def _loaded(self, outcome: Any) -> None:
+        if not isinstance(outcome, Loaded):
+            self.loads.labels(_result_of_load(outcome)).inc()
+            self.damage.labels("load").inc(isinstance(outcome, CorruptCheckpointError))
+            return
+        self.loads.labels("ok").inc()
+        self._read("load", outcome.report.bytes_read)
+        self.load_seconds.observe(outcome.report.seconds)
+        self._fell_back(outcome.report)
+
+    def _checked(self, result: str) -> None:
+        self.checks.labels(result).inc()
+
+    def _read(self, call: Call, nbytes: int, problems: int = 0) -> None:
+        self.read.labels(call).inc(nbytes)
+        self.damage.labels(call).inc(problems)
+
+    def _fell_back(self, report: SaveReport | LoadReport) -> None:
+        reasons = report.fallbacks
+        if report.engine == "threads" and any("io_uring" in reason for reason in reasons):
+            self.fallbacks.labels("engine").inc()
+        if not report.direct_io and any("io_uring" not in reason for reason in reasons):
+            self.fallbacks.labels("buffered").inc()
+
+
+def _result_of_save(outcome: Any) -> str:
+    if outcome is None or isinstance(outcome, SaveInProgressError):
+        return "skipped"
+    is_cancelled = isinstance(outcome, SaveCancelledError | KeyboardInterrupt)
+    return "cancelled" if is_cancelled else "failed"
+
+
+def _result_of_load(error: BaseException) -> str:
+    if isinstance(error, CheckpointNotFoundError | IncompleteCheckpointError):
+        return "missing"
+    if isinstance(error, CorruptCheckpointError):
+        return "damaged"
+    return "cancelled" if isinstance(error, KeyboardInterrupt) else "failed"
+
+
+_metrics: _Metrics | None = None
+_registries: list[CollectorRegistry] = []
+"""Where they are registered."""

@@ -1,0 +1,498 @@
+"""`penstock.metrics`: what is counted, and who can read it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+import urllib.request
+import warnings
+
+import numpy as np
+import prometheus_client
+import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+
+import penstock
+from conftest import REPOSITORY, run_child
+from penstock import events
+from test_async import SLOWLY, held
+from test_scrub import damage, file_of
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def registry():
+    """One of our metrics alone, which count from now on."""
+    made = prometheus_client.CollectorRegistry()
+    penstock.metrics.enable(made)
+    yield made
+    events.observe(None)
+
+
+@pytest.fixture
+def counted(registry):
+    """By how much each sample has grown since the test began, without what has not."""
+
+    def values():
+        families = registry.collect()
+        samples = [sample for family in families for sample in family.samples]
+        kept = (s for s in samples if not s.name.endswith(("_created", "_bucket")))
+        return {(s.name, *s.labels.values()): s.value for s in kept}
+
+    before = values()
+    return lambda: {key: v - before[key] for key, v in values().items() if v != before[key]}
+
+
+def only(found, *beside):
+    """Without what is a time."""
+    return {
+        key: value
+        for key, value in found.items()
+        if not key[0].endswith(("_seconds", "_seconds_sum", "last_saved_step", *beside))
+    }
+
+
+def test_a_save_and_a_load_are_counted_with_what_their_reports_say(tmp_path, registry, counted):
+    began = time.time()
+    report = penstock.save(tmp_path / "ckpt", {"w": np.ones(MIB)}, step=17)
+    reports = []
+    penstock.load(tmp_path / "ckpt", report=reports.append)
+    found = counted()
+    assert only(found, "fallbacks_total") == {
+        ("penstock_saves_total", "ok"): 1,
+        ("penstock_written_bytes_total",): report.bytes,
+        ("penstock_save_seconds_count",): 1,
+        ("penstock_save_stall_seconds_count",): 1,
+        ("penstock_loads_total", "ok"): 1,
+        ("penstock_load_seconds_count",): 1,
+        ("penstock_read_bytes_total", "load"): reports[0].bytes_read,
+    }
+    assert found["penstock_save_seconds_sum",] == pytest.approx(report.seconds)
+    assert found["penstock_save_stall_seconds_sum",] >= report.seconds
+    assert found["penstock_load_seconds_sum",] == pytest.approx(reports[0].seconds)
+    saved_at = registry.get_sample_value("penstock_last_save_timestamp_seconds")
+    assert began <= saved_at <= time.time()
+    assert registry.get_sample_value("penstock_last_saved_step") == 17
+
+
+def test_a_save_into_a_store_is_one_save(tmp_path, counted):
+    store = penstock.CheckpointStore(tmp_path)
+    report = store.save(1, {"w": np.ones(3)})
+    store.load()
+    store.verify(1)
+    found = counted()
+    assert found["penstock_saves_total", "ok"] == 1
+    assert found["penstock_written_bytes_total",] == report.bytes
+    assert found["penstock_loads_total", "ok"] == 1
+    assert found["penstock_checks_total", "ok"] == 1
+    assert found["penstock_read_bytes_total", "verify"] > 0
+
+
+def interrupt(done, total):
+    raise KeyboardInterrupt
+
+
+def test_saves_that_come_to_nothing_are_told_apart(tmp_path, counted):
+    penstock.save(tmp_path / "there", {})
+    refused = [
+        lambda: penstock.save(tmp_path / "there", {}),
+        lambda: penstock.save(tmp_path / "new", {"f": print}),
+        lambda: penstock.CheckpointStore(tmp_path).save_async(1, {"f": print}),
+    ]
+    for call in refused:
+        with pytest.raises(penstock.PenstockError):
+            call()
+    with pytest.raises(KeyboardInterrupt):
+        penstock.save(
+            tmp_path / "new", {"w": np.ones(16 * MIB)}, options=SLOWLY, progress=interrupt
+        )
+    assert only(counted(), "_count", "bytes_total", "fallbacks_total") == {
+        ("penstock_saves_total", "ok"): 1,
+        ("penstock_saves_total", "failed"): 3,
+        ("penstock_saves_total", "cancelled"): 1,
+    }
+
+
+def test_saves_in_the_background_are_pending_until_they_end(tmp_path, counted):
+    store = penstock.CheckpointStore(tmp_path / "store")
+    with held(store, 1) as release:
+        os.rmdir(store.path(1))
+        pending = store.save_async(1, {"w": np.ones(MIB)})
+        while ("penstock_pending_saves",) not in counted():
+            assert not pending.done()
+        assert store.save_async(2, {}, if_busy="skip") is None
+        with pytest.raises(penstock.SaveInProgressError):
+            store.save_async(2, {}, if_busy="error")
+        assert only(counted()) == {
+            ("penstock_pending_saves",): 1,
+            ("penstock_save_stall_seconds_count",): 1,
+            ("penstock_saves_total", "skipped"): 2,
+        }
+        stalled = counted()["penstock_save_stall_seconds_sum",]
+        assert stalled == pytest.approx(pending.stall_seconds)
+        release()
+    report = pending.result()
+    found = counted()
+    assert only(found, "fallbacks_total") == {
+        ("penstock_save_stall_seconds_count",): 1,
+        ("penstock_saves_total", "skipped"): 2,
+        ("penstock_saves_total", "ok"): 1,
+        ("penstock_save_seconds_count",): 1,
+        ("penstock_written_bytes_total",): report.bytes,
+    }
+
+
+def test_a_save_in_the_background_that_fails_or_is_cancelled_is_counted_so(tmp_path, counted):
+    store = penstock.CheckpointStore(tmp_path / "store")
+    store.save(0, {})
+    with open(store.path(1), "w"):
+        pass
+    assert store.save_async(1, {"w": np.ones(9)}).exception() is not None
+    with held(store, 2) as release:
+        pending = store.save_async(2, {"w": np.ones(MIB)})
+        pending.cancel()
+        release()
+        assert isinstance(pending.exception(), penstock.SaveCancelledError)
+    found = counted()
+    assert found["penstock_saves_total", "failed"] == 1
+    assert found["penstock_saves_total", "cancelled"] == 1
+    assert ("penstock_pending_saves",) not in found
+
+
+def test_a_ctrl_c_while_the_state_is_copied_is_one_cancelled_save(tmp_path, counted, monkeypatch):
+    def stage(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(penstock.PendingSave, "stage", stage)
+    store = penstock.CheckpointStore(tmp_path / "store")
+    with held(store, 1), pytest.raises(KeyboardInterrupt):
+        store.save_async(1, {"w": np.ones(MIB)})
+    with contextlib.suppress(penstock.SaveCancelledError):
+        store.wait()
+    assert only(counted()) == {("penstock_saves_total", "cancelled"): 1}
+
+
+def test_loads_that_come_to_nothing_are_told_apart(tmp_path, counted):
+    store = penstock.CheckpointStore(tmp_path)
+    for step in (1, 2):
+        store.save(step, {"w": np.ones(5000), "b": np.ones(5000)})
+    damage(store, 2)
+    with pytest.raises(penstock.CheckpointNotFoundError):
+        penstock.load(tmp_path / "nowhere")
+    with pytest.raises(penstock.CorruptCheckpointError):
+        store.load(2)
+    with pytest.raises(penstock.StateMismatchError):
+        store.load(1, keys="nothing")
+    with warnings.catch_warnings(action="ignore"):
+        store.load(fallback=True)
+    found = counted()
+    loads = {key[1]: value for key, value in found.items() if key[0] == "penstock_loads_total"}
+    assert loads == {"missing": 1, "damaged": 2, "failed": 1, "ok": 1}
+    assert found["penstock_damage_found_total", "load"] == 2
+    assert found["penstock_fallbacks_total", "step"] == 1
+
+
+def test_checks_are_counted_with_what_they_found(tmp_path, counted):
+    store = penstock.CheckpointStore(tmp_path)
+    for step in (1, 2, 3):
+        store.save(step, {"w": np.ones(5000), "b": np.ones(5000)})
+    damage(store, 2)
+    os.unlink(file_of(store, 3, "manifest"))
+    result = store.verify(2)
+    assert not result.ok
+    scrubbed = store.scrub(max_age_seconds=0)
+    found = counted()
+    assert found["penstock_checks_total", "damaged"] == 2
+    assert found["penstock_checks_total", "ok"] == 1
+    assert found["penstock_damage_found_total", "verify"] == len(result.problems) == 1
+    assert found["penstock_damage_found_total", "scrub"] == 1
+    assert found["penstock_read_bytes_total", "verify"] == result.bytes_checked
+    assert found["penstock_read_bytes_total", "scrub"] == scrubbed.bytes_checked
+
+
+def test_what_is_fallen_back_from_is_counted_by_kind(counted):
+    report = penstock.SaveReport(
+        path="p", step=None, checkpoint_id="i", bytes=1, tensor_bytes=1, seconds=1.0, phases={},
+        tensors=1, files=1, engine="threads", engine_setup="", direct_io=False, choices=[],
+        fallbacks=["io_uring is forbidden here", "tmpfs keeps files in the page cache"],
+        device=None, io_threads=1, queue_depth=1, extent_bytes=1, staging_peak_bytes=1,
+    )  # fmt: skip
+    events.told("save", report, 1.0)
+    found = counted()
+    assert found["penstock_fallbacks_total", "engine"] == 1
+    assert found["penstock_fallbacks_total", "buffered"] == 1
+    events.told("save", penstock.SaveReport(**{**fields(report), "fallbacks": []}), 1.0)
+    assert counted()["penstock_fallbacks_total", "engine"] == 1
+
+
+def fields(report):
+    return {name: getattr(report, name) for name in report.__slots__}
+
+
+def test_a_scrape_over_http_has_every_metric(tmp_path, registry):
+    penstock.save(tmp_path / "ckpt", {"w": np.ones(3)})
+    server, thread = prometheus_client.start_http_server(0, "127.0.0.1", registry=registry)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics") as answer:
+            text = answer.read().decode()
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    families = {one.name: one for one in text_string_to_metric_families(text)}
+    kinds = {name: one.type for name, one in families.items() if not name.endswith("_created")}
+    assert kinds == KINDS
+    assert all(one.documentation for name, one in families.items() if name in KINDS)
+    buckets = {s.labels.get("le") for s in families["penstock_save_seconds"].samples}
+    assert {"0.1", "1.0", "60.0", "3600.0", "+Inf"} <= buckets
+    results = {s.labels["result"] for s in families["penstock_saves"].samples if s.labels}
+    # A rate needs the series from the start.
+    assert results == {"ok", "failed", "cancelled", "skipped"}
+
+
+KINDS = {
+    "penstock_written_bytes": "counter",
+    "penstock_read_bytes": "counter",
+    "penstock_saves": "counter",
+    "penstock_loads": "counter",
+    "penstock_checks": "counter",
+    "penstock_damage_found": "counter",
+    "penstock_fallbacks": "counter",
+    "penstock_save_seconds": "histogram",
+    "penstock_load_seconds": "histogram",
+    "penstock_save_stall_seconds": "histogram",
+    "penstock_pending_saves": "gauge",
+    "penstock_last_save_timestamp_seconds": "gauge",
+    "penstock_last_saved_step": "gauge",
+}
+
+
+def test_enabling_twice_counts_once(tmp_path, registry, counted):
+    penstock.metrics.enable(registry)
+    other = prometheus_client.CollectorRegistry()
+    penstock.metrics.enable(other)
+    penstock.save(tmp_path / "ckpt", {})
+    assert counted()["penstock_saves_total", "ok"] == 1
+    in_other = other.get_sample_value("penstock_saves_total", {"result": "ok"})
+    assert in_other == registry.get_sample_value("penstock_saves_total", {"result": "ok"})
+
+
+def test_a_text_file_has_our_metrics_and_no_others(tmp_path, registry):
+    penstock.save(tmp_path / "ckpt", {}, step=5)
+    path = tmp_path / "penstock.prom"
+    for _ in range(2):
+        penstock.metrics.write_textfile(path)
+    families = {one.name: one for one in text_string_to_metric_families(path.read_text())}
+    assert set(KINDS) <= set(families)
+    assert all(name.startswith("penstock_") for name in families)
+    assert families["penstock_last_saved_step"].samples[0].value == 5
+    assert sorted(os.listdir(tmp_path)) == ["ckpt", "penstock.prom"]
+
+
+def test_an_observer_that_fails_fails_no_save(tmp_path, registry, monkeypatch):
+    def ended(*_):
+        raise OSError("no room for a sample")
+
+    monkeypatch.setattr(penstock.metrics._Metrics, "ended", ended)
+    with pytest.warns(penstock.PenstockWarning, match="not counted: OSError"):
+        penstock.save(tmp_path / "ckpt", {"w": np.ones(3)})
+    with pytest.warns(penstock.PenstockWarning, match="not counted: OSError"):
+        assert penstock.verify(tmp_path / "ckpt").ok
+
+
+# Processes.
+
+MULTIPROCESS = """
+    import sys
+    import numpy as np, penstock
+
+    penstock.metrics.enable()
+    root, number = sys.argv[1], int(sys.argv[2])
+    report = penstock.save(f"{root}/{number}", {"w": np.ones(1000 * (number + 1))}, step=number)
+    store = penstock.CheckpointStore(f"{root}/store-{number}")
+    store.save_async(1, {}).result()
+    try:
+        penstock.save(f"{root}/{number}", {})
+    except penstock.CheckpointExistsError:
+        pass
+    penstock.metrics.write_textfile(f"{root}/{number}.prom")
+    print(report.bytes)
+"""
+
+
+def test_the_processes_of_a_machine_are_summed_up_in_multiprocess_mode(tmp_path):
+    (tmp_path / "samples").mkdir()
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "samples")}
+    children = []
+    for number in (0, 1):
+        command = [sys.executable, "-c", textwrap.dedent(MULTIPROCESS), str(tmp_path), str(number)]
+        child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        children.append(child)
+    written = [int(child.communicate(timeout=100)[0]) for child in children]
+    assert [child.returncode for child in children] == [0, 0]
+    command = [sys.executable, "-c", textwrap.dedent(SCRAPE), str(tmp_path / "all.prom")]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    found = json.loads(done.stdout)
+    assert found["saves"] == {"ok": 4, "failed": 2, "cancelled": 0, "skipped": 0}
+    assert found["written"] > sum(written)
+    assert found["count"] == 4
+    assert found["step"] == 1
+    assert found["pending"] == 0
+    text = (tmp_path / "all.prom").read_text()
+    families = {one.name: one for one in text_string_to_metric_families(text)}
+    assert set(families) == set(KINDS)
+    saves = {s.labels["result"]: s.value for s in families["penstock_saves"].samples}
+    assert saves == found["saves"]
+
+
+SCRAPE = """
+    import json, sys
+    from prometheus_client import CollectorRegistry, multiprocess
+    import penstock
+
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry)
+    samples = [s for family in registry.collect() for s in family.samples]
+    values = {s.name: s.value for s in samples}
+    penstock.metrics.enable()
+    penstock.metrics.write_textfile(sys.argv[1])
+    print(json.dumps({
+        "saves": {s.labels["result"]: s.value for s in samples if s.name == "penstock_saves_total"},
+        "written": values["penstock_written_bytes_total"],
+        "count": values["penstock_save_seconds_count"],
+        "step": values["penstock_last_saved_step"],
+        "pending": values["penstock_pending_saves"],
+    }))
+"""
+
+
+def test_without_the_client_library_everything_but_metrics_works(tmp_path):
+    said = run_child(
+        """
+        import json, sys
+
+        class Blocker:
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] == "prometheus_client":
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+        sys.meta_path.insert(0, Blocker())
+        import penstock
+        penstock.save(sys.argv[1], {"x": 1})
+        said = []
+        for call in (penstock.metrics.enable, lambda: penstock.metrics.write_textfile("a.prom")):
+            try:
+                call()
+            except penstock.PenstockError as error:
+                said.append(f"{type(error).__name__}: {error}")
+        print(json.dumps([penstock.load(sys.argv[1]), said]))
+        """,
+        tmp_path / "ckpt",
+    )
+    assert said[0] == {"x": 1}
+    assert said[1][0].startswith("MissingDependencyError: metrics take")
+    assert "pip install 'penstock[metrics]'" in said[1][0]
+    assert said[1][1].startswith("PenstockError: there are no metrics yet: call penstock.metrics")
+
+
+def test_importing_the_package_does_not_import_the_client_library():
+    assert run_child(
+        """
+        import json, sys
+        import penstock
+        print(json.dumps("prometheus_client" not in sys.modules))
+        """
+    )
+
+
+# Ranks.
+
+
+def of_rank(root, call):
+    registry = prometheus_client.CollectorRegistry()
+    penstock.metrics.enable(registry)
+    names = ("penstock_saves_total", "penstock_save_seconds_count", "penstock_written_bytes_total")
+
+    def values():
+        found = {}
+        for family in registry.collect():
+            for s in family.samples:
+                if s.name in names or s.name == "penstock_save_stall_seconds_count":
+                    found[" ".join([s.name, *s.labels.values()])] = s.value
+        return found
+
+    before = values()
+    try:
+        written = call(root)
+    finally:
+        events.observe(None)
+    grown = {key: value - before[key] for key, value in values().items() if value != before[key]}
+    return grown, written
+
+
+def save_together(root):
+    return penstock.save(root / "ckpt", {"w": torch.ones(5000)}).bytes
+
+
+def save_async_together(root):
+    return penstock.CheckpointStore(root).save_async(1, {"w": torch.ones(5000)}).result().bytes
+
+
+def fail_together(root):
+    is_good = bool(torch.distributed.get_rank())
+    state = {"w": torch.ones(5000)} if is_good else {"f": print}
+    with pytest.raises(penstock.RankError if is_good else TypeError):
+        penstock.save(root / "ckpt", state)
+    return 0
+
+
+@pytest.mark.parametrize("call", [save_together, save_async_together, fail_together])
+def test_each_rank_counts_its_part_of_a_save_once(jobs, disk_path, call):
+    for grown, written in jobs.of(2).call(of_rank, disk_path, call):
+        if not written:
+            assert grown == {"penstock_saves_total failed": 1}
+            continue
+        assert grown == {
+            "penstock_saves_total ok": 1,
+            "penstock_save_seconds_count": 1,
+            "penstock_save_stall_seconds_count": 1,
+            "penstock_written_bytes_total": written,
+        }
+
+
+# What is documented.
+
+DOCS = REPOSITORY / "docs"
+
+
+def test_the_documentation_names_what_there_is_and_nothing_else():
+    suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("", "_sum", "_bucket")}
+    there = {name + end for name, kind in KINDS.items() for end in suffixes[kind]}
+    alerts = (DOCS / "metrics" / "alerts.yml").read_text()
+    page = (DOCS / "metrics.md").read_text()
+    assert set(re.findall(r"penstock_\w+", alerts + page)) <= there
+    listed = set(re.findall(r"^\| `(penstock_\w+)`", page, re.MULTILINE))
+    assert listed == {name + suffixes[kind][0] for name, kind in KINDS.items()}
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed")
+def test_prometheus_takes_the_metrics_and_the_alerts(tmp_path, registry):
+    alerts = DOCS / "metrics" / "alerts_test.yml"
+    subprocess.run(["promtool", "test", "rules", alerts], check=True)
+    path = tmp_path / "penstock.prom"
+    penstock.metrics.write_textfile(path)
+    # `_created` of the client's own is what the linter would have otherwise.
+    lines = (line for line in path.read_text().splitlines() if "_created" not in line)
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input="\n".join([*lines, ""]), text=True, check=False
+    )
+    assert checked.returncode == 0
