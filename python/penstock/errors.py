@@ -20,6 +20,7 @@ __all__ = [
     "FormatVersionError",
     "IncompleteCheckpointError",
     "MissingDependencyError",
+    "OptionsError",
     "PartialCheckpointError",
     "PenstockError",
     "PenstockWarning",
@@ -292,6 +293,22 @@ class MissingDependencyError(PenstockError, ImportError):
     def __init__(self, message: str, *, name: str) -> None:
         super().__init__(message)
         self.name = name
+
+
+class OptionsError(PenstockError, ValueError):
+    """A file of options cannot be used.
+
+    Attributes:
+        path: The file.
+        key: What in it is wrong, where it is one value.
+    """
+
+    _fields = ("path", "key")
+
+    def __init__(self, message: str, *, path: str, key: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.key = key
 
 
 class PenstockWarning(UserWarning):

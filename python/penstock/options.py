@@ -1,33 +1,45 @@
-"""`Options`: how bytes are moved. The only place that reads ``PENSTOCK_*`` variables."""
+"""`Options`: how bytes are moved, and the environment variables that say so."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
+import json
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from penstock.errors import OptionsError, StorageError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 _MIB = 1 << 20
+
+_FILE_VARIABLE = "PENSTOCK_OPTIONS"
+
+_ABOUT = "about"
+"""What a file of options says of itself, for whoever reads it."""
 
 _T = TypeVar("_T")
 
 
 def _setting(name: str, parse: Callable[[str], _T], default: _T) -> Any:
-    """A dataclass field whose default comes from ``PENSTOCK_<NAME>`` when an instance is made."""
+    """A dataclass field whose default comes from the environment when an instance is made."""
     variable = f"PENSTOCK_{name.upper()}"
 
-    def read() -> _T:
+    def read() -> Any:
         text = os.environ.get(variable, "").strip()
         if not text:
-            return default
+            file = os.environ.get(_FILE_VARIABLE, "").strip()
+            return _of_environment(file).get(name, default) if file else default
         try:
             return parse(text)
         except ValueError as error:
             raise ValueError(f"{variable}={text!r}: {error}") from None
 
-    return field(default_factory=read)
+    return field(default_factory=read, metadata={"default": default})
 
 
 def _number(text: str) -> int:
@@ -51,7 +63,8 @@ class Options:
     """How bytes move between memory and storage; the defaults suit nearly everybody.
 
     A value that is not given comes from the environment variable ``PENSTOCK_<NAME>`` (for
-    example ``PENSTOCK_ENGINE=threads``), read when the instance is made, and else from the
+    example ``PENSTOCK_ENGINE=threads``), read when the instance is made; else from the file that
+    ``PENSTOCK_OPTIONS`` names (see `read`), which a process reads once; and else from the
     defaults below. ``None`` leaves a number to Penstock, which chooses by the bytes to move, the
     device and the processor's cores; the report's ``choices`` say what and why.
 
@@ -77,6 +90,7 @@ class Options:
     Raises:
         ValueError: A value, or an environment variable, is out of range.
         TypeError: A value has the wrong type.
+        OptionsError: The file that ``PENSTOCK_OPTIONS`` names cannot be used; a `ValueError` too.
 
     Example:
         >>> import penstock
@@ -110,9 +124,133 @@ class Options:
         if type(self.verify) is not bool:
             raise TypeError(f"verify={self.verify!r}: must be True or False")
 
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Options:
+        """Reads options from a file, such as `penstock bench io --tune` writes.
+
+        The file is one JSON object whose keys are names of attributes; ``about`` may hold
+        anything. What is in it counts as given: environment variables decide the rest only.
+
+        Args:
+            path: The file.
+
+        Raises:
+            OptionsError: It cannot be read, or holds an unknown key or a bad value.
+        """
+        return cls(**_read(os.fspath(path)))
+
+    def write(
+        self, path: str | os.PathLike[str], *, about: Mapping[str, Any] | None = None
+    ) -> None:
+        """Writes what differs from the defaults to a file, for `read` and ``PENSTOCK_OPTIONS``.
+
+        Args:
+            path: The file; one that is there is replaced in one step.
+            about: Where the values come from, as plain JSON.
+
+        Raises:
+            StorageError: The operating system refused it.
+
+        Example:
+            >>> import penstock
+            >>> penstock.Options(queue_depth=32).write("options.json", about={"by": "hand"})
+            >>> print(open("options.json").read())
+            {
+              "queue_depth": 32,
+              "about": {
+                "by": "hand"
+              }
+            }
+            <BLANKLINE>
+            >>> penstock.Options.read("options.json").queue_depth
+            32
+        """
+        where = os.fspath(path)
+        values = {name: getattr(self, name) for name in self.__slots__}
+        document = {name: v for name, v in values.items() if v != DEFAULTS[name]}
+        if about is not None:
+            document[_ABOUT] = dict(about)
+        text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+        unfinished = f"{where}.{os.getpid()}"
+        try:
+            try:
+                with open(unfinished, "w", encoding="utf-8") as file:
+                    file.write(text)
+                os.replace(unfinished, where)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(unfinished)
+                raise
+        except OSError as error:
+            raise StorageError(
+                f"{where}: options cannot be written there: {error.strerror}; choose another file",
+                path=where,
+                errno=error.errno,
+            ) from error
+
     def to_native(self) -> dict[str, Any]:
         """The same as the dictionary that the native module takes."""
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+DEFAULTS: dict[str, Any] = {
+    one.name: one.metadata["default"] for one in dataclasses.fields(Options)
+}
+"""Every value where neither caller nor environment gives one."""
+
+
+def _read(path: str) -> dict[str, Any]:
+    """What a file of options sets.
+
+    Raises:
+        OptionsError: It cannot be read, or holds what it may not.
+    """
+    try:
+        with open(path, "rb") as file:
+            document = json.loads(file.read())
+    except OSError as error:
+        raise OptionsError(
+            f"{path}: options cannot be read: {error.strerror}; name a file that "
+            "penstock.Options.write or `penstock bench io --tune` has written",
+            path=path,
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise OptionsError(
+            f"{path} holds no options: {error}; they are one JSON object", path=path
+        ) from error
+    if not isinstance(document, dict):
+        raise OptionsError(f"{path} holds no options: they are one JSON object", path=path)
+    document.pop(_ABOUT, None)
+    # All are given, so that no variable is asked, that of this very file least of all.
+    checked = dict(DEFAULTS)
+    for key, value in document.items():
+        if key not in DEFAULTS:
+            known = ", ".join(DEFAULTS)
+            raise OptionsError(
+                f"{path}: there is no option {key!r}: remove it; known are {known}",
+                path=path,
+                key=key,
+            )
+        checked[key] = value
+        try:
+            Options(**checked)
+        except (ValueError, TypeError) as error:
+            raise OptionsError(
+                f"{path}: {error}; correct or remove it", path=path, key=key
+            ) from error
+    return document
+
+
+@functools.lru_cache(maxsize=1)
+def _of_environment(path: str) -> dict[str, Any]:
+    """What the file of the environment sets, for as long as this process lives.
+
+    Every call without options asks for it, and a run must not change its mind half-way.
+    """
+    try:
+        return _read(path)
+    except OptionsError as error:
+        raise OptionsError(f"{_FILE_VARIABLE}: {error}", path=path, key=error.key) from error
 
 
 def _check_word(name: str, value: object, words: tuple[str, ...]) -> None:

@@ -36,6 +36,7 @@ INSTANCES = [
     errors.StorageError("m", path="p", errno=errno.ENOSPC),
     errors.StorageError("m", path="p", errno=errno.ENOSPC, needed_bytes=7, free_bytes=3),
     errors.MissingDependencyError("m", name="torch"),
+    errors.OptionsError("m", path="o", key="engine"),
 ]
 
 
@@ -63,6 +64,7 @@ def test_an_error_is_its_message_and_survives_a_process_boundary(error):
         (penstock.StateMismatchError, ValueError),
         (penstock.StorageError, OSError),
         (penstock.MissingDependencyError, ImportError),
+        (penstock.OptionsError, ValueError),
         (penstock.PenstockWarning, UserWarning),
     ],
 )

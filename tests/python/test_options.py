@@ -1,6 +1,10 @@
-"""`penstock.Options`: defaults, the environment, and what is refused."""
+"""`penstock.Options`: defaults, the environment, files of them, and what is refused."""
 
 import dataclasses
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -13,6 +17,7 @@ NUMBERS = ["queue_depth", "extent_bytes", "io_threads", "staging_bytes", "shard_
 def _clean_environment(monkeypatch):
     for field in dataclasses.fields(penstock.Options):
         monkeypatch.delenv(f"PENSTOCK_{field.name.upper()}", raising=False)
+    monkeypatch.delenv("PENSTOCK_OPTIONS", raising=False)
 
 
 def test_defaults_leave_every_number_to_the_engine():
@@ -155,3 +160,128 @@ def test_what_staging_has_no_room_for_is_named(disk_path):
 
 def test_little_data_takes_one_thread(disk_path):
     assert penstock.save(disk_path / "ckpt", {"x": bytearray(1 << 20)}).io_threads == 1
+
+
+def test_options_come_back_from_their_file(tmp_path):
+    path = tmp_path / "options.json"
+    options = penstock.Options(
+        engine="threads", direct="off", queue_depth=5, extent_bytes=4 << 20, io_threads=3,
+        staging_bytes=64 << 20, verify=False, shard_bytes=1 << 30, rank_timeout_seconds=9,
+    )  # fmt: skip
+    options.write(path, about={"by": "hand"})
+    assert penstock.Options.read(path) == penstock.Options.read(str(path)) == options
+    assert json.loads(path.read_text())["about"] == {"by": "hand"}
+
+
+def test_a_file_holds_what_differs_from_the_defaults_and_nothing_else(tmp_path):
+    path = tmp_path / "options.json"
+    penstock.Options(queue_depth=32).write(path)
+    assert json.loads(path.read_text()) == {"queue_depth": 32}
+    penstock.Options().write(path)
+    assert json.loads(path.read_text()) == {}
+    assert penstock.Options.read(path) == penstock.Options()
+    assert os.listdir(tmp_path) == ["options.json"]
+
+
+def test_arguments_win_over_variables_and_those_over_the_file_of_the_environment(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "options.json"
+    penstock.Options(queue_depth=3, io_threads=2, engine="threads").write(path)
+    monkeypatch.setenv("PENSTOCK_OPTIONS", str(path))
+    monkeypatch.setenv("PENSTOCK_IO_THREADS", "5")
+    options = penstock.Options(engine="auto")
+    assert (options.engine, options.io_threads, options.queue_depth) == ("auto", 5, 3)
+    assert options.extent_bytes is None
+
+
+def test_a_file_that_is_read_wins_over_variables(tmp_path, monkeypatch):
+    path = tmp_path / "options.json"
+    path.write_text('{"queue_depth": 3, "extent_bytes": null}')
+    monkeypatch.setenv("PENSTOCK_QUEUE_DEPTH", "7")
+    monkeypatch.setenv("PENSTOCK_EXTENT_BYTES", "1048576")
+    monkeypatch.setenv("PENSTOCK_IO_THREADS", "5")
+    options = penstock.Options.read(path)
+    assert (options.queue_depth, options.extent_bytes, options.io_threads) == (3, None, 5)
+
+
+def test_the_file_of_the_environment_is_what_calls_go_by_and_is_read_once(tmp_path, monkeypatch):
+    path = tmp_path / "options.json"
+    penstock.Options(queue_depth=3, engine="threads").write(path)
+    monkeypatch.setenv("PENSTOCK_OPTIONS", str(path))
+    state = {"x": bytearray(1 << 20)}
+    report = penstock.save(tmp_path / "ckpt", state)
+    assert (report.engine, report.queue_depth) == ("threads", 3)
+    path.unlink()
+    assert penstock.Options().queue_depth == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "message"),
+    [
+        ('{"queue_depht": 3}', "queue_depht", "no option 'queue_depht': remove it; known are eng"),
+        ('{"queue_depth": 0}', "queue_depth", "queue_depth=0: must be between 1 and 4096; correct"),
+        ('{"queue_depth": "3"}', "queue_depth", "queue_depth='3': must be an int"),
+        ('{"queue_depth": true}', "queue_depth", "queue_depth=True: must be an int"),
+        ('{"engine": "io_uring"}', "engine", "must be one of 'auto', 'uring', 'threads'"),
+        ('{"verify": 1}', "verify", "must be True or False"),
+        ('{"staging_bytes": 4194304, "extent_bytes": 16777216}', "extent_bytes", "staging_bytes"),
+        ("[3]", None, "one JSON object"),
+        ("engine = 'threads'", None, "one JSON object"),
+        ("[" * 100_000, None, "one JSON object"),
+        ("\udcff", None, "one JSON object"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_by_name(tmp_path, monkeypatch, text, key, message):
+    path = tmp_path / "options.json"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(penstock.OptionsError, match=r"options\.json") as caught:
+        penstock.Options.read(path)
+    assert message in str(caught.value)
+    assert (caught.value.path, caught.value.key) == (str(path), key)
+    monkeypatch.setenv("PENSTOCK_OPTIONS", str(path))
+    with pytest.raises(ValueError, match=r"^PENSTOCK_OPTIONS: .*options\.json"):
+        penstock.Options()
+    # What is given by arguments asks nobody.
+    fields = dataclasses.fields(penstock.Options)
+    given = {field.name: field.metadata["default"] for field in fields}
+    assert penstock.Options(**given).engine == "auto"
+
+
+def test_a_file_that_is_not_there_is_named_with_its_variable(tmp_path, monkeypatch):
+    with pytest.raises(
+        penstock.OptionsError, match=r"nowhere\.json: options cannot be read: No such"
+    ):
+        penstock.Options.read(tmp_path / "nowhere.json")
+    monkeypatch.setenv("PENSTOCK_OPTIONS", str(tmp_path / "nowhere.json"))
+    with pytest.raises(penstock.OptionsError, match=r"PENSTOCK_OPTIONS: .*nowhere\.json"):
+        penstock.save(tmp_path / "ckpt", {})
+    assert not (tmp_path / "ckpt").exists()
+
+
+def test_the_command_line_refuses_a_wrong_file_before_it_does_anything(tmp_path):
+    path = tmp_path / "options.json"
+    path.write_text('{"queue_depht": 3}')
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "ls", str(tmp_path)],
+        env={**os.environ, "PENSTOCK_OPTIONS": str(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "there is no option 'queue_depht'" in " ".join(done.stderr.split())
+
+
+def test_options_that_cannot_be_written_leave_what_was_there(tmp_path):
+    with pytest.raises(penstock.StorageError, match="cannot be written there: No such file"):
+        penstock.Options().write(tmp_path / "nowhere" / "options.json")
+    path = tmp_path / "options.json"
+    penstock.Options(queue_depth=3).write(path)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        penstock.Options(queue_depth=4).write(path, about={"gain": float("nan")})
+    assert penstock.Options.read(path).queue_depth == 3
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(penstock.StorageError, match="directory: options cannot be written"):
+        penstock.Options().write(tmp_path / "directory")
+    assert sorted(os.listdir(tmp_path)) == ["directory", "options.json"]
