@@ -23,6 +23,9 @@ TORTURE_SEED ?= $(shell date +%s)
 PYTEST_ARGS ?=
 # Arguments of the benchmarks, as in: make bench BENCH_ARGS='--quick' (see benches/README.md)
 BENCH_ARGS ?=
+# Where the checks of `make reframe` write, and further arguments of ReFrame (see reframe/README.md)
+REFRAME_DIRECTORY ?= .cache/reframe
+REFRAME_ARGS ?=
 CARGO_FUZZ_VERSION := 0.13.2
 CARGO_FUZZ := .cache/cargo-fuzz-$(CARGO_FUZZ_VERSION)
 
@@ -40,6 +43,7 @@ NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml \
 
 UV_INSTALL := $(VENV)/bin/uv pip install --quiet --require-hashes --python $(VENV)/bin/python
 UV_COMPILE := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 \
+	--constraint requirements/limits.in \
 	--generate-hashes --no-emit-index-url --custom-compile-command 'make lock' \
 	$(if $(UPGRADE),--upgrade)
 
@@ -57,10 +61,13 @@ demo: $(VENV)/.demo $(NATIVE) ## Train, kill a save in the middle, resume bit fo
 .PHONY: test
 test: test-rust test-python ## Run every test.
 
+# Without io_uring the engines are tested again, and that the store works on what is left; what the
+# store promises beyond that does not depend on who moves the bytes.
 .PHONY: test-rust
 test-rust: toolchain ## Run the Rust tests, with and without io_uring.
 	cargo test --locked -p penstock-io -p penstock-store -p penstock-bench
-	cargo test --locked -p penstock-io -p penstock-store -p penstock-bench --no-default-features
+	cargo test --locked -p penstock-io -p penstock-bench --no-default-features
+	cargo test --locked -p penstock-store --no-default-features --test round_trip --test damage
 
 .PHONY: test-python
 test-python: $(VENV)/.develop $(NATIVE) ## Run the Python tests against a release build.
@@ -77,6 +84,13 @@ bench-training: $(VENV)/.bench $(NATIVE) ## Train and save: what training loses,
 .PHONY: bench-ranks
 bench-ranks: $(VENV)/.bench $(NATIVE) ## Save and load with four ranks, and plan for thousands.
 	$(VENV)/bin/python -m benches.ranks $(BENCH_ARGS)
+
+# Serial: checks at the same time would measure each other.
+.PHONY: reframe
+reframe: $(VENV)/.reframe $(NATIVE) ## Run the ReFrame checks of storage: fio, checkpoints, metadata.
+	mkdir -p $(REFRAME_DIRECTORY)
+	$(VENV)/bin/reframe -C reframe/settings.py -c reframe/checks --prefix .cache/reframe \
+		--exec-policy=serial -S directory=$(REFRAME_DIRECTORY) -r $(REFRAME_ARGS)
 
 .PHONY: check
 check: check-rust check-python ## Run formatters, linters and type checkers; change nothing.
@@ -96,6 +110,9 @@ check-python: $(VENV)/.develop $(NATIVE)
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/stubtest penstock._native
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.gitlab-ci examples/ci/gitlab-ci.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows \
+		examples/ci/github-workflow.yml
 
 .PHONY: fmt
 fmt: lint-toolchain $(VENV)/.develop ## Format everything and apply the linters' safe fixes.
@@ -158,6 +175,8 @@ lock: $(VENV)/.uv ## Bring the lock files up to the manifests; UPGRADE=1 takes t
 		--constraint requirements/develop.txt -o requirements/fuzz.txt
 	$(UV_COMPILE) pyproject.toml --extra torch --group build --group bench --group peers \
 		--constraint requirements/develop.txt -o requirements/bench.txt
+	$(UV_COMPILE) pyproject.toml --group build --group reframe \
+		--constraint requirements/develop.txt -o requirements/reframe.txt
 	cargo update $(if $(UPGRADE),,--workspace)
 	cargo update --manifest-path fuzz/Cargo.toml $(if $(UPGRADE),,--workspace)
 
@@ -205,6 +224,11 @@ $(VENV)/.fuzz: requirements/fuzz.txt $(VENV)/.develop
 
 # What is compared with in the benchmark: more packages beside the same versions.
 $(VENV)/.bench: requirements/bench.txt $(VENV)/.develop
+	$(UV_INSTALL) -r $<
+	touch $@
+
+# What runs the checks of an HPC site: packages beside the same versions.
+$(VENV)/.reframe: requirements/reframe.txt $(VENV)/.demo
 	$(UV_INSTALL) -r $<
 	touch $@
 
