@@ -15,17 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benches import cache, states
+from benches import states
 from benches.contenders import contender_class
-from benches.disk import settle
-from benches.durable import files_below, sync_tree
 from benches.machine import touch_memory
 from benches.measure import measured
+from penstock.bench import cache, content
+from penstock.bench.durable import files_below, sync_tree
+from penstock.bench.rest import settle
 
 if TYPE_CHECKING:
     import torch
 
-    from benches.contenders.base import Contender
+    from penstock.bench.content import StateSpec
+    from penstock.bench.writers.base import Writer
 
 
 @dataclass
@@ -56,7 +58,7 @@ def run(task: Task) -> dict[str, Any]:
     return result
 
 
-def warm_up(contender: Contender, directory: Path, variant: str | None) -> None:
+def warm_up(contender: Writer, directory: Path, variant: str | None) -> None:
     """Saves and loads a state of a megabyte."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
@@ -69,7 +71,7 @@ def warm_up(contender: Contender, directory: Path, variant: str | None) -> None:
         shutil.rmtree(directory)
 
 
-def save(contender: Contender, directory: Path, spec: states.StateSpec) -> dict[str, Any]:
+def save(contender: Writer, directory: Path, spec: StateSpec) -> dict[str, Any]:
     """Measures a durable save."""
     state = contender.input(spec)
     settle(directory.parent)
@@ -91,19 +93,17 @@ def save(contender: Contender, directory: Path, spec: states.StateSpec) -> dict[
     }
 
 
-def load(
-    contender: Contender, directory: Path, spec: states.StateSpec, task: Task
-) -> dict[str, Any]:
+def load(contender: Writer, directory: Path, spec: StateSpec, task: Task) -> dict[str, Any]:
     """Measures a cold load, and looks at what it gave."""
     targets = contender.targets(spec)
     files = files_below(directory)
     settle(directory.parent)
-    dropped = cache.drop(files)
+    dropped = cache.drop_everything(files)
     resident_fraction = cache.resident_fraction(files)
     touch_memory(memory_to_touch(spec))
     with measured() as cost:
         state, detail = contender.load(directory, targets, task.variant)
-    tensors = dict(states.flatten(state))
+    tensors = dict(content.flatten(state))
     require_own_memory(tensors, directory)
     if task.is_checked:
         require_equal(tensors, spec)
@@ -117,7 +117,7 @@ def load(
     }
 
 
-def memory_to_touch(spec: states.StateSpec) -> int:
+def memory_to_touch(spec: StateSpec) -> int:
     """What an operation may use beside the state it is given: a copy of it, and then some."""
     return spec.nbytes + spec.nbytes // 8
 
@@ -140,11 +140,8 @@ def require_own_memory(tensors: dict[str, torch.Tensor], directory: Path) -> Non
             raise AssertionError(f"{name} is mapped from the file, not loaded")
 
 
-def require_equal(tensors: dict[str, torch.Tensor], spec: states.StateSpec) -> None:
+def require_equal(tensors: dict[str, torch.Tensor], spec: StateSpec) -> None:
     """Refuses a load that did not give back what was saved."""
-    for index, tensor in enumerate(spec.tensors):
-        if tensor.name not in tensors:
-            raise AssertionError(f"{tensor.name} was not loaded")
-        problem = states.difference(tensor, index, tensors[tensor.name])
-        if problem:
-            raise AssertionError(problem)
+    problem = spec.difference(tensors)
+    if problem:
+        raise AssertionError(problem)

@@ -1,37 +1,15 @@
-"""The block device under a directory: at rest before every measurement, and described."""
+"""The block device under a directory, described."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from penstock.bench.facts import queue_of
-
-_SETTLE_SECONDS_MAX = 30.0
-_QUIET_SECONDS = 0.3
-
-
-def settle(directory: Path) -> None:
-    """Waits until the device has nothing left to do from what came before.
-
-    Files that a contender wrote are deleted after its load; on a file system that discards, the
-    device goes on trimming them for a while, which the next contender would pay for.
-    """
-    os.sync()
-    stat = _sys_directory(directory) / "stat"
-    deadline = time.monotonic() + _SETTLE_SECONDS_MAX
-    before = None
-    while time.monotonic() < deadline:
-        now = stat.read_text() if stat.exists() else ""
-        if now == before:
-            return
-        before = now
-        time.sleep(_QUIET_SECONDS)
 
 
 def describe(directory: Path) -> dict[str, Any]:
@@ -53,11 +31,6 @@ def describe(directory: Path) -> dict[str, Any]:
         "direct_io_alignment": _direct_io_alignment(directory),
         "queue": queue_of(directory),
     }
-
-
-def _sys_directory(directory: Path) -> Path:
-    device = directory.stat().st_dev
-    return Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
 
 
 def _direct_io_alignment(directory: Path) -> dict[str, int] | None:

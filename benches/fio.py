@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benches.disk import settle
+from penstock.bench.rest import settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 from benches import child, fio, process, states
 from benches.child import Task
 from benches.contenders import CONTENDERS
-from benches.disk import settle
 from benches.machine import package_version
 from benches.results import Results, Sample
+from penstock.bench.rest import settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from penstock.bench.content import StateSpec
 
 FIO = "fio"
 NAMES = (FIO, *CONTENDERS)
@@ -36,7 +38,7 @@ class Workload:
     size_bytes: int
     is_tiny: bool
 
-    def spec(self) -> states.StateSpec:
+    def spec(self) -> StateSpec:
         """The state."""
         return states.describe(self.state, self.size_bytes, self.is_tiny)
 

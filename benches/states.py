@@ -1,91 +1,20 @@
-"""The states that are saved and loaded: shapes of real training runs, bytes from a pattern.
-
-A state is described by its tensors' paths, shapes and dtypes; values come from a block of random
-bytes, so that any process can make the state, or check a loaded one, in about the time of a copy.
-"""
+"""The states that are saved and loaded: shapes of real training runs."""
 
 from __future__ import annotations
 
-import math
 import random
-from dataclasses import dataclass, field
-from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import Any
 
-import numpy as np
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from penstock.bench.content import Path, StateSpec, TensorSpec
 
 GIB = 1 << 30
 NAMES = ("llama", "gpt2", "small")
 
-_PATTERN_BYTES = 64 << 20
-# Coprime to the pattern's length in 64-byte steps: neighbouring tensors get different bytes.
-_PATTERN_STRIDE_BYTES = 64 * 15_485_863
 _SMALL_TENSORS = 200_000
 _SMALL_TENSORS_TINY = 5_000
-
-Path = tuple[str | int, ...]
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """One tensor: where it is in the state and what it is like."""
-
-    path: Path
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def name(self) -> str:
-        """The dotted name, as libraries that take flat dictionaries only see it."""
-        return ".".join(map(str, self.path))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of data."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class StateSpec:
-    """A state: tensors, the second names of tied ones, and plain values."""
-
-    name: str
-    description: str
-    tensors: list[TensorSpec]
-    ties: dict[Path, Path] = field(default_factory=dict)
-    values: dict[Path, Any] = field(default_factory=dict)
-
-    @cached_property
-    def nbytes(self) -> int:
-        """Bytes of all tensors, tied ones counted once: what every rate here is relative to."""
-        return sum(tensor.nbytes for tensor in self.tensors)
-
-    def nested(self) -> dict[str, Any]:
-        """The state as a training script holds it, every page of it resident."""
-        return self._assemble(filled)
-
-    def nested_targets(self) -> dict[str, Any]:
-        """The same with tensors of memory that was never touched, for libraries that fill."""
-        return self._assemble(lambda spec, _: torch.empty(spec.shape, dtype=spec.dtype))
-
-    def flat(self) -> dict[str, torch.Tensor]:
-        """The tensors alone under dotted names, tied ones once."""
-        return {spec.name: filled(spec, index) for index, spec in enumerate(self.tensors)}
-
-    def _assemble(self, make: Callable[[TensorSpec, int], torch.Tensor]) -> dict[str, Any]:
-        made = {spec.path: make(spec, index) for index, spec in enumerate(self.tensors)}
-        ties = {path: made[original] for path, original in self.ties.items()}
-        state: dict[str, Any] = {}
-        for path, value in {**made, **ties, **self.values}.items():
-            place: dict[Any, Any] = state
-            for key in path[:-1]:
-                place = place.setdefault(key, {})
-            place[path[-1]] = value
-        return state
 
 
 @cache
@@ -103,56 +32,6 @@ def describe(name: str, size_bytes: int, is_tiny: bool = False) -> StateSpec:
     if name == "toy":
         return _llama(1 << 20)
     raise ValueError(f"no state is called {name!r}: {', '.join(NAMES)}")
-
-
-def filled(spec: TensorSpec, index: int) -> torch.Tensor:
-    """A tensor in memory of its own with the bytes that belong to its place in the state."""
-    tensor = torch.empty(spec.shape, dtype=spec.dtype)
-    target = _bytes_of(tensor)
-    for start, piece in _pattern_pieces(index, spec.nbytes):
-        target[start : start + len(piece)] = piece
-    return tensor
-
-
-def difference(spec: TensorSpec, index: int, tensor: torch.Tensor) -> str | None:
-    """What is wrong with a loaded tensor; None if it is what was saved, bit for bit."""
-    if tuple(tensor.shape) != spec.shape or tensor.dtype != spec.dtype:
-        return f"{spec.name} is {tensor.dtype}{tuple(tensor.shape)}"
-    found = _bytes_of(tensor.detach().contiguous())
-    for start, piece in _pattern_pieces(index, spec.nbytes):
-        if not torch.equal(found[start : start + len(piece)], piece):
-            return f"{spec.name} has other bytes than were saved"
-    return None
-
-
-def flatten(state: Any, prefix: Path = ()) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a nested state under its dotted name."""
-    if isinstance(state, torch.Tensor):
-        yield ".".join(map(str, prefix)), state
-    elif isinstance(state, dict):
-        for key, value in state.items():
-            yield from flatten(value, (*prefix, key))
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
-
-
-_pattern: torch.Tensor | None = None
-
-
-def _pattern_pieces(index: int, nbytes: int) -> Iterator[tuple[int, torch.Tensor]]:
-    global _pattern
-    if _pattern is None:
-        block = np.random.Generator(np.random.PCG64(7)).bytes(_PATTERN_BYTES)
-        _pattern = torch.frombuffer(bytearray(block), dtype=torch.uint8)
-    position = index * _PATTERN_STRIDE_BYTES % _PATTERN_BYTES
-    done = 0
-    while done < nbytes:
-        piece = _pattern[position : position + nbytes - done]
-        yield done, piece
-        done += len(piece)
-        position = 0
 
 
 def _llama(size_bytes: int) -> StateSpec:

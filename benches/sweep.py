@@ -17,12 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 import penstock
-from benches import cache, states
+from benches import states
 from benches.child import memory_to_touch
-from benches.disk import settle
-from benches.durable import files_below
 from benches.machine import touch_memory
 from benches.options import ROOT
+from penstock.bench import cache
+from penstock.bench.durable import files_below
+from penstock.bench.rest import settle
 
 _SETTINGS = (
     "",
@@ -69,7 +70,7 @@ def main(settings: tuple[str, ...], size_gib: float, rounds: int, directory: Pat
             began = time.perf_counter()
             penstock.save(path, state, options=options)
             saved = time.perf_counter() - began
-            cache.drop(files_below(path))
+            cache.drop_everything(files_below(path))
             settle(directory)
             touch_memory(memory_to_touch(spec))
             began = time.perf_counter()

@@ -6,20 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 from fastsafetensors import ParallelSaver, SafeTensorsFileLoader
 
-from benches.contenders.base import FlatContender
+from penstock.bench.durable import files_below
+from penstock.bench.writers.base import FlatWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-class FastSafetensors(FlatContender):
+class FastSafetensors(FlatWriter):
     """The defaults, without GPUDirect Storage."""
 
     def save(self, directory: Path, state: Any) -> None:
         """`ParallelSaver.save`."""
         ParallelSaver().save(state, str(directory / "state"))
 
-    def load(self, directory: Path, targets: Any, variant: str | None) -> tuple[Any, None]:
+    def load(self, directory: Path, targets: Any, variant: str | None = None) -> tuple[Any, None]:
         """`SafeTensorsFileLoader`; its tensors own their memory together."""
         loader = SafeTensorsFileLoader(None, device="cpu", nogds=True)
         loader.add_filenames({0: sorted(map(str, directory.glob("state-*.safetensors")))})
@@ -28,3 +29,7 @@ class FastSafetensors(FlatContender):
         buffers.close()
         loader.close()
         return tensors, None
+
+    def own_files(self, directory: Path) -> list[Path]:
+        """All: it saves alone."""
+        return files_below(directory)

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from tensorizer import TensorDeserializer, TensorSerializer
 
-from benches.contenders.base import FlatContender
+from penstock.bench.durable import files_below
+from penstock.bench.writers.base import FlatWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Tensorizer(FlatContender):
+class Tensorizer(FlatWriter):
     """The defaults: it chooses the number of readers by itself and does not verify."""
 
     def save(self, directory: Path, state: Any) -> None:
@@ -21,7 +22,11 @@ class Tensorizer(FlatContender):
         serializer.write_state_dict(state)
         serializer.close()
 
-    def load(self, directory: Path, targets: Any, variant: str | None) -> tuple[Any, None]:
+    def load(self, directory: Path, targets: Any, variant: str | None = None) -> tuple[Any, None]:
         """`TensorDeserializer`, everything at once."""
         with TensorDeserializer(str(directory / "state.tensors"), device="cpu") as tensors:
             return {name: tensors[name] for name in tensors}, None
+
+    def own_files(self, directory: Path) -> list[Path]:
+        """All: it saves alone."""
+        return files_below(directory)

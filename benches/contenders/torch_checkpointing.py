@@ -9,7 +9,8 @@ from torch_checkpointing.checkpoint_writer import CheckpointWriterConfig
 from torch_checkpointing.config import SyncCheckpointSaverConfig
 from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
 
-from benches.contenders.base import Contender
+from penstock.bench.durable import files_below
+from penstock.bench.writers.base import Writer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _WRITE_THREADS = 4
 
 
-class TorchCheckpointing(Contender):
+class TorchCheckpointing(Writer):
     """The synchronous manager; an asynchronous save would not be durable when it returns.
 
     Its default of O_DIRECT fails with EINVAL on ext4 and XFS, as torch.save writes pieces of any
@@ -25,7 +26,8 @@ class TorchCheckpointing(Contender):
     read into, instead of copying from there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int = 0, ranks: int = 1) -> None:
+        super().__init__(rank, ranks)
         writer = CheckpointWriterConfig(file_write_max_threads=_WRITE_THREADS)
         self._manager = CheckpointManager(
             CheckpointManager.Config(
@@ -38,11 +40,15 @@ class TorchCheckpointing(Contender):
         """`CheckpointManager.save`."""
         self._manager.save(str(directory / "state"), state)
 
-    def load(self, directory: Path, targets: Any, variant: str | None) -> tuple[Any, None]:
+    def load(self, directory: Path, targets: Any, variant: str | None = None) -> tuple[Any, None]:
         """`CheckpointManager.load`."""
         items = [path.stem.rpartition("_")[0] for path in (directory / "state").glob("*_0.pt")]
         loaded = self._manager.load(str(directory / "state"), into=dict.fromkeys(items))
         return dict(loaded), None
+
+    def own_files(self, directory: Path) -> list[Path]:
+        """All: it saves alone."""
+        return files_below(directory)
 
     def close(self) -> None:
         """Ends its threads."""

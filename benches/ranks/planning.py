@@ -21,9 +21,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from benches.disk import settle
 from penstock import _native
 from penstock.arguments import to_native
+from penstock.bench.rest import settle
 from penstock.errors import RankError
 from penstock.mailbox import Mailbox
 from penstock.ranks import Ranks

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from benches import cache
-from benches.disk import settle
-from benches.durable import files_below, sync_tree
 from benches.machine import touch_memory
+from penstock.bench import cache
+from penstock.bench.durable import files_below, sync_tree
+from penstock.bench.rest import settle
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -159,7 +159,7 @@ def _prepare(task: Task, directory: Path) -> None:
     """The state of the machine before an operation; see ../README.md."""
     settle(directory.parent)
     if task.operation == "load":
-        cache.drop(files_below(directory))
+        cache.drop_everything(files_below(directory))
     touch_memory(task.size_bytes + task.size_bytes // 8)
 
 

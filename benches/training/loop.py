@@ -15,11 +15,11 @@ import psutil
 import torch
 from torch import nn
 
-from benches.disk import settle
-from benches.durable import files_below, sync_tree
 from benches.machine import touch_memory
 from benches.measure import measured
 from benches.training.savers import NOTHING, SAVERS, Saver
+from penstock.bench.durable import files_below, sync_tree
+from penstock.bench.rest import settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable

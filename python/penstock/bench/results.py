@@ -45,7 +45,11 @@ class Measurement:
         setup: How requests reached the kernel.
         notes: What is not as it was asked for.
         rate_spread: GB/s of each process by itself.
-        checked: Requests whose content was checked.
+        checked: Requests, or of checkpoints tensors, whose content was checked.
+        stall_seconds: Of a save in the background, what training waited for.
+        synced_by: Who made what was written durable.
+        resident_fraction: Of checkpoints, the part of the files in the page cache: after the write,
+            or before the read.
         error: Why there is nothing, if so.
     """
 
@@ -66,6 +70,9 @@ class Measurement:
     notes: list[str] = field(default_factory=list)
     rate_spread: list[float] = field(default_factory=list)
     checked: int = 0
+    stall_seconds: float | None = None
+    synced_by: str = ""
+    resident_fraction: float | None = None
     error: str | None = None
 
     @property
@@ -80,13 +87,29 @@ class Measurement:
 
     @property
     def requests_per_second(self) -> float:
-        """IOPS."""
-        return self.requests / self.seconds
+        """IOPS, of what was written with the sync."""
+        return self.requests / (self.seconds + self.sync_seconds)
 
     @property
     def cpu_seconds_per_gib(self) -> float:
         """Processor time."""
         return self.cpu_seconds / self.nbytes * (1 << 30)
+
+
+class Rates(NamedTuple):
+    """Rates of several measurements, GB/s with the sync.
+
+    Attributes:
+        total: All bytes over all the time.
+        mean_of_rates: What MLPerf Storage publishes; it flatters whoever is fast now and then.
+        least: The slowest one.
+        most: The fastest one.
+    """
+
+    total: float
+    mean_of_rates: float
+    least: float
+    most: float
 
 
 class Spread(NamedTuple):
@@ -102,7 +125,7 @@ class Results:
     """A run.
 
     Attributes:
-        kind: ``"io"`` or ``"checkpoint"``.
+        kind: ``"io"``, ``"tune"`` or ``"checkpoint"``.
         machine: What the figures belong to.
         disk: And where the files were.
         settings: What was asked for.
@@ -132,9 +155,37 @@ class Results:
             return None
         return Spread(float(np.median(values)), min(values), max(values))
 
+    def rates(self, case: str, by: str) -> Rates | None:
+        """What the measurements of a case come to; None where there are none."""
+        found = self.of(case, by)
+        if not found:
+            return None
+        rates = [one.durable_gb_per_second for one in found]
+        seconds = sum(one.seconds + one.sync_seconds for one in found)
+        total = sum(one.nbytes for one in found) / seconds / 1e9
+        return Rates(total, float(np.mean(rates)), min(rates), max(rates))
+
+    def summary(self) -> list[dict[str, Any]]:
+        """The rates of each case and of each who was measured with it."""
+        pairs = dict.fromkeys((one.case, one.by) for one in self.measurements)
+        return [
+            {
+                "case": case,
+                "by": by,
+                "measurements": len(self.of(case, by)),
+                "gb_per_second": rates.total,
+                "mlperf_mean_gb_per_second": rates.mean_of_rates,
+                "least_gb_per_second": rates.least,
+                "most_gb_per_second": rates.most,
+            }
+            for case, by in pairs
+            if (rates := self.rates(case, by)) is not None
+        ]
+
     def as_json(self) -> dict[str, Any]:
-        """All of it as plain JSON."""
-        return {"format": FORMAT, "version": FORMAT_VERSION, **dataclasses.asdict(self)}
+        """All of it as plain JSON, with the summary that follows from it."""
+        document = {"format": FORMAT, "version": FORMAT_VERSION, **dataclasses.asdict(self)}
+        return {**document, "summary": self.summary()}
 
     def write(self, path: Path) -> None:
         """Writes it down."""
@@ -144,14 +195,32 @@ class Results:
     def read(cls, path: Path) -> Results:
         """What `write` has written.
 
+        Args:
+            path: A file, or a directory of such files with the extension ``.json``: their
+                measurements together, under the machine and settings of the first by name.
+
         Raises:
-            ResultsError: The file holds something else.
+            ResultsError: The file holds something else, or the directory has no such file.
         """
+        if path.is_dir():
+            return cls._pooled(path)
         try:
             document = json.loads(path.read_bytes())
             if (document.pop("format"), document.pop("version")) != (FORMAT, FORMAT_VERSION):
                 raise ValueError("another format or version")
+            document.pop("summary", None)
             measurements = [Measurement(**one) for one in document.pop("measurements")]
             return cls(**document, measurements=measurements)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ResultsError(f"{path} holds no results of penstock bench: {error}") from error
+
+    @classmethod
+    def _pooled(cls, directory: Path) -> Results:
+        runs = [cls.read(path) for path in sorted(directory.glob("*.json"))]
+        if not runs:
+            raise ResultsError(f"{directory} holds no file of results, *.json")
+        pooled, *others = runs
+        for one in others:
+            pooled.cases |= one.cases
+            pooled.measurements += one.measurements
+        return pooled

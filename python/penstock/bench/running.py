@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import penstock
 from penstock.bench.cases import share_bytes, tensor_sizes
+from penstock.bench.rest import settle_after
 from penstock.bench.results import Measurement
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from penstock.bench.cases import Case
 
 _HEAD_START_SECONDS = 0.05
@@ -28,6 +30,20 @@ PERCENTILES = (50.0, 90.0, 99.0, 99.9, 99.99, 100.0)
 
 class BenchError(PenstockError):
     """A benchmark could not be run."""
+
+
+def unused(place: Path) -> Path:
+    """A directory to work in that nobody else has, also no other machine that shares the place."""
+    return place / f".penstock-bench-{secrets.token_hex(6)}"
+
+
+def interpreter(module: str) -> list[str]:
+    """The command that runs a module of ours in a process of its own."""
+    command = [sys.executable, "-m", module]
+    # What lies in the user's directory, such as a numpy.py, is no library.
+    if Path(penstock.__file__).parents[1] != Path.cwd():
+        command.insert(1, "-P")
+    return command
 
 
 def run(
@@ -48,6 +64,7 @@ def run(
     Raises:
         BenchError: A process failed.
     """
+    settle_after(directory.parent, total_bytes)
     directory.mkdir()
     try:
         if case.pattern != "write":
@@ -57,6 +74,7 @@ def run(
                 # As fast as it goes: nobody looks.
                 written |= {"method": "threads", "depth": 8, "threads": 1}
             _launch(written, case.processes, seed)
+            settle_after(directory, total_bytes)
         job = {**_job(case, directory, total_bytes, seed), "verifies": verifies}
         outcomes = _launch(job, case.processes, seed)
     finally:
@@ -91,7 +109,7 @@ def _launch(job: dict[str, Any], processes: int, seed: int) -> list[dict[str, An
     try:
         for process in range(processes):
             child = subprocess.Popen(
-                [sys.executable, "-m", "penstock.bench.child"],
+                interpreter("penstock.bench.child"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

@@ -1,27 +1,35 @@
-"""torch.save and torch.load, as they come and with what their documentation offers for speed."""
+"""Writers with other settings than the usual ones."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from benches.contenders.base import Contender
+from penstock.bench.writers.dcp import Dcp
+from penstock.bench.writers.ours import Penstock
+from penstock.bench.writers.torch_save import TorchSave
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-class TorchSave(Contender):
-    """The defaults."""
+class PenstockThreads(Penstock):
+    """The engine for kernels and containers without io_uring."""
 
-    def save(self, directory: Path, state: Any) -> None:
-        """`torch.save`."""
-        torch.save(state, directory / "state.pt")
+    settings: ClassVar[dict[str, Any]] = {"engine": "threads"}
 
-    def load(self, directory: Path, targets: Any, variant: str | None) -> tuple[Any, None]:
-        """`torch.load`."""
-        return torch.load(directory / "state.pt", weights_only=True), None
+
+class PenstockBuffered(Penstock):
+    """The fallback for file systems without direct I/O."""
+
+    settings: ClassVar[dict[str, Any]] = {"direct": "off"}
+
+
+class DcpFour(Dcp):
+    """Four threads."""
+
+    threads = 4
 
 
 class TorchSaveTuned(TorchSave):
@@ -32,9 +40,9 @@ class TorchSaveTuned(TorchSave):
         torch.serialization.set_crc32_options(False)
         super().save(directory, state)
 
-    def load(self, directory: Path, targets: Any, variant: str | None) -> tuple[Any, None]:
+    def load(self, directory: Path, targets: Any, variant: str | None = None) -> tuple[Any, None]:
         """`torch.load` from a mapping."""
-        state = torch.load(directory / "state.pt", weights_only=True, mmap=True)
+        state = torch.load(self.path(directory), weights_only=True, mmap=True)
         return _cloned(state, {}), None
 
 

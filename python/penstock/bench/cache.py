@@ -1,4 +1,4 @@
-"""The page cache: emptied before every operation, and looked at to prove that it was."""
+"""The page cache: emptied of files before they are read, and looked at to prove that it was."""
 
 from __future__ import annotations
 
@@ -6,20 +6,32 @@ import ctypes
 import mmap
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
-def drop(files: list[Path]) -> str:
-    """Evicts files, and as root everything else, from the page cache; says how."""
+def drop(files: Iterable[Path]) -> None:
+    """Evicts files from the page cache; what is not synced stays in it."""
     for path in files:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
+
+
+def drop_everything(files: Iterable[Path]) -> str:
+    """Evicts files, and as root everything else, from the page cache; says how.
+
+    For a machine of one's own: whatever else runs there finds its files gone from memory.
+    """
+    drop(files)
     if not os.access(_DROP_CACHES, os.W_OK):
         return "fadvise"
     try:
@@ -29,8 +41,14 @@ def drop(files: list[Path]) -> str:
     return "fadvise, drop_caches"
 
 
-def resident_fraction(files: list[Path]) -> float:
+def resident_fraction(files: Iterable[Path]) -> float:
     """The share of the files' pages that is in the page cache, as mincore(2) has it."""
+    resident, total = resident_pages(files)
+    return resident / total if total else 0.0
+
+
+def resident_pages(files: Iterable[Path]) -> tuple[int, int]:
+    """How many of the files' pages are in the page cache, and how many there are."""
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.restype = ctypes.c_void_p
     library.mmap.argtypes = [
@@ -65,4 +83,4 @@ def resident_fraction(files: list[Path]) -> float:
         # The lowest bit of a page's byte says it; the others may hold anything.
         resident += int(np.count_nonzero(np.frombuffer(vector.raw, np.uint8)[:pages] & 1))
         total += pages
-    return resident / total if total else 0.0
+    return resident, total
