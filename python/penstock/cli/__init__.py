@@ -17,6 +17,7 @@ import click
 
 import penstock
 from penstock.cli.bench import bench
+from penstock.cli.bench_checkpoint import bench_checkpoint
 from penstock.cli.console import escaped
 from penstock.cli.demo import demo
 from penstock.cli.diff import diff
@@ -26,6 +27,7 @@ from penstock.cli.ls import ls
 from penstock.cli.salvage import salvage
 from penstock.cli.scrub import scrub
 from penstock.cli.sweep import sweep
+from penstock.cli.trace import trace
 from penstock.cli.verify import verify
 
 EXIT_FAILED = 1
@@ -46,7 +48,8 @@ def cli() -> None:
         raise click.UsageError(str(error)) from None
 
 
-for command in (bench, demo, doctor, ls, inspect, verify, diff, scrub, sweep, salvage):
+bench.add_command(bench_checkpoint)
+for command in (bench, demo, doctor, ls, inspect, verify, diff, scrub, sweep, salvage, trace):
     cli.add_command(command)
 
 

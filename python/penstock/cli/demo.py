@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import signal
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 import penstock
+from penstock.cli import endings
 from penstock.cli.console import PATH, console
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ def demo(directory: Path | None, seconds: float, steps: int | None, keep: bool) 
     from penstock.demo.story import Story
 
     # Ended from outside, it tidies up as after Ctrl-C: the training process and the directory go.
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, signal.default_int_handler)
-    with _workplace(directory, keep) as place:
+    with endings.tidy(), _workplace(directory, keep) as place:
         try:
             Story(place, seconds, steps).tell()
         except ClaimError as error:

@@ -23,6 +23,7 @@ BYTES = {
     "": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
 }  # fmt: skip
+_BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
@@ -48,3 +49,18 @@ class _Quantity(_Type):
 
 RATE = _Quantity("rate", BYTES)
 AGE = _Quantity("age", SECONDS)
+
+
+class Size(_Type):
+    """Bytes as benchmarks write them: ``4096``, ``4K``, ``1M``, ``2G``; powers of two."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """As click asks it to."""
+        text = str(value).upper().removesuffix("IB").removesuffix("B")
+        number, unit = (text[:-1], text[-1]) if text[-1:] in "KMGT" and text else (text, "")
+        try:
+            return int(float(number) * _BINARY[unit])
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is no size: write 4096, 4K, 1M or 2G", param, ctx)
