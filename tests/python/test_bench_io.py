@@ -44,6 +44,23 @@ def test_the_preset_that_is_meant_by_none_measures_everything_it_names(disk_path
     assert os.listdir(disk_path) == []
 
 
+@pytest.mark.parametrize("columns", [80, 140])
+def test_a_wide_terminal_has_more_columns_and_none_breaks_its_lines(disk_path, columns):
+    done = bench_io(
+        disk_path, "--pattern", "write,read", "--size", "4M", "--rounds", 1,
+        env={**os.environ, "COLUMNS": str(columns)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert ("no fsync" in lines[0]) == ("file calls" in lines[0]) == (columns > 100)
+    if columns > 100:
+        write, read = (line.split() for line in lines[2:])
+        # Made, allocated and synced; opened.
+        assert (write[-1], read[-1]) == ("3", "1")
+        assert len(write) == len(read) + 3
+
+
 @pytest.mark.parametrize("layout", ["file_per_tensor", "file_per_process", "shared_file"])
 @pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("aggregated", [False, True])
@@ -125,7 +142,8 @@ def test_a_directory_that_is_none_is_refused(tmp_path):
     assert bench_io(tmp_path / "nowhere").returncode == 2
 
 
-def test_after_ctrl_c_nothing_is_left(disk_path):
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_when_it_is_ended_nothing_is_left(disk_path, ending):
     command = [sys.executable, "-m", "penstock", "bench", "io", str(disk_path)]
     command += ["--pattern", "random_read", "--seconds", "60", "--size", "16M"]
     with subprocess.Popen(command, start_new_session=True) as child:
@@ -133,7 +151,7 @@ def test_after_ctrl_c_nothing_is_left(disk_path):
         while not list(disk_path.glob(".penstock-bench-*/*")):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        os.killpg(child.pid, signal.SIGINT)
+        os.killpg(child.pid, ending)
         assert child.wait(30) == 130
     assert list(disk_path.iterdir()) == []
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,13 @@ from penstock.bench import cases, facts, fio
 from penstock.bench.cases import PRESETS, Case
 from penstock.bench.compare import MARGIN, ROUNDS_MIN, Compared, compare
 from penstock.bench.results import Measurement, Results
-from penstock.bench.running import BenchError, run
+from penstock.bench.running import BenchError, run, unused
+from penstock.cli import endings, outputs
+from penstock.cli.bench_report import bench_report
 from penstock.cli.console import PATH, console, json_option, print_json, table
+from penstock.cli.outputs import output_option, report_option, writable
+from penstock.cli.tune import tune_io
+from penstock.cli.units import Size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,24 +28,11 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-_UNITS = {"": 1, "K": cases.KIB, "M": cases.MIB, "G": cases.GIB, "T": cases.GIB << 10}
+_WIDE_COLUMNS = 100
+"""What a terminal needs more of for columns that matter less."""
 
 _FREE_TIMES_SIZE = 1.05
 """What has to be free: the files of one case at a time, and what a file system keeps for itself."""
-
-
-class _Size(click.ParamType[int]):
-    """Bytes: ``4096``, ``4K``, ``1M``, ``2G``; powers of two."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        text = str(value).upper().removesuffix("IB").removesuffix("B")
-        number, unit = (text[:-1], text[-1]) if text[-1:] in "KMGT" and text else (text, "")
-        try:
-            return int(float(number) * _UNITS[unit])
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r} is no size: write 4096, 4K, 1M or 2G", param, ctx)
 
 
 class _Several(click.ParamType[list[Any]]):
@@ -63,6 +54,9 @@ class _Several(click.ParamType[list[Any]]):
 @click.group()
 def bench() -> None:
     """Measure storage, and compare what was measured."""
+
+
+bench.add_command(bench_report)
 
 
 def _preset(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
@@ -87,18 +81,26 @@ _LAYOUTS = click.Choice(["file_per_tensor", "file_per_process", "shared_file"])
 @click.option("--direct", type=_Several(click.Choice(["on", "off"])), help="on,off")
 @click.option("--layout", "layouts", type=_Several(_LAYOUTS), help="Files for tensors.")
 @click.option("--aggregated", type=_Several(click.Choice(["yes", "no"])), help="Of tensors.")
-@click.option("--block", "blocks", type=_Several(_Size()), help="Sizes of requests. [1M]")
+@click.option("--block", "blocks", type=_Several(Size()), help="Sizes of requests. [1M]")
 @click.option("--depth", "depths", type=_Several(click.IntRange(1, 4096)), help="[16]")
 @click.option("--threads", type=_Several(click.IntRange(1, 1024)), help="Of a process. [1]")
 @click.option("--processes", type=_Several(click.IntRange(1, 1024)), help="[1]")
-@click.option("--size", type=_Size(), default="1G", show_default=True, help="Bytes of a case.")
+@click.option("--size", type=Size(), default="1G", show_default=True, help="Bytes of a case.")
 @click.option("--seconds", type=click.FloatRange(min=0.1), help="Of a case; else once over all.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--no-fsync", is_flag=True, help="Do not sync what was written.")
 @click.option("--verify", is_flag=True, help="Check every block that is read.")
 @click.option("--vs", type=click.Choice(["fio"]), help="Also measure with this, in turns.")
 @click.option("--seed", type=int, default=1, show_default=True)
-@click.option("--output", type=PATH, help="Write the results there, as JSON.")
+@click.option(
+    "--tune",
+    type=PATH,
+    callback=writable,
+    help="Search for the best options and write them there.",
+)
+@click.option("--tune-seconds", type=click.FloatRange(min=1), default=300.0, show_default=True)
+@output_option
+@report_option
 @json_option
 def bench_io(
     directory: Path,
@@ -107,7 +109,10 @@ def bench_io(
     verify: bool,
     vs: str | None,
     seed: int,
+    tune: Path | None,
+    tune_seconds: float,
     output: Path | None,
+    report: Path | None,
     as_json: bool,
     **axes: Any,
 ) -> int:
@@ -115,14 +120,22 @@ def bench_io(
 
     A preset is a set of cases; options choose others, or change those of the preset. All cases are
     measured once before any is measured again.
+
+    With --tune, saves and loads of --size bytes are measured with one setting after the other.
     """
     chosen = _cases(axes)
     place = directory.absolute()
     if not place.is_dir():
         raise click.UsageError(f"{directory} is no directory")
     _check_room(place, size)
+    if tune is not None:
+        with endings.tidy():
+            return tune_io(
+                place, tune, size=size, seconds=tune_seconds, rounds=rounds, seed=seed,
+                output=output, as_json=as_json,
+            )  # fmt: skip
     measures: dict[str, Callable[[Case, int], Measurement]] = {}
-    work = place / f".penstock-bench-{os.getpid()}"
+    work = unused(place)
 
     def ours(case: Case, number: int) -> Measurement:
         return run(case, work, size, seed=seed, verifies=verify, round_index=number)
@@ -138,9 +151,9 @@ def bench_io(
     settings = {"size_bytes": size, "rounds": rounds, "verify": verify, "seed": seed, "vs": vs}
     results = Results(kind="io", machine=facts.machine(), disk=facts.disk(place), settings=settings)
     results.cases = {case.label: case.as_json() for case in chosen}
-    _measure(results, chosen, measures, rounds, is_quiet=as_json)
-    if output is not None:
-        results.write(output)
+    with endings.tidy():
+        _measure(results, chosen, measures, rounds, is_quiet=as_json)
+    outputs.write(results, output, report)
     if as_json:
         print_json(results.as_json())
     else:
@@ -228,26 +241,30 @@ def _measure(
 
 def _print(results: Results) -> None:
     out = console()
-    out.print(_table(results))
+    out.print(_table(results, is_wide=out.width > _WIDE_COLUMNS))
     failed = {f"{one.by}, {one.case}: {one.error}" for one in results.measurements if one.error}
     notes = {f"{one.case}: {note}" for one in results.measurements for note in one.notes}
     for line in sorted(failed | notes):
         out.print(line)
 
 
-def _table(results: Results) -> Table:
+def _table(results: Results, *, is_wide: bool) -> Table:
     names = list(dict.fromkeys(one.by for one in results.measurements))
     has_fio = len(names) > 1
     numbers = ["GB/s", "IOPS", "p50 us", "p99 us", "CPU s/GiB"]
     if has_fio:
         # Of the processor the other columns matter more where they are to fit.
         numbers[-1] = "of fio"
+    if is_wide:
+        numbers += ["no fsync", "file calls"]
     columns = ["case", *(["by"] if has_fio else []), *numbers]
     rows = table(*columns, numbers=numbers, folded=["case"])
     for case in results.cases:
         for by in names:
             cells = [case if by == names[0] else "", *([by] if has_fio else [])]
-            rows.add_row(*cells, *_figures(results, case, by, has_fio=has_fio))
+            figures = _figures(results, case, by, has_fio=has_fio)
+            beside = _figures_beside(results, case, by) if is_wide else []
+            rows.add_row(*cells, *figures, *beside)
     return rows
 
 
@@ -274,6 +291,21 @@ def _figures(results: Results, case: str, by: str, *, has_fio: bool) -> list[str
     return [*figures, f"{rate.median / peer.median:.2f}" if is_compared and peer else ""]
 
 
+def _figures_beside(results: Results, case: str, by: str) -> list[str]:
+    """What a wide terminal has room for: rates without the sync, and calls that concern files."""
+    made = results.of(case, by)
+    if not made:
+        return ["-"] * 2
+    rate = results.spread(case, by, lambda one: one.gb_per_second)
+    is_write = results.cases[case]["pattern"] == "write"
+    has_synced = is_write and any(one.sync_seconds for one in made)
+    calls = results.spread(case, by, lambda one: sum(one.metadata.values()))
+    return [
+        f"{rate.median:.2f} [{rate.least:.2f}, {rate.most:.2f}]" if has_synced and rate else "",
+        f"{calls.median:,.0f}" if calls is not None and calls.most else "",
+    ]
+
+
 @bench.command("compare")
 @click.argument("before", type=PATH)
 @click.argument("after", type=PATH)
@@ -288,16 +320,19 @@ def _figures(results: Results, case: str, by: str, *, has_fio: bool) -> list[str
 def bench_compare(before: Path, after: Path, margin: float, as_json: bool) -> int:
     """Tell whether the run AFTER is slower than the run BEFORE.
 
-    Both are files of `penstock bench io --output` or `bench checkpoint --output`. Exits with 1 if a
-    case is slower by more than the margin, for certain; so it can be the gate of a CI job. Take at
-    least seven rounds.
+    Both are files of `penstock bench io --output` or `bench checkpoint --output`, or directories of
+    such files, which are pooled. Exits with 1 if a case is slower by more than the margin, and not
+    by chance, or has too few rounds to be compared; so it can be the gate of a CI job. Take seven
+    rounds or more: fifteen where those of one run differ by five per cent.
     """
     found = compare(Results.read(before), Results.read(after), margin=margin)
     is_slower = any(one.verdict == "slower" for one in found)
+    # What could not be measured must not pass.
+    code = int(is_slower or any(one.verdict == "missing" for one in found))
     if as_json:
         cases_of = [_plain(one) for one in found]
         print_json({"is_slower": is_slower, "margin": margin, "cases": cases_of})
-        return int(is_slower)
+        return code
     rows = table(
         "case", "before", "after", "ratio", "verdict",
         numbers=["before", "after", "ratio"], folded=["case"],
@@ -311,8 +346,11 @@ def bench_compare(before: Path, after: Path, margin: float, as_json: bool) -> in
         rows.add_row(
             one.case, f"{one.before:.2f}", f"{one.after:.2f}", ratio, one.verdict, style=style
         )
-    console().print(rows)
-    return int(is_slower)
+    out = console()
+    out.print(rows)
+    if any(one.verdict == "unclear" for one in found):
+        out.print("unclear: it could be slower or the same. Take more rounds.")
+    return code
 
 
 def _plain(one: Compared) -> dict[str, Any]:
