@@ -1,0 +1,1 @@
+"""Checks of storage for ReFrame."""

@@ -1,0 +1,75 @@
+"""Saves and loads a state of tensors in each of several processes."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+from pathlib import Path
+
+import crew
+import numpy as np
+
+import penstock
+from penstock.bench.cases import tensor_sizes
+from penstock.cli.units import BYTES
+
+
+def main() -> None:
+    """Does what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--size", required=True)
+    parser.add_argument("--engine", default="auto")
+    given = parser.parse_args()
+    does = functools.partial(_work, _bytes(given.size), given.engine)
+    crew.run(given.work, given.processes, does)
+
+
+def _work(size: int, engine: str, worker: crew.Worker) -> None:
+    options = penstock.Options(engine=engine)
+    generator = np.random.default_rng(worker.index)
+    state = {
+        f"tensor-{number}": generator.integers(0, 256, nbytes, np.uint8)
+        for number, nbytes in enumerate(tensor_sizes(size))
+    }
+    nbytes = sum(one.nbytes for one in state.values())
+    place = worker.work / f"checkpoint-{worker.index}"
+    loaded = {}
+
+    def save() -> int:
+        penstock.save(place, state, options=options)
+        return nbytes
+
+    def load() -> int:
+        loaded.update(penstock.load(place, options=options))
+        return nbytes
+
+    worker.phase("save", save)
+    for path in place.iterdir():
+        _drop(path)
+    worker.phase("load", load)
+    worker.to_verify = len(state) + 1
+    worker.verified = sum(np.array_equal(loaded[name], one) for name, one in state.items())
+    worker.verified += penstock.verify(place).ok
+
+
+def _drop(path: Path) -> None:
+    """Takes a file out of the page cache of this node."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def _bytes(text: str) -> int:
+    """``64M`` as fio reads it: in powers of two."""
+    number = text.rstrip("KMGTiB")
+    unit = text[len(number) :].rstrip("iB")
+    return int(number) * BYTES[f"{unit}iB" if unit else ""]
+
+
+if __name__ == "__main__":
+    main()
