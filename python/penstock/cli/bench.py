@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +11,10 @@ import click
 
 from penstock.bench import cases, facts, fio
 from penstock.bench.cases import PRESETS, Case
-from penstock.bench.compare import MARGIN, ROUNDS_MIN, Compared, compare
 from penstock.bench.results import Measurement, Results
 from penstock.bench.running import BenchError, run, unused
 from penstock.cli import endings, outputs
+from penstock.cli.bench_compare import bench_compare
 from penstock.cli.bench_report import bench_report
 from penstock.cli.console import PATH, console, json_option, print_json, table
 from penstock.cli.outputs import output_option, report_option, writable
@@ -56,6 +55,7 @@ def bench() -> None:
     """Measure storage, and compare what was measured."""
 
 
+bench.add_command(bench_compare)
 bench.add_command(bench_report)
 
 
@@ -304,58 +304,3 @@ def _figures_beside(results: Results, case: str, by: str) -> list[str]:
         f"{rate.median:.2f} [{rate.least:.2f}, {rate.most:.2f}]" if has_synced and rate else "",
         f"{calls.median:,.0f}" if calls is not None and calls.most else "",
     ]
-
-
-@bench.command("compare")
-@click.argument("before", type=PATH)
-@click.argument("after", type=PATH)
-@click.option(
-    "--margin",
-    type=click.FloatRange(0, 1),
-    default=MARGIN,
-    show_default=True,
-    help="What is too little to matter.",
-)
-@json_option
-def bench_compare(before: Path, after: Path, margin: float, as_json: bool) -> int:
-    """Tell whether the run AFTER is slower than the run BEFORE.
-
-    Both are files of `penstock bench io --output` or `bench checkpoint --output`, or directories of
-    such files, which are pooled. Exits with 1 if a case is slower by more than the margin, and not
-    by chance, or has too few rounds to be compared; so it can be the gate of a CI job. Take seven
-    rounds or more: fifteen where those of one run differ by five per cent.
-    """
-    found = compare(Results.read(before), Results.read(after), margin=margin)
-    is_slower = any(one.verdict == "slower" for one in found)
-    # What could not be measured must not pass.
-    code = int(is_slower or any(one.verdict == "missing" for one in found))
-    if as_json:
-        cases_of = [_plain(one) for one in found]
-        print_json({"is_slower": is_slower, "margin": margin, "cases": cases_of})
-        return code
-    rows = table(
-        "case", "before", "after", "ratio", "verdict",
-        numbers=["before", "after", "ratio"], folded=["case"],
-    )  # fmt: skip
-    for one in found:
-        if one.verdict == "missing":
-            rows.add_row(one.case, "", "", "", f"fewer than {ROUNDS_MIN} rounds")
-            continue
-        ratio = f"{one.ratio:.3f} [{one.low:.3f}, {one.high:.3f}]"
-        style = {"slower": "red", "faster": "green"}.get(one.verdict, "")
-        rows.add_row(
-            one.case, f"{one.before:.2f}", f"{one.after:.2f}", ratio, one.verdict, style=style
-        )
-    out = console()
-    out.print(rows)
-    if any(one.verdict == "unclear" for one in found):
-        out.print("unclear: it could be slower or the same. Take more rounds.")
-    return code
-
-
-def _plain(one: Compared) -> dict[str, Any]:
-    """What JSON has no number for is null there."""
-    return {
-        name: None if isinstance(value, float) and math.isnan(value) else value
-        for name, value in one._asdict().items()
-    }
