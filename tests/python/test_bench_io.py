@@ -11,11 +11,13 @@ import time
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from penstock.bench import cases, fio
 from penstock.bench.cases import Case
 from penstock.bench.results import Results, ResultsError
 from penstock.bench.running import BenchError, percentiles, run
+from penstock.cli import cli
 
 MIB = 1 << 20
 
@@ -128,6 +130,13 @@ def test_a_size_there_is_no_room_for_is_refused_with_the_numbers(disk_path):
         (["--block", "100", "--direct", "on"], "multiple of 4096"),
         (["--pattern", "append"], "random_read"),
         (["--depth", "0"], "4096"),
+        (["--size", "0"], "'0' is no size: from 1 byte"),
+        (["--size", "9e30T"], "no size: from 1 byte to 8 EiB"),
+        (["--size", "nan"], "'nan' is no size"),
+        (["--seconds", "nan"], "'nan' is no number"),
+        (["--seconds", "inf"], "'inf' is no number"),
+        (["--seed", "-1"], "-1 is not in the range"),
+        (["--seed", str(2**63)], "is not in the range"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_a_line(disk_path, arguments, message):
@@ -136,6 +145,25 @@ def test_what_makes_no_sense_is_refused_in_a_line(disk_path, arguments, message)
     assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
     assert list(disk_path.iterdir()) == []
+
+
+def test_a_case_takes_a_block_for_each_thread_however_small_its_size(disk_path):
+    few = ["--pattern", "write", "--size", "1M"]
+    done = bench_io(disk_path, *few, "--block", "1G", "--threads", "1024", "--processes", "1024")
+    assert done.returncode == 2
+    assert "1G x 16, 1024 threads" in (said := " ".join(done.stderr.split()))
+    assert f"takes {1.05 * 2**50 / 1e9:.2f}" in said
+    assert list(disk_path.iterdir()) == []
+
+
+def test_requests_in_flight_that_memory_has_no_room_for_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.bench.scaling.memory_bytes", lambda: 10**9)
+    arguments = [str(tmp_path), "--pattern", "write", "--size", "2G", "--block", "512M"]
+    done = CliRunner().invoke(cli, ["bench", "io", *arguments])
+    assert done.exit_code == 2
+    assert "1.00 GB of memory are free and the requests in flight" in " ".join(done.output.split())
+    assert "take 2.15" in done.output
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_directory_that_is_none_is_refused(tmp_path):

@@ -162,7 +162,18 @@ def _gdsio() -> Iterator[Case]:
         )
 
 
-def share_bytes(case: Case, total_bytes: int) -> int:
+def share_bytes(case: Case, size: int) -> int:
     """Bytes of one process: whole blocks for all threads."""
     unit = case.block_bytes * case.threads
-    return max(1, math.floor(total_bytes / case.processes / unit)) * unit
+    return max(1, math.floor(size / case.processes / unit)) * unit
+
+
+def total_bytes(case: Case, size: int) -> int:
+    """Bytes of all processes that a case of a size comes to: at least a block for each thread."""
+    return share_bytes(case, size) * case.processes
+
+
+def buffer_bytes(case: Case, size: int) -> int:
+    """Memory of the requests that all processes have in flight at most."""
+    in_flight = case.block_bytes * case.depth * case.threads * case.processes
+    return min(in_flight, total_bytes(case, size))

@@ -1,4 +1,4 @@
-"""`penstock bench`: how fast storage is, and whether it got slower."""
+"""`penstock bench`, and `penstock bench io`: how fast requests of every kind are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.bench import cases, facts, fio
+from penstock.bench import cases, facts, fio, scaling
 from penstock.bench.cases import PRESETS, Case
 from penstock.bench.results import Measurement, Results
 from penstock.bench.running import BenchError, run, unused
@@ -19,7 +19,7 @@ from penstock.cli.bench_report import bench_report
 from penstock.cli.console import PATH, console, json_option, print_json, table
 from penstock.cli.outputs import output_option, report_option, writable
 from penstock.cli.tune import tune_io
-from penstock.cli.units import Size
+from penstock.cli.units import Finite, Size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,19 +86,19 @@ _LAYOUTS = click.Choice(["file_per_tensor", "file_per_process", "shared_file"])
 @click.option("--threads", type=_Several(click.IntRange(1, 1024)), help="Of a process. [1]")
 @click.option("--processes", type=_Several(click.IntRange(1, 1024)), help="[1]")
 @click.option("--size", type=Size(), default="1G", show_default=True, help="Bytes of a case.")
-@click.option("--seconds", type=click.FloatRange(min=0.1), help="Of a case; else once over all.")
+@click.option("--seconds", type=Finite(min=0.1), help="Of a case; else once over all.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--no-fsync", is_flag=True, help="Do not sync what was written.")
 @click.option("--verify", is_flag=True, help="Check every block that is read.")
 @click.option("--vs", type=click.Choice(["fio"]), help="Also measure with this, in turns.")
-@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=1, show_default=True)
 @click.option(
     "--tune",
     type=PATH,
     callback=writable,
     help="Search for the best options and write them there.",
 )
-@click.option("--tune-seconds", type=click.FloatRange(min=1), default=300.0, show_default=True)
+@click.option("--tune-seconds", type=Finite(min=1), default=300.0, show_default=True)
 @output_option
 @report_option
 @json_option
@@ -127,7 +127,7 @@ def bench_io(
     place = directory.absolute()
     if not place.is_dir():
         raise click.UsageError(f"{directory} is no directory")
-    _check_room(place, size)
+    _check_room(place, [Case()] if tune is not None else chosen, size)
     if tune is not None:
         with endings.tidy():
             return tune_io(
@@ -198,13 +198,24 @@ def _cases(axes: dict[str, Any]) -> list[Case]:
     return list(made)
 
 
-def _check_room(directory: Path, size: int) -> None:
+def _check_room(directory: Path, chosen: list[Case], size: int) -> None:
+    """Refuses cases whose files or buffers there is no room for; a block is the least of a file."""
+    largest = max(chosen, key=lambda case: cases.total_bytes(case, size))
+    written = cases.total_bytes(largest, size)
     free = shutil.disk_usage(directory).free
-    needed = int(_FREE_TIMES_SIZE * size)
+    needed = int(_FREE_TIMES_SIZE * written)
     if free < needed:
         raise click.UsageError(
-            f"{directory} has {free / 1e9:.2f} GB free and a case of {size / 1e9:.2f} GB takes "
-            f"{needed / 1e9:.2f}: choose a smaller --size or another directory"
+            f"{directory} has {free / 1e9:.2f} GB free and a case of {written / 1e9:.2f} GB "
+            f"({largest.label}) takes {needed / 1e9:.2f}: choose a smaller --size or --block, or "
+            "another directory"
+        )
+    greedy = max(chosen, key=lambda case: cases.buffer_bytes(case, size))
+    taken, memory = cases.buffer_bytes(greedy, size), scaling.memory_bytes()
+    if memory < taken:
+        raise click.UsageError(
+            f"{memory / 1e9:.2f} GB of memory are free and the requests in flight of "
+            f"{greedy.label} take {taken / 1e9:.2f}: choose a smaller --depth or --block"
         )
 
 

@@ -21,7 +21,7 @@ from penstock.cli.checkpoint_plan import PASSES, planned, results_of
 from penstock.cli.checkpoint_table import print_results
 from penstock.cli.console import PATH, console, json_option, print_json
 from penstock.cli.outputs import output_option, report_option
-from penstock.cli.units import Size
+from penstock.cli.units import Finite, Size
 from penstock.errors import MissingDependencyError, PenstockError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _scale(_: click.Context, __: click.Parameter, text: str) -> float | None:
 @click.option("--rounds", type=click.IntRange(1), help=f"Saves and loads of each. [{_ROUNDS}]")
 @click.option(
     "--fill",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Finite(0, 1, min_open=True),
     help="Save until so much of the file system is full, instead of rounds.",
 )
 @click.option("--fill-size", type=Size(), help="Fill this instead of the file system.")

@@ -15,6 +15,7 @@ import click
 import penstock
 from penstock.cli import endings
 from penstock.cli.console import PATH, console
+from penstock.cli.units import Finite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=1),
+    type=Finite(min=1),
     default=60,
     show_default=True,
     help="About how long to take.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,20 @@ class Size(_Type):
         text = str(value).upper().removesuffix("IB").removesuffix("B")
         number, unit = (text[:-1], text[-1]) if text[-1:] in "KMGT" and text else (text, "")
         try:
-            return int(float(number) * _BINARY[unit])
+            size = int(float(number) * _BINARY[unit])
         except (ValueError, OverflowError):
             self.fail(f"{value!r} is no size: write 4096, 4K, 1M or 2G", param, ctx)
+        if not 1 <= size <= _MAX:
+            self.fail(f"{value!r} is no size: from 1 byte to 8 EiB", param, ctx)
+        return size
+
+
+class Finite(click.FloatRange):
+    """A number in a range that no NaN is in, and no infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """As click asks it to."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no number", param, ctx)
+        return number
