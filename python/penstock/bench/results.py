@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from penstock.bench import likeness
+from penstock.bench.documents import checked
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -22,6 +24,10 @@ FORMAT_VERSION = 1
 
 class ResultsError(PenstockError, ValueError):
     """A file holds no results of a benchmark."""
+
+
+class UnlikeError(ResultsError):
+    """Runs that measured different things are taken for the same."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -197,30 +203,52 @@ class Results:
 
         Args:
             path: A file, or a directory of such files with the extension ``.json``: their
-                measurements together, under the machine and settings of the first by name.
+                measurements together, round after round in the order of their names, under the
+                machine and settings of the first.
 
         Raises:
             ResultsError: The file holds something else, or the directory has no such file.
+            UnlikeError: The files of the directory measured different things.
+            OSError: It cannot be read.
         """
         if path.is_dir():
             return cls._pooled(path)
+        text = path.read_bytes()
         try:
-            document = json.loads(path.read_bytes())
-            if (document.pop("format"), document.pop("version")) != (FORMAT, FORMAT_VERSION):
-                raise ValueError("another format or version")
-            document.pop("summary", None)
-            measurements = [Measurement(**one) for one in document.pop("measurements")]
-            return cls(**document, measurements=measurements)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return cls._of(json.loads(text))
+        except (ValueError, RecursionError) as error:
             raise ResultsError(f"{path} holds no results of penstock bench: {error}") from error
 
     @classmethod
+    def _of(cls, document: Any) -> Results:
+        if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
+            raise ValueError(f"its format is not {FORMAT!r}")
+        version = document.pop("version", None)
+        if version != FORMAT_VERSION:
+            raise ValueError(f"its version is {version!r}, and {FORMAT_VERSION} is known")
+        document.pop("summary", None)
+        measurements = [
+            Measurement(**one) for one in checked(cls, document).pop("measurements", ())
+        ]
+        for one in measurements:
+            if not one.error and not one.seconds:
+                raise ValueError(f"{one.case}, {one.by}: neither seconds nor an error")
+        return cls(**document, measurements=measurements)
+
+    @classmethod
     def _pooled(cls, directory: Path) -> Results:
-        runs = [cls.read(path) for path in sorted(directory.glob("*.json"))]
-        if not runs:
+        paths = sorted(directory.glob("*.json"))
+        if not paths:
             raise ResultsError(f"{directory} holds no file of results, *.json")
-        pooled, *others = runs
-        for one in others:
+        pooled, *others = (cls.read(path) for path in paths)
+        for path, one in zip(paths[1:], others, strict=True):
+            if unlike := likeness.differences(pooled, one):
+                raise UnlikeError(
+                    f"{paths[0]} and {path} are no rounds of the same: {'; '.join(unlike)}"
+                )
+            rounds = 1 + max((each.round_index for each in pooled.measurements), default=-1)
+            for each in one.measurements:
+                each.round_index += rounds
             pooled.cases |= one.cases
             pooled.measurements += one.measurements
         return pooled
