@@ -6,8 +6,9 @@ python -m benches.gate DIRECTORY --trials 20
 
 A trial measures three builds in turns, round by round: this one, this one again, and one that is
 slowed. The second is compared with the first, which must be no alarm, and the third, which must be
-one. `--apart` measures one build after the other instead, as a CI job has it that compares with a
-stored baseline: what the disk has changed meanwhile then looks like a change of the build.
+one. Rounds are compared with each other (`penstock bench compare --paired`). `--apart` measures one
+build after the other instead, as a CI job has it that compares with a stored baseline: how the disk
+has changed meanwhile then looks like a change of the build.
 
 The slowed build makes eleven requests for every ten that count: it moves a tenth more bytes than it
 reports, by the same code, on the same disk, at the same time. That lengthens a run by a tenth
@@ -91,7 +92,9 @@ def main(
             if output is not None:
                 _write(measured, output / f"{trial:02}")
             for build in BUILDS[1:]:
-                found = compare(measured["before"], measured[build], margin=margin)
+                found = compare(
+                    measured["before"], measured[build], margin=margin, is_paired=not apart
+                )
                 alarms[build] += any(one.verdict == "slower" for one in found)
                 for line in _lines(found):
                     out.print(f"{trial + 1:3}  {build:7} {line}")
@@ -117,22 +120,24 @@ def _measure(
         )
         for build in BUILDS
     }
-    for number, build in _order(rounds, apart):
-        for case in CASES:
-            made = _once(case, build, work, size_mib, number)
-            measured[build].measurements.append(made)
-            advance()
+    for number, case, build in _order(rounds, apart):
+        made = _once(case, build, work, size_mib, number)
+        measured[build].measurements.append(made)
+        advance()
     return measured
 
 
-def _order(rounds: int, apart: bool) -> Iterator[tuple[int, str]]:
+def _order(rounds: int, apart: bool) -> Iterator[tuple[int, Case, str]]:
+    """What is measured one after the other: in turns, the builds of a round come close together."""
     if apart:
-        yield from ((number, build) for build in BUILDS for number in range(rounds))
+        for build in BUILDS:
+            yield from ((number, case, build) for number in range(rounds) for case in CASES)
         return
     for number in range(rounds):
         # Nobody always comes first.
         first = number % len(BUILDS)
-        yield from ((number, build) for build in BUILDS[first:] + BUILDS[:first])
+        for case in CASES:
+            yield from ((number, case, build) for build in BUILDS[first:] + BUILDS[:first])
 
 
 def _once(case: Case, build: str, work: Path, size_mib: int, number: int) -> Measurement:

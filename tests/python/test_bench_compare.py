@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from penstock import cli
 from penstock.bench.cases import Case
 from penstock.bench.compare import MARGIN, compare
-from penstock.bench.results import Measurement, Results, ResultsError
+from penstock.bench.results import Measurement, Results, ResultsError, UnlikeError
 
 
 def results(rates, case=None):
@@ -41,7 +45,8 @@ def test_a_run_is_called_what_it_is(factor, verdict):
     (found,) = compare(results(before), results(after))
     assert found.verdict == verdict
     assert found.low <= found.ratio <= found.high
-    assert found.ratio == pytest.approx(np.median([two / one for two in after for one in before]))
+    ratios = [two / one for two in after for one in before]
+    assert found.ratio == pytest.approx(np.exp(np.median(np.log(ratios))))
     medians = np.median(before), np.median(after)
     assert (found.before, found.after) == pytest.approx(medians)
 
@@ -110,9 +115,105 @@ def test_runs_that_have_nothing_in_common_cannot_be_compared():
         compare(results([1.0]), results([1.0], Case(pattern="read")))
 
 
+def drifting(generator, factor, rounds=15):
+    """Rates in turns on a disk that is half as fast in some rounds, and noise of each by itself."""
+    disk = 2.0 * np.where(generator.random(rounds) < 0.5, 0.5, 1.0)
+    return [
+        results(disk * one * np.exp(0.05 * generator.standard_normal(rounds)))
+        for one in (1.0, factor)
+    ]
+
+
+def test_what_a_disk_does_meanwhile_touches_both_of_a_pair():
+    generator = np.random.default_rng(2)
+    false, noticed, unpaired = 0, 0, 0
+    for _ in range(20):
+        (same,) = compare(*drifting(generator, 1.0), is_paired=True)
+        false += same.verdict == "slower"
+        slowed = drifting(generator, 1 / 1.1)
+        (found,) = compare(*slowed, is_paired=True)
+        noticed += found.verdict == "slower"
+        unpaired += is_alarm(*slowed)
+    assert false == 0
+    assert noticed >= 19
+    # What the pairing is for.
+    assert unpaired <= 10
+
+
+def test_the_ratio_of_pairs_is_the_median_of_the_means_of_every_two():
+    generator = np.random.default_rng(7)
+    before, after = noisy(generator, 2.0), noisy(generator, 1.6)
+    (found,) = compare(results(before), results(after), is_paired=True)
+    logs = np.log(after / before)
+    means = [(logs[i] + logs[j]) / 2 for i in range(len(logs)) for j in range(i + 1)]
+    assert found.ratio == pytest.approx(np.exp(np.median(means)))
+    assert found.low <= found.ratio <= found.high < 1
+    assert found.verdict == "slower"
+
+
+def test_a_round_in_which_one_of_a_pair_failed_counts_for_neither():
+    before, after = results([2.0, 9.0, 2.0, 2.0, 2.0]), results([1.0, 1.0, 9.0, 1.0, 1.0])
+    before.measurements[1].error = after.measurements[2].error = "no space"
+    (found,) = compare(before, after, is_paired=True)
+    assert (found.before, found.after, found.ratio) == pytest.approx((2.0, 1.0, 0.5))
+    # Without pairs each has four rounds.
+    (found,) = compare(before, after)
+    assert (found.before, found.after) == pytest.approx((2.0, 1.0))
+
+
+def test_runs_that_have_not_the_same_rounds_are_no_pairs():
+    with pytest.raises(UnlikeError, match="5 rounds before and 4 after"):
+        compare(results([2.0] * 5), results([2.0] * 4), is_paired=True)
+    other = results([2.0] * 5)
+    other.measurements[4].round_index = 7
+    with pytest.raises(UnlikeError, match="not the same rounds"):
+        compare(results([2.0] * 5), other, is_paired=True)
+
+
+def test_a_case_that_is_no_longer_measured_does_not_pass():
+    before = shared_disk(np.random.default_rng(3), 1.0)
+    found = compare(before, results([2.0] * 7))
+    assert {one.case.partition(",")[0]: one.verdict for one in found}["read"] == "missing"
+    # One that is new has nothing to be held against.
+    assert len(compare(results([2.0] * 7), before)) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "told"),
+    [
+        ("kind", "checkpoint", "kind: io and checkpoint"),
+        ("settings", {"size_bytes": 4096}, "size_bytes: None and 4096"),
+        ("settings", {"verify": True}, "verify: None and True"),
+        ("cases", {Case().label: {**Case().as_json(), "seconds": 5}}, "seconds: None and 5"),
+    ],
+)
+def test_runs_that_measured_different_things_are_not_compared(field, change, told):
+    other = results([2.0] * 5)
+    setattr(other, field, change)
+    with pytest.raises(UnlikeError, match=told):
+        compare(results([2.0] * 5), other)
+
+
+def test_rounds_seeds_and_peers_are_up_to_each_run():
+    before, after = results([2.0] * 5), results([2.0] * 7)
+    before.settings = {"rounds": 5, "seed": 1, "vs": None}
+    after.settings = {"rounds": 7, "seed": 2, "vs": "fio"}
+    (found,) = compare(before, after)
+    assert found.verdict == "same"
+
+
 def bench_compare(*arguments):
-    command = [sys.executable, "-m", "penstock", "bench", "compare", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    """As the command line does it, in this process: SciPy takes a second to import."""
+    out, err = io.StringIO(), io.StringIO()
+    command = ["penstock", "bench", "compare", *map(str, arguments)]
+    with (
+        mock.patch.object(sys, "argv", command),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        cli.main()
+    return subprocess.CompletedProcess(command, ended.value.code, out.getvalue(), err.getvalue())
 
 
 def test_the_exit_code_is_the_gate(tmp_path):
@@ -127,6 +228,8 @@ def test_the_exit_code_is_the_gate(tmp_path):
     assert found["is_slower"] is True
     assert found["cases"][0]["ratio"] == pytest.approx(0.75)
     assert bench_compare(a, b, "--margin", "0.3").returncode == 0
+    command = [sys.executable, "-m", "penstock", "bench", "compare", a, b]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 1
 
 
 def test_files_of_a_directory_count_together(tmp_path):
@@ -140,6 +243,94 @@ def test_files_of_a_directory_count_together(tmp_path):
     assert (found["before"], found["after"]) == (pytest.approx(2.002), pytest.approx(1.502))
     (tmp_path / "empty").mkdir()
     assert "holds no file of results" in bench_compare(tmp_path / "a", tmp_path / "empty").stderr
+
+
+def test_a_directory_of_runs_that_differ_is_no_run(tmp_path):
+    results([2.0]).write(tmp_path / "1.json")
+    other = results([2.0])
+    other.settings = {"size_bytes": 4096}
+    other.write(tmp_path / "2.json")
+    with pytest.raises(UnlikeError, match=r"1\.json and .*2\.json are no rounds of the same"):
+        Results.read(tmp_path)
+
+
+def test_rounds_of_two_directories_are_paired_by_the_order_of_their_files(tmp_path):
+    disk = [4.0, 1.0, 2.0, 3.0, 1.5, 2.5, 3.5, 1.2]
+    for name, factor in (("before", 1.0), ("after", 0.8)):
+        (tmp_path / name).mkdir()
+        for number, rate in enumerate(disk):
+            results([rate * factor]).write(tmp_path / name / f"{number}.json")
+    arguments = tmp_path / "before", tmp_path / "after"
+    assert "slower" not in bench_compare(*arguments).stdout.replace("could be slower", "")
+    done = bench_compare(*arguments, "--paired", "--json")
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert found["is_paired"] is True
+    (case,) = found["cases"]
+    assert [case[key] for key in ("ratio", "low", "high")] == pytest.approx([0.8] * 3)
+    (tmp_path / "after" / "3.json").unlink()
+    refused = bench_compare(*arguments, "--paired")
+    assert refused.returncode == 1
+    assert "8 rounds before and 7 after" in " ".join(refused.stderr.split())
+
+
+def test_another_kernel_is_told(tmp_path):
+    a, b = tmp_path / "a.json", tmp_path / "b.json"
+    for path, kernel in ((a, "6.1"), (b, "6.8")):
+        run = results([2.0] * 5)
+        run.machine = {"kernel": kernel, "load_average": [float(kernel)]}
+        run.write(path)
+    told = "not the same before and after: kernel: 6.1 and 6.8"
+    assert told in bench_compare(a, b).stdout
+    assert json.loads(bench_compare(a, b, "--json").stdout)["circumstances"] == [
+        "kernel: 6.1 and 6.8"
+    ]
+    assert "not the same" not in bench_compare(a, a).stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"seconds": 0.0}, "neither seconds nor an error"),
+        ({"seconds": float("nan")}, "seconds: nan"),
+        ({"seconds": "1"}, "seconds: '1'"),
+        ({"nbytes": -1}, "nbytes: -1"),
+        ({"nbytes": 1.5}, r"nbytes: 1\.5"),
+        ({"round_index": True}, "round_index: True"),
+        ({"latency_us": {"p50": None}}, "latency_us: "),
+        ({"timeline_bytes": [1, "2"]}, "timeline_bytes: "),
+        ({"colour": "red"}, "unknown: 'colour'"),
+        ({"case": None}, "case: None"),
+    ],
+)
+def test_a_measurement_that_cannot_be_is_refused(tmp_path, change, told):
+    path = tmp_path / "a.json"
+    document = results([2.0]).as_json()
+    document["measurements"][0] |= change
+    path.write_text(json.dumps(document))
+    with pytest.raises(ResultsError, match=rf"a\.json holds no results.*{told}"):
+        Results.read(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[]", "its format is not"),
+        ("[" * 100_000, "holds no results"),
+        ("{", "holds no results"),
+        ('{"format": "penstock-bench", "version": 2}', "its version is 2, and 1 is known"),
+        ('{"format": "penstock-bench", "version": 1}', "kind is missing"),
+    ],
+)
+def test_a_document_of_another_kind_is_refused(tmp_path, text, told):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(ResultsError, match=told):
+        Results.read(path)
+    document = {**results([2.0]).as_json(), "measurements": [7]}
+    path.write_text(json.dumps(document))
+    with pytest.raises(ResultsError, match="7 in place of an object"):
+        Results.read(path)
 
 
 def test_a_file_that_holds_no_results_is_refused(tmp_path):

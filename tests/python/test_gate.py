@@ -33,11 +33,15 @@ def test_each_build_is_measured_in_every_round_and_the_slowed_one_does_a_tenth_m
 
 def test_builds_take_turns_in_coming_first():
     in_turns = list(gate._order(3, apart=False))
-    assert [build for number, build in in_turns if number == 1] == ["same", "slowed", "before"]
-    assert {build for _, build in in_turns[::3]} == set(gate.BUILDS)
+    assert [build for number, _, build in in_turns if number == 1] == [
+        *("same", "slowed", "before"),
+        *("same", "slowed", "before"),
+    ]
+    assert [case for _, case, _ in in_turns[:6]] == [case for case in gate.CASES for _ in range(3)]
+    assert {build for _, _, build in in_turns[:: len(in_turns) // 3]} == set(gate.BUILDS)
     apart = list(gate._order(3, apart=True))
-    assert [build for _, build in apart] == [build for build in gate.BUILDS for _ in range(3)]
-    assert sorted(apart) == sorted(in_turns)
+    assert [build for _, _, build in apart] == [build for build in gate.BUILDS for _ in range(6)]
+    assert set(apart) == set(in_turns)
 
 
 def test_a_size_of_which_there_is_no_tenth_is_refused(disk_path):

@@ -6,13 +6,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from penstock.bench.results import ResultsError
-from penstock.errors import MissingDependencyError
+from penstock.bench import likeness, ratios
+from penstock.bench.results import ResultsError, UnlikeError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
     from penstock.bench.results import Results
 
 MARGIN = 0.05
@@ -22,9 +19,6 @@ CONFIDENCE = 0.99
 """For all cases together."""
 
 ROUNDS_MIN = 3
-_RESAMPLES = 9999
-_PAIRS_MAX = 1 << 22
-"""At a time: 32 MiB of them."""
 
 Verdict = Literal["slower", "faster", "same", "unclear", "missing"]
 
@@ -36,13 +30,13 @@ class Compared(NamedTuple):
         case: Its label.
         before: Median of the first run, GB/s.
         after: Median of the second run, GB/s.
-        ratio: Of the second run to the first.
+        ratio: Of the second run to the first; it need not be that of the medians.
         low: Lower end of the interval that the ratio is in.
         high: Upper end.
         verdict: ``"slower"`` if the ratio is below 1 - margin and all of the interval below 1,
             ``"faster"`` if they are above 1 + margin and 1, ``"same"`` if all of the interval is
             within the margin, ``"unclear"`` if none of these, and ``"missing"`` where a run has too
-            few measurements.
+            few measurements, or none of what the other has.
     """
 
     case: str
@@ -55,14 +49,18 @@ class Compared(NamedTuple):
 
 
 def compare(
-    before: Results, after: Results, *, margin: float = MARGIN, confidence: float = CONFIDENCE
+    before: Results,
+    after: Results,
+    *,
+    margin: float = MARGIN,
+    confidence: float = CONFIDENCE,
+    is_paired: bool = False,
 ) -> list[Compared]:
-    """Compares the durable rates of all cases that both runs have.
+    """Compares the durable rates of all cases of two runs, of Penstock's own ways.
 
-    A ratio is the median of those of every measurement of the one run to every one of the other
-    (Hodges and Lehmann 1963): like a median it does not mind the few rounds that something else
-    has disturbed, but it takes a third fewer to be as sure. Its interval is a bootstrap one (Efron
-    1979, percentiles), at a confidence that holds for all cases together (Bonferroni).
+    The estimates are those of `penstock.bench.ratios`, at a confidence that holds for all cases
+    together (Bonferroni). A case that only the first run has is missing: what was not measured must
+    not pass. One that only the second has is new and has nothing to be held against.
 
     To ask that all of the interval is beyond the margin would take four times the rounds to notice
     what is twice the margin; that it excludes 1 is what keeps noise from being an alarm.
@@ -72,47 +70,82 @@ def compare(
         after: The other.
         margin: What is too little to matter, as a part of the rate.
         confidence: That none of the intervals misses.
+        is_paired: The runs were measured in turns, round by round: round is held against round, so
+            what the disk does meanwhile touches both. A round in which one of them failed counts
+            for neither.
 
     Raises:
         ResultsError: The two have no case in common.
+        UnlikeError: They measured different things, or are to be paired and have not the same
+            rounds.
         MissingDependencyError: SciPy is not installed.
     """
-    common = [pair for pair in _ours(before) if pair in _ours(after)]
-    if not common:
+    if unlike := likeness.differences(before, after):
+        raise UnlikeError(f"the runs measured different things: {'; '.join(unlike)}")
+    wanted = _ours(before)
+    if not any(pair in _ours(after) for pair in wanted):
         raise ResultsError("the two runs have no case in common")
-    each = 1 - (1 - confidence) / len(common)
+    each = 1 - (1 - confidence) / len(wanted)
     return [
         _one(
             case if by == "penstock" else f"{case}, {by}",
-            _rates(before, case, by),
-            _rates(after, case, by),
+            *_rates(before, after, case, by, is_paired),
             margin,
             each,
+            is_paired,
         )
-        for case, by in common
+        for case, by in wanted
     ]
 
 
 def _ours(results: Results) -> list[tuple[str, str]]:
     """The cases with the ways that Penstock was measured in: others are what it is held against."""
-    names = dict.fromkeys(one.by for one in results.measurements if one.by.startswith("penstock"))
-    return [(case, by) for case in results.cases for by in names]
+    return list(
+        dict.fromkeys(
+            (one.case, one.by) for one in results.measurements if one.by.startswith("penstock")
+        )
+    )
 
 
-def _rates(results: Results, case: str, by: str) -> list[float]:
-    return [one.durable_gb_per_second for one in results.of(case, by)]
+def _rates(
+    before: Results, after: Results, case: str, by: str, is_paired: bool
+) -> tuple[list[float], list[float]]:
+    """The rates of a case in either run; paired, those of the rounds that neither failed in."""
+    first, second = _by_round(before, case, by), _by_round(after, case, by)
+    if not is_paired:
+        return [rate for _, rate in first if rate], [rate for _, rate in second if rate]
+    if [number for number, _ in first] != [number for number, _ in second]:
+        raise UnlikeError(
+            f"{case}: {len(first)} rounds before and {len(second)} after are not the same rounds, "
+            "measured in turns"
+        )
+    both = [(one, two) for (_, one), (_, two) in zip(first, second, strict=True) if one and two]
+    return [one for one, _ in both], [two for _, two in both]
+
+
+def _by_round(results: Results, case: str, by: str) -> list[tuple[int, float]]:
+    """The rate of each round, 0 where it failed."""
+    return sorted(
+        (one.round_index, 0.0 if one.error else one.durable_gb_per_second)
+        for one in results.measurements
+        if (one.case, one.by) == (case, by)
+    )
 
 
 def _one(
-    case: str, before: Sequence[float], after: Sequence[float], margin: float, confidence: float
+    case: str,
+    before: list[float],
+    after: list[float],
+    margin: float,
+    confidence: float,
+    is_paired: bool,
 ) -> Compared:
     if min(len(before), len(after)) < ROUNDS_MIN:
         nothing = float("nan")
         return Compared(case, nothing, nothing, nothing, nothing, nothing, "missing")
     medians = float(np.median(before)), float(np.median(after))
-    rates = np.array(before), np.array(after)
-    ratio = float(_ratio(*rates))
-    low, high = _interval(*rates, confidence)
+    found = (ratios.of_rounds if is_paired else ratios.of_runs)(before, after, confidence)
+    ratio, low, high = found
     verdict: Verdict = "unclear"
     if ratio < 1 - margin and high < 1:
         verdict = "slower"
@@ -121,32 +154,3 @@ def _one(
     elif low >= 1 - margin and high <= 1 + margin:
         verdict = "same"
     return Compared(case, *medians, ratio, low, high, verdict)
-
-
-def _ratio(before: Any, after: Any, axis: int = -1) -> Any:
-    pairs = after[..., :, None] / before[..., None, :]
-    return np.median(pairs.reshape(*pairs.shape[:-2], -1), axis=axis)
-
-
-def _interval(
-    before: np.ndarray[Any, Any], after: np.ndarray[Any, Any], confidence: float
-) -> tuple[float, float]:
-    try:
-        from scipy import stats
-    except ImportError as error:
-        raise MissingDependencyError(
-            "comparing takes SciPy: pip install 'penstock[bench]'", name="scipy"
-        ) from error
-
-    found = stats.bootstrap(
-        (before, after),
-        _ratio,
-        n_resamples=_RESAMPLES,
-        batch=max(1, _PAIRS_MAX // (len(before) * len(after))),
-        confidence_level=confidence,
-        method="percentile",
-        vectorized=True,
-        # The same answer each time it is asked.
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return float(found.low), float(found.high)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.bench import likeness
 from penstock.bench.compare import MARGIN, ROUNDS_MIN, Compared, compare
 from penstock.bench.results import Results
 from penstock.cli.console import PATH, console, json_option, print_json, table
+from penstock.cli.units import Finite
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,13 +22,14 @@ if TYPE_CHECKING:
 @click.argument("after", type=PATH)
 @click.option(
     "--margin",
-    type=click.FloatRange(0, 1),
+    type=Finite(0, 1),
     default=MARGIN,
     show_default=True,
     help="What is too little to matter.",
 )
+@click.option("--paired", is_flag=True, help="They were measured in turns, round by round.")
 @json_option
-def bench_compare(before: Path, after: Path, margin: float, as_json: bool) -> int:
+def bench_compare(before: Path, after: Path, margin: float, paired: bool, as_json: bool) -> int:
     """Tell whether the run AFTER is slower than the run BEFORE.
 
     Both are files of `penstock bench io --output` or `bench checkpoint --output`, or directories of
@@ -34,13 +37,23 @@ def bench_compare(before: Path, after: Path, margin: float, as_json: bool) -> in
     by chance, or has too few rounds to be compared; so it can be the gate of a CI job. Take seven
     rounds or more: fifteen where those of one run differ by five per cent.
     """
-    found = compare(Results.read(before), Results.read(after), margin=margin)
+    runs = Results.read(before), Results.read(after)
+    found = compare(*runs, margin=margin, is_paired=paired)
+    circumstances = likeness.circumstances(*runs)
     is_slower = any(one.verdict == "slower" for one in found)
     # What could not be measured must not pass.
     code = int(is_slower or any(one.verdict == "missing" for one in found))
     if as_json:
         cases_of = [_plain(one) for one in found]
-        print_json({"is_slower": is_slower, "margin": margin, "cases": cases_of})
+        print_json(
+            {
+                "is_slower": is_slower,
+                "margin": margin,
+                "is_paired": paired,
+                "circumstances": circumstances,
+                "cases": cases_of,
+            }
+        )
         return code
     rows = table(
         "case", "before", "after", "ratio", "verdict",
@@ -59,6 +72,8 @@ def bench_compare(before: Path, after: Path, margin: float, as_json: bool) -> in
     out.print(rows)
     if any(one.verdict == "unclear" for one in found):
         out.print("unclear: it could be slower or the same. Take more rounds.")
+    if circumstances:
+        out.print(f"not the same before and after: {'; '.join(circumstances)}")
     return code
 
 
