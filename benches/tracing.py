@@ -1,6 +1,7 @@
 """What a trace costs: saves and loads of one state with and without one, in turns.
 
-`.venv/bin/python -m benches.tracing` prints the ratio of the times, with a trace to without.
+`.venv/bin/python -m benches.tracing` prints the ratios of the times and of the processor times,
+with a trace to without, in intervals at 99 %.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 from rich.console import Console
 
 import penstock
@@ -20,12 +20,16 @@ from benches import states
 from benches.child import memory_to_touch
 from benches.machine import touch_memory
 from benches.options import ROOT
-from penstock.bench import cache
+from penstock.bench import cache, ratios
 from penstock.bench.durable import files_below
 from penstock.bench.rest import settle
 
 if TYPE_CHECKING:
     from penstock.bench.content import StateSpec
+
+FIGURES = ("save", "load", "processor time of a save", "processor time of a load")
+
+CONFIDENCE = 0.99
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -37,39 +41,51 @@ def main(size_gib: float, rounds: int, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     spec = states.describe("llama", int(size_gib * states.GIB))
     state = spec.nested()
-    ratios = []
+    measured: dict[bool, list[tuple[float, ...]]] = {False: [], True: []}
     for index in range(rounds):
         # Neither always comes first.
-        order = (False, True) if index % 2 else (True, False)
-        seconds = {traced: _measure(spec, state, directory, traced) for traced in order}
-        ratios.append(np.divide(seconds[True], seconds[False]))
+        for traced in (False, True) if index % 2 else (True, False):
+            measured[traced].append(_measure(spec, state, directory, traced))
     trace_bytes = (directory / "trace.json").stat().st_size
     shutil.rmtree(directory / "tracing")
     (directory / "trace.json").unlink()
     out = Console(highlight=False)
-    for name, column in zip(("save", "load"), np.array(ratios).T, strict=True):
-        low, middle, high = np.percentile(column, (25, 50, 75))
-        out.print(f"{name} with a trace / without: {middle:.3f}, quartiles {low:.3f} to {high:.3f}")
+    columns = (zip(*measured[traced], strict=True) for traced in (False, True))
+    for name, before, after in zip(FIGURES, *columns, strict=True):
+        found = ratios.of_rounds(before, after, CONFIDENCE)
+        out.print(
+            f"{name} with a trace / without: {found.ratio:.3f} [{found.low:.3f}, {found.high:.3f}]"
+        )
     out.print(f"trace of both: {trace_bytes / 1e6:.1f} MB for {2 * spec.nbytes / 1e9:.1f} GB moved")
 
 
-def _measure(spec: StateSpec, state: Any, directory: Path, traced: bool) -> tuple[float, float]:
+def _measure(spec: StateSpec, state: Any, directory: Path, traced: bool) -> tuple[float, ...]:
+    """The seconds of a save and of a load, and their processor times."""
     path, trace = directory / "tracing", directory / "trace.json"
     shutil.rmtree(path, ignore_errors=True)
     settle(directory)
     # What it takes to begin and to end the file is not part of a save.
     with penstock.trace(trace) if traced else contextlib.nullcontext():
-        began = time.perf_counter()
+        began = _clocks()
         penstock.save(path, state)
-        saved = time.perf_counter() - began
+        saved = _since(began)
         cache.drop(files_below(path))
         settle(directory)
         touch_memory(memory_to_touch(spec))
-        began = time.perf_counter()
+        began = _clocks()
         loaded = penstock.load(path)
-        seconds = time.perf_counter() - began
+        read = _since(began)
         del loaded
-    return saved, seconds
+    return (saved[0], read[0], saved[1], read[1])
+
+
+def _clocks() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def _since(began: tuple[float, float]) -> tuple[float, float]:
+    now = _clocks()
+    return now[0] - began[0], now[1] - began[1]
 
 
 if __name__ == "__main__":
