@@ -98,6 +98,8 @@ def run(setting: Setting, operation: str, directory: Path, nbytes: int) -> Run:
         "--group_reporting",
         "--fallocate=native",
         "--end_fsync=1",
+        # Else a buffer may begin in the middle of a huge page.
+        "--iomem_align=2m",
         "--output-format=json",
     ]
     # Buffers in huge pages: requests of few segments, half as fast again on a virtual disk.
