@@ -194,9 +194,11 @@ class _Metrics:
             self._read("verify", outcome.bytes_checked, len(outcome.problems))
         elif isinstance(outcome, ScrubReport):
             for step in outcome.steps:
-                if step.bytes_checked or step.problems or step.state == "failed":
-                    self._checked(_STATES.get(step.state, "failed"))
-                self._read("scrub", step.bytes_checked, len(step.problems))
+                if step.state in _STATES:
+                    self._checked(_STATES[step.state])
+                # What is wrong with the manifest, or was found before, is not listed.
+                problems = len(step.problems) or int(step.state == "damaged")
+                self._read("scrub", step.bytes_checked, problems)
         else:
             self._checked("failed")
 

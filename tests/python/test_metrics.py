@@ -219,6 +219,23 @@ def test_checks_are_counted_with_what_they_found(tmp_path, counted):
     assert found["penstock_read_bytes_total", "scrub"] == scrubbed.bytes_checked
 
 
+def test_a_scrub_counts_every_step_that_it_calls_damaged(tmp_path, counted):
+    store = penstock.CheckpointStore(tmp_path)
+    for step in (1, 2, 3, 4):
+        store.save(step, {"w": np.ones(5000), "b": np.ones(5000)})
+    damage(store, 1)
+    os.unlink(file_of(store, 2, "shard"))
+    with open(file_of(store, 3, "manifest"), "w") as file:
+        file.write("{")
+    for times in (1, 2):
+        # The second reads nothing, and must not look as if all were well again.
+        assert [step.state for step in store.scrub().steps[:3]] == ["damaged"] * 3
+        found = counted()
+        assert found["penstock_checks_total", "damaged"] == 3 * times
+        assert found["penstock_damage_found_total", "scrub"] == 3 * times
+        assert found["penstock_checks_total", "ok"] == 1
+
+
 def test_what_is_fallen_back_from_is_counted_by_kind(counted):
     report = penstock.SaveReport(
         path="p", step=None, checkpoint_id="i", bytes=1, tensor_bytes=1, seconds=1.0, phases={},
