@@ -40,7 +40,7 @@ _STALL_SECONDS = (0.001, 0.005, 0.01, 0.05, *_SECONDS)
 
 _SAVE_RESULTS = ("ok", "failed", "cancelled", "skipped")
 _LOAD_RESULTS = ("ok", "missing", "damaged", "failed", "cancelled")
-_CHECK_RESULTS = ("ok", "damaged", "failed")
+_CHECK_RESULTS = ("ok", "damaged", "failed", "cancelled")
 _READING = ("load", "verify", "scrub")
 _FALLBACKS = ("engine", "buffered", "step")
 
@@ -200,7 +200,7 @@ class _Metrics:
                 problems = len(step.problems) or int(step.state == "damaged")
                 self._read("scrub", step.bytes_checked, problems)
         else:
-            self._checked("failed")
+            self._checked("cancelled" if _is_cancelled(outcome) else "failed")
 
     def pending(self, change: int) -> None:
         """Counts saves in the background."""
@@ -256,8 +256,7 @@ class _Metrics:
 def _result_of_save(outcome: Any) -> str:
     if outcome is None or isinstance(outcome, SaveInProgressError):
         return "skipped"
-    is_cancelled = isinstance(outcome, SaveCancelledError | KeyboardInterrupt)
-    return "cancelled" if is_cancelled else "failed"
+    return "cancelled" if _is_cancelled(outcome) else "failed"
 
 
 def _result_of_load(error: BaseException) -> str:
@@ -265,7 +264,12 @@ def _result_of_load(error: BaseException) -> str:
         return "missing"
     if isinstance(error, CorruptCheckpointError):
         return "damaged"
-    return "cancelled" if isinstance(error, KeyboardInterrupt) else "failed"
+    return "cancelled" if _is_cancelled(error) else "failed"
+
+
+def _is_cancelled(error: Any) -> bool:
+    # Handlers of SIGTERM exit: a job that makes room for another one is no failure.
+    return isinstance(error, SaveCancelledError | KeyboardInterrupt | SystemExit)
 
 
 _metrics: _Metrics | None = None
