@@ -627,17 +627,39 @@ class CheckpointStore:
     def _scrub(
         self, bytes_per_second: int | None, max_age_seconds: float | None, update: Progress | None
     ) -> ScrubReport:
-        fields = self._native.scrub(
-            bytes_per_second=bytes_per_second,
-            max_age_seconds=max_age_seconds,
-            options=to_native(self._options),
-            progress=update,
-        )
+        began_seconds = int(time.time())
+        try:
+            fields = self._native.scrub(
+                bytes_per_second=bytes_per_second,
+                max_age_seconds=max_age_seconds,
+                options=to_native(self._options),
+                progress=update,
+            )
+        except BaseException:
+            tell(lambda observer: observer.ended("scrub", self._scrubbed_since(began_seconds), 0))
+            raise
         steps = tuple(
             ScrubbedStep(**{**row, "problems": tuple(Problem(**p) for p in row["problems"])})
             for row in fields["steps"]
         )
         return ScrubReport(root=self._root, steps=steps, seconds=fields["seconds"])
+
+    def _scrubbed_since(self, began_seconds: int) -> ScrubReport:
+        """What a scrub that was broken off had read by then; its marks are all that is left."""
+        steps = tuple(
+            ScrubbedStep(
+                step=step,
+                state="verified" if mark.is_good else "damaged",
+                reason=None,
+                read_at_seconds=mark.read_at_seconds,
+                problems=(),
+                bytes_checked=0,
+                seconds=0.0,
+            )
+            for step, mark in self.marks().items()
+            if mark.read_at_seconds >= began_seconds
+        )
+        return ScrubReport(root=self._root, steps=steps, seconds=0.0)
 
     def delete(self, step: int, *, force: bool = False) -> int:
         """Deletes a step; returns the bytes freed.

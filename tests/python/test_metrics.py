@@ -241,6 +241,31 @@ def test_a_scrub_counts_every_step_that_it_calls_damaged(tmp_path, counted):
         assert found["penstock_checks_total", "ok"] == 1
 
 
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [(KeyboardInterrupt, "cancelled"), (SystemExit, "cancelled"), (OSError, "failed")],
+)
+def test_what_a_scrub_found_before_it_was_broken_off_is_counted(tmp_path, counted, error, result):
+    store = penstock.CheckpointStore(tmp_path)
+    for step in (1, 2, 3):
+        store.save(step, {"w": np.ones(4 * MIB)})
+    damage(store, 3, "w")
+
+    def stop(done, total):
+        if len(store.marks()) == 2:
+            raise error
+
+    with pytest.raises(error):
+        store.scrub(bytes_per_second=64 * MIB, progress=stop)
+    found = {key: value for key, value in counted().items() if "_saves" not in key[0]}
+    assert only(found, "_count", "bytes_total", "fallbacks_total") == {
+        ("penstock_checks_total", "damaged"): 1,
+        ("penstock_checks_total", "ok"): 1,
+        ("penstock_checks_total", result): 1,
+        ("penstock_damage_found_total", "scrub"): 1,
+    }
+
+
 def test_what_is_fallen_back_from_is_counted_by_kind(counted):
     report = penstock.SaveReport(
         path="p", step=None, checkpoint_id="i", bytes=1, tensor_bytes=1, seconds=1.0, phases={},
