@@ -568,7 +568,10 @@ class CheckpointStore:
         Raises:
             CheckpointNotFoundError: There is no such step.
         """
-        path = self.path(step)
+        return self._verify(self.path(step), step, progress)
+
+    @observed("verify")
+    def _verify(self, path: str, step: int, progress: bool | Progress) -> VerifyResult:
         misplaced: tuple[Problem, ...] = ()
         checkpoint_id = None
         try:

@@ -241,6 +241,21 @@ def test_a_scrub_counts_every_step_that_it_calls_damaged(tmp_path, counted):
         assert found["penstock_checks_total", "ok"] == 1
 
 
+def test_a_step_in_the_place_of_another_is_counted_as_damaged(tmp_path, counted):
+    store = penstock.CheckpointStore(tmp_path)
+    store.save(1, {"w": np.ones(9)})
+    os.rename(store.path(1), store.path(2))
+    result = store.verify(2)
+    store.scrub()
+    found = counted()
+    assert not result.ok
+    assert found["penstock_checks_total", "damaged"] == 2
+    assert ("penstock_checks_total", "ok") not in found
+    assert found["penstock_read_bytes_total", "verify"] == result.bytes_checked
+    for call in ("verify", "scrub"):
+        assert found["penstock_damage_found_total", call] == 1
+
+
 @pytest.mark.parametrize(
     ("error", "result"),
     [(KeyboardInterrupt, "cancelled"), (SystemExit, "cancelled"), (OSError, "failed")],
