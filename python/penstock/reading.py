@@ -17,6 +17,7 @@ from penstock.errors import (
     PenstockError,
     StorageError,
 )
+from penstock.events import observed, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,9 +70,9 @@ class Reader:
             CheckpointNotFoundError: There is none.
             CorruptCheckpointError: Its data is damaged.
         """
+        chosen = self._found("the newest step", self._newest)
         if self._ranks is not None:
-            return self.step(self._agreed(self._ranks, "the newest step", self._newest), wanted)
-        chosen = self._newest()
+            return self.step(chosen, wanted)
         for _ in range(_VANISHED_MAX):
             try:
                 return self.step(chosen, wanted)
@@ -79,7 +80,7 @@ class Reader:
                 # A save elsewhere may commit a newer step and retire this one under our hands.
                 if chosen in self._complete():
                     raise
-            chosen = self._newest()
+            chosen = self._found("the newest step", self._newest)
         return self.step(chosen, wanted)
 
     def step(self, step: int, wanted: Wanted) -> loading.Loaded:
@@ -102,10 +103,8 @@ class Reader:
         """
         skipped: list[tuple[int, str]] = []
         ranks = self._ranks
-        rows = self._native.steps()
-        if ranks is not None:
-            rows = self._agreed(ranks, "the newest good step", self._native.steps)
-        rows = [row for row in rows if last is None or row[0] <= last]
+        found = self._found("the newest good step", self._native.steps)
+        rows = [row for row in found if last is None or row[0] <= last]
         is_damaged = False
         if last is not None and all(step != last for step, _, _ in rows):
             self._skip(last, "there is no such step", skipped)
@@ -115,6 +114,7 @@ class Reader:
                 continue
             if state in ("damaged", "partial"):
                 is_damaged = True
+                self._tell_damage(step, state, reason)
                 self._skip(step, reason or state, skipped)
                 continue
             loaded = None
@@ -153,10 +153,15 @@ class Reader:
                 path=self._root,
             )
         tried = "; ".join(f"step {step}: {reason}" for step, reason in skipped[:5])
-        raise self._nothing(f"none of its steps is good: {tried}" if skipped else None)
+        nothing = self._nothing(f"none of its steps is good: {tried}" if skipped else None)
+        raise told("load", nothing, 0)
 
-    def _agreed(self, ranks: Ranks, what: str, find: Callable[[], _T]) -> _T:
-        """What the coordinator finds."""
+    @observed("load", ends=False)
+    def _found(self, what: str, find: Callable[[], _T]) -> _T:
+        """What is found, by the coordinator where there are ranks."""
+        ranks = self._ranks
+        if ranks is None:
+            return find()
         label = f"{what} of {os.path.basename(os.path.abspath(self._root))}"
         timeout_seconds = to_native(self._options)["rank_timeout_seconds"]
         found: _T = ranks.agree(label, timeout_seconds, lambda: {"found": find()})["found"]
@@ -170,13 +175,18 @@ class Reader:
         timeout_seconds = to_native(self._options)["rank_timeout_seconds"]
         return f"loading of step {step}", timeout_seconds
 
+    def _tell_damage(self, step: int, state: str, reason: str | None) -> None:
+        """Has a step counted that is seen to be damaged before it is read."""
+        if state == "damaged":
+            told("load", CorruptCheckpointError(reason or state, path=self.path(step)), 0)
+
     def _skip(self, step: int, reason: str, skipped: list[tuple[int, str]]) -> None:
         skipped.append((step, reason))
         self.warnings.append(f"step {step} is passed over for an older one: {reason}")
 
     def _read(self, step: int, wanted: Wanted) -> loading.Loaded:
         # Another checkpoint may take its place meanwhile, which is not the damaged one.
-        checkpoint_id = self._native.identity(step)
+        checkpoint_id = observed("load", ends=False)(self._native.identity)(step)
         try:
             loaded = loading.read(self.path(step), wanted, self._options)
         except CorruptCheckpointError:
@@ -209,6 +219,7 @@ class Reader:
                 warning = f"{self.path(step)} is {state} and passed over: {reason}"
                 if warning not in self.warnings:
                     self.warnings.append(warning)
+                    self._tell_damage(step, state, reason)
         detail = f"none of its steps is complete: {', '.join(passed_over[:5])}"
         raise self._nothing(detail if passed_over else None)
 

@@ -206,6 +206,49 @@ def test_loads_that_come_to_nothing_are_told_apart(tmp_path, counted):
     assert found["penstock_fallbacks_total", "step"] == 1
 
 
+def loads_in(found):
+    names = ("penstock_loads_total", "penstock_damage_found_total", "penstock_fallbacks_total")
+    # Of the fallbacks, those that depend on the machine are left out.
+    counts = {key[1]: value for key, value in found.items() if key[0] in names}
+    return {name: n for name, n in counts.items() if name not in ("engine", "buffered")}
+
+
+@pytest.mark.parametrize("how", [{}, {"fallback": True}, {"step": 1}])
+def test_a_load_from_an_empty_store_is_one_that_is_missing(tmp_path, counted, how):
+    with pytest.raises(penstock.CheckpointNotFoundError):
+        penstock.CheckpointStore(tmp_path).load(**how)
+    assert loads_in(counted()) == {"missing": 1}
+
+
+def test_steps_that_are_seen_to_be_damaged_before_they_are_read_are_counted(tmp_path, counted):
+    store = penstock.CheckpointStore(tmp_path / "store")
+    for step in (1, 2, 3):
+        store.save(step, {"w": np.ones(9)})
+    with open(file_of(store, 2, "manifest"), "w") as file:
+        file.write("{")
+    os.unlink(file_of(store, 3, "shard"))
+    with warnings.catch_warnings(action="ignore"):
+        store.load()
+        assert loads_in(counted()) == {"ok": 1, "damaged": 2, "load": 2}
+        store.load(fallback=True)
+        assert loads_in(counted()) == {"ok": 2, "damaged": 4, "load": 4, "step": 2}
+        os.unlink(file_of(store, 1, "shard"))
+        with pytest.raises(penstock.CorruptCheckpointError):
+            store.load(fallback=True)
+    assert loads_in(counted()) == {"ok": 2, "damaged": 7, "load": 7, "step": 2}
+
+
+def test_a_load_of_a_step_in_the_place_of_another_is_damaged(tmp_path, counted):
+    store = penstock.CheckpointStore(tmp_path)
+    store.save(1, {"w": np.ones(9)})
+    os.rename(store.path(1), store.path(2))
+    with pytest.raises(penstock.CorruptCheckpointError):
+        store.load(2)
+    found = counted()
+    assert found["penstock_loads_total", "damaged"] == 1
+    assert found["penstock_damage_found_total", "load"] == 1
+
+
 def test_checks_are_counted_with_what_they_found(tmp_path, counted):
     store = penstock.CheckpointStore(tmp_path)
     for step in (1, 2, 3):
