@@ -68,7 +68,6 @@ class Wanted:
     own_rank: int | None = None
 
 
-@observed("load")
 def read(path: str, wanted: Wanted, options: Options | None) -> Loaded:
     """`load`, with the report.
 
@@ -76,13 +75,21 @@ def read(path: str, wanted: Wanted, options: Options | None) -> Loaded:
     one.
     """
     with call("stall", "load", path), gc_paused():
-        for _ in range(_REPLACED_MAX):
-            try:
-                return _Reading(path, wanted, options).run()
-            except CheckpointNotFoundError:
-                if not os.path.exists(os.path.join(path, "manifest.json")):
-                    raise
-        return _Reading(path, wanted, options).run()
+        # Not observed: what is refused for its arguments is no load that failed.
+        reading = _Reading(path, wanted, options)
+        return _run(reading, path, wanted, options)
+
+
+@observed("load")
+def _run(reading: _Reading, path: str, wanted: Wanted, options: Options | None) -> Loaded:
+    for _ in range(_REPLACED_MAX):
+        try:
+            return reading.run()
+        except CheckpointNotFoundError:
+            if not os.path.exists(os.path.join(path, "manifest.json")):
+                raise
+        reading = _Reading(path, wanted, options)
+    return reading.run()
 
 
 class _Reading:

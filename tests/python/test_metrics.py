@@ -206,6 +206,17 @@ def test_loads_that_come_to_nothing_are_told_apart(tmp_path, counted):
     assert found["penstock_fallbacks_total", "step"] == 1
 
 
+@pytest.mark.parametrize(
+    "refused", [{"into": {}, "device": "cpu"}, {"keys": []}, {"keys": 5}, {"rank": -1}]
+)
+def test_a_load_that_is_refused_for_its_arguments_is_not_counted(tmp_path, counted, refused):
+    penstock.save(tmp_path / "ckpt", {"w": np.ones(3)})
+    before = counted()
+    with pytest.raises((TypeError, ValueError)):
+        penstock.load(tmp_path / "ckpt", **refused)
+    assert counted() == before
+
+
 def loads_in(found):
     names = ("penstock_loads_total", "penstock_damage_found_total", "penstock_fallbacks_total")
     # Of the fallbacks, those that depend on the machine are left out.
