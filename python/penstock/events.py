@@ -59,17 +59,23 @@ def observe(observer: Observer | None) -> None:
     _observer = observer
 
 
-def tell(say: Callable[[Observer], None]) -> None:
-    """Tells the observer, if there is one; whatever it raises is a warning."""
+def tell(say: Callable[[Observer], None]) -> bool:
+    """Tells the observer, if there is one; whatever it raises is a warning.
+
+    Returns:
+        Whether it was told.
+    """
     observer = _observer
     if observer is None:
-        return
+        return False
     try:
         say(observer)
     except Exception as error:
         # A warning that is made an error must not undo what is done.
         with contextlib.suppress(Exception):
             warnings.warn(f"a call was not counted: {error!r}", PenstockWarning, stacklevel=3)
+        return False
+    return True
 
 
 def told(call: Call, outcome: _T, seconds: float) -> _T:

@@ -101,6 +101,7 @@ class PendingSave:
             _live.discard(self)
             _unstaged.discard(self)
             # It may run all the same, where it is a Ctrl-C that came.
+            self.is_told = True
             save.cancel()
             save.give_up(error)
             raise
@@ -256,9 +257,8 @@ class PendingSave:
             _live.discard(self)
 
     def _run(self) -> None:
-        is_background = not self.is_told
-        if is_background:
-            events.tell(lambda observer: observer.pending(1))
+        # Who comes to observe while it runs must not hear of an end without a beginning.
+        is_pending = not self.is_told and events.tell(lambda observer: observer.pending(1))
         try:
             save = self._save
             if save is None:
@@ -282,7 +282,7 @@ class PendingSave:
             # Before anybody is let go: who has the result finds it counted.
             if not self.is_told:
                 events.told("save", self._report or self._error, 0)
-            if is_background:
+            if is_pending:
                 events.tell(lambda observer: observer.pending(-1))
             self._done.set()
             if self._error is None or self._is_seen:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import urllib.request
 import warnings
@@ -23,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import penstock
 from conftest import REPOSITORY, run_child
 from penstock import events
+from penstock.saving import Save
 from test_async import SLOWLY, held
 from test_scrub import damage, file_of
 
@@ -184,6 +186,43 @@ def test_a_ctrl_c_while_the_state_is_copied_is_one_cancelled_save(tmp_path, coun
     with contextlib.suppress(penstock.SaveCancelledError):
         store.wait()
     assert only(counted()) == {("penstock_saves_total", "cancelled"): 1}
+
+
+def test_a_ctrl_c_while_the_thread_starts_is_one_cancelled_save(tmp_path, counted, monkeypatch):
+    start = threading.Thread.start
+
+    def interrupted(self):
+        start(self)
+        if self.name == "penstock-save":
+            raise KeyboardInterrupt
+
+    store = penstock.CheckpointStore(tmp_path / "store")
+    with held(store, 1) as release:
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.save_async(1, {"w": np.ones(MIB)})
+        release()
+    for thread in threading.enumerate():
+        if thread.name == "penstock-save":
+            thread.join()
+    assert only(counted()) == {("penstock_saves_total", "cancelled"): 1}
+
+
+def test_metrics_that_begin_during_a_save_do_not_count_its_end_as_pending(
+    tmp_path, registry, counted, monkeypatch
+):
+    run = Save.run
+
+    def enable_and_run(self, check):
+        penstock.metrics.enable(registry)
+        return run(self, check)
+
+    monkeypatch.setattr(Save, "run", enable_and_run)
+    events.observe(None)
+    penstock.CheckpointStore(tmp_path).save_async(1, {"w": np.ones(3)}).result()
+    found = counted()
+    assert found["penstock_saves_total", "ok"] == 1
+    assert ("penstock_pending_saves",) not in found
 
 
 def test_loads_that_come_to_nothing_are_told_apart(tmp_path, counted):
