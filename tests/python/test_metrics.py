@@ -132,7 +132,6 @@ def test_saves_that_come_to_nothing_are_told_apart(tmp_path, counted):
 def test_saves_in_the_background_are_pending_until_they_end(tmp_path, counted):
     store = penstock.CheckpointStore(tmp_path / "store")
     with held(store, 1) as release:
-        os.rmdir(store.path(1))
         pending = store.save_async(1, {"w": np.ones(MIB)})
         while ("penstock_pending_saves",) not in counted():
             assert not pending.done()
