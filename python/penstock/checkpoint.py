@@ -7,7 +7,13 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native
-from penstock.arguments import check_step, decode_path, encode_metadata, to_native
+from penstock.arguments import (
+    check_patterns,
+    check_step,
+    decode_path,
+    encode_metadata,
+    to_native,
+)
 from penstock.errors import PenstockWarning
 from penstock.events import observed
 from penstock.flatten import flatten
@@ -220,7 +226,7 @@ def load(
     """
     wanted = Wanted(
         into=into,
-        keys=keys,
+        keys=check_patterns(keys),
         device=device,
         progress=progress,
         allow_partial=bool(allow_partial),

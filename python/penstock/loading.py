@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import _native, tree
-from penstock.arguments import check_device, check_patterns, check_rank, to_native
+from penstock.arguments import check_device, check_rank, to_native
 from penstock.errors import CheckpointNotFoundError, StateMismatchError
 from penstock.events import observed
 from penstock.fetch import fetch
@@ -24,7 +24,7 @@ from penstock.tracing import call, span
 from penstock.view import View, view
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from penstock.options import Options
     from penstock.progress import Progress
@@ -60,7 +60,7 @@ class Wanted:
     """
 
     into: Any = None
-    keys: str | Iterable[str] | None = None
+    keys: Sequence[str] | None = None
     device: Any = None
     progress: bool | Progress = False
     allow_partial: bool = False
@@ -102,7 +102,7 @@ class _Reading:
             )
         self._path = path
         self._wanted = wanted
-        self._patterns = check_patterns(wanted.keys)
+        self._patterns = wanted.keys
         self._options = to_native(options)
         self._device = check_device(wanted.device)
         self._warnings: list[str] = []

@@ -10,7 +10,13 @@ import warnings
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
 
 from penstock import _native, checkpoint
-from penstock.arguments import check_step, decode_path, encode_metadata, to_native
+from penstock.arguments import (
+    check_patterns,
+    check_step,
+    decode_path,
+    encode_metadata,
+    to_native,
+)
 from penstock.errors import (
     CorruptCheckpointError,
     PenstockError,
@@ -504,7 +510,7 @@ class CheckpointStore:
         ranks = self._ranks()
         wanted = Wanted(
             into=into,
-            keys=keys,
+            keys=check_patterns(keys),
             device=device,
             progress=progress,
             allow_partial=bool(allow_partial),

@@ -201,6 +201,13 @@ def test_fallback_fills_targets_whole(store):
     assert_same(target, state_of(40))
 
 
+def test_fallback_asks_every_step_for_keys_that_come_once(store):
+    damage(store, 50, "b")
+    with pytest.warns(penstock.PenstockWarning, match="passed over"):
+        state = store.load(keys=(key for key in ["b"]), fallback=True)
+    assert_same(state, {"b": state_of(40)["b"]})
+
+
 def test_fallback_with_keys_looks_at_those_only(store):
     damage(store, 50, "b")
     with warnings.catch_warnings():
