@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from multiprocessing.connection import Connection
 
-_IMPORTS = ["torch.distributed.fsdp", "torch.distributed.tensor.parallel", "penstock"]
+_IMPORTS = [
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    # What DTensor imports at its first use.
+    "torch._dynamo",
+    "penstock",
+]
 _START_SECONDS = 120
 
 SIZE = 4

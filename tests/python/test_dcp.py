@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from collections import OrderedDict
+from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from penstock.integrations.dcp import (  # noqa: E402
     StorageWriter,
     opened,
 )
+from ranks import Job  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is"),
@@ -42,8 +44,19 @@ pytestmark = [
 LAUNCH_SECONDS_MAX = 240
 
 
+def together(ranks, *commands):
+    """Runs commands of the worker, one after the other, on ranks that are forked."""
+    with closing(Job(ranks)) as job:
+        for command in commands:
+            name, *arguments = command.split(":")
+            job.call(dcp_worker.COMMANDS[name], *arguments)
+
+
 def launch(ranks, *commands):
-    """Runs commands of the worker on many ranks; returns what they said if one failed."""
+    """The same under torchrun; returns what they said if one failed.
+
+    Each of its processes imports PyTorch, for ten seconds of processor time.
+    """
     arguments = ["--standalone", f"--nproc-per-node={ranks}", dcp_worker.__file__, *commands]
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *arguments],
@@ -434,15 +447,13 @@ def test_a_load_is_a_change_that_autograd_hears_of(tmp_path):
 
 @pytest.mark.slow
 class TestManyRanks:
-    """Each launch of ranks takes seconds, so that they check several things."""
-
     def test_any_number_of_ranks_loads_what_any_number_saved(self, tmp_path):
         path = tmp_path / "rows"
         commands = [f"save:{tmp_path}/{layout}:{layout}" for layout in ("rows", "grid", "hybrid")]
         commands += [f"load:{path}:{layout}" for layout in ("columns", "grid", "copies")]
-        assert launch(4, *commands, f"penstock_load:{path}") is None
+        together(4, *commands, f"penstock_load:{path}")
         commands = [f"load:{tmp_path}/grid:rows", f"load:{tmp_path}/hybrid:columns"]
-        assert launch(2, *commands, f"penstock_load:{tmp_path}/grid") is None
+        together(2, *commands, f"penstock_load:{tmp_path}/grid")
         for layout in ("rows", "grid", "hybrid"):
             self.check_alone(tmp_path / layout)
 
@@ -463,13 +474,13 @@ class TestManyRanks:
         assert penstock.inspect(path).world_size == 4
 
     def test_fsdp_with_its_optimizer(self, tmp_path):
-        assert launch(4, f"fsdp_save:{tmp_path}/a", f"fsdp_load:{tmp_path}/a") is None
-        assert launch(3, f"fsdp_load:{tmp_path}/a") is None
+        together(4, f"fsdp_save:{tmp_path}/a", f"fsdp_load:{tmp_path}/a")
+        together(3, f"fsdp_load:{tmp_path}/a")
 
     def test_reads_what_penstock_saved(self, tmp_path):
         path = tmp_path / "a"
-        assert launch(4, f"penstock_save:{path}:grid", f"load:{path}:rows") is None
-        assert launch(2, f"load:{path}:columns") is None
+        together(4, f"penstock_save:{path}:grid", f"load:{path}:rows")
+        together(2, f"load:{path}:columns")
 
     def test_saves_in_the_background(self, tmp_path):
         commands = [f"save_async:{tmp_path}/t:rows:thread", f"save_async:{tmp_path}/p:rows:process"]
@@ -477,16 +488,19 @@ class TestManyRanks:
 
     @pytest.mark.parametrize("rank", [0, 1])
     def test_if_one_fails_all_fail(self, tmp_path, rank):
-        assert launch(2, f"save:{tmp_path}/a:rows", f"fail:{tmp_path}/a:{rank}") is None
+        together(2, f"save:{tmp_path}/a:rows", f"fail:{tmp_path}/a:{rank}")
 
     def test_if_one_dies_nothing_is_committed(self, tmp_path):
         path = tmp_path / "a"
-        assert launch(2, f"save:{path}:rows") is None
+        together(2, f"save:{path}:rows")
         before = (path / "manifest.json").read_bytes()
-        said = launch(2, f"die:{path}:1")
-        assert "SIGKILL" in said
+        with closing(Job(2)) as job:
+            job.is_broken = True
+            job.start(dcp_worker.die, path, 1)
+            (told,) = job.finish(ranks=[0])
+        assert isinstance(told, Exception)
         assert (path / "manifest.json").read_bytes() == before
-        assert launch(2, f"load:{path}:columns", f"refuse:{path}") is None
+        together(2, f"load:{path}:columns", f"refuse:{path}")
         assert penstock.verify(path).ok
 
 
