@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from click.testing import CliRunner
 
 from benches import gate
@@ -11,12 +10,11 @@ from penstock.bench.results import Results
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("apart", [[], ["--apart"]])
 def test_each_build_is_measured_in_every_round_and_the_slowed_one_does_a_tenth_more(
-    disk_path, tmp_path, apart
+    disk_path, tmp_path
 ):
     arguments = ["--trials", "1", "--rounds", "3", "--size-mib", "10", "--output", str(tmp_path)]
-    done = CliRunner().invoke(gate.main, [str(disk_path), *arguments, *apart])
+    done = CliRunner().invoke(gate.main, [str(disk_path), *arguments])
     # What it finds in three rounds of 10 MiB is up to the disk.
     assert done.exit_code in (0, 1), done.output
     assert "alarms at the slowed build:" in done.output
