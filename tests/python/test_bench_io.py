@@ -135,6 +135,9 @@ def test_a_size_there_is_no_room_for_is_refused_with_the_numbers(disk_path):
         (["--size", "nan"], "'nan' is no size"),
         (["--seconds", "nan"], "'nan' is no number"),
         (["--seconds", "inf"], "'inf' is no number"),
+        (["--block", "4G", "--size", "8G"], "4294967296 bytes is too large"),
+        (["--output", "a.json", "--report", "a.json"], "a.json would be written twice"),
+        (["--tune", "a.json", "--output", "./a.json"], "a.json would be written twice"),
         (["--seed", "-1"], "-1 is not in the range"),
         (["--seed", str(2**63)], "is not in the range"),
     ],
@@ -164,6 +167,28 @@ def test_requests_in_flight_that_memory_has_no_room_for_are_refused(tmp_path, mo
     assert "1.00 GB of memory are free and the requests in flight" in " ".join(done.output.split())
     assert "take 2.15" in done.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("case", "size", "expected"),
+    [
+        (Case(depth=4), 64 * MIB, 4 * MIB),
+        (Case(depth=100), 64 * MIB, 64 * MIB),
+        # Whoever goes on for a time fills the whole queue, and posix reads what was written so.
+        (Case(depth=100, seconds=1.0), 64 * MIB, 100 * MIB),
+        (Case(pattern="read", method="posix", depth=1), 64 * MIB, 8 * MIB),
+        (Case(method="posix", depth=1), 64 * MIB, MIB),
+        (Case(depth=2, threads=3, processes=2), 64 * MIB, 12 * MIB),
+    ],
+)
+def test_memory_of_requests_in_flight_is_counted(case, size, expected):
+    assert cases.buffer_bytes(case, size) == expected
+
+
+def test_of_tensors_each_process_has_a_whole_one(disk_path):
+    case = Case(tensors=True, processes=4, block_bytes=MIB)
+    made = run(case, disk_path / "work", 8 * MIB, seed=1, verifies=False, round_index=0)
+    assert cases.total_bytes(case, 8 * MIB) >= made.nbytes * 0.99 > 8 * MIB
 
 
 def test_a_directory_that_is_none_is_refused(tmp_path):

@@ -162,6 +162,12 @@ def _gdsio() -> Iterator[Case]:
         )
 
 
+WRITTEN_DEPTH = 8
+"""Requests in flight where threads write what will be read: as fast as it goes, nobody looks."""
+
+BLOCK_BYTES_MAX = (1 << 32) - 4096
+
+
 def share_bytes(case: Case, size: int) -> int:
     """Bytes of one process: whole blocks for all threads."""
     unit = case.block_bytes * case.threads
@@ -169,11 +175,19 @@ def share_bytes(case: Case, size: int) -> int:
 
 
 def total_bytes(case: Case, size: int) -> int:
-    """Bytes of all processes that a case of a size comes to: at least a block for each thread."""
-    return share_bytes(case, size) * case.processes
+    """Bytes of all processes that a case of a size comes to.
+
+    At least a block for each thread, and of tensors a whole one for each process.
+    """
+    share = share_bytes(case, size)
+    return case.processes * (sum(tensor_sizes(share)) if case.tensors else share)
 
 
 def buffer_bytes(case: Case, size: int) -> int:
     """Memory of the requests that all processes have in flight at most."""
-    in_flight = case.block_bytes * case.depth * case.threads * case.processes
-    return min(in_flight, total_bytes(case, size))
+    each = case.depth * case.threads
+    if case.method in ("posix", "threads") and case.pattern != "write":
+        each = max(each, WRITTEN_DEPTH)
+    in_flight = case.block_bytes * each * case.processes
+    # With a time to go on for, a queue is filled whatever the files have.
+    return in_flight if case.seconds else min(in_flight, total_bytes(case, size))

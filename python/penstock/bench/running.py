@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import penstock
-from penstock.bench.cases import share_bytes, tensor_sizes
+from penstock.bench.cases import WRITTEN_DEPTH, share_bytes, tensor_sizes
 from penstock.bench.rest import settle_after
 from penstock.bench.results import Measurement
 from penstock.errors import PenstockError
@@ -71,8 +71,7 @@ def run(
             written = {**_job(case, directory, total_bytes, seed), "pattern": "write"}
             written |= {"seconds": None, "verifies": verifies, "copies": False}
             if case.method in ("posix", "threads"):
-                # As fast as it goes: nobody looks.
-                written |= {"method": "threads", "depth": 8, "threads": 1}
+                written |= {"method": "threads", "depth": WRITTEN_DEPTH, "threads": 1}
             _launch(written, case.processes, seed)
             settle_after(directory, total_bytes)
         job = {**_job(case, directory, total_bytes, seed), "verifies": verifies}

@@ -123,6 +123,7 @@ def bench_io(
 
     With --tune, saves and loads of --size bytes are measured with one setting after the other.
     """
+    outputs.check_distinct(output, report, tune)
     chosen = _cases(axes)
     place = directory.absolute()
     if not place.is_dir():
@@ -193,6 +194,11 @@ def _cases(axes: dict[str, Any]) -> list[Case]:
                 raise click.UsageError(
                     f"a block of {one.block_bytes} bytes is no multiple of {unit}, which "
                     f"{'direct' if one.direct else 'buffered'} requests take"
+                )
+            if one.block_bytes > cases.BLOCK_BYTES_MAX:
+                raise click.UsageError(
+                    f"a block of {one.block_bytes} bytes is too large: "
+                    f"{cases.BLOCK_BYTES_MAX} at most"
                 )
             made[one] = None
     return list(made)

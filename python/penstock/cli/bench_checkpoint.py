@@ -135,6 +135,7 @@ def bench_checkpoint(
         raise click.UsageError("--rounds and --verify go with loads, and --fill has none")
     here = launched()
     asked |= {"fill": fill, "rounds": rounds or _ROUNDS, "writers": writers}
+    outputs.check_distinct(output, report)
     place = directory.absolute()
 
     def tell(results: Results) -> None:

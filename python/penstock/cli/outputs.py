@@ -49,6 +49,14 @@ def page(context: click.Context, parameter: click.Parameter, path: Path | None) 
     return writable(context, parameter, path)
 
 
+def check_distinct(*paths: Path | None) -> None:
+    """Refuses two outputs to one file, of which only the last would be left."""
+    given = [path.resolve() for path in paths if path is not None]
+    for number, path in enumerate(given):
+        if path in given[:number]:
+            raise click.UsageError(f"{path} would be written twice: choose a file for each")
+
+
 def write(results: Results, output: Path | None, report: Path | None) -> None:
     """Writes what was measured to where it was asked for."""
     if output is not None:

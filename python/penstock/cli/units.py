@@ -42,10 +42,10 @@ class _Quantity(_Type):
         if found is None or found[2] not in self._units:
             units = ", ".join(unit for unit in self._units if unit)
             self.fail(f"{value!r} is no number with one of the units {units}", param, ctx)
-        number = round(float(found[1]) * self._units[found[2]])
+        number = float(found[1]) * self._units[found[2]]
         if number > _MAX:
             self.fail(f"{value!r} is too large", param, ctx)
-        return number
+        return round(number)
 
 
 RATE = _Quantity("rate", BYTES)
