@@ -33,7 +33,7 @@ from penstock.bench import cases, facts
 from penstock.bench.cases import Case
 from penstock.bench.compare import MARGIN, compare
 from penstock.bench.results import Results
-from penstock.bench.running import run
+from penstock.bench.running import BenchError, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -86,9 +86,12 @@ def main(
         task = bar.add_task("", total=trials * rounds * len(BUILDS) * len(CASES))
         for trial in range(trials):
             bar.update(task, description=f"trial {trial + 1}")
-            measured = _measure(
-                directory.resolve(), rounds, size_mib, apart, lambda: bar.advance(task)
-            )
+            try:
+                measured = _measure(
+                    directory.resolve(), rounds, size_mib, apart, lambda: bar.advance(task)
+                )
+            except BenchError as error:
+                raise click.ClickException(str(error)) from error
             if output is not None:
                 _write(measured, output / f"{trial:02}")
             for build in BUILDS[1:]:
