@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from penstock import cli
+from penstock.bench import likeness
 from penstock.bench.cases import Case
 from penstock.bench.compare import MARGIN, compare
 from penstock.bench.results import Measurement, Results, ResultsError, UnlikeError
@@ -93,9 +94,29 @@ def test_less_than_the_margin_is_no_alarm_however_certain():
     assert found.verdict == "same"
 
 
-def test_too_few_rounds_say_nothing():
-    (found,) = compare(results([1.0, 1.0]), results([0.5, 0.5]))
-    assert found.verdict == "missing"
+@pytest.mark.parametrize(("is_paired", "rounds_min"), [(False, 5), (True, 8)])
+def test_rounds_that_are_too_few_to_tell_a_change_from_chance_do_not_pass(is_paired, rounds_min):
+    for rounds in range(1, rounds_min + 1):
+        two = results([1.0 + n / 100 for n in range(rounds)]), results([0.5] * rounds)
+        (found,) = compare(*two, is_paired=is_paired)
+        assert found.verdict == ("slower" if rounds == rounds_min else "few")
+        assert found.passes is False
+    assert found.ratio == pytest.approx(0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("is_paired", [False, True])
+@pytest.mark.parametrize("rounds", [5, 8, 11])
+def test_few_rounds_give_no_false_alarms(is_paired, rounds):
+    generator = np.random.default_rng(rounds)
+    alarms = 0
+    for _ in range(100):
+        rates = [
+            2.0 * np.exp(0.08 * generator.standard_normal(rounds)) for _ in ("before", "after")
+        ]
+        (found,) = compare(*map(results, rates), is_paired=is_paired)
+        alarms += found.verdict == "slower"
+    # One in two hundred is expected of each.
+    assert alarms <= 3
 
 
 def test_what_could_not_be_measured_does_not_pass(tmp_path):
@@ -107,7 +128,23 @@ def test_what_could_not_be_measured_does_not_pass(tmp_path):
     failed.write(b)
     done = bench_compare(a, b)
     assert done.returncode == 1
-    assert "fewer than 3 rounds" in done.stdout
+    assert "failing" in done.stdout
+    assert "7 of 7 rounds failed: no space" in " ".join(done.stdout.split())
+    done = bench_compare(b, b)
+    assert done.returncode == 1
+    assert "no round could be measured" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("is_paired", [False, True])
+def test_a_run_that_fails_more_often_does_not_pass_however_fast_it_is(is_paired):
+    before, after = results([2.0] * 15), results([9.0] * 15)
+    before.measurements[3].error = after.measurements[4].error = "one"
+    (found,) = compare(before, after, is_paired=is_paired)
+    assert found.verdict == "faster"
+    after.measurements[5].error = "two"
+    (found,) = compare(before, after, is_paired=is_paired)
+    assert (found.verdict, found.passes) == ("failing", False)
+    assert found.reason == "2 of 15 rounds failed: one"
 
 
 def test_runs_that_have_nothing_in_common_cannot_be_compared():
@@ -152,11 +189,12 @@ def test_the_ratio_of_pairs_is_the_median_of_the_means_of_every_two():
 
 
 def test_a_round_in_which_one_of_a_pair_failed_counts_for_neither():
-    before, after = results([2.0, 9.0, 2.0, 2.0, 2.0]), results([1.0, 1.0, 9.0, 1.0, 1.0])
+    before = results([2.0, 9.0, *[2.0] * 8])
+    after = results([1.0, 1.0, 9.0, *[1.0] * 7])
     before.measurements[1].error = after.measurements[2].error = "no space"
     (found,) = compare(before, after, is_paired=True)
     assert (found.before, found.after, found.ratio) == pytest.approx((2.0, 1.0, 0.5))
-    # Without pairs each has four rounds.
+    # Without pairs each has nine rounds.
     (found,) = compare(before, after)
     assert (found.before, found.after) == pytest.approx((2.0, 1.0))
 
@@ -185,6 +223,7 @@ def test_a_case_that_is_no_longer_measured_does_not_pass():
         ("settings", {"size_bytes": 4096}, "size_bytes: None and 4096"),
         ("settings", {"verify": True}, "verify: None and True"),
         ("cases", {Case().label: {**Case().as_json(), "seconds": 5}}, "seconds: None and 5"),
+        ("cases", {Case().label: {**Case().as_json(), "syncs": False}}, "syncs: True and False"),
     ],
 )
 def test_runs_that_measured_different_things_are_not_compared(field, change, told):
@@ -271,7 +310,9 @@ def test_rounds_of_two_directories_are_paired_by_the_order_of_their_files(tmp_pa
     (tmp_path / "after" / "3.json").unlink()
     refused = bench_compare(*arguments, "--paired")
     assert refused.returncode == 1
-    assert "8 rounds before and 7 after" in " ".join(refused.stderr.split())
+    assert "name their files alike" in refused.stderr
+    (tmp_path / "before" / "4.json").unlink()
+    assert "name their files alike" in bench_compare(*arguments, "--paired").stderr
 
 
 def test_another_kernel_is_told(tmp_path):
@@ -286,6 +327,29 @@ def test_another_kernel_is_told(tmp_path):
         "kernel: 6.1 and 6.8"
     ]
     assert "not the same" not in bench_compare(a, a).stdout
+    (tmp_path / "both").mkdir()
+    a.rename(tmp_path / "both" / "a.json")
+    b.rename(tmp_path / "both" / "b.json")
+    with pytest.raises(UnlikeError, match="no rounds of the same: kernel"):
+        Results.read(tmp_path / "both")
+
+
+def test_a_way_through_the_page_cache_is_told():
+    before, after = results([2.0] * 7), results([9.0] * 7)
+    for one in before.measurements:
+        one.is_direct = True
+    label = Case().label
+    assert likeness.circumstances(before, after) == [
+        f"{label}, penstock: past the page cache and through the page cache"
+    ]
+    assert likeness.circumstances(before, before) == []
+
+
+def test_a_search_is_no_run_to_compare():
+    one = results([2.0] * 7)
+    one.kind = "tune"
+    with pytest.raises(UnlikeError, match="a search for options"):
+        compare(one, one)
 
 
 @pytest.mark.parametrize(
@@ -299,8 +363,9 @@ def test_another_kernel_is_told(tmp_path):
         ({"round_index": True}, "round_index: True"),
         ({"latency_us": {"p50": None}}, "latency_us: "),
         ({"timeline_bytes": [1, "2"]}, "timeline_bytes: "),
-        ({"colour": "red"}, "unknown: 'colour'"),
         ({"case": None}, "case: None"),
+        ({"nbytes": 10**400}, "nbytes: 1000"),
+        ({"seconds": 1e-310}, "neither seconds nor an error"),
     ],
 )
 def test_a_measurement_that_cannot_be_is_refused(tmp_path, change, told):
@@ -310,6 +375,19 @@ def test_a_measurement_that_cannot_be_is_refused(tmp_path, change, told):
     path.write_text(json.dumps(document))
     with pytest.raises(ResultsError, match=rf"a\.json holds no results.*{told}"):
         Results.read(path)
+
+
+def test_what_a_later_release_writes_as_well_is_no_matter(tmp_path):
+    path = tmp_path / "a.json"
+    document = results([2.0] * 7).as_json()
+    document["weather"] = "fair"
+    document["cases"][Case().label]["colour"] = "red"
+    for one in document["measurements"]:
+        one["mood"] = "good"
+    path.write_text(json.dumps(document))
+    for pair in ((results([2.0] * 7), Results.read(path)), (Results.read(path),) * 2):
+        (found,) = compare(*pair)
+        assert found.verdict == "same"
 
 
 @pytest.mark.parametrize(

@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 import types
 import typing
 from typing import Any
 
+_NUMBER_MAX = 1e30
+"""More than anything that is counted or timed; what is derived from numbers stays finite."""
 
-def checked(cls: type[Any], document: Any) -> dict[str, Any]:
-    """The document, if it can be handed to the class as its fields.
+
+def checked(cls: Any, document: Any) -> dict[str, Any]:
+    """The fields of a class that a document has, without what a later release wrote beside them.
 
     Args:
         cls: A dataclass whose fields are plain values, others like it, lists and dictionaries.
         document: What JSON holds in its place.
 
     Raises:
-        ValueError: It is no object, lacks a field, has one too many, or one of another type. Of
-            numbers only those that are finite and not negative count.
+        ValueError: It is no object, lacks a field, or has one of another type. Of numbers only
+            those that are finite and not negative count.
     """
     if not isinstance(document, dict):
         raise ValueError(f"{_short(document)} in place of an object")
-    kinds = typing.get_type_hints(cls)
-    fields = {one.name: one for one in dataclasses.fields(cls)}
-    for name in document:
-        if name not in fields:
-            raise ValueError(f"unknown: {_short(name)}")
-    for name, one in fields.items():
+    found = {}
+    for name, (kind, is_needed) in _fields(cls).items():
         if name in document:
-            if not _is(document[name], kinds[name]):
+            if not _is(document[name], kind):
                 raise ValueError(f"{name}: {_short(document[name])}")
-        elif one.default is one.default_factory is dataclasses.MISSING:
+            found[name] = document[name]
+        elif is_needed:
             raise ValueError(f"{name} is missing")
-    return document
+    return found
+
+
+@functools.lru_cache
+def _fields(cls: Any) -> dict[str, tuple[Any, bool]]:
+    """The type of each field, and whether it has no default."""
+    kinds = typing.get_type_hints(cls)
+    return {
+        one.name: (kinds[one.name], one.default is one.default_factory is dataclasses.MISSING)
+        for one in dataclasses.fields(cls)
+    }
 
 
 def _is(value: Any, kind: Any) -> bool:
@@ -54,7 +64,7 @@ def _is(value: Any, kind: Any) -> bool:
         # For JSON a number without a fraction is one of either kind; for Python a boolean is one.
         numbers = (int, float) if kind is float else int
         is_number = isinstance(value, numbers) and not isinstance(value, bool)
-        return is_number and math.isfinite(value) and value >= 0
+        return is_number and 0 <= value <= _NUMBER_MAX
     return isinstance(value, kind)
 
 

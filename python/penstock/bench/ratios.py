@@ -2,11 +2,14 @@
 
 Both estimates are Hodges and Lehmann's (1963), of the logarithms of rates: like medians they do not
 mind the few rounds that something else has disturbed, but they take a third fewer to be as sure.
-The intervals are bootstrap ones (Efron 1979, percentiles).
+The intervals are bootstrap ones (Efron 1979, percentiles). Of a few values such an interval is too
+narrow, as it never leaves what was seen; whether chance makes a difference is left to a rank test,
+which needs no assumption and is exact where values are few.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,6 +23,8 @@ _RESAMPLES = 9999
 _PAIRS_MAX = 1 << 22
 """At a time: 32 MiB of them."""
 
+_EXACT_ROUNDS_MAX = 50
+
 
 class Ratio(NamedTuple):
     """An estimate.
@@ -28,29 +33,36 @@ class Ratio(NamedTuple):
         ratio: Of the second to the first.
         low: Lower end of the interval that it is in.
         high: Upper end.
+        chance: How likely equal rates are to differ by as much, either way.
     """
 
     ratio: float
     low: float
     high: float
+    chance: float
 
 
 def of_runs(before: Sequence[float], after: Sequence[float], confidence: float) -> Ratio:
     """The ratio of runs that have nothing to do with each other.
 
-    The median of the ratios of every rate of the one to every rate of the other.
+    The median of the ratios of every rate of the one to every rate of the other; the chance is that
+    of Mann and Whitney (1947).
 
     Raises:
         MissingDependencyError: SciPy is not installed.
     """
+    stats = _scipy()
     rates = np.log(np.array(after)), np.log(np.array(before))
-    return _estimated(rates, _shift, len(before) * len(after), confidence)
+    method = _method(max(len(before), len(after)))
+    chance = stats.mannwhitneyu(*rates, method=method).pvalue
+    return _estimated(rates, _shift, len(before) * len(after), confidence, chance)
 
 
 def of_rounds(before: Sequence[float], after: Sequence[float], confidence: float) -> Ratio:
     """The ratio of runs that were measured in turns: what a round has of its time, both have.
 
-    The median of the means of every two ratios, each with itself as well.
+    The median of the means of every two ratios, each with itself as well; the chance is that of
+    Wilcoxon (1945).
 
     Args:
         before: The rate of each round.
@@ -60,8 +72,20 @@ def of_rounds(before: Sequence[float], after: Sequence[float], confidence: float
     Raises:
         MissingDependencyError: SciPy is not installed.
     """
+    stats = _scipy()
     ratios = np.log(np.array(after) / np.array(before))
-    return _estimated((ratios,), _centre, len(ratios) ** 2, confidence)
+    unequal = ratios[ratios != 0]
+    method = _method(len(unequal))
+    chance = stats.wilcoxon(unequal, method=method).pvalue if len(unequal) else 1.0
+    return _estimated((ratios,), _centre, len(ratios) ** 2, confidence, chance)
+
+
+def rounds_min(confidence: float, *, is_paired: bool) -> int:
+    """How many rounds of each run it takes for a chance to be that small at all."""
+    rounds = 2
+    while 2 / (2**rounds if is_paired else math.comb(2 * rounds, rounds)) > 1 - confidence:
+        rounds += 1
+    return rounds
 
 
 def _shift(after: Any, before: Any, axis: int = -1) -> Any:
@@ -79,23 +103,37 @@ def _estimated(
     estimate: Callable[..., Any],
     pairs: int,
     confidence: float,
+    chance: float,
 ) -> Ratio:
+    found = (
+        _scipy()
+        .bootstrap(
+            samples,
+            estimate,
+            n_resamples=_RESAMPLES,
+            batch=max(1, _PAIRS_MAX // pairs),
+            confidence_level=confidence,
+            method="percentile",
+            vectorized=True,
+            # The same answer each time it is asked.
+            rng=np.random.default_rng(0),
+        )
+        .confidence_interval
+    )
+    ratio, low, high = (float(np.exp(one)) for one in (estimate(*samples), found.low, found.high))
+    return Ratio(ratio, low, high, float(chance))
+
+
+def _method(rounds: int) -> str:
+    """Exact where that takes no time; there are no ties among rates to speak of."""
+    return "exact" if rounds <= _EXACT_ROUNDS_MAX else "asymptotic"
+
+
+def _scipy() -> Any:
     try:
         from scipy import stats
     except ImportError as error:
         raise MissingDependencyError(
             "comparing takes SciPy: pip install 'penstock[bench]'", name="scipy"
         ) from error
-
-    found = stats.bootstrap(
-        samples,
-        estimate,
-        n_resamples=_RESAMPLES,
-        batch=max(1, _PAIRS_MAX // pairs),
-        confidence_level=confidence,
-        method="percentile",
-        vectorized=True,
-        # The same answer each time it is asked.
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return Ratio(*(float(np.exp(one)) for one in (estimate(*samples), found.low, found.high)))
+    return stats

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 FORMAT = "penstock-bench"
 FORMAT_VERSION = 1
 
+_SECONDS_MIN = 1e-9
+"""What no measurement takes less than."""
+
 
 class ResultsError(PenstockError, ValueError):
     """A file holds no results of a benchmark."""
@@ -204,11 +207,11 @@ class Results:
         Args:
             path: A file, or a directory of such files with the extension ``.json``: their
                 measurements together, round after round in the order of their names, under the
-                machine and settings of the first.
+                machine and settings of the first, with the names as ``settings["files"]``.
 
         Raises:
             ResultsError: The file holds something else, or the directory has no such file.
-            UnlikeError: The files of the directory measured different things.
+            UnlikeError: The files of the directory measured different things, or elsewhere.
             OSError: It cannot be read.
         """
         if path.is_dir():
@@ -226,14 +229,13 @@ class Results:
         version = document.pop("version", None)
         if version != FORMAT_VERSION:
             raise ValueError(f"its version is {version!r}, and {FORMAT_VERSION} is known")
-        document.pop("summary", None)
-        measurements = [
-            Measurement(**one) for one in checked(cls, document).pop("measurements", ())
-        ]
+        found = checked(cls, document)
+        measured = found.pop("measurements", ())
+        measurements = [Measurement(**checked(Measurement, one)) for one in measured]
         for one in measurements:
-            if not one.error and not one.seconds:
+            if not one.error and one.seconds < _SECONDS_MIN:
                 raise ValueError(f"{one.case}, {one.by}: neither seconds nor an error")
-        return cls(**document, measurements=measurements)
+        return cls(**found, measurements=measurements)
 
     @classmethod
     def _pooled(cls, directory: Path) -> Results:
@@ -242,7 +244,10 @@ class Results:
             raise ResultsError(f"{directory} holds no file of results, *.json")
         pooled, *others = (cls.read(path) for path in paths)
         for path, one in zip(paths[1:], others, strict=True):
-            if unlike := likeness.differences(pooled, one):
+            if unlike := [
+                *likeness.differences(pooled, one),
+                *likeness.circumstances(pooled, one),
+            ]:
                 raise UnlikeError(
                     f"{paths[0]} and {path} are no rounds of the same: {'; '.join(unlike)}"
                 )
@@ -251,4 +256,5 @@ class Results:
                 each.round_index += rounds
             pooled.cases |= one.cases
             pooled.measurements += one.measurements
+        pooled.settings["files"] = [path.name for path in paths]
         return pooled

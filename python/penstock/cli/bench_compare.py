@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.bench import likeness
-from penstock.bench.compare import MARGIN, ROUNDS_MIN, Compared, compare
+from penstock.bench.compare import MARGIN, Compared, compare
 from penstock.bench.results import Results
 from penstock.cli.console import PATH, console, json_option, print_json, table
 from penstock.cli.units import Finite
@@ -34,15 +34,14 @@ def bench_compare(before: Path, after: Path, margin: float, paired: bool, as_jso
 
     Both are files of `penstock bench io --output` or `bench checkpoint --output`, or directories of
     such files, which are pooled. Exits with 1 if a case is slower by more than the margin, and not
-    by chance, or has too few rounds to be compared; so it can be the gate of a CI job. Take seven
-    rounds or more: fifteen where those of one run differ by five per cent.
+    by chance, or has failed, or was not measured, or not often enough; so it can be the gate of a
+    CI job. Take eleven rounds or more: fifteen where those of one run differ by five per cent.
     """
     runs = Results.read(before), Results.read(after)
     found = compare(*runs, margin=margin, is_paired=paired)
     circumstances = likeness.circumstances(*runs)
     is_slower = any(one.verdict == "slower" for one in found)
-    # What could not be measured must not pass.
-    code = int(is_slower or any(one.verdict == "missing" for one in found))
+    code = int(not all(one.passes for one in found))
     if as_json:
         cases_of = [_plain(one) for one in found]
         print_json(
@@ -60,16 +59,18 @@ def bench_compare(before: Path, after: Path, margin: float, paired: bool, as_jso
         numbers=["before", "after", "ratio"], folded=["case"],
     )  # fmt: skip
     for one in found:
-        if one.verdict == "missing":
-            rows.add_row(one.case, "", "", "", f"fewer than {ROUNDS_MIN} rounds")
-            continue
-        ratio = f"{one.ratio:.3f} [{one.low:.3f}, {one.high:.3f}]"
-        style = {"slower": "red", "faster": "green"}.get(one.verdict, "")
-        rows.add_row(
-            one.case, f"{one.before:.2f}", f"{one.after:.2f}", ratio, one.verdict, style=style
-        )
+        style = {"faster": "green", "same": "", "unclear": ""}.get(one.verdict, "red")
+        figures = ["", "", ""]
+        if not math.isnan(one.ratio):
+            has_interval = not math.isnan(one.low)
+            interval = f" [{one.low:.3f}, {one.high:.3f}]" if has_interval else ""
+            figures = [f"{one.before:.2f}", f"{one.after:.2f}", f"{one.ratio:.3f}{interval}"]
+        rows.add_row(one.case, *figures, one.verdict, style=style)
     out = console()
     out.print(rows)
+    for one in found:
+        if one.reason is not None:
+            out.print(f"{one.case}: {one.reason}")
     if any(one.verdict == "unclear" for one in found):
         out.print("unclear: it could be slower or the same. Take more rounds.")
     if circumstances:
