@@ -24,6 +24,7 @@ _PAIRS_MAX = 1 << 22
 """At a time: 32 MiB of them."""
 
 _EXACT_ROUNDS_MAX = 50
+_SIDES = ("less", "greater")
 
 
 class Ratio(NamedTuple):
@@ -33,7 +34,7 @@ class Ratio(NamedTuple):
         ratio: Of the second to the first.
         low: Lower end of the interval that it is in.
         high: Upper end.
-        chance: How likely equal rates are to differ by as much, either way.
+        chance: How likely equal rates are to differ by as much in this direction.
     """
 
     ratio: float
@@ -54,7 +55,9 @@ def of_runs(before: Sequence[float], after: Sequence[float], confidence: float) 
     stats = _scipy()
     rates = np.log(np.array(after)), np.log(np.array(before))
     method = _method(max(len(before), len(after)))
-    chance = stats.mannwhitneyu(*rates, method=method).pvalue
+    chance = min(
+        stats.mannwhitneyu(*rates, alternative=side, method=method).pvalue for side in _SIDES
+    )
     return _estimated(rates, _shift, len(before) * len(after), confidence, chance)
 
 
@@ -76,14 +79,18 @@ def of_rounds(before: Sequence[float], after: Sequence[float], confidence: float
     ratios = np.log(np.array(after) / np.array(before))
     unequal = ratios[ratios != 0]
     method = _method(len(unequal))
-    chance = stats.wilcoxon(unequal, method=method).pvalue if len(unequal) else 1.0
+    chance = 1.0
+    if len(unequal):
+        chance = min(
+            stats.wilcoxon(unequal, alternative=side, method=method).pvalue for side in _SIDES
+        )
     return _estimated((ratios,), _centre, len(ratios) ** 2, confidence, chance)
 
 
 def rounds_min(confidence: float, *, is_paired: bool) -> int:
     """How many rounds of each run it takes for a chance to be that small at all."""
     rounds = 2
-    while 2 / (2**rounds if is_paired else math.comb(2 * rounds, rounds)) > 1 - confidence:
+    while 1 / (2**rounds if is_paired else math.comb(2 * rounds, rounds)) > 1 - confidence:
         rounds += 1
     return rounds
 
