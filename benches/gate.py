@@ -34,6 +34,7 @@ from penstock.bench.cases import Case
 from penstock.bench.compare import MARGIN, compare
 from penstock.bench.results import Results
 from penstock.bench.running import BenchError, run
+from penstock.cli import endings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -87,9 +88,10 @@ def main(
         for trial in range(trials):
             bar.update(task, description=f"trial {trial + 1}")
             try:
-                measured = _measure(
-                    directory.resolve(), rounds, size_mib, apart, lambda: bar.advance(task)
-                )
+                with endings.tidy():
+                    measured = _measure(
+                        directory.resolve(), rounds, size_mib, apart, lambda: bar.advance(task)
+                    )
             except BenchError as error:
                 raise click.ClickException(str(error)) from error
             if output is not None:
