@@ -117,11 +117,11 @@ def test_saves_that_come_to_nothing_are_told_apart(tmp_path, counted):
     for call in refused:
         with pytest.raises(penstock.PenstockError):
             call()
+    # So much that no disk is done before progress is first told, after a twentieth of a second.
+    large = {"w": np.ones(128 * MIB)}
     for give_up, error in ((interrupt, KeyboardInterrupt), (leave, SystemExit)):
         with pytest.raises(error):
-            penstock.save(
-                tmp_path / "new", {"w": np.ones(16 * MIB)}, options=SLOWLY, progress=give_up
-            )
+            penstock.save(tmp_path / "new", large, options=SLOWLY, progress=give_up)
     assert only(counted(), "_count", "bytes_total", "fallbacks_total") == {
         ("penstock_saves_total", "ok"): 1,
         ("penstock_saves_total", "failed"): 3,
