@@ -342,7 +342,7 @@ def started(directory, *more, **options):
     return child, ranks
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_when_it_is_ended_no_file_and_no_process_is_left_and_results_are_written(disk_path, ending):
     place, written = disk_path / "place", disk_path / "results.json"
     place.mkdir()
@@ -554,7 +554,7 @@ def test_ranks_that_take_part_are_from_all_over_the_layout():
 
 def test_runs_of_checkpoints_are_compared_by_case_and_way(disk_path):
     told = []
-    work = plan(disk_path / "work", ["penstock-async", "torch.save"], rounds=3)
+    work = plan(disk_path / "work", ["penstock-async", "torch.save"], rounds=5)
     Rank(work, Team(), told.append).run()
     run = Results(kind="checkpoint", machine={}, disk={}, settings={})
     run.cases = work.cases
