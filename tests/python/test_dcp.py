@@ -476,11 +476,13 @@ class TestManyRanks:
     def test_fsdp_with_its_optimizer(self, tmp_path):
         together(4, f"fsdp_save:{tmp_path}/a", f"fsdp_load:{tmp_path}/a")
         together(3, f"fsdp_load:{tmp_path}/a")
+        assert penstock.inspect(tmp_path / "a").world_size == 4
 
     def test_reads_what_penstock_saved(self, tmp_path):
         path = tmp_path / "a"
         together(4, f"penstock_save:{path}:grid", f"load:{path}:rows")
         together(2, f"load:{path}:columns")
+        assert penstock.verify(path).ok
 
     def test_saves_in_the_background(self, tmp_path):
         commands = [f"save_async:{tmp_path}/t:rows:thread", f"save_async:{tmp_path}/p:rows:process"]

@@ -202,6 +202,7 @@ def test_four_ranks_load_what_one_process_saved(jobs, disk_path):
     penstock.save(path, {"d": whole_dtensors(), "p": plain(0)})
     jobs.of(4).call(load_dtensors_into, path)
     jobs.of(4).call(load_into_whole, path)
+    assert penstock.inspect(path).world_size == 1
 
 
 RESHARDED = [(4, 2), (2, 4), (1, 4), (4, 3), (3, 2)]
@@ -215,6 +216,7 @@ def test_any_number_of_ranks_loads_what_any_number_saved(jobs, disk_path, savers
     else:
         jobs.of(savers).call(save_by_all, path)
     jobs.of(loaders).call(load_by_all, path)
+    assert penstock.inspect(path).world_size == savers
 
 
 def test_a_rank_reads_what_it_needs(jobs, disk_path):
