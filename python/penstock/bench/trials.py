@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import time
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import penstock
+from penstock.bench import cache
 from penstock.bench.cases import MIB, tensor_sizes
 from penstock.bench.results import Measurement
 from penstock.bench.running import BenchError
@@ -144,7 +144,7 @@ class Trials:
         reports: list[LoadReport] = []
         try:
             saved = penstock.save(self._path, self._state, options=options, no_dist=True)
-            _drop_cache(self._path)
+            cache.drop(self._path.iterdir())
             penstock.load(self._path, options=options, report=reports.append)
         finally:
             shutil.rmtree(self._path, ignore_errors=True)
@@ -166,16 +166,6 @@ def _facts(report: SaveReport | LoadReport) -> dict[str, Any]:
 
 def _settings(report: SaveReport | LoadReport) -> tuple[Any, ...]:
     return report.direct_io, *(getattr(report, name) for name in AXES)
-
-
-def _drop_cache(directory: Path) -> None:
-    """Has what was saved through the page cache read from storage again."""
-    for path in directory.iterdir():
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
 
 
 def state_bytes(total_bytes: int) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 from pathlib import Path
 
 import crew
 import numpy as np
 
 import penstock
+from penstock.bench import cache
 from penstock.bench.cases import tensor_sizes
 from penstock.cli.units import BYTES
 
@@ -47,21 +47,11 @@ def _work(size: int, engine: str, worker: crew.Worker) -> None:
         return nbytes
 
     worker.phase("save", save)
-    for path in place.iterdir():
-        _drop(path)
+    cache.drop(place.iterdir())
     worker.phase("load", load)
     worker.to_verify = len(state) + 1
     worker.verified = sum(np.array_equal(loaded[name], one) for name, one in state.items())
     worker.verified += penstock.verify(place).ok
-
-
-def _drop(path: Path) -> None:
-    """Takes a file out of the page cache of this node."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
 
 
 def _bytes(text: str) -> int:
