@@ -424,6 +424,6 @@ pub(crate) fn open_shard<'a>(
     Ok(Source {
         file: Arc::new(file),
         bytes: entry.bytes,
-        chunks: &entry.chunks,
+        chunks: Some(&entry.chunks),
     })
 }

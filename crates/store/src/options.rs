@@ -70,7 +70,8 @@ pub struct Options {
     pub staging_bytes: Option<usize>,
     /// Upper bound of the data in one shard.
     pub shard_bytes: Option<u64>,
-    /// Whether a load checks digests.
+    /// Whether a load checks digests. Whatever ends in a verdict (verify, scrub, survey, salvage)
+    /// does so all the same.
     pub verify: bool,
     /// The nice value of the threads that write, if they are to step back before others.
     pub nice: Option<u8>,

@@ -181,7 +181,6 @@ fn load(
     let tensors = || intact.iter().map(|&index| &part.tensors[index]);
     let options = Options {
         extent_bytes: Some(CHUNK_BYTES as usize),
-        verify: found.described != Described::Headers,
         ..options.clone()
     };
     let settings = options.settle(path, tensors().map(TensorEntry::nbytes).sum());

@@ -76,7 +76,6 @@ pub fn survey(path: &Path, options: &Options, progress: &Progress) -> Result<Sur
     // A digest covers a chunk: what shares a request with a bad sector is not lost with it.
     let options = Options {
         extent_bytes: Some(CHUNK_BYTES as usize),
-        verify: true,
         ..options.clone()
     };
     let mut survey = describe(path)?;
@@ -107,7 +106,8 @@ impl Survey {
             let bytes = self.usable_bytes[number];
             if bytes > 0 {
                 let file = Arc::new(File::open(&path.join(&entry.name), direct)?);
-                let chunks = entry.chunks.as_slice();
+                let has_digests = self.described != Described::Headers;
+                let chunks = has_digests.then_some(entry.chunks.as_slice());
                 sources.push((
                     number,
                     Source {

@@ -37,11 +37,11 @@ const TAKEN_BYTES: usize = 4 << 20;
 /// About how much memory is populated at a time: two huge pages, a fraction of a millisecond.
 const POPULATED_BYTES: usize = 4 << 20;
 
-/// A file to read and the digests of its chunks.
+/// A file to read and the digests of its chunks; `None` where none of them is left.
 pub(crate) struct Source<'a> {
     pub(crate) file: Arc<File>,
     pub(crate) bytes: u64,
-    pub(crate) chunks: &'a [Digest],
+    pub(crate) chunks: Option<&'a [Digest]>,
 }
 
 impl Source<'_> {
@@ -61,7 +61,8 @@ impl Source<'_> {
 /// What to do about damage.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnDamage {
-    /// Stop: nothing of this load will be used.
+    /// Stop: nothing of this load will be used. The only reading that options can keep from
+    /// checking digests: the others end in a verdict.
     Stop,
     /// Go on and list all of it.
     List,
@@ -368,9 +369,9 @@ impl<'a> Worker<'a> {
     fn finish(&mut self, mut item: Prepared) -> Result<()> {
         item.settle();
         let source = &self.sources[item.file];
-        let verify = self.settings.verify || self.on_damage == OnDamage::List;
+        let is_verified = self.settings.verify || self.on_damage != OnDamage::Stop;
         let span = trace::span("digest");
-        let damaged = item.damage(verify.then_some(source.chunks));
+        let damaged = item.damage(source.chunks.filter(|_| is_verified));
         drop(span);
         if !damaged.is_empty() && !item.retried {
             item.retry(&source.file);

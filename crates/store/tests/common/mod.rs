@@ -6,6 +6,7 @@
 )]
 
 pub mod disk;
+pub mod draw;
 pub mod expect;
 pub mod forge;
 pub mod hook;
