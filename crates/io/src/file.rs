@@ -6,7 +6,9 @@
 //! and remembers why, for the report. Callers look at [`File::alignment`], which is 1 for a
 //! buffered file, and otherwise do not care.
 //!
-//! Opening never blocks, and succeeds on regular files only; symbolic links are followed.
+//! Opening never blocks, and succeeds on regular files only. A symbolic link by the name asked for
+//! is not followed: whoever names a file within a directory of ours means a file that is there. Those
+//! on the way to it are.
 
 use std::fmt;
 use std::io;
@@ -135,7 +137,8 @@ impl File {
     /// Opens an existing regular file to read.
     ///
     /// # Errors
-    /// [`Error::Storage`] from the file system and for anything but a regular file;
+    /// [`Error::Storage`] from the file system and for anything but a regular file, a link to one
+    /// included;
     /// [`Error::DirectUnavailable`] for [`Direct::On`] where direct I/O does not work.
     pub fn open(path: &Path, direct: Direct) -> Result<File> {
         File::open_as(path, OFlags::RDONLY, direct)
@@ -144,9 +147,13 @@ impl File {
     fn open_as(path: &Path, access: OFlags, direct: Direct) -> Result<File> {
         // O_NONBLOCK keeps open from waiting for the other end of a FIFO; it is taken off again
         // below, because io_uring fails rather than waits on a file that has it.
-        let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let fd =
-            rustix::fs::open(path, flags, Mode::empty()).map_err(|e| storage("open", path, e))?;
+        let kept_out = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
+        let flags = access | OFlags::CLOEXEC | kept_out;
+        let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| Error::Storage {
+            operation: "open",
+            path: path.to_owned(),
+            source: refusal(path, errno),
+        })?;
         let stat = rustix::fs::fstat(&fd).map_err(|e| storage("open", path, e))?;
         let source = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => None,
@@ -336,6 +343,25 @@ pub fn may_write(directory: &Path) -> bool {
 /// user-space file systems let one succeed on each host, or have none.
 pub fn locks_directories(directory: impl AsFd) -> bool {
     rustix::fs::fstatfs(directory).is_ok_and(|fs| LOCAL_MAGICS.contains(&(fs.f_type as u32)))
+}
+
+/// Why a path could not be opened. What the system says of a link is "too many levels of symbolic
+/// links", one being too many here.
+fn refusal(path: &Path, errno: Errno) -> io::Error {
+    match errno {
+        Errno::LOOP if path.is_symlink() => io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "not a regular file but a symbolic link",
+        ),
+        errno => errno.into(),
+    }
+}
+
+/// The same open file, for reading it without an engine.
+impl From<File> for std::fs::File {
+    fn from(file: File) -> std::fs::File {
+        file.fd.into()
+    }
 }
 
 impl AsFd for File {

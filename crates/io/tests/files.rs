@@ -1,6 +1,7 @@
 //! Files as the layers above see them: what opens and what does not, and what each call promises.
 
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -99,7 +100,8 @@ fn only_regular_files_open() {
     assert!(message.contains("a FIFO"), "{message}");
     let link = directory.path().join("link");
     symlink(&fifo, &link).unwrap();
-    assert_storage(File::open(&link, Direct::Auto), "open", &link, None);
+    let message = assert_storage(File::open(&link, Direct::Auto), "open", &link, None);
+    assert!(message.contains("a symbolic link"), "{message}");
 
     let device = Path::new("/dev/zero");
     let message = assert_storage(File::open(device, Direct::Auto), "open", device, None);
@@ -113,12 +115,30 @@ fn only_regular_files_open() {
 }
 
 #[test]
-fn a_link_to_a_regular_file_opens() {
+fn a_link_is_not_followed_and_one_on_the_way_is() {
     let directory = directory();
-    let (path, link) = (directory.path().join("file"), directory.path().join("link"));
+    let (within, link) = (
+        directory.path().join("within"),
+        directory.path().join("link"),
+    );
+    fs::create_dir(&within).unwrap();
+    let path = within.join("file");
     fs::write(&path, "content").unwrap();
     symlink(&path, &link).unwrap();
-    assert_eq!(File::open(&link, Direct::Auto).unwrap().len().unwrap(), 7);
+    let open = [File::open, File::open_to_write];
+    for open in open {
+        for direct in [Direct::Auto, Direct::Off] {
+            let message = assert_storage(open(&link, direct), "open", &link, None);
+            assert!(message.contains("a symbolic link"), "{message}");
+        }
+    }
+    let way = directory.path().join("way");
+    symlink(&within, &way).unwrap();
+    let file = File::open(&way.join("file"), Direct::Auto).unwrap();
+    assert_eq!(file.len().unwrap(), 7);
+    let mut text = String::new();
+    fs::File::from(file).read_to_string(&mut text).unwrap();
+    assert_eq!(text, "content");
 }
 
 #[test]

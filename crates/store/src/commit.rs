@@ -24,6 +24,7 @@ use penstock_io::trace;
 use crate::error::{Error, Result};
 use crate::lease::Lease;
 use crate::name::{self, MANIFEST, PROTECTED};
+use crate::plain;
 use crate::progress::Progress;
 
 /// A save under way. Dropped before it is published, it removes the files it made; a rank that
@@ -74,10 +75,10 @@ impl Attempt {
             published: None,
         };
         sync_ancestors(&attempt.path, file_system.as_ref())?;
-        if !overwrite && attempt.path.join(MANIFEST).exists() {
+        if !overwrite && plain::is_there(&attempt.path.join(MANIFEST)) {
             return Err(attempt.exists());
         }
-        if !overwrite && attempt.path.join(PROTECTED).exists() {
+        if !overwrite && plain::is_there(&attempt.path.join(PROTECTED)) {
             // It has lost its manifest; what else it holds may be worth recovering.
             let path = attempt.path.clone();
             return Err(Error::Protected { path });
@@ -218,7 +219,7 @@ impl Attempt {
     /// refer to them; a sweep decides later.
     fn settle(&mut self, manifest: &Path, text: &[u8], error: Error) -> Result<()> {
         let kind = error.kind();
-        match fs::read(manifest) {
+        match plain::read(manifest) {
             Ok(found) if found == text => return Ok(()),
             Ok(_) if kind == Some(io::ErrorKind::AlreadyExists) => return Err(self.exists()),
             _ if kind.is_some_and(is_definite) => {}
@@ -250,7 +251,7 @@ impl Attempt {
 
     /// Whether the manifest in the directory is the one that this attempt published.
     fn is_current(&self) -> bool {
-        let found = fs::read(self.path.join(MANIFEST)).ok();
+        let found = plain::read(&self.path.join(MANIFEST)).ok();
         found.is_some() && found == self.published
     }
 

@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::manifest::{Manifest, PartEntry};
 use crate::name::{MANIFEST, PROTECTED, is_attempt_file, is_step};
 use crate::part::{FileEntry, Part};
+use crate::plain;
 
 /// A manifest names parts and holds the user's metadata: megabytes at most.
 pub(crate) const MANIFEST_BYTES_MAX: u64 = 64 << 20;
@@ -23,9 +24,9 @@ pub(crate) fn read_manifest(path: &Path) -> Result<(Manifest, u64)> {
     let file = path.join(MANIFEST);
     let failed = |source| no_manifest(path, &file, source);
     // A FIFO would keep the reader waiting, a device would never end.
-    let metadata = fs::metadata(&file).map_err(failed)?;
-    if !metadata.is_file() {
-        return Err(Error::corrupt(path, MANIFEST, "it is not a regular file"));
+    let metadata = fs::symlink_metadata(&file).map_err(failed)?;
+    if let Some(flaw) = plain::flaw(&metadata) {
+        return Err(Error::corrupt(path, MANIFEST, flaw));
     }
     if metadata.len() > MANIFEST_BYTES_MAX {
         let detail = format!("{} bytes are too many for a manifest", metadata.len());
@@ -114,7 +115,7 @@ fn read_text(file: &Path, again: bool) -> io::Result<Vec<u8>> {
         // A page cache would give the same bytes again; the device may not.
         let _ = file.drop_cache();
     }
-    fs::read(file)
+    plain::read(file)
 }
 
 pub(crate) fn check_size(path: &Path, file: &FileEntry) -> Result<()> {
@@ -124,9 +125,10 @@ pub(crate) fn check_size(path: &Path, file: &FileEntry) -> Result<()> {
 /// Checks that a file of the checkpoint is there, regular, and of the recorded size.
 fn check_length(path: &Path, name: &str, expected: u64) -> Result<()> {
     let file = path.join(name);
-    match fs::metadata(&file) {
+    match fs::symlink_metadata(&file) {
         Ok(metadata) if !metadata.is_file() => {
-            Err(Error::corrupt(path, name, "it is not a regular file"))
+            let flaw = plain::flaw(&metadata).unwrap_or_default();
+            Err(Error::corrupt(path, name, flaw))
         }
         Ok(metadata) if metadata.len() != expected => {
             let found = metadata.len();

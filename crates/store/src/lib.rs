@@ -15,6 +15,7 @@ mod description;
 mod error;
 mod lease;
 mod name;
+mod plain;
 mod progress;
 mod protect;
 mod references;

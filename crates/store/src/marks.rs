@@ -21,6 +21,7 @@ use crate::description::read_manifest;
 use crate::error::{Error, Result};
 use crate::lease::{Exclusive, Lease};
 use crate::name;
+use crate::plain;
 use crate::store::Store;
 
 const MARKS: &str = "verified.json";
@@ -199,7 +200,11 @@ impl Store {
     /// What the file says; none where there is no file.
     fn stored_marks(&self) -> Result<Vec<Mark>> {
         let path = self.root().join(MARKS);
-        let text = match fs::read(&path) {
+        let metadata = fs::symlink_metadata(&path).ok();
+        if let Some(flaw) = metadata.as_ref().and_then(plain::flaw) {
+            return Err(Error::corrupt(self.root(), MARKS, flaw));
+        }
+        let text = match plain::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(source) => return Err(Error::storage("read", path)(source)),

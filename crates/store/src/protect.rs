@@ -13,6 +13,7 @@ use crate::commit::remove_file;
 use crate::error::{Error, Result};
 use crate::lease::Lease;
 use crate::name::{MANIFEST, PROTECTED};
+use crate::plain;
 use crate::progress::Progress;
 use crate::store::Store;
 
@@ -27,7 +28,7 @@ impl Store {
         let Some(_lease) = Lease::share(&path, &Progress::default())? else {
             return Err(Error::NotFound { path });
         };
-        if !path.join(MANIFEST).exists() {
+        if !plain::is_there(&path.join(MANIFEST)) {
             let detail = format!("it has no {MANIFEST}");
             return Err(Error::Incomplete { path, detail });
         }

@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
-use std::fs;
 use std::io::{self, Read};
 use std::path::Path;
 
@@ -15,6 +14,7 @@ use serde::ser::{SerializeMap, Serializer as _};
 use serde::{Deserialize, Serialize};
 
 use crate::dtype;
+use crate::plain;
 
 /// Boundary on which the data of a shard starts, and that direct I/O is aligned to.
 pub const PAGE_BYTES: u64 = 4096;
@@ -133,7 +133,7 @@ pub fn parse_header(start: &[u8], file_bytes: u64) -> Result<Header, InvalidHead
 /// The header of a shard, and the size of the file.
 pub(crate) fn read_header(path: &Path) -> Result<(Header, u64), String> {
     let read = || -> io::Result<(Vec<u8>, u64)> {
-        let file = fs::File::open(path)?;
+        let file = plain::open(path)?;
         let bytes = file.metadata()?.len();
         let mut start = Vec::new();
         (&file).take(LENGTH_BYTES).read_to_end(&mut start)?;

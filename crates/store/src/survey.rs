@@ -25,6 +25,7 @@ use crate::part::{self, FileEntry, Part, TensorEntry};
 use crate::pipeline::Run;
 use crate::pipeline::damage::Damage;
 use crate::pipeline::read::{OnDamage, Source, read};
+use crate::plain;
 use crate::plan::read::plan;
 use crate::progress::Progress;
 use crate::report::Problem;
@@ -181,8 +182,8 @@ impl Survey {
     fn measure(&mut self, path: &Path, number: usize) -> Result<u64> {
         let entry = &self.part.files[number];
         let file = path.join(&entry.name);
-        let (usable_bytes, detail) = match fs::metadata(&file) {
-            Ok(metadata) if !metadata.is_file() => (0, Some("it is not a regular file".to_owned())),
+        let (usable_bytes, detail) = match fs::symlink_metadata(&file) {
+            Ok(metadata) if !metadata.is_file() => (0, plain::flaw(&metadata).map(str::to_owned)),
             Ok(metadata) if metadata.len() == entry.bytes => (entry.bytes, None),
             Ok(metadata) => {
                 let (found, expected) = (metadata.len(), entry.bytes);
@@ -297,7 +298,7 @@ fn lost(
         Error::Storage { source, .. } if is_lost(&source) => source.to_string(),
         error => return Err(error),
     };
-    if !path.join(file).exists() {
+    if !plain::is_there(&path.join(file)) {
         missing_files.push(file.to_owned());
     }
     problems.push(Problem {
@@ -315,7 +316,7 @@ type Unusable = (String, Error);
 fn part_alone(path: &Path) -> Result<std::result::Result<Part, Unusable>> {
     let id = only_attempt(path)?;
     let file = name::part(0, &id);
-    let text = fs::read(path.join(&file)).map_err(Error::storage("read", path.join(&file)));
+    let text = plain::read(&path.join(&file)).map_err(Error::storage("read", path.join(&file)));
     let parsed = text.and_then(|text| Part::parse(&text, path, &file, &id, 0));
     Ok(parsed.map_err(|error| match error {
         Error::Storage { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {

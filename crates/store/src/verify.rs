@@ -1,6 +1,5 @@
 //! Verification: every byte of a checkpoint against its digest, and all damage listed.
 
-use std::fs;
 use std::io::Read;
 use std::path::Path;
 use std::time::Instant;
@@ -13,6 +12,7 @@ use crate::options::Options;
 use crate::part::{FileEntry, Part, TensorEntry};
 use crate::pipeline::Run;
 use crate::pipeline::read::{OnDamage, Source, read};
+use crate::plain;
 use crate::plan::read::plan;
 use crate::progress::Progress;
 use crate::report::{Problem, VerifyReport};
@@ -164,7 +164,7 @@ fn check_header(
 ) -> Result<()> {
     let corrupt = |detail: String| Error::corrupt(path, &entry.name, detail);
     let file_path = path.join(&entry.name);
-    let file = fs::File::open(&file_path).map_err(Error::storage("open", &file_path))?;
+    let file = plain::open(&file_path).map_err(Error::storage("open", &file_path))?;
     let mut start = Vec::new();
     let read = |bytes: u64, start: &mut Vec<u8>| {
         (&file)

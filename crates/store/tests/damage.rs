@@ -127,10 +127,6 @@ fn make_dangling_link(file: &Path) {
     std::os::unix::fs::symlink("nowhere", file).unwrap();
 }
 
-fn make_link_to_itself(file: &Path) {
-    std::os::unix::fs::symlink(file.file_name().unwrap(), file).unwrap();
-}
-
 /// A device that never ends.
 fn make_link_to_zeros(file: &Path) {
     std::os::unix::fs::symlink("/dev/zero", file).unwrap();
@@ -149,43 +145,6 @@ fn things_that_are_no_files_are_named_and_do_not_hang() {
         harms.push(("a link to nothing", in_place(find, make_dangling_link)));
     }
     expect_named(harms);
-}
-
-/// The system's own refusal may be the error, but it is one.
-#[test]
-fn links_that_lead_nowhere_are_no_data() {
-    let manifest: Find = |path| path.join(MANIFEST);
-    for (what, harm) in [
-        ("manifest", in_place(manifest, make_dangling_link)),
-        ("manifest", in_place(manifest, make_link_to_itself)),
-        ("part", in_place(forge::part_path, make_link_to_itself)),
-        ("shard", in_place(forge::shard_path, make_link_to_itself)),
-    ] {
-        let root = tempfile::tempdir().unwrap();
-        let path = root.path().join("ckpt");
-        Sample::seeded(1).save(&path, &Options::default()).unwrap();
-        harm(&path);
-        let loaded = load(&path, &Options::default()).map(drop);
-        loaded.expect_err(what);
-        let report = check(&path);
-        assert!(
-            report.map_or(true, |report| !report.problems.is_empty()),
-            "{what}"
-        );
-    }
-}
-
-#[test]
-fn a_shard_that_is_a_link_to_the_same_bytes_is_whole() {
-    let root = tempfile::tempdir().unwrap();
-    let path = root.path().join("ckpt");
-    let sample = Sample::seeded(1);
-    sample.save(&path, &Options::default()).unwrap();
-    let shard = forge::shard_path(&path);
-    let elsewhere = root.path().join("elsewhere");
-    fs::rename(&shard, &elsewhere).unwrap();
-    std::os::unix::fs::symlink(&elsewhere, &shard).unwrap();
-    sample.assert_at(&path);
 }
 
 #[test]

@@ -129,5 +129,5 @@ def _bytes_within(path: Path) -> int:
     for file in path.iterdir():
         # A save that is running, or a sweep, may remove a file between the two calls.
         with contextlib.suppress(FileNotFoundError):
-            total += file.stat().st_size
+            total += file.lstat().st_size
     return total
