@@ -77,6 +77,7 @@ fn exception(py: Python<'_>, message: &str, error: &Error) -> PyResult<PyErr> {
         Error::Storage { path, source, .. } | Error::Unsynced { path, source } => {
             storage(&fields, text(path), errno(source))?
         }
+        Error::Undecided { path, .. } => storage(&fields, text(path), EBUSY)?,
         Error::Full {
             path,
             source,

@@ -8,9 +8,10 @@
 use std::fmt;
 use std::fs;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use crate::file::{Direct, File};
+use crate::file::{Direct, File, locks_directories};
 use crate::trace;
 use crate::{Error, Result};
 
@@ -103,6 +104,12 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Error::Storage`] with the system's answer.
     fn change(&self, change: Change<'_>) -> Result<()>;
+
+    /// Whether a lock on this directory excludes everybody who could take one
+    /// ([`locks_directories`]).
+    fn locks(&self, directory: BorrowedFd<'_>) -> bool {
+        locks_directories(directory)
+    }
 }
 
 /// The system's own files.

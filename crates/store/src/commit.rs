@@ -26,6 +26,7 @@ use crate::lease::Lease;
 use crate::name::{self, MANIFEST, PROTECTED};
 use crate::plain;
 use crate::progress::Progress;
+use crate::removal::misplaced;
 
 /// A save under way. Dropped before it is published, it removes the files it made; a rank that
 /// joined it and has cast its vote leaves them to whoever counts the votes, unless it is discarded.
@@ -75,7 +76,7 @@ impl Attempt {
             published: None,
         };
         sync_ancestors(&attempt.path, file_system.as_ref())?;
-        if !overwrite && plain::is_there(&attempt.path.join(MANIFEST)) {
+        if !overwrite && attempt.is_taken() {
             return Err(attempt.exists());
         }
         if !overwrite && plain::is_there(&attempt.path.join(PROTECTED)) {
@@ -99,7 +100,7 @@ impl Attempt {
     ) -> Result<Attempt> {
         assert!(name::is_attempt(id), "an id comes from Attempt::id");
         let path = path.to_owned();
-        let Some(lease) = Lease::share(&path, progress)? else {
+        let Some(lease) = Lease::share(&path, file_system.as_ref(), progress)? else {
             return Err(Error::NotFound { path });
         };
         Ok(Attempt {
@@ -114,6 +115,11 @@ impl Attempt {
             voted: Vec::new(),
             published: None,
         })
+    }
+
+    /// Whether there is a checkpoint, or what may have been one.
+    fn is_taken(&self) -> bool {
+        plain::is_there(&self.path.join(MANIFEST)) || misplaced(&self.path).is_some()
     }
 
     /// Says that there is a checkpoint, once that is durable: its save may have died before, and a
@@ -137,10 +143,26 @@ impl Attempt {
 
     /// Creates a data file of this attempt.
     pub(crate) fn create(&mut self, name: &str, direct: Direct) -> Result<Arc<File>> {
+        self.create_file(name, direct).map(Arc::new)
+    }
+
+    /// Where nobody sees our lease, a deletion may have removed the directory while it was empty.
+    fn create_file(&mut self, name: &str, direct: Direct) -> Result<File> {
         let path = self.path.join(name);
-        let file = self.file_system.create(&path, direct)?;
+        let created = match self.file_system.create(&path, direct) {
+            Err(error)
+                if error.kind() == Some(io::ErrorKind::NotFound)
+                    && self.made.is_empty()
+                    && !self.is_guarded() =>
+            {
+                make_directory(&self.path, self.file_system.as_ref())?;
+                sync_ancestors(&self.path, self.file_system.as_ref())?;
+                self.file_system.create(&path, direct)
+            }
+            created => created,
+        }?;
         self.made.push(path);
-        Ok(Arc::new(file))
+        Ok(created)
     }
 
     /// Writes the part and makes it and all data files reachable after a crash.
@@ -177,12 +199,15 @@ impl Attempt {
     pub(crate) fn publish(&mut self, text: &[u8], overwrite: bool) -> Result<()> {
         let temporary = self.write_synced(&name::temporary_manifest(&self.id), text)?;
         self.check_made()?;
+        if !overwrite && !self.is_guarded() && self.is_taken() {
+            return Err(self.exists());
+        }
         let manifest = self.path.join(MANIFEST);
         let (from, to) = (temporary.as_path(), manifest.as_path());
         let moved = if overwrite {
             self.file_system.change(Change::Rename { from, to })
         } else {
-            self.link(from, to)
+            link_new(self.file_system.as_ref(), from, to)
         };
         if let Err(error) = moved {
             self.settle(&manifest, text, error.into())?;
@@ -228,17 +253,6 @@ impl Attempt {
         Err(error)
     }
 
-    /// Gives the manifest its name unless it is taken: by a link, which every POSIX file system
-    /// with hard links makes in one step, or by a rename that does not replace.
-    fn link(&self, from: &Path, to: &Path) -> penstock_io::Result<()> {
-        match self.file_system.change(Change::Link { from, to }) {
-            Err(error) if error.kind().is_some_and(has_no_links) => {
-                self.file_system.change(Change::RenameNew { from, to })
-            }
-            result => result,
-        }
-    }
-
     /// Removes files of other attempts, unless one of them is live, or has replaced this one in
     /// turn: then ours are those nobody refers to, and left to a sweep.
     pub(crate) fn remove_replaced(self) -> Result<u64> {
@@ -256,12 +270,10 @@ impl Attempt {
     }
 
     fn write_synced(&mut self, name: &str, text: &[u8]) -> Result<PathBuf> {
-        let path = self.path.join(name);
-        let file = self.file_system.create(&path, Direct::Off)?;
-        self.made.push(path.clone());
+        let file = self.create_file(name, Direct::Off)?;
         self.file_system.change(Change::Write(&file, text))?;
         self.file_system.change(Change::SyncData(&file))?;
-        Ok(path)
+        Ok(file.path().to_owned())
     }
 
     fn sync_directory(&self) -> Result<()> {
@@ -282,6 +294,21 @@ impl Drop for Attempt {
         if self.made_directory && self.lease.try_upgrade(&self.path) {
             let _ = self.file_system.change(Change::RemoveDirectory(&self.path));
         }
+    }
+}
+
+/// Gives a file a name unless that is taken: by a link, which every POSIX file system with hard links
+/// makes in one step, or by a rename that does not replace.
+pub(crate) fn link_new(
+    file_system: &dyn FileSystem,
+    from: &Path,
+    to: &Path,
+) -> penstock_io::Result<()> {
+    match file_system.change(Change::Link { from, to }) {
+        Err(error) if error.kind().is_some_and(has_no_links) => {
+            file_system.change(Change::RenameNew { from, to })
+        }
+        result => result,
     }
 }
 
@@ -321,7 +348,7 @@ fn take_lease(
 ) -> Result<(Lease, bool)> {
     loop {
         let is_new = make_directory(path, file_system)?;
-        if let Some(lease) = Lease::share(path, progress)? {
+        if let Some(lease) = Lease::share(path, file_system, progress)? {
             return Ok((lease, is_new));
         }
         progress.check()?;
@@ -500,7 +527,7 @@ mod tests {
         new.publish(b"new", true).unwrap();
         assert_eq!(new.remove_replaced().unwrap(), 0);
         assert!(matches!(
-            Lease::try_exclusive(&path).unwrap(),
+            Lease::try_exclusive(&path, &Native).unwrap(),
             Exclusive::Live
         ));
         drop(live);

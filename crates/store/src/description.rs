@@ -15,16 +15,34 @@ use crate::manifest::{Manifest, PartEntry};
 use crate::name::{MANIFEST, PROTECTED, is_attempt_file, is_step};
 use crate::part::{FileEntry, Part};
 use crate::plain;
+use crate::removal::misplaced;
 
 /// A manifest names parts and holds the user's metadata: megabytes at most.
 pub(crate) const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 
-/// Reads and checks the manifest; its size comes with it.
+/// How often a manifest that is not there is looked for in its other place.
+const LOOKS_MAX: usize = 2;
+
+/// Reads and checks the manifest; its size comes with it. One that a deletion elsewhere has taken by
+/// mistake and is about to put back is as good.
 pub(crate) fn read_manifest(path: &Path) -> Result<(Manifest, u64)> {
     let file = path.join(MANIFEST);
-    let failed = |source| no_manifest(path, &file, source);
+    let mut found = read_manifest_at(path, &file);
+    for _ in 0..LOOKS_MAX {
+        if !matches!(found, Err(Error::Incomplete { .. })) {
+            break;
+        }
+        // Where there is none either, it may have been put back since.
+        let elsewhere = misplaced(path);
+        found = read_manifest_at(path, elsewhere.as_ref().unwrap_or(&file));
+    }
+    found
+}
+
+fn read_manifest_at(path: &Path, file: &Path) -> Result<(Manifest, u64)> {
+    let failed = |source| no_manifest(path, file, source);
     // A FIFO would keep the reader waiting, a device would never end.
-    let metadata = fs::symlink_metadata(&file).map_err(failed)?;
+    let metadata = fs::symlink_metadata(file).map_err(failed)?;
     if let Some(flaw) = plain::flaw(&metadata) {
         return Err(Error::corrupt(path, MANIFEST, flaw));
     }
@@ -32,7 +50,7 @@ pub(crate) fn read_manifest(path: &Path) -> Result<(Manifest, u64)> {
         let detail = format!("{} bytes are too many for a manifest", metadata.len());
         return Err(Error::corrupt(path, MANIFEST, detail));
     }
-    let read = |again: bool| read_text(&file, again).map_err(failed);
+    let read = |again: bool| read_text(file, again).map_err(failed);
     let manifest = believe(read, |text| Ok((Manifest::parse(text, path)?, text.len())))?;
     Ok((manifest.0, manifest.1 as u64))
 }

@@ -50,6 +50,18 @@ pub enum Error {
         /// The step's directory.
         path: PathBuf,
     },
+    /// Nothing tells whether somebody is at work in a directory that is to be deleted: it has no
+    /// manifest that can be read, and the file system no locks that every host sees.
+    #[error(
+        "cannot delete {path}: {detail}, and without locks that every host sees nothing tells its \
+         files from those of a save under way"
+    )]
+    Undecided {
+        /// The step's directory.
+        path: PathBuf,
+        /// What would have told.
+        detail: String,
+    },
     /// The checkpoint was replaced or removed while it was being read.
     #[error("{path} was replaced while it was being read")]
     Replaced {
@@ -269,6 +281,9 @@ impl Error {
             }
             Error::Partial { .. } => "load another one, or pass allow_partial=True",
             Error::Protected { .. } => "unprotect it first, or pass force=True",
+            Error::Undecided { .. } => {
+                "where no save is under way on any host, remove the directory by hand"
+            }
             Error::Replaced { .. } => "read it again",
             Error::Corrupt { .. } => {
                 "load another checkpoint, or restore the file from a copy; \

@@ -10,11 +10,12 @@
 
 use std::fs::{self, TryLockError};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use penstock_io::file::locks_directories;
+use penstock_io::file_system::FileSystem;
 
 use crate::error::{Error, Result};
 use crate::progress::Progress;
@@ -29,6 +30,8 @@ const READ_RETRIES_MAX: usize = 1000;
 #[derive(Debug)]
 pub(crate) struct Lease {
     directory: fs::File,
+    /// Whether it excludes everybody who could ask for the directory alone.
+    is_seen_by_all: bool,
     /// Who took it. A forked child has the open file too, and must not give it back.
     process: u32,
 }
@@ -47,17 +50,25 @@ pub(crate) enum Exclusive {
 }
 
 impl Lease {
-    fn on(directory: fs::File) -> Lease {
-        let process = std::process::id();
-        Lease { directory, process }
+    fn on(directory: fs::File, is_seen_by_all: bool) -> Lease {
+        Lease {
+            directory,
+            is_seen_by_all,
+            process: std::process::id(),
+        }
     }
 
     /// Shares the directory with other saves; `None` if it is gone. Waits for a removal at work in
     /// it. A file system without locks does not stop a save: it leaves sweeping to an operator.
-    pub(crate) fn share(path: &Path, progress: &Progress) -> Result<Option<Lease>> {
+    pub(crate) fn share(
+        path: &Path,
+        file_system: &dyn FileSystem,
+        progress: &Progress,
+    ) -> Result<Option<Lease>> {
         let Some(directory) = open(path)? else {
             return Ok(None);
         };
+        let is_seen_by_all = file_system.locks(directory.as_fd());
         // Not a lock that waits in the kernel: that one would not notice that the caller gave up.
         loop {
             match directory.try_lock_shared() {
@@ -67,13 +78,14 @@ impl Lease {
                     std::thread::sleep(RETRY_PAUSE);
                 }
                 // Others here may get one, and believe that nobody is at work.
-                Err(TryLockError::Error(source)) if locks_directories(&directory) => {
+                Err(TryLockError::Error(source)) if is_seen_by_all => {
                     return Err(Error::storage("lock", path)(source));
                 }
                 Err(TryLockError::Error(_)) => break,
             }
         }
-        Ok(is_at(&directory, path)?.then(|| Lease::on(directory)))
+        let is_there = is_at(&directory, path)?;
+        Ok(is_there.then(|| Lease::on(directory, is_seen_by_all)))
     }
 
     /// Shares the directory for reading, so that nobody removes files meanwhile. A removal at work
@@ -84,7 +96,10 @@ impl Lease {
             let directory = open(path).ok()??;
             match directory.try_lock_shared() {
                 // Somebody may have removed it, and made a new one by that name.
-                Ok(()) if is_at(&directory, path).ok()? => return Some(Lease::on(directory)),
+                Ok(()) if is_at(&directory, path).ok()? => {
+                    // Only who removes files has to know more of it.
+                    return Some(Lease::on(directory, false));
+                }
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => std::thread::sleep(RETRY_PAUSE),
                 Err(TryLockError::Error(_)) => break,
@@ -94,16 +109,16 @@ impl Lease {
     }
 
     /// Asks for the directory alone, without waiting.
-    pub(crate) fn try_exclusive(path: &Path) -> Result<Exclusive> {
+    pub(crate) fn try_exclusive(path: &Path, file_system: &dyn FileSystem) -> Result<Exclusive> {
         let Some(directory) = open(path)? else {
             return Ok(Exclusive::Gone);
         };
-        if !locks_directories(&directory) {
+        if !file_system.locks(directory.as_fd()) {
             return Ok(Exclusive::NoLocks);
         }
         Ok(match directory.try_lock() {
             // Somebody may have removed it, and made a new one by that name.
-            Ok(()) if is_at(&directory, path)? => Exclusive::Taken(Lease::on(directory)),
+            Ok(()) if is_at(&directory, path)? => Exclusive::Taken(Lease::on(directory, true)),
             Ok(()) => Exclusive::Gone,
             Err(TryLockError::Error(_)) => Exclusive::NoLocks,
             Err(TryLockError::WouldBlock) => Exclusive::Live,
@@ -112,13 +127,13 @@ impl Lease {
 
     /// Whether it excludes everybody who could ask for the directory alone.
     pub(crate) fn is_seen_by_all(&self) -> bool {
-        locks_directories(&self.directory)
+        self.is_seen_by_all
     }
 
     /// Turns a shared lease, or one that was given back, into an exclusive one on the directory of
     /// that name, if it is certain that nobody else holds any.
     pub(crate) fn try_upgrade(&self, path: &Path) -> bool {
-        locks_directories(&self.directory)
+        self.is_seen_by_all
             && self.directory.try_lock().is_ok()
             && is_at(&self.directory, path).unwrap_or(false)
     }
@@ -159,19 +174,21 @@ fn is_at(directory: &fs::File, path: &Path) -> Result<bool> {
 
 #[cfg(test)]
 mod tests {
+    use penstock_io::file_system::Native;
+
     use super::*;
 
     #[test]
     fn shared_leases_exclude_an_exclusive_one_and_not_each_other() {
         let root = tempfile::tempdir().unwrap();
-        let first = Lease::share(root.path(), &Progress::default())
+        let first = Lease::share(root.path(), &Native, &Progress::default())
             .unwrap()
             .unwrap();
-        let second = Lease::share(root.path(), &Progress::default())
+        let second = Lease::share(root.path(), &Native, &Progress::default())
             .unwrap()
             .unwrap();
         assert!(matches!(
-            Lease::try_exclusive(root.path()).unwrap(),
+            Lease::try_exclusive(root.path(), &Native).unwrap(),
             Exclusive::Live
         ));
         assert!(!first.try_upgrade(root.path()));
@@ -179,7 +196,7 @@ mod tests {
         assert!(second.try_upgrade(root.path()));
         drop(second);
         assert!(matches!(
-            Lease::try_exclusive(root.path()).unwrap(),
+            Lease::try_exclusive(root.path(), &Native).unwrap(),
             Exclusive::Taken(_)
         ));
     }
@@ -187,14 +204,14 @@ mod tests {
     #[test]
     fn a_lease_given_back_is_given_back_by_forked_children_too() {
         let root = tempfile::tempdir().unwrap();
-        let lease = Lease::share(root.path(), &Progress::default())
+        let lease = Lease::share(root.path(), &Native, &Progress::default())
             .unwrap()
             .unwrap();
         // A child that inherits the open file keeps it open after the lease was given back.
         let inherited = lease.directory.try_clone().unwrap();
         drop(lease);
         assert!(matches!(
-            Lease::try_exclusive(root.path()).unwrap(),
+            Lease::try_exclusive(root.path(), &Native).unwrap(),
             Exclusive::Taken(_)
         ));
         drop(inherited);
@@ -203,11 +220,11 @@ mod tests {
     #[test]
     fn a_save_that_waits_for_a_removal_can_be_cancelled() {
         let root = tempfile::tempdir().unwrap();
-        let removing = Lease::try_exclusive(root.path()).unwrap();
+        let removing = Lease::try_exclusive(root.path(), &Native).unwrap();
         assert!(matches!(removing, Exclusive::Taken(_)));
         let progress = Progress::default();
         progress.cancel();
-        let waited = Lease::share(root.path(), &progress);
+        let waited = Lease::share(root.path(), &Native, &progress);
         assert!(matches!(waited, Err(Error::Interrupted)));
     }
 
@@ -215,9 +232,13 @@ mod tests {
     fn a_directory_that_is_gone_has_no_lease() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("gone");
-        assert!(Lease::share(&path, &Progress::default()).unwrap().is_none());
+        assert!(
+            Lease::share(&path, &Native, &Progress::default())
+                .unwrap()
+                .is_none()
+        );
         assert!(matches!(
-            Lease::try_exclusive(&path).unwrap(),
+            Lease::try_exclusive(&path, &Native).unwrap(),
             Exclusive::Gone
         ));
     }

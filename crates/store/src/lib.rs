@@ -19,6 +19,7 @@ mod plain;
 mod progress;
 mod protect;
 mod references;
+mod removal;
 mod reshard;
 
 pub mod checkpoint;

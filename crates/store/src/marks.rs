@@ -144,7 +144,7 @@ impl Store {
     fn lock_root(&self) -> Result<Option<Option<Lease>>> {
         let begun = Instant::now();
         loop {
-            match Lease::try_exclusive(self.root())? {
+            match Lease::try_exclusive(self.root(), self.file_system())? {
                 Exclusive::Taken(lease) => return Ok(Some(Some(lease))),
                 Exclusive::NoLocks => return Ok(Some(None)),
                 Exclusive::Gone => return Ok(None),
@@ -181,7 +181,8 @@ impl Store {
     /// Removes what writers of marks that died left behind; returns the bytes freed. Only with the
     /// lock is a file known to be a dead one's.
     pub(crate) fn sweep_marks(&self) -> Result<u64> {
-        let Ok(Exclusive::Taken(_lock)) = Lease::try_exclusive(self.root()) else {
+        let Ok(Exclusive::Taken(_lock)) = Lease::try_exclusive(self.root(), self.file_system())
+        else {
             return Ok(0);
         };
         let mut freed_bytes = 0;

@@ -32,6 +32,16 @@ pub(crate) fn temporary_part(rank: u32, attempt: &str) -> String {
     format!("part-{rank:05}.{attempt}.tmp")
 }
 
+/// A fresh name for a manifest that is taken away to delete the checkpoint of this attempt. It is one
+/// of the files of that.
+pub(crate) fn taken_manifest(attempt: &str) -> String {
+    format!("deleted-{}.{attempt}.json", draw_attempt())
+}
+
+pub(crate) fn is_taken_manifest(name: &str) -> bool {
+    name.starts_with("deleted-") && is_attempt_file(name)
+}
+
 /// A fresh name for the next version of a store's marks.
 pub(crate) fn temporary_marks() -> String {
     format!("verified.{}.tmp", draw_attempt())
@@ -105,6 +115,7 @@ pub(crate) fn attempt_of(name: &str) -> Option<&str> {
     let stem_is_ours = match stem.split('-').collect::<Vec<_>>()[..] {
         ["manifest"] => extension == "tmp",
         ["part", rank] => digits(rank) && matches!(extension, "json" | "tmp"),
+        ["deleted", drawn] => is_attempt(drawn) && extension == "json",
         ["shard", rank, index] => digits(rank) && digits(index) && extension == "safetensors",
         _ => false,
     };
@@ -125,9 +136,14 @@ mod tests {
             shard(0, 0, &attempt),
             temporary_manifest(&attempt),
             temporary_part(9, &attempt),
+            taken_manifest(&attempt),
         ] {
             assert!(is_attempt_file(&name), "{name}");
+            assert_eq!(attempt_of(&name), Some(&*attempt));
         }
+        assert!(is_taken_manifest(&taken_manifest(&attempt)));
+        assert!(!is_taken_manifest(&part(0, &attempt)));
+        assert_eq!(rank_of(&taken_manifest(&attempt)), None);
         assert_eq!(parse_step(&step_directory(7)), Some(7));
         assert_eq!(parse_step(&step_directory(u64::MAX)), Some(u64::MAX));
     }
@@ -149,6 +165,7 @@ mod tests {
             "notes.txt",
             "shard-00000-00.safetensors",
             "part-0..json",
+            "deleted-0.0123456789abcdef0123456789abcdef.json",
         ] {
             assert!(!is_attempt_file(name), "{name}");
         }

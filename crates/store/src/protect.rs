@@ -25,7 +25,7 @@ impl Store {
     /// errors.
     pub fn protect(&self, step: u64) -> Result<()> {
         let path = self.step_path(step);
-        let Some(_lease) = Lease::share(&path, &Progress::default())? else {
+        let Some(_lease) = Lease::share(&path, self.file_system(), &Progress::default())? else {
             return Err(Error::NotFound { path });
         };
         if !plain::is_there(&path.join(MANIFEST)) {
@@ -38,7 +38,14 @@ impl Store {
             .file_system()
             .create(&path.join(PROTECTED), Direct::Off)
         {
-            Ok(file) => self.file_system().change(Change::SyncData(&file))?,
+            Ok(file) => {
+                self.file_system().change(Change::SyncData(&file))?;
+                if !plain::is_there(&path.join(MANIFEST)) {
+                    // Somebody who does not see the lease deletes it.
+                    self.unprotect(step)?;
+                    return Err(Error::NotFound { path });
+                }
+            }
             // Whoever made it may have died before it was durable.
             Err(error) if error.kind() == Some(std::io::ErrorKind::AlreadyExists) => {}
             Err(error) => return Err(error.into()),

@@ -18,7 +18,7 @@ use crate::description::read_manifest;
 use crate::error::{Error, Result};
 use crate::lease::{Exclusive, Lease};
 use crate::manifest::Manifest;
-use crate::name::{MANIFEST, attempt_of, parse_step, step_directory};
+use crate::name::{MANIFEST, parse_step, step_directory};
 
 /// A directory of checkpoints. It need not exist before the first save.
 #[derive(Clone, Debug)]
@@ -153,11 +153,8 @@ impl Store {
     /// with [`io::ErrorKind::NotADirectory`] for a link, and the system's errors; called again, it
     /// goes on where it stopped.
     pub fn delete(&self, step: u64) -> Result<u64> {
-        let (path, lease) = self.take(step)?;
-        if self.is_protected(step) {
-            return Err(Error::Protected { path });
-        }
-        self.remove(&path, lease.as_ref())
+        self.delete_as(step, None, false)
+            .map(Option::unwrap_or_default)
     }
 
     /// As [`Store::delete`], also of a protected step.
@@ -165,25 +162,36 @@ impl Store {
     /// # Errors
     /// As [`Store::delete`].
     pub fn delete_protected(&self, step: u64) -> Result<u64> {
-        let (path, lease) = self.take(step)?;
-        if self.is_protected(step) {
-            self.unprotect(step)?;
-        }
-        self.remove(&path, lease.as_ref())
+        self.delete_as(step, None, true)
+            .map(Option::unwrap_or_default)
     }
 
     /// As [`Store::delete`], if the step still holds the checkpoint with this identity; tells
     /// whether it did.
     pub(crate) fn delete_checkpoint(&self, step: u64, id: &str) -> Result<bool> {
+        let removed = self.delete_as(step, Some(id), false)?;
+        Ok(removed.is_some())
+    }
+
+    /// Removes a step, only if it holds the `expected` checkpoint where one is; tells the bytes
+    /// freed, or that it does not.
+    fn delete_as(&self, step: u64, expected: Option<&str>, is_forced: bool) -> Result<Option<u64>> {
         let (path, lease) = self.take(step)?;
+        if lease.is_none() {
+            return self.remove_unlocked(step, expected, is_forced);
+        }
+        self.settle(&path)?;
         if self.is_protected(step) {
-            return Err(Error::Protected { path });
+            if !is_forced {
+                return Err(Error::Protected { path });
+            }
+            self.unprotect(step)?;
         }
-        if !read_manifest(&path).is_ok_and(|(manifest, _)| manifest.id == id) {
-            return Ok(false);
+        let is_it = |id: &str| read_manifest(&path).is_ok_and(|(manifest, _)| manifest.id == id);
+        if expected.is_some_and(|id| !is_it(id)) {
+            return Ok(None);
         }
-        self.remove(&path, lease.as_ref())?;
-        Ok(true)
+        self.remove(&path).map(Some)
     }
 
     /// Takes a step's directory for its removal. The lease is held to the end, so that no save
@@ -208,7 +216,7 @@ impl Store {
             // Retention passes over what is gone, and must not pass over a device that fails.
             Err(source) => return Err(Error::storage("delete", path)(source)),
         }
-        match Lease::try_exclusive(&path)? {
+        match Lease::try_exclusive(&path, self.file_system())? {
             Exclusive::Taken(lease) => Ok((path, Some(lease))),
             Exclusive::NoLocks => Ok((path, None)),
             Exclusive::Live => Err(refused(io::ErrorKind::ResourceBusy, path)),
@@ -216,26 +224,21 @@ impl Store {
         }
     }
 
-    /// Removes a checkpoint, and what other attempts left beside it. Without the lease one of them
-    /// may be live: then only what the manifest stands for goes.
-    fn remove(&self, path: &Path, lease: Option<&Lease>) -> Result<u64> {
-        let own = match lease {
-            Some(_) => None,
-            None => read_manifest(path).ok().map(|(manifest, _)| manifest.id),
-        };
-        let is_removed = |name: &str| own.is_none() || attempt_of(name) == own.as_deref();
+    /// Removes a checkpoint, and what other attempts left beside it: none is live, as the caller
+    /// holds the lease.
+    fn remove(&self, path: &Path) -> Result<u64> {
         // A protection that was taken away is gone before the manifest is: without it, a protected
         // step is one that lost its manifest.
         self.sync(path)?;
         let mut freed_bytes = remove_file(&path.join(MANIFEST), self.file_system())?;
         // Also where there was none: an earlier removal may have died before it was durable.
         self.sync(path)?;
-        freed_bytes += remove_attempt_files(path, self.file_system(), is_removed)?;
+        freed_bytes += remove_attempt_files(path, self.file_system(), |_| true)?;
         self.remove_if_empty(path)?;
         Ok(freed_bytes)
     }
 
-    fn remove_if_empty(&self, path: &Path) -> Result<()> {
+    pub(crate) fn remove_if_empty(&self, path: &Path) -> Result<()> {
         let removed = self.file_system.change(Change::RemoveDirectory(path));
         match removed {
             Ok(()) => self.sync(&self.root),
@@ -284,9 +287,12 @@ impl Store {
     /// Sweeps one step, or only tells what it would free.
     fn sweep_step(&self, step: u64, removes: bool) -> Result<Option<(PathBuf, u64)>> {
         let path = self.step_path(step);
-        let Exclusive::Taken(_lease) = Lease::try_exclusive(&path)? else {
+        let Exclusive::Taken(_lease) = Lease::try_exclusive(&path, self.file_system())? else {
             return Ok(None);
         };
+        if removes {
+            self.settle(&path)?;
+        }
         let referenced: HashSet<String> = match self.state(step) {
             Ok(StepState::Complete(checkpoint)) => checkpoint
                 .files()

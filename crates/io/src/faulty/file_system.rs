@@ -1,6 +1,7 @@
 //! A file system with faults.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -55,5 +56,9 @@ impl FileSystem for FaultyFileSystem {
         let changed = self.inner.change(change);
         log.end(ticket, changed.is_ok());
         changed
+    }
+
+    fn locks(&self, directory: BorrowedFd<'_>) -> bool {
+        self.inner.locks(directory)
     }
 }

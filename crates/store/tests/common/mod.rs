@@ -12,6 +12,7 @@ pub mod forge;
 pub mod hook;
 pub mod ledger;
 pub mod saver;
+pub mod unlocked;
 
 use std::collections::HashMap;
 use std::fs;

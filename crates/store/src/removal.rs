@@ -1,0 +1,217 @@
+//! Removing a checkpoint where another host may be at work whose lease nobody here sees.
+//!
+//! Only what is provably dead goes: the files of the one checkpoint whose manifest was taken away,
+//! since whoever saved that has published it and writes to them no more. Files of other attempts may
+//! be of a live one.
+//!
+//! 1. The manifest is renamed to a name that says which checkpoint is meant by it
+//!    (`deleted-….ATTEMPT.json`). Of several hosts one gets it.
+//! 2. Only then it is known what was taken. If another save has put its own there in between, it is
+//!    put back by a link, which replaces nothing; until then readers take it for the manifest that it
+//!    is ([`misplaced`]), so whoever dies here has taken nothing from anybody.
+//! 3. The directory is synced, the files of the checkpoint are removed, and that is synced; what was
+//!    taken goes last. Whoever finds it before goes on with the removal ([`Store::settle`]).
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use penstock_io::file_system::Change;
+
+use crate::commit::{attempt_files, link_new, remove_attempt_files, remove_file};
+use crate::description::read_manifest;
+use crate::error::{Error, Result};
+use crate::manifest::Manifest;
+use crate::name::{self, MANIFEST, attempt_of};
+use crate::plain;
+use crate::store::Store;
+
+/// How often others may be faster at deleting the same checkpoint.
+const TURNS_MAX: usize = 16;
+
+/// A manifest that a deletion has taken away.
+struct Taken {
+    file: PathBuf,
+    /// The checkpoint that was to be deleted.
+    meant: String,
+    /// The one whose manifest it is; `None` where it cannot be made out.
+    found: Option<String>,
+}
+
+impl Taken {
+    /// Whether it is what was to be taken.
+    fn is_meant(&self) -> bool {
+        self.found.as_ref() == Some(&self.meant)
+    }
+
+    /// Whether it is another's.
+    fn is_misplaced(&self) -> bool {
+        self.found.is_some() && !self.is_meant()
+    }
+}
+
+/// The manifest of a checkpoint that a deletion has taken by mistake, if there is one.
+pub(crate) fn misplaced(path: &Path) -> Option<PathBuf> {
+    let mut taken = all_taken(path).ok()?.into_iter();
+    taken.find(Taken::is_misplaced).map(|taken| taken.file)
+}
+
+/// What deletions have taken away and neither finished nor put back.
+fn all_taken(path: &Path) -> Result<Vec<Taken>> {
+    let is_taken = |name: &str| name::is_taken_manifest(name);
+    let mut all = Vec::new();
+    for (file, _) in attempt_files(path, is_taken)? {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let meant = attempt_of(&name).unwrap_or_default().to_owned();
+        let found = id_of(&file, path);
+        all.push(Taken { file, meant, found });
+    }
+    Ok(all)
+}
+
+fn id_of(file: &Path, path: &Path) -> Option<String> {
+    let text = plain::read(file).ok()?;
+    Manifest::parse(&text, path)
+        .ok()
+        .map(|manifest| manifest.id)
+}
+
+impl Store {
+    /// Removes the checkpoint of a step, and nothing else; with `expected`, only if it is that one.
+    /// Tells the bytes freed, or that another one is in its place.
+    ///
+    /// # Errors
+    /// [`Error::Undecided`] where nothing tells which files are dead, [`Error::Protected`] unless
+    /// `is_forced`, and the system's errors.
+    pub(crate) fn remove_unlocked(
+        &self,
+        step: u64,
+        expected: Option<&str>,
+        is_forced: bool,
+    ) -> Result<Option<u64>> {
+        let path = self.step_path(step);
+        let mut freed_bytes = self.settle(&path)?;
+        for _ in 0..TURNS_MAX {
+            let Some(id) = self.committed(&path, freed_bytes)? else {
+                self.remove_if_empty(&path)?;
+                return Ok(Some(freed_bytes));
+            };
+            if expected.is_some_and(|expected| expected != id) {
+                return Ok(None);
+            }
+            if self.is_protected(step) {
+                if !is_forced {
+                    return Err(Error::Protected { path });
+                }
+                self.unprotect(step)?;
+            }
+            // A protection that was taken away is gone before the manifest is.
+            self.sync(&path)?;
+            let Some(taken) = self.take_manifest(&path, id)? else {
+                freed_bytes += self.settle(&path)?;
+                continue;
+            };
+            let is_protected = self.is_protected(step);
+            if is_protected || !taken.is_meant() {
+                self.put_back(&path, &taken)?;
+                return match (is_protected, expected) {
+                    (true, _) => Err(Error::Protected { path }),
+                    (false, Some(_)) => Ok(None),
+                    (false, None) => Err(busy(path)),
+                };
+            }
+            freed_bytes += self.finish(&path, &taken)?;
+            self.remove_if_empty(&path)?;
+            return Ok(Some(freed_bytes));
+        }
+        Err(busy(path))
+    }
+
+    /// Goes on with what deletions began that died, or puts back what they took by mistake; returns
+    /// the bytes freed.
+    pub(crate) fn settle(&self, path: &Path) -> Result<u64> {
+        let mut freed_bytes = 0;
+        for taken in all_taken(path)? {
+            if taken.is_meant() {
+                // It may have been taken and not be durable.
+                freed_bytes += self.finish(path, &taken)?;
+            } else if taken.is_misplaced() {
+                self.put_back(path, &taken)?;
+            }
+        }
+        Ok(freed_bytes)
+    }
+
+    /// The checkpoint that is to be removed; `None` where there is none, and nothing left of one.
+    fn committed(&self, path: &Path, freed_bytes: u64) -> Result<Option<String>> {
+        let undecided = |detail: String| Error::Undecided {
+            path: path.to_owned(),
+            detail,
+        };
+        match read_manifest(path) {
+            Ok((manifest, _)) => Ok(Some(manifest.id)),
+            Err(Error::Incomplete { .. } | Error::NotFound { .. } | Error::Store { .. }) => {
+                let is_left = !attempt_files(path, |_| true)?.is_empty();
+                match is_left && freed_bytes == 0 {
+                    true => Err(undecided(format!("it has no {MANIFEST}"))),
+                    false => Ok(None),
+                }
+            }
+            Err(Error::Corrupt { detail, .. }) => Err(undecided(format!(
+                "its {MANIFEST} cannot be read ({detail})"
+            ))),
+            Err(Error::Version { found, .. }) => Err(undecided(format!(
+                "its {MANIFEST} has format version {found}"
+            ))),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes the manifest away; `None` where somebody else has.
+    fn take_manifest(&self, path: &Path, id: String) -> Result<Option<Taken>> {
+        let file = path.join(name::taken_manifest(&id));
+        let (from, to) = (&*path.join(MANIFEST), file.as_path());
+        match self.file_system().change(Change::Rename { from, to }) {
+            Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Ok(None),
+            Err(error) => Err(error.into()),
+            Ok(()) => Ok(Some(Taken {
+                found: id_of(&file, path),
+                meant: id,
+                file,
+            })),
+        }
+    }
+
+    /// Puts a manifest back that was another's, unless a newer one has taken the place since.
+    fn put_back(&self, path: &Path, taken: &Taken) -> Result<()> {
+        match link_new(self.file_system(), &taken.file, &path.join(MANIFEST)) {
+            Ok(()) => self.sync(path)?,
+            Err(error) => match error.kind() {
+                // Somebody else has put it back.
+                Some(io::ErrorKind::NotFound) => return Ok(()),
+                Some(io::ErrorKind::AlreadyExists) => self.sync(path)?,
+                _ => return Err(error.into()),
+            },
+        }
+        remove_file(&taken.file, self.file_system()).map(drop)
+    }
+
+    /// Removes the files of a checkpoint whose manifest was taken away, and that last.
+    fn finish(&self, path: &Path, taken: &Taken) -> Result<u64> {
+        self.sync(path)?;
+        let is_of_it =
+            |name: &str| attempt_of(name) == Some(&*taken.meant) && !name::is_taken_manifest(name);
+        let mut freed_bytes = remove_attempt_files(path, self.file_system(), is_of_it)?;
+        // Without it, nothing would tell any more that what a crash brings back is dead.
+        self.sync(path)?;
+        freed_bytes += remove_file(&taken.file, self.file_system())?;
+        Ok(freed_bytes)
+    }
+}
+
+fn busy(path: PathBuf) -> Error {
+    Error::Storage {
+        operation: "delete",
+        path,
+        source: io::ErrorKind::ResourceBusy.into(),
+    }
+}

@@ -1,0 +1,316 @@
+//! Deletion where nobody sees everybody's locks: only what is provably dead goes, whatever other
+//! hosts do meanwhile, and wherever the deletion dies.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use common::unlocked::Unlocked;
+use common::{Sample, forge, names, target};
+use penstock_store::options::Options;
+use penstock_store::save::{Attempt, Target, commit, save, write_rank};
+use penstock_store::store::{StepState, Store};
+use penstock_store::{Error, MANIFEST, Progress, Result};
+
+/// More changes than any deletion here makes.
+const CHANGES_MAX: usize = 30;
+
+/// A step of the other host, and this one's view of it.
+struct Shared {
+    root: tempfile::TempDir,
+    here: Arc<Unlocked>,
+    store: Store,
+}
+
+impl Shared {
+    fn new() -> Shared {
+        let root = tempfile::tempdir().unwrap();
+        let here = Unlocked::host();
+        let store = Store::new(root.path()).with_file_system(here.clone());
+        save_elsewhere(root.path(), 1, 1, false).unwrap();
+        Shared { root, here, store }
+    }
+
+    fn id(&self) -> String {
+        self.store.identity(1).unwrap().unwrap()
+    }
+
+    fn assert_holds(&self, seed: u64) {
+        sample(seed).assert_at(&self.store.step_path(1));
+    }
+
+    fn elsewhere(&self) -> Store {
+        Store::new(self.root.path()).with_file_system(Unlocked::host())
+    }
+}
+
+fn sample(seed: u64) -> Sample {
+    Sample::seeded_sizes(seed, &[700, 40])
+}
+
+fn step_target(root: &Path, step: u64, overwrite: bool) -> Target {
+    Target {
+        step: Some(step),
+        overwrite,
+        ..target(&Store::new(root).step_path(step))
+    }
+}
+
+fn options_elsewhere() -> Options {
+    Options {
+        file_system: Unlocked::host(),
+        io_threads: Some(1),
+        ..Options::default()
+    }
+}
+
+fn save_elsewhere(root: &Path, step: u64, seed: u64, overwrite: bool) -> Result<()> {
+    let (state, target) = (sample(seed).state(), step_target(root, step, overwrite));
+    save(state, &target, &options_elsewhere(), &Progress::default()).map(drop)
+}
+
+/// An attempt of another host that has written all it has, and has not published.
+fn written(root: &Path, overwrite: bool) -> impl FnOnce() -> Result<()> {
+    let (target, options) = (step_target(root, 1, overwrite), options_elsewhere());
+    let (file_system, progress) = (Arc::clone(&options.file_system), Progress::default());
+    let begun = Attempt::begin(&target.path, overwrite, &file_system, &progress);
+    let mut attempt = begun.unwrap();
+    let state = sample(2).state();
+    let part = write_rank(&mut attempt, 0, state, &options, &progress).unwrap();
+    move || commit(attempt, &target, vec![part.part]).map(drop)
+}
+
+fn assert_busy<T: std::fmt::Debug>(result: Result<T>) {
+    let Err(error) = result else {
+        panic!("what may be live was removed: {result:?}")
+    };
+    let Error::Undecided { .. } = error else {
+        panic!("{error:?}")
+    };
+    assert!(error.remedy().contains("remove the directory"), "{error}");
+}
+
+#[test]
+fn files_of_attempts_that_may_be_live_stay() {
+    let root = tempfile::tempdir().unwrap();
+    let commit = written(root.path(), false);
+    let store = Store::new(root.path()).with_file_system(Unlocked::host());
+    let before = names(&store.step_path(1));
+    assert_busy(store.delete(1));
+    assert_busy(store.delete_protected(1));
+    assert_eq!(names(&store.step_path(1)), before);
+    commit().unwrap();
+    sample(2).assert_at(&store.step_path(1));
+}
+
+#[test]
+fn what_a_manifest_does_not_tell_stays() {
+    let harms: [fn(&Path); 2] = [
+        |manifest| fs::write(manifest, "{}").unwrap(),
+        |manifest| {
+            let text = fs::read_to_string(manifest).unwrap();
+            fs::write(manifest, text.replace("\"version\":1", "\"version\":9")).unwrap();
+        },
+    ];
+    for harm in harms {
+        let shared = Shared::new();
+        let commit = written(shared.root.path(), true);
+        harm(&shared.store.step_path(1).join(MANIFEST));
+        let before = names(&shared.store.step_path(1));
+        assert_busy(shared.store.delete(1));
+        assert_eq!(names(&shared.store.step_path(1)), before);
+        commit().unwrap();
+        shared.assert_holds(2);
+    }
+}
+
+#[test]
+fn a_deletion_removes_its_checkpoint_and_nothing_else() {
+    let shared = Shared::new();
+    let commit = written(shared.root.path(), true);
+    let id = shared.id();
+    let path = shared.store.step_path(1);
+    assert!(shared.store.delete(1).unwrap() > 0);
+    let left = names(&path);
+    assert!(!left.is_empty() && left.iter().all(|name| !name.contains(&id)));
+    commit().unwrap();
+    shared.assert_holds(2);
+    assert!(shared.store.delete(1).unwrap() > 0);
+    assert!(!path.exists(), "{:?}", names(&path));
+    assert!(matches!(
+        shared.store.delete(1),
+        Err(Error::NotFound { .. })
+    ));
+}
+
+/// Whenever another host's save is acknowledged while a deletion is at work, it is there.
+#[test]
+fn a_save_that_is_acknowledged_meanwhile_stays() {
+    type Delete = fn(&Shared) -> Result<()>;
+    let deletes: [Delete; 3] = [
+        |shared| shared.store.delete(1).map(drop),
+        |shared| shared.store.delete_protected(1).map(drop),
+        |shared| {
+            // What another one has in its place is not deleted for it.
+            save_elsewhere(shared.root.path(), 2, 9, false)?;
+            let doomed = [(1, shared.id())];
+            shared.store.retire(&doomed).map(drop)
+        },
+    ];
+    for delete in deletes {
+        for overwrite in [true, false] {
+            let mut runs = 0;
+            for nth in 1..CHANGES_MAX {
+                let shared = Shared::new();
+                let root = shared.root.path().to_owned();
+                let (sender, saved) = std::sync::mpsc::channel();
+                shared.here.meanwhile(nth, move || {
+                    drop(sender.send(save_elsewhere(&root, 1, 2, overwrite)));
+                });
+                let deleted = delete(&shared);
+                let Ok(saved) = saved.try_recv() else {
+                    break;
+                };
+                runs += 1;
+                let what = format!("overwrite {overwrite}, change {nth}: {deleted:?}");
+                match saved {
+                    Ok(()) => {
+                        assert!(matches!(shared.store.state(1), Ok(StepState::Complete(_))));
+                        shared.assert_holds(2);
+                    }
+                    Err(Error::Exists { .. }) => {}
+                    // It had nothing there yet: nobody was told that it was saved.
+                    Err(error) => panic!("{what}: {}", error.full_message()),
+                }
+            }
+            assert!((5..CHANGES_MAX - 1).contains(&runs), "{runs}");
+        }
+    }
+}
+
+/// Only what was begun goes on: by the next deletion of whatever host.
+#[test]
+fn a_deletion_that_died_is_finished_by_the_next() {
+    for nth in 1..CHANGES_MAX {
+        let shared = Shared::new();
+        shared.here.die(nth);
+        let result = shared.store.delete(1);
+        if !shared.here.is_done() {
+            result.unwrap();
+            assert!(nth > 5, "{nth}");
+            return;
+        }
+        let elsewhere = shared.elsewhere();
+        match elsewhere.delete(1) {
+            Ok(_) | Err(Error::NotFound { .. }) => {}
+            Err(error) => panic!("after change {nth}: {}", error.full_message()),
+        }
+        let path = elsewhere.step_path(1);
+        assert!(!path.exists(), "after change {nth}: {:?}", names(&path));
+    }
+    panic!("a deletion has an end")
+}
+
+/// The worst of both: what a deletion took was another's, and it dies before it puts that back.
+#[test]
+fn what_a_dead_deletion_took_by_mistake_is_there_all_the_same() {
+    let mut mistakes = 0;
+    for taken in 1..CHANGES_MAX {
+        for nth in taken..CHANGES_MAX {
+            let shared = Shared::new();
+            let root = shared.root.path().to_owned();
+            shared.here.meanwhile(taken, move || {
+                save_elsewhere(&root, 1, 2, true).unwrap();
+            });
+            shared.here.die(nth);
+            let _ = shared.store.delete(1);
+            if !shared.here.is_done() {
+                break;
+            }
+            let path = shared.store.step_path(1);
+            mistakes += usize::from(!path.join(MANIFEST).exists());
+            shared.assert_holds(2);
+            let again = save_elsewhere(shared.root.path(), 1, 3, false);
+            assert!(matches!(again, Err(Error::Exists { .. })), "{again:?}");
+            // A host whose locks are seen by all sweeps what is dead.
+            Store::new(shared.root.path()).sweep().unwrap();
+            shared.assert_holds(2);
+            assert!(shared.elsewhere().delete(1).unwrap() > 0);
+            assert!(!path.exists(), "{:?}", names(&path));
+        }
+    }
+    assert!(mistakes > 0, "no deletion took another's manifest");
+}
+
+#[test]
+fn a_protection_that_comes_meanwhile_holds() {
+    let mut kept = 0;
+    for nth in 1..CHANGES_MAX {
+        let shared = Shared::new();
+        let elsewhere = shared.elsewhere();
+        let (sender, protected) = std::sync::mpsc::channel();
+        shared.here.meanwhile(nth, move || {
+            drop(sender.send(elsewhere.protect(1)));
+        });
+        let deleted = shared.store.delete(1);
+        let Ok(protected) = protected.try_recv() else {
+            break;
+        };
+        if protected.is_ok() {
+            assert!(
+                matches!(deleted, Err(Error::Protected { .. })),
+                "{deleted:?}"
+            );
+            shared.assert_holds(1);
+            kept += 1;
+        }
+    }
+    assert!(kept > 0);
+}
+
+/// A directory without a file is nobody's data; a save that has made it makes it again.
+#[test]
+fn a_save_survives_the_removal_of_its_empty_directory() {
+    let mut removed = 0;
+    for nth in 1..CHANGES_MAX {
+        let root = tempfile::tempdir().unwrap();
+        let target = step_target(root.path(), 1, false);
+        let here = Unlocked::host();
+        let options = Options {
+            file_system: here.clone(),
+            ..options_elsewhere()
+        };
+        let elsewhere = Store::new(root.path()).with_file_system(Unlocked::host());
+        let path = target.path.clone();
+        let (sender, deleted) = std::sync::mpsc::channel();
+        here.meanwhile(nth, move || {
+            let had_manifest = path.join(MANIFEST).exists();
+            drop(sender.send((had_manifest, elsewhere.delete(1))));
+        });
+        let saved = save(sample(1).state(), &target, &options, &Progress::default());
+        let Ok((had_manifest, deleted)) = deleted.try_recv() else {
+            break;
+        };
+        // What was published is a checkpoint that may be deleted.
+        if !had_manifest {
+            saved.unwrap();
+            sample(1).assert_at(&target.path);
+            removed += usize::from(deleted.is_ok());
+        }
+    }
+    assert!(removed > 0, "no deletion found the directory empty");
+}
+
+#[test]
+fn a_sweep_removes_nothing_there() {
+    let shared = Shared::new();
+    let commit = written(shared.root.path(), true);
+    let before = names(&shared.store.step_path(1));
+    assert_eq!(shared.store.sweep().unwrap(), Vec::new());
+    assert_eq!(names(&shared.store.step_path(1)), before);
+    commit().unwrap();
+    shared.assert_holds(2);
+    assert!(forge::shard_path(&shared.store.step_path(1)).is_file());
+}
