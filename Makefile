@@ -17,7 +17,8 @@ FUZZ_ARGS := -timeout=10 -dict=fuzz/format.dict
 TORTURE_CUTS ?= 500
 TORTURE_KILLS ?= 1000
 TORTURE_FLIPS ?= 10000
-TORTURE_TESTS := --test crash --test every_step --test power_cut --test kill --test flips
+TORTURE_TESTS := --test crash --test every_step --test power_cut --test kill --test flips \
+	--test verdicts
 TORTURE_SEED ?= $(shell date +%s)
 # Further arguments for pytest, as in: make test-python PYTEST_ARGS='-k resume -x'
 PYTEST_ARGS ?=
@@ -136,7 +137,7 @@ torture: toolchain ## Cut the power 500 times on ext4 and XFS, kill 1000 savers,
 			echo "missing: $$tool; power cuts that take it will be skipped" >&2; \
 	done
 	cargo test --locked --release -p penstock-store $(TORTURE_TESTS) --no-run
-	PENSTOCK_TORTURE_STRIDE=1 PENSTOCK_TORTURE_STATES=60 \
+	PENSTOCK_TORTURE_STRIDE=1 PENSTOCK_TORTURE_STATES=60 PENSTOCK_TORTURE_DRAWS=8 \
 	PENSTOCK_TORTURE_CUTS=$(TORTURE_CUTS) PENSTOCK_TORTURE_KILLS=$(TORTURE_KILLS) \
 		PENSTOCK_TORTURE_FLIPS=$(TORTURE_FLIPS) PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
 		cargo test --locked --release -p penstock-store $(TORTURE_TESTS) -- \

@@ -137,7 +137,7 @@ fn step_target(store: &Store, step: u64, overwrite: bool) -> Target {
 #[track_caller]
 fn check(root: &Path, notes: &[Note], what: &str) -> BTreeMap<u64, Vec<u64>> {
     let expected = Expected::after(notes);
-    let held = expected.check(&Store::new(root), &samples());
+    let held = expected.check(&Store::new(root), &samples(), &Options::default());
     held.unwrap_or_else(|violation| panic!("{what}: {violation}"))
 }
 

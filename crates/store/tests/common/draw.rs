@@ -13,11 +13,14 @@ use super::{Rng, engines};
 pub fn options(random: &mut Rng, directory: &Path) -> Options {
     let mut engines = engines().to_vec();
     engines.push(EngineChoice::Auto);
-    let mut direct = vec![Direct::Auto, Direct::Off];
-    direct.extend(can_be_direct(directory).then_some(Direct::On));
+    // The same draws wherever it is; what cannot be there is left to choose.
+    let direct = match one_of(random, &[Direct::Auto, Direct::Off, Direct::On]) {
+        Direct::On if !can_be_direct(directory) => Direct::Auto,
+        direct => direct,
+    };
     Options {
         engine: one_of(random, &engines),
-        direct: one_of(random, &direct),
+        direct,
         queue_depth: one_of(random, &[None, Some(1), Some(2), Some(64)]),
         extent_bytes: one_of(random, &[None, Some(1 << 20), Some(3 << 20)]),
         io_threads: one_of(random, &[None, Some(1), Some(2), Some(5)]),

@@ -7,10 +7,14 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use penstock_io::faulty::crash::{Image, states};
+use penstock_store::Progress;
+use penstock_store::checkpoint::Checkpoint;
+use penstock_store::options::Options;
+use penstock_store::save::{Target, save};
 use penstock_store::store::Store;
 
 use crate::common::expect::{Expected, Note};
-use crate::common::{Sample, names};
+use crate::common::{Sample, names, target};
 use crate::scenario::World;
 
 /// How far to go.
@@ -43,8 +47,9 @@ const VIOLATIONS_MAX: usize = 5;
 pub(crate) fn explore(world: &World, limits: Limits) -> Found {
     let mut explorer = Explorer::new(world);
     let mut found = Found::default();
+    let notes = world.notes();
     for position in world.begun..=world.log.position() {
-        let made = world.notes.iter().filter(|(at, _)| *at <= position);
+        let made = notes.iter().filter(|(at, _)| *at <= position);
         let expected = Expected::after(made.map(|(_, note)| note));
         let mut visit = |image: &Image| {
             if let Err(violation) = explorer.look_at(image, &expected) {
@@ -94,6 +99,7 @@ struct Explorer {
     store_path: PathBuf,
     samples: HashMap<u64, Sample>,
     after: Sample,
+    options: Options,
     seen: HashSet<u64>,
     recovered: HashSet<u64>,
 }
@@ -119,8 +125,8 @@ fn hash(value: impl Hash) -> u64 {
 
 impl Explorer {
     fn new(world: &World) -> Explorer {
-        let seeds = world.notes.iter().flat_map(|(_, note)| match note {
-            Note::Saving(_, seeds) => seeds.clone(),
+        let seeds = world.notes().into_iter().flat_map(|(_, note)| match note {
+            Note::Saving(_, seeds) => seeds,
             _ => Vec::new(),
         });
         Explorer {
@@ -130,6 +136,7 @@ impl Explorer {
             store_path: world.store_path(),
             samples: seeds.map(|seed| (seed, world.sample(seed))).collect(),
             after: world.sample(99),
+            options: world.reading(),
             seen: HashSet::new(),
             recovered: HashSet::new(),
         }
@@ -143,7 +150,7 @@ impl Explorer {
         image.materialise(root, &self.laid_out).unwrap();
         self.laid_out = image.clone();
         let store = Store::new(root.join(&self.store_path));
-        let held = expected.check(&store, &self.samples)?;
+        let held = expected.check(&store, &self.samples, &self.options)?;
         // What recovery does depends on names and on what is complete, not on the bytes of the rest.
         let paths: Vec<&PathBuf> = image.entries.keys().collect();
         if self.recovered.insert(hash((paths, &held, expected))) {
@@ -177,14 +184,14 @@ impl Explorer {
         held: &BTreeMap<u64, Vec<u64>>,
     ) -> Result<(), String> {
         store.sweep().map_err(|error| error.full_message())?;
-        let after = expected.check(store, &self.samples)?;
+        let after = expected.check(store, &self.samples, &self.options)?;
         if after != *held {
             return Err(format!("a sweep made {after:?} of {held:?}"));
         }
         for step in store.steps().map_err(|error| error.full_message())? {
             let path = store.step_path(step);
             let ranks = held.get(&step).map_or(0, Vec::len);
-            let referenced = match penstock_store::checkpoint::Checkpoint::open(&path) {
+            let referenced = match Checkpoint::open(&path) {
                 Ok(checkpoint) => checkpoint.files().len(),
                 Err(error) => return Err(format!("after a sweep: {}", error.full_message())),
             };
@@ -195,11 +202,18 @@ impl Explorer {
         }
         for &step in expected.steps.keys() {
             let path = store.step_path(step);
-            let saved = self.after.save_step(&path, Some(step), true);
+            let target = Target {
+                step: Some(step),
+                overwrite: true,
+                ..target(&path)
+            };
+            let state = self.after.state();
+            let saved = save(state, &target, &self.options, &Progress::default());
             saved.map_err(|error| format!("the next save: {}", error.full_message()))?;
             self.after.assert_at(&path);
+            let saved = Checkpoint::open(&path).unwrap();
             let left = files(&path);
-            if left.len() != 3 {
+            if left.len() != saved.files().len() {
                 return Err(format!("the next save of step {step} leaves {left:?}"));
             }
         }

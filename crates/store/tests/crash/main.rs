@@ -18,6 +18,7 @@ mod scenario;
 
 use std::sync::Arc;
 
+use common::Rng;
 use explore::{Limits, explore};
 use mutate::{Mutant, Mutation, Step, step};
 use penstock_store::{Error, Result};
@@ -31,9 +32,14 @@ const EVERY_STATE: Limits = Limits {
     stop_at_violation: false,
 };
 
-/// Runs a scenario, mutated or not.
-fn run(scenario: &Scenario, mutation: Option<Mutation>) -> Result<World> {
-    let mut world = World::new(Arc::new(Mutant::default()));
+/// What all options are drawn from.
+fn seed() -> u64 {
+    common::number("PENSTOCK_TORTURE_SEED", 0x5eed)
+}
+
+/// Runs a scenario, mutated or not, with the next options that are drawn.
+fn run(scenario: &Scenario, mutation: Option<Mutation>, random: &mut Rng) -> Result<World> {
+    let mut world = World::new(Arc::new(Mutant::default()), random);
     (scenario.set_up)(&mut world).expect("the set-up is not mutated");
     world.begin();
     if let Some(mutation) = mutation {
@@ -49,8 +55,13 @@ fn run(scenario: &Scenario, mutation: Option<Mutation>) -> Result<World> {
 
 #[test]
 fn no_cut_breaks_a_small_scenario() {
-    for scenario in SCENARIOS {
-        let world = run(scenario, None);
+    let mut random = Rng::new(seed());
+    let draws = common::number("PENSTOCK_TORTURE_DRAWS", 1);
+    let each = SCENARIOS
+        .iter()
+        .flat_map(|scenario| (0..draws).map(move |_| scenario));
+    for scenario in each {
+        let world = run(scenario, None, &mut random);
         let world = world.unwrap_or_else(|e| panic!("{}: {}", scenario.name, e.full_message()));
         let limits = match scenario.states {
             States::Every => EVERY_STATE,
@@ -69,7 +80,9 @@ fn no_cut_breaks_a_small_scenario() {
             found.distinct,
             found.violations.len()
         );
-        assert_eq!(found.violations, Vec::<String>::new(), "{}", scenario.name);
+        let options = &world.options;
+        let what = format!("{} with {options:?}", scenario.name);
+        assert_eq!(found.violations, Vec::<String>::new(), "{what}");
     }
 }
 
@@ -77,10 +90,11 @@ fn no_cut_breaks_a_small_scenario() {
 /// late and in any order: too many states for all of them.
 #[test]
 fn no_cut_of_a_sample_breaks_a_large_scenario() {
-    let seed = common::number("PENSTOCK_TORTURE_SEED", 0x5eed);
+    let seed = seed();
     let states_per_moment = common::number("PENSTOCK_TORTURE_STATES", 6);
+    let mut random = Rng::new(seed);
     for &engine in common::engines() {
-        let mut world = World::large(engine, seed);
+        let mut world = World::large(engine, seed, &mut random);
         world.save(1, 1, false).unwrap();
         world.begin();
         world.save(2, 2, false).unwrap();
@@ -96,8 +110,8 @@ fn no_cut_of_a_sample_breaks_a_large_scenario() {
         };
         let found = explore(&world, limits);
         eprintln!(
-            "large, {engine}: {} moments, {} states, seed {seed:#x}",
-            found.moments, found.states
+            "large, {:?}: {} moments, {} states, seed {seed:#x}",
+            world.options, found.moments, found.states
         );
         assert_eq!(found.violations, Vec::<String>::new(), "{engine}");
     }
@@ -113,6 +127,7 @@ const REFUSED: Mutation = Mutation::Late {
 fn mutants() -> Vec<(&'static str, Mutation)> {
     let mut mutants = mutants_of_names();
     mutants.extend(mutants_of_saves());
+    mutants.extend(mutants_without_locks());
     mutants
 }
 
@@ -216,17 +231,38 @@ fn mutants_of_names() -> Vec<(&'static str, Mutation)> {
         ("mark as damaged", Skip(store)),
         ("protect", Skip(last_sync)),
         ("unprotect", Skip(first_sync)),
+        ("scrub beside damage", Mutation::Unread),
+    ]
+}
+
+/// Deletions where nobody sees everybody's locks.
+fn mutants_without_locks() -> Vec<(&'static str, Mutation)> {
+    use Mutation::Skip;
+    let removed = step("remove data", 1);
+    let (taken_is_synced, put_back) = (step("sync step", 2), step("put back", 1));
+    vec![
+        ("delete without locks", Skip(taken_is_synced)),
+        ("delete without locks", Skip(step("sync store", 1))),
+        ("delete without locks", late(taken_is_synced, removed)),
+        (
+            "retention without locks",
+            late(step("sync step", 5), removed),
+        ),
+        // The save that comes in between has syncs of its own.
+        ("delete beside an overwrite", Skip(put_back)),
+        ("delete beside an overwrite", Skip(step("sync step", 4))),
     ]
 }
 
 #[test]
 fn every_mutant_is_caught() {
     let mut survivors = Vec::new();
+    let mut random = Rng::new(seed());
     let mutants = mutants();
     for (name, mutation) in &mutants {
         let scenario = SCENARIOS.iter().find(|scenario| scenario.name == *name);
         let scenario = scenario.unwrap_or_else(|| panic!("there is no scenario {name:?}"));
-        let world = match run(scenario, Some(*mutation)) {
+        let world = match run(scenario, Some(*mutation), &mut random) {
             Ok(world) => world,
             Err(Error::Storage { operation, .. }) if *mutation == REFUSED => {
                 assert_eq!(operation, "publish", "{name}: {mutation}");
@@ -247,7 +283,7 @@ fn every_mutant_is_caught() {
         });
         match violation {
             Some(violation) => eprintln!("{name}: {mutation}: {violation}"),
-            None => survivors.push(format!("{name}: {mutation}")),
+            None => survivors.push(format!("{name}: {mutation}, {:?}", world.options)),
         }
     }
     eprintln!("{} mutants, {} survive", mutants.len(), survivors.len());
@@ -291,17 +327,19 @@ fn no_cut_breaks_what_goes_on_after_a_death() {
         "delete",
         "mark",
         "unprotect",
+        "delete without locks",
     ];
     // Every so many of them, unless there is time for all.
     let stride = common::number("PENSTOCK_TORTURE_STRIDE", 9);
     let (mut counted, mut runs, mut states, mut violations) = (0, 0, 0, Vec::new());
+    let mut random = Rng::new(seed());
     for scenario in SCENARIOS
         .iter()
         .filter(|scenario| dying.contains(&scenario.name))
     {
         for (next, call) in NEXT {
             for nth in 1.. {
-                let mut world = World::in_memory(Arc::new(Mutant::default()));
+                let mut world = World::in_memory(Arc::new(Mutant::default()), &mut random);
                 (scenario.set_up)(&mut world).unwrap();
                 world.mutant.die(nth);
                 let _ = (scenario.run)(&mut world);

@@ -2,7 +2,9 @@
 
 use std::fmt;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use penstock_io::file::{Direct, File};
@@ -32,6 +34,8 @@ pub(crate) enum Mutation {
     Late { held: Step, after: Step },
     /// This change and all later ones fail: the process is dead, or the disk is.
     Die(usize),
+    /// A verdict is given without a look at the bytes.
+    Unread,
 }
 
 impl fmt::Display for Step {
@@ -46,6 +50,7 @@ impl fmt::Display for Mutation {
             Mutation::Skip(step) => write!(f, "without {step}"),
             Mutation::Late { held, after } => write!(f, "{held} after {after}"),
             Mutation::Die(nth) => write!(f, "dead from change {nth} on"),
+            Mutation::Unread => f.write_str("a verdict without a look"),
         }
     }
 }
@@ -60,20 +65,33 @@ enum Held {
     Remove(PathBuf),
 }
 
-#[derive(Debug, Default)]
+/// What somebody else does.
+type Call = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
 struct State {
     mutation: Option<Mutation>,
     /// A step that fails with this error, in a scenario of its own or beside the mutation.
     failing: Option<(Step, i32)>,
+    /// What happens right before a step.
+    meanwhile: Option<(Step, Call)>,
     seen: Vec<&'static str>,
     held: Option<Held>,
     is_done: bool,
 }
 
 /// Breaks the protocol once it is armed.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Mutant {
     state: Mutex<State>,
+    /// Whether locks do not reach everybody, as on a network file system.
+    is_unlocked: AtomicBool,
+}
+
+impl fmt::Debug for Mutant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Mutant")
+    }
 }
 
 impl Mutant {
@@ -101,6 +119,29 @@ impl Mutant {
         self.arm(Mutation::Die(nth));
     }
 
+    /// Has somebody else do something right before a step.
+    pub(crate) fn meanwhile(
+        &self,
+        (kind, nth): (&'static str, usize),
+        call: impl FnOnce() + Send + 'static,
+    ) {
+        let mut state = self.state.lock().unwrap();
+        state.meanwhile = Some((step(kind, nth), Box::new(call)));
+    }
+
+    /// From here on nobody sees everybody's locks.
+    pub(crate) fn unlock(&self) {
+        self.is_unlocked.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a verdict is to be given without a look.
+    pub(crate) fn is_unread(&self) -> bool {
+        let mut state = self.state.lock().unwrap();
+        let is_unread = state.mutation == Some(Mutation::Unread);
+        state.is_done |= is_unread;
+        is_unread
+    }
+
     /// Lets everything work again.
     pub(crate) fn revive(&self) {
         *self.state.lock().unwrap() = State::default();
@@ -112,6 +153,11 @@ impl Mutant {
         state.seen.push(kind);
         let nth = state.seen.iter().filter(|seen| **seen == kind).count();
         let now = step(kind, nth);
+        if let Some((_, call)) = state.meanwhile.take_if(|(step, _)| *step == now) {
+            drop(state);
+            call();
+            state = self.state.lock().unwrap();
+        }
         let errno = match (state.mutation, state.failing) {
             (Some(Mutation::Die(nth)), _) if state.seen.len() >= nth => {
                 state.is_done = true;
@@ -177,6 +223,9 @@ impl Mutated {
             Change::Allocate(..) => "allocate",
             Change::Write(..) => of(["write shard", "write part", "write manifest", "write marks"]),
             Change::Truncate(..) => "truncate",
+            Change::Rename { from, .. } | Change::Link { from, .. } if is_taken(from) => "put back",
+            Change::RemoveFile(path) if is_taken(path) => "remove taken",
+            Change::Rename { to, .. } if is_taken(to) => "take manifest",
             Change::SyncData(_) => of(["sync shard", "sync part", "sync manifest", "sync marks"]),
             Change::Rename { .. } | Change::RenameNew { .. } | Change::Link { .. } => {
                 of(["", "rename part", "publish", "rename marks"])
@@ -201,6 +250,12 @@ impl Mutated {
     }
 }
 
+/// Whether it is a manifest that a deletion has taken away.
+fn is_taken(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default();
+    name.to_string_lossy().starts_with("deleted-")
+}
+
 fn hold(change: &Change<'_>) -> Held {
     match *change {
         Change::SyncData(file) => Held::SyncData(file.path().to_owned()),
@@ -213,6 +268,10 @@ fn hold(change: &Change<'_>) -> Held {
 }
 
 impl FileSystem for Mutated {
+    fn locks(&self, directory: BorrowedFd<'_>) -> bool {
+        !self.mutant.is_unlocked.load(Ordering::Relaxed) && self.inner.locks(directory)
+    }
+
     fn create(&self, path: &Path, direct: Direct) -> Result<File> {
         self.mutant.count("create", "create", path)?;
         self.inner.create(path, direct)

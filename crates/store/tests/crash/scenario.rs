@@ -1,19 +1,22 @@
 //! What is done to a store while its operations are recorded.
 
+use std::io::ErrorKind::ResourceBusy;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use penstock_io::engine::{EngineChoice, EngineConfig, Opened, open};
 use penstock_io::faulty::{Faults, Faulty, FaultyFileSystem, Log};
+use penstock_io::file::{Direct, File};
 use penstock_io::file_system::{Change, FileSystem, Native};
 use penstock_store::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::save::{Attempt, Target, commit, save, write_rank};
+use penstock_store::scrub::Scrub;
 use penstock_store::store::Store;
 use penstock_store::{Error, Progress, Result};
 
 use crate::common::expect::Note;
-use crate::common::{Sample, engines, target};
+use crate::common::{Rng, Sample, draw, forge, target};
 use crate::explore::scratch;
 use crate::mutate::Mutant;
 
@@ -232,6 +235,62 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         run: |world| world.sweep(),
     },
     Scenario {
+        name: "scrub beside damage",
+        states: States::Every,
+        set_up: |world| {
+            // Whatever was drawn: this is about what loads hand out, not about verdicts.
+            world.options.verify = false;
+            world.save(1, 1, false)?;
+            world.save(2, 2, false)?;
+            world.damage(2)
+        },
+        run: |world| {
+            world.scrub(&[(1, false), (2, true)])?;
+            world.retain(1, 2)
+        },
+    },
+    Scenario {
+        name: "delete without locks",
+        states: States::Every,
+        set_up: |world| {
+            world.mutant.unlock();
+            world.save(1, 1, false)?;
+            world.save(2, 2, false)
+        },
+        run: |world| world.delete(1),
+    },
+    Scenario {
+        name: "retention without locks",
+        states: States::Every,
+        set_up: |world| {
+            world.mutant.unlock();
+            world.save(1, 1, false)
+        },
+        run: |world| {
+            world.save(2, 2, false)?;
+            world.retain(1, 2)
+        },
+    },
+    Scenario {
+        name: "delete beside an overwrite",
+        states: States::Sampled(1 << 9),
+        set_up: |world| {
+            world.mutant.unlock();
+            world.save(1, 1, false)
+        },
+        // It commits between the look at the manifest and its removal.
+        run: |world| {
+            let saving = world.saving(1, 2, true);
+            world
+                .mutant
+                .meanwhile(("take manifest", 1), || saving().unwrap());
+            match world.delete(1) {
+                Err(Error::Storage { source, .. }) if source.kind() == ResourceBusy => Ok(()),
+                result => panic!("another's manifest was taken for its own: {result:?}"),
+            }
+        },
+    },
+    Scenario {
         name: "save after a failed one",
         // What the failed one left and what the next one writes multiply.
         states: States::Sampled(1 << 11),
@@ -268,67 +327,53 @@ pub(crate) struct World {
     pub(crate) options: Options,
     pub(crate) mutant: Arc<Mutant>,
     pub(crate) log: Arc<Log>,
-    /// What its calls promise, on the log's clock.
-    pub(crate) notes: Vec<(usize, Note)>,
+    notes: Arc<Mutex<Vec<(usize, Note)>>>,
     /// When the scenario itself began.
     pub(crate) begun: usize,
     sizes: &'static [usize],
 }
 
 impl World {
-    /// A few hundred bytes, one request at a time: few enough states to visit all.
-    pub(crate) fn new(mutant: Arc<Mutant>) -> World {
-        let options = Options {
-            io_threads: Some(1),
-            queue_depth: Some(1),
-            ..Options::default()
-        };
-        let directory = tempfile::tempdir().unwrap();
-        World::with(
-            directory,
-            engines()[0],
-            Faults::new(0),
-            mutant,
-            &options,
-            &[600],
-        )
+    /// A few hundred bytes, which is one request whatever the options: few enough states to visit
+    /// all.
+    pub(crate) fn new(mutant: Arc<Mutant>, random: &mut Rng) -> World {
+        World::small(tempfile::tempdir().unwrap(), mutant, random)
     }
 
     /// The same in memory, where a sync takes no time.
-    pub(crate) fn in_memory(mutant: Arc<Mutant>) -> World {
-        let options = Options {
-            io_threads: Some(1),
-            queue_depth: Some(1),
-            ..Options::default()
-        };
-        World::with(
-            scratch(),
-            engines()[0],
-            Faults::new(0),
-            mutant,
-            &options,
-            &[600],
-        )
+    pub(crate) fn in_memory(mutant: Arc<Mutant>, random: &mut Rng) -> World {
+        World::small(scratch(), mutant, random)
+    }
+
+    fn small(directory: tempfile::TempDir, mutant: Arc<Mutant>, random: &mut Rng) -> World {
+        let options = draw::options(random, directory.path());
+        World::with(directory, Faults::new(0), mutant, &options, &[600])
     }
 
     /// Some mebibytes in several shards, written by two workers.
-    pub(crate) fn large(engine: EngineChoice, seed: u64) -> World {
+    pub(crate) fn large(engine: EngineChoice, seed: u64, random: &mut Rng) -> World {
+        let directory = tempfile::tempdir().unwrap();
         let options = Options {
+            engine,
             io_threads: Some(2),
             queue_depth: Some(4),
             extent_bytes: Some(1 << 20),
             shard_bytes: Some(2 << 20),
-            ..Options::default()
+            ..draw::options(random, directory.path())
         };
         let faults = Faults::new(seed).late_completions(50).short_transfers(20);
         let sizes = &[1_500_000, 700, 1 << 20, 4096, 900_000];
-        let (directory, mutant) = (tempfile::tempdir().unwrap(), Arc::new(Mutant::default()));
-        World::with(directory, engine, faults, mutant, &options, sizes)
+        World::with(
+            directory,
+            faults,
+            Arc::new(Mutant::default()),
+            &options,
+            sizes,
+        )
     }
 
     fn with(
         directory: tempfile::TempDir,
-        engine: EngineChoice,
         faults: Faults,
         mutant: Arc<Mutant>,
         options: &Options,
@@ -340,8 +385,8 @@ impl World {
         let root = directory.path().join("store");
         let mutated: Arc<dyn FileSystem> =
             Arc::new(mutant.wrap(Arc::new(recorded), &root, directory.path()));
+        let choice = options.engine;
         let factory = move |queue_depth| {
-            let choice = engine;
             let opened = open(&EngineConfig {
                 choice,
                 queue_depth,
@@ -361,7 +406,7 @@ impl World {
             },
             mutant,
             log,
-            notes: Vec::new(),
+            notes: Arc::default(),
             begun: 0,
             sizes,
         }
@@ -378,8 +423,28 @@ impl World {
         self.begun = self.log.position();
     }
 
-    fn note(&mut self, note: Note) {
-        self.notes.push((self.log.position(), note));
+    fn note(&self, note: Note) {
+        let now = (self.log.position(), note);
+        self.notes.lock().unwrap().push(now);
+    }
+
+    /// What its calls promise, on the log's clock.
+    pub(crate) fn notes(&self) -> Vec<(usize, Note)> {
+        self.notes.lock().unwrap().clone()
+    }
+
+    /// The same options for reading what a cut has left, which is laid out in memory.
+    pub(crate) fn reading(&self) -> Options {
+        let direct = match self.options.direct {
+            Direct::On => Direct::Auto,
+            direct => direct,
+        };
+        Options {
+            direct,
+            engine_factory: None,
+            file_system: Arc::new(Native),
+            ..self.options.clone()
+        }
     }
 
     /// The state that stands for a seed.
@@ -396,14 +461,62 @@ impl World {
     }
 
     pub(crate) fn save(&mut self, step: u64, seed: u64, overwrite: bool) -> Result<()> {
-        self.note(Note::Saving(step, vec![seed]));
-        let target = self.target(step, overwrite);
-        let state = self.sample(seed).state();
-        match save(state, &target, &self.options, &Progress::default()) {
-            Ok(_) => self.note(Note::Saved(step, vec![seed])),
-            // Who is told so takes it for saved.
-            Err(Error::Exists { .. }) => self.note(Note::There(step)),
-            Err(error) => return Err(error),
+        self.saving(step, seed, overwrite)()
+    }
+
+    /// A save that somebody else makes when it is called.
+    pub(crate) fn saving(
+        &self,
+        step: u64,
+        seed: u64,
+        overwrite: bool,
+    ) -> impl FnOnce() -> Result<()> + Send + use<> {
+        let (log, notes) = (Arc::clone(&self.log), Arc::clone(&self.notes));
+        let (target, state) = (self.target(step, overwrite), self.sample(seed).state());
+        let options = self.options.clone();
+        move || {
+            let note = |note| notes.lock().unwrap().push((log.position(), note));
+            note(Note::Saving(step, vec![seed]));
+            match save(state, &target, &options, &Progress::default()) {
+                Ok(_) => note(Note::Saved(step, vec![seed])),
+                // Who is told so takes it for saved.
+                Err(Error::Exists { .. }) => note(Note::There(step)),
+                Err(error) => return Err(error),
+            }
+            Ok(())
+        }
+    }
+
+    /// Flips a bit of a step's data, durably.
+    pub(crate) fn damage(&mut self, step: u64) -> Result<()> {
+        let path = forge::shard_path(&self.store.step_path(step));
+        let mut bytes = std::fs::read(&path).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        let file = File::open_to_write(&path, Direct::Off)?;
+        let file_system = &self.options.file_system;
+        file_system.change(Change::Write(&file, &bytes))?;
+        file_system.change(Change::SyncData(&file))?;
+        self.note(Note::Damaged(step));
+        Ok(())
+    }
+
+    /// Reads all steps back; `expected` says which of them are damaged.
+    pub(crate) fn scrub(&mut self, expected: &[(u64, bool)]) -> Result<()> {
+        for &(step, is_damaged) in expected {
+            self.note(Note::Marking(step, is_damaged));
+        }
+        if self.mutant.is_unread() {
+            for step in self.store.steps()? {
+                let id = self.store.identity(step)?.unwrap();
+                self.store.mark_verified(step, &id)?;
+            }
+        } else {
+            let progress = Progress::default();
+            self.store
+                .scrub(&Scrub::default(), &self.options, &progress)?;
+        }
+        for &(step, is_damaged) in expected {
+            self.note(Note::Marked(step, is_damaged));
         }
         Ok(())
     }
