@@ -82,7 +82,9 @@ class Options:
             `CheckpointStore.save_async` as much as the state has, up to half of the memory that
             is free. Where it has no room for the extents that
             ``io_threads`` and ``queue_depth`` ask for, it lowers those; ``choices`` says so.
-        verify: Whether a load checks every byte that it hands out against its digest.
+        verify: Whether a load checks every byte that it hands out against its digest. What ends
+            in a verdict checks them all the same: `verify`, `scrub`, `explain`, `salvage`, and a
+            load with ``fallback``. A load that does not check leaves no mark.
         shard_bytes: Bound on the data in one file, at least 4096.
         rank_timeout_seconds: Where many ranks save together, how long one that has done its part
             waits for the others, 1 to 86400. Not less than a save takes the slowest.

@@ -18,12 +18,12 @@ from penstock.errors import (
     StorageError,
 )
 from penstock.events import observed, told
+from penstock.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.loading import Wanted
-    from penstock.options import Options
     from penstock.ranks import Ranks
 
 _T = TypeVar("_T")
@@ -97,6 +97,8 @@ class Reader:
     def newest_good(self, last: int | None, wanted: Wanted) -> loading.Loaded:
         """Loads the newest step that turns out to be good, or the newest such up to ``last``.
 
+        What is good is told by the digests, whatever the options say.
+
         Raises:
             CheckpointNotFoundError: There is none.
             CorruptCheckpointError: All there are turn out to be damaged.
@@ -119,7 +121,7 @@ class Reader:
                 continue
             loaded = None
             try:
-                loaded = self._read(step, wanted)
+                loaded = self._read(step, wanted, verifies=True)
             except CorruptCheckpointError as error:
                 is_damaged = True
                 self._skip(step, str(error), skipped)
@@ -184,11 +186,14 @@ class Reader:
         skipped.append((step, reason))
         self.warnings.append(f"step {step} is passed over for an older one: {reason}")
 
-    def _read(self, step: int, wanted: Wanted) -> loading.Loaded:
+    def _read(self, step: int, wanted: Wanted, *, verifies: bool = False) -> loading.Loaded:
+        options = self._options
+        if verifies:
+            options = dataclasses.replace(options or Options(), verify=True)
         # Another checkpoint may take its place meanwhile, which is not the damaged one.
         checkpoint_id = observed("load", ends=False)(self._native.identity)(step)
         try:
-            loaded = loading.read(self.path(step), wanted, self._options)
+            loaded = loading.read(self.path(step), wanted, options)
         except CorruptCheckpointError:
             if checkpoint_id is not None:
                 self.mark(step, checkpoint_id, is_good=False)

@@ -488,9 +488,9 @@ class CheckpointStore:
             keys: What to load; see `penstock.load`. Only that is checked.
             device: Where to put tensors; None for the host.
             fallback: Go back to the newest step that turns out to be good, from ``step`` on if it
-                is given. Each step passed over is a `PenstockWarning`, and in the report's
-                ``skipped``. A step that takes a newer Penstock to read, or that the user may not
-                read, is an error all the same.
+                is given; digests are checked whatever the options say. Each step passed over is a
+                `PenstockWarning`, and in the report's ``skipped``. A step that takes a newer
+                Penstock to read, or that the user may not read, is an error all the same.
             allow_partial: Of a ``step`` that was salvaged, load what is there; see `penstock.load`.
                 Only a step that is asked for can be partial.
             progress: True for a bar on standard error, or a function of bytes done and in all.
@@ -680,7 +680,10 @@ class CheckpointStore:
         Raises:
             CheckpointNotFoundError: There is no such step.
             ProtectedCheckpointError: The step is protected and ``force`` is False.
-            StorageError: The operating system failed an operation.
+            StorageError: The operating system failed an operation, or a save or a load is at work
+                in the step. Also where the file system has no locks that every host sees (NFS,
+                Lustre, FUSE) and the step no manifest that can be read: nothing tells its files
+                from those of a save under way then, and all stay.
         """
         return self._native.delete(check_step(step), force=bool(force))
 

@@ -5,24 +5,19 @@ from __future__ import annotations
 import copy
 import fnmatch
 import tempfile
+import warnings
 from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, note, settings
 from hypothesis import strategies as st
 
 import penstock
+from choices import choices
 from compare import assert_same, tensor_bytes
-from conftest import need_uring
 from states import states
-
-ENGINES = {
-    "uring-direct": penstock.Options(engine="uring", direct="on"),
-    "threads-buffered": penstock.Options(engine="threads", direct="off"),
-}
 
 # A failure prints its seed and the smallest state that fails.
 FAMILY = settings(
@@ -32,12 +27,8 @@ FAMILY = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
-
-@pytest.fixture(params=list(ENGINES), ids=list(ENGINES))
-def engine(request):
-    if request.param.startswith("uring"):
-        need_uring()
-    return ENGINES[request.param]
+# As much takes several calls each.
+VERDICTS = settings(FAMILY, max_examples=40)
 
 
 def fresh(disk_path: Path) -> Path:
@@ -45,25 +36,73 @@ def fresh(disk_path: Path) -> Path:
 
 
 @FAMILY
-@given(state=states())
-def test_a_state_comes_back_bit_for_bit(disk_path, engine, state):
+@given(state=states(), chosen=choices())
+def test_a_state_comes_back_bit_for_bit(disk_path, state, chosen):
     path = fresh(disk_path)
-    report = penstock.save(path, state, options=engine)
-    assert_same(penstock.load(path, options=engine), state)
+    reports = []
+    with chosen.made() as options:
+        report = penstock.save(path, state, options=options)
+        loaded = penstock.load(path, options=options, report=reports.append)
+        asked = options or penstock.Options()
+    assert_same(loaded, state)
+    assert reports[0].verified == chosen.verifies
     if report.tensor_bytes:
-        assert report.engine == engine.engine
-        assert report.direct_io == (engine.direct == "on")
+        assert asked.engine in ("auto", report.engine)
+        assert asked.direct == "auto" or report.direct_io == (asked.direct == "on")
 
 
 @FAMILY
-@given(state=states())
-def test_a_saved_state_verifies(disk_path, state):
+@given(state=states(), saving=choices(), chosen=choices())
+def test_a_saved_state_verifies(disk_path, state, saving, chosen):
     path = fresh(disk_path)
-    report = penstock.save(path, state)
-    result = penstock.verify(path)
+    with saving.made() as options:
+        report = penstock.save(path, state, options=options)
+    with chosen.made() as options:
+        result = penstock.verify(path, options=options)
     assert result.ok, result.problems
     assert result.bytes_checked == report.bytes
     assert sum(file.stat().st_size for file in path.iterdir()) == report.bytes
+
+
+# Verdicts.
+
+
+def flip(file: Path, at: int) -> None:
+    """Flips a bit where no size tells of it."""
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1
+    file.write_bytes(content)
+
+
+@VERDICTS
+@given(saving=choices(), chosen=choices(), data=st.data())
+def test_no_choice_keeps_a_verdict_from_the_digests(disk_path, saving, chosen, data):
+    root = fresh(disk_path)
+    state = {"a": np.arange(3000), "b": np.ones(700, np.float32)}
+    with saving.made() as options:
+        store = penstock.CheckpointStore(root, options=options)
+        store.save(1, state)
+        store.save(2, state)
+    info = data.draw(st.sampled_from(penstock.inspect(store.path(2)).tensors))
+    flip(Path(store.path(2), info.file), data.draw(st.integers(info.begin, info.end - 1)))
+    with chosen.made() as options, warnings.catch_warnings():
+        warnings.simplefilter("ignore", penstock.PenstockWarning)
+        store = penstock.CheckpointStore(root, keep_last=1, options=options)
+        told = {step.step: step.state for step in store.scrub().steps}
+        assert told == {1: "verified", 2: "damaged"}
+        assert {step: mark.is_good for step, mark in store.marks().items()} == {1: True, 2: False}
+        path = store.path(2)
+        assert not penstock.verify(path, options=options).ok
+        assert not store.verify(2).ok
+        hit = penstock.explain(path, options=options).hit
+        assert [fate.name for fate in hit] == [info.name]
+        salvaged = penstock.salvage(path, root / "salvaged", options=options)
+        assert [fate.name for fate in salvaged.missing] == [info.name]
+        assert_same(store.load(fallback=True), state)
+        # The newest one that is known to be good outlives every save.
+        store.save(3, state)
+        assert {1, 3} <= set(store.steps())
+        assert store.marks()[2].is_good is False
 
 
 @FAMILY
@@ -119,8 +158,8 @@ def prune(value, wanted, prefix="", level=0):
 
 
 @FAMILY
-@given(state=states(), data=st.data())
-def test_a_selection_equals_the_pruned_state(disk_path, engine, state, data):
+@given(state=states(), chosen=choices(), data=st.data())
+def test_a_selection_equals_the_pruned_state(disk_path, state, chosen, data):
     names = list(leaf_names(state))
     patterns = data.draw(
         st.lists(
@@ -140,8 +179,9 @@ def test_a_selection_equals_the_pruned_state(disk_path, engine, state, data):
     # Half of a name with a bracket in it may be a pattern that matches nothing.
     assume(all(any(matches(name, pattern) for name in names) for pattern in patterns))
     path = fresh(disk_path)
-    penstock.save(path, state, options=engine)
-    loaded = penstock.load(path, keys=patterns, options=engine)
+    with chosen.made() as options:
+        penstock.save(path, state, options=options)
+        loaded = penstock.load(path, keys=patterns, options=options)
     expected = prune(state, lambda name: any(matches(name, pattern) for pattern in patterns))
     note(f"patterns {patterns!r}")
     assert_same(loaded, expected)
@@ -183,17 +223,18 @@ def scramble(value):
 
 
 @FAMILY
-@given(state=states())
-def test_filling_a_target_equals_a_fresh_load(disk_path, engine, state):
+@given(state=states(), chosen=choices())
+def test_filling_a_target_equals_a_fresh_load(disk_path, state, chosen):
     # A NaN equals nothing, so a target's NaN key is no key of the checkpoint.
     assume(fillable(state) and not has_nan_key(state))
     target = copy.deepcopy(state)
     path = fresh(disk_path)
-    penstock.save(path, state, options=engine)
-    scramble(target)
     before = [id(leaf) for leaf in flat(target)]
-    filled = penstock.load(path, into=target, options=engine)
-    expected = penstock.load(path, options=engine)
+    with chosen.made() as options:
+        penstock.save(path, state, options=options)
+        scramble(target)
+        filled = penstock.load(path, into=target, options=options)
+        expected = penstock.load(path, options=options)
     assert [id(leaf) for leaf in flat(filled)] == before
     for one, other in zip(flat(filled), flat(expected), strict=True):
         assert tensor_bytes(one) == tensor_bytes(other)
