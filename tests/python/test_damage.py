@@ -252,12 +252,14 @@ def test_a_file_of_another_length_is_named(path, kind, change):
 
 
 @pytest.mark.parametrize("kind", ["part", "shard"])
-@pytest.mark.parametrize("instead", ["nothing", "directory", "dangling link", "fifo"])
+@pytest.mark.parametrize("instead", ["nothing", "directory", "link", "dangling link", "fifo"])
 def test_a_missing_file_is_named(path, kind, instead):
     file = next(file for file in sorted(path.iterdir()) if file.name.startswith(kind))
-    file.unlink()
+    outside = file.rename(path.parent / "outside")
     if instead == "directory":
         file.mkdir()
+    elif instead == "link":
+        file.symlink_to(outside)
     elif instead == "dangling link":
         file.symlink_to("nowhere")
     elif instead == "fifo":

@@ -34,7 +34,7 @@ const IN_PLACE: [(&str, Make); 5] = [
         symlink(file.file_name().unwrap(), file).unwrap();
     }),
     ("a symbolic link", |file| {
-        symlink("/dev/zero", file).unwrap()
+        symlink("/dev/zero", file).unwrap();
     }),
     ("not a regular file", make_fifo),
 ];
