@@ -91,13 +91,16 @@ impl Store {
         let path = self.step_path(step);
         let mut freed_bytes = self.settle(&path)?;
         for _ in 0..TURNS_MAX {
-            let Some(id) = self.committed(&path, freed_bytes)? else {
-                self.remove_if_empty(&path)?;
-                return Ok(Some(freed_bytes));
+            let id = match self.committed(&path, freed_bytes) {
+                Ok(Some(id)) if expected.is_none_or(|expected| expected == id) => id,
+                Ok(None) if expected.is_none() || freed_bytes > 0 => {
+                    self.remove_if_empty(&path)?;
+                    return Ok(Some(freed_bytes));
+                }
+                Ok(_) => return Ok(None),
+                Err(Error::Undecided { .. }) if expected.is_some() => return Ok(None),
+                Err(error) => return Err(error),
             };
-            if expected.is_some_and(|expected| expected != id) {
-                return Ok(None);
-            }
             if self.is_protected(step) {
                 if !is_forced {
                     return Err(Error::Protected { path });

@@ -151,7 +151,8 @@ impl Store {
     /// [`Error::NotFound`] for a step without a directory, [`Error::Protected`],
     /// [`Error::Storage`] with [`io::ErrorKind::ResourceBusy`] while a save is under way in it,
     /// with [`io::ErrorKind::NotADirectory`] for a link, and the system's errors; called again, it
-    /// goes on where it stopped.
+    /// goes on where it stopped. [`Error::Undecided`] where locks are not seen by all and the step
+    /// has no manifest that can be read; there only the checkpoint's own files go.
     pub fn delete(&self, step: u64) -> Result<u64> {
         self.delete_as(step, None, false)
             .map(Option::unwrap_or_default)

@@ -126,6 +126,21 @@ fn what_a_manifest_does_not_tell_stays() {
     }
 }
 
+/// Somebody else was faster: retention goes on to the next.
+#[test]
+fn a_doomed_checkpoint_that_is_gone_is_passed_over() {
+    let shared = Shared::new();
+    let doomed = [(1, shared.id())];
+    save_elsewhere(shared.root.path(), 2, 9, false).unwrap();
+    let commit = written(shared.root.path(), true);
+    shared.elsewhere().delete(1).unwrap();
+    assert_eq!(shared.store.retire(&doomed).unwrap(), [0; 0]);
+    commit().unwrap();
+    shared.assert_holds(2);
+    assert_eq!(shared.store.retire(&doomed).unwrap(), [0; 0]);
+    shared.assert_holds(2);
+}
+
 #[test]
 fn a_deletion_removes_its_checkpoint_and_nothing_else() {
     let shared = Shared::new();
