@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,9 +101,6 @@ def main() -> None:
     if saving is not None:
         saving.result()
     tell(f"digest {digest(app)}")
-    # The threads of gloo let go of a collective's tensors a little after it; one that does so when
-    # the interpreter already ends aborts the process (pytorch#190489).
-    time.sleep(0.1)
     dist.destroy_process_group()
 
 

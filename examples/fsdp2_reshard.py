@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import time
 from typing import Any
 
 import torch
@@ -130,9 +129,6 @@ def main() -> None:
                     f"training waited {pending.stall_seconds * 1e3:.1f} ms"
                 )
     tell(f"digest {digest(training)}")
-    # The threads of gloo let go of a collective's tensors a little after it; one that does so when
-    # the interpreter already ends aborts the process (pytorch#190489).
-    time.sleep(0.1)
     dist.destroy_process_group()
 
 

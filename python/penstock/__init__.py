@@ -32,6 +32,7 @@ from penstock.errors import (
 )
 from penstock.flatten import PerRank
 from penstock.inspection import CheckpointInfo, MissingInfo, TensorInfo
+from penstock.native_threads import rest_at_exit as _rest_at_exit
 from penstock.options import Options
 from penstock.pending import PendingSave, SaveProgress, guard
 from penstock.recovery import Explanation, SalvageReport, TensorFate, explain, salvage
@@ -51,6 +52,7 @@ from penstock.tracing import trace
 __version__ = _version("penstock")
 
 _start_tracing()
+_rest_at_exit()
 
 __all__ = [
     "CheckpointExistsError",

@@ -1,0 +1,84 @@
+"""How a process ends that uses Penstock, whatever its threads do by then."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+LATE = r"""
+    #define _GNU_SOURCE
+    #include <dlfcn.h>
+    #include <stdio.h>
+    #include <stdlib.h>
+    #include <string.h>
+    #include <sys/prctl.h>
+    #include <time.h>
+
+    extern int Py_IsInitialized(void);
+
+    static double now(void) {
+        struct timespec time;
+        clock_gettime(CLOCK_MONOTONIC, &time);
+        return time.tv_sec + time.tv_nsec / 1e9;
+    }
+
+    /* Comes between the look whether there is an interpreter and the wait for its lock. */
+    void *PyThreadState_New(void *interpreter) {
+        void *(*make)(void *) = dlsym(RTLD_NEXT, "PyThreadState_New");
+        void *state = make(interpreter);
+        char name[16] = "";
+        prctl(PR_GET_NAME, name);
+        if (strcmp(name, "pt_gloo_runloop") == 0 && getenv("LATE")) {
+            fprintf(stderr, "gloo is late\n");
+            for (double end = now() + 1; now() < end && Py_IsInitialized();) {
+            }
+        }
+        return state;
+    }
+"""
+"""Preloaded, it has a worker of gloo work, or wait for a processor, while it lets go of a tensor:
+until the interpreter has begun to end, or for a second."""
+
+RANK = """
+    import os
+    import torch, torch.distributed as dist
+    import penstock
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    # As a mesh does, and so every DTensor.
+    kept = dist.group.WORLD
+    os.environ["LATE"] = "1"
+    # Nobody but gloo holds the tensor any more.
+    dist.all_reduce(torch.ones(1 << 20), async_op=True)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def late(tmp_path):
+    """A library to preload, which makes gloo late."""
+    source, library = tmp_path / "late.c", tmp_path / "late.so"
+    source.write_text(textwrap.dedent(LATE))
+    try:
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    except FileNotFoundError:
+        pytest.skip("no C compiler")
+    return library
+
+
+def test_a_rank_ends_after_gloo_has_let_go_of_tensors(late):
+    """With what PyTorch does alone, the process aborts here each time."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(RANK)],
+        env={**os.environ, "LD_PRELOAD": str(late)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "gloo is late" not in done.stderr:
+        pytest.skip("gloo lets go of tensors in another way here")
+    assert done.returncode == 0, done.stderr
