@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
@@ -10,6 +13,12 @@ from penstock.errors import MissingDependencyError
 
 Progress: TypeAlias = Callable[[int, int], object]
 """Called now and then with the bytes done and the bytes in all."""
+
+_EXIT_SECONDS_MAX = 1.0
+"""For how long the end of the process waits for such a function."""
+
+_PAUSE_SECONDS = 0.002
+"""Between two looks whether it has returned."""
 
 
 @contextmanager
@@ -24,9 +33,9 @@ def shown(progress: bool | Progress, title: str) -> Iterator[Progress | None]:
         yield None
     elif progress is True:
         with _bar(title) as update:
-            yield update
+            yield _ending_in_time(update)
     elif callable(progress):
-        yield progress
+        yield _ending_in_time(progress)
     else:
         raise TypeError(f"progress={progress!r}: must be True, False or a function")
 
@@ -51,3 +60,37 @@ def _bar(title: str) -> Iterator[Progress]:
     with bars.Progress(*columns, console=Console(stderr=True)) as display:
         task = display.add_task(title, total=None)
         yield lambda done, total: display.update(task, completed=done, total=total)
+
+
+def _ending_in_time(update: Progress) -> Progress:
+    """What does as told by a daemon thread until the process ends.
+
+    Nobody waits for such a thread. CPython before 3.14 ends it where it next wants the GIL; in a
+    function that the native module has called, that aborts the process.
+    """
+    if not threading.current_thread().daemon:
+        return update
+
+    def update_unless_ending(done: int, total: int) -> object:
+        # In this order: whoever finds nobody here has told those who come.
+        _running.add(threading.get_ident())
+        try:
+            return None if _is_ending.is_set() else update(done, total)
+        finally:
+            _running.discard(threading.get_ident())
+
+    return update_unless_ending
+
+
+_running: set[int] = set()
+"""Daemon threads that are in such a function."""
+
+_is_ending = threading.Event()
+
+
+@atexit.register
+def _wait_for_running() -> None:
+    _is_ending.set()
+    deadline = time.monotonic() + _EXIT_SECONDS_MAX
+    while _running and time.monotonic() < deadline:
+        time.sleep(_PAUSE_SECONDS)

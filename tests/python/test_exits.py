@@ -82,3 +82,30 @@ def test_a_rank_ends_after_gloo_has_let_go_of_tensors(late):
     if "gloo is late" not in done.stderr:
         pytest.skip("gloo lets go of tensors in another way here")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_daemon_thread_that_shows_progress_does_not_abort_the_process(tmp_path):
+    script = """
+        import sys, threading, time
+        import numpy as np, penstock
+
+        is_shown = threading.Event()
+
+        def show(done, total):
+            is_shown.set()
+            until = time.monotonic() + 0.2
+            while time.monotonic() < until:
+                pass
+
+        state = {"w": np.ones(1 << 20)}
+        call = lambda: penstock.save(sys.argv[1], state, progress=show)
+        threading.Thread(target=call, daemon=True).start()
+        is_shown.wait()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), tmp_path / "ckpt"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
