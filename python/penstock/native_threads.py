@@ -65,7 +65,12 @@ def _native_states() -> tuple[list[str], float]:
     """
     python = {thread.native_id for thread in threading.enumerate()}
     gloo, native = [], []
-    for number in os.listdir("/proc/self/task"):
+    try:
+        numbers = os.listdir("/proc/self/task")
+    except OSError:
+        # Without /proc there is nothing to look at, and no use in raising at this time.
+        numbers = []
+    for number in numbers:
         if int(number) in python:
             continue
         try:
