@@ -3,7 +3,7 @@
 //! [`Memory`] is owned, page aligned and zeroed. [`Pool`] cuts equal buffers from such memory
 //! within a byte budget; waiting for one is the back-pressure of every pipeline above.
 //! [`HostRegion`], [`HostRegionMut`] and [`HostArrayMut`] stand for memory that somebody else owns,
-//! a tensor for instance.
+//! a tensor for instance; a [`Watch`] tells whether anybody writes to it.
 //!
 //! All of them but those that are only ever copied from or to, [`HostRegion`] and [`Scatter`], meet
 //! the engine as [`IoBuf`]: an owned window that nobody else can reach while it exists. An operation
@@ -20,6 +20,7 @@ mod pool;
 mod region;
 mod streaming;
 mod strided;
+mod watch;
 
 use std::any::Any;
 use std::fmt;
@@ -32,6 +33,7 @@ pub use bounds::{Bounds, Tangled, find_overlap};
 pub use memory::{Memory, MemoryHandle};
 pub use pool::Pool;
 pub use region::{HostRegion, HostRegionMut};
+pub use watch::{Unwatchable, Watch};
 
 /// Whatever keeps the bytes of an [`IoBuf`] alive; dropped after the last window on it.
 pub(crate) type Owner = Arc<dyn Any + Send + Sync>;

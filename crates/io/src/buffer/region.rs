@@ -24,6 +24,8 @@ pub struct HostRegion {
     len: u64,
     /// `None` for contiguous memory.
     strided: Option<Strided>,
+    /// Addresses from the first byte of an item to the last.
+    span: Range<usize>,
     /// Held to be dropped last.
     _owner: Box<dyn Any + Send + Sync>,
 }
@@ -62,6 +64,11 @@ impl HostRegion {
             address: ptr::with_exposed_provenance(address),
             len,
             strided,
+            span: if len == 0 {
+                address..address
+            } else {
+                span(address, item_bytes, shape, strides_bytes)
+            },
             _owner: owner,
         }
     }
@@ -75,11 +82,11 @@ impl HostRegion {
         len: usize,
         owner: Box<dyn Any + Send + Sync>,
     ) -> HostRegion {
-        let address = ptr::with_exposed_provenance(address);
         HostRegion {
-            address,
+            address: ptr::with_exposed_provenance(address),
             len: len as u64,
             strided: None,
+            span: address..address + len,
             _owner: owner,
         }
     }
@@ -92,6 +99,11 @@ impl HostRegion {
     /// Whether there is no content.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// The addresses between which its items lie, those of others among them if it is strided.
+    pub(super) fn span(&self) -> Range<usize> {
+        self.span.clone()
     }
 
     /// Whether the content lies in one piece, in order.
@@ -156,6 +168,19 @@ impl fmt::Debug for HostRegion {
             .field("strided", &self.strided)
             .finish_non_exhaustive()
     }
+}
+
+/// Where the items of an array that is not empty lie.
+fn span(address: usize, item_bytes: usize, shape: &[usize], strides: &[isize]) -> Range<usize> {
+    let (mut low, mut high) = (address, address);
+    for (&size, &stride) in shape.iter().zip(strides) {
+        let reach = stride.unsigned_abs() * (size - 1);
+        match stride < 0 {
+            true => low -= reach,
+            false => high += reach,
+        }
+    }
+    low..high + item_bytes
 }
 
 fn content_bytes(item_bytes: usize, shape: &[usize]) -> u64 {
