@@ -12,11 +12,12 @@ FUZZ_SECONDS ?= 60
 # proportion to an input is asserted by the targets; libFuzzer bounds the process and, under
 # sanitizers, one allocation, in MiB.
 FUZZ_ARGS := -timeout=10 -dict=fuzz/format.dict
-# How often `make torture` cuts the power of each file system, kills a saver and flips a bit, and
-# the seed of all of it: another one each time, printed, so that a failure can be had again.
+# How often `make torture` cuts the power of each file system, kills a saver, flips a bit and changes
+# a state under a lazy save, and the seed of all of it: another one each time, printed, so that a failure can be had again.
 TORTURE_CUTS ?= 500
 TORTURE_KILLS ?= 1000
 TORTURE_FLIPS ?= 10000
+TORTURE_LAZY_SAVES ?= 1000
 TORTURE_TESTS := --test crash --test every_step --test power_cut --test kill --test flips \
 	--test verdicts
 TORTURE_SEED ?= $(shell date +%s)
@@ -130,7 +131,7 @@ wheel: $(VENV)/.demo ## Build the abi3 wheel into dist/.
 check-long: fuzz torture ## Run what takes minutes: the fuzz targets, and the torture.
 
 .PHONY: torture
-torture: toolchain ## Cut the power 500 times on ext4 and XFS, kill 1000 savers, flip 10,000 bits.
+torture: toolchain $(VENV)/.develop $(NATIVE) ## Cut the power 500 times on ext4 and XFS, kill 1000 savers, flip 10,000 bits.
 	@[ "$$(id -u)" = 0 ] || echo 'missing: root; the power cuts will be skipped' >&2
 	@for tool in mount umount python3 mkfs.ext4 mkfs.xfs; do \
 		command -v "$$tool" >/dev/null || \
@@ -142,6 +143,8 @@ torture: toolchain ## Cut the power 500 times on ext4 and XFS, kill 1000 savers,
 		PENSTOCK_TORTURE_FLIPS=$(TORTURE_FLIPS) PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
 		cargo test --locked --release -p penstock-store $(TORTURE_TESTS) -- \
 		--nocapture --test-threads=1
+	PENSTOCK_TORTURE_LAZY_SAVES=$(TORTURE_LAZY_SAVES) PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
+		$(VENV)/bin/python -m pytest tests/python/test_lazy_torn.py -k of_any_kind -s
 
 .PHONY: fuzz
 fuzz: fuzz-rust fuzz-tree ## Fuzz each parser for FUZZ_SECONDS=60; needs a nightly toolchain.

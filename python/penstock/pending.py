@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import os
 import sys
 import threading
 import time
-import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import events
-from penstock.errors import PenstockError, RankError, SaveCancelledError, StateMismatchError
+from penstock.errors import PenstockError, RankError, SaveCancelledError
 from penstock.progress import shown
 from penstock.rounds import or_give_up
 from penstock.saving import Save
 from penstock.tracing import call, span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from penstock.progress import Progress
     from penstock.reports import SaveReport
@@ -80,18 +78,12 @@ class PendingSave:
         self.is_told = is_told
         self._report: SaveReport | None = None
         self._error: BaseException | None = None
-        self._torn: StateMismatchError | None = None
         self._is_seen = False
         self._is_cancelled = False
         self._done = threading.Event()
-        self._lock = threading.Lock()
-        self._versions = _versions(save.counted) if lazy else None
-        save.counted = []
         self._pid = os.getpid()
         # A daemon would be stopped in the middle when the process exits.
         self._thread = threading.Thread(target=self._run, name="penstock-save", daemon=False)
-        if self._versions:
-            _watch_optimizers()
         if lazy:
             _unstaged.add(self)
         _live.add(self)
@@ -123,7 +115,7 @@ class PendingSave:
             # A Ctrl-C, or no memory: the save is given up, and this caller knows.
             self._see()
             raise
-        self._staged()
+        _unstaged.discard(self)
 
     def wait_staged(self, timeout_seconds: float | None = None) -> bool:
         """Waits until the state is free to change: everything is copied, or the save has failed.
@@ -141,7 +133,7 @@ class PendingSave:
             is_staged = self._job.wait_staged(timeout_seconds)
         if not is_staged:
             return False
-        self._staged()
+        _unstaged.discard(self)
         return True
 
     def done(self) -> bool:
@@ -160,7 +152,7 @@ class PendingSave:
         Raises:
             TimeoutError: It is still running; nothing is wrong yet.
             SaveCancelledError: It was cancelled.
-            StateMismatchError: A lazy save found a tensor changed before it was copied.
+            StateMismatchError: A tensor changed before a lazy save had copied it.
             PenstockError: Whatever else `penstock.save` raises.
         """
         self._check_process()
@@ -225,22 +217,6 @@ class PendingSave:
             self._see()
             raise self._error
 
-    def note_step(self, optimizer: Any) -> None:
-        """Takes for changed what a step is about to change before all is copied.
-
-        Fused optimizers do not count it.
-        """
-        if self._job.is_staged:
-            self._staged()
-            return
-        with self._lock:
-            if self._versions is not None:
-                stepped = {_storage_of(tensor) for tensor in _stepped(optimizer)}
-                self._versions = [
-                    (name, tensor, _CHANGED if _storage_of(tensor) in stepped else version)
-                    for name, tensor, version in self._versions
-                ]
-
     @property
     def unseen(self) -> str | None:
         """What the user has to be told at the end, if anything."""
@@ -264,7 +240,7 @@ class PendingSave:
             if save is None:
                 raise AssertionError("a save runs once")
             with call("background", "save", self.path):
-                self._report = save.run(self._check_torn)
+                self._report = save.run()
                 # A warning that is made an error must not undo a commit.
                 with contextlib.suppress(Exception), span("retire"):
                     self._after()
@@ -274,10 +250,9 @@ class PendingSave:
                 what = f": {error}" if isinstance(error, RankError) else " and is not saved"
                 error = SaveCancelledError(f"{self.path} was cancelled{what}")
             # Of its frames, so that nothing of the state stays alive with it.
-            self._error = (self._torn or error).with_traceback(None)
+            self._error = error.with_traceback(None)
         finally:
             _unstaged.discard(self)
-            self._versions = None
             self._save = None
             # Before anybody is let go: who has the result finds it counted.
             if not self.is_told:
@@ -288,82 +263,12 @@ class PendingSave:
             if self._error is None or self._is_seen:
                 _live.discard(self)
 
-    def _staged(self) -> None:
-        """Compares the tensors with what they were, once they are all copied.
-
-        What it finds is the save's failure, and not that of a training step that waited for it.
-        """
-        with self._lock:
-            versions, self._versions = self._versions, None
-            changed = dict.fromkeys(
-                name for name, tensor, version in versions or () if tensor._version != version
-            )
-            if changed:
-                first = next(iter(changed))
-                more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-                self._torn = StateMismatchError(
-                    f"{self.path}: {first!r}{more} changed while a lazy save copied the state, so "
-                    "it was given up: call penstock.guard(optimizer) once, and pending.stage() "
-                    "before whatever else changes tensors of the state",
-                    key=first,
-                    path=self.path,
-                )
-                self._job.cancel()
-            # Now, and not before: a step that finds it gone goes on to change the tensors.
-            _unstaged.discard(self)
-
-    def _check_torn(self) -> None:
-        self._staged()
-        if self._torn is not None:
-            raise self._torn
-
     def _check_process(self) -> None:
         if not self.is_ours:
             raise PenstockError(
                 f"{self.path} is saved by process {self._pid}, of which this one is a fork: wait "
                 "for it there"
             )
-
-
-def _versions(counted: list[tuple[str, Any]]) -> list[tuple[str, Any, int]]:
-    """Names and tensors with a count of how often each was changed."""
-    return [(name, tensor, tensor._version) for name, tensor in counted]
-
-
-_CHANGED = -1
-"""A count of changes that no tensor has."""
-
-
-def _stepped(optimizer: Any) -> Iterator[Any]:
-    """The tensors that a step of an optimizer changes."""
-    torch = sys.modules["torch"]
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                yield parameter
-                state = optimizer.state.get(parameter, {})
-                yield from (item for item in state.values() if isinstance(item, torch.Tensor))
-
-
-def _storage_of(tensor: Any) -> int:
-    # Of a DTensor, that of its part on this rank.
-    storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
-    return int(storage.data_ptr())
-
-
-@functools.cache
-def _watch_optimizers() -> None:
-    """Has every step of every optimizer of this process noted from now on."""
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-    register_optimizer_step_pre_hook(_before_any_step)
-
-
-def _before_any_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    # The hook of a guard comes after this one.
-    if _unstaged and not any(guard.guards(optimizer) for guard in list(_guards)):
-        for pending in list(_unstaged):
-            pending.note_step(optimizer)
 
 
 _unstaged: set[PendingSave] = set()
@@ -419,20 +324,20 @@ class Guard:
     """Keeps an optimizer from changing what a lazy save has not copied; see `guard`."""
 
     def __init__(self, optimizer: Any) -> None:
-        self._optimizer = weakref.ref(optimizer)
-        self._handle = optimizer.register_step_pre_hook(self._before_step)
+        try:
+            self._handle = optimizer.register_step_pre_hook(self._before_step)
+        except AttributeError:
+            raise TypeError(
+                f"a {type(optimizer).__name__} cannot be guarded: unlike a torch.optim.Optimizer "
+                "it calls nobody before it steps (register_step_pre_hook): guard the one inside of "
+                "it, if there is one, or call pending.stage() before each of its steps"
+            ) from None
         self.waited_seconds = 0.0
         """Time that steps have waited so far."""
-        _guards.add(self)
 
     def remove(self) -> None:
         """Takes the guard off the optimizer."""
-        _guards.discard(self)
         self._handle.remove()
-
-    def guards(self, optimizer: Any) -> bool:
-        """Whether it is the guard of this very optimizer."""
-        return self._optimizer() is optimizer
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if _unstaged:
@@ -441,25 +346,22 @@ class Guard:
             self.waited_seconds += time.perf_counter() - began
 
 
-_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
-"""Those that are on an optimizer: its hooks keep them."""
-
-
 def guard(optimizer: Any) -> Guard:
     """Makes ``optimizer.step()`` copy first whatever a lazy save has not copied yet.
 
     Call it once for each optimizer whose parameters or state are saved with
-    ``save_async(…, lazy=True)``. What else changes tensors of the state between a save and the
-    next step, such as an average of the weights, has to call `PendingSave.stage` itself; where it
-    does not, the save notices and fails. Only what PyTorch does not count goes unnoticed: changes
-    through ``.data``, by collectives such as ``all_reduce``, of large running statistics in a
-    forward, and from outside of PyTorch. Call `PendingSave.stage` before those.
+    ``save_async(…, lazy=True)``. It is for speed: what else changes tensors of the state before a
+    lazy save has copied them, such as an average of the weights or an optimizer without a guard,
+    fails that save, unless `PendingSave.stage` is called first.
 
     Args:
-        optimizer: A `torch.optim.Optimizer`.
+        optimizer: A `torch.optim.Optimizer`. A step with a closure is guarded as well.
 
     Returns:
         The guard, which can be removed.
+
+    Raises:
+        TypeError: The optimizer has no ``register_step_pre_hook``.
 
     Example:
         >>> import penstock, tempfile, torch

@@ -16,7 +16,7 @@ from penstock.errors import (
     SaveCancelledError,
 )
 from penstock.flatten import flatten
-from penstock.lazy import make_job
+from penstock.lazy import LazySources, lazy_sources
 from penstock.ranks import processes_here
 from penstock.reports import SaveReport
 from penstock.rounds import Vote, or_give_up
@@ -24,9 +24,6 @@ from penstock.sharding import Sharder, is_balanced
 from penstock.tracing import span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from penstock._native import _TensorSource
     from penstock.flatten import Flattened
     from penstock.rounds import Round
 
@@ -89,8 +86,7 @@ class Save:
             meanwhile; see `penstock.lazy`.
 
     Attributes:
-        is_lazy: Whether it is.
-        counted: What is copied later, by name, and must not change until then.
+        is_lazy: Whether it is: where nobody could tell that the state changed, it is not.
 
     Raises:
         UnsupportedStateError: A leaf cannot be stored; the message names it.
@@ -115,28 +111,26 @@ class Save:
         self._round = together
         self._began = time.perf_counter()
         self._balance = 0
-        self._check: Callable[[], None] = lambda: None
         with or_give_up(together):
             with span("flatten"):
                 flat = self._take_apart(state, finds_overlaps=lazy and watches)
             self._flatten_seconds = time.perf_counter() - self._began
 
-            def make(sources: list[_TensorSource], is_lazy: bool) -> _native.Job:
-                return _native.Job(
-                    target.path,
-                    sources,
-                    flat.aliases,
-                    flat.tree,
-                    options=options,
-                    arena=arena,
-                    lazy=is_lazy,
-                    nice=None,
-                )
-
-            if lazy and watches:
-                self.job, self.is_lazy, self.counted = make_job(flat, make)
-            else:
-                self.job, self.is_lazy, self.counted = make(flat.tensors, lazy), lazy, []
+            is_watched = lazy and watches
+            tensors = lazy_sources(flat) if is_watched else LazySources(flat.tensors, [])
+            self.job = _native.Job(
+                target.path,
+                tensors.sources,
+                flat.aliases,
+                flat.tree,
+                options=options,
+                arena=arena,
+                lazy=lazy,
+                nice=None,
+                watched=is_watched,
+                at_once=tensors.at_once,
+            )
+            self.is_lazy = self.job.is_lazy
 
     def _take_apart(self, state: Any, *, finds_overlaps: bool) -> Flattened:
         if self._round is None:
@@ -159,18 +153,15 @@ class Save:
         if self._round is not None:
             self._round.give_up(error)
 
-    def run(self, check: Callable[[], None]) -> SaveReport:
+    def run(self) -> SaveReport:
         """Writes what this rank has to write, and sees the save through to its commit.
-
-        Args:
-            check: Called before this rank commits itself; what it raises ends the save.
 
         Raises:
             CheckpointExistsError: A complete checkpoint is there.
+            StateMismatchError: A tensor changed before a lazy save had copied it.
             RankError: Another rank failed, is not there or saw other tensors.
             StorageError: The operating system failed an operation.
         """
-        self._check = check
         one = self._round
         try:
             if one is None:
@@ -191,16 +182,11 @@ class Save:
         target = self.target
         attempt = _native.Attempt.begin(target.path, overwrite=target.overwrite)
         try:
-            written = self._write(attempt, _RANK_ALONE)
+            written = self.job.write(attempt, _RANK_ALONE)
             file, nbytes, digest = written["vote"]
             return self._commit(attempt, written, [(_RANK_ALONE, file, nbytes, digest)])
         finally:
             attempt.abandon()
-
-    def _write(self, attempt: _native.Attempt, rank: int) -> dict[str, Any]:
-        written = self.job.write(attempt, rank)
-        self._check()
-        return written
 
     def _commit(
         self,
@@ -227,7 +213,7 @@ class Save:
         is_open = True
         try:
             one.post_begun(attempt.id)
-            written = self._write(attempt, one.rank)
+            written = self.job.write(attempt, one.rank)
             file, nbytes, digest = written["vote"]
             votes = one.count_votes(Vote(nbytes, digest, self._balance))
             parts = self._check_votes(votes, file)
@@ -277,7 +263,7 @@ class Save:
     def _run_member(self, one: Round) -> SaveReport:
         attempt = self._join(one.wait_begun(), one)
         try:
-            written = self._write(attempt, one.rank)
+            written = self.job.write(attempt, one.rank)
             began = time.perf_counter()
             _, nbytes, digest = written["vote"]
             one.cast(Vote(nbytes, digest, self._balance))

@@ -244,10 +244,13 @@ class CheckpointStore:
 
         With ``lazy=True`` this returns at once, and the state is copied while training goes on: it
         may not be changed before `PendingSave.stage`, which `penstock.guard` calls for an optimizer
-        at the right moment; a change that PyTorch counts fails the save. Tensors of up to 64 KiB
-        are copied at once all the same, the smallest first and up to 64 MiB, and so are arrays and
-        tensors of inference mode, of which nobody counts the changes; a state with more than 64 MiB
-        of those is copied whole, as without ``lazy``.
+        at the right moment. Whoever changes it earlier, and however, fails the save: the kernel
+        watches the memory. Where it does not (before Linux 6.7, in containers that are refused
+        ``userfaultfd``, while another state is watched, for memory that processes share), the state
+        is copied at the call, as without ``lazy``, and `SaveReport.fallbacks` says why. Tensors of
+        up to 64 KiB are copied at the call in any case, the smallest first and up to 64 MiB, and so
+        are arrays, pinned tensors and tensors of inference mode; with more than 64 MiB of those,
+        all is.
 
         Among many ranks, a rank whose state has plain tensors reads them at the call, lazy or not,
         and waits until all ranks have come: they find out who holds the same ones.

@@ -74,6 +74,11 @@ fn exception(py: Python<'_>, message: &str, error: &Error) -> PyResult<PyErr> {
             fields.set_item("key", key)?;
             "StateMismatchError"
         }
+        Error::Torn { path, key } => {
+            fields.set_item("path", text(path))?;
+            fields.set_item("key", key)?;
+            "StateMismatchError"
+        }
         Error::Storage { path, source, .. } | Error::Unsynced { path, source } => {
             storage(&fields, text(path), errno(source))?
         }

@@ -105,7 +105,9 @@ impl Job {
 #[pymethods]
 impl Job {
     #[new]
-    #[pyo3(signature = (path, tensors, aliases, tree, *, options, arena, lazy, nice))]
+    #[pyo3(signature = (
+        path, tensors, aliases, tree, *, options, arena, lazy, nice, watched=false, at_once=vec![]
+    ))]
     #[expect(
         clippy::too_many_arguments,
         reason = "all but the first four are keywords"
@@ -120,6 +122,8 @@ impl Job {
         arena: Option<PyRef<'_, Arena>>,
         lazy: bool,
         nice: Option<u8>,
+        watched: bool,
+        at_once: Vec<usize>,
     ) -> PyResult<Job> {
         let state = state(tensors, aliases, tree)?;
         let mut options = options.convert()?;
@@ -127,6 +131,8 @@ impl Job {
         let staging = Staging {
             arena: arena.map(|arena| arena.inner.clone()),
             is_lazy: lazy,
+            is_watched: watched,
+            at_once,
         };
         let inner = call::without_gil(py, || save::Job::new(state, &path, &options, &staging))?;
         Ok(Job {
@@ -210,9 +216,10 @@ impl Job {
         self.report(py, &written)
     }
 
-    /// Indices of the tensors that were copied already by the constructor of a lazy job.
-    fn copied(&self) -> Vec<usize> {
-        self.inner.copied().to_vec()
+    /// Whether it copies what nobody stages: one that was to be watched and cannot be does not.
+    #[getter]
+    fn is_lazy(&self) -> bool {
+        self.inner.is_lazy()
     }
 
     /// Bytes written and bytes to write.

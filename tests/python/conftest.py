@@ -57,6 +57,25 @@ def uring_refusal() -> str | None:
     return None
 
 
+@cache
+def watch_refusal() -> str | None:
+    """Why lazy saves are eager ones here, as the kernel does not watch memory; None if it does."""
+    import torch
+
+    with tempfile.TemporaryDirectory() as directory:
+        store = penstock.CheckpointStore(directory)
+        report = store.save_async(1, torch.zeros(1 << 20), lazy=True).result()
+    reasons = [text for text in report.fallbacks if "copied at the call" in text]
+    return reasons[0] if reasons else None
+
+
+@pytest.fixture(scope="session")
+def need_watch() -> None:
+    reason = watch_refusal()
+    if reason is not None:
+        pytest.skip(f"the kernel does not watch memory: {reason}")
+
+
 def tell(*values: object) -> None:
     """Shown with a test that fails: seeds, what was measured."""
     print(*values)  # noqa: T201

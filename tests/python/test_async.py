@@ -312,7 +312,7 @@ def test_a_change_before_the_copy_fails_the_save_and_leaves_no_checkpoint(disk_p
     with held(store, 1):
         pending = store.save_async(1, state, lazy=True)
         state[name].add_(1)
-    with pytest.raises(penstock.StateMismatchError, match=r"'w' changed .*guard") as caught:
+    with pytest.raises(penstock.StateMismatchError, match=r'"w" changed .*guard') as caught:
         pending.result()
     assert caught.value.path == pending.path
     assert pending.wait_staged(0)

@@ -119,6 +119,15 @@ pub enum Error {
         /// Both sides of the disagreement.
         detail: String,
     },
+    /// Somebody wrote to a tensor before a watched job had copied it, so that the snapshot would be
+    /// of no moment.
+    #[error("{path}: {key:?} changed before a lazy save had copied it, so the save was given up")]
+    Torn {
+        /// The checkpoint directory.
+        path: PathBuf,
+        /// Dotted name of the tensor, or of one that has a page of memory in common with it.
+        key: String,
+    },
     /// The operating system refused or failed.
     #[error("cannot {operation} {path}")]
     Storage {
@@ -292,6 +301,10 @@ impl Error {
             Error::Version { .. } | Error::Ranks { .. } => "upgrade penstock to read it",
             Error::Unsupported { .. } => "convert the value or leave it out of the state",
             Error::Mismatch { .. } => "compare with `penstock inspect`",
+            Error::Torn { .. } => {
+                "call penstock.guard(optimizer) once, and pending.stage() before whatever else \
+                 changes tensors of the state"
+            }
             Error::Unsynced { .. } => {
                 "check the device and the kernel log, then save it again with overwrite=True"
             }

@@ -81,7 +81,11 @@ fn options(engine: EngineChoice) -> Options {
 
 fn staging(arena: Option<&Arena>, is_lazy: bool) -> Staging {
     let arena = arena.cloned();
-    Staging { arena, is_lazy }
+    Staging {
+        arena,
+        is_lazy,
+        ..Staging::default()
+    }
 }
 
 fn begin(path: &Path) -> Attempt {

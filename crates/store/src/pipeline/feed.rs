@@ -7,6 +7,9 @@
 //! Nobody holds a buffer while waiting for one, and a worker waits only while nothing of its own is
 //! under way: where the pool is smaller than the state, the two sides take turns and never block each
 //! other. All waits end within a [`TURN`] of the save's end, however it ends.
+//!
+//! Where the sources are watched, the last copy is followed by the question whether anybody has
+//! written to them, and only then is the caller told that they may be changed.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -14,7 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use penstock_io::buffer::{HostRegion, IoBuf, Pool};
+use penstock_io::buffer::{HostRegion, IoBuf, Pool, Watch};
 use penstock_io::trace::{self, Role};
 
 use super::Halt;
@@ -59,6 +62,10 @@ pub(crate) struct Feed {
 struct State {
     /// Dropped with the last copy.
     sources: Option<Arc<Vec<HostRegion>>>,
+    /// Tells whether they changed before that; ends with them.
+    watch: Option<Watch>,
+    /// The tensor that did, where one did: the save is over then.
+    torn: Option<usize>,
     /// The cursor: the first extent that nobody has taken on.
     next: u64,
     /// Claims of stagers and of workers that are still copied from.
@@ -76,12 +83,15 @@ struct State {
 impl Feed {
     pub(crate) fn new(
         plan: Arc<WritePlan>,
-        sources: Vec<HostRegion>,
+        sources: Arc<Vec<HostRegion>>,
+        watch: Option<Watch>,
         pool: Pool,
         is_lazy: bool,
     ) -> Feed {
         let state = State {
-            sources: Some(Arc::new(sources)),
+            sources: Some(sources),
+            watch,
+            torn: None,
             next: 0,
             staging: 0,
             filling: 0,
@@ -156,6 +166,11 @@ impl Feed {
         let staged = std::mem::take(&mut state.staged);
         self.settle(state);
         drop(staged);
+    }
+
+    /// The tensor that was changed before it was copied, if one was.
+    pub(crate) fn torn(&self) -> Option<usize> {
+        self.lock().torn
     }
 
     /// [`Error::Interrupted`] once the save has ended early.
@@ -284,15 +299,21 @@ impl Feed {
     fn settle(&self, mut state: MutexGuard<'_, State>) {
         let is_last = state.is_over || state.next == self.plan.extents();
         if is_last && state.staging + state.filling == 0 {
-            let sources = state.sources.take();
+            let (sources, watch) = (state.sources.take(), state.watch.take());
+            let is_over = state.is_over;
             // Owners are somebody else's code.
             drop(state);
             if let Some(sources) = sources {
-                drop(sources);
+                let written = watch.as_ref().filter(|_| !is_over).map(Watch::find_written);
+                drop((watch, sources));
                 let mut state = self.lock();
+                state.torn = written.flatten();
+                state.is_over |= state.torn.is_some();
                 state.is_settled = true;
                 state.is_open = true;
+                let staged = state.is_over.then(|| std::mem::take(&mut state.staged));
                 drop(state);
+                drop(staged);
                 self.settled.notify_all();
             }
         } else {
@@ -399,7 +420,7 @@ mod tests {
         let plan = plan(&[spec], u64::MAX, EXTENT_BYTES as u64).unwrap();
         assert_eq!(plan.extents(), 4);
         let pool = Pool::new(EXTENT_BYTES, 8 * EXTENT_BYTES);
-        Feed::new(Arc::new(plan), vec![source], pool, true)
+        Feed::new(Arc::new(plan), Arc::new(vec![source]), None, pool, true)
     }
 
     fn lent() -> Lent {

@@ -4,6 +4,10 @@
 //! change it as soon as it returns. [`Job::write`], on another thread, writes what is staged. A lazy
 //! job needs no staging: its workers copy as they write, and a caller who wants the memory back
 //! earlier stages the rest. The sync save is a lazy job that nobody stages.
+//!
+//! The caller of a lazy job that goes on may change the state too early. Such a job is *watched*: it
+//! fails if anybody wrote to what it had not copied yet ([`Watch`]). Where that cannot be found out,
+//! it is an eager one.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use penstock_io::buffer::{HostRegion, Memory};
+use penstock_io::buffer::{HostRegion, Memory, Unwatchable, Watch};
 use penstock_io::file_system::free_bytes;
 use penstock_io::trace;
 use serde_json::value::RawValue;
@@ -33,7 +37,10 @@ const STAGE_THREADS_MAX: usize = 4;
 /// staging: counters, losses, states of random number generators.
 const SMALL_BYTES_MAX: u64 = 64 << 10;
 /// The bound on all of that.
-const SMALL_TOTAL_BYTES_MAX: usize = 64 << 20;
+const SMALL_TOTAL_BYTES_MAX: u64 = 64 << 20;
+/// The bound on what else a lazy job copies at once, outside of the memory for staging.
+const AT_ONCE_BYTES_MAX: u64 = 64 << 20;
+const TOO_MUCH_AT_ONCE: &str = "it has more than 64 MiB that has to be copied at the call";
 
 /// Where and when a job copies the state.
 #[derive(Clone, Debug, Default)]
@@ -42,6 +49,11 @@ pub struct Staging {
     pub arena: Option<Arena>,
     /// Whether the workers copy what nobody has staged. Otherwise they wait for [`Job::stage`].
     pub is_lazy: bool,
+    /// Of a lazy job, whether it fails where a tensor is changed before it is copied.
+    pub is_watched: bool,
+    /// Indices of tensors that a lazy job copies at once as well, whatever their size. With more than
+    /// 64 MiB of them beside the small ones it is an eager one.
+    pub at_once: Vec<usize>,
 }
 
 /// A rank's write in two halves. Every method may be called from any thread.
@@ -49,7 +61,9 @@ pub struct Job {
     prepared: Arc<Prepared>,
     feed: Feed,
     plan_seconds: f64,
-    copied: Vec<usize>,
+    is_lazy: bool,
+    /// Why it is eager, where it was to be lazy.
+    eager_because: Option<String>,
     /// Time spent in [`Job::stage`]; `None` before the first call.
     stage_seconds: Mutex<Option<f64>>,
     is_begun: AtomicBool,
@@ -58,6 +72,9 @@ pub struct Job {
 impl Job {
     /// Plans the write of a state to the device behind `path`. A lazy job copies small tensors at
     /// once, up to 64 KiB each and 64 MiB in all, the smallest first.
+    ///
+    /// A watched job fails with [`Error::Torn`] where anybody writes to the rest before it is copied.
+    /// Where nobody can tell, [`Job::is_lazy`] is false.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a tensor without a place in the format.
@@ -70,10 +87,35 @@ impl Job {
             options.staging_bytes = Some(staging_bytes.min(budget_bytes));
         }
         let (mut prepared, mut sources) = Prepared::new(state, None, path, &options)?;
-        let copied = match staging.is_lazy {
-            true => copy_small(&mut sources)?,
-            false => Vec::new(),
-        };
+        let names = |index: usize| prepared.name(index).to_owned();
+        let mut is_lazy = staging.is_lazy;
+        let mut eager_because = None;
+        let mut copied = Vec::new();
+        if is_lazy {
+            copied = small(&sources);
+            let mut asked = staging.at_once.clone();
+            asked.retain(|index| copied.binary_search(index).is_err());
+            if bytes_of(&sources, &asked) <= AT_ONCE_BYTES_MAX {
+                copied.extend(asked);
+                copied.sort_unstable();
+            } else {
+                is_lazy = false;
+                eager_because = Some(TOO_MUCH_AT_ONCE.to_owned());
+            }
+            replace_by_copies(&mut sources, &copied)?;
+        }
+        let sources = Arc::new(sources);
+        let mut watch = None;
+        if is_lazy && staging.is_watched && copied.len() < sources.len() {
+            let _span = trace::span("watch");
+            match Watch::begin(Arc::clone(&sources), &copied) {
+                Ok(begun) => watch = Some(begun),
+                Err(reason) => {
+                    is_lazy = false;
+                    eager_because = Some(because(&reason, names));
+                }
+            }
+        }
         if let Some(arena) = &staging.arena {
             let settings = &mut prepared.settings;
             let extent_bytes = settings.extent_bytes;
@@ -82,8 +124,11 @@ impl Job {
             // One extent in flight and one being filled.
             settings.pool = arena.pool(extent_bytes, wanted_bytes, 2 * extent_bytes);
         }
-        let job = Job::of(prepared, sources, staging.is_lazy, begun);
-        Ok(Job { copied, ..job })
+        let job = Job::of(prepared, sources, watch, is_lazy, begun);
+        Ok(Job {
+            eager_because,
+            ..job
+        })
     }
 
     /// The job of a sync save.
@@ -96,17 +141,25 @@ impl Job {
         let _span = trace::span("plan");
         let begun = Instant::now();
         let (prepared, sources) = Prepared::new(state, salvaged, path, options)?;
-        Ok(Job::of(prepared, sources, true, begun))
+        Ok(Job::of(prepared, Arc::new(sources), None, true, begun))
     }
 
-    fn of(prepared: Prepared, sources: Vec<HostRegion>, is_lazy: bool, begun: Instant) -> Job {
+    fn of(
+        prepared: Prepared,
+        sources: Arc<Vec<HostRegion>>,
+        watch: Option<Watch>,
+        is_lazy: bool,
+        begun: Instant,
+    ) -> Job {
         let plan = Arc::clone(&prepared.plan);
-        let feed = Feed::new(plan, sources, prepared.settings.pool.clone(), is_lazy);
+        let pool = prepared.settings.pool.clone();
+        let feed = Feed::new(plan, sources, watch, pool, is_lazy);
         Job {
             prepared: Arc::new(prepared),
             feed,
             plan_seconds: begun.elapsed().as_secs_f64(),
-            copied: Vec::new(),
+            is_lazy,
+            eager_because: None,
             stage_seconds: Mutex::default(),
             is_begun: AtomicBool::new(false),
         }
@@ -117,9 +170,9 @@ impl Job {
         self.prepared.plan.bytes()
     }
 
-    /// Indices of the tensors that a lazy job has copied at once, in order.
-    pub fn copied(&self) -> &[usize] {
-        &self.copied
+    /// Whether it copies what nobody stages: not every job that was to be lazy is.
+    pub fn is_lazy(&self) -> bool {
+        self.is_lazy
     }
 
     /// Copies whatever of the state is not yet copied, with up to `threads` threads, the calling one
@@ -216,7 +269,10 @@ impl Job {
             watch: Stopwatch::since(begun_ns),
         };
         let written = self.fill_shards(&mut shards, attempt, progress);
-        written.map_err(|error| shards.with_room(error))?;
+        written.map_err(|error| {
+            let torn = self.torn(attempt.path());
+            torn.unwrap_or_else(|| shards.with_room(error))
+        })?;
         std::mem::forget(end_on_failure);
         shards.watch.insert("stage", *self.lock_stage_seconds());
         shards.watch.insert("plan", Some(self.plan_seconds));
@@ -231,8 +287,16 @@ impl Job {
     ) -> Result<()> {
         let Prepared { plan, settings, .. } = self.prepared.as_ref();
         let run = &mut shards.run;
+        if let Some(reason) = &self.eager_because {
+            run.note(format!(
+                "copied at the call, as without lazy=True: {reason}"
+            ));
+        }
         let files = self.prepared.create_shards(attempt, shards.rank, run)?;
         shards.chunks = pipeline::write::write(plan, &self.feed, &files, settings, progress, run)?;
+        // Whoever copied last may still be asking whether anybody wrote meanwhile.
+        self.feed.wait(None);
+        self.feed.check()?;
         shards.watch.lap("write");
         self.prepared.finish_shards(&files)?;
         progress.check()?;
@@ -242,6 +306,15 @@ impl Job {
         // Closed before the commit, so that no reader of a complete checkpoint finds it open.
         drop(files);
         Ok(())
+    }
+
+    /// What a write fails with whose snapshot is of no moment.
+    fn torn(&self, path: &Path) -> Option<Error> {
+        let tensor = self.feed.torn()?;
+        Some(Error::Torn {
+            path: path.to_owned(),
+            key: self.prepared.name(tensor).to_owned(),
+        })
     }
 
     fn lock_stage_seconds(&self) -> std::sync::MutexGuard<'_, Option<f64>> {
@@ -319,9 +392,20 @@ impl std::fmt::Debug for Shards {
     }
 }
 
-/// Replaces small sources by copies until the bound is reached; tells which, in order. The smallest
-/// come first: they are what changes on the way, such as counters and running statistics.
-fn copy_small(sources: &mut [HostRegion]) -> Result<Vec<usize>> {
+fn because(reason: &Unwatchable, name: impl Fn(usize) -> String) -> String {
+    match reason {
+        Unwatchable::Shared { region } => format!("{} lies in {reason}", name(*region)),
+        _ => reason.to_string(),
+    }
+}
+
+fn bytes_of(sources: &[HostRegion], indices: &[usize]) -> u64 {
+    indices.iter().map(|&index| sources[index].len()).sum()
+}
+
+/// Small sources until the bound is reached, in order. The smallest come first: they are what changes
+/// on the way, such as counters and running statistics.
+fn small(sources: &[HostRegion]) -> Vec<usize> {
     let is_small = |source: &HostRegion| (1..=SMALL_BYTES_MAX).contains(&source.len());
     let mut small: Vec<usize> = (0..sources.len())
         .filter(|&index| is_small(&sources[index]))
@@ -329,25 +413,29 @@ fn copy_small(sources: &mut [HostRegion]) -> Result<Vec<usize>> {
     small.sort_by_key(|&index| sources[index].len());
     let mut total_bytes = 0;
     small.retain(|&index| {
-        let bytes = sources[index].len() as usize;
+        let bytes = sources[index].len();
         let fits = total_bytes + bytes <= SMALL_TOTAL_BYTES_MAX;
         total_bytes += if fits { bytes } else { 0 };
         fits
     });
     small.sort_unstable();
-    let mut memory = Memory::allocate(total_bytes)?;
+    small
+}
+
+fn replace_by_copies(sources: &mut [HostRegion], indices: &[usize]) -> Result<()> {
+    let mut memory = Memory::allocate(bytes_of(sources, indices) as usize)?;
     let mut rest = memory.as_mut_slice();
-    for &index in &small {
+    for &index in indices {
         let source = &sources[index];
         let copy = rest.split_off_mut(..source.len() as usize);
         source.copy_to(0, copy.expect("there is room for all of them"));
     }
     let memory = Arc::new(memory);
     let mut start = 0;
-    for &index in &small {
+    for &index in indices {
         let end = start + sources[index].len() as usize;
         sources[index] = HostRegion::within(&memory, start..end);
         start = end;
     }
-    Ok(small)
+    Ok(())
 }

@@ -64,6 +64,11 @@ impl Prepared {
         Ok((prepared, state.sources))
     }
 
+    /// What a tensor is called.
+    pub(super) fn name(&self, tensor: usize) -> &str {
+        &self.tensors[tensor].name
+    }
+
     pub(super) fn create_shards(
         &self,
         attempt: &mut Attempt,
