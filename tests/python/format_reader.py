@@ -266,6 +266,22 @@ class Checkpoint:
         return value
 
 
+def boxes_of_shard(path: Path) -> dict[str, dict[str, Any]] | None:
+    """5.2: which tensors of a shard are boxes of global ones, by itself; None if it is silent."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = _parse(data[8 : 8 + length])
+    text = header.pop("__metadata__").get("penstock.boxes")
+    if text is None:
+        return None
+    boxes: dict[str, dict[str, Any]] = _parse(text)
+    for name, box in boxes.items():
+        _require(set(box) == {"tensor", "shape", "start"} and box["tensor"] != "", "4.6")
+        sizes = zip(box["start"], header[name]["shape"], box["shape"], strict=False)
+        _require(all(start + size <= whole for start, size, whole in sizes), "4.6: inside")
+    return boxes
+
+
 def _leaf(node: dict[str, Any]) -> Any:
     """6.2: what needs nothing but the node itself."""
     tag, value = node["$"], node.get("v")
@@ -340,7 +356,7 @@ def _check_overlaps(rows: list[dict[str, Any]]) -> None:
         _require(file != next_file or end <= begin, "4.2: overlap")
 
 
-def _parse(text: bytes) -> Any:
+def _parse(text: bytes | str) -> Any:
     """JSON without repeated members and without NaN and Infinity."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

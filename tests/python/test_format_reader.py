@@ -18,13 +18,24 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+from safetensors import safe_open
 
 import format_reader
 import penstock
+import three_ranks
 from compare import assert_same, plain_text, tensor_bytes
 from conftest import REPOSITORY
 from forge import Forgery, encode
-from format_reader import CHUNK_BYTES, Checkpoint, FormatError, Other, Tensor, crc64, digest
+from format_reader import (
+    CHUNK_BYTES,
+    Checkpoint,
+    FormatError,
+    Other,
+    Tensor,
+    boxes_of_shard,
+    crc64,
+    digest,
+)
 from states import states
 
 GOLDEN = REPOSITORY / "tests" / "golden"
@@ -351,6 +362,21 @@ def test_5_2_data_starts_on_a_page(checkpoint):
         start, header = reader.header(index)
         assert start % 4096 == 0
         assert header["__metadata__"] == {"format": "pt", "penstock": "1"}
+
+
+def test_5_2_a_shard_tells_which_of_its_tensors_are_boxes(tmp_path):
+    path = three_ranks.commit(tmp_path / "ckpt", ["{}"] * 3)
+    for rank in range(3):
+        part = json.loads(three_ranks.file_of(path, "part", rank).read_bytes())
+        expected = {row["name"]: row["box"] for row in part["tensors"] if "box" in row}
+        assert "own" in [row["name"] for row in part["tensors"]]
+        shard = three_ranks.file_of(path, "shard", rank)
+        assert boxes_of_shard(shard) == expected
+        # As other tools see it.
+        with safe_open(shard, "np") as opened:
+            assert json.loads(opened.metadata()["penstock.boxes"]) == expected
+    three_ranks.commit(tmp_path / "plain", ["{}"] * 3, boxes=False)
+    assert boxes_of_shard(three_ranks.file_of(tmp_path / "plain", "shard", 1)) is None
 
 
 def test_5_3_tensors_are_ordered_by_alignment(tmp_path):

@@ -14,6 +14,7 @@ use serde::ser::{SerializeMap, Serializer as _};
 use serde::{Deserialize, Serialize};
 
 use crate::dtype;
+use crate::part::TensorBox;
 use crate::plain;
 
 /// Boundary on which the data of a shard starts, and that direct I/O is aligned to.
@@ -21,6 +22,9 @@ pub const PAGE_BYTES: u64 = 4096;
 
 /// The longest header that the safetensors library reads; longer ones are refused.
 pub const HEADER_BYTES_MAX: u64 = 100_000_000;
+
+/// Where the metadata of a shard says which of its tensors are boxes of larger ones.
+const BOXES: &str = "penstock.boxes";
 
 /// Bytes of the length that precedes the header.
 const LENGTH_BYTES: u64 = 8;
@@ -44,6 +48,8 @@ pub struct Header {
     pub data_start: u64,
     /// Free text that the writer left.
     pub metadata: BTreeMap<String, String>,
+    /// The tensors that are boxes of global ones, where the writer said so. Nothing vouches for it.
+    pub boxes: Option<BTreeMap<String, TensorBox>>,
     /// Names and descriptions, in the order of the header.
     pub tensors: Vec<(String, HeaderTensor)>,
 }
@@ -55,8 +61,17 @@ pub struct InvalidHeader(String);
 
 /// Builds the first bytes of a shard, up to where its data starts.
 pub fn encode_header<'a>(tensors: impl Iterator<Item = (&'a str, HeaderTensor)>) -> Vec<u8> {
+    encode_header_of(tensors, &BTreeMap::new())
+}
+
+/// The same of a shard some of whose tensors are boxes of global ones: it says which, for whoever
+/// has nothing but the shard.
+pub(crate) fn encode_header_of<'a>(
+    tensors: impl Iterator<Item = (&'a str, HeaderTensor)>,
+    boxes: &BTreeMap<&str, &TensorBox>,
+) -> Vec<u8> {
     let mut bytes = vec![0; LENGTH_BYTES as usize];
-    write_header_json(&mut bytes, tensors).expect("writing JSON to memory cannot fail");
+    write_header_json(&mut bytes, tensors, boxes).expect("writing JSON to memory cannot fail");
     let padded = (bytes.len() as u64).next_multiple_of(PAGE_BYTES);
     bytes.resize(padded as usize, b' ');
     let header_bytes = padded - LENGTH_BYTES;
@@ -67,14 +82,17 @@ pub fn encode_header<'a>(tensors: impl Iterator<Item = (&'a str, HeaderTensor)>)
 fn write_header_json<'a>(
     bytes: &mut Vec<u8>,
     tensors: impl Iterator<Item = (&'a str, HeaderTensor)>,
+    boxes: &BTreeMap<&str, &TensorBox>,
 ) -> serde_json::Result<()> {
     let mut serializer = serde_json::Serializer::new(bytes);
     let mut map = serializer.serialize_map(None)?;
     // "format": "pt" is what transformers asks of a file before it loads it.
-    map.serialize_entry(
-        "__metadata__",
-        &BTreeMap::from([("format", "pt"), ("penstock", "1")]),
-    )?;
+    let mut metadata = BTreeMap::from([("format", "pt"), ("penstock", "1")]);
+    let boxes_json = serde_json::to_string(boxes)?;
+    if !boxes.is_empty() {
+        metadata.insert(BOXES, &boxes_json);
+    }
+    map.serialize_entry("__metadata__", &metadata)?;
     for (name, tensor) in tensors {
         map.serialize_entry(name, &tensor)?;
     }
@@ -86,6 +104,14 @@ pub(crate) fn header_bytes_bound(name: &str, dims: usize) -> u64 {
     // A byte of a name takes at most six when escaped (\u0000); a number at most twenty digits.
     const FIXED_BYTES: usize = 128;
     (name.len() * 6 + dims * 21 + FIXED_BYTES) as u64
+}
+
+/// The same of what a box adds beside that. Its JSON stands in a string and is escaped twice: a byte
+/// of a name takes at most seven (\\u0000).
+pub(crate) fn box_bytes_bound(name: &str, region: &TensorBox) -> u64 {
+    const FIXED_BYTES: usize = 128;
+    let dims = region.shape.len() + region.start.len();
+    ((name.len() + region.tensor.len()) * 7 + dims * 21 + FIXED_BYTES) as u64
 }
 
 /// Bytes of the file's start that [`parse_header`] needs, read off its first eight bytes.
@@ -123,8 +149,12 @@ pub fn parse_header(start: &[u8], file_bytes: u64) -> Result<Header, InvalidHead
     let raw: RawHeader =
         serde_json::from_slice(text).map_err(|error| InvalidHeader(error.to_string()))?;
     check_layout(&raw.tensors, file_bytes - data_start)?;
+    let boxes = raw.metadata.get(BOXES);
+    let boxes = boxes.map(|text| serde_json::from_str(text)).transpose();
+    let boxes = boxes.map_err(|error| InvalidHeader(format!("{BOXES}: {error}")))?;
     Ok(Header {
         data_start,
+        boxes,
         metadata: raw.metadata,
         tensors: raw.tensors,
     })
@@ -280,14 +310,43 @@ mod tests {
                 data_offsets: (u64::MAX, u64::MAX),
             };
             let mut with = Vec::new();
-            write_header_json(&mut with, [(name, tensor)].into_iter()).unwrap();
+            let none = BTreeMap::new();
+            write_header_json(&mut with, [(name, tensor.clone())].into_iter(), &none).unwrap();
             let mut without = Vec::new();
-            write_header_json(&mut without, std::iter::empty()).unwrap();
-            assert!(
-                (with.len() - without.len()) as u64 <= header_bytes_bound(name, 5),
-                "{name}"
-            );
+            write_header_json(&mut without, std::iter::empty(), &none).unwrap();
+            let bound = header_bytes_bound(name, 5);
+            assert!((with.len() - without.len()) as u64 <= bound, "{name}");
+
+            let region = TensorBox {
+                tensor: format!("{name}{name}"),
+                shape: vec![u64::MAX; 5],
+                start: vec![u64::MAX; 5],
+            };
+            let mut boxed = Vec::new();
+            let boxes = BTreeMap::from([(name, &region)]);
+            write_header_json(&mut boxed, [(name, tensor)].into_iter(), &boxes).unwrap();
+            let bound = box_bytes_bound(name, &region);
+            assert!((boxed.len() - with.len()) as u64 <= bound, "{name}");
         }
+    }
+
+    #[test]
+    fn boxes_are_told_and_read_back() {
+        let region = TensorBox {
+            tensor: "a \"whole\"\n".into(),
+            shape: vec![4, 3],
+            start: vec![2, 0],
+        };
+        let tensors = || [("a", f32_at(0, &[2, 3])), ("own", f32_at(24, &[1]))].into_iter();
+        let bytes = encode_header_of(tensors(), &BTreeMap::from([("a", &region)]));
+        let header = parse_header(&bytes, bytes.len() as u64 + 28).unwrap();
+        assert_eq!(header.boxes, Some(BTreeMap::from([("a".into(), region)])));
+        let bytes = encode_header(tensors());
+        let header = parse_header(&bytes, bytes.len() as u64 + 28).unwrap();
+        assert_eq!(header.boxes, None);
+        let (bytes, file_bytes) = file(r#"{"__metadata__":{"penstock.boxes":"[1]"}}"#, 0);
+        let error = parse_header(&bytes, file_bytes).unwrap_err().to_string();
+        assert!(error.contains("penstock.boxes"), "{error}");
     }
 
     #[test]

@@ -201,8 +201,11 @@ fn compare(header: &Header, mut listed: Vec<&TensorEntry>) -> std::result::Resul
         let dtype = tensor.stored_dtype().unwrap_or_default();
         let (begin, end) = described.data_offsets;
         let range = (header.data_start + begin, header.data_start + end);
+        let told = header.boxes.as_ref();
+        let has_box = told.is_none_or(|boxes| boxes.get(name) == tensor.region.as_ref());
         let agree = *name == tensor.name
             && range == tensor.range
+            && has_box
             && described.dtype == dtype
             && described.shape == *shape;
         if !agree {

@@ -179,6 +179,8 @@ fn shard_length(rest: &[Candidate], tensors: &[TensorSpec], shard_bytes: u64) ->
         let tensor = &tensors[candidate.index as usize];
         data_bytes = data_bytes.saturating_add(candidate.bytes);
         header_bytes += shard::header_bytes_bound(&tensor.name, tensor.shape.len() + 1);
+        let region = tensor.region.as_ref();
+        header_bytes += region.map_or(0, |region| shard::box_bytes_bound(&tensor.name, region));
         if count > 0 && (data_bytes > shard_bytes || header_bytes > HEADER_BYTES_MAX) {
             return count;
         }
@@ -188,7 +190,10 @@ fn shard_length(rest: &[Candidate], tensors: &[TensorSpec], shard_bytes: u64) ->
 
 fn plan_shard(members: &[Candidate], tensors: &[TensorSpec]) -> ShardPlan {
     let mut filled = 0;
-    let header = shard::encode_header(members.iter().map(|candidate| {
+    let specs = members.iter().map(|member| &tensors[member.index as usize]);
+    let boxes = specs.filter_map(|spec| Some((spec.name.as_str(), spec.region.as_ref()?)));
+    let boxes = boxes.collect();
+    let headers = members.iter().map(|candidate| {
         let tensor = &tensors[candidate.index as usize];
         let begin = filled;
         filled += candidate.bytes;
@@ -198,7 +203,8 @@ fn plan_shard(members: &[Candidate], tensors: &[TensorSpec]) -> ShardPlan {
             data_offsets: (begin, filled),
         };
         (tensor.name.as_str(), described)
-    }));
+    });
+    let header = shard::encode_header_of(headers, &boxes);
     let mut next = header.len() as u64;
     let mut starts = Vec::with_capacity(members.len());
     for candidate in members {
