@@ -12,14 +12,16 @@ FUZZ_SECONDS ?= 60
 # proportion to an input is asserted by the targets; libFuzzer bounds the process and, under
 # sanitizers, one allocation, in MiB.
 FUZZ_ARGS := -timeout=10 -dict=fuzz/format.dict
-# How often `make torture` cuts the power of each file system, kills a saver, flips a bit and changes
-# a state under a lazy save, and the seed of all of it: another one each time, printed, so that a failure can be had again.
+# How often `make torture` cuts the power of each file system, kills a saver, flips a bit, changes a
+# state under a lazy save and damages what it salvages, and the seed of all of it: another one each
+# time, printed, so that a failure can be had again.
 TORTURE_CUTS ?= 500
 TORTURE_KILLS ?= 1000
 TORTURE_FLIPS ?= 10000
 TORTURE_LAZY_SAVES ?= 1000
+TORTURE_SALVAGES ?= 500
 TORTURE_TESTS := --test crash --test every_step --test power_cut --test kill --test flips \
-	--test verdicts
+	--test verdicts --test salvage_ranks
 TORTURE_SEED ?= $(shell date +%s)
 # Further arguments for pytest, as in: make test-python PYTEST_ARGS='-k resume -x'
 PYTEST_ARGS ?=
@@ -141,6 +143,7 @@ torture: toolchain $(VENV)/.develop $(NATIVE) ## Cut the power 500 times on ext4
 	PENSTOCK_TORTURE_STRIDE=1 PENSTOCK_TORTURE_STATES=60 PENSTOCK_TORTURE_DRAWS=8 \
 	PENSTOCK_TORTURE_CUTS=$(TORTURE_CUTS) PENSTOCK_TORTURE_KILLS=$(TORTURE_KILLS) \
 		PENSTOCK_TORTURE_FLIPS=$(TORTURE_FLIPS) PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
+		PENSTOCK_TORTURE_SALVAGES=$(TORTURE_SALVAGES) \
 		cargo test --locked --release -p penstock-store $(TORTURE_TESTS) -- \
 		--nocapture --test-threads=1
 	PENSTOCK_TORTURE_LAZY_SAVES=$(TORTURE_LAZY_SAVES) PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock import _native
+    from penstock._native import _MissingRow
     from penstock.view import View
 
 _NAME_CHARS_PER_CHAR = 256
@@ -90,19 +91,27 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingInfo:
-    """A tensor of the state that could not be salvaged.
+    """A tensor of the state that could not be salvaged, or the state of a rank but for tensors.
 
     Attributes:
         name: Its dotted name.
-        dtype: Its element type.
+        dtype: Its element type; empty for a rank's structure and plain values.
         shape: Its dimensions.
         reason: Why it is missing.
+        rank: The rank whose own it is, where many saved together; None for what they share.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     reason: str
+    rank: int | None = None
+
+    @classmethod
+    def of(cls, row: _MissingRow) -> MissingInfo:
+        """What the native module says of it."""
+        name, dtype, shape, reason, _, rank = row
+        return cls(name=name, dtype=dtype, shape=shape, reason=reason, rank=rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,10 +209,7 @@ def describe(checkpoint: _native.Checkpoint, path: str) -> CheckpointInfo:
         partial=checkpoint.partial is not None,
         source_id=source_id,
         unverified=unverified,
-        missing=tuple(
-            MissingInfo(name=name, dtype=dtype, shape=shape, reason=reason)
-            for name, dtype, shape, reason in checkpoint.missing()
-        ),
+        missing=tuple(map(MissingInfo.of, checkpoint.missing())),
         _tree=checkpoint.tree,
     )
 
@@ -221,9 +227,12 @@ def _tensors(
     def rank_of(index: int) -> int:
         return bisect.bisect_right(firsts, index) - 1
 
+    missing = {row[0] for row in checkpoint.missing() if row[4] == "shared"}
     for index, whole, _, start in checkpoint.boxes():
         _, _, shape, file, begin, end = rows[index]
         boxes.add(index)
+        if whole in missing:
+            continue
         pieces.setdefault(whole, []).append(PieceInfo(start, shape, file, begin, end))
         storing.setdefault(whole, rank_of(index))
     is_alone = checkpoint.world_size == 1

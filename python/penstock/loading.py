@@ -161,8 +161,15 @@ class _Reading:
         node = seen.node
         if self._patterns is not None:
             node = tree.select(node, self._patterns, self._path)
-        allow_partial = wanted.allow_partial
-        node, is_left_out = settle(node, checkpoint, self._path, allow_partial=allow_partial)
+        # What is asked for by its very name is in the tree.
+        is_named = self._patterns is not None and not any(map(tree.is_wild, self._patterns))
+        node, is_left_out = settle(
+            node,
+            checkpoint,
+            self._path,
+            allow_partial=wanted.allow_partial,
+            lost=() if is_named else seen.lost,
+        )
         seen = seen._replace(node=node)
         if wanted.into is None:
             return seen, None

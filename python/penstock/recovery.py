@@ -30,7 +30,10 @@ class TensorFate:
         dtype: Its element type.
         shape: Its dimensions.
         bytes: Bytes of its data.
-        hit: What is wrong with it; None for one that is intact, or that cannot be checked.
+        hit: What is wrong with it; None for one that is intact, or that cannot be checked. Of a
+            tensor that ranks share, the first of its boxes that is hit or gone.
+        rank: The rank whose own it is, where many saved together; None for what they share.
+        is_vouched_for: Whether manifest and parts prove what is said of it.
     """
 
     name: str
@@ -38,6 +41,8 @@ class TensorFate:
     shape: tuple[int, ...]
     bytes: int
     hit: str | None
+    rank: int | None = None
+    is_vouched_for: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +55,11 @@ class Explanation:
         described_by: ``"whole"`` (manifest and part vouch for what is intact), ``"part"`` (the
             manifest is lost, so nothing vouches for the part) or ``"headers"`` (the part is lost:
             names and places come from the shards' headers, nothing can be checked, and the plain
-            values are lost).
-        tensors: Every tensor, with what became of it.
+            values are lost). Of many ranks, what is true of the one of which least is left.
+        world_size: How many ranks saved it, as far as anything tells.
+        ranks_lost: The ranks whose part is lost, with structure and plain values.
+        tensors: Every tensor that anything tells of, with what became of it: first those that ranks
+            share, each once, then what each has for itself.
         missing_files: Files that are not there.
         problems: Everything that is wrong, by file.
         earlier_step: Of a step of a store, the newest complete one before it that is not known to
@@ -64,6 +72,8 @@ class Explanation:
     path: str
     step: int | None
     described_by: str
+    world_size: int
+    ranks_lost: tuple[int, ...]
     tensors: tuple[TensorFate, ...]
     missing_files: tuple[str, ...]
     problems: tuple[Problem, ...]
@@ -80,16 +90,12 @@ class Explanation:
     @property
     def intact(self) -> tuple[TensorFate, ...]:
         """The tensors that are proven to be what was saved."""
-        if self.described_by != "whole":
-            return ()
-        return tuple(tensor for tensor in self.tensors if tensor.hit is None)
+        return tuple(fate for fate in self.tensors if fate.hit is None and fate.is_vouched_for)
 
     @property
     def unverified(self) -> tuple[TensorFate, ...]:
         """The tensors that are there, with nothing left that vouches for them."""
-        if self.described_by == "whole":
-            return ()
-        return tuple(tensor for tensor in self.tensors if tensor.hit is None)
+        return tuple(fate for fate in self.tensors if fate.hit is None and not fate.is_vouched_for)
 
     @property
     def hit(self) -> tuple[TensorFate, ...]:
@@ -107,12 +113,13 @@ class SalvageReport:
         step: The step it was saved as, where that is known.
         checkpoint_id: Identity of the new checkpoint.
         source_id: Identity of the damaged one, where that is known.
-        tensors: Tensors that were taken over.
+        tensors: Tensors that were taken over; one that ranks share counts once.
         tensor_bytes: Bytes of their data.
         bytes: Bytes of all files written.
         missing: Tensors and further names that were not taken over.
         unverified: Whether nothing could be checked.
-        values_lost: Whether structure and plain values are lost.
+        values_lost: Whether structure and plain values are lost, of many ranks those of any.
+        ranks_lost: Which of many ranks that is true of.
         seconds: Wall time of the whole call.
     """
 
@@ -127,6 +134,7 @@ class SalvageReport:
     missing: tuple[MissingInfo, ...]
     unverified: bool
     values_lost: bool
+    ranks_lost: tuple[int, ...]
     seconds: float
 
     @property
@@ -165,14 +173,25 @@ def explain(
     where = decode_path(path)
     with shown(progress, "explaining") as update:
         fields = _native.survey(where, options=to_native(options), progress=update)
+    ranks = fields["ranks"]
     earlier_step, earlier_is_verified = _earlier(where)
     return Explanation(
         path=where,
         step=fields["step"],
         described_by=fields["described_by"],
+        world_size=len(ranks),
+        ranks_lost=tuple(rank for rank, source in enumerate(ranks) if source == "headers"),
         tensors=tuple(
-            TensorFate(name=name, dtype=dtype, shape=shape, bytes=nbytes, hit=hit)
-            for name, dtype, shape, nbytes, hit in fields["tensors"]
+            TensorFate(
+                name=name,
+                dtype=dtype,
+                shape=shape,
+                bytes=nbytes,
+                hit=hit,
+                rank=rank,
+                is_vouched_for=is_vouched_for,
+            )
+            for name, dtype, shape, nbytes, hit, rank, is_vouched_for in fields["tensors"]
         ),
         missing_files=tuple(fields["missing_files"]),
         problems=tuple(Problem(**problem) for problem in fields["problems"]),
@@ -195,15 +214,20 @@ def salvage(
 
     The new checkpoint is marked partial and lists what is missing: `penstock.load` of it names
     that in a `PartialCheckpointError`, or leaves it out with ``allow_partial=True``. If nothing is
-    missing after all, it is a complete checkpoint. The damaged one is not changed. What is taken
-    over is in memory meanwhile.
+    missing after all, it is a complete checkpoint. The damaged one is not changed.
+
+    What many ranks saved is saved as they had it: with as many parts, each with its tree, and loads
+    into every layout as before. A tensor that ranks share is taken over whole or not at all. Where
+    the part of a rank is lost, so is all that it had for itself, while what others have stays
+    theirs. One process does it all; what it takes over of one rank is in memory at a time.
 
     Args:
         path: The damaged checkpoint's directory.
         out: The new one's; there must be none yet.
-        unverified: Where manifest or part are lost, take over what nothing vouches for. Without
-            the part that is a flat dictionary of what the shards' headers list: plain values, ties
-            and types that safetensors has no name for are lost.
+        unverified: Where manifest or parts are lost, take over what nothing vouches for. Without
+            its part that is, of a rank, a flat dictionary of what the shards' headers list: plain
+            values, ties and types that safetensors has no name for are lost. Of many ranks only
+            shards count that say which of their tensors are boxes of larger ones.
         options: How bytes move; None for ``Options()``.
         progress: True for a bar on standard error, or a function called with the bytes done and
             the bytes in all.
@@ -238,11 +262,12 @@ def salvage(
             options=to_native(options),
             progress=update,
         )
-    missing = tuple(
-        MissingInfo(name=name, dtype=dtype, shape=shape, reason=reason)
-        for name, dtype, shape, reason in fields["missing"]
-    )
-    return SalvageReport(**{**fields, "path": where, "source": source, "missing": missing})
+    fields |= {
+        "missing": tuple(map(MissingInfo.of, fields["missing"])),
+        "values_lost": bool(fields["ranks_lost"]),
+        "ranks_lost": tuple(fields["ranks_lost"]),
+    }
+    return SalvageReport(**{**fields, "path": where, "source": source})
 
 
 def _earlier(path: str) -> tuple[int | None, bool]:

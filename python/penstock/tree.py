@@ -167,6 +167,11 @@ def unique_names(names: Sequence[str]) -> Sequence[str]:
 _WILDCARDS = frozenset("*?[")
 
 
+def is_wild(pattern: str) -> bool:
+    """Whether a pattern may match more leaves than the one it names."""
+    return not _WILDCARDS.isdisjoint(pattern)
+
+
 def select(node: Node, patterns: Sequence[str], path: str) -> Node:
     """The tree with `SKIPPED` in place of every leaf that no pattern matches.
 
@@ -181,7 +186,7 @@ def select(node: Node, patterns: Sequence[str], path: str) -> Node:
     matchers = [
         (pattern, re.compile(fnmatch.translate(pattern)).match)
         for pattern in patterns
-        if not _WILDCARDS.isdisjoint(pattern)
+        if is_wild(pattern)
     ]
     found: set[str] = set()
     wanted: set[int] = set()

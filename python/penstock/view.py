@@ -13,6 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from penstock import dtypes, tree
+from penstock.partial import MISSING, Gone, shared_only
 from penstock.restore import is_data, reference
 from penstock.scalars import TreeError, decode_key, encode_key, member
 from penstock.tree import LEVELS_MAX, MAPPINGS, Node
@@ -57,6 +58,7 @@ class View(NamedTuple):
         aliases: Further names, and windows.
         wholes: Index of each whole -> its name in the parts.
         unreached: Wholes that are stored and not in the tree, by name.
+        lost: What could not be salvaged, and is not in the tree as missing either.
         is_shared: Whether there may be more in the checkpoint than this rank sees.
         tree_chars: Length of all trees that were parsed.
     """
@@ -66,6 +68,7 @@ class View(NamedTuple):
     aliases: Sequence[_Alias]
     wholes: dict[int, str]
     unreached: dict[str, Stored]
+    lost: tuple[str, ...]
     is_shared: bool
     tree_chars: int
 
@@ -99,7 +102,8 @@ def view(
     A rank beyond those that saved sees what the rank modulo their number saw, and one that saved
     nothing what the first one saw. What that rank did not have, such as the layers of another
     pipeline stage, is added from the others where it has one place; trees of others are parsed
-    only for that.
+    only for that. Where the state of that rank is lost, the tree of another tells where shared
+    tensors belong, and all else is missing.
 
     Args:
         checkpoint: An open checkpoint.
@@ -120,12 +124,16 @@ def view(
         saved_rank, text = 0, checkpoint.rank_tree(0)
     if not may_share(checkpoint, has_boxes=bool(boxes)):
         node = tree.parse(text)
-        return View(node, tensors, aliases, {}, {}, is_shared=False, tree_chars=len(text))
-    stored = _stored(boxes, tensors)
-    numbering = _Numbering(tensors, aliases, checkpoint.offsets(), stored)
-    node = numbering.number(tree.parse(text), saved_rank)
+        return View(node, tensors, aliases, {}, {}, (), is_shared=False, tree_chars=len(text))
+    gone = Gone.of(checkpoint)
+    stored = _stored(boxes, tensors, gone.shared)
+    numbering = _Numbering(tensors, aliases, checkpoint.offsets(), stored, gone.shared)
+    parsed = tree.parse(text)
+    if saved_rank in gone.states and not is_alone:
+        text, parsed = _in_place_of_lost(checkpoint, gone) or (text, parsed)
+    node = numbering.number(parsed, saved_rank)
     tree_chars = len(text)
-    unseen = stored.keys() - numbering.names
+    unseen = (stored.keys() | gone.shared) - numbering.names
     if unseen and not is_alone:
         merging = _Merging(numbering, node, state)
         for other in _storing_first(checkpoint, boxes, unseen, saved_rank):
@@ -141,9 +149,22 @@ def view(
         numbering.aliases,
         numbering.wholes,
         {name: found for name, found in stored.items() if name not in numbering.names},
+        gone.of_rank(saved_rank) if is_alone else gone.beside(numbering.names),
         is_shared=checkpoint.world_size > 1 or bool(boxes or numbering.wholes),
         tree_chars=tree_chars,
     )
+
+
+def _in_place_of_lost(checkpoint: _native.Checkpoint, gone: Gone) -> tuple[str, Node] | None:
+    """A tree that tells where shared tensors belong, in place of one that is lost.
+
+    All else in it is another rank's, and missing here.
+    """
+    for rank in range(checkpoint.world_size):
+        text = checkpoint.rank_tree(rank)
+        if rank not in gone.states and text not in (tree.AS_FIRST, _NOTHING):
+            return text, shared_only(tree.parse(text))
+    return None
 
 
 _NOTHING = "{}"
@@ -169,25 +190,35 @@ def _storing_first(
     for index, name, _, _ in boxes:
         if name in unseen:
             storing.setdefault(bisect.bisect_right(firsts, index) - 1, set()).add(name)
+    looked = {own}
     for rank in sorted(storing):
         if rank != own and not unseen.isdisjoint(storing[rank]):
+            looked.add(rank)
             yield rank
     for rank in range(len(firsts)):
         if not unseen:
             return
-        if rank != own and rank not in storing:
+        if rank not in looked:
             yield rank
 
 
-def _stored(boxes: Sequence[_BoxRow], tensors: Sequence[Row]) -> dict[str, Stored]:
-    """What the boxes of each whole come to, by name."""
+def _stored(
+    boxes: Sequence[_BoxRow], tensors: Sequence[Row], missing: frozenset[str]
+) -> dict[str, Stored]:
+    """What the boxes of each whole that is not missing come to, by name."""
     found: dict[str, Stored] = {}
     for index, name, shape, _ in boxes:
+        if name in missing:
+            continue
         _, dtype, box_shape, *_ = tensors[index]
         items = math.prod(box_shape)
         known = found.get(name)
         found[name] = Stored(dtype, shape, items + (0 if known is None else known.items))
     return found
+
+
+_NOWHERE = -1
+"""In place of the index of a whole that is missing."""
 
 
 class _Numbering:
@@ -199,12 +230,14 @@ class _Numbering:
         aliases: Sequence[_Alias],
         offsets: Sequence[tuple[int, int]],
         stored: dict[str, Stored],
+        missing: frozenset[str],
     ) -> None:
         self.tensors = list(tensors)
         self.aliases = list(aliases)
         self.wholes: dict[int, str] = {}
         self._offsets = offsets
         self._stored = stored
+        self._missing = missing
         self._whole_of: dict[str, int] = {}
         self._window_of: dict[tuple[int, Window], int] = {}
 
@@ -232,9 +265,13 @@ class _Numbering:
         return self.wholes.get(reference(node, self.tensors, self.aliases)[0])
 
     def _number_whole(self, leaf: dict[str, Node]) -> None:
-        index = self._index(
-            member(leaf, "g", str), member(leaf, "dtype", str), member(leaf, "shape", list)
-        )
+        name = member(leaf, "g", str)
+        if name in self._missing:
+            self._whole_of[name] = _NOWHERE
+            leaf.clear()
+            leaf |= MISSING
+            return
+        index = self._index(name, member(leaf, "dtype", str), member(leaf, "shape", list))
         window = leaf.get("view")
         for name in ("g", "dtype", "shape", "view"):
             leaf.pop(name, None)

@@ -132,9 +132,9 @@ impl Checkpoint {
         Some((partial.source.as_deref(), partial.unverified))
     }
 
-    /// Tensors and further names that could not be salvaged.
+    /// What could not be salvaged.
     fn missing<'py>(&self, py: Python<'py>) -> PyResult<Vec<MissingRow<'py>>> {
-        report::missing_rows(py, &self.inner.part().missing)
+        report::missing_rows(py, self.inner.missing())
     }
 
     /// Bytes of tensor data.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use penstock_store::part::Missing;
+use penstock_store::part::{Missing, MissingKind};
 use penstock_store::report::{LoadReport, Problem, SaveReport, Transport, VerifyReport};
 use penstock_store::salvage::SalvageReport;
 use penstock_store::save::{Committed, Written};
@@ -113,23 +113,13 @@ pub(crate) fn of_scrub<'py>(py: Python<'py>, report: &ScrubReport) -> PyResult<B
 }
 
 pub(crate) fn of_survey<'py>(py: Python<'py>, survey: &Survey) -> PyResult<Bound<'py, PyDict>> {
-    let tensors = PyList::empty(py);
-    for (tensor, hit) in survey.part.tensors.iter().zip(&survey.hits) {
-        let shape = PyTuple::new(py, &tensor.shape)?;
-        let (name, dtype) = (tensor.name.as_str(), tensor.dtype.as_str());
-        tensors.append((name, dtype, shape, tensor.nbytes(), hit.as_deref()))?;
-    }
     let dict = PyDict::new(py);
-    let described = match survey.described {
-        Described::Whole => "whole",
-        Described::PartAlone => "part",
-        Described::Headers => "headers",
-    };
-    dict.set_item("described_by", described)?;
+    dict.set_item("described_by", described_by(survey.described))?;
+    let by_rank = survey.described_by().into_iter().map(described_by);
+    dict.set_item("ranks", by_rank.collect::<Vec<_>>())?;
     let manifest = survey.manifest.as_ref();
     dict.set_item("step", manifest.and_then(|manifest| manifest.step))?;
-    dict.set_item("checkpoint_id", manifest.map(|manifest| &manifest.id))?;
-    dict.set_item("tensors", tensors)?;
+    dict.set_item("tensors", fates(py, survey)?)?;
     dict.set_item("missing_files", &survey.missing_files)?;
     dict.set_item("problems", problems(py, &survey.problems)?)?;
     dict.set_item("bytes_checked", survey.bytes_checked)?;
@@ -137,42 +127,97 @@ pub(crate) fn of_survey<'py>(py: Python<'py>, survey: &Survey) -> PyResult<Bound
     Ok(dict)
 }
 
+fn described_by(described: Described) -> &'static str {
+    match described {
+        Described::Whole => "whole",
+        Described::PartAlone => "part",
+        Described::Headers => "headers",
+    }
+}
+
+/// Name, dtype, shape, bytes, what is wrong, the rank whose own it is where there are several, and
+/// whether it is vouched for: first of the tensors that ranks share.
+fn fates<'py>(py: Python<'py>, survey: &Survey) -> PyResult<Bound<'py, PyList>> {
+    let fates = PyList::empty(py);
+    for tensor in &survey.shared {
+        let shape = PyTuple::new(py, &tensor.shape)?;
+        let (name, dtype, hit) = (&tensor.name, &tensor.dtype, tensor.hit.as_deref());
+        let whose: Option<u32> = None;
+        let is_vouched_for = tensor.is_vouched_for;
+        fates.append((name, dtype, shape, tensor.bytes, hit, whose, is_vouched_for))?;
+    }
+    let several = survey.world_size() > 1;
+    let entries = survey.part.tensors.iter().zip(&survey.hits).enumerate();
+    for (entry, (tensor, hit)) in entries.filter(|(_, (tensor, _))| tensor.region.is_none()) {
+        let shape = PyTuple::new(py, &tensor.shape)?;
+        let (name, dtype, hit) = (&tensor.name, &tensor.dtype, hit.as_deref());
+        let whose = several.then(|| survey.rank_of(entry));
+        let is_vouched_for = survey.is_vouched_for(entry);
+        fates.append((
+            name,
+            dtype,
+            shape,
+            tensor.nbytes(),
+            hit,
+            whose,
+            is_vouched_for,
+        ))?;
+    }
+    Ok(fates)
+}
+
 pub(crate) fn of_salvage<'py>(
     py: Python<'py>,
     report: &SalvageReport,
 ) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
-    dict.set_item("step", report.saved.step)?;
-    dict.set_item("checkpoint_id", &report.saved.id)?;
+    dict.set_item("step", report.step)?;
+    dict.set_item("checkpoint_id", &report.id)?;
     dict.set_item("source_id", &report.source)?;
-    dict.set_item("bytes", report.saved.bytes)?;
-    dict.set_item("tensors", report.saved.tensors)?;
+    dict.set_item("bytes", report.bytes)?;
+    dict.set_item("tensors", report.tensors)?;
     dict.set_item("tensor_bytes", report.recovered_bytes)?;
-    dict.set_item("missing", missing_rows(py, &report.missing)?)?;
+    let missing = report
+        .missing
+        .iter()
+        .map(|(rank, missing)| (*rank, missing));
+    dict.set_item("missing", missing_rows(py, missing.collect())?)?;
     dict.set_item("unverified", report.unverified)?;
-    dict.set_item("values_lost", report.tree_is_lost)?;
+    dict.set_item("ranks_lost", &report.ranks_lost)?;
     dict.set_item("seconds", report.seconds)?;
     Ok(dict)
 }
 
-/// Name, dtype, shape and the reason.
-pub(crate) type MissingRow<'py> = (String, String, Bound<'py, PyTuple>, String);
+/// Name, dtype, shape, the reason, what it is, and the rank whose own it is where there are several.
+pub(crate) type MissingRow<'py> = (
+    String,
+    String,
+    Bound<'py, PyTuple>,
+    String,
+    &'static str,
+    Option<u32>,
+);
 
 pub(crate) fn missing_rows<'py>(
     py: Python<'py>,
-    missing: &[Missing],
+    missing: Vec<(Option<u32>, &Missing)>,
 ) -> PyResult<Vec<MissingRow<'py>>> {
-    let row = |missing: &Missing| {
+    let row = |(rank, missing): (Option<u32>, &Missing)| {
         let shape = PyTuple::new(py, &missing.shape)?;
+        let kind = match missing.kind {
+            MissingKind::Own => "own",
+            MissingKind::Shared => "shared",
+            MissingKind::State => "state",
+        };
         let Missing {
             name,
             dtype,
             reason,
             ..
         } = missing.clone();
-        Ok((name, dtype, shape, reason))
+        Ok((name, dtype, shape, reason, kind, rank))
     };
-    missing.iter().map(row).collect()
+    missing.into_iter().map(row).collect()
 }
 
 fn problems<'py>(py: Python<'py>, found: &[Problem]) -> PyResult<Bound<'py, PyList>> {

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import penstock
+import three_ranks
 from penstock import cli
 from penstock.cli import units
 
@@ -112,6 +113,7 @@ def test_ctrl_c_exits_with_130_without_a_traceback():
     script = """
 import signal, sys
 import penstock
+import three_ranks
 from penstock import cli
 
 def verify(*_, **__):
@@ -337,6 +339,61 @@ def test_explain_names_missing_files_and_takes_one_checkpoint(run, run_json, sto
     assert shard_name_in(result["missing_files"][0])
     assert run("verify", store.root, "--explain")[0] == 2
     assert run_json("verify", store.path(10), "--explain")[0] == 0
+
+
+@pytest.fixture
+def damaged_ranks(tmp_path):
+    """Three ranks: the first without its part, the others with a tensor hit."""
+    path = three_ranks.commit(tmp_path / "many", [three_ranks.tree_of(rank) for rank in range(3)])
+    three_ranks.flip(path, "model.rows", 1)
+    three_ranks.flip(path, "own", 2)
+    three_ranks.file_of(path, "part", 0).unlink()
+    return path
+
+
+def test_explain_tells_what_is_left_of_many_ranks(run, run_json, damaged_ranks):
+    code, result = run_json("verify", damaged_ranks, "--explain")
+    assert (code, result["world_size"], result["ranks_lost"]) == (1, 3, [0])
+    counts = {what: result[what]["count"] for what in ("intact", "unverified", "hit")}
+    assert counts == {"intact": 3, "unverified": 2, "hit": 2}
+    hit = [(tensor["name"], tensor["rank"]) for tensor in result["tensors"] if tensor["hit"]]
+    assert hit == [("model.rows", None), ("own", 2)]
+    code, out, _ = run("verify", damaged_ranks, "--explain")
+    lines = [line.rstrip() for line in out.splitlines()]
+    assert code == 1
+    assert all(len(line) <= 80 for line in lines if "penstock salvage" not in line)
+    assert "ranks          3, of which 0 lost its part" in lines
+    # Counts come before names.
+    places = [
+        next(place for place, line in enumerate(lines) if line.startswith(start))
+        for start in (
+            "intact         3",
+            "all ranks ",
+            "rank 0 alone",
+            "rank 2 alone",
+            "model.rows",
+        )
+    ]
+    assert places == sorted(places)
+    assert "1 of 3 boxes, first [2:4, 0:4] of" in out
+    assert lines[-1].endswith("OUT [--unverified]")
+
+
+def test_salvage_and_inspect_tell_whose_is_missing(run, run_json, damaged_ranks, tmp_path):
+    code, result = run_json("salvage", damaged_ranks, tmp_path / "json")
+    assert (code, result["tensors"], result["ranks_lost"]) == (0, 3, [0])
+    missing = {(row["name"], row["rank"]) for row in result["missing"]}
+    assert missing >= {("model.rows", None), ("state of rank 0", 0), ("own", 2)}
+    for command in (("salvage", damaged_ranks, tmp_path / "out"), ("inspect", tmp_path / "out")):
+        code, out, _ = run(*command)
+        assert code == 0
+        rows = [line.split() for line in out.splitlines() if "float32" in line and "rank 2" in line]
+        assert [row[0] for row in rows] == ["own", "tied"]
+        assert all(len(line) <= 80 for line in out.splitlines()[1:])
+    assert (
+        "structure and plain values of rank 0 are lost"
+        in run("salvage", damaged_ranks, tmp_path / "more")[1]
+    )
 
 
 def test_salvage_saves_what_is_intact(run, run_json, damaged, tmp_path):

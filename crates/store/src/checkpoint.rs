@@ -17,7 +17,7 @@ use crate::lease::Lease;
 use crate::manifest::Manifest;
 use crate::name::MANIFEST;
 use crate::options::Options;
-use crate::part::{FileEntry, Part, Rank, TensorEntry};
+use crate::part::{FileEntry, Missing, MissingKind, Part, Rank, TensorEntry};
 use crate::pipeline::Run;
 use crate::pipeline::damage::Damage;
 use crate::pipeline::read::{OnDamage, Source, read};
@@ -156,6 +156,20 @@ impl Checkpoint {
     pub fn offsets(&self) -> Vec<(usize, usize)> {
         let offset = |rank: &Rank| (rank.first_tensor, rank.first_alias);
         self.ranks.iter().map(offset).collect()
+    }
+
+    /// What could not be salvaged, with the rank whose own it is where there are several.
+    pub fn missing(&self) -> Vec<(Option<u32>, &Missing)> {
+        let several = self.ranks.len() > 1;
+        let missing = self.part.missing.iter().enumerate();
+        let rank_of = |index: usize, missing: &Missing| {
+            let starts_before = |rank: &Rank| rank.first_missing <= index;
+            let rank = self.ranks.partition_point(starts_before) as u32 - 1;
+            (several && missing.kind != MissingKind::Shared).then_some(rank)
+        };
+        missing
+            .map(|(index, missing)| (rank_of(index, missing), missing))
+            .collect()
     }
 
     pub(crate) fn global_tensors(&self) -> &GlobalTensors {

@@ -92,17 +92,6 @@ pub enum Error {
         /// The newest version this build reads.
         supported: u64,
     },
-    /// Several ranks wrote the checkpoint, or it holds boxes of global tensors, and this version
-    /// salvages neither.
-    #[error(
-        "{path} holds the state of {world_size} ranks or boxes of tensors that ranks share, this build salvages what one rank wrote for itself"
-    )]
-    Ranks {
-        /// The checkpoint directory.
-        path: PathBuf,
-        /// How many ranks wrote it.
-        world_size: u32,
-    },
     /// Something in the state has no place in the format.
     #[error("{key}: {detail}")]
     Unsupported {
@@ -298,7 +287,7 @@ impl Error {
                 "load another checkpoint, or restore the file from a copy; \
                  `penstock verify` lists all damage"
             }
-            Error::Version { .. } | Error::Ranks { .. } => "upgrade penstock to read it",
+            Error::Version { .. } => "upgrade penstock to read it",
             Error::Unsupported { .. } => "convert the value or leave it out of the state",
             Error::Mismatch { .. } => "compare with `penstock inspect`",
             Error::Torn { .. } => {

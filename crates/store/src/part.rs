@@ -44,7 +44,7 @@ pub struct Part {
     pub missing: Vec<Missing>,
 }
 
-/// A tensor that could not be salvaged.
+/// What could not be salvaged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Missing {
     /// Dotted name.
@@ -55,6 +55,28 @@ pub struct Missing {
     pub shape: Vec<u64>,
     /// Why it is missing.
     pub reason: String,
+    /// What it is.
+    #[serde(default, skip_serializing_if = "MissingKind::is_own")]
+    pub kind: MissingKind,
+}
+
+/// What a missing entry stands for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MissingKind {
+    /// A tensor of the rank, or a further name of one; the tree refers to it by its place in the list.
+    #[default]
+    Own,
+    /// A global tensor, under its global name, which trees refer to as if it were there.
+    Shared,
+    /// The rank's state: its structure and plain values, and tensors that nothing names any more.
+    State,
+}
+
+impl MissingKind {
+    fn is_own(&self) -> bool {
+        *self == MissingKind::Own
+    }
 }
 
 /// One shard with its digests.
@@ -180,6 +202,8 @@ pub(crate) struct Rank {
     pub(crate) first_tensor: usize,
     /// Where its aliases begin among those of all.
     pub(crate) first_alias: usize,
+    /// Where what it lacks begins among what all lack.
+    pub(crate) first_missing: usize,
 }
 
 impl Part {
@@ -195,6 +219,7 @@ impl Part {
                 tree: std::mem::replace(&mut part.tree, nothing()),
                 first_tensor: count(|part| part.tensors.len()),
                 first_alias: count(|part| part.aliases.len()),
+                first_missing: count(|part| part.missing.len()),
             };
             part.tensors
                 .iter_mut()
@@ -321,7 +346,10 @@ fn check_tensor(tensor: &TensorEntry, files: &[FileEntry]) -> std::result::Resul
         .map_or(Ok(()), |region| check_box(tensor, region))
 }
 
-fn check_box(tensor: &TensorEntry, region: &TensorBox) -> std::result::Result<(), String> {
+pub(crate) fn check_box(
+    tensor: &TensorEntry,
+    region: &TensorBox,
+) -> std::result::Result<(), String> {
     let TensorBox {
         tensor: name,
         shape,
@@ -394,14 +422,22 @@ fn check_overlaps(part: &Part) -> std::result::Result<(), String> {
 }
 
 /// A file that is listed twice would let a small checkpoint claim its bytes many times over, and
-/// hide overlaps; a name that is there twice would stand for two things.
+/// hide overlaps; a name that is there twice would stand for two things. Global names are apart.
 fn check_repeats(part: &Part) -> std::result::Result<(), String> {
     let files = part.files.iter().map(|file| &file.name);
     let tensors = part.tensors.iter().map(|tensor| &tensor.name);
+    let missing = |kind: MissingKind| {
+        let of_kind = part.missing.iter().filter(move |entry| entry.kind == kind);
+        of_kind.map(|missing| &missing.name)
+    };
     let names = tensors
         .chain(part.aliases.iter().map(|alias| &alias.name))
-        .chain(part.missing.iter().map(|missing| &missing.name));
-    match first_repeated(files).or_else(|| first_repeated(names)) {
+        .chain(missing(MissingKind::Own));
+    let repeated = first_repeated(files)
+        .or_else(|| first_repeated(names))
+        .or_else(|| first_repeated(missing(MissingKind::Shared)))
+        .or_else(|| missing(MissingKind::State).nth(1));
+    match repeated {
         Some(name) => Err(format!("the name {name:?} is there twice")),
         None => Ok(()),
     }
@@ -582,6 +618,30 @@ mod tests {
             let error = parse(&part).unwrap_err().to_string();
             assert!(error.contains(expected), "{lie}: {error}");
         }
+    }
+
+    #[test]
+    fn what_is_missing_has_names_of_its_kind() {
+        let entry = |kind: &str| match kind {
+            "" => serde_json::json!({"name": "w", "dtype": "int8", "shape": [], "reason": "x"}),
+            kind => serde_json::json!(
+                {"name": "w", "dtype": "int8", "shape": [], "reason": "x", "kind": kind}
+            ),
+        };
+        let with = |kinds: &[&str]| {
+            let mut part = sample();
+            let entries: Vec<_> = kinds.iter().map(|kind| entry(kind)).collect();
+            part["missing"] = entries.into();
+            part
+        };
+        let kept = with(&["", "shared", "state"]);
+        let part = parse(&kept).unwrap();
+        assert_eq!(serde_json::to_value(&part).unwrap(), kept);
+        for kinds in [&["", ""][..], &["shared", "shared"], &["state", "state"]] {
+            let error = parse(&with(kinds)).unwrap_err().to_string();
+            assert!(error.contains("twice"), "{error}");
+        }
+        parse(&with(&["other"])).unwrap_err();
     }
 
     #[test]

@@ -13,6 +13,8 @@ use serde_json::value::RawValue;
 /// Deeper than any tree that the format allows, and far from the end of a stack.
 const LEVELS_MAX: usize = 1024;
 
+const TOO_DEEP: &str = "the tree is nested too deeply";
+
 /// What becomes of the tensors, aliases and missing ones that a tree refers to, by old index.
 #[derive(Debug, Default)]
 pub(crate) struct Renumbering {
@@ -36,15 +38,65 @@ pub(crate) fn renumber(tree: &RawValue, to: &Renumbering) -> Result<Box<RawValue
     RawValue::from_string(text).map_err(|error| error.to_string())
 }
 
+/// A tensor that ranks share, as a tree refers to it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(crate) struct SharedReference {
+    #[serde(rename = "g")]
+    pub(crate) name: String,
+    pub(crate) dtype: String,
+    pub(crate) shape: Vec<u64>,
+}
+
+/// The references of a tree to tensors that ranks share, in its order; one may be there twice.
+pub(crate) fn shared(tree: &RawValue) -> Result<Vec<SharedReference>, String> {
+    let mut found = Vec::new();
+    // Most trees of one rank have none, and are not taken apart for that.
+    if tree.get().contains("\"g\"") {
+        gather(tree, 0, &mut found)?;
+    }
+    Ok(found)
+}
+
+fn gather(node: &RawValue, level: usize, found: &mut Vec<SharedReference>) -> Result<(), String> {
+    let raw = node.get();
+    if level > LEVELS_MAX {
+        return Err(TOO_DEEP.to_owned());
+    }
+    match raw.as_bytes().first() {
+        Some(b'[') => {
+            let items: Vec<&RawValue> =
+                serde_json::from_str(raw).map_err(|error| malformed(&error))?;
+            let mut items = items.into_iter();
+            items.try_for_each(|item| gather(item, level + 1, found))
+        }
+        Some(b'{') => {
+            let members: Members<'_> =
+                serde_json::from_str(raw).map_err(|error| malformed(&error))?;
+            let has = |name: &str| members.0.iter().any(|(key, _)| key == name);
+            if has("$") && has("g") {
+                found.push(serde_json::from_str(raw).map_err(|error| malformed(&error))?);
+                return Ok(());
+            }
+            let mut values = members.0.into_iter().map(|(_, value)| value);
+            values.try_for_each(|value| gather(value, level + 1, found))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn malformed(error: &serde_json::Error) -> String {
+    format!("the tree is malformed: {error}")
+}
+
 fn write(node: &RawValue, to: &Renumbering, level: usize, text: &mut String) -> Result<(), String> {
     let raw = node.get();
     if level > LEVELS_MAX {
-        return Err("the tree is nested too deeply".to_owned());
+        return Err(TOO_DEEP.to_owned());
     }
-    let malformed = |error: serde_json::Error| format!("the tree is malformed: {error}");
     match raw.as_bytes().first() {
         Some(b'[') => {
-            let items: Vec<&RawValue> = serde_json::from_str(raw).map_err(malformed)?;
+            let items: Vec<&RawValue> =
+                serde_json::from_str(raw).map_err(|error| malformed(&error))?;
             text.push('[');
             for (index, item) in items.into_iter().enumerate() {
                 if index > 0 {
@@ -55,7 +107,8 @@ fn write(node: &RawValue, to: &Renumbering, level: usize, text: &mut String) -> 
             text.push(']');
         }
         Some(b'{') => {
-            let members: Members<'_> = serde_json::from_str(raw).map_err(malformed)?;
+            let members: Members<'_> =
+                serde_json::from_str(raw).map_err(|error| malformed(&error))?;
             if let Some(reference) = members.reference(to)? {
                 text.push_str(&reference);
                 return Ok(());
@@ -173,6 +226,31 @@ mod tests {
             "\"d\":{\"$\":\"missing\",\"i\":4}}"
         );
         assert_eq!(renumbered(tree).unwrap(), expected);
+    }
+
+    #[test]
+    fn tensors_that_ranks_share_are_found_wherever_they_are() {
+        let leaf = |name: &str| {
+            format!("{{\"$\":\"tensor\",\"g\":\"{name}\",\"dtype\":\"int8\",\"shape\":[2,3]}}")
+        };
+        let text = format!(
+            "{{\"a\":{},\"g\":[1,{{\"$\":\"dict\",\"v\":[[7,{}]]}}],\"i\":{{\"$\":\"tensor\",\"i\":0}}}}",
+            leaf("w"),
+            leaf("x.y")
+        );
+        let found = shared(&RawValue::from_string(text).unwrap()).unwrap();
+        let names: Vec<_> = found.iter().map(|found| found.name.as_str()).collect();
+        assert_eq!(names, ["w", "x.y"]);
+        assert_eq!(
+            (found[0].dtype.as_str(), &found[1].shape[..]),
+            ("int8", &[2, 3][..])
+        );
+        for text in [
+            "{\"$\":\"tensor\",\"g\":7}",
+            &format!("{}\"g\"{}", "[".repeat(2000), "]".repeat(2000)),
+        ] {
+            shared(&RawValue::from_string(text.to_owned()).unwrap()).unwrap_err();
+        }
     }
 
     #[test]

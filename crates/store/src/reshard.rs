@@ -235,6 +235,13 @@ impl GlobalTensor {
         Err(text(&self.hole(wanted.bounds)))
     }
 
+    /// A box, as text, that nothing is stored of, if the stored ones do not cover the tensor.
+    pub(crate) fn uncovered(&self) -> Option<String> {
+        let whole = Bounds::whole(&self.shape);
+        let items: u64 = self.boxes.iter().map(Bounds::items).sum();
+        (items != whole.items()).then(|| text(&self.hole(&whole)))
+    }
+
     /// A box of the wanted one that nothing is stored of; all of it if that takes long to find.
     fn hole(&self, wanted: &Bounds) -> Bounds {
         let mut left = vec![wanted.clone()];
@@ -277,6 +284,11 @@ pub(crate) fn text(bounds: &Bounds) -> String {
     };
     let dims: Vec<String> = (0..bounds.start.len()).map(along).collect();
     format!("[{}]", dims.join(", "))
+}
+
+/// The box that an entry holds, as users write it.
+pub(crate) fn box_text(entry: &TensorEntry, region: &TensorBox) -> String {
+    text(&bounds(entry, region))
 }
 
 /// How what a stored box and a wanted one have in common lies in the file.

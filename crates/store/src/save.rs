@@ -22,7 +22,7 @@ use crate::description::{MANIFEST_BYTES_MAX, check_size, read_manifest, read_par
 use crate::error::{Error, Result};
 use crate::manifest::{self, Manifest, PartEntry, Partial};
 use crate::options::Options;
-use crate::part::{Alias, Missing};
+use crate::part::Alias;
 use crate::plan::write::TensorSpec;
 use crate::progress::Progress;
 use crate::report::{SaveReport, Transport};
@@ -52,12 +52,6 @@ pub struct Target {
     pub metadata: Box<RawValue>,
     /// Whether a complete checkpoint at the path is replaced.
     pub overwrite: bool,
-}
-
-/// What a save of salvaged tensors records beside them.
-pub(crate) struct Salvaged {
-    pub(crate) partial: Partial,
-    pub(crate) missing: Vec<Missing>,
 }
 
 /// The only rank of a save from one process.
@@ -127,21 +121,10 @@ pub fn save(
     options: &Options,
     progress: &Progress,
 ) -> Result<SaveReport> {
-    save_as(state, target, None, options, progress)
-}
-
-/// As [`save`], of a state that something may be missing from.
-pub(crate) fn save_as(
-    state: State,
-    target: &Target,
-    salvaged: Option<&Salvaged>,
-    options: &Options,
-    progress: &Progress,
-) -> Result<SaveReport> {
     let begun = Instant::now();
     // Before gigabytes are written for nothing.
     check_manifest_size(target.metadata.get().len())?;
-    let job = Job::sync(state, salvaged, &target.path, options)?;
+    let job = Job::sync(state, Vec::new(), &target.path, options)?;
     let planned_ns = trace::now_ns();
     let mut attempt = Attempt::begin(
         &target.path,
@@ -152,8 +135,7 @@ pub(crate) fn save_as(
     let shards = job.write_since(planned_ns, &mut attempt, RANK, progress)?;
     let synced = Instant::now();
     let mut written = shards.seal(&mut attempt, None)?;
-    let partial = salvaged.map(|salvaged| salvaged.partial.clone());
-    let committed = commit_as(attempt, target, partial, vec![written.part])?;
+    let committed = commit(attempt, target, vec![written.part])?;
     let commit_seconds = synced.elapsed().as_secs_f64();
     written.phases.push(("commit", commit_seconds));
     written.transport.fallbacks.extend(committed.left_behind);
@@ -187,7 +169,7 @@ pub fn write_rank(
     options: &Options,
     progress: &Progress,
 ) -> Result<Written> {
-    let job = Job::sync(state, None, attempt.path(), options)?;
+    let job = Job::sync(state, Vec::new(), attempt.path(), options)?;
     job.write(attempt, rank, progress)
 }
 
@@ -217,7 +199,8 @@ pub fn is_committed(path: &Path, attempt_id: &str) -> bool {
     read_manifest(path).is_ok_and(|(manifest, _)| manifest.id == attempt_id)
 }
 
-fn commit_as(
+/// As [`commit`], of what was salvaged.
+pub(crate) fn commit_as(
     mut attempt: Attempt,
     target: &Target,
     partial: Option<Partial>,
@@ -246,7 +229,7 @@ fn commit_as(
 }
 
 /// Readers take no manifest above a bound: it is parsed before anything vouches for its size.
-fn check_manifest_size(bytes: usize) -> Result<()> {
+pub(crate) fn check_manifest_size(bytes: usize) -> Result<()> {
     if bytes as u64 <= MANIFEST_BYTES_MAX {
         return Ok(());
     }

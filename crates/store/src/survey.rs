@@ -1,27 +1,28 @@
 //! A survey: which tensors of a damaged checkpoint are intact, which are hit, and by what.
 //!
 //! It reads what a load would refuse: shards that are cut, sectors that the device cannot give
-//! back, and, where manifest or part are gone, the headers of the shards. Those vouch for nothing:
+//! back, and, where manifest or parts are gone, the headers of the shards. Those vouch for nothing:
 //! what is found by them alone is *unverified*, and nobody gets it without asking for it.
+//!
+//! Each rank is described for itself, so that what one has lost is no loss of another; a tensor that
+//! ranks share is what the boxes in all of their parts come to.
 
-use std::collections::HashSet;
+mod describe;
+mod shared;
+
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use penstock_io::file::{Direct, File};
-use serde_json::value::RawValue;
 
-use crate::FORMAT_VERSION;
-use crate::description::{is_lost, read_manifest, read_part};
-use crate::digest::{CHUNK_BYTES, Digest};
-use crate::dtype;
+use crate::digest::CHUNK_BYTES;
 use crate::error::{Error, Result};
 use crate::manifest::Manifest;
-use crate::name::{self, MANIFEST};
 use crate::options::Options;
-use crate::part::{self, FileEntry, Part, TensorEntry};
+use crate::part::{Part, Rank, TensorEntry};
 use crate::pipeline::Run;
 use crate::pipeline::damage::Damage;
 use crate::pipeline::read::{OnDamage, Source, read};
@@ -29,10 +30,11 @@ use crate::plain;
 use crate::plan::read::plan;
 use crate::progress::Progress;
 use crate::report::Problem;
-use crate::shard;
+use describe::{Description, describe};
+pub use shared::SharedTensor;
 
-/// Where the names, types and places of the tensors come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Where the names, types and places of a rank's tensors come from; the best source first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Described {
     /// Manifest and part, whole: what is intact is proven so.
     Whole,
@@ -47,13 +49,15 @@ pub enum Described {
 pub struct Survey {
     /// The manifest, where it is whole.
     pub manifest: Option<Manifest>,
-    /// What the ranks recorded, or what could be made out.
+    /// What the ranks recorded, or what could be made out, all in one.
     pub part: Part,
-    /// Where that comes from.
+    /// Where that comes from, of the rank of which least is left.
     pub described: Described,
-    /// For each tensor of the part what is wrong with it; `None` for one that is intact, or that
+    /// For each entry of the part what is wrong with it; `None` for one that is intact, or that
     /// cannot be checked.
     pub hits: Vec<Option<String>>,
+    /// The tensors that are made of boxes, without those that were missing before.
+    pub shared: Vec<SharedTensor>,
     /// Files that are not there.
     pub missing_files: Vec<String>,
     /// Everything that was found.
@@ -62,6 +66,8 @@ pub struct Survey {
     pub bytes_checked: u64,
     /// Time it took.
     pub seconds: f64,
+    /// What is each rank's own, and where that comes from.
+    ranks: Vec<(Rank, Described)>,
     /// How much of each file is there in whole chunks.
     usable_bytes: Vec<u64>,
 }
@@ -79,20 +85,55 @@ pub fn survey(path: &Path, options: &Options, progress: &Progress) -> Result<Sur
         extent_bytes: Some(CHUNK_BYTES as usize),
         ..options.clone()
     };
-    let mut survey = describe(path)?;
-    survey.hits = vec![None; survey.part.tensors.len()];
+    let mut survey = Survey::of(describe(path)?);
     survey.check_files(path, &options, progress)?;
+    survey.shared = shared::assess(&survey);
     survey.seconds = begun.elapsed().as_secs_f64();
     Ok(survey)
 }
 
 impl Survey {
-    /// Whether what is intact is proven to be.
-    pub fn is_vouched_for(&self) -> bool {
-        self.described == Described::Whole
+    fn of(description: Description) -> Survey {
+        let described: Vec<Described> = description.parts.iter().map(|part| part.1).collect();
+        let parts = description.parts.into_iter().map(|part| part.0).collect();
+        let (part, ranks) = Part::merge(parts).expect("there is a rank");
+        Survey {
+            manifest: description.manifest,
+            described: described.iter().copied().max().expect("there is a rank"),
+            hits: vec![None; part.tensors.len()],
+            shared: Vec::new(),
+            missing_files: description.missing_files,
+            problems: description.problems,
+            bytes_checked: description.bytes_checked,
+            seconds: 0.0,
+            ranks: ranks.into_iter().zip(described).collect(),
+            usable_bytes: Vec::new(),
+            part,
+        }
     }
 
-    /// Indices of the tensors that nothing is known to be wrong with.
+    /// How many ranks there were, as far as anything tells.
+    pub fn world_size(&self) -> u32 {
+        self.ranks.len() as u32
+    }
+
+    /// Where what is known of each rank comes from.
+    pub fn described_by(&self) -> Vec<Described> {
+        self.ranks.iter().map(|rank| rank.1).collect()
+    }
+
+    /// The rank that an entry belongs to.
+    pub fn rank_of(&self, entry: usize) -> u32 {
+        let starts_before = |rank: &(Rank, Described)| rank.0.first_tensor <= entry;
+        self.ranks.partition_point(starts_before) as u32 - 1
+    }
+
+    /// Whether an intact entry is proven to be.
+    pub fn is_vouched_for(&self, entry: usize) -> bool {
+        self.ranks[self.rank_of(entry) as usize].1 == Described::Whole
+    }
+
+    /// Indices of the entries that nothing is known to be wrong with.
     pub fn intact(&self) -> Vec<usize> {
         let tensors = 0..self.hits.len();
         tensors
@@ -100,14 +141,37 @@ impl Survey {
             .collect()
     }
 
-    /// The files as far as they are there, with their numbers.
-    pub(crate) fn open(&self, path: &Path, direct: Direct) -> Result<Vec<(usize, Source<'_>)>> {
+    /// A rank's own, and where it comes from.
+    pub(crate) fn rank(&self, rank: u32) -> &(Rank, Described) {
+        &self.ranks[rank as usize]
+    }
+
+    /// The entries, aliases and missing entries of a rank.
+    pub(crate) fn ranges(&self, rank: u32) -> [Range<usize>; 3] {
+        let (first, part) = (&self.ranks[rank as usize].0, &self.part);
+        let next = self.ranks.get(rank as usize + 1).map(|next| &next.0);
+        let end = |of: fn(&Rank) -> usize, all: usize| next.map_or(all, of);
+        [
+            first.first_tensor..end(|rank| rank.first_tensor, part.tensors.len()),
+            first.first_alias..end(|rank| rank.first_alias, part.aliases.len()),
+            first.first_missing..end(|rank| rank.first_missing, part.missing.len()),
+        ]
+    }
+
+    /// Some of the files as far as they are there, with their numbers, in order.
+    pub(crate) fn open(
+        &self,
+        path: &Path,
+        direct: Direct,
+        is_wanted: impl Fn(usize) -> bool,
+    ) -> Result<Vec<(usize, Source<'_>)>> {
         let mut sources = Vec::new();
         for (number, entry) in self.part.files.iter().enumerate() {
             let bytes = self.usable_bytes[number];
-            if bytes > 0 {
+            if bytes > 0 && is_wanted(number) {
                 let file = Arc::new(File::open(&path.join(&entry.name), direct)?);
-                let has_digests = self.described != Described::Headers;
+                // What only headers tell of has no digests.
+                let has_digests = !entry.chunks.is_empty();
                 let chunks = has_digests.then_some(entry.chunks.as_slice());
                 sources.push((
                     number,
@@ -127,11 +191,9 @@ impl Survey {
             let usable_bytes = self.measure(path, number)?;
             self.usable_bytes.push(usable_bytes);
         }
-        if self.described == Described::Headers {
-            return Ok(());
-        }
         let settings = options.settle(path, self.usable_bytes.iter().sum());
-        let sources = self.open(path, settings.direct)?;
+        let has_digests = |file: usize| !self.part.files[file].chunks.is_empty();
+        let sources = self.open(path, settings.direct, has_digests)?;
         let (numbers, sources): (Vec<usize>, Vec<Source<'_>>) = sources.into_iter().unzip();
         let files: Vec<_> = sources.iter().map(Source::facts).collect();
         let bytes = files.iter().map(|file| file.bytes).sum();
@@ -216,214 +278,4 @@ impl Survey {
         });
         Ok(usable_bytes)
     }
-}
-
-/// Finds out what tensors there were, from the best source that is left.
-fn describe(path: &Path) -> Result<Survey> {
-    let mut problems = Vec::new();
-    let mut missing_files = Vec::new();
-    let manifest = match read_manifest(path) {
-        Ok((manifest, bytes)) => Some((manifest, bytes)),
-        Err(error @ (Error::Corrupt { .. } | Error::Incomplete { .. } | Error::Storage { .. })) => {
-            lost(path, MANIFEST, error, &mut problems, &mut missing_files)?;
-            None
-        }
-        Err(error) => return Err(error),
-    };
-    let ranks = |world_size| Error::Ranks {
-        path: path.to_owned(),
-        world_size,
-    };
-    let world_size = match &manifest {
-        Some((manifest, _)) => manifest.world_size,
-        None => ranks_left(path)?,
-    };
-    if world_size > 1 {
-        return Err(ranks(world_size));
-    }
-    let mut bytes_checked = manifest.as_ref().map_or(0, |(_, bytes)| *bytes);
-    let manifest = manifest.map(|(manifest, _)| manifest);
-    let found = match &manifest {
-        Some(manifest) => {
-            let entry = &manifest.parts[0];
-            bytes_checked += entry.bytes;
-            read_part(path, manifest, entry)
-                .map(|part| (part, Described::Whole))
-                .map_err(|error| (entry.file.clone(), error))
-        }
-        None => part_alone(path)?.map(|part| (part, Described::PartAlone)),
-    };
-    let (part, described) = match found {
-        Ok(found) => found,
-        Err((file, error)) => {
-            lost(path, &file, error, &mut problems, &mut missing_files)?;
-            let part = from_headers(path, manifest.as_ref(), &mut problems)?;
-            (part, Described::Headers)
-        }
-    };
-    if part.tensors.iter().any(|tensor| tensor.region.is_some()) {
-        return Err(ranks(world_size));
-    }
-    Ok(Survey {
-        manifest,
-        part,
-        described,
-        hits: Vec::new(),
-        missing_files,
-        problems,
-        bytes_checked,
-        seconds: 0.0,
-        usable_bytes: Vec::new(),
-    })
-}
-
-/// How many ranks there are files of, where no manifest tells; at least one.
-fn ranks_left(path: &Path) -> Result<u32> {
-    let entries = fs::read_dir(path).map_err(Error::storage("list", path))?;
-    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let ranks = names.filter_map(|name| name::rank_of(&name));
-    Ok(ranks.max().map_or(1, |last| last.saturating_add(1)))
-}
-
-/// Takes note of a file that cannot be used; errors that say something else stay errors.
-fn lost(
-    path: &Path,
-    file: &str,
-    error: Error,
-    problems: &mut Vec<Problem>,
-    missing_files: &mut Vec<String>,
-) -> Result<()> {
-    let detail = match error {
-        Error::Corrupt { detail, .. } | Error::Incomplete { detail, .. } => detail,
-        Error::Storage { source, .. } if is_lost(&source) => source.to_string(),
-        error => return Err(error),
-    };
-    if !plain::is_there(&path.join(file)) {
-        missing_files.push(file.to_owned());
-    }
-    problems.push(Problem {
-        file: file.to_owned(),
-        offset: None,
-        tensor: None,
-        detail,
-    });
-    Ok(())
-}
-
-type Unusable = (String, Error);
-
-/// The one part of a checkpoint that lost its manifest.
-fn part_alone(path: &Path) -> Result<std::result::Result<Part, Unusable>> {
-    let id = only_attempt(path)?;
-    let file = name::part(0, &id);
-    let text = plain::read(&path.join(&file)).map_err(Error::storage("read", path.join(&file)));
-    let parsed = text.and_then(|text| Part::parse(&text, path, &file, &id, 0));
-    Ok(parsed.map_err(|error| match error {
-        Error::Storage { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
-            let error = Error::corrupt(path, &file, "the file is missing");
-            (file, error)
-        }
-        error => (file, error),
-    }))
-}
-
-/// The attempt that all files of the directory belong to. Several cannot be told apart without a
-/// manifest, and one that never finished is no checkpoint.
-fn only_attempt(path: &Path) -> Result<String> {
-    let mut attempts = HashSet::new();
-    for entry in fs::read_dir(path).map_err(Error::storage("list", path))? {
-        let entry = entry.map_err(Error::storage("list", path))?;
-        let name = entry.file_name();
-        attempts.extend(name.to_str().and_then(name::attempt_of).map(str::to_owned));
-    }
-    let mut attempts = attempts.into_iter();
-    match (attempts.next(), attempts.next()) {
-        (Some(id), None) => Ok(id),
-        (None, _) => Err(Error::corrupt(path, MANIFEST, "no file of a save is there")),
-        _ => Err(Error::corrupt(
-            path,
-            MANIFEST,
-            "files of several saves are there, and no manifest that tells which is which",
-        )),
-    }
-}
-
-/// A part made out of the headers of the shards. It has no digests and an empty tree.
-fn from_headers(
-    path: &Path,
-    manifest: Option<&Manifest>,
-    problems: &mut Vec<Problem>,
-) -> Result<Part> {
-    let id = match manifest {
-        Some(manifest) => manifest.id.clone(),
-        None => only_attempt(path)?,
-    };
-    let mut names: Vec<String> = fs::read_dir(path)
-        .map_err(Error::storage("list", path))?
-        .flatten()
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .filter(|name| name::is_shard(name, 0, &id))
-        .collect();
-    names.sort();
-    let mut part = Part {
-        format: part::FORMAT.to_owned(),
-        version: FORMAT_VERSION,
-        id,
-        rank: 0,
-        files: Vec::new(),
-        tensors: Vec::new(),
-        aliases: Vec::new(),
-        tree: RawValue::from_string("null".to_owned()).expect("it is JSON"),
-        missing: Vec::new(),
-    };
-    for name in names {
-        match tensors_of(&path.join(&name), part.files.len()) {
-            Ok((bytes, tensors)) => {
-                part.files.push(FileEntry {
-                    name,
-                    bytes,
-                    digest: Digest::EMPTY,
-                    chunk_bytes: CHUNK_BYTES,
-                    chunks: Vec::new(),
-                });
-                part.tensors.extend(tensors);
-            }
-            Err(detail) => problems.push(Problem {
-                file: name,
-                offset: None,
-                tensor: None,
-                detail,
-            }),
-        }
-    }
-    let mut seen = HashSet::new();
-    part.tensors
-        .retain(|tensor| seen.insert(tensor.name.clone()));
-    if part.files.is_empty() {
-        let detail = "neither it nor the header of any shard can be read";
-        return Err(Error::corrupt(path, &name::part(0, &part.id), detail));
-    }
-    Ok(part)
-}
-
-/// Size of a shard and its tensors as its own header lists them.
-fn tensors_of(path: &Path, file: usize) -> std::result::Result<(u64, Vec<TensorEntry>), String> {
-    let (header, bytes) = shard::read_header(path)?;
-    let entry = |(name, tensor): (String, shard::HeaderTensor)| {
-        let (begin, end) = tensor.data_offsets;
-        let dtype = dtype::of_stored(&tensor.dtype)?.to_owned();
-        Some(TensorEntry {
-            name,
-            dtype,
-            shape: tensor.shape,
-            file,
-            range: (header.data_start + begin, header.data_start + end),
-            stored: None,
-            region: None,
-        })
-    };
-    Ok((
-        bytes,
-        header.tensors.into_iter().filter_map(entry).collect(),
-    ))
 }

@@ -18,7 +18,6 @@ use penstock_store::options::Options;
 use penstock_store::part::TensorBox;
 use penstock_store::plan::write::TensorSpec;
 use penstock_store::report::LoadReport;
-use penstock_store::salvage::salvage;
 use penstock_store::save::{Attempt, State, commit, write_rank};
 use penstock_store::verify::verify;
 use penstock_store::{Error, Progress, Result};
@@ -706,32 +705,4 @@ fn boxes_that_share_items_are_not_saved() {
         "{detail}"
     );
     assert!(!path.exists());
-}
-
-#[test]
-fn salvage_refuses_boxes_and_several_ranks() {
-    let global = Global::new("w", ("float32", 4), &[10, 20]);
-    let halves = grid(&global.shape, &[vec![5], vec![]]);
-    let halves: Vec<_> = halves.iter().map(|part| (&global, part.clone())).collect();
-    let alone = [halves.clone()];
-    let shared: Vec<_> = halves.into_iter().map(|half| vec![half]).collect();
-    for (ranks, has_manifest) in [
-        (&alone[..], true),
-        (&shared[..], true),
-        (&shared[..], false),
-    ] {
-        let root = tempfile::tempdir().unwrap();
-        let (path, out) = (root.path().join("ckpt"), root.path().join("out"));
-        save(&path, ranks);
-        if !has_manifest {
-            fs::remove_file(path.join(penstock_store::MANIFEST)).unwrap();
-        }
-        let (options, progress) = (Options::default(), Progress::default());
-        let refused = salvage(&path, &out, true, &options, &progress);
-        let expected = ranks.len() as u32;
-        let Err(Error::Ranks { world_size, .. }) = refused else {
-            panic!("{refused:?}")
-        };
-        assert_eq!(world_size, expected);
-    }
 }

@@ -218,7 +218,7 @@ fn what_the_device_cannot_give_back_costs_its_chunk_and_no_more() {
 
             let report = salvage(&path, &out, false, &options, &progress).unwrap();
             let kept = found.intact();
-            assert_eq!(report.saved.tensors, kept.len());
+            assert_eq!(report.tensors, kept.len());
             let loaded = common::load(&out, &Options::default()).unwrap();
             for (place, &index) in kept.iter().enumerate() {
                 let expected = &sample.bytes[index];

@@ -103,8 +103,8 @@ fn recovered(out: &Path, sample: &Sample) -> Vec<String> {
 }
 
 fn missing(report: &SalvageReport) -> Vec<&str> {
-    let names = report.missing.iter().map(|missing| missing.name.as_str());
-    names.collect()
+    let names = report.missing.iter();
+    names.map(|(_, missing)| missing.name.as_str()).collect()
 }
 
 fn flip(path: &Path, tensor: &str) {
@@ -131,7 +131,7 @@ fn exactly_the_tensors_that_are_hit_are_missing() {
     let before = names(&path);
     let report = salvaged(&path, &out, false).unwrap();
     assert_eq!(missing(&report), ["t1", "t4", "window"]);
-    assert!(report.missing[0].reason.contains("offset"));
+    assert!(report.missing[0].1.reason.contains("offset"));
     assert_eq!(
         recovered(&out, &sample),
         ["t0", "t2", "t3", "t5", "t6", "t7", "t8", "t9"]
@@ -182,7 +182,7 @@ fn a_cut_shard_gives_what_lies_before_the_cut() {
         report
             .missing
             .iter()
-            .any(|missing| missing.reason.contains("bytes instead of"))
+            .any(|(_, missing)| missing.reason.contains("bytes instead of"))
     );
 }
 
@@ -273,7 +273,8 @@ fn without_a_part_nothing_is_proven_and_nothing_is_taken_unasked() {
         assert!(!out.exists());
 
         let report = salvaged(&path, &out, true).unwrap();
-        assert!(report.unverified && report.tree_is_lost);
+        assert!(report.unverified);
+        assert_eq!(report.ranks_lost, [0]);
         let partial = Checkpoint::open(&out).unwrap().manifest().partial.clone();
         assert!(partial.unwrap().unverified);
         assert_eq!(recovered(&out, &sample).len(), 10);
@@ -291,7 +292,7 @@ fn a_part_that_lost_its_manifest_vouches_for_data_but_nothing_for_it() {
     salvaged(&path, &out, false).unwrap_err();
     let report = salvaged(&path, &out, true).unwrap();
     assert_eq!(missing(&report), ["t7"]);
-    assert!(report.unverified && !report.tree_is_lost);
+    assert!(report.unverified && report.ranks_lost.is_empty());
     assert_eq!(recovered(&out, &sample).len(), 9);
 }
 

@@ -22,9 +22,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from rich.text import Text
+
+    from penstock.inspection import MissingInfo
 
 
 class _PathType(click.Path):
@@ -99,6 +101,19 @@ def table(*columns: str, numbers: Collection[str] = (), folded: Collection[str] 
             no_wrap=column not in folded,
         )
     return made
+
+
+def missing_table(missing: Iterable[MissingInfo]) -> Table:
+    """What could not be salvaged; with whose it is where many ranks saved together."""
+    missing = list(missing)
+    is_many = any(entry.rank is not None for entry in missing)
+    whose = ["of"] if is_many else []
+    columns = ("missing", "dtype", "shape", *whose, "reason")
+    rows = table(*columns, folded=["missing", "shape", "reason"])
+    for entry in missing:
+        of = ["all" if entry.rank is None else f"rank {entry.rank}"] if is_many else []
+        rows.add_row(entry.name, entry.dtype, shape(entry.shape), *of, entry.reason)
+    return rows
 
 
 def size(nbytes: int) -> str:

@@ -15,6 +15,7 @@ from penstock.cli.console import (
     console,
     json_option,
     local_time,
+    missing_table,
     print_json,
     shape,
     shortened,
@@ -22,6 +23,7 @@ from penstock.cli.console import (
     table,
 )
 from penstock.cli.target import checkpoint_at
+from penstock.inspection import MissingInfo
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +44,8 @@ JSON: path, id, step, created (UTC), writer, format_version, world_size,
     tensor's name,
   values: plain leaves, name to Python literal; null without --values,
   partial (salvaged from a damaged one), source_id (of that one, or null),
-  unverified, missing: a list of name, dtype, shape, reason.
+  unverified, missing: a list of name, dtype, shape, reason, rank (whose
+    own it is; null for what ranks share).
 """
 
 
@@ -178,10 +181,7 @@ def _partial(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _print_missing(missing: list[dict[str, Any]], rows_max: int) -> None:
     if missing:
-        columns = ("missing", "dtype", "shape", "reason")
-        rows = table(*columns, folded=["missing", "shape", "reason"])
-        for row in _first(missing, rows_max):
-            rows.add_row(row["name"], row["dtype"], shape(row["shape"]), row["reason"])
+        rows = missing_table(MissingInfo(**row) for row in _first(missing, rows_max))
         _print_table(rows, len(missing), "missing")
 
 

@@ -12,11 +12,10 @@ from penstock.cli.console import (
     PATH,
     console,
     json_option,
+    missing_table,
     print_json,
     progress_bar,
-    shape,
     size,
-    table,
 )
 
 if TYPE_CHECKING:
@@ -24,11 +23,15 @@ if TYPE_CHECKING:
 
 ROWS_MAX = 40
 
+RANKS_NAMED_MAX = 8
+
 JSON_KEYS = """\b
 JSON: path (of the new one), source, step, checkpoint_id, source_id,
   tensors (taken over), tensor_bytes, bytes (of all files), is_partial,
-  unverified, values_lost, seconds,
-  missing: a list of name, dtype, shape, reason.
+  unverified, values_lost, ranks_lost (which of many that is true of),
+  seconds,
+  missing: a list of name, dtype, shape, reason,
+    rank (whose own it is; null for what ranks share).
 """
 
 
@@ -38,7 +41,7 @@ JSON: path (of the new one), source, step, checkpoint_id, source_id,
 @click.option(
     "--unverified",
     is_flag=True,
-    help="Where manifest or part are lost, take over what nothing vouches for.",
+    help="Where manifest or parts are lost, take over what nothing vouches for.",
 )
 @json_option
 def salvage(path: Path, out: Path, unverified: bool, as_json: bool) -> int:
@@ -66,12 +69,14 @@ def _print(report: penstock.SalvageReport) -> None:
     if report.unverified:
         out.print("unverified: nothing proves that they are what was saved", style="yellow")
     if report.values_lost:
-        out.print("structure and plain values are lost", style="yellow")
+        whose = ""
+        if any(entry.rank is not None for entry in report.missing):
+            named = ", ".join(map(str, report.ranks_lost[:RANKS_NAMED_MAX]))
+            rest = len(report.ranks_lost) - RANKS_NAMED_MAX
+            whose = f" of rank {named}" + (f" and {rest} more" if rest > 0 else "")
+        out.print(f"structure and plain values{whose} are lost", style="yellow")
     if not report.missing:
         return
-    rows = table("missing", "dtype", "shape", "reason", folded=["missing", "shape", "reason"])
-    for missing in report.missing[:ROWS_MAX]:
-        rows.add_row(missing.name, missing.dtype, shape(missing.shape), missing.reason)
-    out.print("", rows)
+    out.print("", missing_table(report.missing[:ROWS_MAX]))
     if len(report.missing) > ROWS_MAX:
         out.print(f"{ROWS_MAX} of {len(report.missing)}; penstock inspect shows all", style="dim")

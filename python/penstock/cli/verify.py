@@ -28,9 +28,11 @@ JSON: path, ok, bytes_checked,
 
 \b
 JSON with --explain: path, ok, step, described_by ("whole": manifest and
-  part vouch for all; "part": the manifest is lost; "headers": the part is),
+  part vouch for all; "part": the manifest is lost; "headers": a part is),
+  world_size, ranks_lost (those whose part is lost),
   intact, unverified, hit: each a count and bytes of tensors,
   tensors: a list of name, dtype, shape, bytes, hit (why, or null),
+    rank (whose own it is; null for what ranks share), is_vouched_for,
   missing_files, problems, bytes_checked, seconds,
   earlier_step (complete, not known to be damaged, or null),
   earlier_is_verified.

@@ -22,11 +22,12 @@ use serde_json::value::RawValue;
 
 use super::arena::Arena;
 use super::prepared::Prepared;
-use super::{Salvaged, State, Stopwatch, Written};
+use super::{State, Stopwatch, Written};
 use crate::commit::Attempt;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::options::{Options, STAGING_BYTES};
+use crate::part::Missing;
 use crate::pipeline::feed::Feed;
 use crate::pipeline::{self, Run};
 use crate::progress::Progress;
@@ -86,7 +87,7 @@ impl Job {
             let staging_bytes = options.staging_bytes.unwrap_or(STAGING_BYTES);
             options.staging_bytes = Some(staging_bytes.min(budget_bytes));
         }
-        let (mut prepared, mut sources) = Prepared::new(state, None, path, &options)?;
+        let (mut prepared, mut sources) = Prepared::new(state, Vec::new(), path, &options)?;
         let names = |index: usize| prepared.name(index).to_owned();
         let mut is_lazy = staging.is_lazy;
         let mut eager_because = None;
@@ -131,16 +132,16 @@ impl Job {
         })
     }
 
-    /// The job of a sync save.
-    pub(super) fn sync(
+    /// The job of a sync save of a state that lacks something, or nothing.
+    pub(crate) fn sync(
         state: State,
-        salvaged: Option<&Salvaged>,
+        missing: Vec<Missing>,
         path: &Path,
         options: &Options,
     ) -> Result<Job> {
         let _span = trace::span("plan");
         let begun = Instant::now();
-        let (prepared, sources) = Prepared::new(state, salvaged, path, options)?;
+        let (prepared, sources) = Prepared::new(state, missing, path, options)?;
         Ok(Job::of(prepared, Arc::new(sources), None, true, begun))
     }
 

@@ -10,7 +10,7 @@ use penstock_io::file::File;
 use penstock_io::file_system::{Change, FileSystem};
 use serde_json::value::RawValue;
 
-use super::{Salvaged, State, Written};
+use super::{State, Written};
 use crate::FORMAT_VERSION;
 use crate::commit::Attempt;
 use crate::digest::{CHUNK_BYTES, Digest};
@@ -37,10 +37,11 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Plans a state for the device behind `path`; its sources come back beside the plan.
+    /// Plans a state that lacks something, or nothing, for the device behind `path`; its sources come
+    /// back beside the plan.
     pub(super) fn new(
         state: State,
-        salvaged: Option<&Salvaged>,
+        missing: Vec<Missing>,
         path: &Path,
         options: &Options,
     ) -> Result<(Prepared, Vec<HostRegion>)> {
@@ -56,7 +57,7 @@ impl Prepared {
             tensors: state.tensors,
             aliases: state.aliases,
             tree: state.tree,
-            missing: salvaged.map_or(Vec::new(), |salvaged| salvaged.missing.clone()),
+            missing,
             plan: Arc::new(plan),
             settings,
             file_system: Arc::clone(&options.file_system),

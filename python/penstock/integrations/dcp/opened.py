@@ -139,7 +139,9 @@ class Opened:
                 note = self._note()
                 # What DCP wrote has one tree; else each rank gets its own values.
                 seen = view(self.checkpoint, 0 if note is not None else _rank())
-                node, _ = settle(seen.node, self.checkpoint, path, allow_partial=False)
+                node, _ = settle(
+                    seen.node, self.checkpoint, path, allow_partial=False, lost=seen.lost
+                )
                 self._seen: View = seen._replace(node=node)
                 self._layout = layout.read(node, note, seen.tree_chars)
         except BaseException:

@@ -1,0 +1,359 @@
+//! What is taken over of one rank: its tensors, read once more, its tree, and what that lacks.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use penstock_io::buffer::HostRegion;
+use serde_json::value::RawValue;
+
+use crate::digest::CHUNK_BYTES;
+use crate::error::{Error, Result};
+use crate::name;
+use crate::options::Options;
+use crate::part::{Alias, Missing, MissingKind, TensorEntry};
+use crate::pipeline::Run;
+use crate::pipeline::read::{OnDamage, Source, read};
+use crate::pipeline::target::Target;
+use crate::plan::read::{Goal, Placement, Request, plan};
+use crate::plan::write::TensorSpec;
+use crate::progress::Progress;
+use crate::references::{Place, Renumbering, renumber};
+use crate::reshard::box_text;
+use crate::save::State;
+use crate::survey::{Described, SharedTensor, Survey};
+
+/// A salvage under way, rank by rank.
+pub(super) struct Salvage<'a> {
+    path: &'a Path,
+    options: &'a Options,
+    found: Survey,
+    /// Whether what nothing vouches for is taken over as well.
+    unverified: bool,
+    /// For each entry whether it is taken over, as far as is known.
+    is_taken: Vec<bool>,
+    /// Global tensors that are taken over.
+    shared: HashSet<String>,
+    /// Tensors that are ranks' own and were taken over.
+    own: usize,
+    /// Bytes of everything that was taken over.
+    pub(super) recovered_bytes: u64,
+    /// What was not, with the rank whose own it is where there are several.
+    pub(super) missing: Vec<(Option<u32>, Missing)>,
+}
+
+impl<'a> Salvage<'a> {
+    pub(super) fn new(
+        path: &'a Path,
+        found: Survey,
+        unverified: bool,
+        options: &'a Options,
+    ) -> Salvage<'a> {
+        let tensors = found.part.tensors.iter().enumerate();
+        let is_own = |(entry, tensor): (usize, &TensorEntry)| {
+            let is_believed = unverified || found.is_vouched_for(entry);
+            tensor.region.is_none() && found.hits[entry].is_none() && is_believed
+        };
+        let mut is_taken: Vec<bool> = tensors.map(is_own).collect();
+        let shared = found.shared.iter();
+        let shared = shared.filter(|tensor| is_to_be_had(tensor, unverified));
+        let names = shared.clone().map(|tensor| tensor.name.clone()).collect();
+        for &entry in shared.flat_map(|tensor| &tensor.entries) {
+            is_taken[entry] = true;
+        }
+        Salvage {
+            path,
+            options,
+            found,
+            unverified,
+            is_taken,
+            shared: names,
+            own: 0,
+            recovered_bytes: 0,
+            missing: Vec::new(),
+        }
+    }
+
+    /// Tensors that were taken over.
+    pub(super) fn tensors(&self) -> usize {
+        self.own + self.shared.len()
+    }
+
+    /// Whether the state is not all there.
+    pub(super) fn lacks_something(&self) -> bool {
+        !self.missing.is_empty()
+    }
+
+    /// The ranks whose structure and plain values are lost.
+    pub(super) fn ranks_lost(&self) -> Vec<u32> {
+        let ranks = 0..self.found.world_size();
+        ranks.filter(|&rank| self.is_lost(rank)).collect()
+    }
+
+    /// What is taken over of a rank, and what it lacks.
+    pub(super) fn take(&mut self, rank: u32, progress: &Progress) -> Result<(State, Vec<Missing>)> {
+        let [entries, _, earlier] = self.found.ranges(rank);
+        let mut missing = self.found.part.missing[earlier].to_vec();
+        if rank == 0 {
+            let known = self.found.shared.iter();
+            let known = known.filter(|tensor| !is_to_be_had(tensor, self.unverified));
+            missing.extend(known.map(|tensor| self.missing_shared(tensor)));
+        }
+        let sources = self.load(entries, &mut missing, progress)?;
+        let mut state = self.assemble(rank, &mut missing)?;
+        state.sources = sources;
+        self.recovered_bytes += state.sources.iter().map(HostRegion::len).sum::<u64>();
+        let own = state.tensors.iter().filter(|spec| spec.region.is_none());
+        self.own += own.count();
+        let several = self.found.world_size() > 1;
+        let whose =
+            |entry: &Missing| (several && entry.kind != MissingKind::Shared).then_some(rank);
+        self.missing
+            .extend(missing.iter().map(|entry| (whose(entry), entry.clone())));
+        Ok((state, missing))
+    }
+
+    /// Reads what is taken over, each chunk against its digest once more; what turns out not to be
+    /// intact is hit from then on. A chunk with damage may hold intact tensors beside it, where the
+    /// digest tells which byte was changed.
+    fn load(
+        &mut self,
+        entries: Range<usize>,
+        missing: &mut Vec<Missing>,
+        progress: &Progress,
+    ) -> Result<Vec<HostRegion>> {
+        let taken: Vec<usize> = entries.filter(|&entry| self.is_taken[entry]).collect();
+        let found = &self.found;
+        let tensors = || taken.iter().map(|&entry| &found.part.tensors[entry]);
+        let options = Options {
+            extent_bytes: Some(CHUNK_BYTES as usize),
+            ..self.options.clone()
+        };
+        let settings = options.settle(self.path, tensors().map(TensorEntry::nbytes).sum());
+        let files: HashSet<usize> = tensors().map(|tensor| tensor.file).collect();
+        let is_wanted = |file: usize| files.contains(&file);
+        let opened = found.open(self.path, settings.direct, is_wanted)?;
+        let (numbers, sources): (Vec<usize>, Vec<Source<'_>>) = opened.into_iter().unzip();
+        let request = |tensor: &TensorEntry| Request {
+            // A tensor without bytes may lie in a file that is gone; nothing is read for it.
+            file: numbers.binary_search(&tensor.file).unwrap_or_default(),
+            range: tensor.range.0..tensor.range.1,
+            goal: Goal::Fresh,
+        };
+        let requests: Vec<Request> = tensors().map(request).collect();
+        let files: Vec<_> = sources.iter().map(Source::facts).collect();
+        let plan = plan(&files, &requests, false, settings.extent_bytes as u64);
+        let placements = plan.placements.clone();
+        let none = requests.iter().map(|_| Target::Fresh).collect();
+        let mut run = Run::default();
+        let survey = OnDamage::Survey;
+        let outcome = read(plan, none, &sources, &settings, survey, progress, &mut run)?;
+        let segments: Vec<_> = outcome.segments.into_iter().map(Arc::new).collect();
+        let region = |(tensor, placement): (&TensorEntry, Placement)| match placement {
+            Placement::Segment { segment, offset } => {
+                let start = offset as usize;
+                HostRegion::within(&segments[segment], start..start + tensor.nbytes() as usize)
+            }
+            Placement::Empty | Placement::Target => HostRegion::from(Vec::new()),
+        };
+        let regions: Vec<HostRegion> = tensors().zip(placements).map(region).collect();
+        drop(sources);
+        for damage in &outcome.damage {
+            self.found.hit(numbers[damage.file], damage);
+        }
+        for &entry in &taken {
+            if let Some(reason) = self.found.hits[entry].clone() {
+                self.give_up(entry, reason, missing);
+            }
+        }
+        let regions = taken.iter().zip(regions);
+        let kept = regions.filter(|(entry, _)| self.is_taken[**entry]);
+        Ok(kept.map(|(_, region)| region).collect())
+    }
+
+    /// Takes no more of what turned out to be hit. Boxes of it that are saved already stay where they
+    /// are: a tensor that is listed as missing is, whatever boxes there are.
+    fn give_up(&mut self, entry: usize, reason: String, missing: &mut Vec<Missing>) {
+        self.is_taken[entry] = false;
+        let Some(region) = &self.found.part.tensors[entry].region else {
+            return;
+        };
+        if !self.shared.remove(&region.tensor) {
+            return;
+        }
+        let mut tensors = self.found.shared.iter_mut();
+        if let Some(tensor) = tensors.find(|found| found.name == region.tensor) {
+            tensor.hit = Some(reason);
+            let entries = std::mem::take(&mut tensor.entries);
+            entries
+                .into_iter()
+                .for_each(|entry| self.is_taken[entry] = false);
+            let tensor = tensor.clone();
+            missing.push(self.missing_shared(&tensor));
+        }
+    }
+
+    /// The state of a rank without its bytes. What it lacks is added to the list.
+    fn assemble(&self, rank: u32, missing: &mut Vec<Missing>) -> Result<State> {
+        let [entries, aliases, _] = self.found.ranges(rank);
+        let part = &self.found.part;
+        let mut to = Renumbering::default();
+        let mut tensors = Vec::new();
+        for entry in entries.clone() {
+            let tensor = &part.tensors[entry];
+            let index = entry - entries.start;
+            if self.is_taken[entry] {
+                to.tensors.insert(index, Place::Kept(tensors.len()));
+                tensors.push(spec(tensor));
+            } else if tensor.region.is_none() {
+                to.tensors.insert(index, Place::Missing(missing.len()));
+                missing.push(self.missing_own(rank, entry));
+            }
+        }
+        let mut kept: Vec<Alias> = Vec::new();
+        for index in aliases.clone() {
+            let alias = &part.aliases[index];
+            let tensor = &part.tensors[alias.tensor];
+            let place = match to.tensors.get(&(alias.tensor - entries.start)) {
+                Some(Place::Kept(tensor)) => {
+                    kept.push(Alias {
+                        tensor: *tensor,
+                        ..alias.clone()
+                    });
+                    Place::Kept(kept.len() - 1)
+                }
+                _ => {
+                    let view = alias.view.as_ref();
+                    missing.push(Missing {
+                        name: alias.name.clone(),
+                        dtype: tensor.dtype.clone(),
+                        shape: view.map_or(&tensor.shape, |view| &view.shape).clone(),
+                        reason: format!("it shares the elements of {:?}", tensor.name),
+                        kind: MissingKind::Own,
+                    });
+                    Place::Missing(missing.len() - 1)
+                }
+            };
+            to.aliases.insert(index - aliases.start, place);
+        }
+        let tree = self.tree(rank, &to, &tensors, missing)?;
+        Ok(State {
+            tensors,
+            sources: Vec::new(),
+            aliases: kept,
+            tree,
+        })
+    }
+
+    /// Why a tensor that is a rank's own is not taken over.
+    fn missing_own(&self, rank: u32, entry: usize) -> Missing {
+        let tensor = &self.found.part.tensors[entry];
+        let unproven = || {
+            let file = name::part(rank, &self.found.part.id);
+            format!("{file} is lost, and nothing else vouches for it")
+        };
+        Missing {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype.clone(),
+            shape: tensor.shape.clone(),
+            reason: self.found.hits[entry].clone().unwrap_or_else(unproven),
+            kind: MissingKind::Own,
+        }
+    }
+
+    /// Why a tensor that ranks share is not taken over.
+    fn missing_shared(&self, tensor: &SharedTensor) -> Missing {
+        let part = &self.found.part;
+        let unproven = || {
+            let mut entries = tensor.entries.iter();
+            let entry = entries.find(|&&entry| !self.found.is_vouched_for(entry))?;
+            let stored = &part.tensors[*entry];
+            let place = box_text(stored, stored.region.as_ref()?);
+            let rank = self.found.rank_of(*entry);
+            let file = name::part(rank, &part.id);
+            Some(format!(
+                "{file} is lost, and nothing else vouches for its box {place} of rank {rank}"
+            ))
+        };
+        let reason = tensor.hit.clone().or_else(unproven);
+        Missing {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype.clone(),
+            shape: tensor.shape.clone(),
+            reason: reason.unwrap_or_else(|| "nothing vouches for it".to_owned()),
+            kind: MissingKind::Shared,
+        }
+    }
+
+    /// The tree of a rank; where it is lost, what can be said without it.
+    fn tree(
+        &self,
+        rank: u32,
+        to: &Renumbering,
+        tensors: &[TensorSpec],
+        missing: &mut Vec<Missing>,
+    ) -> Result<Box<RawValue>> {
+        let (own, described) = self.found.rank(rank);
+        let file = name::part(rank, &self.found.part.id);
+        if *described != Described::Headers {
+            let corrupt = |detail: String| Error::corrupt(self.path, &file, detail);
+            return renumber(&own.tree, to).map_err(corrupt);
+        }
+        let several = self.found.world_size() > 1;
+        if several {
+            missing.push(Missing {
+                name: format!("state of rank {rank}"),
+                dtype: String::new(),
+                shape: Vec::new(),
+                reason: format!("{file} is lost"),
+                kind: MissingKind::State,
+            });
+        }
+        let own = tensors.iter().enumerate();
+        let own = own.filter(|(_, spec)| spec.region.is_none());
+        let mut pairs: Vec<_> = own
+            .map(|(index, spec)| serde_json::json!([spec.name, {"$": "tensor", "i": index}]))
+            .collect();
+        if self.ranks_lost().first() == Some(&rank) {
+            // What no tree names any more has its place here, by its name.
+            let unnamed = self.found.shared.iter().filter(|tensor| !tensor.is_named);
+            pairs.extend(unnamed.map(|tensor| {
+                let SharedTensor {
+                    name, dtype, shape, ..
+                } = tensor;
+                let leaf =
+                    serde_json::json!({"$": "tensor", "g": name, "dtype": dtype, "shape": shape});
+                serde_json::json!([name, leaf])
+            }));
+        }
+        let tree = match pairs.is_empty() && several {
+            true => serde_json::json!({"$": "missing", "i": missing.len() - 1}),
+            false => serde_json::json!({"$": "dict", "v": pairs}),
+        };
+        Ok(RawValue::from_string(tree.to_string()).expect("it is JSON"))
+    }
+
+    /// Whether the tree of a rank is lost, now or before.
+    fn is_lost(&self, rank: u32) -> bool {
+        let [_, _, missing] = self.found.ranges(rank);
+        let mut missing = self.found.part.missing[missing].iter();
+        let is_lost = self.found.rank(rank).1 == Described::Headers;
+        is_lost || missing.any(|entry| entry.kind == MissingKind::State)
+    }
+}
+
+/// Whether a tensor that ranks share is taken over.
+fn is_to_be_had(tensor: &SharedTensor, unverified: bool) -> bool {
+    tensor.hit.is_none() && (unverified || tensor.is_vouched_for)
+}
+
+fn spec(tensor: &TensorEntry) -> TensorSpec {
+    TensorSpec {
+        name: tensor.name.clone(),
+        dtype: tensor.dtype.clone(),
+        shape: tensor.shape.clone(),
+        item_bytes: tensor.item_bytes(),
+        region: tensor.region.clone(),
+    }
+}

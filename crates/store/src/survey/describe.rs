@@ -1,0 +1,280 @@
+//! What ranks and tensors there were, from the best source that is left for each rank.
+
+use std::collections::{BTreeSet, HashSet};
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use serde_json::value::RawValue;
+
+use super::Described;
+use crate::FORMAT_VERSION;
+use crate::description::{is_lost, read_manifest, read_part};
+use crate::digest::{CHUNK_BYTES, Digest};
+use crate::dtype;
+use crate::error::{Error, Result};
+use crate::manifest::Manifest;
+use crate::name::{self, MANIFEST};
+use crate::part::{self, FileEntry, Part, TensorBox, TensorEntry, check_box};
+use crate::plain;
+use crate::report::Problem;
+use crate::shard;
+
+/// Where no manifest tells how many ranks there were, and names of files speak of more.
+const RANKS_WITHOUT_FILES_MAX: u64 = 4096;
+
+/// What a checkpoint says of itself, as far as it can be read.
+#[derive(Default)]
+pub(super) struct Description {
+    pub(super) manifest: Option<Manifest>,
+    /// In the order of the ranks.
+    pub(super) parts: Vec<(Part, Described)>,
+    pub(super) missing_files: Vec<String>,
+    pub(super) problems: Vec<Problem>,
+    pub(super) bytes_checked: u64,
+}
+
+/// Finds out what there was.
+pub(super) fn describe(path: &Path) -> Result<Description> {
+    let mut found = Description::default();
+    match read_manifest(path) {
+        Ok((manifest, bytes)) => {
+            found.bytes_checked += bytes;
+            found.manifest = Some(manifest);
+        }
+        Err(error @ (Error::Corrupt { .. } | Error::Incomplete { .. } | Error::Storage { .. })) => {
+            found.lose(path, MANIFEST, error)?;
+        }
+        Err(error) => return Err(error),
+    }
+    let names = list(path)?;
+    let (id, world_size) = match &found.manifest {
+        Some(manifest) => (manifest.id.clone(), manifest.world_size),
+        None => {
+            let id = only_attempt(path, &names)?;
+            let world_size = ranks_left(path, &names)?;
+            (id, world_size)
+        }
+    };
+    for rank in 0..world_size {
+        let part = found.part(path, &names, &id, rank, world_size)?;
+        found.parts.push(part);
+    }
+    let is_nothing = |(part, described): &(Part, Described)| {
+        *described == Described::Headers && part.files.is_empty()
+    };
+    if found.parts.iter().all(is_nothing) {
+        let detail = match world_size {
+            1 => "neither it nor the header of any shard can be read",
+            _ => "neither a part nor the header of any shard can be read",
+        };
+        return Err(Error::corrupt(path, &name::part(0, &id), detail));
+    }
+    Ok(found)
+}
+
+impl Description {
+    /// A rank's part, from the best source that is left.
+    fn part(
+        &mut self,
+        path: &Path,
+        names: &[String],
+        id: &str,
+        rank: u32,
+        world_size: u32,
+    ) -> Result<(Part, Described)> {
+        let entry = self
+            .manifest
+            .as_ref()
+            .map(|found| &found.parts[rank as usize]);
+        let (read, described) = match (&self.manifest, entry) {
+            (Some(manifest), Some(entry)) => {
+                self.bytes_checked += entry.bytes;
+                (read_part(path, manifest, entry), Described::Whole)
+            }
+            _ => (part_alone(path, id, rank), Described::PartAlone),
+        };
+        match read {
+            Ok(part) => Ok((part, described)),
+            Err(error) => {
+                self.lose(path, &name::part(rank, id), error)?;
+                let part = self.by_headers(path, names, id, rank, world_size);
+                Ok((part, Described::Headers))
+            }
+        }
+    }
+
+    /// Takes note of a file that cannot be used; errors that say something else stay errors.
+    fn lose(&mut self, path: &Path, file: &str, error: Error) -> Result<()> {
+        let detail = match error {
+            Error::Corrupt { detail, .. } | Error::Incomplete { detail, .. } => detail,
+            Error::Storage { source, .. } if is_lost(&source) => source.to_string(),
+            error => return Err(error),
+        };
+        if !plain::is_there(&path.join(file)) {
+            self.missing_files.push(file.to_owned());
+        }
+        self.note(file, detail);
+        Ok(())
+    }
+
+    fn note(&mut self, file: &str, detail: String) {
+        self.problems.push(Problem {
+            file: file.to_owned(),
+            offset: None,
+            tensor: None,
+            detail,
+        });
+    }
+
+    /// A part made out of the headers of a rank's shards. It has no digests and an empty tree.
+    ///
+    /// Of several ranks only those shards are believed that say which of their tensors are boxes:
+    /// a box looks like any tensor, and must not pass for the whole that it is a piece of.
+    fn by_headers(
+        &mut self,
+        path: &Path,
+        names: &[String],
+        id: &str,
+        rank: u32,
+        world_size: u32,
+    ) -> Part {
+        let mut part = Part {
+            format: part::FORMAT.to_owned(),
+            version: FORMAT_VERSION,
+            id: id.to_owned(),
+            rank,
+            files: Vec::new(),
+            tensors: Vec::new(),
+            aliases: Vec::new(),
+            tree: RawValue::from_string("null".to_owned()).expect("it is JSON"),
+            missing: Vec::new(),
+        };
+        for name in names.iter().filter(|name| name::is_shard(name, rank, id)) {
+            match tensors_of(&path.join(name), part.files.len(), world_size > 1) {
+                Ok((bytes, tensors)) => {
+                    part.files.push(FileEntry {
+                        name: name.clone(),
+                        bytes,
+                        digest: Digest::EMPTY,
+                        chunk_bytes: CHUNK_BYTES,
+                        chunks: Vec::new(),
+                    });
+                    part.tensors.extend(tensors);
+                }
+                Err(detail) => self.note(name, detail),
+            }
+        }
+        let mut seen = HashSet::new();
+        part.tensors
+            .retain(|tensor| seen.insert(tensor.name.clone()));
+        part
+    }
+}
+
+/// Names of all files, sorted.
+fn list(path: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(path).map_err(Error::storage("list", path))? {
+        let entry = entry.map_err(Error::storage("list", path))?;
+        names.extend(entry.file_name().into_string());
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// A part that no manifest vouches for.
+fn part_alone(path: &Path, id: &str, rank: u32) -> Result<Part> {
+    let name = name::part(rank, id);
+    let file = path.join(&name);
+    match fs::symlink_metadata(&file) {
+        Ok(metadata) if metadata.is_file() => {
+            let text = plain::read(&file).map_err(Error::storage("read", &file))?;
+            Part::parse(&text, path, &name, id, rank)
+        }
+        Ok(metadata) => {
+            let flaw = plain::flaw(&metadata).unwrap_or_default();
+            Err(Error::corrupt(path, &name, flaw))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(Error::corrupt(path, &name, "the file is missing"))
+        }
+        Err(error) => Err(Error::storage("stat", &file)(error)),
+    }
+}
+
+/// The attempt that all files of the directory belong to. Several cannot be told apart without a
+/// manifest, and one that never finished is no checkpoint.
+fn only_attempt(path: &Path, names: &[String]) -> Result<String> {
+    let attempts = names.iter().filter_map(|name| name::attempt_of(name));
+    let attempts: HashSet<&str> = attempts.collect();
+    let mut attempts = attempts.into_iter();
+    match (attempts.next(), attempts.next()) {
+        (Some(id), None) => Ok(id.to_owned()),
+        (None, _) => Err(Error::corrupt(path, MANIFEST, "no file of a save is there")),
+        _ => Err(Error::corrupt(
+            path,
+            MANIFEST,
+            "files of several saves are there, and no manifest that tells which is which",
+        )),
+    }
+}
+
+/// How many ranks there are files of, where no manifest tells; at least one. Of a rank between two of
+/// them everything is lost; of ranks behind the last nobody knows.
+fn ranks_left(path: &Path, names: &[String]) -> Result<u32> {
+    let ranks: BTreeSet<u32> = names
+        .iter()
+        .filter_map(|name| name::rank_of(name))
+        .collect();
+    let last = ranks.last().copied().unwrap_or_default();
+    let lost = u64::from(last) + 1 - (ranks.len() as u64).min(u64::from(last) + 1);
+    if lost > RANKS_WITHOUT_FILES_MAX {
+        let detail = format!("there are files up to rank {last}, and none of {lost} ranks before");
+        return Err(Error::corrupt(path, MANIFEST, detail));
+    }
+    Ok(last.saturating_add(1))
+}
+
+/// Size of a shard and its tensors as its own header lists them.
+fn tensors_of(
+    path: &Path,
+    file: usize,
+    needs_boxes: bool,
+) -> std::result::Result<(u64, Vec<TensorEntry>), String> {
+    let (header, bytes) = shard::read_header(path)?;
+    let shard::Header {
+        data_start,
+        boxes,
+        tensors,
+        ..
+    } = header;
+    if boxes.is_none() && needs_boxes {
+        return Err("it does not say which of its tensors are pieces of larger ones".to_owned());
+    }
+    let mut boxes = boxes.unwrap_or_default();
+    let mut entries = Vec::new();
+    for (name, tensor) in tensors {
+        let region = boxes.remove(&name);
+        let Some(dtype) = dtype::of_stored(&tensor.dtype) else {
+            continue;
+        };
+        let (begin, end) = tensor.data_offsets;
+        let entry = TensorEntry {
+            name,
+            dtype: dtype.to_owned(),
+            shape: tensor.shape,
+            file,
+            range: (data_start + begin, data_start + end),
+            stored: None,
+            region: None,
+        };
+        // Of a type whose carrier has one more dimension the header has another shape than the box:
+        // such a piece is not to be had.
+        let fits = |region: &TensorBox| check_box(&entry, region).is_ok();
+        if region.as_ref().is_none_or(fits) {
+            entries.push(TensorEntry { region, ..entry });
+        }
+    }
+    Ok((bytes, entries))
+}
