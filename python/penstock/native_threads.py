@@ -3,8 +3,9 @@
 The workers of gloo, through which ranks talk on CPUs, let go of a collective's tensors a little
 after whoever waited for it goes on, and need the GIL for that. CPython before 3.14 ends a thread
 that wants the GIL when the interpreter has begun to end, in the middle of C++, and the process
-with it: "terminate called without an active exception" (pytorch#190489). That a script destroys its
-group does not help where a mesh, and so any ``DTensor``, still holds it: its workers live on.
+with it: "terminate called without an active exception" (pytorch#190489). One that comes later still
+finds the interpreter gone, and the process ends with SIGSEGV. That a script destroys its group
+does not help where a mesh, and so any ``DTensor``, still holds it: its workers live on.
 
 At exit, while the interpreter is still whole, `rest_at_exit` therefore has them waited for until
 they have nothing left to do. Threads of Penstock need no such thing: each has ended when the call
