@@ -38,7 +38,7 @@ class Launched:
     Attributes:
         rank: Its number.
         ranks: How many there are.
-        ranks_here: How many of them this machine has, as far as known.
+        ranks_here: How many of them this machine has, 1 where that is not said.
         address: Where rank 0 listens.
         port: On which port.
     """
@@ -63,9 +63,10 @@ def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
     found = placement(given)
     if found is None:
         return None
+    ranks_here = found.ranks_here or 1
     address = given.get("MASTER_ADDR")
     if address is None:
-        if found.ranks_here < found.ranks:
+        if ranks_here < found.ranks:
             raise LaunchError(
                 f"{found.variable} says that there are {found.ranks} ranks on several machines, "
                 "and nothing where the first one is: set MASTER_ADDR and MASTER_PORT for all"
@@ -74,7 +75,7 @@ def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
     port = given.get("MASTER_PORT", "29500")
     if not port.isdecimal():
         raise LaunchError(f"MASTER_PORT={port!r} is no number")
-    return Launched(found.rank, found.ranks, found.ranks_here, address, int(port))
+    return Launched(found.rank, found.ranks, ranks_here, address, int(port))
 
 
 class Team:
