@@ -128,11 +128,13 @@ def _gathered_bytes(ranks: int) -> tuple[int, int]:
     """What the last rank sends for its vote, and for its plain tensors if it has any."""
     mailbox = _Counted(HashStore(), "penstock/" + "0" * 12)
     one = Ranks(lambda: mailbox, ranks - 1, range(ranks)).enter("step", 0)
+    # What it leaves where it comes is for others to wait by, and not for rank 0 to gather.
+    come_bytes = mailbox.sent_bytes
     one.cast(Vote((1 << 64) - 1, (1 << 64) - 1, (1 << 64) - 1))
-    vote_bytes = mailbox.sent_bytes
+    vote_bytes = mailbox.sent_bytes - come_bytes
     with suppress(RankError):
         one.holders([1])
-    return vote_bytes, mailbox.sent_bytes - vote_bytes
+    return vote_bytes, mailbox.sent_bytes - come_bytes - vote_bytes
 
 
 def make(task: Task) -> dict[str, DTensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from dataclasses import dataclass
@@ -65,8 +64,6 @@ def run(task: Task) -> dict[str, Any]:
     """Does it: the time is from the moment when all ranks are ready until all are done."""
     mesh = None
     if task.ranks > 1:
-        # As torchrun tells its processes.
-        os.environ["LOCAL_WORLD_SIZE"] = str(task.ranks)
         dist.init_process_group(
             "gloo",
             init_method=f"tcp://127.0.0.1:{task.port}",
@@ -133,7 +130,7 @@ def save(task: Task, directory: Path, state: State) -> None:
     if task.library == "penstock":
         import penstock
 
-        penstock.save(directory, state)
+        penstock.save(directory, state, no_dist=task.ranks == 1)
         return
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save

@@ -24,6 +24,7 @@ from penstock.pending import save_together
 from penstock.progress import Progress, shown
 from penstock.ranks import find as find_ranks
 from penstock.reports import LoadReport, Problem, SaveReport, VerifyResult
+from penstock.rounds import entered
 from penstock.saving import Target
 from penstock.tracing import call, span
 
@@ -66,7 +67,8 @@ def save(
     `DTensor`; what several hold is written once, and so is a plain tensor that is the same on
     several ranks, in every element. Other plain tensors, and whatever is in `PerRank`, are kept for
     each rank, and so is everything else (arrays, byte strings, plain values), and vectors of up to
-    64 KiB of ``uint8``: states of random generators. Either all ranks return or all raise.
+    64 KiB of ``uint8``: states of random generators. Either all ranks return or all raise. A rank
+    that waits for others to come warns after some seconds (`PenstockWarning`), and says for whom.
 
     Args:
         path: The checkpoint's directory; made if missing, its parents too.
@@ -79,14 +81,16 @@ def save(
         progress: True for a bar on standard error, or a function called with the bytes done and
             the bytes in all.
         process_group: The ranks that save together; None for all, if there are any.
-        no_dist: Save alone, whatever ranks there are: as one of them, or a different state on each.
+        no_dist: Save alone, whatever ranks there are: as one of them, or each to a path of its own.
 
     Returns:
         What was written and how.
 
     Raises:
         CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False.
-        RankError: Another rank failed, died, hangs, or saves something else.
+        RankError: Another rank failed, died, hangs, saves something else, or holds another copy of
+            a replicated `DTensor`. Or a launcher says that there are several ranks, and
+            `torch.distributed` has no process group, not yet or not any more.
         UnsupportedStateError: A leaf cannot be stored; the message names it.
         StorageError: The operating system failed an operation: disk full, read-only, …
 
@@ -104,13 +108,16 @@ def save(
     step = None if step is None else check_step(step)
     settings = to_native(options)
     target = Target(path=where, step=step, metadata=note, overwrite=bool(overwrite))
-    ranks = find_ranks(process_group, no_dist=no_dist)
+    ranks = find_ranks(process_group, no_dist=no_dist, to_save=True)
     if ranks is None:
         with call("stall", "save", where):
             return save_alone(target, state, settings, progress)
     enter = observed("save", ends=False)(ranks.enter)
-    together = enter(target.label, settings["rank_timeout_seconds"], step)
-    with call("stall", "save", where):
+    label, seconds = target.label, settings["rank_timeout_seconds"]
+    with (
+        entered(lambda: enter(label, seconds, step)) as together,
+        call("stall", "save", where),
+    ):
         return save_together(target, state, together, settings, progress)
 
 

@@ -249,6 +249,8 @@ class StorageError(PenstockError, OSError):
 class RankError(PenstockError):
     """Of the ranks that save together, one failed, is not there, or saw something else.
 
+    Or this process is a rank that has no process group to save with.
+
     Attributes:
         rank: The first such rank, by its number in the process group.
     """

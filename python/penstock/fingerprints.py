@@ -1,4 +1,4 @@
-"""Fingerprints of plain tensors: by these ranks find out whether they hold the same ones.
+"""Fingerprints of tensors: by these ranks find out whether they hold the same ones.
 
 A fingerprint covers name, type, shape and every element. Of host memory that costs as much as
 reading it; of another device as much as reading it there.

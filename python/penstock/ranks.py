@@ -16,9 +16,11 @@ from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, RankError
+from penstock.launchers import placement
 from penstock.mailbox import Mailbox
-from penstock.rounds import Misfit, Round, or_give_up
+from penstock.neighbours import Neighbours
+from penstock.rounds import Misfit, Round, entered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +36,7 @@ class Ranks:
         open_mailbox: Called when they first have something to say to each other.
         rank: The number of this one.
         global_ranks: Their numbers in the whole job, in the order of the group.
+        job_size: How many ranks the whole job has; None for as many as there are here.
         is_fork: Whether this process is a fork of the rank.
     """
 
@@ -43,10 +46,12 @@ class Ranks:
         rank: int,
         global_ranks: Sequence[int],
         *,
+        job_size: int | None = None,
         is_fork: bool = False,
     ) -> None:
         self.rank = rank
         self.global_ranks = tuple(global_ranks)
+        self._neighbours = Neighbours(rank, self.size, job_size or self.size)
         self._open_mailbox = open_mailbox
         self._mailbox: Mailbox | None = None
         self._process = None if is_fork else os.getpid()
@@ -98,6 +103,12 @@ class Ranks:
                     one.open()
                     is_entered = True
                     return one
+            except PenstockError:
+                raise
+            except BaseException as error:
+                # A Ctrl-C: the others need not wait for this rank.
+                one.give_up(error)
+                raise
             finally:
                 if not is_entered and one.misfit is not Misfit.BEHIND:
                     one.leave()
@@ -120,10 +131,7 @@ class Ranks:
             # Nobody hears of what was decided before it came.
             one.gather(True)
             if not one.is_coordinator:
-                outcome = one.wait_outcome()
-                if "error" in outcome:
-                    raise one.error_of(outcome)
-                return outcome
+                return one.wait_decision()
             try:
                 decision = decide()
             except BaseException as error:
@@ -149,8 +157,7 @@ class Ranks:
     @contextmanager
     def _taking_part(self, label: str, timeout_seconds: float) -> Iterator[Round]:
         """A round that is left at the end; the others learn of it if something fails here."""
-        one = self.enter(label, timeout_seconds)
-        with or_give_up(one):
+        with entered(lambda: self.enter(label, timeout_seconds)) as one:
             yield one
             one.leave()
 
@@ -168,6 +175,7 @@ class Ranks:
                 rank=self.rank,
                 global_ranks=self.global_ranks,
                 timeout_seconds=timeout_seconds,
+                neighbours=self._neighbours,
             )
             return self._last
 
@@ -220,6 +228,8 @@ class _Known:
             tuple[str, tuple[int, ...]], tuple[weakref.ref[ProcessGroup], int, Ranks]
         ] = {}
         self._inherited: Any = None
+        self.size_max = 0
+        """Of how many ranks this process has been one, at some time."""
 
     def of(self, group: ProcessGroup, dist: Any) -> Ranks:
         """The ranks of a group.
@@ -242,8 +252,10 @@ class _Known:
                 lambda: Mailbox(_store_of(dist, members), prefix),
                 dist.get_rank(group),
                 members,
+                job_size=dist.get_world_size(),
                 is_fork=dist.group.WORLD is self._inherited,
             )
+            self.size_max = max(self.size_max, len(members))
             self._latest[key] = (weakref.ref(group), generation, ranks)
             return ranks
 
@@ -270,37 +282,68 @@ def _store_of(dist: Any, members: Sequence[int]) -> Store:
     return store.clone() if hasattr(store, "clone") else store
 
 
-def processes_here() -> int:
-    """How many processes of a job this machine has, this one included, as launchers say."""
-    text = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(int(text), 1) if text.isdecimal() else 1
-
-
 def own_rank() -> int | None:
     """The number of this process in its job; None where it has none."""
     dist = _job()
     return None if dist is None else int(dist.get_rank())
 
 
-def find(process_group: ProcessGroup | None, *, no_dist: bool) -> Ranks | None:
-    """The ranks that save together with this process; None where it saves alone.
+def find(
+    process_group: ProcessGroup | None, *, no_dist: bool, to_save: bool = False
+) -> Ranks | None:
+    """The ranks that do something together with this process; None where it is alone.
 
     Args:
         process_group: Which of them; None for all of the job.
-        no_dist: Whether this process saves alone whatever runs beside it.
+        no_dist: Whether this process is alone whatever runs beside it.
+        to_save: Whether it is about to save: what ranks that know nothing of each other save, each
+            saves over that of the others.
 
     Raises:
         ValueError: This process is not in the group.
+        RankError: It is one of several ranks, which have not come together yet, or not any more.
     """
     if no_dist and process_group is not None:
         raise ValueError("process_group= says who saves together, no_dist=True that nobody does")
-    dist = None if no_dist else _job()
+    if no_dist:
+        return None
+    dist = _job()
     if dist is None:
+        if to_save:
+            check_alone(process_group)
         return None
     group = process_group or dist.group.WORLD
     if dist.get_rank(group) < 0:
         raise ValueError("this process is not in process_group: call on the group's ranks only")
     return _known.of(group, dist)
+
+
+def check_alone(process_group: ProcessGroup | None = None) -> None:
+    """Refuses a rank that has no process group, and would save as if there were no other ranks.
+
+    Args:
+        process_group: With whom it is meant to save, if that is said.
+
+    Raises:
+        RankError: This process is such a rank.
+    """
+    placed = placement()
+    rank = 0
+    if placed is not None:
+        rank = placed.rank
+        why = f"{placed.variable} says that this process is rank {rank} of {placed.ranks}"
+    elif process_group is not None:
+        why = "process_group= says that this process is one of several ranks"
+    elif _known.size_max > 1:
+        why = f"this process was one of {_known.size_max} ranks"
+    else:
+        return
+    raise RankError(
+        f"{why}, but torch.distributed has no process group now, and each rank would save over the "
+        "others: save after torch.distributed.init_process_group() and before "
+        "destroy_process_group(), or pass no_dist=True to save alone, to a path of its own",
+        rank=rank,
+    )
 
 
 def _job() -> Any:

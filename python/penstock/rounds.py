@@ -15,21 +15,25 @@ the others read one message. Whoever leaves last clears up.
 from __future__ import annotations
 
 import contextlib
+import json
 import struct
 import threading
-from collections import defaultdict
 from enum import Enum, auto
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import errors
+from penstock.classes import NOTHING, classes_of, groups_of, sums_of
 from penstock.errors import PenstockError, RankError, SaveCancelledError
-from penstock.sharding import Members
+from penstock.exchange import Exchange
+from penstock.neighbours import COUNTS
+from penstock.sharding import Copy, Members
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from penstock.mailbox import Mailbox
+    from penstock.neighbours import Neighbours
 
 _VOTE = struct.Struct("<QQQ")
 """Size and digest of the part, balance."""
@@ -39,15 +43,11 @@ _SHARED_ERRORS = frozenset(
 )
 """What is as true for every rank as for the coordinator that found it."""
 
-_NOTHING = "-"
-"""Stands for the plain tensors of a rank that has none."""
-
-_LISTED_MAX = 8
-"""Of so many further ranks that have not come, a message has the numbers."""
-
-
 _COMMIT_SECONDS = 10
 """For how long to wait for the end of a commit that has begun."""
+
+_LISTEN_SECONDS = 0.5
+"""How often a rank that writes looks whether another one has failed."""
 
 
 class Misfit(Enum):
@@ -72,7 +72,7 @@ class Vote(NamedTuple):
     balance: int
 
 
-class Round:
+class Round(Exchange):
     """One save, or another thing that ranks do together, seen from one of them.
 
     Args:
@@ -83,6 +83,7 @@ class Round:
         rank: Number of this rank in the group.
         global_ranks: Numbers of all of them in the job, in the order of the group.
         timeout_seconds: For how long to wait for another rank.
+        neighbours: How many of them are on this machine.
 
     Attributes:
         misfit: How this rank turned out not to be in step, if it did.
@@ -99,25 +100,17 @@ class Round:
         rank: int,
         global_ranks: tuple[int, ...],
         timeout_seconds: float,
+        neighbours: Neighbours,
     ) -> None:
-        self.number = number
-        self.label = label
+        super().__init__(mailbox, number, label, rank, len(global_ranks), timeout_seconds)
         self.misfit: Misfit | None = None
-        self.rank = rank
         self.global_ranks = global_ranks
-        self.timeout_seconds = timeout_seconds
-        self._mailbox = mailbox
         self._order = order
-        self._is_cancelled = threading.Event()
-        self._own: list[str] = []
+        self._neighbours = neighbours
+        self._copies: Sequence[Copy] = ()
         self.has_left = False
         self._has_voted = False
         self._has_failed = False
-
-    @property
-    def size(self) -> int:
-        """How many ranks there are."""
-        return len(self.global_ranks)
 
     @property
     def is_coordinator(self) -> bool:
@@ -127,7 +120,9 @@ class Round:
     # Coming and going.
 
     def open(self) -> None:
-        """Says what the round is about, if this is the coordinator."""
+        """Says that this rank has come; of the coordinator also what the round is about."""
+        self._neighbours.tell(self._mailbox)
+        self._put_own("come", "")
         if self.is_coordinator:
             self._post("round", {"label": self.label, "order": self._order})
 
@@ -157,10 +152,6 @@ class Round:
         """Why or how it has ended, if it has."""
         return self._look("reason") or self._look("outcome")
 
-    def cancel(self) -> None:
-        """Ends what this rank waits for, from another thread."""
-        self._is_cancelled.set()
-
     def fail(self, error: BaseException) -> None:
         """Tells the others that this rank cannot go on, and that nobody has to wait for it.
 
@@ -187,6 +178,9 @@ class Round:
 
     def give_up(self, error: BaseException) -> None:
         """Fails and leaves, as well as it can: the caller has an error to raise."""
+        if self.has_left:
+            # There may be nobody left to clear up what is said now.
+            return
         with contextlib.suppress(PenstockError):
             self.fail(error)
             self.leave()
@@ -203,12 +197,65 @@ class Round:
             return
         names = ["round", "left", "asking", "classes", "sums", "begun", "busy", "full"]
         names += ["outcome", "reason", "plains", "sets", "votes", "answers"]
+        names += ["reminded", "doubt", "accounts", "told"]
         if "error" in (self.over() or ()):
-            kinds = ("plain", "set", "vote", "answer")
+            kinds = ("come", "plain", "set", "vote", "answer", "account")
             names += [f"{kind}/{rank}" for kind in kinds for rank in range(self.size)]
         self._delete(names)
 
+    @contextlib.contextmanager
+    def listening(self, give_up: Callable[[], None]) -> Iterator[None]:
+        """While this rank is busy, calls a function as soon as another one has failed.
+
+        Args:
+            give_up: Called once at most, on another thread.
+        """
+        is_done = threading.Event()
+
+        def listen() -> None:
+            with contextlib.suppress(PenstockError):
+                while not is_done.wait(_LISTEN_SECONDS):
+                    if self._has("reason"):
+                        give_up()
+                        return
+
+        listener = threading.Thread(target=listen, name="penstock-listen", daemon=True)
+        listener.start()
+        try:
+            yield
+        finally:
+            is_done.set()
+            listener.join()
+
+    def check_failed(self) -> None:
+        """Raises what another rank has failed of, unless this one has cancelled the save itself.
+
+        Raises:
+            PenstockError: That.
+        """
+        reason = None if self._is_cancelled.is_set() else self._look("reason")
+        if reason is not None:
+            raise self.error_of(reason)
+
     # What all say.
+
+    def processes_here(self) -> int:
+        """How many of the ranks this machine has.
+
+        Where no launcher says it, that takes all ranks to come: once, as it stays.
+
+        Raises:
+            RankError: One has not come in time, or failed.
+        """
+        if self._neighbours.count is None:
+            reason = self._name("reason")
+            found = self._wait_for([COUNTS, reason], self.timeout_seconds)
+            if found is None:
+                raise self._missing("come", "come")
+            if found == reason:
+                raise self.error_of(self._get("reason"))
+            return self._neighbours.hear(self._mailbox)
+        return self._neighbours.count
 
     def holders(self, hashes: Sequence[int]) -> list[Members]:
         """Who holds the same plain tensors as this rank.
@@ -225,13 +272,13 @@ class Round:
             RankError: A rank has not come in time, or failed.
         """
         text = struct.pack(f"<{len(hashes)}Q", *sorted(hashes))
-        digest = blake2b(text, digest_size=8).hexdigest() if hashes else _NOTHING
+        digest = blake2b(text, digest_size=8).hexdigest() if hashes else NOTHING
         if hashes:
             # Before the rank is counted: whoever is last finds it.
             self._count("asking")
         self._put_own("plain", digest)
         if self._count("plains") == self.size and self._has("asking"):
-            self._post("classes", _classes(_groups(self._read_all("plain"))))
+            self._post("classes", classes_of(groups_of(self._read_all("plain"))))
         if not hashes:
             return []
         classes = self._await("classes", "come", "plain")
@@ -241,9 +288,9 @@ class Round:
         if own[0] == self.rank:
             self._put_own("set", text.hex())
             if self._count("sets") == classes["count"]:
-                groups = _groups(self._read_all("plain"))
+                groups = groups_of(self._read_all("plain"))
                 texts = self._read([f"set/{group[0]}" for group in groups])
-                self._post("sums", _sums(groups, texts))
+                self._post("sums", sums_of(groups, texts))
         sums = self._await("sums", "come", "plain")
         known = [Members.of(members) for members in [own, *sums["members"]]]
         return [known[sums["of"].get(f"{one:x}", 0)] for one in hashes]
@@ -260,9 +307,15 @@ class Round:
         is_yes: bool = self._await("full", "come", "answer")["all"]
         return is_yes
 
-    def cast(self, vote: Vote) -> None:
-        """Votes in favour of the save."""
+    def cast(self, vote: Vote, copies: Sequence[Copy] = ()) -> None:
+        """Votes in favour of the save.
+
+        Args:
+            vote: What this rank has written and seen.
+            copies: What it tells beside that if votes do not balance.
+        """
         self._has_voted = True
+        self._copies = copies
         self._put_own("vote", _VOTE.pack(*vote).hex())
         if self._count("votes") == self.size:
             self._post("full", {})
@@ -273,18 +326,31 @@ class Round:
         """Tells the others that the save has begun."""
         self._post("begun", {"id": attempt_id})
 
-    def count_votes(self, own: Vote) -> list[Vote]:
+    def count_votes(self, own: Vote, copies: Sequence[Copy] = ()) -> list[Vote]:
         """Waits for the votes of all ranks, this one's included; returns them in order.
 
         Raises:
             RankError: A rank failed, or has not voted in time.
         """
-        self.cast(own)
+        self.cast(own, copies)
         self._await("full", "written its part", "vote")
         reason = self._look("reason")
         if reason is not None:
             raise self.error_of(reason)
         return [Vote(*_VOTE.unpack(bytes.fromhex(text))) for text in self._read_all("vote")]
+
+    def ask_copies(self) -> Iterator[list[Copy]]:
+        """Has every rank tell of its copies; those of each, in order.
+
+        Raises:
+            RankError: A rank has not told in time.
+        """
+        self._post("doubt", {})
+        self._tell_copies()
+        self._await("told", "said what it holds", "account")
+        for rank in range(self.size):
+            (text,) = self._read([f"account/{rank}"])
+            yield [Copy(*copy) for copy in json.loads(text)]
 
     def post_outcome(self, outcome: dict[str, Any]) -> None:
         """Tells the others how it ended."""
@@ -337,7 +403,10 @@ class Round:
         # The coordinator may have begun to wait for the votes as late as this rank.
         seconds = 2 * self.timeout_seconds
         try:
-            found = self._wait(["outcome"], seconds)
+            found = self._wait(["outcome", "doubt"], seconds)
+            if found == "doubt":
+                self._tell_copies()
+                found = self._wait(["outcome"], seconds)
         except SaveCancelledError as error:
             self.withdraw(error)
             # If that came too late there is an outcome soon.
@@ -355,6 +424,18 @@ class Round:
             )
         return self._get("outcome")
 
+    def wait_decision(self) -> dict[str, Any]:
+        """Waits for what the coordinator decides when all have come.
+
+        Raises:
+            RankError: It has not decided in time, or failed.
+            PenstockError: What it found instead.
+        """
+        decision = self._await("outcome", "decided", None)
+        if "error" in decision:
+            raise self.error_of(decision)
+        return decision
+
     def error_of(self, reason: dict[str, Any]) -> PenstockError:
         """The error that a rank described, as it is raised on this one."""
         name, message, rank = reason["error"], reason["message"], reason["rank"]
@@ -366,6 +447,11 @@ class Round:
         return RankError(f"rank {rank} failed{result}: {name}: {message}", rank=rank)
 
     # Inside.
+
+    def _tell_copies(self) -> None:
+        self._put_own("account", json.dumps(self._copies))
+        if self._count("accounts") == self.size:
+            self._post("told", {})
 
     def _describe(self, error: BaseException) -> dict[str, Any]:
         """An error as the others can be told of it."""
@@ -404,101 +490,25 @@ class Round:
             raise self.mismatch()
         return self._get(what)
 
-    def _missing(self, deed: str, by: str | None) -> RankError:
-        """The error for ranks that have not done something in time."""
-        missing = [0]
-        if by is not None:
-            # A rank that came last, and died before it said so, is among those who came.
-            ranks = range(self.size)
-            missing = [rank for rank in ranks if not self._has(f"{by}/{rank}")] or [self.rank]
-        further = ", ".join(map(str, missing[1 : _LISTED_MAX + 1]))
-        more = ", …" if len(missing) > _LISTED_MAX + 1 else ""
-        others = f" (nor have ranks {further}{more})" if further else ""
-        return RankError(
-            f"{self.label}: rank {missing[0]} has not {deed} within {self.timeout_seconds:g} s of "
-            f"rank {self.rank}{others}; it has died or hangs, or does not make the same call: "
-            "every rank has to, unless no_dist=True is given; nothing was done",
-            rank=missing[0],
-        )
-
-    def _turn(self) -> None:
-        if self._is_cancelled.is_set():
-            raise SaveCancelledError(f"{self.label} was cancelled")
-
-    def _wait(self, names: Sequence[str], timeout_seconds: float) -> str | None:
-        found = self._mailbox.wait([*map(self._name, names)], timeout_seconds, self._turn)
-        return None if found is None else found.partition("/")[2]
-
-    def _put_own(self, kind: str, text: str) -> None:
-        self._own.append(f"{kind}/{self.rank}")
-        self._mailbox.put(self._name(self._own[-1]), text)
-
-    def _read_all(self, kind: str) -> list[str]:
-        return self._read([f"{kind}/{rank}" for rank in range(self.size)])
-
-    def _read(self, names: Sequence[str]) -> list[str]:
-        return self._mailbox.read([*map(self._name, names)])
-
-    def _get(self, name: str) -> dict[str, Any]:
-        found = self._look(name)
-        if found is None:
-            raise AssertionError("what was waited for stays until all ranks have left")
-        return found
-
-    def _look(self, name: str) -> dict[str, Any] | None:
-        return self._mailbox.look(self._name(name))
-
-    def _has(self, name: str) -> bool:
-        return self._mailbox.has(self._name(name))
-
-    def _post(self, name: str, message: dict[str, Any]) -> None:
-        self._mailbox.post(self._name(name), message)
-
-    def _count(self, name: str) -> int:
-        return self._mailbox.count(self._name(name))
-
-    def _delete(self, names: Sequence[str]) -> None:
-        self._mailbox.delete([*map(self._name, names)])
-
-    def _name(self, name: str) -> str:
-        return f"{self.number}/{name}"
-
-
-def _groups(digests: Sequence[str]) -> list[list[int]]:
-    """Ranks of the same digest, of those that have any plain tensor."""
-    groups: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, digest in enumerate(digests):
-        if digest != _NOTHING:
-            groups[digest].append(rank)
-    return list(groups.values())
-
-
-def _classes(groups: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """How many groups there are, and those of more than one rank: all ranks read this."""
-    return {"count": len(groups), "larger": [group for group in groups if len(group) > 1]}
-
-
-def _sums(groups: Sequence[Sequence[int]], texts: Sequence[str]) -> dict[str, Any]:
-    """For each hash in the sets of several groups, who has it: the number of a choice of ranks.
-
-    Choices are counted from 1; what only one group has needs none.
-    """
-    having: defaultdict[int, list[int]] = defaultdict(list)
-    for index, text in enumerate(texts):
-        for (one,) in struct.iter_unpack("<Q", bytes.fromhex(text)):
-            having[one].append(index)
-    number_of: dict[tuple[int, ...], int] = {}
-    of = {
-        f"{one:x}": number_of.setdefault(tuple(indices), len(number_of) + 1)
-        for one, indices in having.items()
-        if len(indices) > 1
-    }
-    members = [[rank for index in indices for rank in groups[index]] for indices in number_of]
-    return {"members": members, "of": of}
-
 
 def _go_on() -> None:
     pass
+
+
+@contextlib.contextmanager
+def entered(enter: Callable[[], Round]) -> Iterator[Round]:
+    """The round that a function enters; given up where what is done under this fails.
+
+    Nothing is to come between the two, where a Ctrl-C would leave the others waiting.
+    """
+    one = None
+    try:
+        one = enter()
+        yield one
+    except BaseException as error:
+        if one is not None:
+            one.give_up(error)
+        raise
 
 
 @contextlib.contextmanager

@@ -17,15 +17,17 @@ from penstock.errors import (
 )
 from penstock.flatten import flatten
 from penstock.lazy import LazySources, lazy_sources
-from penstock.ranks import processes_here
 from penstock.reports import SaveReport
 from penstock.rounds import Vote, or_give_up
-from penstock.sharding import Sharder, is_balanced
+from penstock.sharding import Sharder, discord, is_balanced
 from penstock.tracing import span
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.flatten import Flattened
     from penstock.rounds import Round
+    from penstock.sharding import Copy
 
 _RANK_ALONE = 0
 
@@ -104,14 +106,17 @@ class Save:
         lazy: bool,
         watches: bool = False,
     ) -> None:
-        if together is not None and processes_here() > 1 and options["queue_depth"] is None:
-            depth = max(_DEPTH_MIN, _DEPTH_OF_ALL // processes_here())
-            options = {**options, "queue_depth": depth}
         self.target = target
         self._round = together
         self._began = time.perf_counter()
         self._balance = 0
+        self._copies: Sequence[Copy] = ()
         with or_give_up(together):
+            if together is not None and options["queue_depth"] is None:
+                sharers = together.processes_here()
+                if sharers > 1:
+                    depth = max(_DEPTH_MIN, _DEPTH_OF_ALL // sharers)
+                    options = {**options, "queue_depth": depth}
             with span("flatten"):
                 flat = self._take_apart(state, finds_overlaps=lazy and watches)
             self._flatten_seconds = time.perf_counter() - self._began
@@ -140,6 +145,7 @@ class Save:
         sharder = Sharder(self._round.rank, self._round.global_ranks)
         flat = spread(state, sharder, self._round.holders, finds_overlaps=finds_overlaps)
         self._balance = flat.balance.sum
+        self._copies = flat.balance.copies
         return flat
 
     def cancel(self) -> None:
@@ -188,6 +194,16 @@ class Save:
         finally:
             attempt.abandon()
 
+    def _write(self, attempt: _native.Attempt, one: Round) -> dict[str, Any]:
+        """Writes what this rank has to write of a save of many, unless another one fails."""
+        try:
+            with one.listening(self.job.cancel):
+                return self.job.write(attempt, one.rank)
+        except KeyboardInterrupt:
+            # Of what cancelled the job, another rank's failure says more.
+            one.check_failed()
+            raise
+
     def _commit(
         self,
         attempt: _native.Attempt,
@@ -213,10 +229,10 @@ class Save:
         is_open = True
         try:
             one.post_begun(attempt.id)
-            written = self.job.write(attempt, one.rank)
+            written = self._write(attempt, one)
             file, nbytes, digest = written["vote"]
-            votes = one.count_votes(Vote(nbytes, digest, self._balance))
-            parts = self._check_votes(votes, file)
+            votes = one.count_votes(Vote(nbytes, digest, self._balance), self._copies)
+            parts = self._check_votes(one, votes, file)
             # From here on a failure need not mean that nothing is committed.
             is_open = False
             report = self._commit(attempt, written, parts)
@@ -230,13 +246,16 @@ class Save:
             one.post_outcome({"id": report.checkpoint_id})
         return report
 
-    def _check_votes(self, votes: list[Vote], own_file: str) -> list[tuple[int, str, int, int]]:
+    def _check_votes(
+        self, one: Round, votes: list[Vote], own_file: str
+    ) -> list[tuple[int, str, int, int]]:
         """The parts that the votes are for, after a look at each.
 
         Raises:
             RankError: They do not make a checkpoint together.
         """
         if not is_balanced(vote.balance for vote in votes):
+            self._check_copies(one)
             raise RankError(
                 f"{self.target.path}: the ranks do not hold the same tensors: a DTensor has to be "
                 "in the state of every rank of its mesh, under the same name, with the same type, "
@@ -260,13 +279,31 @@ class Save:
             parts.append((rank, file, vote.part_bytes, vote.part_digest))
         return parts
 
+    def _check_copies(self, one: Round) -> None:
+        """Looks whether all replicas of `DTensor`s are the same.
+
+        Raises:
+            RankError: Some are not.
+        """
+        found = discord(one.ask_copies())
+        if found is None:
+            return
+        name, leader, _, device = found.first
+        how = "is not the same" if device == found.second.device else "is not on one device"
+        raise RankError(
+            f"{self.target.path}: {name} {how} on ranks {leader} and {found.rank}, where its "
+            "placements say that both hold a copy: broadcast it from one of them, or save what "
+            "each has as penstock.PerRank(tensor.to_local()); nothing was committed",
+            rank=found.rank,
+        )
+
     def _run_member(self, one: Round) -> SaveReport:
         attempt = self._join(one.wait_begun(), one)
         try:
-            written = self.job.write(attempt, one.rank)
+            written = self._write(attempt, one)
             began = time.perf_counter()
             _, nbytes, digest = written["vote"]
-            one.cast(Vote(nbytes, digest, self._balance))
+            one.cast(Vote(nbytes, digest, self._balance), self._copies)
             self._await_outcome(one, attempt)
             return self._report(written, attempt.id, time.perf_counter() - began)
         finally:
@@ -295,6 +332,8 @@ class Save:
         try:
             return _native.Attempt.join(path, attempt_id)
         except CheckpointNotFoundError:
+            # Rank 0 may have given up, and taken it away again.
+            one.check_failed()
             raise RankError(
                 f"rank {one.rank} does not see {path}, which rank 0 has made: all ranks have to "
                 "save to one directory of a file system that they share",

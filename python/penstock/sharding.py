@@ -266,15 +266,36 @@ def _ordered(cuts: list[Cut], tensor: DTensor, name: str) -> list[Cut]:
     )
 
 
+class Copy(NamedTuple):
+    """What a rank holds of a tensor where others hold the same.
+
+    Attributes:
+        name: Of the tensor.
+        leader: The lowest of those who hold the same.
+        mark: Stands for the elements.
+        device: Where they are. Those of different devices have different marks in any case.
+    """
+
+    name: str
+    leader: int
+    mark: int
+    device: str
+
+
 class Balance:
     """One number by which ranks that each saw some tensors find out whether all saw the same.
 
     Each rank adds a hash of every tensor that it holds; the lowest of a tensor's holders takes off
     as many times that hash as there are holders. Over all ranks that comes to 0 (modulo 2⁶⁴) just
     when each holder has the tensor, under the same name, with the same type, shape and placements.
+    What several ranks hold the same of is counted in the same way once more, with its elements.
+
+    Attributes:
+        copies: That, one by one.
     """
 
     def __init__(self, rank: int) -> None:
+        self.copies: list[Copy] = []
         self._rank = rank
         self._sum = 0
 
@@ -282,16 +303,49 @@ class Balance:
         """Counts a tensor in."""
         text = f"{name}\0{dtype}\0{sharding.shape}\0".encode("utf-8", "surrogatepass")
         holders = sharding.holders
-        digest = blake2b(text + sharding.token + holders.token, digest_size=8).digest()
-        share = int.from_bytes(digest, sys.byteorder)
-        if self._rank == holders.leader:
-            share -= share * len(holders.ranks)
+        self._count(text + sharding.token + holders.token, holders)
+
+    def add_copy(self, name: str, mark: int, device: str, replicas: Members) -> None:
+        """Counts in what replicas hold of a tensor."""
+        self.copies.append(Copy(name, replicas.leader, mark, device))
+        text = f"{name}\0{mark}\0".encode("utf-8", "surrogatepass")
+        self._count(text + replicas.token, replicas)
+
+    def _count(self, text: bytes, members: Members) -> None:
+        share = int.from_bytes(blake2b(text, digest_size=8).digest(), sys.byteorder)
+        if self._rank == members.leader:
+            share -= share * len(members.ranks)
         self._sum = (self._sum + share) & _U64
 
     @property
     def sum(self) -> int:
         """This rank's number: 64 bits."""
         return self._sum
+
+
+class Discord(NamedTuple):
+    """Two ranks that do not hold the same of a tensor, as they should.
+
+    Attributes:
+        first: What the lower one holds.
+        second: What the other one holds.
+        rank: The other one.
+    """
+
+    first: Copy
+    second: Copy
+    rank: int
+
+
+def discord(copies: Iterable[Iterable[Copy]]) -> Discord | None:
+    """The first two copies that differ, out of those of all ranks in order; None for none."""
+    known: dict[tuple[str, int], Copy] = {}
+    for rank, held in enumerate(copies):
+        for copy in held:
+            first = known.setdefault((copy.name, copy.leader), copy)
+            if first.mark != copy.mark:
+                return Discord(first, copy, rank)
+    return None
 
 
 def is_balanced(sums: Iterable[int]) -> bool:

@@ -230,6 +230,7 @@ class _Spreader(Flattener):
             leaf.settle()
             if leaf.how.is_held:
                 balance.add(leaf.global_name, leaf.memory.dtype, leaf.how)
+        _compare(leaves[len(bases) :], balance)
         for leaf, base, view in [*((leaf, leaf, None) for leaf in leaves), *ties]:
             leaf.refer(base, view)
         return leaves
@@ -282,6 +283,15 @@ def _untie_sharded(leaves: Sequence[_Leaf], found: list[_Tie]) -> list[_Leaf]:
         else:
             found.append((leaf, base, None))
     return bases
+
+
+def _compare(leaves: Sequence[_Leaf], balance: Balance) -> None:
+    """Has the elements compared that several ranks of a mesh hold: now, as they may change."""
+    copies = [leaf for leaf in leaves if leaf.how.boxes and len(leaf.how.replicas.ranks) > 1]
+    marks = fingerprints([(leaf.global_name, leaf.memory) for leaf in copies])
+    for leaf, mark in zip(copies, marks, strict=True):
+        device = leaf.memory.device.partition(":")[0]
+        balance.add_copy(leaf.global_name, mark, device, leaf.how.replicas)
 
 
 def _source(leaf: _Leaf, piece: Piece, name: str) -> _TensorSource:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -25,19 +26,19 @@ from penstock.errors import (
 )
 from penstock.events import observed, tell
 from penstock.loading import Loaded, Wanted
+from penstock.neighbours import processes_here
 from penstock.pending import PendingSave, save_together
 from penstock.progress import shown
 from penstock.ranks import find as find_ranks
-from penstock.ranks import processes_here
 from penstock.reading import Reader
 from penstock.reports import Problem, ScrubbedStep, ScrubReport
 from penstock.retention import Retention
-from penstock.rounds import or_give_up
+from penstock.rounds import entered
 from penstock.saving import Save, Target
 from penstock.tracing import call, span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch.distributed import ProcessGroup
 
@@ -109,7 +110,9 @@ class CheckpointStore:
         no_dist: Use it alone, whatever ranks there are.
 
     Where ranks use it together, all of them call `save`, `save_async` and, without a step, `load`
-    in the same order; see `penstock.save`. What deletes is done by rank 0.
+    in the same order; see `penstock.save`. What deletes is done by rank 0. A store may be made
+    before there is a process group: it looks for one at each call. Without one, saves of a rank are
+    refused, and each loads by itself, the step that it finds.
 
     Raises:
         ValueError: An argument is out of range.
@@ -184,6 +187,7 @@ class CheckpointStore:
 
         Raises:
             CheckpointExistsError: The step is complete already and ``overwrite`` is False.
+            RankError: Another rank failed, is not there, or this one has no process group.
             UnsupportedStateError: A leaf cannot be stored; the message names it.
             StorageError: The operating system failed an operation.
         """
@@ -193,12 +197,12 @@ class CheckpointStore:
 
     @observed("save")
     def _save(self, target: Target, state: Any, progress: bool | Progress) -> SaveReport:
-        together, _ = self._come_together(target, "wait")
         options = to_native(self._options)
-        if together is not None:
-            report = save_together(target, state, together, options, progress)
-        else:
-            report = checkpoint.save_alone(target, state, options, progress)
+        with self._together(target, "wait") as (together, _):
+            if together is not None:
+                report = save_together(target, state, together, options, progress)
+            else:
+                report = checkpoint.save_alone(target, state, options, progress)
         if together is None or together.is_coordinator:
             with span("retire"):
                 self._retire(target.step or 0, 4)
@@ -253,7 +257,9 @@ class CheckpointStore:
         all is.
 
         Among many ranks, a rank whose state has plain tensors reads them at the call, lazy or not,
-        and waits until all ranks have come: they find out who holds the same ones.
+        and waits until all ranks have come: they find out who holds the same ones. What it holds
+        of replicated `DTensor`s it reads at the call as well. Where no launcher says how many
+        ranks a machine has, the first call of all also waits for all ranks.
 
         A save that failed raises its error from the next `save` or `save_async`, unless somebody
         has had it from `PendingSave.result`; that next save is not done then.
@@ -271,6 +277,7 @@ class CheckpointStore:
         Raises:
             CheckpointExistsError: The step is complete already and ``overwrite`` is False.
             SaveInProgressError: The last save is still running and ``if_busy`` is ``"error"``.
+            RankError: Another rank failed, is not there, or this one has no process group.
             UnsupportedStateError: A leaf cannot be stored; the message names it.
             PenstockError: The error of the last save, if nobody has seen it.
 
@@ -293,30 +300,28 @@ class CheckpointStore:
     def _save_async(
         self, target: Target, state: Any, *, lazy: bool, if_busy: str, began: float
     ) -> PendingSave | None:
-        together, is_left_out = self._come_together(target, if_busy)
-        if is_left_out:
-            return None
         options = to_native(self._options)
-        with or_give_up(together):
+        with self._together(target, if_busy) as (together, is_left_out):
+            if is_left_out:
+                return None
             if together is None and not target.overwrite:
                 target.check_free()
-            arena = self._memory(options["staging_bytes"])
-        save = Save(
-            target,
-            state,
-            options=options,
-            together=together,
-            arena=arena,
-            lazy=lazy,
-            watches=True,
-        )
-        # Said now: the process group may be gone by the end.
-        is_keeper = together is None or together.is_coordinator
-        pending = PendingSave(
-            save,
-            lazy=save.is_lazy,
-            after=lambda: self._retire(target.step or 0, 0) if is_keeper else None,
-        )
+            save = Save(
+                target,
+                state,
+                options=options,
+                together=together,
+                arena=self._memory(options["staging_bytes"], together),
+                lazy=lazy,
+                watches=True,
+            )
+            # Said now: the process group may be gone by the end.
+            is_keeper = together is None or together.is_coordinator
+            pending = PendingSave(
+                save,
+                lazy=save.is_lazy,
+                after=lambda: self._retire(target.step or 0, 0) if is_keeper else None,
+            )
         try:
             self._pending = pending
             if not save.is_lazy:
@@ -363,16 +368,17 @@ class CheckpointStore:
             # What ended the block is what its caller has to hear.
             error.add_note(f"and a save in the background failed: {failed}")
 
-    def _memory(self, staging_bytes: int | None) -> _native.Arena:
+    def _memory(self, staging_bytes: int | None, together: Round | None) -> _native.Arena:
         """Memory to stage in, which outlives a save."""
         if self._arena is None or self._process != os.getpid():
+            sharers = processes_here() if together is None else together.processes_here()
             # Of a parent's memory a fork never gets back what a save of the parent has out.
-            self._arena = _native.Arena(staging_bytes, processes_here())
+            self._arena = _native.Arena(staging_bytes, sharers or 1)
             self._process = os.getpid()
         return self._arena
 
-    def _ranks(self) -> Ranks | None:
-        return find_ranks(self._process_group, no_dist=self._no_dist)
+    def _ranks(self, *, to_save: bool = False) -> Ranks | None:
+        return find_ranks(self._process_group, no_dist=self._no_dist, to_save=to_save)
 
     def _settle(self) -> None:
         """Waits for the save under way, and raises what nobody has seen of it."""
@@ -395,39 +401,46 @@ class CheckpointStore:
             overwrite=bool(overwrite),
         )
 
-    @observed("save", ends=False)
-    def _come_together(self, target: Target, if_busy: str) -> tuple[Round | None, bool]:
+    @contextlib.contextmanager
+    def _together(self, target: Target, if_busy: str) -> Iterator[tuple[Round | None, bool]]:
         """Waits for the save under way, and has all ranks begin the next one or none.
 
-        Returns:
+        Yields:
             The round in which they save, if there are any others, and whether this save is left
-            out.
+            out. The others learn of it if it fails under this.
 
         Raises:
             SaveInProgressError: A save is under way, and that is an error.
             PenstockError: The error of the last save, if nobody has seen it.
         """
-        ranks = self._ranks()
-        together = None
-        if ranks is not None:
-            seconds = to_native(self._options)["rank_timeout_seconds"]
+        ranks = self._ranks(to_save=True)
+        if ranks is None:
+            yield None, self._is_left_out(None, if_busy)
+            return
+        label, seconds = target.label, to_native(self._options)["rank_timeout_seconds"]
+
+        def enter() -> Round:
             try:
-                together = ranks.enter(target.label, seconds, target.step)
+                return ranks.enter(label, seconds, target.step)
             except PenstockError:
                 # Others came first, and gave up for what this rank may have to tell as well.
                 if if_busy == "wait" or not self._is_saving():
                     self._settle()
                 raise
-        with or_give_up(together):
-            is_busy = if_busy != "wait" and self._is_busy(together)
-            if not is_busy:
-                self._settle()
-                return together, False
+
+        with entered(enter) as together:
+            yield together, self._is_left_out(together, if_busy)
+
+    def _is_left_out(self, together: Round | None, if_busy: str) -> bool:
+        """Waits for the save under way, unless the next one is left out for it."""
+        if if_busy == "wait" or not self._is_busy(together):
+            self._settle()
+            return False
         if together is not None:
             together.leave()
         if if_busy == "error":
             raise self._busy()
-        return None, True
+        return True
 
     def _is_saving(self) -> bool:
         return self._pending is not None and not self._pending.done()

@@ -405,7 +405,8 @@ def holders_of(sets):
 
     with ThreadPoolExecutor(len(sets)) as pool:
         found = list(pool.map(ask, names))
-    assert store.num_keys() == 0
+    # How many ranks a machine has is found out once, and stays.
+    assert store.num_keys() == (1 if len(sets) > 1 else 0)
     return found
 
 

@@ -33,8 +33,6 @@ def main() -> None:
     team = Team(job["rank"], job["ranks"])
     store = None
     if team.ranks > 1:
-        # As torchrun tells its processes.
-        os.environ["LOCAL_WORLD_SIZE"] = str(team.ranks)
         if team.rank:
             port = json.loads(sys.stdin.readline())["port"]
             store = store_at("127.0.0.1", port, team.rank, team.ranks)

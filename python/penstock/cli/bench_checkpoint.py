@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from contextlib import closing
@@ -171,7 +170,6 @@ def _agreed(
     team: Team, place: Path, asked: dict[str, Any], here: Launched
 ) -> tuple[Plan, dict[str, Any]]:
     """What the first rank of a launcher's plans, once all have come; where it cannot, all end."""
-    os.environ.setdefault("LOCAL_WORLD_SIZE", str(here.ranks_here))
     team.join(store_at(here.address, here.port, here.rank, here.ranks))
     made: tuple[Plan, dict[str, Any]] | None = None
     problem: Exception | None = None
