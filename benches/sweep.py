@@ -68,7 +68,7 @@ def main(settings: tuple[str, ...], size_gib: float, rounds: int, directory: Pat
             shutil.rmtree(path, ignore_errors=True)
             settle(directory)
             began = time.perf_counter()
-            penstock.save(path, state, options=options)
+            penstock.save(path, state, options=options, no_dist=True)
             saved = time.perf_counter() - began
             cache.drop_everything(files_below(path))
             settle(directory)

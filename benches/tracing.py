@@ -67,7 +67,7 @@ def _measure(spec: StateSpec, state: Any, directory: Path, traced: bool) -> tupl
     # What it takes to begin and to end the file is not part of a save.
     with penstock.trace(trace) if traced else contextlib.nullcontext():
         began = _clocks()
-        penstock.save(path, state)
+        penstock.save(path, state, no_dist=True)
         saved = _since(began)
         cache.drop(files_below(path))
         settle(directory)

@@ -183,7 +183,7 @@ class Penstock(Saver):
         import penstock
 
         super().__init__(root, optimizer)
-        self.store = penstock.CheckpointStore(root)
+        self.store = penstock.CheckpointStore(root, no_dist=True)
 
     def save(self, step: int, state: State) -> Callable[[], object] | None:
         """The default."""

@@ -94,7 +94,7 @@ def main() -> None:
 
     store = None
     if arguments.store:
-        store = penstock.CheckpointStore(arguments.store, keep_last=3)
+        store = penstock.CheckpointStore(arguments.store, keep_last=3, no_dist=True)
         if store.latest() is not None:
             training.load_state_dict(store.load(report=_tell_loaded))
 

@@ -39,7 +39,7 @@ def _work(size: int, engine: str, worker: crew.Worker) -> None:
     loaded = {}
 
     def save() -> int:
-        penstock.save(place, state, options=options)
+        penstock.save(place, state, options=options, no_dist=True)
         return nbytes
 
     def load() -> int:

@@ -30,7 +30,8 @@ class Penstock(Writer):
     def save(self, directory: Path, state: Any) -> Detail:
         """`penstock.save`."""
         path = directory / "state"
-        return self._told(penstock.save(path, state, options=self._options()), path)
+        report = penstock.save(path, state, options=self._options(), no_dist=self.ranks == 1)
+        return self._told(report, path)
 
     def load(self, directory: Path, targets: Any, variant: str | None = None) -> tuple[Any, Detail]:
         """`penstock.load`."""
@@ -88,7 +89,10 @@ class PenstockAsync(Penstock):
         if self._store is None or self._store.root != str(directory.parent):
             self.close()
             # It keeps the memory that it stages in from save to save.
-            self._store = penstock.CheckpointStore(directory.parent, options=self._options())
+            options, is_alone = self._options(), self.ranks == 1
+            self._store = penstock.CheckpointStore(
+                directory.parent, options=options, no_dist=is_alone
+            )
         pending = self._store.save_async(int(directory.name.removeprefix("step-")), state)
         report = pending.result()
         return {**self._told(report, directory), "stall_seconds": pending.stall_seconds}

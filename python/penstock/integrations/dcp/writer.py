@@ -35,6 +35,7 @@ from penstock.errors import CheckpointNotFoundError, RankError, UnsupportedState
 from penstock.integrations.dcp import layout
 from penstock.integrations.dcp.packing import check_same, pack, result_of_rank
 from penstock.integrations.dcp.paths import is_local
+from penstock.ranks import check_alone, own_rank
 from penstock.tree import AS_FIRST
 
 if TYPE_CHECKING:
@@ -95,12 +96,15 @@ class StorageWriter(storage.StorageWriter):
         overwrite: Replace a complete checkpoint at the path. It stays loadable until the new one
             is committed.
         options: How bytes move; None for ``Options()``.
+        no_dist: Save alone though a launcher says that this process is one of several ranks, with
+            `torch.distributed` not initialized. Where it is, ``no_dist=True`` of `dcp.save` does.
 
     Raises:
         CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False. Like all
             errors below, it comes out of `dcp.save` inside of DCP's `CheckpointException`.
         UnsupportedStateError: An item cannot be stored; the message names it.
-        RankError: A rank does not see the directory.
+        RankError: A rank does not see the directory, or this is one whose process group is not
+            there, so that each would save over the others.
         StorageError: The operating system failed an operation.
     """
 
@@ -110,11 +114,13 @@ class StorageWriter(storage.StorageWriter):
         *,
         overwrite: bool = False,
         options: Options | None = None,
+        no_dist: bool = False,
     ) -> None:
         super().__init__()
         self.path = decode_path(path)
         self.overwrite = bool(overwrite)
         self._options = to_native(options)
+        self._no_dist = no_dist
         self._save_id = uuid4().hex
         self._is_coordinator = False
         self._forget()
@@ -159,7 +165,10 @@ class StorageWriter(storage.StorageWriter):
 
         Raises:
             ValueError: ``use_collectives=False`` was given.
+            RankError: This is one of several ranks, which have no process group.
         """
+        if not self._no_dist and own_rank() is None:
+            check_alone()
         if not kwargs.get("use_collectives", True):
             raise ValueError(
                 "use_collectives=False has every rank save for itself, and a Penstock checkpoint "
