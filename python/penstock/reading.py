@@ -34,6 +34,12 @@ _VANISHED_MAX = 8
 _LOST = frozenset({errno.EIO, errno.ENODATA, errno.EBADMSG, errno.EILSEQ, errno.EREMOTEIO})
 """What systems answer where the device cannot give the bytes back; and `EUCLEAN`, 117."""
 
+_REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.ESTALE})
+"""What they answer where this process may not read, or not by this name any more."""
+
+_OF_PROCESS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""What says nothing of what is stored: the next step would fail as well."""
+
 
 class Reader:
     """Loads steps of a store.
@@ -78,9 +84,10 @@ class Reader:
                 return self.step(chosen, wanted)
             except PenstockError:
                 # A save elsewhere may commit a newer step and retire this one under our hands.
-                if chosen in self._complete():
+                newest = self._found("the newest step", self._newest)
+                if newest == chosen:
                     raise
-            chosen = self._found("the newest step", self._newest)
+            chosen = newest
         return self.step(chosen, wanted)
 
     def step(self, step: int, wanted: Wanted) -> loading.Loaded:
@@ -88,11 +95,22 @@ class Reader:
 
         Raises:
             CorruptCheckpointError: It is damaged; the message names the step before.
+            StorageError: The system does not let it be read; likewise.
         """
         try:
             return self._read(step, wanted)
         except CorruptCheckpointError as error:
             raise self._with_way_back(error, step) from error
+        except StorageError as error:
+            if not self._is_about(step, error):
+                raise
+            raise StorageError(
+                f"{error}; {self._way_back(step)}",
+                path=error.path,
+                errno=error.errno,
+                needed_bytes=error.needed_bytes,
+                free_bytes=error.free_bytes,
+            ) from error
 
     def newest_good(self, last: int | None, wanted: Wanted) -> loading.Loaded:
         """Loads the newest step that turns out to be good, or the newest such up to ``last``.
@@ -102,61 +120,9 @@ class Reader:
         Raises:
             CheckpointNotFoundError: There is none.
             CorruptCheckpointError: All there are turn out to be damaged.
+            StorageError: The system does not let any be read.
         """
-        skipped: list[tuple[int, str]] = []
-        ranks = self._ranks
-        found = self._found("the newest good step", self._native.steps)
-        rows = [row for row in found if last is None or row[0] <= last]
-        is_damaged = False
-        if last is not None and all(step != last for step, _, _ in rows):
-            self._skip(last, "there is no such step", skipped)
-        for step, state, reason in sorted(rows, reverse=True):
-            if state == "incomplete":
-                skipped.append((step, "its save never finished, or is still running"))
-                continue
-            if state in ("damaged", "partial"):
-                is_damaged = True
-                self._tell_damage(step, state, reason)
-                self._skip(step, reason or state, skipped)
-                continue
-            loaded = None
-            try:
-                loaded = self._read(step, wanted, verifies=True)
-            except CorruptCheckpointError as error:
-                is_damaged = True
-                self._skip(step, str(error), skipped)
-            except StorageError as error:
-                if error.errno not in _LOST and error.errno != 117:
-                    if ranks is not None:
-                        ranks.refuse(*self._question(step), error)
-                    raise
-                is_damaged = True
-                self._skip(step, str(error), skipped)
-            except (CheckpointNotFoundError, IncompleteCheckpointError):
-                skipped.append((step, "it was removed meanwhile"))
-            except BaseException as error:
-                if ranks is not None:
-                    ranks.refuse(*self._question(step), error)
-                raise
-            is_good = loaded is not None
-            if ranks is not None and not self._is_good_for_all(ranks, step, is_good) and is_good:
-                is_damaged = True
-                self._skip(step, "another rank could not load it", skipped)
-            elif loaded is not None:
-                report = dataclasses.replace(loaded.report, skipped=tuple(skipped))
-                return loaded._replace(report=report)
-        if is_damaged:
-            # Not "not found": who catches that starts from scratch.
-            steps = ", ".join(str(step) for step, _ in skipped[:5])
-            raise CorruptCheckpointError(
-                f"no step of {self._root} is good (tried {steps}; each has a warning of its own); "
-                "`penstock verify --explain` tells what is intact of one, `penstock salvage` "
-                "recovers that",
-                path=self._root,
-            )
-        tried = "; ".join(f"step {step}: {reason}" for step, reason in skipped[:5])
-        nothing = self._nothing(f"none of its steps is good: {tried}" if skipped else None)
-        raise told("load", nothing, 0)
+        return _Descent(self).run(last, wanted)
 
     @observed("load", ends=False)
     def _found(self, what: str, find: Callable[[], _T]) -> _T:
@@ -181,10 +147,6 @@ class Reader:
         """Has a step counted that is seen to be damaged before it is read."""
         if state == "damaged":
             told("load", CorruptCheckpointError(reason or state, path=self.path(step)), 0)
-
-    def _skip(self, step: int, reason: str, skipped: list[tuple[int, str]]) -> None:
-        skipped.append((step, reason))
-        self.warnings.append(f"step {step} is passed over for an older one: {reason}")
 
     def _read(self, step: int, wanted: Wanted, *, verifies: bool = False) -> loading.Loaded:
         options = self._options
@@ -216,8 +178,9 @@ class Reader:
     def _newest(self) -> int:
         passed_over = []
         for step, state, reason in sorted(self._native.steps(), reverse=True):
-            # A newer one that this build cannot read is not passed over: reading it says why.
-            if state in ("complete", "newer"):
+            # One that cannot be read here may be good, so it is not passed over: reading it says
+            # why.
+            if state in ("complete", "newer", "unreadable"):
                 return step
             passed_over.append(f"{step} ({state})")
             if state in ("damaged", "partial"):
@@ -235,19 +198,126 @@ class Reader:
             path=self._root,
         )
 
+    def _way_back(self, step: int) -> str:
+        """The step before, in words."""
+        before = max((other for other in self._complete() if other < step), default=None)
+        if before is None:
+            return "no earlier step is complete"
+        return (
+            f"the step before it is complete: store.load(step={before}), or "
+            "store.load(fallback=True) for the newest good one"
+        )
+
+    def _is_about(self, step: int, error: StorageError) -> bool:
+        """Whether the system refuses this step, and may well let another one be read."""
+        if _is_lost(error) or error.errno in _REFUSED:
+            # An engine that is refused has no path in a step.
+            return error.path.startswith(self.path(step))
+        return error.errno not in _OF_PROCESS and self._is_unreadable(step)
+
+    def _is_unreadable(self, step: int) -> bool:
+        return any(row[0] == step and row[1] == "unreadable" for row in self._native.steps())
+
     def _with_way_back(self, error: CorruptCheckpointError, step: int) -> CorruptCheckpointError:
         """The same error, naming the step before."""
-        before = max((other for other in self._complete() if other < step), default=None)
-        way_back = "no earlier step is complete"
-        if before is not None:
-            way_back = (
-                f"the step before it is complete: store.load(step={before}), or "
-                "store.load(fallback=True) for the newest good one"
-            )
         return CorruptCheckpointError(
-            f"{error}; {way_back}",
+            f"{error}; {self._way_back(step)}",
             path=error.path,
             file=error.file,
             offset=error.offset,
             tensor=error.tensor,
         )
+
+
+class _Descent:
+    """Goes down from the newest step to one that turns out to be good.
+
+    Args:
+        reader: Who reads.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._ranks = reader._ranks
+        self._skipped: list[tuple[int, str]] = []
+        self._is_damaged = False
+        self._refused: StorageError | None = None
+
+    def run(self, last: int | None, wanted: Wanted) -> loading.Loaded:
+        """See `Reader.newest_good`."""
+        reader = self._reader
+        found = reader._found("the newest good step", reader._native.steps)
+        rows = [row for row in found if last is None or row[0] <= last]
+        if last is not None and all(step != last for step, _, _ in rows):
+            self._skip(last, "there is no such step")
+        for step, state, reason in sorted(rows, reverse=True):
+            if state == "incomplete":
+                self._skipped.append((step, "its save never finished, or is still running"))
+            elif state in ("damaged", "partial"):
+                self._is_damaged = True
+                reader._tell_damage(step, state, reason)
+                self._skip(step, reason or state)
+            elif (loaded := self._try(step, wanted)) is not None:
+                report = dataclasses.replace(loaded.report, skipped=tuple(self._skipped))
+                return loaded._replace(report=report)
+        # Not "not found": who catches that starts from scratch.
+        if self._is_damaged:
+            raise self._none_is_good()
+        if self._refused is not None:
+            raise self._refused
+        tried = "; ".join(f"step {step}: {reason}" for step, reason in self._skipped[:5])
+        nothing = reader._nothing(f"none of its steps is good: {tried}" if tried else None)
+        raise told("load", nothing, 0)
+
+    def _try(self, step: int, wanted: Wanted) -> loading.Loaded | None:
+        """Loads a step, if it is good for all ranks."""
+        ranks = self._ranks
+        loaded = None
+        try:
+            loaded = self._read(step, wanted)
+        except BaseException as error:
+            if ranks is not None:
+                ranks.refuse(*self._reader._question(step), error)
+            raise
+        if ranks is None or self._reader._is_good_for_all(ranks, step, loaded is not None):
+            return loaded
+        if loaded is not None:
+            self._is_damaged = True
+            self._skip(step, "another rank could not load it")
+        return None
+
+    def _read(self, step: int, wanted: Wanted) -> loading.Loaded | None:
+        """Loads a step, unless something is wrong with it."""
+        try:
+            return self._reader._read(step, wanted, verifies=True)
+        except CorruptCheckpointError as error:
+            self._is_damaged = True
+            self._skip(step, str(error))
+        except StorageError as error:
+            if not self._reader._is_about(step, error):
+                raise
+            self._is_damaged |= _is_lost(error)
+            self._refused = self._refused or error
+            self._skip(step, str(error))
+        except (CheckpointNotFoundError, IncompleteCheckpointError):
+            self._skipped.append((step, "it was removed meanwhile"))
+        return None
+
+    def _skip(self, step: int, reason: str) -> None:
+        self._skipped.append((step, reason))
+        self._reader.warnings.append(f"step {step} is passed over for an older one: {reason}")
+
+    def _none_is_good(self) -> CorruptCheckpointError:
+        root = self._reader._root
+        steps = ", ".join(str(step) for step, _ in self._skipped[:5])
+        return CorruptCheckpointError(
+            f"no step of {root} is good (tried {steps}; each has a warning of its own); "
+            "`penstock verify --explain` tells what is intact of one, `penstock salvage` "
+            "recovers that",
+            path=root,
+        )
+
+
+def _is_lost(error: StorageError) -> bool:
+    """Whether the bytes are gone."""
+    return error.errno in _LOST or error.errno == 117

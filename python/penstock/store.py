@@ -57,8 +57,9 @@ class StepInfo(NamedTuple):
         step: The training step.
         state: ``"complete"``, ``"incomplete"`` (its save never finished, or is still running),
             ``"damaged"`` (its manifest is unreadable, or files are missing or of a wrong size),
-            ``"partial"`` (it holds what was salvaged from a damaged one) or ``"newer"`` (it takes
-            a newer Penstock to read).
+            ``"partial"`` (it holds what was salvaged from a damaged one), ``"newer"`` (it takes
+            a newer Penstock to read) or ``"unreadable"`` (the system does not let it be read, so
+            nobody knows).
         reason: Why it is not complete, where known.
     """
 
@@ -495,7 +496,8 @@ class CheckpointStore:
         Steps that were never finished are passed over. Damaged ones, and what was salvaged of
         them, are passed over with a `PenstockWarning` that says why. Damage that shows only while
         data is read is an error, since silently resuming from older weights is a choice that is
-        not ours to make; ``fallback=True`` makes it.
+        not ours to make; ``fallback=True`` makes it. So is a newest step that the system does not
+        let be read: it may well be good. Older ones that cannot be read are in nobody's way.
 
         Args:
             step: The training step; None for the newest complete one.
@@ -505,8 +507,8 @@ class CheckpointStore:
             device: Where to put tensors; None for the host.
             fallback: Go back to the newest step that turns out to be good, from ``step`` on if it
                 is given; digests are checked whatever the options say. Each step passed over is a
-                `PenstockWarning`, and in the report's ``skipped``. A step that takes a newer
-                Penstock to read, or that the user may not read, is an error all the same.
+                `PenstockWarning`, and in the report's ``skipped``; so are those that the user may
+                not read. A step that takes a newer Penstock to read is an error all the same.
             allow_partial: Of a ``step`` that was salvaged, load what is there; see `penstock.load`.
                 Only a step that is asked for can be partial.
             progress: True for a bar on standard error, or a function of bytes done and in all.

@@ -66,6 +66,9 @@ impl Store {
                     }
                     Ok(StepState::Damaged(error)) => (step, "damaged", Some(error.to_string())),
                     Ok(StepState::Newer(error)) => (step, "newer", Some(error.to_string())),
+                    Ok(StepState::Unreadable(error)) => {
+                        (step, "unreadable", Some(error.full_message()))
+                    }
                     // Removed since the directory was listed.
                     Err(Error::NotFound { .. }) => continue,
                     Err(error) => return Err(error),

@@ -231,6 +231,17 @@ impl Error {
         }
     }
 
+    /// Whether it says nothing of what is stored: this process has too many files open, or no
+    /// memory.
+    pub(crate) fn is_of_process(&self) -> bool {
+        match self {
+            Error::Storage { source, .. } => {
+                is_out_of_files(source) || source.kind() == io::ErrorKind::OutOfMemory
+            }
+            _ => false,
+        }
+    }
+
     /// An error for want of room, with the room that was needed and that there was.
     pub(crate) fn with_room(self, needed_bytes: u64, free_bytes: Option<u64>) -> Error {
         let is_full = matches!(

@@ -43,6 +43,8 @@ pub enum Kept {
     Partial,
     /// It takes a newer Penstock to read.
     Newer,
+    /// It cannot be read, so nobody knows what it is.
+    Unreadable,
 }
 
 impl fmt::Display for Kept {
@@ -59,6 +61,7 @@ impl fmt::Display for Kept {
             Kept::Damaged => "damaged",
             Kept::Partial => "partial",
             Kept::Newer => "written by a newer Penstock",
+            Kept::Unreadable => "unreadable",
         })
     }
 }
@@ -139,6 +142,7 @@ impl Store {
                 StepState::Complete(_) | StepState::Damaged(_) => Err(Kept::Damaged),
                 StepState::Incomplete => Err(Kept::Incomplete),
                 StepState::Newer(_) => Err(Kept::Newer),
+                StepState::Unreadable(_) => Err(Kept::Unreadable),
             };
             if checkpoint.is_ok() && step <= newest && verified.is_none() && good.contains(&step) {
                 verified = Some(step);

@@ -160,7 +160,9 @@ impl Store {
                     steps.push(unread(Outcome::Damaged, error.to_string()));
                 }
                 Err(Error::NotFound { .. }) => {}
-                Err(error) => steps.push(unread(Outcome::Failed, error.full_message())),
+                Ok(StepState::Unreadable(error)) | Err(error) => {
+                    steps.push(unread(Outcome::Failed, error.full_message()));
+                }
             }
         }
         Ok((due, steps))

@@ -39,6 +39,8 @@ pub enum StepState {
     Damaged(Error),
     /// A checkpoint that takes a newer Penstock to read.
     Newer(Error),
+    /// The system does not let it be read, or cannot: nobody knows what it is.
+    Unreadable(Error),
 }
 
 impl Store {
@@ -94,7 +96,7 @@ impl Store {
         for entry in entries {
             let entry = entry.map_err(Error::storage("list", &self.root))?;
             let step = entry.file_name().to_str().and_then(parse_step);
-            steps.extend(step.filter(|_| entry.path().is_dir()));
+            steps.extend(step.filter(|_| may_be_directory(&entry.path())));
         }
         steps.sort_unstable();
         Ok(steps)
@@ -103,7 +105,8 @@ impl Store {
     /// What is at a step.
     ///
     /// # Errors
-    /// [`Error::NotFound`] for a step without a directory, and the system's errors.
+    /// [`Error::NotFound`] for a step without a directory, and where this process has used up what
+    /// the system lets it have.
     pub fn state(&self, step: u64) -> Result<StepState> {
         let path = self.step_path(step);
         match Checkpoint::look(&path) {
@@ -123,7 +126,11 @@ impl Store {
                 Ok(StepState::Damaged(error))
             }
             Err(Error::Incomplete { .. }) => Ok(StepState::Incomplete),
-            Err(error @ (Error::NotFound { .. } | Error::Storage { .. })) => Err(error),
+            Err(error @ Error::NotFound { .. }) => Err(error),
+            Err(error @ Error::Storage { .. }) if error.is_of_process() => Err(error),
+            Err(error @ (Error::Storage { .. } | Error::Replaced { .. })) => {
+                Ok(StepState::Unreadable(error))
+            }
             Err(error @ Error::Version { .. }) => Ok(StepState::Newer(error)),
             Err(error) => Ok(StepState::Damaged(error)),
         }
@@ -288,8 +295,11 @@ impl Store {
     /// Sweeps one step, or only tells what it would free.
     fn sweep_step(&self, step: u64, removes: bool) -> Result<Option<(PathBuf, u64)>> {
         let path = self.step_path(step);
-        let Exclusive::Taken(_lease) = Lease::try_exclusive(&path, self.file_system())? else {
-            return Ok(None);
+        let _lease = match Lease::try_exclusive(&path, self.file_system()) {
+            Ok(Exclusive::Taken(lease)) => lease,
+            Err(error) if error.is_of_process() => return Err(error),
+            // Who cannot even look into it has nothing to remove there.
+            Ok(_) | Err(_) => return Ok(None),
         };
         if removes {
             self.settle(&path)?;
@@ -302,7 +312,9 @@ impl Store {
                 .collect(),
             Ok(StepState::Incomplete) => HashSet::new(),
             // Perhaps it can be read by others or repaired; not after its files are gone.
-            Ok(StepState::Damaged(_) | StepState::Newer(_)) | Err(_) => return Ok(None),
+            Ok(StepState::Damaged(_) | StepState::Newer(_) | StepState::Unreadable(_)) | Err(_) => {
+                return Ok(None);
+            }
         };
         let is_orphan = |name: &str| !referenced.contains(name);
         if !removes {
@@ -320,6 +332,14 @@ impl Store {
         }
         let is_swept = freed_bytes > 0 || !path.exists();
         Ok(is_swept.then_some((path, freed_bytes)))
+    }
+}
+
+/// Whether something is a directory, or cannot be looked at: what nobody knows is not left out.
+fn may_be_directory(path: &Path) -> bool {
+    match fs::metadata(path) {
+        Ok(metadata) => metadata.is_dir(),
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
     }
 }
 

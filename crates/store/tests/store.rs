@@ -14,6 +14,7 @@ use std::thread;
 use common::hook::hooked;
 use common::{Sample, engines, forge, load, names};
 use penstock_store::options::Options;
+use penstock_store::retention::Kept;
 use penstock_store::save::{Target, save};
 use penstock_store::store::{StepState, Store};
 use penstock_store::{Error, MANIFEST, Progress};
@@ -336,6 +337,43 @@ fn one_odd_step_does_not_stop_the_others() {
     assert_eq!(store.retain(Some(1), None, None).unwrap(), [2]);
     assert_eq!(store.sweep().unwrap().len(), 1, "the remains of step 1");
     assert_eq!(store.steps().unwrap(), [3, 9]);
+}
+
+/// A manifest on a bad sector, or of somebody else: nobody knows what the step is.
+#[test]
+fn a_step_that_cannot_be_read_is_told_kept_and_in_nobodys_way() {
+    let root = tempfile::tempdir().unwrap();
+    let store = store_with(root.path(), &[1, 2, 3]);
+    let manifest = store.step_path(1).join(MANIFEST);
+    fs::remove_file(&manifest).unwrap();
+    // Nothing is mapped at the start of a process' memory: reading it is answered with EIO.
+    std::os::unix::fs::symlink("/proc/self/mem", &manifest).unwrap();
+    let before = names(&store.step_path(1));
+    let state = store.state(1).unwrap();
+    assert!(
+        matches!(&state, StepState::Unreadable(Error::Storage { source, .. })
+            if source.raw_os_error() == Some(5)),
+        "{state:?}"
+    );
+    assert_eq!(store.retain(Some(1), None, Some(3)).unwrap(), [2]);
+    assert_eq!(store.steps().unwrap(), [1, 3]);
+    let kept = store.plan_retention(Some(1), None, None).unwrap()[0].kept;
+    assert_eq!(kept, Some(Kept::Unreadable));
+    assert!(store.sweep().unwrap().is_empty());
+    assert!(store.orphans().unwrap().is_empty());
+    assert_eq!(names(&store.step_path(1)), before);
+}
+
+#[test]
+fn a_store_that_cannot_be_listed_is_an_error() {
+    let root = tempfile::tempdir().unwrap();
+    let file = root.path().join("file");
+    fs::write(&file, "no directory").unwrap();
+    let store = Store::new(file);
+    assert!(matches!(store.steps(), Err(Error::Storage { .. })));
+    assert!(matches!(store.sweep(), Err(Error::Storage { .. })));
+    let planned = store.plan_retention(Some(1), None, None);
+    assert!(matches!(planned, Err(Error::Storage { .. })));
 }
 
 #[test]

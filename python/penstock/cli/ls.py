@@ -31,13 +31,15 @@ STYLES = {
     "damaged": "red",
     "newer": "yellow",
     "partial": "yellow",
+    "unreadable": "red",
 }
 
 JSON_KEYS = """\b
 JSON: root, newest (the newest complete step, or null), steps: a list of
-  step, state ("complete", "incomplete", "damaged", "partial" or "newer"),
-  reason (or null), path, bytes (of all files), tensors, tensor_bytes,
-  created (UTC) and id, which are null unless the step can be opened,
+  step, state ("complete", "incomplete", "damaged", "partial", "newer" or
+  "unreadable"), reason (or null), path, bytes (of all files that can be
+  seen), tensors, tensor_bytes, created (UTC) and id, which are null unless
+  the step can be opened,
   protected, read_back ("verified", "damaged" or null), read_at_seconds
   (since 1970, or null).
 """
@@ -105,6 +107,8 @@ def _row(path: Path, info: StepInfo, is_protected: bool, mark: Mark | None) -> d
     if state in ("complete", "partial"):
         try:
             content = penstock.inspect(path)
+        except penstock.StorageError as error:
+            state, reason = "unreadable", str(error)
         except penstock.PenstockError as error:
             # The scan looks at manifest and file sizes, this at every part as well.
             state, reason = "damaged", str(error)
@@ -126,8 +130,10 @@ def _row(path: Path, info: StepInfo, is_protected: bool, mark: Mark | None) -> d
 
 def _bytes_within(path: Path) -> int:
     total = 0
-    for file in path.iterdir():
-        # A save that is running, or a sweep, may remove a file between the two calls.
-        with contextlib.suppress(FileNotFoundError):
-            total += file.lstat().st_size
+    # Who may not look into it is told so by its state.
+    with contextlib.suppress(OSError):
+        for file in path.iterdir():
+            # A save that is running, or a sweep, may remove a file between the two calls.
+            with contextlib.suppress(OSError):
+                total += file.lstat().st_size
     return total

@@ -213,7 +213,12 @@ impl Expected {
                         return Err(format!("step {step} was promised and is not there"));
                     }
                 }
-                Ok(StepState::Damaged(error) | StepState::Newer(error)) | Err(error) => {
+                Ok(
+                    StepState::Damaged(error)
+                    | StepState::Newer(error)
+                    | StepState::Unreadable(error),
+                )
+                | Err(error) => {
                     return Err(format!("step {step}: {}", error.full_message()));
                 }
             }

@@ -145,7 +145,9 @@ impl Ledger {
             let checkpoint = match store.state(step).unwrap() {
                 StepState::Complete(checkpoint) => checkpoint,
                 StepState::Incomplete => continue,
-                StepState::Damaged(error) | StepState::Newer(error) => panic!("{place}: {error}"),
+                StepState::Damaged(error)
+                | StepState::Newer(error)
+                | StepState::Unreadable(error) => panic!("{place}: {error}"),
             };
             let seed = seed_of(&checkpoint);
             let allowed = self.allowed(step);

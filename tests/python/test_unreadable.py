@@ -1,0 +1,154 @@
+"""A step that the system does not let be read: told, kept, and in nobody's way."""
+
+from __future__ import annotations
+
+import errno
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock
+from conftest import run_child
+from penstock.cli.ls import describe
+
+
+def state_of(step):
+    return {"w": np.full(50, step), "step": step}
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Steps 10 to 30."""
+    store = penstock.CheckpointStore(tmp_path / "store")
+    for step in (10, 20, 30):
+        store.save(step, state_of(step))
+    return store
+
+
+def lose_manifest(store, step):
+    """Reading it is answered with EIO: nothing is mapped at the start of a process' memory."""
+    manifest = os.path.join(store.path(step), "manifest.json")
+    os.unlink(manifest)
+    os.symlink("/proc/self/mem", manifest)
+
+
+def states(store):
+    return {info.step: info.state for info in store.scan()}
+
+
+def test_an_old_one_is_in_nobodys_way(store):
+    lose_manifest(store, 10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert store.load()["step"] == 30
+        assert store.load(fallback=True)["step"] == 30
+        assert (store.steps(), store.latest()) == ([20, 30], 30)
+        assert states(store) == {10: "unreadable", 20: "complete", 30: "complete"}
+        assert "Input/output error" in store.scan()[0].reason
+        assert store.sweep() == store.sweep(dry_run=True) == []
+        keeping = penstock.CheckpointStore(store.root, keep_last=1)
+        keeping.save(40, state_of(40))
+        # Step 30 is the newest that was read back whole.
+        assert states(store) == {10: "unreadable", 30: "complete", 40: "complete"}
+        report = keeping.retain(dry_run=True)
+    assert report.kept == {
+        10: "unreadable",
+        30: "the newest that was read back whole",
+        40: "among the newest",
+    }
+    assert penstock.explain(store.path(30)).earlier_step is None
+    assert [step.state for step in store.scrub().steps] == ["failed", "skipped", "verified"]
+
+
+def test_the_newest_is_an_error_that_names_the_way_back(store):
+    lose_manifest(store, 30)
+    for _ in range(2):
+        with pytest.raises(penstock.StorageError, match=r"store\.load\(step=20\)") as raised:
+            store.load()
+        assert raised.value.errno == errno.EIO
+    assert store.latest() == 20
+    reports = []
+    with pytest.warns(penstock.PenstockWarning, match="step 30 is passed over") as caught:
+        assert store.load(fallback=True, report=reports.append)["step"] == 20
+    assert len(caught) == 1
+    assert [step for step, _ in reports[0].skipped] == [30]
+    assert states(store)[30] == "unreadable"
+
+
+def test_where_none_can_be_read_a_fallback_says_why(store):
+    for step in (10, 20, 30):
+        lose_manifest(store, step)
+    with warnings.catch_warnings(action="ignore"), pytest.raises(penstock.PenstockError) as raised:
+        store.load(fallback=True)
+    assert not isinstance(raised.value, penstock.CheckpointNotFoundError)
+
+
+def test_the_list_tells_of_it(store):
+    lose_manifest(store, 20)
+    assert [row["state"] for row in describe(Path(store.root))] == [
+        "complete",
+        "unreadable",
+        "complete",
+    ]
+
+
+AS_NOBODY = """
+    import json, os, sys, warnings
+    import penstock
+    from penstock.cli.ls import describe
+    from pathlib import Path
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+    store = penstock.CheckpointStore(sys.argv[1], keep_last=1)
+    found = {"states": {info.step: info.state for info in store.scan()}}
+    found["ls"] = [row["state"] for row in describe(Path(sys.argv[1]))]
+    found["latest"] = store.latest()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            found["load"] = store.load()["step"]
+        except penstock.StorageError as error:
+            found["load"] = [error.errno, "store.load(step=" in str(error)]
+        found["fallback"] = store.load(fallback=True)["step"]
+        store.save(40, {"step": 40})
+        found["swept"] = len(store.sweep())
+    found["warnings"] = [str(one.message)[:8] for one in caught]
+    found["after"] = {info.step: info.state for info in store.scan()}
+    print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("hidden", ["manifest.json", "part-", "", "shard-"])
+@pytest.mark.parametrize("step", [10, 30], ids=["old", "newest"])
+def test_one_of_somebody_else(store, tmp_path, need_root, step, hidden):
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents:
+        if parent.name.startswith("pytest"):
+            parent.chmod(0o755)
+    for directory, _, files in os.walk(store.root):
+        for name in (".", *files):
+            os.chown(os.path.join(directory, name), 65534, 65534)
+    path = store.path(step)
+    victim = next(os.path.join(path, name) for name in os.listdir(path) if name.startswith(hidden))
+    victim = victim if hidden else path
+    os.chown(victim, 0, 0)
+    os.chmod(victim, 0o700 if not hidden else 0o600)
+    found = run_child(AS_NOBODY, store.root)
+    # Of data only its size is looked at.
+    seen = "complete" if hidden == "shard-" else "unreadable"
+    assert found["states"][str(step)] == seen
+    assert found["ls"].count("complete") == (3 if hidden == "shard-" else 2)
+    if step == 30:
+        assert found["load"] == [errno.EACCES, True]
+        assert found["fallback"] == 20
+        assert found["warnings"] == ["step 30 "]
+    else:
+        assert (found["load"], found["fallback"], found["warnings"]) == (30, 30, [])
+    assert found["latest"] == (20 if step == 30 and seen == "unreadable" else 30)
+    assert (found["after"].get("40"), found["swept"]) == ("complete", 0)
+    # Retention does its work: what is neither kept nor in the way is gone.
+    # It does not know of data that it may not read, and step 20 or 30 was read back whole.
+    good = "20" if step == 30 else "30"
+    assert set(found["after"]) == {good, "40", *([str(step)] if seen == "unreadable" else [])}
