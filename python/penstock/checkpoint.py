@@ -134,6 +134,7 @@ def save_alone(
     with span("flatten"):
         flat = flatten(state)
     flatten_seconds = time.perf_counter() - began
+    target.give_way()
     with shown(progress, "saving") as update:
         fields = _native.save(
             target.path,

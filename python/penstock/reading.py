@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock import _native, loading
 from penstock.arguments import to_native
+from penstock.aside import told_aside
 from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -240,7 +241,8 @@ class _Descent:
         self._reader = reader
         self._ranks = reader._ranks
         self._skipped: list[tuple[int, str]] = []
-        self._is_damaged = False
+        self._damaged: dict[int, int] = {}
+        """Steps that are damaged, with the number of the warning that says so."""
         self._refused: StorageError | None = None
 
     def run(self, last: int | None, wanted: Wanted) -> loading.Loaded:
@@ -254,14 +256,14 @@ class _Descent:
             if state == "incomplete":
                 self._skipped.append((step, "its save never finished, or is still running"))
             elif state in ("damaged", "partial"):
-                self._is_damaged = True
                 reader._tell_damage(step, state, reason)
-                self._skip(step, reason or state)
+                self._skip_damaged(step, reason or state)
             elif (loaded := self._try(step, wanted)) is not None:
+                self._set_aside()
                 report = dataclasses.replace(loaded.report, skipped=tuple(self._skipped))
                 return loaded._replace(report=report)
         # Not "not found": who catches that starts from scratch.
-        if self._is_damaged:
+        if self._damaged:
             raise self._none_is_good()
         if self._refused is not None:
             raise self._refused
@@ -282,26 +284,62 @@ class _Descent:
         if ranks is None or self._reader._is_good_for_all(ranks, step, loaded is not None):
             return loaded
         if loaded is not None:
-            self._is_damaged = True
-            self._skip(step, "another rank could not load it")
+            self._skip_damaged(step, "another rank could not load it")
         return None
 
     def _read(self, step: int, wanted: Wanted) -> loading.Loaded | None:
         """Loads a step, unless something is wrong with it."""
+        reader = self._reader
         try:
-            return self._reader._read(step, wanted, verifies=True)
+            return self._read_twice(step, wanted)
         except CorruptCheckpointError as error:
-            self._is_damaged = True
-            self._skip(step, str(error))
+            self._skip_damaged(step, str(error))
         except StorageError as error:
-            if not self._reader._is_about(step, error):
+            if not reader._is_about(step, error):
                 raise
-            self._is_damaged |= _is_lost(error)
             self._refused = self._refused or error
-            self._skip(step, str(error))
+            if not _is_lost(error):
+                self._skip(step, str(error))
+                return None
+            self._skip_damaged(step, str(error))
+            # Without a manifest nobody knows what is lost.
+            if (checkpoint_id := reader._native.identity(step)) is not None:
+                reader.mark(step, checkpoint_id, is_good=False)
         except (CheckpointNotFoundError, IncompleteCheckpointError):
             self._skipped.append((step, "it was removed meanwhile"))
         return None
+
+    def _read_twice(self, step: int, wanted: Wanted) -> loading.Loaded:
+        try:
+            return self._reader._read(step, wanted, verifies=True)
+        except StorageError as error:
+            if not _is_lost(error):
+                raise
+        # The device may have failed this once.
+        return self._reader._read(step, wanted, verifies=True)
+
+    def _set_aside(self) -> None:
+        """Has what is damaged give way, now that a good step is found."""
+        if self._ranks is not None and self._ranks.rank != 0:
+            return
+        reader = self._reader
+        for step, number in self._damaged.items():
+            # What cannot be read may be good for somebody else.
+            if reader._is_unreadable(step):
+                continue
+            try:
+                aside = reader._native.set_aside(step)
+            except CheckpointNotFoundError:
+                continue
+            except StorageError as error:
+                reader.warnings[number] += f"; it could not be set aside: {error}"
+                continue
+            if aside is not None:
+                reader.warnings[number] += f"; {told_aside(aside)}"
+
+    def _skip_damaged(self, step: int, reason: str) -> None:
+        self._damaged[step] = len(self._reader.warnings)
+        self._skip(step, reason)
 
     def _skip(self, step: int, reason: str) -> None:
         self._skipped.append((step, reason))

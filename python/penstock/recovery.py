@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,8 +16,6 @@ from penstock.reports import Problem
 
 if TYPE_CHECKING:
     from penstock.options import Options
-
-_STEP = re.compile(r"step-(\d{10,})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,8 +270,8 @@ def salvage(
 def _earlier(path: str) -> tuple[int | None, bool]:
     """Of a step in a store, the newest complete one before it, and whether it was read back."""
     name = os.path.basename(os.path.normpath(path))
-    found = _STEP.fullmatch(name)
-    if found is None:
+    own = _native.Store.step_of(name)
+    if own is None:
         return None, False
     store = _native.Store(os.path.dirname(os.path.normpath(path)) or ".")
     marks = {}
@@ -284,7 +281,7 @@ def _earlier(path: str) -> tuple[int | None, bool]:
     complete = [
         step
         for step, state, _ in store.steps()
-        if state == "complete" and step < int(found[1]) and not marks.get(step, False)
+        if state == "complete" and step < own and not marks.get(step, False)
     ]
     newest = max(complete, default=None)
     return newest, newest in marks

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native
+from penstock.aside import told_aside
 from penstock.errors import (
     CheckpointNotFoundError,
     PenstockError,
+    PenstockWarning,
     RankError,
     SaveCancelledError,
 )
@@ -49,12 +52,14 @@ class Target:
         step: The training step, if any.
         metadata: The user's note as JSON text.
         overwrite: Whether a complete checkpoint is replaced.
+        store: The store that it is a step of, if any: there a damaged one gives way.
     """
 
     path: str
     step: int | None
     metadata: str
     overwrite: bool
+    store: _native.Store | None = None
 
     @property
     def label(self) -> str:
@@ -68,9 +73,23 @@ class Target:
         Raises:
             CheckpointExistsError: A complete checkpoint is there.
         """
+        self.give_way()
         if os.path.exists(os.path.join(self.path, "manifest.json")):
             # It says so with the same words, and after the directory is synced.
             _native.Attempt.begin(self.path, overwrite=False).abandon()
+
+    def give_way(self) -> None:
+        """Sets aside what is in the way and known to be damaged; see `penstock.aside`.
+
+        Raises:
+            StorageError: The operating system failed an operation, or somebody reads it for long.
+        """
+        if self.store is None or self.step is None or self.overwrite:
+            return
+        aside = self.store.give_way(self.step)
+        if aside is not None:
+            message = f"{self.path} is damaged and makes way for a new save: {told_aside(aside)}"
+            warnings.warn(message, PenstockWarning, stacklevel=2)
 
 
 class Save:
@@ -186,6 +205,7 @@ class Save:
 
     def _run_alone(self) -> SaveReport:
         target = self.target
+        target.give_way()
         attempt = _native.Attempt.begin(target.path, overwrite=target.overwrite)
         try:
             written = self.job.write(attempt, _RANK_ALONE)
@@ -225,6 +245,7 @@ class Save:
 
     def _run_coordinator(self, one: Round) -> SaveReport:
         target = self.target
+        target.give_way()
         attempt = _native.Attempt.begin(target.path, overwrite=target.overwrite)
         is_open = True
         try:

@@ -18,6 +18,7 @@ from penstock.arguments import (
     encode_metadata,
     to_native,
 )
+from penstock.aside import SetAside
 from penstock.errors import (
     CorruptCheckpointError,
     PenstockError,
@@ -177,7 +178,8 @@ class CheckpointStore:
         """Saves a state as a step, then deletes what the store no longer keeps.
 
         Nothing is deleted before the new step is on stable storage. A failure to delete, or of
-        the function ``keep``, is a `PenstockWarning`: the save stands.
+        the function ``keep``, is a `PenstockWarning`: the save stands. A step that is in the way
+        and known to be damaged is set aside, with a `PenstockWarning`; see `set_aside`.
 
         Args:
             step: The training step.
@@ -400,6 +402,7 @@ class CheckpointStore:
             step=check_step(step),
             metadata=encode_metadata(metadata),
             overwrite=bool(overwrite),
+            store=self._native,
         )
 
     @contextlib.contextmanager
@@ -469,6 +472,7 @@ class CheckpointStore:
             return
         try:
             self._retention.apply(self._native, step, dry_run=False)
+            self._native.retire_aside()
         except PenstockError as error:
             message = f"step {step} is saved, but older steps could not be deleted: {error}"
             warnings.warn(message, PenstockWarning, stacklevel=stacklevel + 1)
@@ -508,7 +512,9 @@ class CheckpointStore:
             fallback: Go back to the newest step that turns out to be good, from ``step`` on if it
                 is given; digests are checked whatever the options say. Each step passed over is a
                 `PenstockWarning`, and in the report's ``skipped``; so are those that the user may
-                not read. A step that takes a newer Penstock to read is an error all the same.
+                not read. A step that takes a newer Penstock to read is an error all the same. Once
+                a good one is found, those that are damaged are set aside, where the store can be
+                written; see `set_aside`.
             allow_partial: Of a ``step`` that was salvaged, load what is there; see `penstock.load`.
                 Only a step that is asked for can be partial.
             progress: True for a bar on standard error, or a function of bytes done and in all.
@@ -563,8 +569,65 @@ class CheckpointStore:
         return [info.step for info in self.scan() if info.state == "complete"]
 
     def latest(self) -> int | None:
-        """The newest complete step; None if there is none."""
-        return max(self.steps(), default=None)
+        """The newest complete step that is not known to be damaged; None if there is none.
+
+        Known is what `load`, `verify` and `scrub` found and nobody has verified since. A `load`
+        without a step does not go by that: it reads the newest complete step, and its damage is
+        an error each time, until ``fallback=True`` or a new save has it set aside.
+        """
+        marks = {}
+        # They are a hint: not to be had, they say nothing against a step.
+        with contextlib.suppress(PenstockError):
+            marks = self.marks()
+        known = {step for step, mark in marks.items() if not mark.is_good}
+        return max((step for step in self.steps() if step not in known), default=None)
+
+    def set_aside(self, step: int) -> str:
+        """Sets a damaged step aside: renames it within the store, so that it is in nobody's way.
+
+        `save` does so with a damaged step that it is to take the place of, and ``load`` with
+        ``fallback=True`` with those that it went back over. What is set aside is no step any more:
+        no `load`, `steps` or `sweep` looks at it. With ``keep_last``, each save removes all but
+        the last three, and those that are protected.
+
+        Args:
+            step: The training step.
+
+        Returns:
+            Where it is now: a path for `penstock.explain`, `penstock.salvage` and
+            `penstock.verify`.
+
+        Raises:
+            CheckpointNotFoundError: There is no such step.
+            PenstockError: It is not known to be damaged.
+            StorageError: The operating system failed an operation, or somebody reads the step.
+
+        Example:
+            >>> import numpy as np, os, penstock, tempfile
+            >>> store = penstock.CheckpointStore(tempfile.mkdtemp())
+            >>> for step in (10, 20):
+            ...     report = store.save(step, {"w": np.full(3, step)})
+            >>> shard = penstock.inspect(store.path(20)).files[-1].name
+            >>> os.truncate(os.path.join(store.path(20), shard), 5)
+            >>> path = store.set_aside(20)
+            >>> store.aside() == [(20, path)], store.load()["w"]
+            (True, array([10, 10, 10]))
+        """
+        aside = self._native.set_aside(check_step(step))
+        if aside is None:
+            raise PenstockError(
+                f"{self.path(step)} is not known to be damaged and stays: store.verify({step}) "
+                "reads it and remembers what it finds"
+            )
+        return aside
+
+    def aside(self) -> list[SetAside]:
+        """The damaged steps that were set aside, in that order.
+
+        Raises:
+            StorageError: The operating system failed an operation.
+        """
+        return [SetAside(*entry) for entry in self._native.aside()]
 
     def marks(self) -> dict[int, Mark]:
         """What `load`, `verify` and `scrub` remember of the steps that were read back whole.

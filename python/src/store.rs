@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use penstock_store::Error;
+use penstock_store::aside::Aside;
 use penstock_store::marks::Mark;
 use penstock_store::retention::Verdict;
 use penstock_store::scrub::Scrub;
@@ -168,6 +169,38 @@ impl Store {
             self.inner.scrub(&scrub, &options, progress)
         })?;
         report::of_scrub(py, &scrubbed)
+    }
+
+    /// Sets a step aside, if it is known to be damaged; returns where it is then.
+    fn set_aside(&self, py: Python<'_>, step: u64) -> PyResult<Option<OsString>> {
+        let path = call::without_gil(py, || self.inner.set_aside(step))?;
+        Ok(path.as_deref().map(text))
+    }
+
+    /// As `set_aside`, for a save that is about to take the step's place: where nothing is there as
+    /// well, and after whoever reads it.
+    fn give_way(&self, py: Python<'_>, step: u64) -> PyResult<Option<OsString>> {
+        let path = call::run(py, &None, |progress| self.inner.give_way(step, progress))?;
+        Ok(path.as_deref().map(text))
+    }
+
+    /// What was set aside: steps and paths, in that order.
+    fn aside(&self, py: Python<'_>) -> PyResult<Vec<(u64, OsString)>> {
+        let found = call::without_gil(py, || self.inner.aside())?;
+        let row = |aside: Aside| (aside.step, text(&aside.path));
+        Ok(found.into_iter().map(row).collect())
+    }
+
+    /// Removes all but the last of what was set aside; returns the paths.
+    fn retire_aside(&self, py: Python<'_>) -> PyResult<Vec<OsString>> {
+        let removed = call::without_gil(py, || self.inner.retire_aside())?;
+        Ok(removed.iter().map(|path| text(path)).collect())
+    }
+
+    /// The step that a directory of this name holds or held.
+    #[staticmethod]
+    fn step_of(name: &str) -> Option<u64> {
+        penstock_store::step_of(name)
     }
 
     /// What was read back and when: step, identity, seconds since 1970, whether it was damaged.

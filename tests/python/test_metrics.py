@@ -282,9 +282,10 @@ def test_steps_that_are_seen_to_be_damaged_before_they_are_read_are_counted(tmp_
         store.load(fallback=True)
         assert loads_in(counted()) == {"ok": 2, "damaged": 4, "load": 4, "step": 2}
         os.unlink(file_of(store, 1, "shard"))
+        # The others are set aside.
         with pytest.raises(penstock.CorruptCheckpointError):
             store.load(fallback=True)
-    assert loads_in(counted()) == {"ok": 2, "damaged": 7, "load": 7, "step": 2}
+    assert loads_in(counted()) == {"ok": 2, "damaged": 5, "load": 5, "step": 2}
 
 
 def test_a_load_of_a_step_in_the_place_of_another_is_damaged(tmp_path, counted):

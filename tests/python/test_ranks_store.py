@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+import warnings
 
 import pytest
 import torch.distributed as dist
@@ -305,3 +306,34 @@ def test_what_is_replaced_goes_with_the_save_that_replaces_it(jobs, disk_path):
         files.add(len(list(path.iterdir())))
         assert_same(penstock.load(path, keys=["rows", "step"]), whole(step))
     assert len(files) == 1
+
+
+# Damage.
+
+
+def fall_back_and_come_again(root):
+    """As a training run that starts anew, and reaches the damaged step again."""
+    store = store_of(root)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = store.load(into=cleared(state(1)), fallback=True)["step"]
+        told = [str(one.message) for one in caught if "set aside" in str(one.message)]
+    store.save(2, state(2))
+    again = store.load(into=cleared(state(2)))
+    return found, len(told), again["step"]
+
+
+@pytest.mark.parametrize("kind", ["shard-00001", "part-00002", "manifest"])
+def test_ranks_that_fell_back_come_past_the_damaged_step(jobs, disk_path, kind):
+    root, job = disk_path / "store", jobs.of(4)
+    for step in (1, 2):
+        job.call(save_async, root, step, False)
+    (file,) = (root / "step-0000000002").glob(f"{kind}*")
+    data = bytearray(file.read_bytes())
+    data[-9] ^= 1
+    file.write_bytes(data)
+    # Only the first rank does it.
+    assert job.call(fall_back_and_come_again, root) == [(1, int(n == 0), 2) for n in range(4)]
+    ((step, path),) = penstock.CheckpointStore(root).aside()
+    assert (step, len(list(root.glob("damaged-*")))) == (2, 1)
+    assert not penstock.verify(path).ok

@@ -261,7 +261,7 @@ def test_a_mismatch_is_no_reason_to_go_back(store):
 
 def test_what_a_load_found_damaged_is_remembered(store):
     damage(store, 50)
-    with pytest.warns(penstock.PenstockWarning):
-        store.load(fallback=True)
+    with pytest.raises(penstock.CorruptCheckpointError):
+        store.load()
     report = penstock.CheckpointStore(store.root, keep_last=1).retain(dry_run=True)
     assert report.kept == {40: "among the newest", 50: "damaged"}

@@ -30,7 +30,7 @@ use crate::engine::{Op, OpKind};
 pub use engine::Faulty;
 pub use file_system::FaultyFileSystem;
 pub use lent::Lent;
-pub use log::{Log, Logged, Record};
+pub use log::{Log, Logged, Node, Record};
 
 /// Called before an operation with its number, counted from 1, what it does, and to which path.
 pub type Hook = Arc<dyn Fn(u64, &'static str, &Path) + Send + Sync>;

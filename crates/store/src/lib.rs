@@ -22,6 +22,7 @@ mod references;
 mod removal;
 mod reshard;
 
+pub mod aside;
 pub mod checkpoint;
 pub mod digest;
 pub mod dtype;
@@ -43,7 +44,7 @@ pub mod survey;
 pub mod verify;
 
 pub use error::{Error, Result};
-pub use name::{MANIFEST, step_directory};
+pub use name::{MANIFEST, step_directory, step_of};
 pub use progress::Progress;
 
 /// The version of the format that this build writes, and the newest that it reads.

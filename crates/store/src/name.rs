@@ -65,6 +65,23 @@ pub(crate) fn parse_step(name: &str) -> Option<u64> {
     (step_directory(step) == name).then_some(step)
 }
 
+/// Name of a damaged step that was set aside; the number tells which came later.
+pub(crate) fn aside(step: u64, number: u64) -> String {
+    format!("damaged-{step:010}-{number:04}")
+}
+
+/// The step and the number that a name stands for; only the canonical form counts.
+pub(crate) fn parse_aside(name: &str) -> Option<(u64, u64)> {
+    let (step, number) = name.strip_prefix("damaged-")?.split_once('-')?;
+    let (step, number) = (step.parse().ok()?, number.parse().ok()?);
+    (aside(step, number) == name).then_some((step, number))
+}
+
+/// The step that a directory of this name holds or held, also where it was set aside.
+pub fn step_of(name: &str) -> Option<u64> {
+    parse_step(name).or_else(|| parse_aside(name).map(|(step, _)| step))
+}
+
 pub(crate) fn is_step(name: &str) -> bool {
     parse_step(name).is_some()
 }
@@ -146,6 +163,8 @@ mod tests {
         assert_eq!(rank_of(&taken_manifest(&attempt)), None);
         assert_eq!(parse_step(&step_directory(7)), Some(7));
         assert_eq!(parse_step(&step_directory(u64::MAX)), Some(u64::MAX));
+        assert_eq!(parse_aside(&aside(7, 12_345)), Some((7, 12_345)));
+        assert_eq!(parse_aside(&aside(u64::MAX, 1)), Some((u64::MAX, 1)));
     }
 
     #[test]
@@ -177,6 +196,14 @@ mod tests {
             "x",
         ] {
             assert_eq!(parse_step(name), None, "{name}");
+        }
+        for name in [
+            "damaged-7-0001",
+            "damaged-0000000007",
+            "damaged-0000000007-1",
+            "x",
+        ] {
+            assert_eq!(parse_aside(name), None, "{name}");
         }
     }
 }

@@ -4,7 +4,7 @@
 //! checkpoint, needs no list that two processes would have to share, and can be seen with `ls`. It
 //! is made and looked for under the step's lease: a deletion either sees it or came first.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use penstock_io::file::Direct;
 use penstock_io::file_system::Change;
@@ -68,14 +68,7 @@ impl Store {
 
     /// Whether a step is protected.
     pub fn is_protected(&self, step: u64) -> bool {
-        // When in doubt, it is protected: a link to nothing counts, and what cannot be looked at.
-        let found = self.protection(step).symlink_metadata();
-        !found.is_err_and(|error| {
-            matches!(
-                error.kind(),
-                std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
-            )
-        })
+        is_protected_at(&self.step_path(step))
     }
 
     /// The protected steps, ascending.
@@ -87,8 +80,16 @@ impl Store {
         steps.retain(|&step| self.is_protected(step));
         Ok(steps)
     }
+}
 
-    fn protection(&self, step: u64) -> PathBuf {
-        self.step_path(step).join(PROTECTED)
-    }
+/// Whether the step in a directory is protected, by whatever name.
+pub(crate) fn is_protected_at(path: &Path) -> bool {
+    // When in doubt, it is protected: a link to nothing counts, and what cannot be looked at.
+    let found = path.join(PROTECTED).symlink_metadata();
+    !found.is_err_and(|error| {
+        matches!(
+            error.kind(),
+            std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
+        )
+    })
 }

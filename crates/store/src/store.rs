@@ -184,7 +184,7 @@ impl Store {
     /// Removes a step, only if it holds the `expected` checkpoint where one is; tells the bytes
     /// freed, or that it does not.
     fn delete_as(&self, step: u64, expected: Option<&str>, is_forced: bool) -> Result<Option<u64>> {
-        let (path, lease) = self.take(step)?;
+        let (path, lease) = self.take(self.step_path(step), "delete")?;
         if lease.is_none() {
             return self.remove_unlocked(step, expected, is_forced);
         }
@@ -204,10 +204,13 @@ impl Store {
 
     /// Takes a step's directory for its removal. The lease is held to the end, so that no save
     /// begins among files that are being removed.
-    fn take(&self, step: u64) -> Result<(PathBuf, Option<Lease>)> {
-        let path = self.step_path(step);
+    pub(crate) fn take(
+        &self,
+        path: PathBuf,
+        operation: &'static str,
+    ) -> Result<(PathBuf, Option<Lease>)> {
         let refused = |kind: io::ErrorKind, path: PathBuf| Error::Storage {
-            operation: "delete",
+            operation,
             path,
             source: kind.into(),
         };
@@ -222,7 +225,7 @@ impl Store {
                 return Err(Error::NotFound { path });
             }
             // Retention passes over what is gone, and must not pass over a device that fails.
-            Err(source) => return Err(Error::storage("delete", path)(source)),
+            Err(source) => return Err(Error::storage(operation, path)(source)),
         }
         match Lease::try_exclusive(&path, self.file_system())? {
             Exclusive::Taken(lease) => Ok((path, Some(lease))),
@@ -234,7 +237,7 @@ impl Store {
 
     /// Removes a checkpoint, and what other attempts left beside it: none is live, as the caller
     /// holds the lease.
-    fn remove(&self, path: &Path) -> Result<u64> {
+    pub(crate) fn remove(&self, path: &Path) -> Result<u64> {
         // A protection that was taken away is gone before the manifest is: without it, a protected
         // step is one that lost its manifest.
         self.sync(path)?;

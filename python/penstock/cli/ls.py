@@ -35,7 +35,9 @@ STYLES = {
 }
 
 JSON_KEYS = """\b
-JSON: root, newest (the newest complete step, or null), steps: a list of
+JSON: root, newest (the newest complete step that is not known to be
+  damaged, or null), aside: damaged steps that were set aside, a list of
+  step, path, bytes; steps: a list of
   step, state ("complete", "incomplete", "damaged", "partial", "newer" or
   "unreadable"), reason (or null), path, bytes (of all files that can be
   seen), tensors, tensor_bytes, created (UTC) and id, which are null unless
@@ -51,12 +53,16 @@ JSON: root, newest (the newest complete step, or null), steps: a list of
 def ls(root: Path, as_json: bool) -> int:
     """List the steps of the store ROOT, complete or not."""
     steps = describe(root)
-    newest = max((row["step"] for row in steps if row["state"] == "complete"), default=None)
+    newest = max((row["step"] for row in steps if _is_loadable(row)), default=None)
+    aside: list[dict[str, Any]] = [
+        {"step": step, "path": path, "bytes": _bytes_within(Path(path))}
+        for step, path in store_at(root).aside()
+    ]
     if as_json:
-        print_json({"root": str(root), "newest": newest, "steps": steps})
+        print_json({"root": str(root), "newest": newest, "steps": steps, "aside": aside})
         return 0
     out = console()
-    if not steps:
+    if not (steps or aside):
         out.print(f"{root}: no steps")
         return 0
     rows = table("step", "state", "size", "tensors", "created", "", folded=[""], numbers=NUMBERS)
@@ -70,8 +76,15 @@ def ls(root: Path, as_json: bool) -> int:
             _remarks(row, is_newest=row["step"] == newest),
             style="red" if row["read_back"] == "damaged" else STYLES[row["state"]],
         )
+    for old in aside:
+        remark = f"in {Path(old['path']).name}"
+        rows.add_row(str(old["step"]), "set aside", size(old["bytes"]), "", "", remark, style="dim")
     out.print(rows)
     return 0
+
+
+def _is_loadable(row: dict[str, Any]) -> bool:
+    return (row["state"], row["read_back"] == "damaged") == ("complete", False)
 
 
 def _remarks(row: dict[str, Any], *, is_newest: bool) -> str:

@@ -35,7 +35,7 @@ pub enum Logged {
         /// Its own number.
         made: usize,
     },
-    /// A file got another name in its directory.
+    /// A file or a directory got another name in its directory.
     Rename {
         /// The directory.
         parent: usize,
@@ -43,8 +43,8 @@ pub enum Logged {
         from: OsString,
         /// The name it got.
         to: OsString,
-        /// The file.
-        file: usize,
+        /// What was renamed.
+        node: Node,
     },
     /// A file got a further name in its directory.
     Link {
@@ -102,10 +102,12 @@ pub struct Record {
     pub ended: Option<usize>,
 }
 
-/// What has a name.
+/// What has a name, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Node {
+pub enum Node {
+    /// A file.
     File(usize),
+    /// A directory.
     Directory(usize),
 }
 
@@ -184,16 +186,19 @@ impl Log {
                 Logged::SyncDirectory(state.directory(self.relative(path)?)?)
             }
             Change::Rename { from, to } | Change::RenameNew { from, to } => {
-                let (parent, from, to, file) = self.names(&state, from, to)?;
+                let (parent, from, to, node) = self.names(&state, from, to)?;
                 Logged::Rename {
                     parent,
                     from,
                     to,
-                    file,
+                    node,
                 }
             }
             Change::Link { from, to } => {
-                let (parent, _, to, file) = self.names(&state, from, to)?;
+                let (parent, _, to, node) = self.names(&state, from, to)?;
+                let Node::File(file) = node else {
+                    return None;
+                };
                 Logged::Link { parent, to, file }
             }
             Change::Write(file, bytes) => Logged::Write {
@@ -261,18 +266,18 @@ impl Log {
         path.strip_prefix(&self.root).ok()
     }
 
-    /// The directory of two names in it, both names, and the file that has the first.
+    /// The directory of two names in it, both names, and what has the first.
     fn names(
         &self,
         state: &State,
         from: &Path,
         to: &Path,
-    ) -> Option<(usize, OsString, OsString, usize)> {
+    ) -> Option<(usize, OsString, OsString, Node)> {
         let (parent, old) = state.locate(self.relative(from)?)?;
         let (other, new) = state.locate(self.relative(to)?)?;
-        assert_eq!(parent, other, "files stay in their directory");
-        let file = state.file(self.relative(from)?)?;
-        Some((parent, old, new, file))
+        assert_eq!(parent, other, "nothing leaves its directory");
+        let node = *state.directories[parent].get(&old)?;
+        Some((parent, old, new, node))
     }
 }
 
@@ -351,9 +356,9 @@ impl Logged {
             Logged::Create { name, made, .. } => {
                 entries.insert(name.clone(), Node::File(*made));
             }
-            Logged::Rename { from, to, file, .. } => {
+            Logged::Rename { from, to, node, .. } => {
                 entries.remove(from);
-                entries.insert(to.clone(), Node::File(*file));
+                entries.insert(to.clone(), *node);
             }
             Logged::Link { to, file, .. } => {
                 entries.insert(to.clone(), Node::File(*file));

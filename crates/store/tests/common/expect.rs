@@ -38,6 +38,10 @@ pub enum Note {
     Protecting(u64, bool),
     /// It was acknowledged.
     Protected(u64, bool),
+    /// A step that is marked as damaged is about to be set aside.
+    SettingAside(u64),
+    /// It was acknowledged.
+    SetAside(u64),
 }
 
 impl fmt::Display for Note {
@@ -50,13 +54,7 @@ impl fmt::Display for Note {
             Note::Deleted(step) => ("deleted", step, &[][..]),
             Note::Retaining(step) => ("retaining", step, &[][..]),
             Note::Gone(step) => ("gone", step, &[][..]),
-            Note::Damaged(_)
-            | Note::Marking(..)
-            | Note::Marked(..)
-            | Note::Protecting(..)
-            | Note::Protected(..) => {
-                return write!(f, "{self:?}");
-            }
+            _ => return write!(f, "{self:?}"),
         };
         write!(f, "{word} {step}")?;
         seeds.iter().try_for_each(|seed| write!(f, " {seed}"))
@@ -103,6 +101,8 @@ pub struct Expected {
     /// Marks that may be there, by step: good, damaged; both while one is about to replace the other.
     pub marks: BTreeMap<u64, BTreeSet<Option<bool>>>,
     pub protections: BTreeMap<u64, BTreeSet<bool>>,
+    /// States that have to be at a step or set aside, and whether they have to be aside.
+    pub aside: BTreeMap<u64, (BTreeSet<Vec<u64>>, bool)>,
     /// Whether a complete checkpoint has to be there: one was acknowledged, and nobody asked for its
     /// deletion.
     pub needs_one: bool,
@@ -113,6 +113,12 @@ impl Expected {
     pub fn after<'a>(notes: impl IntoIterator<Item = &'a Note>) -> Expected {
         let mut expected = Expected::default();
         for note in notes {
+            if let Note::Saving(step, _) | Note::Deleting(step) = note {
+                // What was not set aside yet is replaced or deleted where it is.
+                expected
+                    .aside
+                    .retain(|at, (_, is_settled)| at != step || *is_settled);
+            }
             match note {
                 Note::Saving(step, state) => {
                     let nothing = || Allowed {
@@ -159,29 +165,52 @@ impl Expected {
                     let allowed = expected.steps.entry(*step).or_default();
                     allowed.may_be_absent = true;
                 }
-                Note::Damaged(step) => {
-                    expected.steps.entry(*step).or_default().is_damaged = true;
-                }
-                Note::Marking(step, is_damaged) => {
-                    let unmarked = || BTreeSet::from([None]);
-                    let marks = expected.marks.entry(*step).or_insert_with(unmarked);
-                    marks.insert(Some(*is_damaged));
-                }
-                Note::Marked(step, is_damaged) => {
-                    let only = BTreeSet::from([Some(*is_damaged)]);
-                    expected.marks.insert(*step, only);
-                }
-                Note::Protecting(step, on) => {
-                    let before = || BTreeSet::from([false]);
-                    let found = expected.protections.entry(*step).or_insert_with(before);
-                    found.insert(*on);
-                }
-                Note::Protected(step, on) => {
-                    expected.protections.insert(*step, BTreeSet::from([*on]));
-                }
+                note => expected.add_beside(note),
             }
         }
         expected
+    }
+
+    /// Adds what is promised of a step beside what it holds, and where that is.
+    fn add_beside(&mut self, note: &Note) {
+        match note {
+            Note::Damaged(step) => {
+                self.steps.entry(*step).or_default().is_damaged = true;
+            }
+            Note::Marking(step, is_damaged) => {
+                let unmarked = || BTreeSet::from([None]);
+                let marks = self.marks.entry(*step).or_insert_with(unmarked);
+                marks.insert(Some(*is_damaged));
+            }
+            Note::Marked(step, is_damaged) => {
+                let only = BTreeSet::from([Some(*is_damaged)]);
+                self.marks.insert(*step, only);
+            }
+            Note::Protecting(step, on) => {
+                let before = || BTreeSet::from([false]);
+                let found = self.protections.entry(*step).or_insert_with(before);
+                found.insert(*on);
+            }
+            Note::SettingAside(step) => {
+                let allowed = self.steps.entry(*step).or_default();
+                allowed.may_be_absent = true;
+                let moved = (allowed.states.clone(), false);
+                self.aside.insert(*step, moved);
+            }
+            Note::SetAside(step) => {
+                self.aside.entry(*step).or_default().1 = true;
+                let gone = Allowed {
+                    may_be_absent: true,
+                    must_be_gone: true,
+                    ..Allowed::default()
+                };
+                self.steps.insert(*step, gone);
+            }
+            Note::Protected(step, on) => {
+                self.protections.insert(*step, BTreeSet::from([*on]));
+            }
+            _ => unreachable!("it is about what a step holds"),
+        }
     }
 
     /// What the store holds, step by step, or how it breaks a promise.
@@ -223,12 +252,36 @@ impl Expected {
                 }
             }
         }
+        self.check_aside(store, &found, samples, options)?;
         let is_good = |step: &u64| !self.steps[step].is_damaged;
         if self.needs_one && !found.keys().any(is_good) {
             return Err("nothing is left".to_owned());
         }
         self.check_marks(store, &found)?;
         Ok(found)
+    }
+
+    /// What was set aside is there whole, by one name or by the other.
+    fn check_aside(
+        &self,
+        store: &Store,
+        found: &BTreeMap<u64, Vec<u64>>,
+        samples: &HashMap<u64, Sample>,
+        options: &Options,
+    ) -> Result<(), String> {
+        let there = store.aside().map_err(|error| error.full_message())?;
+        for (step, (states, is_settled)) in &self.aside {
+            let is_here = !is_settled && found.get(step).is_some_and(|at| states.contains(at));
+            let mut there = there.iter().filter(|aside| aside.step == *step);
+            let is_aside = there.any(|aside| {
+                let checkpoint = Checkpoint::open(&aside.path);
+                checkpoint.is_ok_and(|one| identify(&one, states, samples, options).is_ok())
+            });
+            if !is_here && !is_aside {
+                return Err(format!("step {step} was being set aside and is lost"));
+            }
+        }
+        Ok(())
     }
 
     fn check_marks(&self, store: &Store, found: &BTreeMap<u64, Vec<u64>>) -> Result<(), String> {

@@ -232,6 +232,10 @@ fn mutants_of_names() -> Vec<(&'static str, Mutation)> {
         ("protect", Skip(last_sync)),
         ("unprotect", Skip(first_sync)),
         ("scrub beside damage", Mutation::Unread),
+        // What was damaged stays, whatever takes its place.
+        ("set aside", Skip(store)),
+        ("save over a damaged one", Skip(store)),
+        ("save over one half set aside", Skip(store)),
     ]
 }
 
@@ -295,6 +299,7 @@ type Call = fn(&mut World) -> Result<()>;
 /// What a run does that goes on after a crash of its process.
 const NEXT: &[(&str, Call)] = &[
     ("save", |world| world.save(2, 7, false)),
+    ("save over", |world| world.save_over(2, 7)),
     ("overwrite", |world| world.save(2, 7, true)),
     ("overwrite the first", |world| world.save(1, 7, true)),
     ("save by ranks", |world| world.save_ranks(3, &[7, 8], false)),
@@ -328,6 +333,7 @@ fn no_cut_breaks_what_goes_on_after_a_death() {
         "mark",
         "unprotect",
         "delete without locks",
+        "set aside",
     ];
     // Every so many of them, unless there is time for all.
     let stride = common::number("PENSTOCK_TORTURE_STRIDE", 9);

@@ -291,6 +291,31 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         },
     },
     Scenario {
+        name: "set aside",
+        states: States::Every,
+        set_up: set_up_damage,
+        run: |world| world.set_aside(2),
+    },
+    Scenario {
+        name: "save over a damaged one",
+        states: States::Every,
+        set_up: set_up_damage,
+        run: |world| world.save_over(2, 3),
+    },
+    Scenario {
+        name: "save over one half set aside",
+        states: States::Every,
+        // It was renamed, and who did it died before that was durable.
+        set_up: |world| {
+            set_up_damage(world)?;
+            world.mutant.fail(("sync store", 1));
+            world.set_aside(2).expect_err("its sync failed");
+            world.mutant.revive();
+            Ok(())
+        },
+        run: |world| world.save_over(2, 3),
+    },
+    Scenario {
         name: "save after a failed one",
         // What the failed one left and what the next one writes multiply.
         states: States::Sampled(1 << 11),
@@ -309,6 +334,13 @@ fn set_up_marks(world: &mut World) -> Result<()> {
     world.save(2, 2, false)?;
     world.mark(1, false)?;
     world.protect(1, true)
+}
+
+/// The newest step was found damaged.
+fn set_up_damage(world: &mut World) -> Result<()> {
+    world.save(1, 1, false)?;
+    world.save(2, 2, false)?;
+    world.mark(2, true)
 }
 
 /// The save of the second step published it, and failed to make that durable.
@@ -601,6 +633,26 @@ impl World {
             self.note(Note::Gone(step));
         }
         Ok(())
+    }
+
+    /// Sets a step aside, if it was found damaged.
+    pub(crate) fn set_aside(&mut self, step: u64) -> Result<()> {
+        let mut marks = self.store.marks()?.into_iter();
+        if marks.any(|mark| mark.step == step && mark.is_damaged) {
+            self.note(Note::SettingAside(step));
+        }
+        self.store.give_way(step, &Progress::default())?;
+        // Perhaps by somebody before: who is told that the way is free takes it for durable.
+        if self.store.aside()?.iter().any(|aside| aside.step == step) {
+            self.note(Note::SetAside(step));
+        }
+        Ok(())
+    }
+
+    /// Saves as `CheckpointStore.save` does.
+    pub(crate) fn save_over(&mut self, step: u64, seed: u64) -> Result<()> {
+        self.set_aside(step)?;
+        self.save(step, seed, false)
     }
 
     pub(crate) fn sweep(&mut self) -> Result<()> {

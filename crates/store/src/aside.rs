@@ -1,0 +1,229 @@
+//! Setting aside: a damaged step gives way, and is kept for salvage.
+//!
+//! A step that is known to be damaged gets a name that no step has (`damaged-N-M`). From then on it
+//! is in the way of no load, no save and no retention, and whoever wants to see what is left of it
+//! takes it by its path. It is one rename, made durable before anything takes the place of the
+//! step: at every moment, and after any crash, the step is there by one name or by the other.
+//!
+//! Known to be damaged is what was read twice and does not match its digests, or what has lost a
+//! file. What this version or this user cannot read may be good, and stays where it is.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use penstock_io::file_system::Change;
+
+use crate::checkpoint::Checkpoint;
+use crate::description::is_lost;
+use crate::error::{Error, Result};
+use crate::name::{self, MANIFEST};
+use crate::progress::Progress;
+use crate::protect::is_protected_at;
+use crate::store::Store;
+
+/// How many are kept, besides protected ones: enough to look into what goes wrong, few enough not
+/// to fill a disk with what nobody can load.
+pub const ASIDE_MAX: usize = 3;
+
+/// How often another one may take a name first.
+const NAMES_MAX: u64 = 64;
+
+/// How long a save waits for a reader of the step that it is to replace.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+const WAIT_PAUSE: Duration = Duration::from_millis(10);
+
+/// A damaged step that was set aside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Aside {
+    /// The step it was.
+    pub step: u64,
+    /// Which one it is: later ones have higher numbers.
+    pub number: u64,
+    /// Where it is now.
+    pub path: PathBuf,
+}
+
+impl Store {
+    /// Sets a step aside, durably, if it is known to be damaged; tells where it is then. Its
+    /// protection goes with it.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Storage`] with [`io::ErrorKind::ResourceBusy`] while a save or
+    /// a load is under way in it, with [`io::ErrorKind::NotADirectory`] for a link, and the
+    /// system's errors.
+    pub fn set_aside(&self, step: u64) -> Result<Option<PathBuf>> {
+        let (path, lease) = self.take(self.step_path(step), "set aside")?;
+        let judged = identity(&path);
+        if !self.is_known_damaged(step, &path) {
+            return Ok(None);
+        }
+        let aside = self.rename_aside(step, &path)?;
+        if lease.is_none() && identity(&aside) != judged {
+            // Without locks somebody was faster, and saved what is here now.
+            let (from, to) = (aside.as_path(), path.as_path());
+            self.file_system().change(Change::RenameNew { from, to })?;
+            return Ok(None);
+        }
+        // Before anything else gets the name: a crash may keep one change without the other.
+        self.sync(self.root())?;
+        Ok(Some(aside))
+    }
+
+    /// Makes way for a save of a step: sets aside what is there if it is known to be damaged, and
+    /// tells where it is then. Waits for whoever reads it, not for ever.
+    ///
+    /// # Errors
+    /// As [`Store::set_aside`], and [`Error::Interrupted`].
+    pub fn give_way(&self, step: u64, progress: &Progress) -> Result<Option<PathBuf>> {
+        let begun = Instant::now();
+        let path = self.step_path(step);
+        loop {
+            let is_there = path.join(MANIFEST).symlink_metadata().is_ok() || is_protected_at(&path);
+            if !is_there {
+                // Whoever set it aside may have died before that was durable.
+                if self.aside()?.iter().any(|aside| aside.step == step) {
+                    self.sync(self.root())?;
+                }
+                return Ok(None);
+            }
+            match self.set_aside(step) {
+                Err(error) if error.kind() == Some(io::ErrorKind::ResourceBusy) => {
+                    progress.check()?;
+                    // What is good does not give way, whoever reads it.
+                    if !self.is_known_damaged(step, &path) {
+                        return Ok(None);
+                    }
+                    if begun.elapsed() >= WAIT_MAX {
+                        return Err(error);
+                    }
+                    std::thread::sleep(WAIT_PAUSE);
+                }
+                Err(Error::NotFound { .. }) => return Ok(None),
+                Err(error) if error.kind() == Some(io::ErrorKind::NotADirectory) => {
+                    return Ok(None);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// What was set aside, in the order in which it was.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn aside(&self) -> Result<Vec<Aside>> {
+        let entries = match fs::read_dir(self.root()) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(source) => return Err(Error::storage("list", self.root())(source)),
+        };
+        let mut found = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(Error::storage("list", self.root()))?;
+            let name = entry.file_name();
+            let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            let named = name.to_str().and_then(name::parse_aside);
+            if let Some((step, number)) = named.filter(|_| is_directory) {
+                let path = entry.path();
+                found.push(Aside { step, number, path });
+            }
+        }
+        found.sort_by_key(|aside| (aside.number, aside.step));
+        Ok(found)
+    }
+
+    /// Removes all but the last [`ASIDE_MAX`] of what was set aside, and returns what went. One
+    /// that is protected, that somebody reads, or that cannot be read here stays.
+    ///
+    /// # Errors
+    /// The system's errors; one that cannot be removed does not keep the others from it.
+    pub fn retire_aside(&self) -> Result<Vec<PathBuf>> {
+        let mut found = self.aside()?;
+        found.retain(|aside| !is_protected_at(&aside.path));
+        found.truncate(found.len().saturating_sub(ASIDE_MAX));
+        let (mut removed, mut failed) = (Vec::new(), None);
+        for aside in found {
+            match self.remove_aside(&aside.path) {
+                Ok(true) => removed.push(aside.path),
+                Ok(false) | Err(Error::NotFound { .. }) => {}
+                Err(error) if error.kind() == Some(io::ErrorKind::ResourceBusy) => {}
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        failed.map_or(Ok(removed), Err)
+    }
+
+    fn remove_aside(&self, path: &Path) -> Result<bool> {
+        let (path, _lease) = self.take(path.to_owned(), "delete")?;
+        let is_known = matches!(
+            Checkpoint::look(&path),
+            Ok(_) | Err(Error::Corrupt { .. } | Error::Incomplete { .. })
+        );
+        // It may have been protected since.
+        if !is_known || is_protected_at(&path) {
+            return Ok(false);
+        }
+        // Also without locks: nobody saves to what is no step.
+        self.remove(&path)?;
+        Ok(!path.exists())
+    }
+
+    /// Gives a step a name that no step has.
+    fn rename_aside(&self, step: u64, from: &Path) -> Result<PathBuf> {
+        let last = self.aside()?.last().map_or(0, |last| last.number);
+        let mut refused = None;
+        for number in (1..=NAMES_MAX).map(|more| last.saturating_add(more)) {
+            let to = self.root().join(name::aside(step, number));
+            // No directory takes the place of another one that holds something.
+            match self.file_system().change(Change::Rename { from, to: &to }) {
+                Ok(()) => return Ok(to),
+                Err(error) if error.kind().is_some_and(is_taken) => refused = Some(error),
+                Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => {
+                    let path = from.to_owned();
+                    return Err(Error::NotFound { path });
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(refused.expect("a name was tried").into())
+    }
+
+    /// Whether the checkpoint at a step is damaged beyond doubt: its files are, or whoever read it
+    /// has left a mark.
+    fn is_known_damaged(&self, step: u64, path: &Path) -> bool {
+        let is_marked = |id: &str| {
+            let marks = self.marks().unwrap_or_default();
+            let mut marks = marks.iter();
+            marks.any(|mark| mark.step == step && mark.id == id && mark.is_damaged)
+        };
+        match Checkpoint::look(path) {
+            // That of another step is good, if in the wrong place.
+            Ok(checkpoint) => {
+                let manifest = checkpoint.manifest();
+                manifest.step.is_none_or(|found| found == step) && is_marked(&manifest.id)
+            }
+            Err(Error::Corrupt { .. }) => true,
+            // It had a manifest when it was protected.
+            Err(Error::Incomplete { .. }) => is_protected_at(path),
+            // The device may only have failed once.
+            Err(Error::Storage { source, .. }) if is_lost(&source) => matches!(
+                Checkpoint::look(path),
+                Err(Error::Storage { source, .. }) if is_lost(&source)
+            ),
+            Err(_) => false,
+        }
+    }
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let metadata = fs::symlink_metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
+}
+
+fn is_taken(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{AlreadyExists, DirectoryNotEmpty, NotADirectory};
+    matches!(kind, AlreadyExists | DirectoryNotEmpty | NotADirectory)
+}
