@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import os
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,7 +23,7 @@ from penstock.events import observed, told
 from penstock.options import Options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from penstock.loading import Wanted
     from penstock.ranks import Ranks
@@ -173,12 +174,9 @@ class Reader:
         with contextlib.suppress(StorageError):
             mark(step, checkpoint_id)
 
-    def _complete(self) -> list[int]:
-        return [step for step, state, _ in self._native.steps() if state == "complete"]
-
     def _newest(self) -> int:
         passed_over = []
-        for step, state, reason in sorted(self._native.steps(), reverse=True):
+        for step, state, reason in self._native.steps(to_first=True):
             # One that cannot be read here may be good, so it is not passed over: reading it says
             # why.
             if state in ("complete", "newer", "unreadable"):
@@ -201,7 +199,7 @@ class Reader:
 
     def _way_back(self, step: int) -> str:
         """The step before, in words."""
-        before = max((other for other in self._complete() if other < step), default=None)
+        before = self._native.newest_complete(below=step)
         if before is None:
             return "no earlier step is complete"
         return (
@@ -217,7 +215,7 @@ class Reader:
         return error.errno not in _OF_PROCESS and self._is_unreadable(step)
 
     def _is_unreadable(self, step: int) -> bool:
-        return any(row[0] == step and row[1] == "unreadable" for row in self._native.steps())
+        return self._native.state(step) == "unreadable"
 
     def _with_way_back(self, error: CorruptCheckpointError, step: int) -> CorruptCheckpointError:
         """The same error, naming the step before."""
@@ -248,11 +246,7 @@ class _Descent:
     def run(self, last: int | None, wanted: Wanted) -> loading.Loaded:
         """See `Reader.newest_good`."""
         reader = self._reader
-        found = reader._found("the newest good step", reader._native.steps)
-        rows = [row for row in found if last is None or row[0] <= last]
-        if last is not None and all(step != last for step, _, _ in rows):
-            self._skip(last, "there is no such step")
-        for step, state, reason in sorted(rows, reverse=True):
+        for step, state, reason in self._rows(last):
             if state == "incomplete":
                 self._skipped.append((step, "its save never finished, or is still running"))
             elif state in ("damaged", "partial"):
@@ -270,6 +264,21 @@ class _Descent:
         tried = "; ".join(f"step {step}: {reason}" for step, reason in self._skipped[:5])
         nothing = reader._nothing(f"none of its steps is good: {tried}" if tried else None)
         raise told("load", nothing, 0)
+
+    def _rows(self, last: int | None) -> Iterator[tuple[int, str, str | None]]:
+        """The steps with their states from the top, no further down than they are asked for."""
+        reader = self._reader
+        top: int | None = last
+        while top is None or top >= 0:
+            find = functools.partial(reader._native.steps, last=top, to_first=True)
+            rows = reader._found("the newest good step", find)
+            if top is not None and top == last and all(row[0] != last for row in rows):
+                self._skip(top, "there is no such step")
+            yield from rows
+            if not rows or rows[-1][1] in ("incomplete", "damaged", "partial"):
+                # It is the last of all.
+                return
+            top = rows[-1][0] - 1
 
     def _try(self, step: int, wanted: Wanted) -> loading.Loaded | None:
         """Loads a step, if it is good for all ranks."""

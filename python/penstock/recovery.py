@@ -278,10 +278,5 @@ def _earlier(path: str) -> tuple[int | None, bool]:
     # Not to be had, they are no reason to tell nothing.
     with contextlib.suppress(PenstockError):
         marks = {step: is_damaged for step, _, _, is_damaged in store.marks()}
-    complete = [
-        step
-        for step, state, _ in store.steps()
-        if state == "complete" and step < own and not marks.get(step, False)
-    ]
-    newest = max(complete, default=None)
+    newest = store.newest_complete(below=own)
     return newest, newest in marks

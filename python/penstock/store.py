@@ -561,12 +561,19 @@ class CheckpointStore:
         return reader.newest(wanted) if last is None else reader.step(last, wanted)
 
     def scan(self) -> list[StepInfo]:
-        """Every step by number, whether complete or not."""
+        """Every step by number, whether complete or not.
+
+        Looks for all files of all steps; `steps` and `latest` ask for less.
+        """
         return sorted(StepInfo(*entry) for entry in self._native.steps())
 
     def steps(self) -> list[int]:
-        """The complete steps, oldest first."""
-        return [info.step for info in self.scan() if info.state == "complete"]
+        """The complete steps, oldest first.
+
+        Of each, only the manifest is read, which is written last. `scan` looks whether every file
+        of every step is there, `verify` what is in them.
+        """
+        return self._native.committed()
 
     def latest(self) -> int | None:
         """The newest complete step that is not known to be damaged; None if there is none.
@@ -575,12 +582,7 @@ class CheckpointStore:
         without a step does not go by that: it reads the newest complete step, and its damage is
         an error each time, until ``fallback=True`` or a new save has it set aside.
         """
-        marks = {}
-        # They are a hint: not to be had, they say nothing against a step.
-        with contextlib.suppress(PenstockError):
-            marks = self.marks()
-        known = {step for step, mark in marks.items() if not mark.is_good}
-        return max((step for step in self.steps() if step not in known), default=None)
+        return self._native.newest_complete()
 
     def set_aside(self, step: int) -> str:
         """Sets a damaged step aside: renames it within the store, so that it is in nobody's way.

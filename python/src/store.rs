@@ -35,6 +35,22 @@ fn row(verdict: Verdict) -> Row {
     (verdict.step, reason, id, metadata)
 }
 
+/// A step, its state, and the reason for that.
+type StateRow = (u64, &'static str, Option<String>);
+
+fn state_row(step: u64, state: &StepState) -> StateRow {
+    match state {
+        StepState::Complete(_) => (step, "complete", None),
+        StepState::Incomplete => (step, "incomplete", None),
+        StepState::Damaged(error @ Error::Partial { .. }) => {
+            (step, "partial", Some(error.to_string()))
+        }
+        StepState::Damaged(error) => (step, "damaged", Some(error.to_string())),
+        StepState::Newer(error) => (step, "newer", Some(error.to_string())),
+        StepState::Unreadable(error) => (step, "unreadable", Some(error.full_message())),
+    }
+}
+
 /// A path as Python spells it: what is not UTF-8 becomes surrogates.
 fn text(path: &Path) -> OsString {
     path.as_os_str().to_owned()
@@ -54,29 +70,60 @@ impl Store {
         text(&self.inner.step_path(step))
     }
 
-    /// Every step by number with its state and the reason for it.
-    fn steps(&self, py: Python<'_>) -> PyResult<Vec<(u64, &'static str, Option<String>)>> {
+    /// Every step by number with its state and the reason for it, the newest first; those up to
+    /// `last`, and down to the first that can be loaded, if so asked.
+    #[pyo3(signature = (*, last=None, to_first=false))]
+    fn steps(&self, py: Python<'_>, last: Option<u64>, to_first: bool) -> PyResult<Vec<StateRow>> {
         call::without_gil(py, || {
             let mut rows = Vec::new();
-            for step in self.inner.steps()? {
-                rows.push(match self.inner.state(step) {
-                    Ok(StepState::Complete(_)) => (step, "complete", None),
-                    Ok(StepState::Incomplete) => (step, "incomplete", None),
-                    Ok(StepState::Damaged(error @ Error::Partial { .. })) => {
-                        (step, "partial", Some(error.to_string()))
-                    }
-                    Ok(StepState::Damaged(error)) => (step, "damaged", Some(error.to_string())),
-                    Ok(StepState::Newer(error)) => (step, "newer", Some(error.to_string())),
-                    Ok(StepState::Unreadable(error)) => {
-                        (step, "unreadable", Some(error.full_message()))
-                    }
+            let steps = self.inner.steps()?.into_iter().rev();
+            for step in steps.filter(|&step| last.is_none_or(|last| step <= last)) {
+                let row = match self.inner.state(step) {
+                    Ok(state) => state_row(step, &state),
                     // Removed since the directory was listed.
                     Err(Error::NotFound { .. }) => continue,
                     Err(error) => return Err(error),
-                });
+                };
+                let is_last = to_first && !matches!(row.1, "incomplete" | "damaged" | "partial");
+                rows.push(row);
+                if is_last {
+                    break;
+                }
             }
             Ok(rows)
         })
+    }
+
+    /// What is at a step; `None` where there is none.
+    fn state(&self, py: Python<'_>, step: u64) -> PyResult<Option<&'static str>> {
+        call::without_gil(py, || match self.inner.state(step) {
+            Ok(state) => Ok(Some(state_row(step, &state).1)),
+            Err(Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        })
+    }
+
+    /// The steps whose manifest says that they are complete, ascending.
+    fn committed(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+        call::without_gil(py, || {
+            let mut steps = self.inner.steps()?;
+            let mut failed = None;
+            steps.retain(|&step| match self.inner.glance(step) {
+                Ok(state) => matches!(state, StepState::Complete(_)),
+                Err(Error::NotFound { .. }) => false,
+                Err(error) => {
+                    failed = Some(error);
+                    false
+                }
+            });
+            failed.map_or(Ok(steps), Err)
+        })
+    }
+
+    /// The newest complete step that is not known to be damaged, of all or of those below one.
+    #[pyo3(signature = (*, below=None))]
+    fn newest_complete(&self, py: Python<'_>, below: Option<u64>) -> PyResult<Option<u64>> {
+        call::without_gil(py, || self.inner.newest_complete(below))
     }
 
     /// Removes a step, also a protected one if told to; returns the bytes freed.

@@ -137,6 +137,10 @@ impl Checkpoint {
         &self.manifest
     }
 
+    pub(crate) fn into_manifest(self) -> Manifest {
+        self.manifest
+    }
+
     /// What the ranks recorded, all in one: files, tensors and aliases of each, in their order. It
     /// has no tree; see [`Checkpoint::tree`].
     pub fn part(&self) -> &Part {

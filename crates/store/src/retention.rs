@@ -5,6 +5,10 @@
 //! left alone and do not count: a run that went back to an earlier step must not lose what it saves
 //! from there on. Damaged ones, also those that only a scrub found to be so, neither count nor go.
 //!
+//! What is looked at is what the decision hangs on: all files of the newest checkpoint, of the
+//! newest that was read back, and of those that go. Of the others the manifest says enough: a store
+//! of many steps of many ranks would else be read through after each save.
+//!
 //! What goes is decided first ([`Store::plan_retention`]) and carried out after
 //! ([`Store::retire`]), so that a caller can show it, or keep some of it.
 
@@ -14,6 +18,7 @@ use std::fmt;
 use serde_json::value::RawValue;
 
 use crate::error::{Error, Result};
+use crate::manifest::Manifest;
 use crate::marks::Mark;
 use crate::store::{StepState, Store};
 
@@ -129,25 +134,19 @@ impl Store {
         // At least one: the newest complete step is never deleted.
         let mut places = keep_last.map_or(u64::MAX, |count| count.max(1));
         let mut verdicts = Vec::new();
+        let mut is_first = keep_last.is_some();
         for step in self.steps()?.into_iter().rev() {
-            let state = match self.state(step) {
-                Ok(state) => state,
-                // Somebody else's retention was faster.
-                Err(Error::NotFound { .. }) => continue,
-                Err(error) => return Err(error),
+            let may_be_verified = step <= newest && verified.is_none() && good.contains(&step);
+            // Others go because these are there, so their files have to be.
+            let is_whole = may_be_verified || (is_first && step <= newest);
+            let Some(mut found) = self.standing(step, is_whole, &damaged)? else {
+                continue;
             };
-            let checkpoint = match state {
-                StepState::Complete(checkpoint) if !damaged.contains(&step) => Ok(checkpoint),
-                StepState::Damaged(Error::Partial { .. }) => Err(Kept::Partial),
-                StepState::Complete(_) | StepState::Damaged(_) => Err(Kept::Damaged),
-                StepState::Incomplete => Err(Kept::Incomplete),
-                StepState::Newer(_) => Err(Kept::Newer),
-                StepState::Unreadable(_) => Err(Kept::Unreadable),
-            };
-            if checkpoint.is_ok() && step <= newest && verified.is_none() && good.contains(&step) {
+            if found.is_ok() && may_be_verified {
                 verified = Some(step);
             }
-            let kept = match &checkpoint {
+            is_first &= found.is_err() || step > newest;
+            let mut kept = match &found {
                 Err(kept) => Some(*kept),
                 Ok(_) if keep_last.is_none() => Some(Kept::Everything),
                 Ok(_) if step > newest => Some(Kept::Later),
@@ -161,15 +160,48 @@ impl Store {
                 Ok(_) if Some(step) == verified => Some(Kept::Verified),
                 Ok(_) => None,
             };
-            let doomed = checkpoint.ok().filter(|_| kept.is_none());
-            let doomed = doomed.map(|checkpoint| Doomed {
-                id: checkpoint.manifest().id.clone(),
-                metadata: checkpoint.manifest().metadata.clone(),
+            if kept.is_none() && !is_whole {
+                // Nor does anything go unseen.
+                let Some(whole) = self.standing(step, true, &damaged)? else {
+                    continue;
+                };
+                kept = whole.as_ref().err().copied();
+                found = whole;
+            }
+            let doomed = found.ok().filter(|_| kept.is_none());
+            let doomed = doomed.map(|manifest| Doomed {
+                id: manifest.id,
+                metadata: manifest.metadata,
             });
             verdicts.push(Verdict { step, kept, doomed });
         }
         verdicts.reverse();
         Ok(verdicts)
+    }
+
+    /// What is at a step, or why it can neither count nor go; looks at its manifest only, or at all
+    /// of its files. `None` where there is nothing.
+    fn standing(
+        &self,
+        step: u64,
+        is_whole: bool,
+        damaged: &HashSet<u64>,
+    ) -> Result<Option<std::result::Result<Manifest, Kept>>> {
+        let found = match is_whole {
+            true => self.state(step).map(StepState::into_manifest),
+            false => self.glance(step),
+        };
+        Ok(Some(match found {
+            Ok(StepState::Complete(manifest)) if !damaged.contains(&step) => Ok(*manifest),
+            Ok(StepState::Damaged(Error::Partial { .. })) => Err(Kept::Partial),
+            Ok(StepState::Complete(_) | StepState::Damaged(_)) => Err(Kept::Damaged),
+            Ok(StepState::Incomplete) => Err(Kept::Incomplete),
+            Ok(StepState::Newer(_)) => Err(Kept::Newer),
+            Ok(StepState::Unreadable(_)) => Err(Kept::Unreadable),
+            // Somebody else's retention was faster.
+            Err(Error::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        }))
     }
 
     /// Deletes these checkpoints, given by step and identity, in their order; returns the steps
@@ -190,6 +222,8 @@ impl Store {
                 Ok(true) => deleted.push(*step),
                 Ok(false) | Err(Error::NotFound { .. } | Error::Protected { .. }) => {}
                 Err(error) if error.kind() == Some(std::io::ErrorKind::ResourceBusy) => {}
+                // Somebody else has removed it under our hands.
+                Err(_) if !self.step_path(*step).exists() => {}
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
@@ -204,22 +238,27 @@ impl Store {
         let damaged: HashSet<u64> = steps_where(&marks, true).collect();
         let good: HashSet<u64> = steps_where(&marks, false).collect();
         let mut staying = Vec::new();
-        for step in self.steps()? {
+        for step in self.steps()?.into_iter().rev() {
             // Older ones that were not read back stay for other reasons than to replace these.
             let may_stay = !all.contains(&step)
                 && !damaged.contains(&step)
                 && (step > newest || good.contains(&step));
-            if may_stay && matches!(self.state(step), Ok(StepState::Complete(_))) {
-                staying.push(step);
+            if may_stay && matches!(self.glance(step), Ok(StepState::Complete(_))) {
+                let path = self.step_path(step);
+                match self.sync(&path) {
+                    Ok(()) => staying.push(step),
+                    // Somebody else's retention does not keep it.
+                    Err(_) if !path.exists() => {}
+                    Err(error) => return Err(error),
+                }
             }
         }
-        if staying.is_empty() {
+        let is_whole = |step: &&u64| matches!(self.state(**step), Ok(StepState::Complete(_)));
+        if staying.iter().find(is_whole).is_none() {
             return Ok(all);
         }
-        for &step in &staying {
-            self.sync(&self.step_path(step))?;
-        }
-        if staying.iter().any(|step| good.contains(step)) {
+        let mut known_good = staying.iter().filter(|step| good.contains(step));
+        if known_good.any(|step| is_whole(&step)) {
             return Ok(HashSet::new());
         }
         Ok(all.intersection(&good).copied().max().into_iter().collect())

@@ -29,9 +29,10 @@ pub struct Store {
 
 /// What is at a step.
 #[derive(Debug)]
-pub enum StepState {
-    /// A checkpoint whose manifest and part are right and whose files have their sizes.
-    Complete(Box<Checkpoint>),
+pub enum StepState<T = Checkpoint> {
+    /// A checkpoint whose manifest and part are right and whose files have their sizes; of one
+    /// whose manifest alone was read, that is right.
+    Complete(Box<T>),
     /// No manifest: a save that is under way or died.
     Incomplete,
     /// A manifest, but not a checkpoint that can be opened, or one that holds only what was
@@ -41,6 +42,21 @@ pub enum StepState {
     Newer(Error),
     /// The system does not let it be read, or cannot: nobody knows what it is.
     Unreadable(Error),
+}
+
+impl StepState {
+    /// The same, with no more than the manifest of what is complete.
+    pub(crate) fn into_manifest(self) -> StepState<Manifest> {
+        match self {
+            StepState::Complete(checkpoint) => {
+                StepState::Complete(Box::new(checkpoint.into_manifest()))
+            }
+            StepState::Incomplete => StepState::Incomplete,
+            StepState::Damaged(error) => StepState::Damaged(error),
+            StepState::Newer(error) => StepState::Newer(error),
+            StepState::Unreadable(error) => StepState::Unreadable(error),
+        }
+    }
 }
 
 impl Store {
@@ -108,17 +124,61 @@ impl Store {
     /// [`Error::NotFound`] for a step without a directory, and where this process has used up what
     /// the system lets it have.
     pub fn state(&self, step: u64) -> Result<StepState> {
+        let found = Checkpoint::look(&self.step_path(step));
+        self.judge(step, found, Checkpoint::manifest)
+    }
+
+    /// What the manifest of a step says of it, whose other files nobody looks at: of a thousand
+    /// ranks, one file instead of a thousand.
+    ///
+    /// # Errors
+    /// As [`Store::state`].
+    pub fn glance(&self, step: u64) -> Result<StepState<Manifest>> {
+        let found = read_manifest(&self.step_path(step)).map(|(manifest, _)| manifest);
+        self.judge(step, found, |manifest| manifest)
+    }
+
+    /// The newest complete step below another one, or of all, that is not known to be damaged.
+    /// Looks at one after the other, from the top.
+    ///
+    /// # Errors
+    /// As [`Store::steps`] and [`Store::state`].
+    pub fn newest_complete(&self, below: Option<u64>) -> Result<Option<u64>> {
+        // They are a hint: not to be had, they say nothing against a step.
+        let marks = self.marks().unwrap_or_default();
+        let is_damaged = |step| {
+            let mut marks = marks.iter();
+            marks.any(|mark| mark.step == step && mark.is_damaged)
+        };
+        let steps = self.steps()?.into_iter().rev();
+        for step in steps.filter(|&step| below.is_none_or(|below| step < below)) {
+            match self.state(step) {
+                Ok(StepState::Complete(_)) if !is_damaged(step) => return Ok(Some(step)),
+                Ok(_) | Err(Error::NotFound { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Makes a state of what was found at a step.
+    fn judge<T>(
+        &self,
+        step: u64,
+        found: Result<T>,
+        manifest: impl Fn(&T) -> &Manifest,
+    ) -> Result<StepState<T>> {
         let path = self.step_path(step);
-        match Checkpoint::look(&path) {
-            Ok(checkpoint) => Ok(match checkpoint.manifest().step {
-                Some(found) if found != step => {
-                    let detail = format!("it belongs to step {found}");
+        match found {
+            Ok(found) => Ok(match manifest(&found).step {
+                Some(other) if other != step => {
+                    let detail = format!("it belongs to step {other}");
                     StepState::Damaged(Error::corrupt(&path, MANIFEST, detail))
                 }
-                _ if checkpoint.manifest().partial.is_some() => {
+                _ if manifest(&found).partial.is_some() => {
                     StepState::Damaged(Error::Partial { path })
                 }
-                _ => StepState::Complete(Box::new(checkpoint)),
+                _ => StepState::Complete(Box::new(found)),
             }),
             // A step is protected only while it has one, and loses its protection before it.
             Err(Error::Incomplete { .. }) if self.is_protected(step) => {

@@ -10,6 +10,8 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 use common::{Sample, names};
+use penstock_io::faulty::{Faults, FaultyFileSystem};
+use penstock_io::file_system::Native;
 use penstock_store::retention::Kept;
 use penstock_store::store::{StepState, Store};
 use penstock_store::{Error, MANIFEST};
@@ -183,6 +185,55 @@ fn what_a_scrub_found_damaged_takes_no_place_and_stays() {
     assert!(store.retain(Some(2), None, None).unwrap().is_empty());
     assert_eq!(store.retain(Some(1), None, None).unwrap(), [1]);
     assert_eq!(store.steps().unwrap(), [2, 3, 4]);
+}
+
+/// Of most steps the manifest says enough, not of those that go and of those they go for.
+#[test]
+fn what_goes_and_what_it_goes_for_is_looked_at_whole() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::new(root.path());
+    for step in 1..=5 {
+        let id = save_step(&store, step);
+        if step == 2 || step == 3 {
+            store.mark_verified(step, &id).unwrap();
+        }
+    }
+    for step in [1, 3, 5] {
+        let path = store.step_path(step);
+        let names = names(&path);
+        let shard = names.iter().find(|name| name.starts_with("shard"));
+        fs::remove_file(path.join(shard.unwrap())).unwrap();
+    }
+    let expected = [
+        Some(Kept::Damaged),
+        Some(Kept::Verified),
+        Some(Kept::Damaged),
+        Some(Kept::Newest),
+        Some(Kept::Damaged),
+    ];
+    assert_eq!(reasons(&store, Some(1), None), expected);
+}
+
+/// Another process keeps less, and is faster: that is no failure of this one.
+#[test]
+fn what_somebody_else_removes_meanwhile_is_no_error() {
+    for victim in [4_u64, 1] {
+        let root = tempfile::tempdir().unwrap();
+        let store = store_with(root.path(), 1..=5);
+        let path = store.step_path(victim);
+        let gone = path.clone();
+        let faults = Faults::new(0).call(move |_, operation, at| {
+            if operation == "sync" && at == gone && gone.exists() {
+                fs::remove_dir_all(&gone).unwrap();
+            }
+        });
+        let seen = FaultyFileSystem::new(Arc::new(Native), Arc::new(faults));
+        let store = store.with_file_system(Arc::new(seen));
+        let deleted = store.retain(Some(2), None, Some(5)).unwrap();
+        let expected: &[u64] = if victim == 1 { &[2, 3] } else { &[1, 2, 3] };
+        assert_eq!(deleted, expected, "{victim}");
+        assert!(!path.exists() && is_complete(&store, 5));
+    }
 }
 
 // Marks.

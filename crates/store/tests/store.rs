@@ -339,20 +339,18 @@ fn one_odd_step_does_not_stop_the_others() {
     assert_eq!(store.steps().unwrap(), [3, 9]);
 }
 
-/// A manifest on a bad sector, or of somebody else: nobody knows what the step is.
+/// On a bad sector, or of somebody else: nobody knows what the step is.
 #[test]
 fn a_step_that_cannot_be_read_is_told_kept_and_in_nobodys_way() {
     let root = tempfile::tempdir().unwrap();
     let store = store_with(root.path(), &[1, 2, 3]);
-    let manifest = store.step_path(1).join(MANIFEST);
-    fs::remove_file(&manifest).unwrap();
-    // Nothing is mapped at the start of a process' memory: reading it is answered with EIO.
-    std::os::unix::fs::symlink("/proc/self/mem", &manifest).unwrap();
-    let before = names(&store.step_path(1));
+    let path = store.step_path(1);
+    fs::remove_dir_all(&path).unwrap();
+    // What cannot be looked at, whoever asks: a link that leads to itself.
+    std::os::unix::fs::symlink(&path, &path).unwrap();
     let state = store.state(1).unwrap();
     assert!(
-        matches!(&state, StepState::Unreadable(Error::Storage { source, .. })
-            if source.raw_os_error() == Some(5)),
+        matches!(&state, StepState::Unreadable(Error::Storage { .. })),
         "{state:?}"
     );
     assert_eq!(store.retain(Some(1), None, Some(3)).unwrap(), [2]);
@@ -361,7 +359,7 @@ fn a_step_that_cannot_be_read_is_told_kept_and_in_nobodys_way() {
     assert_eq!(kept, Some(Kept::Unreadable));
     assert!(store.sweep().unwrap().is_empty());
     assert!(store.orphans().unwrap().is_empty());
-    assert_eq!(names(&store.step_path(1)), before);
+    assert!(path.is_symlink());
 }
 
 #[test]

@@ -1,0 +1,98 @@
+"""What is asked of a store costs what is asked: files opened, as the kernel counts them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import warnings
+
+import numpy as np
+import pytest
+
+import penstock
+
+IN_OPEN = 0x20
+EVENT = struct.Struct("iIII")
+
+
+class Opened:
+    """Counts how often parts of some steps are opened, by whomever."""
+
+    def __init__(self, store, steps):
+        libc = ctypes.CDLL(None, use_errno=True)
+        self.descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self.descriptor < 0:
+            pytest.skip("there are no more inotify instances")
+        for step in steps:
+            path = os.fsencode(store.path(step))
+            assert libc.inotify_add_watch(self.descriptor, path, IN_OPEN) >= 0
+
+    def count(self, call):
+        """How many parts a call opens."""
+        self._drain()
+        call()
+        return sum(name.startswith(b"part-") and name.endswith(b".json") for name in self._drain())
+
+    def _drain(self):
+        names = []
+        while True:
+            try:
+                events = os.read(self.descriptor, 1 << 20)
+            except BlockingIOError:
+                return names
+            while events:
+                *_, length = EVENT.unpack_from(events)
+                names.append(events[EVENT.size : EVENT.size + length].rstrip(b"\0"))
+                events = events[EVENT.size + length :]
+
+    def close(self):
+        os.close(self.descriptor)
+
+
+@pytest.fixture(params=[12, 24])
+def counted(tmp_path, request):
+    """A store that keeps all the steps it has, and what counts."""
+    last = request.param
+    store = penstock.CheckpointStore(tmp_path, keep_last=last)
+    for step in range(1, last + 1):
+        store.save(step, {"step": step, "w": np.zeros(9)})
+    # So that the next save can be watched from its beginning.
+    os.mkdir(store.path(last + 1))
+    opened = Opened(store, range(1, last + 2))
+    yield store, opened, last
+    opened.close()
+
+
+def test_the_counter_counts(counted):
+    store, opened, last = counted
+    assert opened.count(store.scan) == last
+
+
+def test_the_newest_is_found_from_the_top(counted):
+    store, opened, last = counted
+    assert opened.count(store.steps) == 0
+    assert opened.count(store.latest) == 1
+    assert opened.count(store.load) <= 2
+    assert opened.count(lambda: store.load(fallback=True)) <= 2
+    assert opened.count(lambda: store.load(last - 1)) == 1
+
+
+def test_a_damaged_newest_costs_no_more_than_itself(counted):
+    store, opened, last = counted
+    os.unlink(os.path.join(store.path(last), "manifest.json"))
+    (name,) = (n for n in os.listdir(store.path(last - 1)) if n.startswith("shard"))
+    os.truncate(os.path.join(store.path(last - 1), name), 1)
+    with warnings.catch_warnings(action="ignore"):
+        assert opened.count(store.latest) == 2
+        assert opened.count(store.load) <= 3
+        assert opened.count(lambda: store.load(fallback=True)) <= 6
+    assert store.latest() == last - 2
+
+
+def test_retention_after_a_save_looks_at_what_it_hangs_on(counted):
+    store, opened, last = counted
+    store.verify(last // 2)
+    # The one that was saved, the one that goes, and the one that was read back; some twice.
+    assert opened.count(lambda: store.save(last + 1, {"step": last + 1})) <= 6
+    assert store.steps() == list(range(2, last + 2))
