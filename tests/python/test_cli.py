@@ -205,7 +205,10 @@ def test_ls_calls_a_step_damaged_whose_part_is_unreadable(run_json, store):
 
 def test_ls_of_an_empty_directory_is_no_error(run, run_json, tmp_path):
     assert run("ls", tmp_path)[0] == 0
-    assert run_json("ls", tmp_path) == (0, {"root": str(tmp_path), "newest": None, "steps": []})
+    assert run_json("ls", tmp_path) == (
+        0,
+        {"root": str(tmp_path), "newest": None, "steps": [], "aside": []},
+    )
 
 
 def test_ls_of_a_checkpoint_points_to_inspect(run, store):
