@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.cli.elements import Kind, difference, kind
+from penstock.cli.elements import Difference, Kind, difference, kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 GROUP_BYTES_MAX = 128 << 20
 """Tensor data of each checkpoint in memory at a time, unless a single tensor is larger."""
+
+REPEATS_MAX = 64
+"""How often a window may have each byte of its tensor and still be compared element by element, as
+those of `torch.Tensor.unfold` have. A file of kilobytes may hold windows of any size."""
+ELEMENTS_MIN = 1 << 24
+"""What is compared whatever the tensor."""
 
 PLAIN = Kind("plain leaf", ())
 
@@ -101,7 +107,7 @@ def compare_checkpoints(
             if kind(value_a) != kind(value_b):
                 changed.append(_changed(name, kind(value_a), kind(value_b)))
                 continue
-            found = difference(value_a, value_b)
+            found = _difference(a, b, name, value_a, value_b)
             if found.differing:
                 tensors.append({"name": name, **asdict(found)})
         compared_bytes += sum(map(a.bytes_of, group))
@@ -122,6 +128,24 @@ def compare_checkpoints(
         "bytes_compared": compared_bytes,
         **differences,
     }
+
+
+def _difference(a: Side, b: Side, name: str, value_a: Any, value_b: Any) -> Difference:
+    """How far two tensors are apart, where a window of it is none that takes for ever.
+
+    Raises:
+        StateMismatchError: It is.
+    """
+    stored = max(side.bytes_of(name) for side in (a, b))
+    try:
+        return difference(value_a, value_b, REPEATS_MAX * stored + ELEMENTS_MIN)
+    except ValueError as error:
+        raise penstock.StateMismatchError(
+            f"{a.path}: {name} cannot be compared: {error}, which neither side repeats as a whole; "
+            "it stands for a part of another tensor, which is compared by itself",
+            key=name,
+            path=a.path,
+        ) from error
 
 
 def _groups(a: Side, b: Side, names: Sequence[str]) -> Iterator[list[str]]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -52,35 +55,90 @@ def kind(value: Any) -> Kind:
     return Kind(dtype + suffix, tuple(value.shape))
 
 
-def difference(a: Any, b: Any) -> Difference:
-    """Compares two values of one kind."""
+def difference(a: Any, b: Any, limit: int | None = None) -> Difference:
+    """Compares two values of one kind, a bounded part of them at a time.
+
+    What is repeated in both, as of tensors that were expanded, is looked at once and counted as
+    often as it is there.
+
+    Args:
+        a: One value.
+        b: The other one.
+        limit: The most elements to look at; None for any number.
+
+    Raises:
+        ValueError: There are more: windows over few elements that have many without repeating them
+            in both in the same way, as no writer makes them.
+    """
     elements = math.prod(kind(a).shape)
-    raw_a, raw_b = _raw(a), _raw(b)
-    if not elements or not len(raw_a):
-        return Difference(elements, 0, None)
-    item_bytes = len(raw_a) // elements
-    step = max(1, CHUNK_BYTES // item_bytes)
+    if not elements:
+        return Difference(0, 0, None)
+    a, b, repeats = _once(_plain(a), _plain(b))
+    looked_at = elements // repeats
+    if limit is not None and looked_at > limit:
+        raise ValueError(f"{looked_at} elements of a window over fewer than {limit}")
     differing, max_abs = 0, None
-    for begin in range(0, elements, step):
-        window = slice(begin * item_bytes, (begin + step) * item_bytes)
-        unequal = (raw_a[window] != raw_b[window]).reshape(-1, item_bytes).any(axis=1)
+    for part_a, part_b in _parts(a, b):
+        raw_a, raw_b = _raw(part_a), _raw(part_b)
+        unequal = (raw_a != raw_b).reshape(-1, _item_bytes(part_a)).any(axis=1)
         count = int(unequal.sum())
         if count:
-            differing += count
-            where = begin + np.flatnonzero(unequal)
-            max_abs = _greater(max_abs, _distance(a, b, where))
+            differing += count * repeats
+            max_abs = _greater(max_abs, _distance(part_a, part_b, np.flatnonzero(unequal)))
     return Difference(elements, differing, max_abs)
+
+
+def _plain(value: Any) -> Any:
+    """A tensor or array; byte strings are arrays of bytes."""
+    return np.frombuffer(value, np.uint8) if isinstance(value, bytes | bytearray) else value
+
+
+def _once(a: Any, b: Any) -> tuple[Any, Any, int]:
+    """The two without the dimensions that both repeat, and how often what is left is there."""
+    repeats = 1
+    for dim, size in enumerate(a.shape):
+        if size > 1 and _stride(a, dim) == 0 == _stride(b, dim):
+            index = (slice(None),) * dim + (slice(0, 1),)
+            a, b = a[index], b[index]
+            repeats *= size
+    return a, b, repeats
+
+
+def _stride(value: Any, dim: int) -> int:
+    return int(value.strides[dim] if isinstance(value, np.ndarray) else value.stride(dim))
+
+
+def _item_bytes(value: Any) -> int:
+    return int(value.itemsize)
+
+
+def _parts(a: Any, b: Any) -> Iterator[tuple[Any, Any]]:
+    """The two in parts of bounded size, in the order of their elements, never copied whole."""
+    shape = tuple(a.shape)
+    if math.prod(shape) * _item_bytes(a) <= CHUNK_BYTES:
+        yield a, b
+        return
+    dim = next(dim for dim, size in enumerate(shape) if size > 1)
+    inner_bytes = math.prod(shape[dim + 1 :]) * _item_bytes(a)
+    step = max(1, CHUNK_BYTES // inner_bytes)
+    for begin in range(0, shape[dim], step):
+        index = (slice(None),) * dim + (slice(begin, begin + step),)
+        yield from _parts(a[index], b[index])
 
 
 def _raw(value: Any) -> Bytes:
     """The bytes of all elements, in row-major order; no copy of what is contiguous."""
-    if isinstance(value, bytes | bytearray):
-        return np.frombuffer(value, np.uint8)
     if isinstance(value, np.ndarray):
         return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     import torch
 
-    raw: Bytes = value.contiguous().reshape(-1).view(torch.uint8).numpy()
+    if not value.is_contiguous():
+        # PyTorch copies no int4 and its like, but numbers of their size.
+        same_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        value = value.view(same_size.get(value.itemsize, value.dtype))
+    # Not a reshape: it would keep a stride other than one where there is a single element.
+    flat = value.contiguous().as_strided((value.numel(),), (1,))
+    raw: Bytes = flat.view(torch.uint8).numpy()
     return raw
 
 
@@ -93,7 +151,7 @@ def _distance(a: Any, b: Any, where: np.ndarray[Any, Any]) -> float | None:
         with np.errstate(invalid="ignore"):
             apart = a.reshape(-1)[where].astype(wide) - b.reshape(-1)[where].astype(wide)
         return float(np.abs(apart).max())
-    if isinstance(a, bytes | bytearray) or not (a.is_floating_point() or a.is_complex()):
+    if not (a.is_floating_point() or a.is_complex()):
         return None
     import torch
 
