@@ -195,6 +195,28 @@ def shard_name_in(text):
     return "shard-00000-00." in text
 
 
+@pytest.mark.parametrize("columns", [1, 20, 40, 80])
+def test_ls_keeps_its_steps_however_narrow_the_terminal(run, store, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = run("ls", store.root)
+    rows = {line.split()[0]: line for line in out.splitlines() if line.strip()[:1].isdigit()}
+    assert rows.keys() >= {"10", "20", "30", "40"}
+    assert "complete" in rows["10"]
+    assert "MB" in rows["10"] or "kB" in rows["10"]
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80])
+def test_no_table_loses_what_it_is_about(run, store, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = run("inspect", store.path(10))
+    assert "float32" in out
+    _, out, _ = run("verify", store.path(30))
+    assert "problem" in out
+    _, out, _ = run("scrub", store.root)
+    for step in ("10", "20", "30"):
+        assert re.search(rf"^ *{step} ", out, re.MULTILINE), out
+
+
 def test_ls_calls_a_step_damaged_whose_part_is_unreadable(run_json, store):
     flip_bit(next(Path(store.path(20)).glob("part-*")), 5)
     _, result = run_json("ls", store.root)

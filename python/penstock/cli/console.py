@@ -8,6 +8,7 @@ colour where the output is no terminal.
 from __future__ import annotations
 
 import json
+import os
 import unicodedata
 from contextlib import contextmanager
 from datetime import datetime
@@ -16,10 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
+
+from penstock.errors import UnsupportedPathError
+from penstock.paths import check_scheme
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -36,12 +41,20 @@ class _PathType(click.Path):
         if value == "":
             # As Path it would be the current directory: `penstock verify "$UNSET"`.
             self.fail("the path is empty", param, ctx)
+        try:
+            # Before it is a `Path`, which makes one slash of two.
+            check_scheme(os.fsdecode(value))
+        except UnsupportedPathError as error:
+            self.fail(str(error), param, ctx)
         return super().convert(value, param, ctx)
 
 
 PATH = _PathType(path_type=Path)
 
 TEXT_CHARACTERS_MAX = 200
+
+FOLDED_COLUMNS_MIN = 12
+"""What is left of a column that gives way; names of a letter a line are none."""
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print the result as one JSON object."
@@ -59,23 +72,45 @@ def escaped(text: str) -> str:
 
 
 class _Console(Console):
-    """A console that escapes every text it is given."""
+    """A console that escapes every text it is given, and cuts no table."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        needed = max((one.columns_min for one in objects if isinstance(one, _Rows)), default=0)
+        if needed > self.width:
+            # A terminal that is too narrow breaks lines by itself, and drops nothing.
+            console(stderr=self.stderr, width=needed).print(*objects, **options)
+            return
+        super().print(*objects, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(escaped(text), **options)
 
 
 class _Rows(Table):
-    """A table whose cells keep to their row."""
+    """A table whose cells keep to their row, and none of whose columns goes.
+
+    Where they have no room together, Rich takes from all, down to nothing: also from the numbers.
+    """
 
     def add_row(self, *cells: Any, **options: Any) -> None:
-        one_line = (c.replace("\n", "\\n") if isinstance(c, str) else c for c in cells)
+        one_line = [c.replace("\n", "\\n") if isinstance(c, str) else c for c in cells]
         super().add_row(*one_line, **options)
+        for column, cell in zip(self.columns, one_line, strict=False):
+            needed = max(cell_len(str(column.header)), cell_len(escaped(str(cell or ""))))
+            if not column.no_wrap:
+                needed = min(needed, FOLDED_COLUMNS_MIN)
+            column.min_width = max(column.min_width or 0, needed)
+
+    @property
+    def columns_min(self) -> int:
+        """How wide a terminal it takes for every column to be there."""
+        # Two between columns.
+        return sum((column.min_width or 0) + 2 for column in self.columns)
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Standard output, or standard error."""
-    return _Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+def console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """Standard output, or standard error; as wide as the terminal, if nothing else is asked for."""
+    return _Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
 def print_json(result: dict[str, Any]) -> None:
