@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import subprocess
@@ -11,12 +12,15 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from penstock import cli
 from penstock.bench import likeness
 from penstock.bench.cases import Case
-from penstock.bench.compare import MARGIN, compare
+from penstock.bench.compare import MARGIN, compare, rounds_needed
+from penstock.bench.report import tables
 from penstock.bench.results import Measurement, Results, ResultsError, UnlikeError
+from penstock.cli import checkpoint_table
 
 
 def results(rates, case=None):
@@ -418,3 +422,54 @@ def test_a_file_that_holds_no_results_is_refused(tmp_path):
     assert done.returncode == 1
     assert "holds no results" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_run_with_the_default_rounds_can_be_compared(tmp_path, monkeypatch):
+    """As few rounds as tell anything, and what to do where they are fewer."""
+    for cases in (1, 2, 7):
+        rates = {Case(depth=case + 1): [1.0, 1.01, 0.99, 1.02, 0.98] * 2 for case in range(cases)}
+        least = rounds_needed(cases)
+        for rounds, verdicts in ((least, {"same"}), (least - 1, {"few"})):
+            found = compare(*[first_rounds(several(rates), rounds) for _ in range(2)], margin=0.2)
+            assert {one.verdict for one in found} == verdicts
+        assert f"--rounds {least} or more" in found[0].reason
+    asked = []
+    measured = sys.modules["penstock.cli.bench"]
+    monkeypatch.setattr(measured, "_measure", lambda *call, **_: asked.append((call[1], call[3])))
+    for more in ([], ["--depth", "1,2,4,8"]):
+        arguments = ["bench", "io", str(tmp_path), "--size", "1M", "--json", *more]
+        CliRunner().invoke(cli.cli, arguments, standalone_mode=False)
+    assert [rounds for _, rounds in asked] == [rounds_needed(len(cases)) for cases, _ in asked]
+
+
+def several(rates_by_case):
+    made = None
+    for case, rates in rates_by_case.items():
+        one = results(rates, case)
+        if made is None:
+            made = one
+        else:
+            made.cases |= one.cases
+            made.measurements += one.measurements
+    return made
+
+
+def first_rounds(run, rounds):
+    kept = [one for one in run.measurements if one.round_index < rounds]
+    return dataclasses.replace(run, measurements=kept)
+
+
+def test_the_rate_of_a_run_is_one_number():
+    """The median: in the terminal, in the page, in the summary."""
+    run = results([1.0, 1.0, 10.0])
+    ((case, by),) = {(one.case, one.by) for one in run.measurements}
+    assert run.rates(case, by).median == run.spread(case, by, _rate).median == pytest.approx(1.0)
+    assert run.summary()[0]["gb_per_second"] == pytest.approx(1.0)
+    assert checkpoint_table._ranged(run.rates(case, by)).startswith("1.00 ")
+    page = tables._rates(run)
+    (cells,) = [cells for by_case in page.rows.values() for cells in by_case.values()]
+    assert any(cell.text == "1.000" for cell in cells)
+
+
+def _rate(one):
+    return one.durable_gb_per_second

@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.doctor import examine, measured, storage, system
+import penstock
+from penstock.bench import facts
+from penstock.cli.doctor import _print
+from penstock.doctor import Examination, examine, measured, storage, system
 from penstock.doctor.findings import Finding
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="takes root: mounts, another user")
@@ -224,3 +227,60 @@ def test_a_volume_is_seen_with_what_is_below(tmp_path):
     (volume / "slaves/sda").symlink_to(disk)
     assert list(storage.stack(volume)) == [volume, disk]
     assert findings_of(volume)["volume dm-0"].found == "LVM over 1 device"
+
+
+# What is said.
+
+
+def examined(statuses):
+    return Examination("/d", tuple(Finding("check", one, "found") for one in statuses))
+
+
+@pytest.mark.parametrize(
+    ("statuses", "told"),
+    [
+        (["ok", "warn", "fail"], "1 ok, 1 warning, 1 failure"),
+        (["warn", "warn"], "0 ok, 2 warnings, 0 failures"),
+    ],
+)
+def test_one_is_not_counted_as_several(capsys, statuses, told):
+    _print(examined(statuses))
+    assert told in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_little_room_is_told_in_units_that_show_it(tmp_path, monkeypatch):
+    usage = shutil._ntuple_diskusage(8_000_000, 5_000_000, 3_000_000)
+    monkeypatch.setattr(storage.shutil, "disk_usage", lambda _: usage)
+    assert storage._room(tmp_path).found == "3.0 MB free of 8.0 MB"
+
+
+@pytest.mark.parametrize(
+    ("place", "files", "does"),
+    [
+        ("host0/sda", {"queue/rotational": "1", "device/vendor": "SEAGATE"}, True),
+        ("host0/sda", {"queue/rotational": "1", "device/vendor": "QEMU    "}, False),
+        ("virtio1/vda", {"queue/rotational": "1"}, False),
+        ("host0/sdb", {"queue/rotational": "0", "device/vendor": "SEAGATE"}, False),
+    ],
+)
+def test_what_a_virtual_disk_says_of_rotation_is_nowhere_believed(
+    tmp_path, monkeypatch, place, files, does
+):
+    """Neither here nor among the facts of a benchmark, beside what was chosen for it."""
+    disk = sys_tree(tmp_path / place, files)
+    (found,) = [one for one in storage._device(disk) if one.check.startswith("device")]
+    assert ("rotating" in found.found) is does
+    assert (measured._expected_of_one(disk).name == "rotating disk") is does
+    monkeypatch.setattr(facts, "Path", lambda text: disk if "/sys/dev" in text else Path(text))
+    assert facts.queue_of(tmp_path)["rotational"] == str(int(does))
+
+
+def test_facts_and_reports_agree_on_rotation_here(tmp_path):
+    reports = []
+    penstock.save(tmp_path / "ckpt", {"w": b"x" * 5000})
+    penstock.load(tmp_path / "ckpt", report=reports.append)
+    queue = facts.queue_of(tmp_path)
+    if reports[0].device is None or not queue:
+        pytest.skip("no device can be seen here")
+    says = "does not rotate" if queue["rotational"] == "0" else " rotates"
+    assert any(says in choice for choice in reports[0].choices), reports[0].choices

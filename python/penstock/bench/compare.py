@@ -111,6 +111,11 @@ def compare(
     ]
 
 
+def rounds_needed(cases: int) -> int:
+    """How many rounds of each run it takes to compare so many cases at all."""
+    return ratios.rounds_min(1 - (1 - CONFIDENCE) / cases, is_paired=False)
+
+
 def _ours(results: Results) -> list[tuple[str, str]]:
     """The cases with the ways that Penstock was measured in: others are what it is held against."""
     return list(
@@ -154,7 +159,11 @@ class _Judge:
         medians = float(np.median(rates[0])), float(np.median(rates[1]))
         rounds_min = ratios.rounds_min(self.confidence, is_paired=self.is_paired)
         if min(map(len, rates)) < rounds_min:
-            reason = f"it takes {rounds_min} rounds to tell a change from chance"
+            taken = " and ".join(str(len(run)) for run in rates)
+            reason = (
+                f"{taken} rounds are too few to tell a change from chance: measure both with "
+                f"--rounds {rounds_min} or more"
+            )
             return Compared(case, "few", *medians, medians[1] / medians[0], reason=reason)
         estimate = ratios.of_rounds if self.is_paired else ratios.of_runs
         found = estimate(*rates, self.confidence)

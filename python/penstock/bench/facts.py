@@ -88,7 +88,6 @@ def queue_of(directory: Path) -> dict[str, str]:
     if not queue.exists():
         queue = place.resolve().parent / "queue"
     names = (
-        "rotational",
         "logical_block_size",
         "physical_block_size",
         "scheduler",
@@ -97,7 +96,48 @@ def queue_of(directory: Path) -> dict[str, str]:
         "read_ahead_kb",
         "write_cache",
     )
-    return {name: (queue / name).read_text().strip() for name in names if (queue / name).exists()}
+    if not queue.exists():
+        return {}
+    found = {"rotational": str(int(rotates(queue.resolve().parent)))}
+    return found | {name: _line(queue / name) for name in names if (queue / name).exists()}
+
+
+def transport(device: Path) -> str:
+    """How a disk is attached: nvme, virtio and so on."""
+    path = str(device.resolve())
+    for word, name in (
+        ("/nvme", "nvme"),
+        ("/virtio", "virtio"),
+        ("/ata", "sata"),
+        ("/usb", "usb"),
+        ("/loop", "loop"),
+        ("/md", "raid"),
+        ("/dm-", "mapper"),
+        ("/mmc", "mmc"),
+        ("/host", "scsi"),
+    ):
+        if word in path:
+            return name
+    return "unknown"
+
+
+_VIRTUAL = frozenset({"loop", "mapper", "raid", "virtio"})
+_VIRTUAL_VENDORS = frozenset({"QEMU", "Msft", "VMware", "VBOX", "Google"})
+
+
+def rotates(disk: Path) -> bool:
+    """Whether a disk rotates, as saves and loads take it.
+
+    A virtual one says so unless its host says otherwise, whatever it stands on: that is not
+    believed (`crates/io/src/device.rs` has the same rule).
+    """
+    if transport(disk) in _VIRTUAL or _line(disk / "device/vendor") in _VIRTUAL_VENDORS:
+        return False
+    return _line(disk / "queue/rotational") == "1"
+
+
+def _line(path: Path) -> str:
+    return path.read_text().strip() if path.exists() else ""
 
 
 def _output(*command: str) -> str | None:

@@ -11,6 +11,7 @@ import click
 
 from penstock.bench import cases, facts, fio, scaling
 from penstock.bench.cases import PRESETS, Case
+from penstock.bench.compare import rounds_needed
 from penstock.bench.results import Measurement, Results
 from penstock.bench.running import BenchError, run, unused
 from penstock.cli import endings, outputs
@@ -87,7 +88,9 @@ _LAYOUTS = click.Choice(["file_per_tensor", "file_per_process", "shared_file"])
 @click.option("--processes", type=_Several(click.IntRange(1, 1024)), help="[1]")
 @click.option("--size", type=Size(), default="1G", show_default=True, help="Bytes of a case.")
 @click.option("--seconds", type=Finite(min=0.1), help="Of a case; else once over all.")
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@click.option(
+    "--rounds", type=click.IntRange(1), help="Of each case. [as many as bench compare needs]"
+)
 @click.option("--no-fsync", is_flag=True, help="Do not sync what was written.")
 @click.option("--verify", is_flag=True, help="Check every block that is read.")
 @click.option("--vs", type=click.Choice(["fio"]), help="Also measure with this, in turns.")
@@ -105,7 +108,7 @@ _LAYOUTS = click.Choice(["file_per_tensor", "file_per_process", "shared_file"])
 def bench_io(
     directory: Path,
     size: int,
-    rounds: int,
+    rounds: int | None,
     verify: bool,
     vs: str | None,
     seed: int,
@@ -132,9 +135,10 @@ def bench_io(
     if tune is not None:
         with endings.tidy():
             return tune_io(
-                place, tune, size=size, seconds=tune_seconds, rounds=rounds, seed=seed,
+                place, tune, size=size, seconds=tune_seconds, rounds=rounds or 1, seed=seed,
                 output=output, as_json=as_json,
             )  # fmt: skip
+    rounds = rounds or rounds_needed(len(chosen))
     measures: dict[str, Callable[[Case, int], Measurement]] = {}
     work = unused(place)
 

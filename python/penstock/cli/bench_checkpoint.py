@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.bench.compare import rounds_needed
 from penstock.bench.models import MODELS
 from penstock.bench.spawning import spawn
 from penstock.bench.team import Launched, Team, launched, store_at
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from penstock.bench.results import Measurement, Results
 
 
-_ROUNDS = 3
 _REMOVALS_MAX, _REMOVE_AGAIN_SECONDS = 100, 0.05
 
 
@@ -96,7 +96,9 @@ def _scale(_: click.Context, __: click.Parameter, text: str) -> float | None:
     callback=_names({name: entry.note for name, entry in WRITERS.items()}),
     help=f"Who saves: {', '.join(WRITERS)}.",
 )
-@click.option("--rounds", type=click.IntRange(1), help=f"Saves and loads of each. [{_ROUNDS}]")
+@click.option(
+    "--rounds", type=click.IntRange(1), help="Saves and loads. [as many as bench compare needs]"
+)
 @click.option(
     "--fill",
     type=Finite(0, 1, min_open=True),
@@ -126,14 +128,16 @@ def bench_checkpoint(
     """
     if find_spec("torch") is None:
         raise MissingDependencyError(
-            "bench checkpoint takes PyTorch: pip install 'penstock[torch]'", name="torch"
+            "bench checkpoint takes PyTorch: pip install torch", name="torch"
         )
     if fill is None and (asked["fill_size"] or asked["passes"]):
         raise click.UsageError("--fill-size and --passes go with --fill")
     if fill is not None and (rounds or asked["verify"]):
         raise click.UsageError("--rounds and --verify go with loads, and --fill has none")
     here = launched()
-    asked |= {"fill": fill, "rounds": rounds or _ROUNDS, "writers": writers}
+    # A save and a load of each of ours; others are not compared.
+    cases = 2 * max(1, sum(name.startswith("penstock") for name in writers))
+    asked |= {"fill": fill, "rounds": rounds or rounds_needed(cases), "writers": writers}
     outputs.check_distinct(output, report)
     place = directory.absolute()
 

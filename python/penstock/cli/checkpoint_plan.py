@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.bench.team import Launched
 
 _AUTO_BYTES_MAX = 4 << 30
-"""What ``--scale auto`` takes at most: two writers are done with three rounds in about a minute."""
+"""What ``--scale auto`` takes at most: two writers do five rounds in about two minutes."""
 
 _AUTO_MEMORY_FRACTION = 0.25
 """Of the memory that is free: the state, what is loaded, and what a writer stages of it."""

@@ -81,8 +81,8 @@ def _passes(results: Results) -> Table:
         ]
         cells.append(" + ".join(str(len(some)) for some in found))
         written = [one for some in found for one in some]
-        total = sum(map(_seconds, written))
-        cells.append(_short(sum(one.nbytes for one in written) / total / 1e9) if total else _NONE)
+        rates = [one.durable_gb_per_second for one in written]
+        cells.append(_short(float(np.median(rates))) if rates else _NONE)
         rows.add_row(by, *cells)
     return rows
 
@@ -116,7 +116,7 @@ def _seconds(one: Measurement) -> float:
 def _ranged(rates: Rates | None) -> str:
     if rates is None:
         return _NONE
-    return f"{_short(rates.total)} [{_short(rates.least)}, {_short(rates.most)}]"
+    return f"{_short(rates.median)} [{_short(rates.least)}, {_short(rates.most)}]"
 
 
 def _short(value: float) -> str:
@@ -135,7 +135,7 @@ def _has_stall(results: Results) -> bool:
 def _legend(*, is_filled: bool, has_stall: bool) -> str:
     """What the columns mean."""
     words = [
-        "GB/s: all bytes over all the time [slowest, fastest round]; mean: of the rates of saves, "
+        "GB/s: the median of the rounds [slowest, fastest]; mean: of the rates of saves, "
         "as MLPerf Storage publishes it; save s: by its slowest rank"
     ]
     if is_filled:

@@ -68,4 +68,6 @@ def _print(found: Examination) -> None:
             if one.remedy:
                 out.print(f"  {one.remedy}", style="bold")
     counts = [sum(one.status == word for one in found.findings) for word in _STYLES]
-    out.print(f"\n{found.directory}: {counts[0]} ok, {counts[1]} warnings, {counts[2]} failures")
+    good, warnings, failures = counts
+    told = f"{good} ok, {warnings} warning{'s'[: warnings != 1]}"
+    out.print(f"\n{found.directory}: {told}, {failures} failure{'s'[: failures != 1]}")

@@ -35,8 +35,3 @@ def read(path: str | Path) -> str | None:
         return Path(path).read_text().strip()
     except (OSError, UnicodeDecodeError):
         return None
-
-
-def gigabytes(nbytes: float) -> str:
-    """Bytes in gigabytes."""
-    return f"{nbytes / 1e9:.1f} GB"

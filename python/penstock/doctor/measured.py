@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock import _native
 from penstock.bench.cases import KIB, MIB, Case, Method
+from penstock.bench.facts import rotates, transport
 from penstock.bench.running import BenchError, run
 from penstock.doctor.findings import Finding, read
-from penstock.doctor.storage import device_of, stack, transport
+from penstock.doctor.storage import device_of, stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,7 +73,7 @@ def _expected_of_one(device: Path) -> Expected:
                 return Expected(f"NVMe on {link:.1f} GB/s of PCIe", link / 6, link / 2, 80_000, 5)
         return Expected("NVMe", 0.6, 1.5, 80_000, 5)
     if kind in ("sata", "scsi"):
-        return _ROTATING if read(device / "queue/rotational") == "1" else _SATA
+        return _ROTATING if rotates(device) else _SATA
     return _OTHER
 
 

@@ -7,9 +7,11 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.filesize import decimal
+
 from penstock import _native
-from penstock.bench.facts import mount_of
-from penstock.doctor.findings import Finding, gigabytes, read
+from penstock.bench.facts import mount_of, rotates, transport
+from penstock.doctor.findings import Finding, read
 from penstock.doctor.system import cgroup_directories
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ def _file_system(mount: dict[str, Any]) -> Iterator[Finding]:
 
 def _room(directory: Path) -> Finding:
     usage = shutil.disk_usage(directory)
-    found = f"{gigabytes(usage.free)} free of {gigabytes(usage.total)}"
+    found = f"{decimal(usage.free)} free of {decimal(usage.total)}"
     stat = os.statvfs(directory)
     if not os.access(directory, os.W_OK | os.X_OK):
         return Finding(
@@ -186,25 +188,6 @@ def stack(device: Path) -> Iterator[Path]:
         yield from stack(resolved.parent if (resolved / "partition").exists() else resolved)
 
 
-def transport(device: Path) -> str:
-    """How a disk is attached: nvme, virtio and so on."""
-    path = str(device.resolve())
-    for word, name in (
-        ("/nvme", "nvme"),
-        ("/virtio", "virtio"),
-        ("/ata", "sata"),
-        ("/usb", "usb"),
-        ("/loop", "loop"),
-        ("/md", "raid"),
-        ("/dm-", "mapper"),
-        ("/mmc", "mmc"),
-        ("/host", "scsi"),
-    ):
-        if word in path:
-            return name
-    return "unknown"
-
-
 def _devices(directory: Path) -> Iterator[Finding]:
     device = device_of(directory)
     if device is None:
@@ -222,7 +205,7 @@ def _device(device: Path) -> Iterator[Finding]:
     model = read(device / "device/model") or read(device / "device/device/model")
     if model:
         facts.insert(0, model)
-    if read(queue / "rotational") == "1" and kind not in ("loop", "mapper", "raid", "virtio"):
+    if rotates(device):
         yield Finding(
             f"device {name}",
             "warn",

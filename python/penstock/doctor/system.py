@@ -9,8 +9,10 @@ import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.filesize import decimal
+
 from penstock import _native
-from penstock.doctor.findings import Finding, gigabytes, read
+from penstock.doctor.findings import Finding, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,13 +148,13 @@ def _cgroup_memory() -> Iterator[Finding]:
         yield Finding(
             "memory of the control group",
             "warn",
-            f"{gigabytes(min(limits))} of the machine's {gigabytes(total)}",
+            f"{decimal(min(limits))} of the machine's {decimal(total)}",
             "the page cache counts as well: buffered saves are throttled, and what exceeds it is "
             "killed",
             "raise memory.max, or keep staging_bytes below what is left",
         )
     else:
-        yield Finding("memory", "ok", gigabytes(total))
+        yield Finding("memory", "ok", decimal(total))
 
 
 def _huge_pages() -> Finding:
