@@ -28,6 +28,7 @@ from penstock.errors import (
     SaveInProgressError,
     StateMismatchError,
     StorageError,
+    UnsupportedPathError,
     UnsupportedStateError,
 )
 from penstock.flatten import PerRank
@@ -37,6 +38,7 @@ from penstock.options import Options
 from penstock.pending import PendingSave, SaveProgress, guard
 from penstock.recovery import Explanation, SalvageReport, TensorFate, explain, salvage
 from penstock.reports import (
+    Fallback,
     LoadReport,
     Problem,
     RetentionReport,
@@ -61,6 +63,7 @@ __all__ = [
     "CheckpointStore",
     "CorruptCheckpointError",
     "Explanation",
+    "Fallback",
     "FormatVersionError",
     "IncompleteCheckpointError",
     "LoadReport",
@@ -88,6 +91,7 @@ __all__ = [
     "StorageError",
     "TensorFate",
     "TensorInfo",
+    "UnsupportedPathError",
     "UnsupportedStateError",
     "VerifyResult",
     "__version__",

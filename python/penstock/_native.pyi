@@ -2,9 +2,10 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
 
 __all__ = [
+    "FORMAT_VERSION",
     "Arena",
     "Attempt",
     "Bench",
@@ -28,6 +29,8 @@ __all__ = [
     "trace_stop",
     "verify",
 ]
+
+FORMAT_VERSION: Final[int]
 
 _Progress: TypeAlias = Callable[[int, int], object] | None
 _View: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int]

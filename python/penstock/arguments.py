@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import dtypes
 from penstock.errors import UnsupportedStateError
 from penstock.options import Options
+from penstock.paths import check_scheme
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,12 +24,14 @@ def decode_path(path: str | os.PathLike[str] | bytes) -> str:
     Raises:
         TypeError: It is no path.
         ValueError: It is empty, or holds a NUL, which no file name can.
+        UnsupportedPathError: It is a URL; a `ValueError` too.
     """
     text = os.fsdecode(path)
     if not text:
         raise ValueError("the path is empty")
     if "\0" in text:
         raise ValueError(f"the path {text!r} holds a NUL character")
+    check_scheme(text)
     return text
 
 

@@ -17,6 +17,7 @@ from penstock.arguments import (
 from penstock.errors import PenstockWarning
 from penstock.events import observed
 from penstock.flatten import flatten
+from penstock.foreign import telling
 from penstock.gcpause import gc_paused
 from penstock.inspection import CheckpointInfo, describe
 from penstock.loading import Wanted, read
@@ -209,11 +210,12 @@ def load(
         IncompleteCheckpointError: The save there never finished.
         PartialCheckpointError: It was salvaged, lacks something that was asked for, and
             ``allow_partial`` is False.
-        CorruptCheckpointError: The checkpoint is damaged, or none of Penstock's.
+        CorruptCheckpointError: The checkpoint is damaged, or makes no sense.
         FormatVersionError: A newer Penstock wrote it.
         StateMismatchError: A key matches nothing, ``into`` does not fit, or what ranks saved apart
             makes no single state, as where pipeline stages use the same keys.
-        MissingDependencyError: The state holds values of a package that is not installed.
+        MissingDependencyError: The state holds values of a package that is not installed, or that
+            the version of it here does not have, such as a dtype.
         StorageError: The operating system failed an operation.
 
     Example:
@@ -272,7 +274,9 @@ def inspect(path: str | os.PathLike[str] | bytes) -> CheckpointInfo:
     """
     where = decode_path(path)
     with gc_paused():
-        return describe(_native.open(where), where)
+        with telling(where):
+            opened = _native.open(where)
+        return describe(opened, where)
 
 
 def verify(
@@ -293,6 +297,7 @@ def verify(
 
     Raises:
         CheckpointNotFoundError: There is nothing at the path.
+        FormatVersionError: A newer Penstock wrote it.
         StorageError: The operating system failed an operation.
 
     Example:
@@ -309,7 +314,7 @@ def verify(
 
 @observed("verify")
 def _verify(where: str, options: dict[str, Any], progress: bool | Progress) -> VerifyResult:
-    with shown(progress, "verifying") as update:
+    with shown(progress, "verifying") as update, telling(where):
         fields = _native.verify(where, options=options, progress=update)
     problems = tuple(Problem(**problem) for problem in fields["problems"])
     return VerifyResult(**{**fields, "path": where, "problems": problems})

@@ -32,6 +32,11 @@ ITEM_BYTES: dict[str, int] = {
 }
 """Every name of the format except the open family ``numpy:…``, with the bytes of an element."""
 
+
+class UnknownTypeError(ValueError):
+    """A name that this version of Penstock has no type for; the one that wrote it had."""
+
+
 _NUMPY_NAMES: dict[np.dtype[Any], str] = {
     np.dtype(name): name
     for name in (
@@ -43,6 +48,8 @@ _NUMPY_BY_NAME = {name: dtype for dtype, name in _NUMPY_NAMES.items()}
 
 # What `dtype.str` gives for a type that is one flat run of bytes: no objects, no fields.
 _NUMPY_TEXT = re.compile(r"[<>|](?:[biufcSUV][0-9]{1,9}|[mM]8(?:\[[0-9]{0,9}[A-Za-z]{1,2}\])?)")
+_NUMBERS = frozenset("bBhHiIlLqQefdgFDG")
+_TORCH_WORD = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _ML_DTYPES = re.compile(r"bfloat16|u?int[124]|float[468]_e[0-9]m[0-9](?:b11)?(?:fn|fnu|fnuz)?")
 
 
@@ -71,7 +78,7 @@ def import_torch() -> Any:
     except ImportError as error:
         raise MissingDependencyError(
             "this checkpoint holds values that need PyTorch, which is not installed: "
-            "pip install penstock[torch]",
+            "pip install torch",
             name="torch",
         ) from error
 
@@ -81,15 +88,29 @@ def torch_dtype(name: str) -> torch.dtype:
 
     Raises:
         ValueError: No tensor has a type of that name.
-        MissingDependencyError: PyTorch is not installed, or too old to have the type.
+        MissingDependencyError: PyTorch is not installed, or this version of it lacks the type.
     """
     if name not in ITEM_BYTES:
         raise ValueError(f"no tensor has dtype {name!r}")
+    return any_torch_dtype(name)
+
+
+def any_torch_dtype(name: str) -> torch.dtype:
+    """The `torch.dtype` of a name, also one that no tensor here has.
+
+    Raises:
+        ValueError: No type is called like that.
+        MissingDependencyError: PyTorch is not installed, or this version of it lacks the type.
+    """
+    if not _TORCH_WORD.fullmatch(name):
+        raise ValueError(f"no torch.dtype is called {name!r:.80}")
     try:
         return torch_dtypes()[name]
     except KeyError:
         raise MissingDependencyError(
-            f"this version of PyTorch has no {name}: pip install --upgrade torch", name="torch"
+            f"this PyTorch, {import_torch().__version__}, has no dtype {name}: install a version "
+            "that has it",
+            name="torch",
         ) from None
 
 
@@ -109,7 +130,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
     Raises:
         ValueError: There is no such type.
-        MissingDependencyError: NumPy alone does not have it.
+        UnknownTypeError: This version of Penstock does not know it.
+        MissingDependencyError: NumPy alone, or this version of it, does not have it.
     """
     dtype = _NUMPY_BY_NAME.get(name)
     if dtype is not None:
@@ -120,9 +142,9 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         return parse_numpy(name)
     if name in ITEM_BYTES:
         raise MissingDependencyError(
-            f"NumPy has no {name}, PyTorch has: pip install penstock[torch]", name="torch"
+            f"NumPy has no {name}, PyTorch has: pip install torch", name="torch"
         )
-    raise ValueError(f"no array has dtype {name!r}")
+    raise UnknownTypeError(f"no array has dtype {name!r:.80}")
 
 
 def numpy_text(dtype: np.dtype[Any]) -> str | None:
@@ -134,21 +156,39 @@ def numpy_text(dtype: np.dtype[Any]) -> str | None:
     return dtype.str if _NUMPY_TEXT.fullmatch(dtype.str) else None
 
 
-def parse_numpy(text: str) -> np.dtype[Any]:
-    """The type that `numpy_text` described.
+def twin(dtype: np.dtype[Any]) -> str | None:
+    """NumPy's type character, of a type that has another name than its `dtype.str` leads to.
+
+    NumPy has a type for each of C's, also where two of those are the same: on Linux `longlong` is a
+    type beside `int64`. The two compare equal, but their scalars are of different classes.
+    """
+    if dtype.char not in _NUMBERS or np.dtype(dtype.str).char == dtype.char:
+        return None
+    return dtype.char
+
+
+def parse_numpy(text: str, char: Any = None) -> np.dtype[Any]:
+    """The type that `numpy_text`, and `twin`, described.
 
     Raises:
         ValueError: The text describes none.
-        MissingDependencyError: The type belongs to ``ml_dtypes``, which is not installed.
+        UnknownTypeError: This version of Penstock does not know it.
+        MissingDependencyError: The type belongs to ``ml_dtypes``, which is not installed, or this
+            version of NumPy or ``ml_dtypes`` lacks it.
     """
     if _NUMPY_TEXT.fullmatch(text):
         try:
             dtype: np.dtype[Any] = np.dtype(text)
         except (TypeError, ValueError):
-            raise ValueError(f"NumPy has no dtype {text!r}") from None
+            raise MissingDependencyError(
+                f"this NumPy, {np.__version__}, has no dtype {text!r}: install a version, on a "
+                "platform, that has it",
+                name="numpy",
+            ) from None
         if dtype.str == text:
-            return dtype
-    elif _ML_DTYPES.fullmatch(text):
+            return dtype if char is None else as_twin(dtype, char)
+        raise ValueError(f"{text!r} is no dtype of NumPy")
+    if _ML_DTYPES.fullmatch(text):
         try:
             module = importlib.import_module("ml_dtypes")
         except ImportError as error:
@@ -159,4 +199,22 @@ def parse_numpy(text: str) -> np.dtype[Any]:
         scalar = getattr(module, text, None)
         if isinstance(scalar, type):
             return np.dtype(scalar)
-    raise ValueError(f"NumPy has no dtype {text!r}")
+        version = getattr(module, "__version__", "of an unknown version")
+        raise MissingDependencyError(
+            f"this ml_dtypes, {version}, has no {text}: install a version that has it",
+            name="ml_dtypes",
+        )
+    raise UnknownTypeError(f"no dtype of NumPy is called {text!r:.80}")
+
+
+def as_twin(dtype: np.dtype[Any], char: Any) -> np.dtype[Any]:
+    """The type of that character, where it is the same as another one here.
+
+    Raises:
+        ValueError: It is no character of a number's type.
+    """
+    if type(char) is not str or char not in _NUMBERS:
+        raise ValueError(f"{char!r:.80} is no type character of NumPy")
+    # Where C's types are others it stands for something else.
+    found = np.dtype(char).newbyteorder(dtype.byteorder)
+    return found if found == dtype else dtype

@@ -30,6 +30,7 @@ __all__ = [
     "SaveInProgressError",
     "StateMismatchError",
     "StorageError",
+    "UnsupportedPathError",
     "UnsupportedStateError",
 ]
 
@@ -141,16 +142,19 @@ class ProtectedCheckpointError(PenstockError):
 
 
 class CorruptCheckpointError(PenstockError, ValueError):
-    """What is stored is not what was saved, or was never written by Penstock.
+    """What is stored is not what was saved, or makes no sense to this version of Penstock.
 
     Attributes:
         path: The checkpoint's directory.
         file: Name of the damaged file inside it, where known.
         offset: First byte of the damaged range in that file, where known.
         tensor: Name of the tensor whose bytes are hit, where known.
+        is_proven: Whether the stored bytes themselves are proven wrong: files are missing or of
+            another size, or bytes do not match their digest when read twice. Else they are what
+            was written and make no sense; a store does not remember that as damage.
     """
 
-    _fields = ("path", "file", "offset", "tensor")
+    _fields = ("path", "file", "offset", "tensor", "is_proven")
 
     def __init__(
         self,
@@ -160,20 +164,26 @@ class CorruptCheckpointError(PenstockError, ValueError):
         file: str | None = None,
         offset: int | None = None,
         tensor: str | None = None,
+        is_proven: bool = False,
     ) -> None:
         super().__init__(message)
         self.path = path
         self.file = file
         self.offset = offset
         self.tensor = tensor
+        self.is_proven = is_proven
 
 
 class FormatVersionError(PenstockError, ValueError):
-    """The checkpoint was written in a format version that this Penstock does not read.
+    """The checkpoint takes a newer Penstock to read.
+
+    It is written in a format version that this one does not read, or holds a type or a kind of
+    value that this one does not know.
 
     Attributes:
         path: The checkpoint's directory.
-        found: The version it is written in.
+        found: The version it is written in; equal to ``supported`` where it is something in it
+            that is not known.
         supported: The newest version this Penstock reads.
     """
 
@@ -198,6 +208,22 @@ class UnsupportedStateError(PenstockError, TypeError):
     def __init__(self, message: str, *, key: str) -> None:
         super().__init__(message)
         self.key = key
+
+
+class UnsupportedPathError(PenstockError, ValueError):
+    """A path is a URL; Penstock moves data of file systems only.
+
+    Attributes:
+        path: The path as it was given.
+        scheme: What comes before its colon, as in ``"s3"``.
+    """
+
+    _fields = ("path", "scheme")
+
+    def __init__(self, message: str, *, path: str, scheme: str) -> None:
+        super().__init__(message)
+        self.path = path
+        self.scheme = scheme
 
 
 class StateMismatchError(PenstockError, ValueError):
@@ -284,13 +310,14 @@ class SaveCancelledError(PenstockError):
 
 
 class MissingDependencyError(PenstockError, ImportError):
-    """An optional package is needed for this and is not installed.
+    """A package is needed for this and is not installed, or its version lacks what is needed.
 
     Attributes:
-        name: The package.
+        name: The package; where a device is of a kind that PyTorch does not know, that kind.
     """
 
     _fields = ("name",)
+    name: str
 
     def __init__(self, message: str, *, name: str) -> None:
         super().__init__(message)

@@ -102,6 +102,8 @@ def _merged(reads: list[dict[str, Any]]) -> dict[str, Any]:
         for name in one["phases"] | other["phases"]
     }
     merged["fallbacks"] = list(dict.fromkeys(one["fallbacks"] + other["fallbacks"]))
-    merged["direct_io"] = one["direct_io"] or other["direct_io"]
+    # Only of what was read at all: of one that read nothing no file was opened.
+    moved = [read["direct_io"] for read in reads if read["bytes_read"]]
+    merged["direct_io"] = bool(moved) and all(moved)
     merged["staging_peak_bytes"] = max(one["staging_peak_bytes"], other["staging_peak_bytes"])
     return merged

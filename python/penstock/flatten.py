@@ -30,18 +30,22 @@ from penstock.gcpause import gc_paused
 from penstock.memory import Memory, of_array, of_bytes, of_tensor, to_source
 from penstock.refusals import refusal
 from penstock.scalars import (
+    COLLIDING_MAX,
     ENCODERS,
+    TreeError,
+    check_hashes,
     encode_base64,
     encode_int,
     encode_key,
     encode_numpy,
     is_unicode,
     label,
+    with_twin,
 )
 from penstock.tree import LEVELS_MAX, ROOT, Node, unique_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from penstock._native import _Alias, _TensorSource
 
@@ -224,6 +228,7 @@ class Flattener:
 
     def _pairs(self, value: dict[Any, Any], name: str, level: int) -> Node:
         prefix = self._enter(value, name, level)
+        _check_hashes(value, name)
         pairs = []
         for key, item in value.items():
             item_name = prefix + label(key)
@@ -293,6 +298,7 @@ class Flattener:
         return nodes
 
     def _set(self, value: set[Any] | frozenset[Any], name: str, level: int) -> Node:
+        _check_hashes(value, name)
         leaves = len(self._leaves)
         node = {"$": type(value).__name__, "v": self._items(value, value, name, level)}
         if len(self._leaves) != leaves:
@@ -337,12 +343,18 @@ class Flattener:
         return {"$": "device", "v": str(value)}
 
     def _array(self, value: np.ndarray[Any, Any], name: str, level: int) -> Node:
-        return self._data("ndarray", value, name, of_array)
+        node = self._data("ndarray", value, name, of_array)
+        char = dtypes.twin(value.dtype)
+        if char is not None:
+            node["char"] = char
+        return node
 
     def _tensor(self, value: Any, name: str, level: int) -> Node:
         return self._data("tensor", value, name, of_tensor)
 
-    def _data(self, tag: str, value: Any, name: str, read: Callable[[Any, str], Memory]) -> Node:
+    def _data(
+        self, tag: str, value: Any, name: str, read: Callable[[Any, str], Memory]
+    ) -> dict[str, Any]:
         """A leaf whose bytes go to a shard."""
         index = self._index_of.get(id(value))
         memory = read(value, name) if index is None else self._memories[index]
@@ -364,7 +376,7 @@ class Flattener:
         node = None
         if isinstance(value, np.dtype):
             text = dtypes.numpy_text(value)
-            node = None if text is None else {"$": "np.dtype", "v": text}
+            node = None if text is None else with_twin({"$": "np.dtype", "v": text}, value)
         elif isinstance(value, np.generic):
             node = encode_numpy(value)
         else:
@@ -417,6 +429,18 @@ class Flattener:
             if sources:
                 found.append(Overlap(sources, [rows[index][1] for index in run]))
         return found
+
+
+def _check_hashes(value: Collection[Any], name: str) -> None:
+    """Refuses what a load, which trusts nobody's keys, would refuse."""
+    try:
+        check_hashes(value)
+    except TreeError as error:
+        raise UnsupportedStateError(
+            f"{name}: {error}, more than {COLLIDING_MAX}, so that looking one up takes as long as "
+            "looking at all: save a list of pairs instead",
+            key=name,
+        ) from None
 
 
 def _are_json_keys(value: dict[Any, Any]) -> bool:

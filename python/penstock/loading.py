@@ -12,6 +12,7 @@ from penstock.arguments import check_device, check_rank, to_native
 from penstock.errors import CheckpointNotFoundError, StateMismatchError
 from penstock.events import observed
 from penstock.fetch import fetch
+from penstock.foreign import telling
 from penstock.gcpause import gc_paused
 from penstock.inspection import part_name
 from penstock.partial import settle
@@ -111,7 +112,8 @@ class _Reading:
     def run(self) -> Loaded:
         """Loads it."""
         began = time.perf_counter()
-        checkpoint = _native.open(self._path)
+        with telling(self._path):
+            checkpoint = _native.open(self._path)
         try:
             part = part_name(checkpoint.files())
             with span("plan"), tree.reading(self._path, part):

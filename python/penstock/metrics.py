@@ -20,6 +20,7 @@ from penstock.errors import (
     SaveInProgressError,
 )
 from penstock.loading import Loaded
+from penstock.paths import check_scheme
 from penstock.pending import PendingSave
 from penstock.reports import SaveReport, ScrubReport, VerifyResult
 
@@ -76,7 +77,7 @@ def enable(registry: CollectorRegistry | None = None) -> None:
         import prometheus_client
     except ImportError as error:
         raise MissingDependencyError(
-            "metrics take the package prometheus-client: pip install 'penstock[metrics]'",
+            "metrics take the package prometheus-client: pip install prometheus-client",
             name="prometheus_client",
         ) from error
     if _metrics is None:
@@ -110,6 +111,8 @@ def write_textfile(path: str | os.PathLike[str]) -> None:
         >>> "penstock_saves_total" in open("penstock.prom").read()
         True
     """
+    where = os.fspath(path)
+    check_scheme(where)
     if _metrics is None:
         raise PenstockError("there are no metrics yet: call penstock.metrics.enable() first")
     from prometheus_client import CollectorRegistry, multiprocess, write_to_textfile
@@ -120,7 +123,7 @@ def write_textfile(path: str | os.PathLike[str]) -> None:
         own.register(_Ours(everything))
     else:
         _metrics.register(own)
-    write_to_textfile(os.fspath(path), own)
+    write_to_textfile(where, own)
 
 
 class _Ours:
@@ -246,11 +249,9 @@ class _Metrics:
         self.damage.labels(call).inc(problems)
 
     def _fell_back(self, report: SaveReport | LoadReport) -> None:
-        reasons = report.fallbacks
-        if report.engine == "threads" and any("io_uring" in reason for reason in reasons):
-            self.fallbacks.labels("engine").inc()
-        if not report.direct_io and any("io_uring" not in reason for reason in reasons):
-            self.fallbacks.labels("buffered").inc()
+        kinds = {fallback.kind for fallback in report.fallbacks}
+        for kind in kinds.intersection(_FALLBACKS):
+            self.fallbacks.labels(kind).inc()
 
 
 def _result_of_save(outcome: Any) -> str:

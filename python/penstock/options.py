@@ -10,7 +10,8 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.errors import OptionsError, StorageError
+from penstock.errors import OptionsError, StorageError, UnsupportedPathError
+from penstock.paths import check_scheme
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -168,6 +169,7 @@ class Options:
             32
         """
         where = os.fspath(path)
+        check_scheme(where)
         values = {name: getattr(self, name) for name in self.__slots__}
         document = {name: v for name, v in values.items() if v != DEFAULTS[name]}
         if about is not None:
@@ -206,7 +208,9 @@ def _read(path: str) -> dict[str, Any]:
 
     Raises:
         OptionsError: It cannot be read, or holds what it may not.
+        UnsupportedPathError: It is a URL.
     """
+    check_scheme(path)
     try:
         with open(path, "rb") as file:
             document = json.loads(file.read())
@@ -251,6 +255,8 @@ def _of_environment(path: str) -> dict[str, Any]:
     """
     try:
         return _read(path)
+    except UnsupportedPathError as error:
+        raise OptionsError(f"{_FILE_VARIABLE}: {error}", path=path) from error
     except OptionsError as error:
         raise OptionsError(f"{_FILE_VARIABLE}: {error}", path=path, key=error.key) from error
 

@@ -158,8 +158,9 @@ class Reader:
         checkpoint_id = observed("load", ends=False)(self._native.identity)(step)
         try:
             loaded = loading.read(self.path(step), wanted, options)
-        except CorruptCheckpointError:
-            if checkpoint_id is not None:
+        except CorruptCheckpointError as error:
+            # What makes no sense behind right digests does so for other versions perhaps.
+            if checkpoint_id is not None and error.is_proven:
                 self.mark(step, checkpoint_id, is_good=False)
             raise
         self.warnings += loaded.warnings
@@ -225,6 +226,7 @@ class Reader:
             file=error.file,
             offset=error.offset,
             tensor=error.tensor,
+            is_proven=error.is_proven,
         )
 
 

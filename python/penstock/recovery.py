@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from penstock import _native
 from penstock.arguments import decode_path, to_native
 from penstock.errors import PenstockError
+from penstock.foreign import telling
 from penstock.inspection import MissingInfo
 from penstock.progress import Progress, shown
 from penstock.reports import Problem
@@ -168,7 +169,7 @@ def explain(
         ['a', 'b']
     """
     where = decode_path(path)
-    with shown(progress, "explaining") as update:
+    with shown(progress, "explaining") as update, telling(where):
         fields = _native.survey(where, options=to_native(options), progress=update)
     ranks = fields["ranks"]
     earlier_step, earlier_is_verified = _earlier(where)
@@ -251,7 +252,7 @@ def salvage(
         {'b': array([1., 1., 1.]), 'step': 7}
     """
     source, where = decode_path(path), decode_path(out)
-    with shown(progress, "salvaging") as update:
+    with shown(progress, "salvaging") as update, telling(source):
         fields = _native.salvage(
             source,
             where,

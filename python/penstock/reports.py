@@ -7,10 +7,37 @@ from. GB is 10**9 bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, Self
 
 
 def _gb_per_second(nbytes: int, seconds: float) -> float:
     return nbytes / seconds / 1e9 if seconds > 0 else 0.0
+
+
+class Fallback(str):
+    """A way that was not open: the reason, as text, which knows what it is a reason for.
+
+    Attributes:
+        kind: ``"engine"`` (threads move the bytes, not io_uring), ``"buffered"`` (they go through
+            the page cache, though nobody asked for that), ``"eager"`` (a lazy save copied the state
+            at its call), ``"unreserved"`` (space is not reserved before it is written) or
+            ``"leftover"`` (replaced files are not removed yet).
+    """
+
+    __slots__ = ("kind",)
+    kind: Literal["engine", "buffered", "eager", "unreserved", "leftover"]
+
+    def __new__(
+        cls, reason: str, kind: Literal["engine", "buffered", "eager", "unreserved", "leftover"]
+    ) -> Self:
+        """A reason of a kind."""
+        self = super().__new__(cls, reason)
+        self.kind = kind
+        return self
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+        # Reports are copied and cross process boundaries.
+        return str(self), self.kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +59,8 @@ class SaveReport:
         engine: ``"uring"`` or ``"threads"``.
         engine_setup: How the engine runs: the ring's flags, or the calls that the threads make.
         direct_io: Whether the page cache was bypassed.
-        fallbacks: What was tried first and why it was not used.
+        fallbacks: What was tried first and why it was not used; each is a text with a ``kind``,
+            see `Fallback`.
         choices: What was chosen and why, of ``extent_bytes``, ``io_threads`` and
             ``queue_depth``, where they were not given or there was no room for what was.
         device: The block device behind the directory, with its driver; None where it is not
@@ -57,7 +85,7 @@ class SaveReport:
     engine: str
     engine_setup: str
     direct_io: bool
-    fallbacks: list[str]
+    fallbacks: list[Fallback]
     choices: list[str]
     device: str | None
     io_threads: int
@@ -91,7 +119,8 @@ class LoadReport:
         engine: ``"uring"`` or ``"threads"``.
         engine_setup: How the engine runs: the ring's flags, or the calls that the threads make.
         direct_io: Whether the page cache was bypassed.
-        fallbacks: What was tried first and why it was not used.
+        fallbacks: What was tried first and why it was not used; each is a text with a ``kind``,
+            see `Fallback`.
         choices: What was chosen and why, of ``extent_bytes``, ``io_threads`` and
             ``queue_depth``, where they were not given or there was no room for what was.
         device: The block device behind the directory, with its driver; None where it is not
@@ -118,7 +147,7 @@ class LoadReport:
     engine: str
     engine_setup: str
     direct_io: bool
-    fallbacks: list[str]
+    fallbacks: list[Fallback]
     choices: list[str]
     device: str | None
     io_threads: int
@@ -144,12 +173,14 @@ class Problem:
         offset: First byte of the damaged range in that file, where known.
         tensor: Name of the tensor whose bytes are hit, where known.
         message: What is wrong, in words.
+        is_proven: Whether the stored bytes themselves are wrong; see `CorruptCheckpointError`.
     """
 
     file: str | None
     offset: int | None
     tensor: str | None
     message: str
+    is_proven: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

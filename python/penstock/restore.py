@@ -16,7 +16,15 @@ from penstock import dtypes
 from penstock.errors import MissingDependencyError
 from penstock.flatten import FACTORIES
 from penstock.memory import contiguous_strides
-from penstock.scalars import TreeError, decode, decode_key, member
+from penstock.scalars import (
+    TreeError,
+    UnknownError,
+    check_hashes,
+    decode,
+    decode_keys,
+    member,
+    refused,
+)
 from penstock.tree import LEVELS_MAX, SKIPPED, Node, pairs
 
 if TYPE_CHECKING:
@@ -108,7 +116,7 @@ class Builder:
         self._aliases = aliases
         self._places = places
         self._device = device
-        self._built: dict[tuple[str, int, View | None], Any] = {}
+        self._built: dict[tuple[str, int, str, str], Any] = {}
         self._torch_types: dict[str, tuple[torch.dtype, int]] = {}
         self._numpy_types: dict[str, np.dtype[Any]] = {}
         # The module; None until a tensor is met, False if it is not installed.
@@ -155,7 +163,10 @@ class Builder:
     def _set(self, node: dict[str, Node], level: int) -> set[Any]:
         items = self._items(node, level)
         try:
+            check_hashes(items)
             values = set(items)
+        except TreeError:
+            raise
         except (TypeError, ValueError) as error:
             raise TreeError(f"a set of unhashable values: {error}") from None
         if len(values) != len(items):
@@ -164,10 +175,11 @@ class Builder:
 
     def _pairs(self, node: dict[str, Node], level: int) -> list[tuple[Any, Any]]:
         _check_level(level)
+        wanted = [entry for entry in pairs(node) if entry[1] is not SKIPPED]
+        keys = decode_keys(key for key, _ in wanted)
         entries = [
-            (decode_key(key), self.build(child, level + 1))
-            for key, child in pairs(node)
-            if child is not SKIPPED
+            (key, self.build(child, level + 1))
+            for key, (_, child) in zip(keys, wanted, strict=True)
         ]
         if len(dict(entries)) != len(entries):
             raise TreeError("a dictionary repeats a key")
@@ -184,13 +196,14 @@ class Builder:
             return {}
         attributes = member(node, "attrs", dict)
         if set(attributes) != {"_metadata"}:
-            raise TreeError("'odict' has unknown attributes")
+            kind = UnknownError if attributes else TreeError
+            raise kind("'odict' has unknown attributes")
         return {"_metadata": self.build(attributes["_metadata"], level + 1)}
 
     def _default_dict(self, node: dict[str, Node], level: int) -> defaultdict[Any, Any]:
         word = member(node, "factory", str)
         if word not in FACTORIES:
-            raise TreeError(f"unknown factory {word!r:.80}")
+            raise UnknownError(f"unknown factory {word!r:.80}")
         return defaultdict(FACTORIES[word], self._pairs(node, level))
 
     # Leaves whose bytes lie in a shard.
@@ -208,21 +221,36 @@ class Builder:
             view = None
         if kind == "tensor" and not (self._torch or self._find_torch()):
             kind = "ndarray"
-        key = (kind, index, view)
+        # As text, whose hash nobody can foresee: a file may hold any number of windows whose
+        # numbers have the same one.
+        char = node.get("char") if kind == "ndarray" else None
+        key = (kind, index, "" if view is None else repr(view), "" if char is None else repr(char))
         value = self._built.get(key)
         if value is None:
             if view is not None:
                 _check_view(view, math.prod(self._tensors[index][2]))
             try:
-                value = self._built[key] = self._make(kind, index, view)
+                value = self._built[key] = self._make(kind, index, view, char)
             except TreeError as error:
-                raise TreeError(f"tensor {self._tensors[index][0]!r}: {error}") from None
+                raise type(error)(f"tensor {self._tensors[index][0]!r}: {error}") from None
+            except MissingDependencyError as error:
+                text = f"tensor {self._tensors[index][0]!r}: {error}"
+                raise MissingDependencyError(text, name=error.name) from None
         return value
 
-    def _make(self, kind: str, index: int, view: View | None) -> Any:
+    def _make(self, kind: str, index: int, view: View | None, char: Any) -> Any:
         if kind == "tensor":
             return self._tensor(index, view)
-        return self._array(index, view) if kind == "ndarray" else self._bytes(index, kind)
+        if kind != "ndarray":
+            return self._bytes(index, kind)
+        array = self._array(index, view)
+        if char is None:
+            return array
+        try:
+            dtype = dtypes.as_twin(array.dtype, char)
+        except ValueError as error:
+            raise refused(error) from None
+        return array if dtype.char == array.dtype.char else array.view(dtype)
 
     def _find_torch(self) -> Any:
         """PyTorch, or False: then tensors come back as arrays where NumPy has their type."""
@@ -272,7 +300,7 @@ class Builder:
             try:
                 known = self._torch_types[name] = dtypes.torch_dtype(name), dtypes.ITEM_BYTES[name]
             except ValueError as error:
-                raise TreeError(str(error)) from None
+                raise refused(error) from None
         return known
 
     def _array(self, index: int, view: View | None) -> np.ndarray[Any, Any]:
@@ -298,11 +326,11 @@ class Builder:
             try:
                 dtype = self._numpy_types[name] = dtypes.numpy_dtype(name)
             except ValueError as error:
-                raise TreeError(str(error)) from None
+                raise refused(error) from None
             except MissingDependencyError:
                 if self._torch is False:
                     raise MissingDependencyError(
-                        f"NumPy has no {name}, PyTorch has: pip install penstock[torch]",
+                        f"NumPy has no {name}, PyTorch has: pip install torch",
                         name="torch",
                     ) from None
                 raise

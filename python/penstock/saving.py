@@ -20,7 +20,7 @@ from penstock.errors import (
 )
 from penstock.flatten import flatten
 from penstock.lazy import LazySources, lazy_sources
-from penstock.reports import SaveReport
+from penstock.reports import Fallback, SaveReport
 from penstock.rounds import Vote, or_give_up
 from penstock.sharding import Sharder, discord, is_balanced
 from penstock.tracing import span
@@ -236,7 +236,7 @@ class Save:
             parts, step=target.step, metadata=target.metadata, overwrite=target.overwrite
         )
         if committed["left_behind"] is not None:
-            written["fallbacks"].append(committed["left_behind"])
+            written["fallbacks"].append(Fallback(committed["left_behind"], "leftover"))
         written["bytes"] += committed["manifest_bytes"]
         written["files"] += 1
         return self._report(written, committed["checkpoint_id"], time.perf_counter() - began)

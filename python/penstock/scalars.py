@@ -11,14 +11,16 @@ import base64
 import math
 import re
 import struct
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock import dtypes
+from penstock.errors import MissingDependencyError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterable
 
 INT_BITS = 53
 """JSON numbers are doubles to many readers; integers from here on are tagged."""
@@ -29,8 +31,36 @@ _DEVICE = re.compile(r"[a-z][a-z0-9_]{0,31}(?::[0-9]{1,5})?")
 _QUIET_NAN = struct.pack(">d", math.nan)
 
 
+COLLIDING_MAX = 256
+"""Keys of one container that may have the same hash. Python's hash of a number is no secret, and
+each such key is compared with all others: 30,000 of them would take half a minute."""
+
+
 class TreeError(ValueError):
     """The tree of a checkpoint is not one that Penstock wrote."""
+
+
+class UnknownError(TreeError):
+    """The tree has something in it that this version of Penstock does not know."""
+
+
+def refused(error: ValueError) -> TreeError:
+    """What to raise where a value cannot be made; unknown types stay that."""
+    kind = UnknownError if isinstance(error, dtypes.UnknownTypeError | UnknownError) else TreeError
+    return kind(str(error))
+
+
+def check_hashes(values: Collection[Any]) -> None:
+    """Refuses values that a set or dictionary would take quadratic time for.
+
+    Raises:
+        TreeError: Too many of them have the same hash.
+        TypeError: One cannot be hashed.
+    """
+    if len(values) > COLLIDING_MAX:
+        _, most = Counter(map(hash, values)).most_common(1)[0]
+        if most > COLLIDING_MAX:
+            raise TreeError(f"{most} keys or members have the same hash")
 
 
 def member(node: dict[str, Any], name: str, kind: type) -> Any:
@@ -107,7 +137,14 @@ def encode_numpy(value: Any) -> Any:
     text = dtypes.numpy_text(value.dtype)
     if text is None or type(value) is not value.dtype.type:
         return None
-    return {"$": "np", "dtype": text, "v": encode_base64(np.asarray(value).tobytes())}
+    node = {"$": "np", "dtype": text, "v": encode_base64(np.asarray(value).tobytes())}
+    return with_twin(node, value.dtype)
+
+
+def with_twin(node: dict[str, Any], dtype: np.dtype[Any]) -> dict[str, Any]:
+    """The node, with NumPy's type character where the type's name does not tell all."""
+    char = dtypes.twin(dtype)
+    return node if char is None else {**node, "char": char}
 
 
 def encode_base64(data: bytes | bytearray) -> str:
@@ -143,15 +180,29 @@ def decode(node: Any) -> Any:
 
     Raises:
         TreeError: It is none.
-        MissingDependencyError: The value is PyTorch's and PyTorch is not installed.
+        UnknownError: This version does not know what it is.
+        MissingDependencyError: The value takes a package that is not installed, or lacks it.
     """
     if type(node) is not dict:
         return node
     tag = node.get("$")
     decoder = _DECODERS.get(tag) if type(tag) is str else None
     if decoder is None:
-        raise TreeError(f"unknown tag {tag!r:.80}")
+        if type(tag) is str and tag not in TAGS:
+            raise UnknownError(f"unknown tag {tag!r:.80}")
+        raise TreeError(f"a tag {tag!r:.80} is out of place")
     return decoder(node)
+
+
+def decode_keys(nodes: Iterable[Any]) -> list[Any]:
+    """The values of the nodes that stand for the keys of one dictionary.
+
+    Raises:
+        TreeError: One stands for none, or a dictionary of them would take quadratic time.
+    """
+    keys = [decode_key(node) for node in nodes]
+    check_hashes(keys)
+    return keys
 
 
 def decode_key(node: Any) -> Any:
@@ -163,7 +214,9 @@ def _decode_key(node: Any, levels: int) -> Any:
     if type(node) is dict and node.get("$") == "tuple" and levels > 0:
         return tuple(_decode_key(item, levels - 1) for item in member(node, "v", list))
     if type(node) is dict and node.get("$") not in ("int", "float", "str"):
-        raise TreeError(f"{node!r:.80} is no key")
+        tag = node.get("$")
+        kind = UnknownError if type(tag) is str and tag not in TAGS else TreeError
+        raise kind(f"{node!r:.80} is no key")
     if type(node) is list:
         raise TreeError("a list is no key")
     return decode(node)
@@ -226,27 +279,28 @@ def _decode_numpy(node: dict[str, Any]) -> Any:
             return np.str_(data.decode("utf-32-le", "surrogatepass"))
         if text == f"|S{len(data)}":
             return np.bytes_(data)
-        dtype = dtypes.parse_numpy(text)
+        dtype = dtypes.parse_numpy(text, node.get("char"))
         if dtype.itemsize != len(data):
             raise TreeError(f"{len(data)} bytes for a {text}")
         return np.ndarray((), dtype, data)[()]
+    except dtypes.UnknownTypeError as error:
+        raise refused(error) from None
     except (ValueError, UnicodeDecodeError) as error:
         raise TreeError(f"no NumPy scalar: {error}") from None
 
 
 def _decode_numpy_dtype(node: dict[str, Any]) -> np.dtype[Any]:
     try:
-        return dtypes.parse_numpy(member(node, "v", str))
+        return dtypes.parse_numpy(member(node, "v", str), node.get("char"))
     except ValueError as error:
-        raise TreeError(str(error)) from None
+        raise refused(error) from None
 
 
 def _decode_torch_dtype(node: dict[str, Any]) -> Any:
-    name = member(node, "v", str)
     try:
-        return dtypes.torch_dtypes()[name]
-    except KeyError:
-        raise TreeError(f"this version of PyTorch has no dtype {name!r:.80}") from None
+        return dtypes.any_torch_dtype(member(node, "v", str))
+    except ValueError as error:
+        raise refused(error) from None
 
 
 def _decode_device(node: dict[str, Any]) -> Any:
@@ -257,7 +311,12 @@ def _decode_device(node: dict[str, Any]) -> Any:
     try:
         device = torch.device(text)
     except RuntimeError:
-        raise TreeError(f"{text!r:.80} is no device") from None
+        kind = text.partition(":")[0]
+        raise MissingDependencyError(
+            f"the device {text!r} is of no kind that this PyTorch knows: import the package that "
+            f"brings {kind!r} devices before loading",
+            name=kind,
+        ) from None
     # PyTorch keeps the index in eight bits and lets larger ones wrap around.
     if str(device) != text:
         raise TreeError(f"{text!r:.80} is no device")
@@ -306,3 +365,10 @@ _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "range": _decode_range,
     "slice": _decode_slice,
 }
+
+TAGS = frozenset(_DECODERS) | {
+    *("tensor", "ndarray", "missing", "tuple", "set", "frozenset"),
+    *("dict", "odict", "counter", "defaultdict", "first"),
+}
+"""Every tag of the format; others are those of a newer version. `crates/store/src/tree.rs` has the
+same."""

@@ -26,6 +26,7 @@ from penstock.errors import (
     SaveInProgressError,
 )
 from penstock.events import observed, tell
+from penstock.foreign import is_checkpoint, not_a_store
 from penstock.loading import Loaded, Wanted
 from penstock.neighbours import processes_here
 from penstock.pending import PendingSave, save_together
@@ -117,6 +118,7 @@ class CheckpointStore:
     refused, and each loads by itself, the step that it finds.
 
     Raises:
+        CheckpointNotFoundError: There is a checkpoint at ``root``, which is no store.
         ValueError: An argument is out of range.
 
     Example:
@@ -143,6 +145,8 @@ class CheckpointStore:
     ) -> None:
         # A later change of the working directory moves no store.
         self._root = os.path.abspath(decode_path(root))
+        if is_checkpoint(self._root):
+            raise not_a_store(self._root)
         self._retention = Retention(keep_last, keep_every, keep)
         to_native(options)
         self._options = options
@@ -670,7 +674,7 @@ class CheckpointStore:
                 Problem(file="manifest.json", offset=None, tensor=None, message=str(error)),
             )
         result = checkpoint.verify(path, options=self._options, progress=progress)
-        if checkpoint_id is not None:
+        if checkpoint_id is not None and (result.ok or any(p.is_proven for p in result.problems)):
             self._reader().mark(step, checkpoint_id, is_good=result.ok)
         if misplaced:
             return dataclasses.replace(result, ok=False, problems=misplaced + result.problems)

@@ -36,6 +36,15 @@ if TYPE_CHECKING:
     from penstock.view import View as Seen
 
 _REPORTED_MAX = 10
+
+_BUILD = "build the target as that of the save was, of the same model and settings"
+_CHOOSE = "choose what to fill with keys=, or make both hold the same"
+_CONVERT = "convert the target to that dtype first, as with .to(…) or .astype(…)"
+_COPY = "put a copy into the target, as by .clone() or .copy()"
+_OPTIMIZER = (
+    "resume with penstock.Training(…) and store.resume(training), which fill a fresh optimizer, or "
+    "load without into= and pass what was loaded to optimizer.load_state_dict"
+)
 _SOLVER_WORK_MAX = 10_000
 
 
@@ -159,6 +168,7 @@ class Targets:
         self._is_partial = is_partial
         self._found: list[Target] = []
         self._mismatches: list[tuple[str, str]] = []
+        self._remedies: dict[str, None] = {}
         self._match(node, state, ROOT, 0)
         if not self._mismatches:
             self._find_conflicts()
@@ -271,10 +281,15 @@ class Targets:
         kind = _kind(state)
         if children is None:
             if kind in ("tensor", "array", "dict", "list", "tuple"):
-                self._add(name, f"a plain value in the checkpoint, {kind} in the target")
+                self._add(name, f"a plain value in the checkpoint, {kind} in the target", _BUILD)
             return
         if kind != _container_kind(node):
-            self._add(name, f"{_container_kind(node)} in the checkpoint, {kind} in the target")
+            text = f"{_container_kind(node)} in the checkpoint, {kind} in the target"
+            self._add(name, text, _BUILD)
+            return
+        if children and not state and _is_of_optimizer(name):
+            text = f"{len(children)} entries in the checkpoint, none in the target"
+            self._add(name, f"{text}, whose optimizer has not stepped yet", _OPTIMIZER)
             return
         prefix = f"{name}." if level else ""
         here = state if kind == "dict" else dict(enumerate(state))
@@ -290,12 +305,13 @@ class Targets:
             if key in here:
                 self._match(child, here[key], child_name, level + 1)
             else:
-                self._add(child_name, "is in the checkpoint, not in the target")
+                self._add(child_name, "is in the checkpoint, not in the target", _CHOOSE)
         if not self._is_partial:
             known = {key for key, _ in children}
             for key in here:
                 if key not in known:
-                    self._add(prefix + label(key), "is in the target, not in the checkpoint")
+                    name = prefix + label(key)
+                    self._add(name, "is in the target, not in the checkpoint", _CHOOSE)
 
     def _match_tensor(self, node: dict[str, Node], state: Any, name: str) -> None:
         index, view = reference(node, self._seen.tensors, self._seen.aliases)
@@ -310,20 +326,20 @@ class Targets:
                 memory = _memory_of(state, name)
                 target_shape = () if memory is None else memory.shape
         except UnsupportedStateError as error:
-            self._add(name, f"cannot be filled: {str(error).removeprefix(f'{name}: ')}")
+            self._add(name, f"cannot be filled: {str(error).removeprefix(f'{name}: ')}", _BUILD)
             return
         if memory is None:
-            self._add(name, f"tensor in the checkpoint, {_kind(state)} in the target")
+            self._add(name, f"tensor in the checkpoint, {_kind(state)} in the target", _BUILD)
         elif target_shape != shape:
-            self._add(
-                name, f"shape {list(shape)} in the checkpoint, {list(target_shape)} in the target"
-            )
+            text = f"shape {list(shape)} in the checkpoint, {list(target_shape)} in the target"
+            self._add(name, text, _BUILD)
         elif memory.dtype != dtype:
-            self._add(name, f"dtype {dtype} in the checkpoint, {memory.dtype} in the target")
+            text = f"dtype {dtype} in the checkpoint, {memory.dtype} in the target"
+            self._add(name, text, _CONVERT)
         elif isinstance(state, np.ndarray) and not state.flags.writeable:
-            self._add(name, "the target array is read-only")
+            self._add(name, "the target array is read-only", _COPY)
         elif _overlaps_itself(memory):
-            self._add(name, "the target is expanded: its elements share memory")
+            self._add(name, "the target is expanded: its elements share memory", _COPY)
         else:
             is_whole = index in self._seen.wholes
             self._found.append(Target(name, state, memory, node, index, view, boxes, is_whole))
@@ -339,24 +355,32 @@ class Targets:
                     self._add(
                         one.name,
                         f"shares memory with {other.name} in the target, not in the checkpoint",
+                        _COPY,
                     )
                     break
 
-    def _add(self, name: str, text: str) -> None:
+    def _add(self, name: str, text: str, remedy: str) -> None:
         self._mismatches.append((name, text))
+        if len(self._mismatches) <= _REPORTED_MAX:
+            self._remedies[remedy] = None
 
     def _mismatch(self) -> StateMismatchError:
         shown = [f"{name}: {text}" for name, text in self._mismatches[:_REPORTED_MAX]]
         more = len(self._mismatches) - len(shown)
         if more:
             shown.append(f"and {more} more")
-        text = "; ".join(shown)
+        text = "; ".join([*shown, *self._remedies])
         return StateMismatchError(
-            f"{self._path}: into= does not fit the checkpoint, nothing was changed: {text}; make "
-            "the target fit, choose leaves with keys=, or load without into=",
+            f"{self._path}: into= does not fit the checkpoint, nothing was changed: {text}; or "
+            "load without into=, which gives the state as it was saved",
             key=self._mismatches[0][0],
             path=self._path,
         )
+
+
+def _is_of_optimizer(name: str) -> bool:
+    """Whether that is what an optimizer keeps of its parameters, which is nothing before a step."""
+    return name == "state" or name.endswith(".state")
 
 
 def _unwrapped(value: Any) -> Any:

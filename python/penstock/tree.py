@@ -16,8 +16,14 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from penstock.errors import CorruptCheckpointError, StateMismatchError
-from penstock.scalars import TreeError, decode_key, label, member
+from penstock import _native
+from penstock.errors import (
+    CorruptCheckpointError,
+    FormatVersionError,
+    MissingDependencyError,
+    StateMismatchError,
+)
+from penstock.scalars import TreeError, UnknownError, decode_keys, label, member
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -66,14 +72,28 @@ def parse(text: str) -> Node:
 
 @contextmanager
 def reading(path: str, file: str | None) -> Iterator[None]:
-    """Turns a `TreeError` into the error a caller of the package expects."""
+    """Turns what is wrong with a tree into the error a caller of the package expects.
+
+    The digest of the tree was right: nothing here is a proof of damage.
+    """
+    where = f"{path}/{file}" if file else path
+    remedy = "read it with the version of Penstock that wrote it, or load another checkpoint"
     try:
         yield
+    except MissingDependencyError as error:
+        raise MissingDependencyError(f"{where}: {error}", name=error.name) from error
+    except UnknownError as error:
+        raise FormatVersionError(
+            f"{where}: the state holds something that this version of Penstock does not know: "
+            f"{error}; {remedy}",
+            path=path,
+            found=_native.FORMAT_VERSION,
+            supported=_native.FORMAT_VERSION,
+        ) from error
     except TreeError as error:
-        where = f"{path}/{file}" if file else path
         raise CorruptCheckpointError(
-            f"{where}: the state's tree is damaged: {error}; restore this checkpoint from a copy "
-            "or load another one",
+            f"{where}: the state's tree makes no sense: {error}; its digest is right, so it was "
+            f"written like this: {remedy}",
             path=path,
             file=file,
         ) from error
@@ -95,7 +115,9 @@ def branches(node: Node) -> list[tuple[Any, Node]] | None:
     if type(tag) is str and tag in SEQUENCES:
         return list(enumerate(member(node, "v", list)))
     if type(tag) is str and tag in MAPPINGS:
-        return [(decode_key(key), item) for key, item in pairs(node)]
+        entries = pairs(node)
+        keys = decode_keys(key for key, _ in entries)
+        return [(key, item) for key, (_, item) in zip(keys, entries, strict=True)]
     return None
 
 

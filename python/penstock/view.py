@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from penstock import dtypes, tree
 from penstock.partial import MISSING, Gone, shared_only
 from penstock.restore import is_data, reference
-from penstock.scalars import TreeError, decode_key, encode_key, member
+from penstock.scalars import TreeError, UnknownError, encode_key, member
 from penstock.tree import LEVELS_MAX, MAPPINGS, Node
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ class _Numbering:
         self._stored = stored
         self._missing = missing
         self._whole_of: dict[str, int] = {}
-        self._window_of: dict[tuple[int, Window], int] = {}
+        self._window_of: dict[tuple[int, str], int] = {}
 
     @property
     def names(self) -> KeysView[str]:
@@ -278,10 +278,12 @@ class _Numbering:
         if window is None:
             leaf["i"] = index
             return
-        key = (index, _window(window))
+        view = _window(window)
+        # As text: see `Builder.leaf`.
+        key = (index, repr(view))
         if key not in self._window_of:
             self._window_of[key] = len(self.aliases)
-            self.aliases.append((f"{self.tensors[index][0]}[…]", *key))
+            self.aliases.append((f"{self.tensors[index][0]}[…]", index, view))
         leaf["a"] = self._window_of[key]
 
     def _index(self, name: str, dtype: str, dims: list[Node]) -> int:
@@ -309,7 +311,8 @@ class _Numbering:
 def _item_bytes(dtype: str, name: str) -> int:
     item_bytes = dtypes.ITEM_BYTES.get(dtype)
     if item_bytes is None:
-        raise TreeError(f"tensor {name!r:.80}: no type of a shared tensor: {dtype!r:.80}")
+        kind = TreeError if dtype.startswith("numpy:") else UnknownError
+        raise kind(f"tensor {name!r:.80}: no type of a shared tensor: {dtype!r:.80}")
     return item_bytes
 
 
@@ -435,8 +438,10 @@ def _within(node: Node, state: Any) -> Node:
         return node
     if "$" not in node:
         return {key: _within(child, state[key]) for key, child in node.items() if key in state}
-    entries = [(key, decode_key(key), child) for key, child in tree.pairs(node)]
-    kept = [[key, _within(child, state[name])] for key, name, child in entries if name in state]
+    members = zip(tree.pairs(node), tree.branches(node) or (), strict=True)
+    kept = [
+        [key, _within(child, state[name])] for (key, _), (name, child) in members if name in state
+    ]
     return {**node, "v": kept}
 
 
@@ -447,7 +452,7 @@ def _members(node: Node) -> dict[Any, Node] | None:
     if "$" not in node:
         return dict(node)
     if type(node["$"]) is str and node["$"] in MAPPINGS:
-        return {decode_key(key): child for key, child in tree.pairs(node)}
+        return dict(tree.branches(node) or ())
     return None
 
 

@@ -42,20 +42,10 @@ fn exception(py: Python<'_>, message: &str, error: &Error) -> PyResult<PyErr> {
         fields.set_item("path", text(path))?;
         return construct(py, class, message, &fields);
     }
+    if let Some(class) = about_content(&fields, error)? {
+        return construct(py, class, message, &fields);
+    }
     let class = match error {
-        Error::Corrupt {
-            path,
-            file,
-            offset,
-            tensor,
-            ..
-        } => {
-            fields.set_item("path", text(path))?;
-            fields.set_item("file", file)?;
-            fields.set_item("offset", offset)?;
-            fields.set_item("tensor", tensor)?;
-            "CorruptCheckpointError"
-        }
         Error::Version {
             path,
             found,
@@ -103,6 +93,40 @@ fn exception(py: Python<'_>, message: &str, error: &Error) -> PyResult<PyErr> {
         _ => "PenstockError",
     };
     construct(py, class, message, &fields)
+}
+
+/// The class of an error about what is stored, with its facts.
+fn about_content(fields: &Bound<'_, PyDict>, error: &Error) -> PyResult<Option<&'static str>> {
+    let path = match error {
+        Error::Corrupt { path, .. }
+        | Error::Malformed { path, .. }
+        | Error::Unknown { path, .. } => path,
+        _ => return Ok(None),
+    };
+    fields.set_item("path", path.as_os_str())?;
+    match error {
+        Error::Corrupt {
+            file,
+            offset,
+            tensor,
+            ..
+        } => {
+            fields.set_item("file", file)?;
+            fields.set_item("offset", offset)?;
+            fields.set_item("tensor", tensor)?;
+            fields.set_item("is_proven", true)?;
+        }
+        Error::Malformed { file, tensor, .. } => {
+            fields.set_item("file", file)?;
+            fields.set_item("tensor", tensor)?;
+        }
+        _ => {
+            fields.set_item("found", penstock_store::FORMAT_VERSION)?;
+            fields.set_item("supported", penstock_store::FORMAT_VERSION)?;
+            return Ok(Some("FormatVersionError"));
+        }
+    }
+    Ok(Some("CorruptCheckpointError"))
 }
 
 /// The class of an error that has no other fact than the checkpoint's directory, and that.

@@ -30,6 +30,9 @@ use pyo3::prelude::*;
 /// The Rust engine as Python sees it.
 #[pymodule]
 mod _native {
+    /// The newest version of the format that is read, and the one that is written.
+    #[pymodule_export]
+    const FORMAT_VERSION: u64 = penstock_store::FORMAT_VERSION;
     #[pymodule_export]
     use crate::attempt::Attempt;
     #[pymodule_export]

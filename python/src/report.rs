@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use penstock_store::part::{Missing, MissingKind};
-use penstock_store::report::{LoadReport, Problem, SaveReport, Transport, VerifyReport};
+use penstock_store::report::{Fallback, LoadReport, Problem, SaveReport, Transport, VerifyReport};
 use penstock_store::salvage::SalvageReport;
 use penstock_store::save::{Committed, Written};
 use penstock_store::scrub::{Outcome, ScrubReport};
@@ -228,6 +228,7 @@ fn problems<'py>(py: Python<'py>, found: &[Problem]) -> PyResult<Bound<'py, PyLi
         entry.set_item("offset", problem.offset)?;
         entry.set_item("tensor", &problem.tensor)?;
         entry.set_item("message", &problem.detail)?;
+        entry.set_item("is_proven", problem.is_proven)?;
         problems.append(entry)?;
     }
     Ok(problems)
@@ -241,11 +242,19 @@ fn set_phases(dict: &Bound<'_, PyDict>, measured: &[(&'static str, f64)]) -> PyR
     dict.set_item("phases", phases)
 }
 
+/// Each as a `penstock.reports.Fallback`: its reason, which knows its kind.
+fn fallbacks<'py>(py: Python<'py>, found: &[Fallback]) -> PyResult<Bound<'py, PyList>> {
+    let class = py.import("penstock.reports")?.getattr("Fallback")?;
+    let of = |fallback: &Fallback| class.call1((&fallback.reason, fallback.kind.name()));
+    let made: PyResult<Vec<_>> = found.iter().map(of).collect();
+    PyList::new(py, made?)
+}
+
 fn set_transport(dict: &Bound<'_, PyDict>, transport: &Transport) -> PyResult<()> {
     dict.set_item("engine", &transport.engine)?;
     dict.set_item("engine_setup", &transport.engine_setup)?;
     dict.set_item("direct_io", transport.direct_io)?;
-    dict.set_item("fallbacks", &transport.fallbacks)?;
+    dict.set_item("fallbacks", fallbacks(dict.py(), &transport.fallbacks)?)?;
     dict.set_item("choices", &transport.choices)?;
     dict.set_item("device", &transport.device)?;
     dict.set_item("io_threads", transport.io_threads)?;

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -22,7 +25,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 import penstock
-from conftest import REPOSITORY, run_child
+from conftest import REPOSITORY, mounted, run_child
 from penstock import events
 from penstock.saving import Save
 from test_async import SLOWLY, held
@@ -378,7 +381,10 @@ def test_what_is_fallen_back_from_is_counted_by_kind(counted):
     report = penstock.SaveReport(
         path="p", step=None, checkpoint_id="i", bytes=1, tensor_bytes=1, seconds=1.0, phases={},
         tensors=1, files=1, engine="threads", engine_setup="", direct_io=False, choices=[],
-        fallbacks=["io_uring is forbidden here", "tmpfs keeps files in the page cache"],
+        fallbacks=[
+            penstock.Fallback("io_uring is forbidden here", "engine"),
+            penstock.Fallback("tmpfs keeps files in the page cache", "buffered"),
+        ],
         device=None, io_threads=1, queue_depth=1, extent_bytes=1, staging_peak_bytes=1,
     )  # fmt: skip
     events.told("save", report, 1.0)
@@ -387,6 +393,30 @@ def test_what_is_fallen_back_from_is_counted_by_kind(counted):
     assert found["penstock_fallbacks_total", "buffered"] == 1
     events.told("save", penstock.SaveReport(**{**fields(report), "fallbacks": []}), 1.0)
     assert counted()["penstock_fallbacks_total", "engine"] == 1
+
+
+def test_what_was_asked_for_is_no_fallback(tmp_path, counted):
+    """Whatever else a report says of, as of space that is not reserved or files left behind."""
+    options = penstock.Options(direct="off", engine="threads")
+    report = penstock.save(tmp_path / "ckpt", {"w": np.ones(4)}, options=options)
+    assert report.fallbacks == []
+    told = [penstock.Fallback("files of the old checkpoint stay", "leftover")]
+    told += [penstock.Fallback("the file system cannot reserve space", "unreserved")]
+    events.told("save", dataclasses.replace(report, fallbacks=told), 1.0)
+    for kind in ("engine", "buffered", "step"):
+        assert counted().get(("penstock_fallbacks_total", kind), 0) == 0
+
+
+def test_a_fallback_is_its_reason_and_knows_its_kind(tmp_path):
+    options = penstock.Options(direct="auto")
+    with mounted("tmpfs", tmp_path / "memory", 64 << 20) as memory:
+        report = penstock.save(memory / "ckpt", {"w": np.ones(4)}, options=options)
+    kinds = {fallback.kind for fallback in report.fallbacks}
+    assert kinds <= {"engine", "buffered"}
+    assert ("buffered" in kinds) is not report.direct_io
+    for same in (copy.deepcopy(report), pickle.loads(pickle.dumps(report))):
+        assert same == report
+        assert [one.kind for one in same.fallbacks] == [one.kind for one in report.fallbacks]
 
 
 def fields(report):
@@ -555,7 +585,7 @@ def test_without_the_client_library_everything_but_metrics_works(tmp_path):
     )
     assert said[0] == {"x": 1}
     assert said[1][0].startswith("MissingDependencyError: metrics take")
-    assert "pip install 'penstock[metrics]'" in said[1][0]
+    assert "pip install prometheus-client" in said[1][0]
     assert said[1][1].startswith("PenstockError: there are no metrics yet: call penstock.metrics")
 
 

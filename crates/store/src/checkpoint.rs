@@ -24,7 +24,7 @@ use crate::pipeline::read::{OnDamage, Source, read};
 use crate::pipeline::target::Target;
 use crate::plan::read::{FileFacts, Goal, Item, Placement, Request, plan};
 use crate::progress::Progress;
-use crate::report::{LoadReport, Transport};
+use crate::report::{FallbackKind, LoadReport, Transport};
 use crate::reshard::GlobalTensors;
 
 /// How often a checkpoint may be replaced while it is opened.
@@ -77,7 +77,8 @@ impl Checkpoint {
     /// where the file system has locks.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Incomplete`], [`Error::Corrupt`], [`Error::Version`].
+    /// [`Error::NotFound`], [`Error::Incomplete`], [`Error::Corrupt`], [`Error::Malformed`],
+    /// [`Error::Version`], [`Error::Unknown`].
     pub fn open(path: &Path) -> Result<Checkpoint> {
         let _span = trace::span("open");
         let lease = Lease::share_to_read(path);
@@ -154,6 +155,23 @@ impl Checkpoint {
     /// If there is no such rank.
     pub fn tree(&self, rank: u32) -> &RawValue {
         &self.ranks[rank as usize].tree
+    }
+
+    /// That a tree has a tag which this version does not know, if it has one. Not an error of
+    /// opening it: what is not tagged so can be read.
+    pub(crate) fn unknown_tag(&self) -> Option<Error> {
+        let mut trees = self.ranks.iter().zip(&self.manifest.parts);
+        trees.find_map(|(rank, entry)| {
+            let tag = crate::tree::unknown_tag(rank.tree.get())?;
+            Some(Error::Unknown {
+                path: self.path.clone(),
+                file: entry.file.clone(),
+                detail: format!(
+                    "the state has a value of a kind that this version of Penstock does not know: \
+                     {tag:?}"
+                ),
+            })
+        })
     }
 
     /// Where the tensors and the aliases of each rank begin among those of all.
@@ -392,10 +410,9 @@ impl Checkpoint {
 /// The global tensors of a part.
 pub(crate) fn gather_boxes(path: &Path, part: &Part) -> Result<GlobalTensors> {
     let file = |entry: usize| part.files[part.tensors[entry].file].name.clone();
-    GlobalTensors::new(&part.tensors).map_err(|conflict| Error::Corrupt {
+    GlobalTensors::new(&part.tensors).map_err(|conflict| Error::Malformed {
         path: path.to_owned(),
         file: Some(file(conflict.second)),
-        offset: None,
         tensor: Some(conflict.tensor),
         detail: format!("{} (in {})", conflict.detail, file(conflict.first)),
     })
@@ -437,7 +454,7 @@ pub(crate) fn open_shard<'a>(
     check_size(path, entry)?;
     let file = File::open(&path.join(&entry.name), direct)?;
     if let Some(reason) = file.fallback() {
-        run.note(reason.to_owned());
+        run.note(FallbackKind::Buffered, reason.to_owned());
     }
     Ok(Source {
         file: Arc::new(file),

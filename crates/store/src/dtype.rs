@@ -88,6 +88,16 @@ pub fn carrier(dtype: &str, item_bytes: usize) -> Option<Carrier> {
     })
 }
 
+/// Whether this version has a place for the dtype. What else a part names is of a newer one.
+pub(crate) fn is_known(dtype: &str) -> bool {
+    item_bytes(dtype).is_some() || dtype.starts_with(NUMPY_PREFIX)
+}
+
+/// Whether shards of this version hold elements under that safetensors type.
+pub(crate) fn is_carrier(stored: &str) -> bool {
+    stored_item_bytes(stored).is_some()
+}
+
 /// Whether safetensors itself names the dtype, so that nothing but the name needs recording.
 pub fn is_natural(dtype: &str) -> bool {
     natural(dtype).is_some()

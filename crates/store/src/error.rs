@@ -82,6 +82,30 @@ pub enum Error {
         /// What was found.
         detail: String,
     },
+    /// The digests are right, so nothing was damaged since it was written; but what they vouch for
+    /// makes no sense.
+    #[error("{}", corrupt_message(path, file.as_deref(), None, tensor.as_deref(), detail))]
+    Malformed {
+        /// The checkpoint directory.
+        path: PathBuf,
+        /// The file's name inside it, where it is one.
+        file: Option<String>,
+        /// The tensor that it is about, where it is one.
+        tensor: Option<String>,
+        /// What was found.
+        detail: String,
+    },
+    /// The digests are right, and what they vouch for has something of the format that this version
+    /// does not know.
+    #[error("{}: {detail}", path.join(file).display())]
+    Unknown {
+        /// The checkpoint directory.
+        path: PathBuf,
+        /// The file's name inside it.
+        file: String,
+        /// What is not known.
+        detail: String,
+    },
     /// The checkpoint was written by a newer Penstock.
     #[error("{path} has format version {found}, this build reads up to {supported}")]
     Version {
@@ -221,6 +245,16 @@ impl Error {
         }
     }
 
+    /// Something in a named file that its digest vouches for and that makes no sense.
+    pub(crate) fn malformed(path: &Path, file: &str, detail: impl Into<String>) -> Error {
+        Error::Malformed {
+            path: path.to_owned(),
+            file: Some(file.to_owned()),
+            tensor: None,
+            detail: detail.into(),
+        }
+    }
+
     /// The system's answer by kind, where the system refused an operation on a path.
     pub(crate) fn kind(&self) -> Option<io::ErrorKind> {
         match self {
@@ -298,7 +332,13 @@ impl Error {
                 "load another checkpoint, or restore the file from a copy; \
                  `penstock verify` lists all damage"
             }
-            Error::Version { .. } => "upgrade penstock to read it",
+            Error::Malformed { .. } => {
+                "its digests are right, so it was written like this: read it with the version of \
+                 Penstock that wrote it, or load another checkpoint"
+            }
+            Error::Version { .. } | Error::Unknown { .. } => {
+                "read it with the version of Penstock that wrote it, or load another checkpoint"
+            }
             Error::Unsupported { .. } => "convert the value or leave it out of the state",
             Error::Mismatch { .. } => "compare with `penstock inspect`",
             Error::Torn { .. } => {

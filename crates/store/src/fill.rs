@@ -78,7 +78,7 @@ impl Checkpoint {
     /// may, and each byte of a file is read once for all of them.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] for a box that the tensor has no place for, [`Error::Corrupt`] for one
+    /// [`Error::Mismatch`] for a box that the tensor has no place for, [`Error::Malformed`] for one
     /// that the stored boxes do not cover, both before anything is read. Else as
     /// [`Checkpoint::load`]: what is wanted may have been filled in part.
     pub fn fill(
@@ -195,10 +195,9 @@ impl Checkpoint {
 
     /// An error about a tensor that its boxes do not make.
     fn incomplete(&self, of: &Whole, detail: String) -> Error {
-        Error::Corrupt {
+        Error::Malformed {
             path: self.path().to_owned(),
             file: None,
-            offset: None,
             tensor: Some(self.name_of(of)),
             detail,
         }

@@ -21,6 +21,7 @@ mod protect;
 mod references;
 mod removal;
 mod reshard;
+mod tree;
 
 pub mod aside;
 pub mod checkpoint;

@@ -86,6 +86,7 @@ impl Manifest {
     /// Checks the seal, parses, and checks what was parsed.
     pub fn parse(text: &[u8], path: &Path) -> Result<Manifest> {
         let corrupt = |detail: String| Error::corrupt(path, MANIFEST, detail);
+        let malformed = |detail: String| Error::malformed(path, MANIFEST, detail);
         let Some((digest, sealed)) = split_seal(text) else {
             // A newer format may seal itself in another way; it still says which it is.
             check_version(text, path)?;
@@ -99,8 +100,8 @@ impl Manifest {
         }
         check_version(text, path)?;
         let manifest: Manifest = serde_json::from_slice(text)
-            .map_err(|error| corrupt(format!("not a Penstock manifest: {error}")))?;
-        manifest.check().map_err(corrupt)?;
+            .map_err(|error| malformed(format!("not a Penstock manifest: {error}")))?;
+        manifest.check().map_err(malformed)?;
         Ok(manifest)
     }
 
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn well_sealed_lies_are_corruption() {
+    fn well_sealed_lies_are_no_damage() {
         let lies: &[fn(&mut Manifest)] = &[
             |m| m.version = 0,
             |m| m.format = "other".into(),
@@ -260,7 +261,8 @@ mod tests {
             let mut manifest = sample();
             lie(&mut manifest);
             let result = parse(&reseal(&manifest));
-            assert!(matches!(result, Err(Error::Corrupt { .. })), "lie {index}");
+            let is_malformed = matches!(result, Err(Error::Malformed { .. }));
+            assert!(is_malformed, "lie {index}");
         }
     }
 }

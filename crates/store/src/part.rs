@@ -240,13 +240,24 @@ impl Part {
         merged.map(|part| (part, ranks))
     }
 
-    /// Parses and checks a part of the checkpoint at `path`.
+    /// Parses and checks a part of the checkpoint at `path`, of which the digest is right.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`], [`Error::Version`], and [`Error::Unknown`] for types that this version
+    /// does not know.
     pub fn parse(text: &[u8], path: &Path, file: &str, id: &str, rank: u32) -> Result<Part> {
-        let corrupt = |detail: String| Error::corrupt(path, file, detail);
+        let malformed = |detail: String| Error::malformed(path, file, detail);
         let part: Part = serde_json::from_slice(text)
-            .map_err(|error| corrupt(format!("not a part manifest: {error}")))?;
+            .map_err(|error| malformed(format!("not a part manifest: {error}")))?;
+        if part.format == FORMAT && part.version > crate::FORMAT_VERSION {
+            return Err(Error::Version {
+                path: path.to_owned(),
+                found: part.version,
+                supported: crate::FORMAT_VERSION,
+            });
+        }
         if part.format != FORMAT || part.version != crate::FORMAT_VERSION {
-            return Err(corrupt(format!(
+            return Err(malformed(format!(
                 "not a part of format version {}: {:?} version {}",
                 crate::FORMAT_VERSION,
                 part.format,
@@ -254,13 +265,37 @@ impl Part {
             )));
         }
         if part.id != id || part.rank != rank {
-            return Err(corrupt(format!(
+            return Err(malformed(format!(
                 "belongs to attempt {} rank {}, the manifest to attempt {id} rank {rank}",
                 part.id, part.rank
             )));
         }
-        part.check().map_err(corrupt)?;
+        if let Some(detail) = part.unknown_type() {
+            return Err(Error::Unknown {
+                path: path.to_owned(),
+                file: file.to_owned(),
+                detail,
+            });
+        }
+        part.check().map_err(malformed)?;
         Ok(part)
+    }
+
+    /// A type that this version has no name for, in words; whoever wrote it did.
+    fn unknown_type(&self) -> Option<String> {
+        self.tensors.iter().find_map(|tensor| {
+            let carrier = tensor.stored.as_ref().map(|stored| &stored.dtype);
+            let unknown = match carrier {
+                _ if !dtype::is_known(&tensor.dtype) => &tensor.dtype,
+                Some(carrier) if !dtype::is_carrier(carrier) => carrier,
+                _ => return None,
+            };
+            Some(format!(
+                "tensor {:?} has elements of a type that this version of Penstock does not know: \
+                 {unknown:?}",
+                tensor.name
+            ))
+        })
     }
 
     /// Whether every number in it stays inside the others; a writer asks before it commits, a
@@ -536,7 +571,7 @@ mod tests {
     #[test]
     fn numbers_that_lie_are_refused() {
         let cases: &[(&str, serde_json::Value, &str)] = &[
-            ("/version", 2.into(), "version"),
+            ("/version", 0.into(), "version"),
             ("/rank", 1.into(), "rank"),
             ("/id", "x".into(), "attempt"),
             (
@@ -570,7 +605,7 @@ mod tests {
                 "too large",
             ),
             ("/tensors/0/dtype", "complex128".into(), "needs a carrier"),
-            ("/tensors/0/dtype", "object".into(), "needs a carrier"),
+            ("/tensors/0/dtype", "numpy:<f4".into(), "needs a carrier"),
             ("/tensors/1/stored/dtype", "F32".into(), "not carried"),
             (
                 "/tensors/1/stored/shape",
@@ -594,11 +629,31 @@ mod tests {
         for (pointer, value, expected) in cases {
             let mut part = sample();
             *part.pointer_mut(pointer).unwrap() = value.clone();
-            let error = parse(&part).unwrap_err().to_string();
+            let error = parse(&part).unwrap_err();
+            assert!(matches!(error, Error::Malformed { .. }), "{error}");
+            let error = error.to_string();
             let known = error.contains(expected)
                 || (*pointer == "/tensors/0/range" && error.contains("where the shape takes"));
             assert!(known, "{pointer}: {error}");
         }
+    }
+
+    #[test]
+    fn what_a_newer_version_may_write_is_no_damage() {
+        let cases = [
+            ("/tensors/0/dtype", "float3_e1m1".into()),
+            ("/tensors/1/dtype", "object".into()),
+            ("/tensors/1/stored/dtype", "F4_PACKED".into()),
+        ];
+        for (pointer, value) in cases {
+            let mut part = sample();
+            *part.pointer_mut(pointer).unwrap() = value;
+            let error = parse(&part).unwrap_err();
+            assert!(matches!(error, Error::Unknown { .. }), "{pointer}: {error}");
+        }
+        let mut part = sample();
+        part["version"] = 2.into();
+        assert!(matches!(parse(&part), Err(Error::Version { found: 2, .. })));
     }
 
     #[test]
@@ -655,7 +710,7 @@ mod tests {
             "\u{0}",
         ] {
             let result = Part::parse(text.as_bytes(), Path::new("c"), "p", ATTEMPT, 0);
-            assert!(matches!(result, Err(Error::Corrupt { .. })), "{text:?}");
+            assert!(matches!(result, Err(Error::Malformed { .. })), "{text:?}");
         }
     }
 }

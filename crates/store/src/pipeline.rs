@@ -23,6 +23,7 @@ use penstock_io::transfer::WholeTransfers;
 use crate::error::{Error, Result};
 use crate::options::Settings;
 use crate::progress::Progress;
+use crate::report::{Fallback, FallbackKind};
 
 /// How a call ran, for its report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,14 +33,15 @@ pub struct Run {
     /// How the backend runs: the ring's flags, or the calls that the threads make.
     pub setup: String,
     /// What was asked for or hoped for and not had, with the reason; no reason twice.
-    pub fallbacks: Vec<String>,
+    pub fallbacks: Vec<Fallback>,
     /// Whether every file bypassed the page cache.
     pub is_direct: bool,
 }
 
 impl Run {
     /// Adds a fallback unless it is already there.
-    pub(crate) fn note(&mut self, fallback: String) {
+    pub(crate) fn note(&mut self, kind: FallbackKind, reason: String) {
+        let fallback = Fallback { kind, reason };
         if !self.fallbacks.contains(&fallback) {
             self.fallbacks.push(fallback);
         }
@@ -51,7 +53,7 @@ impl Run {
         other
             .fallbacks
             .into_iter()
-            .for_each(|fallback| self.note(fallback));
+            .for_each(|fallback| self.note(fallback.kind, fallback.reason));
     }
 }
 
@@ -138,7 +140,7 @@ fn open_engine(settings: &Settings, run: &mut Run) -> Result<WholeTransfers> {
     run.engine = capabilities.name.to_owned();
     run.setup = capabilities.setup.to_owned();
     if let Some(reason) = opened.fallback {
-        run.note(reason);
+        run.note(FallbackKind::Engine, reason);
     }
     Ok(WholeTransfers::new(opened.engine))
 }

@@ -5,6 +5,43 @@ use std::path::PathBuf;
 use crate::options::Settings;
 use crate::pipeline::Run;
 
+/// A way that was not open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FallbackKind {
+    /// Another engine than the first choice moves the bytes.
+    Engine,
+    /// They go through the page cache, though they need not by what the caller asked for.
+    Buffered,
+    /// A lazy save copies the state at its call.
+    Eager,
+    /// Space is not reserved before it is written.
+    Unreserved,
+    /// Files of a checkpoint that was replaced could not be removed yet.
+    Leftover,
+}
+
+impl FallbackKind {
+    /// Its name in reports and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            FallbackKind::Engine => "engine",
+            FallbackKind::Buffered => "buffered",
+            FallbackKind::Eager => "eager",
+            FallbackKind::Unreserved => "unreserved",
+            FallbackKind::Leftover => "leftover",
+        }
+    }
+}
+
+/// What was hoped for and not had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fallback {
+    /// Which way was not open.
+    pub kind: FallbackKind,
+    /// Why, in words.
+    pub reason: String,
+}
+
 /// How the bytes were moved; part of every report.
 #[derive(Clone, Debug)]
 pub struct Transport {
@@ -15,7 +52,7 @@ pub struct Transport {
     /// Whether every file bypassed the page cache.
     pub direct_io: bool,
     /// What was not to be had, with the reason.
-    pub fallbacks: Vec<String>,
+    pub fallbacks: Vec<Fallback>,
     /// Extent size, workers and depth where they were left to Penstock or staging has no room for
     /// what was asked, each with the reason.
     pub choices: Vec<String>,
@@ -122,4 +159,7 @@ pub struct Problem {
     pub tensor: Option<String>,
     /// What was found.
     pub detail: String,
+    /// Whether the stored bytes themselves are wrong: they are missing, or do not match their digest
+    /// when read twice. Else they are what was written, and make no sense.
+    pub is_proven: bool,
 }

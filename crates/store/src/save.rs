@@ -25,7 +25,7 @@ use crate::options::Options;
 use crate::part::Alias;
 use crate::plan::write::TensorSpec;
 use crate::progress::Progress;
-use crate::report::{SaveReport, Transport};
+use crate::report::{Fallback, FallbackKind, SaveReport, Transport};
 pub use arena::Arena;
 pub use job::{Job, Shards, Staging};
 use prepared::unreadable;
@@ -138,7 +138,11 @@ pub fn save(
     let committed = commit(attempt, target, vec![written.part])?;
     let commit_seconds = synced.elapsed().as_secs_f64();
     written.phases.push(("commit", commit_seconds));
-    written.transport.fallbacks.extend(committed.left_behind);
+    let left_behind = committed.left_behind.map(|reason| Fallback {
+        kind: FallbackKind::Leftover,
+        reason,
+    });
+    written.transport.fallbacks.extend(left_behind);
     let _span = trace::span("release");
     // Staging memory takes its time to go.
     drop(job);

@@ -192,9 +192,11 @@ impl Store {
             seconds,
             ..
         } = report;
-        let marked = match problems.is_empty() {
-            true => self.mark_verified(step, &due.id),
-            false => self.mark_damaged(step, &due.id),
+        // What makes no sense behind right digests stays so, and is not to be kept as damaged.
+        let marked = match problems.iter().any(|problem| problem.is_proven) {
+            true => self.mark_damaged(step, &due.id),
+            false if problems.is_empty() => self.mark_verified(step, &due.id),
+            false => Ok(()),
         };
         let (outcome, reason) = match (problems.first(), marked) {
             (Some(first), _) => (Outcome::Damaged, Some(first.detail.clone())),

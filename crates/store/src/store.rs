@@ -125,7 +125,13 @@ impl Store {
     /// the system lets it have.
     pub fn state(&self, step: u64) -> Result<StepState> {
         let found = Checkpoint::look(&self.step_path(step));
-        self.judge(step, found, Checkpoint::manifest)
+        Ok(match self.judge(step, found, Checkpoint::manifest)? {
+            StepState::Complete(checkpoint) => match checkpoint.unknown_tag() {
+                Some(error) => StepState::Newer(error),
+                None => StepState::Complete(checkpoint),
+            },
+            state => state,
+        })
     }
 
     /// What the manifest of a step says of it, whose other files nobody looks at: of a thousand
@@ -191,7 +197,9 @@ impl Store {
             Err(error @ (Error::Storage { .. } | Error::Replaced { .. })) => {
                 Ok(StepState::Unreadable(error))
             }
-            Err(error @ Error::Version { .. }) => Ok(StepState::Newer(error)),
+            Err(error @ (Error::Version { .. } | Error::Unknown { .. })) => {
+                Ok(StepState::Newer(error))
+            }
             Err(error) => Ok(StepState::Damaged(error)),
         }
     }

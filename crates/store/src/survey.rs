@@ -218,6 +218,7 @@ impl Survey {
                 offset: Some(damage.offset()),
                 tensor: first,
                 detail: damage.detail(),
+                is_proven: true,
             });
         }
         self.bytes_checked += bytes;
@@ -275,6 +276,7 @@ impl Survey {
             offset: None,
             tensor: None,
             detail,
+            is_proven: true,
         });
         Ok(usable_bytes)
     }

@@ -21,8 +21,8 @@ use crate::shard::{self, Header};
 /// Reads every file of the checkpoint at `path` and lists all damage.
 ///
 /// # Errors
-/// [`Error::NotFound`], [`Error::Incomplete`], [`Error::Version`], [`Error::Interrupted`], and the
-/// system's errors. Damage is no error here but a [`Problem`].
+/// [`Error::NotFound`], [`Error::Incomplete`], [`Error::Version`], [`Error::Unknown`],
+/// [`Error::Interrupted`], and the system's errors. Damage is no error here but a [`Problem`].
 pub fn verify(path: &Path, options: &Options, progress: &Progress) -> Result<VerifyReport> {
     verify_as(path, OnDamage::List, options, progress)
 }
@@ -82,26 +82,32 @@ fn verify_files(
 
 /// Turns damage into a problem on the list; other errors stay errors.
 fn or_problem<T>(result: Result<T>, report: &mut VerifyReport) -> Result<Option<T>> {
-    match result {
-        Ok(value) => Ok(Some(value)),
+    let (file, problem) = match result {
+        Ok(value) => return Ok(Some(value)),
         Err(Error::Corrupt {
             file,
             offset,
             tensor,
             detail,
             ..
-        }) => {
-            let file = file.unwrap_or_default();
-            report.problems.push(Problem {
-                file,
-                offset,
-                tensor,
-                detail,
-            });
-            Ok(None)
-        }
-        Err(error) => Err(error),
-    }
+        }) => (file, (offset, tensor, detail, true)),
+        Err(Error::Malformed {
+            file,
+            tensor,
+            detail,
+            ..
+        }) => (file, (None, tensor, detail, false)),
+        Err(error) => return Err(error),
+    };
+    let (offset, tensor, detail, is_proven) = problem;
+    report.problems.push(Problem {
+        file: file.unwrap_or_default(),
+        offset,
+        tensor,
+        detail,
+        is_proven,
+    });
+    Ok(None)
 }
 
 fn verify_shards(
@@ -150,6 +156,7 @@ fn verify_shards(
             offset: Some(damage.offset()),
             tensor: touched_tensor(&part.tensors, file, damage).map(str::to_owned),
             detail: damage.detail(),
+            is_proven: true,
         }
     }));
     Ok(())
@@ -162,7 +169,8 @@ fn check_header(
     listed: Vec<&TensorEntry>,
     progress: &Progress,
 ) -> Result<()> {
-    let corrupt = |detail: String| Error::corrupt(path, &entry.name, detail);
+    // Of the header the chunks' digests tell whether it is what was written.
+    let malformed = |detail: String| Error::malformed(path, &entry.name, detail);
     let file_path = path.join(&entry.name);
     let file = plain::open(&file_path).map_err(Error::storage("open", &file_path))?;
     let mut start = Vec::new();
@@ -174,12 +182,13 @@ fn check_header(
     };
     read(8, &mut start)?;
     let prefix = start.first_chunk().copied().unwrap_or_default();
-    let end = shard::header_end(prefix, entry.bytes).map_err(|error| corrupt(error.to_string()))?;
+    let end =
+        shard::header_end(prefix, entry.bytes).map_err(|error| malformed(error.to_string()))?;
     progress.pay(end)?;
     read(end.saturating_sub(8), &mut start)?;
     let header =
-        shard::parse_header(&start, entry.bytes).map_err(|error| corrupt(error.to_string()))?;
-    compare(&header, listed).map_err(corrupt)
+        shard::parse_header(&start, entry.bytes).map_err(|error| malformed(error.to_string()))?;
+    compare(&header, listed).map_err(malformed)
 }
 
 fn compare(header: &Header, mut listed: Vec<&TensorEntry>) -> std::result::Result<(), String> {

@@ -547,7 +547,7 @@ fn a_hole_is_named() {
     let mut memory = Memory::plain(4, &global.shape);
     let (whole, options) = (Bounds::whole(&global.shape), Options::default());
     let error = fill_one(&checkpoint, &global, &whole, &mut memory, &options).unwrap_err();
-    let Error::Corrupt { tensor, detail, .. } = &error else {
+    let Error::Malformed { tensor, detail, .. } = &error else {
         panic!("{error}")
     };
     assert_eq!(tensor.as_deref(), Some("w"));

@@ -16,7 +16,7 @@ use penstock_store::part::TensorEntry;
 use penstock_store::plan::read::Placement;
 use penstock_store::shard::{HeaderTensor, encode_header};
 use penstock_store::verify::verify;
-use penstock_store::{MANIFEST, Progress};
+use penstock_store::{Error, MANIFEST, Progress};
 
 use super::{ATTEMPT, seal};
 
@@ -60,7 +60,11 @@ impl Checkpoint {
         };
         let opened = checkpoint::Checkpoint::open(&self.path);
         let loads = opened.is_ok_and(|opened| self.loads(&opened, &options));
-        verify(&self.path, &options, &Progress::default()).expect("an answer");
+        match verify(&self.path, &options, &Progress::default()) {
+            // What takes a newer version to read is not read.
+            Ok(_) | Err(Error::Unknown { .. } | Error::Version { .. }) => {}
+            Err(error) => panic!("an answer, and not: {error}"),
+        }
         loads
     }
 

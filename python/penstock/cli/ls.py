@@ -122,6 +122,8 @@ def _row(path: Path, info: StepInfo, is_protected: bool, mark: Mark | None) -> d
             content = penstock.inspect(path)
         except penstock.StorageError as error:
             state, reason = "unreadable", str(error)
+        except penstock.FormatVersionError as error:
+            state, reason = "newer", str(error)
         except penstock.PenstockError as error:
             # The scan looks at manifest and file sizes, this at every part as well.
             state, reason = "damaged", str(error)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from penstock import _native
 from penstock.errors import PenstockError, PenstockWarning
+from penstock.paths import check_scheme
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -166,7 +167,9 @@ def call(
 
 def _file(path: str | os.PathLike[str]) -> str:
     """Where this process writes, wherever it may go."""
-    where = os.path.abspath(os.fsdecode(path))
+    text = os.fsdecode(path)
+    check_scheme(text)
+    where = os.path.abspath(text)
     rank = _rank()
     if os.path.isdir(where):
         own = f"process{os.getpid()}" if rank is None else f"rank{rank}"
@@ -224,7 +227,11 @@ def start_from_environment() -> None:
     path = os.environ.get("PENSTOCK_TRACE", "").strip()
     if not path or _running is not None:
         return
-    where = _file(path)
+    try:
+        where = _file(path)
+    except PenstockError as error:
+        warnings.warn(f"PENSTOCK_TRACE: {error}", PenstockWarning, stacklevel=2)
+        return
     directory = os.path.dirname(where)
     if not os.access(directory, os.W_OK):
         # Said now, and not when the run is over.

@@ -31,6 +31,7 @@ use crate::part::Missing;
 use crate::pipeline::feed::Feed;
 use crate::pipeline::{self, Run};
 use crate::progress::Progress;
+use crate::report::FallbackKind;
 
 /// Threads that stage: more do not make memory faster, and the caller has work for the others.
 const STAGE_THREADS_MAX: usize = 4;
@@ -289,9 +290,8 @@ impl Job {
         let Prepared { plan, settings, .. } = self.prepared.as_ref();
         let run = &mut shards.run;
         if let Some(reason) = &self.eager_because {
-            run.note(format!(
-                "copied at the call, as without lazy=True: {reason}"
-            ));
+            let reason = format!("copied at the call, as without lazy=True: {reason}");
+            run.note(FallbackKind::Eager, reason);
         }
         let files = self.prepared.create_shards(attempt, shards.rank, run)?;
         shards.chunks = pipeline::write::write(plan, &self.feed, &files, settings, progress, run)?;

@@ -21,7 +21,7 @@ use crate::options::{Options, Settings};
 use crate::part::{self, Alias, FileEntry, Missing, Part};
 use crate::pipeline::Run;
 use crate::plan::write::{TensorSpec, WritePlan, plan};
-use crate::report::Transport;
+use crate::report::{FallbackKind, Transport};
 use crate::reshard::GlobalTensors;
 use crate::shard::PAGE_BYTES;
 
@@ -81,7 +81,7 @@ impl Prepared {
             let name = name::shard(rank, index, attempt.id());
             let file = attempt.create(&name, self.settings.direct)?;
             if let Some(reason) = file.fallback() {
-                run.note(reason.to_owned());
+                run.note(FallbackKind::Buffered, reason.to_owned());
             }
             let length = if file.is_direct() {
                 shard.bytes.next_multiple_of(PAGE_BYTES)
@@ -90,7 +90,8 @@ impl Prepared {
             };
             match self.file_system.change(Change::Allocate(&file, length)) {
                 Err(error) if error.kind() == Some(io::ErrorKind::Unsupported) => {
-                    run.note("the file system cannot reserve space".to_owned());
+                    let reason = "the file system cannot reserve space".to_owned();
+                    run.note(FallbackKind::Unreserved, reason);
                 }
                 result => result?,
             }

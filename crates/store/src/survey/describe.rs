@@ -42,7 +42,12 @@ pub(super) fn describe(path: &Path) -> Result<Description> {
             found.bytes_checked += bytes;
             found.manifest = Some(manifest);
         }
-        Err(error @ (Error::Corrupt { .. } | Error::Incomplete { .. } | Error::Storage { .. })) => {
+        Err(
+            error @ (Error::Corrupt { .. }
+            | Error::Malformed { .. }
+            | Error::Incomplete { .. }
+            | Error::Storage { .. }),
+        ) => {
             found.lose(path, MANIFEST, error)?;
         }
         Err(error) => return Err(error),
@@ -92,7 +97,8 @@ impl Description {
                 self.bytes_checked += entry.bytes;
                 (read_part(path, manifest, entry), Described::Whole)
             }
-            _ => (part_alone(path, id, rank), Described::PartAlone),
+            // Nothing vouches for it: what is not known may as well be damage.
+            _ => (believed(part_alone(path, id, rank)), Described::PartAlone),
         };
         match read {
             Ok(part) => Ok((part, described)),
@@ -106,24 +112,28 @@ impl Description {
 
     /// Takes note of a file that cannot be used; errors that say something else stay errors.
     fn lose(&mut self, path: &Path, file: &str, error: Error) -> Result<()> {
+        let is_proven = !matches!(error, Error::Malformed { .. });
         let detail = match error {
-            Error::Corrupt { detail, .. } | Error::Incomplete { detail, .. } => detail,
+            Error::Corrupt { detail, .. }
+            | Error::Malformed { detail, .. }
+            | Error::Incomplete { detail, .. } => detail,
             Error::Storage { source, .. } if is_lost(&source) => source.to_string(),
             error => return Err(error),
         };
         if !plain::is_there(&path.join(file)) {
             self.missing_files.push(file.to_owned());
         }
-        self.note(file, detail);
+        self.note(file, detail, is_proven);
         Ok(())
     }
 
-    fn note(&mut self, file: &str, detail: String) {
+    fn note(&mut self, file: &str, detail: String, is_proven: bool) {
         self.problems.push(Problem {
             file: file.to_owned(),
             offset: None,
             tensor: None,
             detail,
+            is_proven,
         });
     }
 
@@ -162,7 +172,7 @@ impl Description {
                     });
                     part.tensors.extend(tensors);
                 }
-                Err(detail) => self.note(name, detail),
+                Err(detail) => self.note(name, detail, false),
             }
         }
         let mut seen = HashSet::new();
@@ -181,6 +191,14 @@ fn list(path: &Path) -> Result<Vec<String>> {
     }
     names.sort();
     Ok(names)
+}
+
+/// A part that no manifest vouches for, whose types are damage where they are not known.
+fn believed(read: Result<Part>) -> Result<Part> {
+    read.map_err(|error| match error {
+        Error::Unknown { path, file, detail } => Error::malformed(&path, &file, detail),
+        error => error,
+    })
 }
 
 /// A part that no manifest vouches for.

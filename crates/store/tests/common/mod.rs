@@ -198,15 +198,21 @@ pub fn errno(error: &Error) -> Option<i32> {
 
 /// What a load that refused damage says about it.
 pub fn problem_of(error: Error) -> Problem {
-    let Error::Corrupt {
-        file,
-        offset,
-        tensor,
-        detail,
-        ..
-    } = error
-    else {
-        panic!("damage is named as such, not as: {error}")
+    let (file, offset, tensor, detail, is_proven) = match error {
+        Error::Corrupt {
+            file,
+            offset,
+            tensor,
+            detail,
+            ..
+        } => (file, offset, tensor, detail, true),
+        Error::Malformed {
+            file,
+            tensor,
+            detail,
+            ..
+        } => (file, None, tensor, detail, false),
+        error => panic!("damage is named as such, not as: {error}"),
     };
     let file = file.unwrap_or_default();
     Problem {
@@ -214,6 +220,7 @@ pub fn problem_of(error: Error) -> Problem {
         offset,
         tensor,
         detail,
+        is_proven,
     }
 }
 

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from penstock import _native, dtypes, tree
 from penstock.errors import StateMismatchError
 from penstock.fetch import whole_request
+from penstock.foreign import telling
 from penstock.inspection import part_name
 from penstock.integrations.dcp import layout
 from penstock.memory import CPU, of_tensor
@@ -132,7 +133,8 @@ class Opened:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.checkpoint = _native.open(path)
+        with telling(path):
+            self.checkpoint = _native.open(path)
         try:
             self._part = part_name(self.checkpoint.files())
             with self.reading():

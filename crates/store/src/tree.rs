@@ -1,0 +1,64 @@
+//! The tree of a part, as far as this crate looks into it: which kinds of values it has.
+//!
+//! What a tree says is Python's to understand. But whether a step takes a newer version to load has to
+//! be told without loading it.
+
+/// The tags of format 1 (docs/format.md, 6.2 and 6.6).
+const TAGS: [&str; 24] = [
+    "tensor",
+    "ndarray",
+    "missing",
+    "int",
+    "float",
+    "str",
+    "bytes",
+    "bytearray",
+    "complex",
+    "tuple",
+    "set",
+    "frozenset",
+    "dict",
+    "odict",
+    "counter",
+    "defaultdict",
+    "size",
+    "dtype",
+    "device",
+    "np.dtype",
+    "np",
+    "slice",
+    "range",
+    "first",
+];
+
+/// How a writer begins a tagged object. Inside of a string it would need escapes.
+const TAGGED: &str = "{\"$\":\"";
+
+/// The first tag that this version does not know. A tree that is not written as writers write it may
+/// hide one, which whoever loads it finds.
+pub(crate) fn unknown_tag(tree: &str) -> Option<&str> {
+    tree.split(TAGGED).skip(1).find_map(|rest| {
+        let tag = rest.split_once('"').map_or(rest, |(tag, _)| tag);
+        (!TAGS.contains(&tag)).then_some(tag)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_tags_are_looked_at() {
+        for known in [
+            "{}",
+            "null",
+            r#"{"a":{"$":"tensor","i":0},"b":[{"$":"np","dtype":"<f4","v":""}]}"#,
+            r#"{"text":"{\"$\":\"pickle\"}","key {":"$:"}"#,
+        ] {
+            assert_eq!(unknown_tag(known), None, "{known}");
+        }
+        let newer = r#"{"a":{"$":"tuple","v":[{"$":"quaternion","v":[1]}]}}"#;
+        assert_eq!(unknown_tag(newer), Some("quaternion"));
+        assert_eq!(unknown_tag("{\"$\":\"open"), Some("open"));
+    }
+}

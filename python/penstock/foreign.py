@@ -1,0 +1,130 @@
+"""What is at a path that holds no checkpoint: files and directories of others, and stores.
+
+Whoever comes from another library passes what that one wrote. The error tells what it is, and the
+call that reads it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from penstock.errors import CheckpointNotFoundError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MANIFEST = "manifest.json"
+_OURS = b'{"format":"penstock-checkpoint"'
+_OUR_FILE = re.compile(r"manifest\.json|(?:part|shard)-[0-9-]+\.[0-9a-f]{32}\.(?:json|safetensors)")
+_STEP = re.compile(r"step-[0-9]{10,}")
+_PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar")
+
+_THEN_SAVE = "then penstock.save(directory, state)"
+
+
+@contextmanager
+def telling(path: str) -> Iterator[None]:
+    """Lets errors about a path that holds no checkpoint say what it holds.
+
+    Raises:
+        CheckpointNotFoundError: It holds something of others.
+    """
+    try:
+        yield
+    except (CheckpointNotFoundError, StorageError) as error:
+        if isinstance(error, StorageError) and error.errno != errno.ENOTDIR:
+            raise
+        told = describe(path)
+        if told is None:
+            raise
+        raise CheckpointNotFoundError(f"{path} {told}", path=path) from error
+
+
+def describe(path: str) -> str | None:
+    """What is at a path and what to do about it; None where nothing is known of it."""
+    try:
+        if os.path.isfile(path):
+            return _file(path)
+        return _directory(path, set(os.listdir(path)))
+    except OSError:
+        return None
+
+
+def is_checkpoint(path: str) -> bool:
+    """Whether a directory holds the manifest of a checkpoint; others call files so, too."""
+    try:
+        with open(os.path.join(path, _MANIFEST), "rb") as file:
+            return file.read(len(_OURS)) == _OURS
+    except OSError:
+        return False
+
+
+def not_a_store(root: str) -> CheckpointNotFoundError:
+    """The error for a checkpoint that is opened as a store."""
+    above, name = os.path.split(root)
+    remedy = f"penstock.load({root!r}) loads it"
+    if _STEP.fullmatch(name):
+        step = int(name.partition("-")[2])
+        remedy += f", and CheckpointStore({above!r}).load(step={step}) as a step of its store"
+    return CheckpointNotFoundError(
+        f"{root} is a checkpoint, not a store of them: {remedy}; a store is the directory above "
+        "its steps",
+        path=root,
+    )
+
+
+def _file(path: str) -> str:
+    above, name = os.path.split(path)
+    if _OUR_FILE.fullmatch(name) and is_checkpoint(above or "."):
+        return f"is a file of a checkpoint: pass the directory that it is in, {above or '.'!r}"
+    with open(path, "rb") as file:
+        start = file.read(9)
+    # A header's length in 8 bytes, and the header: one JSON object.
+    if name.endswith(".safetensors") or (start[8:] == b"{" and start[6:8] == b"\0\0"):
+        read = f"state = safetensors.torch.load_file({path!r})"
+        return f"is a file of safetensors, not a checkpoint: {read}, {_THEN_SAVE}"
+    if name.endswith(_PICKLES) or start[:2] in (b"\x80\x02", b"PK"):
+        read = f"state = torch.load({path!r}, weights_only=True)"
+        return f"is a file as torch.save writes them, not a checkpoint: {read}, {_THEN_SAVE}"
+    return "is a file, and a checkpoint is a directory: pass the directory that penstock.save made"
+
+
+def _directory(path: str, names: set[str]) -> str | None:
+    if _MANIFEST in names or any(_STEP.fullmatch(name) for name in names):
+        # One of ours, or a store of them, of which the error says more.
+        return None
+    if ".metadata" in names:
+        return (
+            "is a checkpoint of PyTorch's Distributed Checkpoint (DCP): read it into a state of "
+            f"its shape with torch.distributed.checkpoint.load(state, checkpoint_id={path!r}), "
+            f"{_THEN_SAVE}"
+        )
+    has_ranks = any(name.startswith(("zero_pp_rank_", "mp_rank_")) for name in names)
+    has_steps = "latest" in names and any(name.startswith("global_step") for name in names)
+    if has_ranks or has_steps or "zero_to_fp32.py" in names:
+        return (
+            "is a checkpoint of DeepSpeed: read it with engine.load_checkpoint(directory), "
+            "then save what the engine holds with penstock.save"
+        )
+    weights = [
+        name for name in names if name.endswith((".safetensors", ".bin", ".safetensors.index.json"))
+    ]
+    if "config.json" in names and weights:
+        return (
+            "is a model as Hugging Face's save_pretrained writes them: read it with "
+            f"AutoModel.from_pretrained({path!r}), then penstock.save(directory, "
+            "model.state_dict())"
+        )
+    foreign = sorted(
+        name
+        for name in names
+        if name.endswith((".safetensors", *_PICKLES)) and not _OUR_FILE.fullmatch(name)
+    )
+    if foreign:
+        file = os.path.join(path, foreign[0])
+        return f"holds no checkpoint but files of others, and {file} {_file(file)}"
+    return None

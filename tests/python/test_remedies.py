@@ -1,0 +1,213 @@
+"""What an error tells to do can be done: it names the thing that is there, and the call for it."""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint
+from click.testing import CliRunner
+
+import penstock
+from conftest import REPOSITORY
+from penstock.cli import cli
+
+# What others have written.
+
+
+def torch_file(path):
+    torch.save({"w": torch.ones(3)}, path / "model.pt")
+    return path / "model.pt"
+
+
+def legacy_torch_file(path):
+    torch.save({"w": torch.ones(3)}, path / "model", _use_new_zipfile_serialization=False)
+    return path / "model"
+
+
+def safetensors_file(path):
+    header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 4)
+    return path / "model.safetensors"
+
+
+def unnamed_safetensors_file(path):
+    return safetensors_file(path).rename(path / "weights")
+
+
+def hugging_face(path):
+    safetensors_file(path)
+    (path / "config.json").write_text("{}")
+    return path
+
+
+def weights_alone(path):
+    safetensors_file(path)
+    return path
+
+
+def distributed_checkpoint(path):
+    state = {"w": torch.ones(3)}
+    torch.distributed.checkpoint.save(state, checkpoint_id=path / "dcp", no_dist=True)
+    return path / "dcp"
+
+
+def deepspeed(path):
+    (path / "global_step10").mkdir()
+    (path / "latest").write_text("global_step10")
+    return path
+
+
+def deepspeed_step(path):
+    (path / "mp_rank_00_model_states.pt").write_bytes(b"PK")
+    return path
+
+
+def shard(path):
+    penstock.save(path / "ckpt", {"w": torch.ones(3)})
+    return next((path / "ckpt").glob("shard-*"))
+
+
+FOREIGN = {
+    torch_file: "torch.load({path!r}, weights_only=True)",
+    legacy_torch_file: "torch.load({path!r}, weights_only=True)",
+    safetensors_file: "safetensors.torch.load_file({path!r})",
+    unnamed_safetensors_file: "safetensors.torch.load_file({path!r})",
+    hugging_face: "from_pretrained({path!r})",
+    weights_alone: "safetensors.torch.load_file(",
+    distributed_checkpoint: "torch.distributed.checkpoint.load(state, checkpoint_id={path!r})",
+    deepspeed: "engine.load_checkpoint",
+    deepspeed_step: "engine.load_checkpoint",
+    shard: "pass the directory that it is in",
+}
+
+
+@pytest.mark.parametrize("make", FOREIGN, ids=lambda make: make.__name__)
+def test_what_others_wrote_is_named_with_its_call(tmp_path, tmp_path_factory, make):
+    out = tmp_path_factory.mktemp("salvaged") / "out"
+    path = str(make(tmp_path))
+    expected = FOREIGN[make].format(path=path)
+    calls = (penstock.load, penstock.inspect, penstock.verify, penstock.explain)
+    for call in (*calls, lambda path: penstock.salvage(path, out)):
+        with pytest.raises(penstock.CheckpointNotFoundError, match=re.escape(expected)) as raised:
+            call(path)
+        assert raised.value.path == path
+    said = CliRunner().invoke(cli, ["inspect", path], standalone_mode=False)
+    assert expected in str(said.exception)
+
+
+def test_a_directory_of_other_things_is_nothing_of_all_that(tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(penstock.CheckpointNotFoundError, match="check the path"):
+        penstock.load(tmp_path)
+    with pytest.raises(penstock.PenstockError, match="a checkpoint is a directory"):
+        penstock.load(tmp_path / "notes.txt")
+
+
+def test_a_save_that_did_not_finish_is_that_whatever_lies_beside_it(tmp_path):
+    penstock.save(tmp_path / "ckpt", {"w": torch.ones(3)})
+    (tmp_path / "ckpt" / "manifest.json").unlink()
+    torch_file(tmp_path / "ckpt")
+    with pytest.raises(penstock.IncompleteCheckpointError):
+        penstock.load(tmp_path / "ckpt")
+
+
+# Stores and checkpoints, one for the other.
+
+
+def test_a_store_is_no_checkpoint(tmp_path):
+    store = penstock.CheckpointStore(tmp_path)
+    store.save(7, {"w": np.ones(3)})
+    torch_file(tmp_path)
+    for call in (penstock.load, penstock.inspect, penstock.verify):
+        with pytest.raises(
+            penstock.CheckpointNotFoundError, match=r"CheckpointStore\(path\)\.load\(\)"
+        ) as raised:
+            call(tmp_path)
+        assert store.path(7) in str(raised.value)
+
+
+def test_a_checkpoint_is_no_store(tmp_path):
+    store = penstock.CheckpointStore(tmp_path)
+    store.save(7, {"w": np.ones(3)})
+    found = r"penstock\.load\(.*step-0000000007'\) loads it, and .*load\(step=7\)"
+    with pytest.raises(penstock.CheckpointNotFoundError, match=found):
+        penstock.CheckpointStore(store.path(7))
+    penstock.save(tmp_path / "alone", {"w": np.ones(3)})
+    with pytest.raises(penstock.CheckpointNotFoundError, match="not a store of them"):
+        penstock.CheckpointStore(tmp_path / "alone")
+    # A file of that name may be of others.
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "manifest.json").write_text('{"short_name":"app"}')
+    assert penstock.CheckpointStore(tmp_path / "web").steps() == []
+
+
+# Targets that do not fit.
+
+
+def trained(steps):
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(steps):
+        model(torch.ones(3)).sum().backward()
+        optimizer.step()
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+def mismatch(path, target):
+    with pytest.raises(penstock.StateMismatchError) as raised:
+        penstock.load(path, into=target)
+    assert str(path) in str(raised.value)
+    assert "nothing was changed" in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_fresh_optimizer_is_told_how_to_resume(tmp_path, is_alone):
+    state, fresh = trained(2), trained(0)
+    if is_alone:
+        state, fresh = state["optimizer"], fresh["optimizer"]
+    penstock.save(tmp_path / "ckpt", state)
+    said = mismatch(tmp_path / "ckpt", fresh)
+    assert "state: 2 entries in the checkpoint, none in the target" in said
+    for way in ("penstock.Training(", "store.resume(training)", "optimizer.load_state_dict"):
+        assert way in said
+    assert "keys=" not in said
+
+
+@pytest.mark.parametrize(
+    ("target", "what", "remedy"),
+    [
+        ({"w": torch.ones(2, 3), "n": 1}, "w: shape [3] in the checkpoint, [2, 3]", "same model"),
+        ({"w": torch.ones(3).half(), "n": 1}, "w: dtype float32", ".to("),
+        ({"w": 5, "n": 1}, "w: tensor in the checkpoint", "same model"),
+        ({"w": torch.ones(3)}, "n: is in the checkpoint, not in the target", "keys="),
+        ({"w": torch.ones(3), "n": 1, "m": 2}, "m: is in the target, not in", "keys="),
+        ({"w": torch.ones(3), "n": [1]}, "n: a plain value in the checkpoint", "same model"),
+        ({"w": torch.ones(1).expand(3), "n": 1}, "w: the target is expanded", ".clone()"),
+        ([1], "dict in the checkpoint, list in the target", "same model"),
+    ],
+)
+def test_each_misfit_is_told_with_a_way_out(tmp_path, target, what, remedy):
+    penstock.save(tmp_path / "ckpt", {"w": torch.ones(3), "n": 1})
+    said = mismatch(tmp_path / "ckpt", target)
+    assert what in said
+    assert remedy in said
+    assert "load without into=" in said
+
+
+# Remedies.
+
+
+def test_no_remedy_names_a_package_that_is_not_published():
+    """Penstock is on no index: `pip install penstock` would fetch something of others."""
+    told = re.compile(r"pip install (?:--upgrade )?['\"]?penstock|upgrade penstock")
+    for place in ("python", "crates", "docs", "examples"):
+        for file in (REPOSITORY / place).rglob("*"):
+            if file.suffix in (".py", ".rs", ".md", ".yml", ".pyi", ".sh"):
+                found = told.search(Path(file).read_text())
+                assert found is None, f"{file}: {found}"
