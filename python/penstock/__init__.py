@@ -36,6 +36,7 @@ from penstock.inspection import CheckpointInfo, MissingInfo, TensorInfo
 from penstock.native_threads import rest_at_exit as _rest_at_exit
 from penstock.options import Options
 from penstock.pending import PendingSave, SaveProgress, guard
+from penstock.preemption import Preemption, on_signal
 from penstock.recovery import Explanation, SalvageReport, TensorFate, explain, salvage
 from penstock.reports import (
     Fallback,
@@ -50,6 +51,7 @@ from penstock.reports import (
 from penstock.store import CheckpointStore
 from penstock.tracing import start_from_environment as _start_tracing
 from penstock.tracing import trace
+from penstock.training import Training
 
 __version__ = _version("penstock")
 
@@ -76,6 +78,7 @@ __all__ = [
     "PenstockError",
     "PenstockWarning",
     "PerRank",
+    "Preemption",
     "Problem",
     "ProtectedCheckpointError",
     "RankError",
@@ -91,6 +94,7 @@ __all__ = [
     "StorageError",
     "TensorFate",
     "TensorInfo",
+    "Training",
     "UnsupportedPathError",
     "UnsupportedStateError",
     "VerifyResult",
@@ -100,6 +104,7 @@ __all__ = [
     "inspect",
     "load",
     "metrics",
+    "on_signal",
     "salvage",
     "save",
     "trace",

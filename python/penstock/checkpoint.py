@@ -20,7 +20,7 @@ from penstock.flatten import flatten
 from penstock.foreign import telling
 from penstock.gcpause import gc_paused
 from penstock.inspection import CheckpointInfo, describe
-from penstock.loading import Wanted, read
+from penstock.loading import Wanted, deliver, read
 from penstock.pending import save_together
 from penstock.progress import Progress, shown
 from penstock.ranks import find as find_ranks
@@ -28,6 +28,7 @@ from penstock.reports import LoadReport, Problem, SaveReport, VerifyResult
 from penstock.rounds import entered
 from penstock.saving import Target
 from penstock.tracing import call, span
+from penstock.training import captured
 
 if TYPE_CHECKING:
     import os
@@ -73,7 +74,7 @@ def save(
 
     Args:
         path: The checkpoint's directory; made if missing, its parents too.
-        state: What to save.
+        state: What to save: a state, or a `Training`.
         overwrite: Replace a complete checkpoint at the path. It stays loadable until the new one
             is committed.
         step: The training step, recorded beside the state.
@@ -133,7 +134,7 @@ def save_alone(
     """
     began = time.perf_counter()
     with span("flatten"):
-        flat = flatten(state)
+        flat = flatten(captured(state))
     flatten_seconds = time.perf_counter() - began
     target.give_way()
     with shown(progress, "saving") as update:
@@ -175,10 +176,11 @@ def load(
 
     Args:
         path: The checkpoint's directory.
-        into: A state of the same structure whose tensors and arrays are filled in place and whose
-            plain values are replaced. Everything is compared before anything is written. If
-            reading fails half-way (`CorruptCheckpointError`, `StorageError`), the contents of the
-            targets are undefined.
+        into: A `Training` to restore, or a state of the same structure whose tensors and arrays
+            are filled in place and whose plain values are replaced. Everything is compared before
+            anything is written. If reading fails half-way (`CorruptCheckpointError`,
+            `StorageError`), the contents of the targets of a state are undefined, and a `Training`
+            is as it was.
         keys: Dotted names of the leaves to load, or patterns of `fnmatch` over them, such as
             ``"model.*"`` (``*`` also matches dots). Only their bytes are read. The result keeps
             the structure: containers that are left without a leaf are dropped, lists and tuples
@@ -243,11 +245,12 @@ def load(
         rank=rank,
     )
     loaded = read(decode_path(path), wanted, options)
+    state = deliver(loaded, wanted)
     for message in loaded.warnings:
         warnings.warn(message, PenstockWarning, stacklevel=2)
     if report is not None:
         report(loaded.report)
-    return loaded.state
+    return state
 
 
 def inspect(path: str | os.PathLike[str] | bytes) -> CheckpointInfo:

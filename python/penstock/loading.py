@@ -17,11 +17,12 @@ from penstock.gcpause import gc_paused
 from penstock.inspection import part_name
 from penstock.partial import settle
 from penstock.progress import shown
-from penstock.ranks import own_rank
+from penstock.ranks import own_rank, own_size
 from penstock.reports import LoadReport
 from penstock.restore import BYTES_TAGS, Builder, Place, needed
-from penstock.targets import Targets
+from penstock.targets import NEW, Targets
 from penstock.tracing import call, span
+from penstock.training import Training
 from penstock.view import View, view
 
 if TYPE_CHECKING:
@@ -43,12 +44,14 @@ class Loaded(NamedTuple):
         state: The state.
         report: How.
         is_whole: Whether every byte of every file was read.
+        is_partial: Whether there was more in it than was asked for, or less than there should be.
         warnings: What the caller should know of it.
     """
 
     state: Any
     report: LoadReport
     is_whole: bool
+    is_partial: bool
     warnings: list[str]
 
 
@@ -58,6 +61,8 @@ class Wanted:
 
     Attributes:
         own_rank: Who asks, where ``rank`` is None; None to find that out.
+        is_strict: Whether a `Training` that is restored and a checkpoint have to have the same
+            parts.
     """
 
     into: Any = None
@@ -67,6 +72,7 @@ class Wanted:
     allow_partial: bool = False
     rank: int | None = None
     own_rank: int | None = None
+    is_strict: bool = True
 
 
 def read(path: str, wanted: Wanted, options: Options | None) -> Loaded:
@@ -79,6 +85,37 @@ def read(path: str, wanted: Wanted, options: Options | None) -> Loaded:
         # Not observed: what is refused for its arguments is no load that failed.
         reading = _Reading(path, wanted, options)
         return _run(reading, path, wanted, options)
+
+
+def deliver(loaded: Loaded, wanted: Wanted, world_size: int | None = None) -> Any:
+    """What a caller of a load gets; a `Training` takes over what was loaded, at the end of all.
+
+    Args:
+        loaded: What was loaded; gets what the user should know of it.
+        wanted: What was asked for.
+        world_size: How many ranks load it together; None to find that out.
+    """
+    training = wanted.into
+    if not isinstance(training, Training):
+        return loaded.state
+    report = loaded.report
+    loaded.warnings.extend(
+        training._restore(
+            loaded.state,
+            path=report.path,
+            is_partial=loaded.is_partial,
+            is_strict=wanted.is_strict,
+        )
+    )
+    size = own_size() if world_size is None else world_size
+    rank = own_rank() if wanted.own_rank is None else wanted.own_rank
+    if size != report.world_size and not rank:
+        loaded.warnings.append(
+            f"{report.path}: {report.world_size} ranks saved it and {size} go on with it: of what "
+            "each has of its own, such as random states and places in the data, each gets that of "
+            f"the rank of its number modulo {report.world_size}"
+        )
+    return training
 
 
 @observed("load")
@@ -107,6 +144,8 @@ class _Reading:
         self._options = to_native(options)
         self._device = check_device(wanted.device)
         self._warnings: list[str] = []
+        self._into = wanted.into
+        self._is_partial = False
         self._rank, self._is_alone = self._whose()
 
     def run(self) -> Loaded:
@@ -136,13 +175,18 @@ class _Reading:
             **fetched.fields["phases"],
             "build": ended - loaded,
         }
-        changes = {"path": self._path, "phases": phases, "seconds": ended - began}
+        changes = {
+            "path": self._path,
+            "phases": phases,
+            "seconds": ended - began,
+            "world_size": checkpoint.world_size,
+        }
         if checkpoint.partial is not None and checkpoint.partial[1]:
             # The digests are those that it was salvaged with: they prove nothing about the
             # original.
             changes["verified"] = False
         report = LoadReport(**{**fetched.fields, **changes})
-        return Loaded(state, report, fetched.is_whole, self._warnings)
+        return Loaded(state, report, fetched.is_whole, self._is_partial, self._warnings)
 
     def _whose(self) -> tuple[int, bool]:
         """Whose state is loaded, and whether exactly as that rank saved it."""
@@ -157,7 +201,9 @@ class _Reading:
     def _look(self, checkpoint: _native.Checkpoint) -> tuple[View, Targets | None]:
         """What is to be loaded, and what it goes into."""
         wanted = self._wanted
-        seen = view(checkpoint, self._rank, wanted.into, is_alone=self._is_alone)
+        training = wanted.into if isinstance(wanted.into, Training) else None
+        into = wanted.into if training is None else training._wanted()
+        seen = view(checkpoint, self._rank, into, is_alone=self._is_alone)
         if seen.unreached and wanted.into is None and self._patterns is None and not self._is_alone:
             self._leave_out(seen)
         node = seen.node
@@ -172,11 +218,19 @@ class _Reading:
             allow_partial=wanted.allow_partial,
             lost=() if is_named else seen.lost,
         )
+        self._is_partial = is_partial = self._patterns is not None or is_left_out
+        if training is not None:
+            node, self._into = training._targets(
+                node,
+                seen._replace(node=node),
+                self._path,
+                is_partial=is_partial,
+                is_strict=wanted.is_strict,
+            )
         seen = seen._replace(node=node)
-        if wanted.into is None:
+        if self._into is None or self._into is NEW:
             return seen, None
-        is_partial = self._patterns is not None or is_left_out
-        return seen, Targets(node, wanted.into, seen, self._path, is_partial=is_partial)
+        return seen, Targets(node, self._into, seen, self._path, is_partial=is_partial)
 
     def _leave_out(self, seen: View) -> None:
         """Tells of what ranks saved apart and one state has no place for.
@@ -216,4 +270,4 @@ class _Reading:
         if targets is None:
             return Builder(seen.tensors, seen.aliases, places, self._device).build(seen.node)
         builder = Builder(seen.tensors, seen.aliases, {**places, **targets.places()})
-        return targets.finish(seen.node, self._wanted.into, builder)
+        return targets.finish(seen.node, self._into, builder)

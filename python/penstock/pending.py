@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import events
@@ -18,7 +19,7 @@ from penstock.saving import Save
 from penstock.tracing import call, span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from penstock.progress import Progress
     from penstock.reports import SaveReport
@@ -205,6 +206,11 @@ class PendingSave:
     # What the store asks.
 
     @property
+    def report(self) -> SaveReport | None:
+        """What was written and how, once it is complete."""
+        return self._report if self.done() else None
+
+    @property
     def is_ours(self) -> bool:
         """Whether this process saves, and not the one that it is a fork of."""
         return self._pid == os.getpid()
@@ -332,18 +338,25 @@ class Guard:
                 "it calls nobody before it steps (register_step_pre_hook): guard the one inside of "
                 "it, if there is one, or call pending.stage() before each of its steps"
             ) from None
+        self._optimizer = weakref.ref(optimizer)
+        _guarded.add(optimizer)
         self.waited_seconds = 0.0
         """Time that steps have waited so far."""
 
     def remove(self) -> None:
         """Takes the guard off the optimizer."""
         self._handle.remove()
+        _guarded.discard(self._optimizer())
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if _unstaged:
             began = time.perf_counter()
             stage_all()
             self.waited_seconds += time.perf_counter() - began
+
+
+_guarded: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Optimizers that have one."""
 
 
 def guard(optimizer: Any) -> Guard:
@@ -376,6 +389,13 @@ def guard(optimizer: Any) -> Guard:
         1
     """
     return Guard(optimizer)
+
+
+def guard_all(optimizers: Iterable[Any]) -> None:
+    """Puts a guard on each optimizer that has none."""
+    for optimizer in optimizers:
+        if optimizer not in _guarded:
+            Guard(optimizer)
 
 
 @atexit.register

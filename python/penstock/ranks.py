@@ -69,6 +69,12 @@ class Ranks:
         """Whether this is the one that begins and commits."""
         return self.rank == 0
 
+    @property
+    def mailbox(self) -> Mailbox:
+        """Where they leave messages for each other."""
+        with self._lock:
+            return self._opened_mailbox()
+
     def enter(self, label: str, timeout_seconds: float, order: int | None = None) -> Round:
         """The next round; to be called in the same order on every rank, and left in any case.
 
@@ -163,12 +169,11 @@ class Ranks:
 
     def _next(self, label: str, timeout_seconds: float, order: int | None) -> Round:
         with self._lock:
-            if self._mailbox is None:
-                self._mailbox = self._open_mailbox()
+            mailbox = self._opened_mailbox()
             number = self._next_round
             self._next_round += 1
             self._last = Round(
-                self._mailbox,
+                mailbox,
                 number,
                 label,
                 order=order,
@@ -178,6 +183,11 @@ class Ranks:
                 neighbours=self._neighbours,
             )
             return self._last
+
+    def _opened_mailbox(self) -> Mailbox:
+        if self._mailbox is None:
+            self._mailbox = self._open_mailbox()
+        return self._mailbox
 
     def _go_back(self) -> bool:
         """Has the next round be the last one again, if this rank was behind in that.
@@ -286,6 +296,12 @@ def own_rank() -> int | None:
     """The number of this process in its job; None where it has none."""
     dist = _job()
     return None if dist is None else int(dist.get_rank())
+
+
+def own_size() -> int:
+    """How many processes the job of this one has; 1 where it is alone."""
+    dist = _job()
+    return 1 if dist is None else int(dist.get_world_size())
 
 
 def find(

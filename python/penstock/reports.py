@@ -133,6 +133,7 @@ class LoadReport:
         verified: Whether everything handed out was checked against its digest.
         skipped: Newer steps that `CheckpointStore.load` passed over for want of a good one, each
             with the reason.
+        world_size: How many ranks saved it together.
     """
 
     path: str
@@ -157,6 +158,7 @@ class LoadReport:
     bounced_bytes: int
     verified: bool
     skipped: tuple[tuple[int, str], ...] = ()
+    world_size: int = 1
 
     @property
     def gb_per_second(self) -> float:

@@ -24,6 +24,7 @@ from penstock.reports import Fallback, SaveReport
 from penstock.rounds import Vote, or_give_up
 from penstock.sharding import Sharder, discord, is_balanced
 from penstock.tracing import span
+from penstock.training import captured
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -157,6 +158,7 @@ class Save:
             self.is_lazy = self.job.is_lazy
 
     def _take_apart(self, state: Any, *, finds_overlaps: bool) -> Flattened:
+        state = captured(state)
         if self._round is None:
             return flatten(state, finds_overlaps=finds_overlaps)
         from penstock.spread import spread

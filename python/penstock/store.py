@@ -20,16 +20,18 @@ from penstock.arguments import (
 )
 from penstock.aside import SetAside
 from penstock.errors import (
+    CheckpointNotFoundError,
     CorruptCheckpointError,
     PenstockError,
     PenstockWarning,
+    RankError,
     SaveInProgressError,
 )
 from penstock.events import observed, tell
 from penstock.foreign import is_checkpoint, not_a_store
-from penstock.loading import Loaded, Wanted
+from penstock.loading import Loaded, Wanted, deliver
 from penstock.neighbours import processes_here
-from penstock.pending import PendingSave, save_together
+from penstock.pending import PendingSave, guard_all, save_together
 from penstock.progress import shown
 from penstock.ranks import find as find_ranks
 from penstock.reading import Reader
@@ -38,6 +40,7 @@ from penstock.retention import Retention
 from penstock.rounds import entered
 from penstock.saving import Save, Target
 from penstock.tracing import call, span
+from penstock.training import Training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -155,6 +158,7 @@ class CheckpointStore:
         self._no_dist = no_dist
         self._ranks()
         self._pending: PendingSave | None = None
+        self._last_report: SaveReport | None = None
         self._arena: _native.Arena | None = None
         self._process = os.getpid()
 
@@ -210,6 +214,7 @@ class CheckpointStore:
                 report = save_together(target, state, together, options, progress)
             else:
                 report = checkpoint.save_alone(target, state, options, progress)
+        self._last_report = report
         if together is None or together.is_coordinator:
             with span("retire"):
                 self._retire(target.step or 0, 4)
@@ -308,6 +313,8 @@ class CheckpointStore:
         self, target: Target, state: Any, *, lazy: bool, if_busy: str, began: float
     ) -> PendingSave | None:
         options = to_native(self._options)
+        if lazy and isinstance(state, Training):
+            guard_all(state._optimizers())
         with self._together(target, if_busy) as (together, is_left_out):
             if is_left_out:
                 return None
@@ -375,6 +382,20 @@ class CheckpointStore:
             # What ended the block is what its caller has to hear.
             error.add_note(f"and a save in the background failed: {failed}")
 
+    def _covers(self, step: int) -> bool:
+        """Whether the last save is that of a step, complete or under way."""
+        pending = self._pending
+        if pending is not None and not (pending.done() and pending.report is None):
+            return pending.step == step
+        return self._last_report is not None and self._last_report.step == step
+
+    def _last_seconds(self) -> float:
+        """How long the last save took; 0 where there was none."""
+        pending = self._pending
+        report = None if pending is None else pending.report
+        report = report or self._last_report
+        return 0.0 if report is None else report.seconds
+
     def _memory(self, staging_bytes: int | None, together: Round | None) -> _native.Arena:
         """Memory to stage in, which outlives a save."""
         if self._arena is None or self._process != os.getpid():
@@ -394,6 +415,7 @@ class CheckpointStore:
             return
         try:
             pending.settle()
+            self._last_report = pending.report or self._last_report
         except BaseException:
             if not pending.done():
                 # A Ctrl-C: it is still under way.
@@ -544,22 +566,134 @@ class CheckpointStore:
             allow_partial=bool(allow_partial),
             own_rank=None if ranks is None else ranks.rank,
         )
-        reader = Reader(self._native, self._root, self._options, ranks)
         last = None if step is None else check_step(step)
+        return self._load(ranks, last, wanted, fallback=fallback, report=report, stacklevel=3)
+
+    def resume(
+        self,
+        training: Training,
+        *,
+        strict: bool = True,
+        progress: bool | Progress = False,
+        report: Callable[[LoadReport], object] | None = None,
+    ) -> int | None:
+        """Restores a training from the newest good step.
+
+        A step that is damaged, or cannot be read, is passed over for an older one with a
+        `PenstockWarning` that says why; so it is by every rank where one of them finds it bad. The
+        training is changed when all of a step was read and compared, and not before. Saving goes
+        on at whatever step.
+
+        Where many ranks use the store together, all of them call this, with the same parts. They
+        may be more or fewer than those that saved.
+
+        Args:
+            training: What to restore; in a fresh process, built as for a new run.
+            strict: Whether the checkpoint and the training have to have the same parts. Otherwise
+                those that both have are restored.
+            progress: True for a bar on standard error, or a function of bytes done and in all.
+            report: Called with the `LoadReport` when the training is restored.
+
+        Returns:
+            The step, or None where the store has none: then it is a new run.
+
+        Raises:
+            CorruptCheckpointError: There are steps and none is good.
+            FormatVersionError: A newer Penstock wrote the newest one.
+            StateMismatchError: The training does not fit the checkpoint.
+            RankError: Another rank has not come, or could not restore it.
+            StorageError: The operating system failed an operation.
+            PenstockError: The error of the last save, if nobody has seen it.
+
+        Example:
+            >>> import penstock, tempfile
+            >>> store = penstock.CheckpointStore(tempfile.mkdtemp())
+            >>> training = penstock.Training(losses=[])
+            >>> step = store.resume(training) or 0
+            >>> while step < 3:
+            ...     training.losses.append(1 / (step := step + 1))
+            ...     report = store.save(step, training)
+            >>> store.resume(training)
+            3
+        """
+        if not isinstance(training, Training):
+            raise TypeError(
+                f"training: {type(training).__name__} is no penstock.Training; load(into=…) fills "
+                "a state"
+            )
+        # What a lazy save has still to copy must not change.
+        self._settle()
+        ranks = self._ranks()
+        wanted = Wanted(
+            into=training,
+            progress=progress,
+            own_rank=None if ranks is None else ranks.rank,
+            is_strict=bool(strict),
+        )
+        reports: list[LoadReport] = []
+        try:
+            self._load(ranks, None, wanted, fallback=True, report=reports.append, stacklevel=3)
+        except CheckpointNotFoundError:
+            return None
+        if report is not None:
+            report(reports[0])
+        return reports[0].step
+
+    def _load(
+        self,
+        ranks: Ranks | None,
+        last: int | None,
+        wanted: Wanted,
+        *,
+        fallback: bool,
+        report: Callable[[LoadReport], object] | None,
+        stacklevel: int,
+    ) -> Any:
+        reader = Reader(self._native, self._root, self._options, ranks)
         where = self._root if last is None else self._reader().path(last)
         try:
             with call("stall", "load", where):
-                loaded = self._load(reader, last, wanted, fallback)
+                loaded = self._read(reader, last, wanted, fallback)
+                told = len(loaded.warnings)
+                state = self._deliver(loaded, wanted, ranks, is_together=fallback or last is None)
+                reader.warnings += loaded.warnings[told:]
         finally:
             for message in reader.warnings:
-                warnings.warn(message, PenstockWarning, stacklevel=2)
+                warnings.warn(message, PenstockWarning, stacklevel=stacklevel)
         if skipped := len(loaded.report.skipped):
             tell(lambda observer: observer.passed_over(skipped))
         if report is not None:
             report(loaded.report)
-        return loaded.state
+        return state
 
-    def _load(self, reader: Reader, last: int | None, wanted: Wanted, fallback: bool) -> Loaded:
+    def _deliver(
+        self, loaded: Loaded, wanted: Wanted, ranks: Ranks | None, *, is_together: bool
+    ) -> Any:
+        """What a caller gets; of a `Training`, all ranks restore theirs or all raise.
+
+        Raises:
+            RankError: Another rank could not.
+            StateMismatchError: This one could not.
+        """
+        if ranks is None or not is_together or not isinstance(wanted.into, Training):
+            return deliver(loaded, wanted, None if ranks is None else ranks.size)
+        label = f"restoring of step {loaded.report.step}"
+        seconds = to_native(self._options)["rank_timeout_seconds"]
+        try:
+            state = deliver(loaded, wanted, ranks.size)
+        except BaseException:
+            with contextlib.suppress(PenstockError):
+                ranks.is_true_for_all(label, seconds, False)
+            raise
+        if not ranks.is_true_for_all(label, seconds, True):
+            raise RankError(
+                f"{loaded.report.path}: another rank could not restore its training from this; "
+                "what it raised says why; build the training anew before it goes on",
+                rank=ranks.rank,
+            )
+        return state
+
+    def _read(self, reader: Reader, last: int | None, wanted: Wanted, fallback: bool) -> Loaded:
         if fallback:
             return reader.newest_good(last, wanted)
         return reader.newest(wanted) if last is None else reader.step(last, wanted)

@@ -23,7 +23,7 @@ from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.flatten import PerRank
 from penstock.memory import CPU, Memory, contiguous_strides, narrow, of_array, of_tensor
 from penstock.refusals import refusal
-from penstock.restore import Builder, Place, is_data, reference
+from penstock.restore import Builder, Place, is_data, needed, reference
 from penstock.scalars import TreeError, label
 from penstock.sharding import boxes_of
 from penstock.tree import LEVELS_MAX, ROOT, SEQUENCES, SKIPPED, Node, branches
@@ -46,6 +46,16 @@ _OPTIMIZER = (
     "load without into= and pass what was loaded to optimizer.load_state_dict"
 )
 _SOLVER_WORK_MAX = 10_000
+
+
+class _New:
+    """Stands in a state to fill for what is made anew, whatever it is."""
+
+    def __repr__(self) -> str:
+        return "NEW"
+
+
+NEW = _New()
 
 
 @dataclass(slots=True)
@@ -167,6 +177,7 @@ class Targets:
         self._path = path
         self._is_partial = is_partial
         self._found: list[Target] = []
+        self._new: set[int] = set()
         self._mismatches: list[tuple[str, str]] = []
         self._remedies: dict[str, None] = {}
         self._match(node, state, ROOT, 0)
@@ -189,7 +200,7 @@ class Targets:
 
     def beside(self) -> set[int]:
         """Indices of the tensors that have to be loaded beside the targets, in full."""
-        return {
+        return self._new | {
             target.index
             for target in self._found
             if not (target.is_direct or target.is_filled or target.is_staged or target.is_nothing)
@@ -234,7 +245,7 @@ class Targets:
         filled = {target.claim for target in self._direct.values()} | set(self._filled)
         for target in self._found:
             if target.is_staged:
-                _copy_elements(_local(target.value), self._hosts[target.held].owner)
+                copy_elements(_local(target.value), self._hosts[target.held].owner)
             elif target.claim not in filled and not target.is_nothing:
                 _copy(builder, target)
         in_place = [*self._direct.values(), *self._filled.values()]
@@ -248,6 +259,8 @@ class Targets:
     ) -> Any:
         """What comes into the place of a value: itself, but for plain leaves and their tuples."""
         state = _unwrapped(state)
+        if state is NEW:
+            return builder.build(node)
         if is_data(node) and node["$"] in ("tensor", "ndarray"):
             return state
         children = branches(node)
@@ -274,6 +287,9 @@ class Targets:
         if level > LEVELS_MAX:
             raise TreeError(f"nested deeper than {LEVELS_MAX} levels")
         state = _unwrapped(state)
+        if state is NEW:
+            self._new.update(needed(node, self._seen.tensors, self._seen.aliases))
+            return
         if is_data(node) and node["$"] in ("tensor", "ndarray"):
             self._match_tensor(node, state, name)
             return
@@ -502,10 +518,10 @@ def _copy(builder: Builder, target: Target) -> None:
     if target.boxes is not None:
         _copy_boxes(_local(value), source, target.boxes)
     else:
-        _copy_elements(value, source)
+        copy_elements(value, source)
 
 
-def _copy_elements(value: Any, source: Any) -> None:
+def copy_elements(value: Any, source: Any) -> None:
     """Fills a tensor from one of the same type and shape."""
     torch = sys.modules["torch"]
     with torch.inference_mode(value.is_inference()), torch.no_grad():
@@ -520,7 +536,7 @@ def _copy_boxes(local: Any, source: Any, boxes: list[Box]) -> None:
     for box in boxes:
         wanted = tuple(slice(low, low + size) for low, size in zip(*box[:2], strict=True))
         place = tuple(slice(low, low + size) for low, size in zip(box.at, box.shape, strict=True))
-        _copy_elements(local[place], source[wanted])
+        copy_elements(local[place], source[wanted])
 
 
 def _bytes_of(value: Any) -> np.ndarray[Any, Any]:

@@ -1,0 +1,377 @@
+"""`on_signal`: a last save when the scheduler wants its machines back.
+
+The handler of the signal notes that it came, and when; everything else happens where training has
+ended a step and asks (`Preemption.at`).
+
+Many ranks have to stop after the same step, and the signal may reach one of them, or all at
+different times. They agree through the key-value store with which `torch.distributed` brought them
+together, by a chain of *marks* of which each is written once, by whoever comes first:
+
+1. Who has the signal marks the step after the one it has ended.
+2. Who comes to the marked step waits there. Who is past it already marks the step where it is.
+3. Who comes last to the marked step marks that all are there: it is the one.
+4. Who has waited in vain marks a later step, further away each time, and goes on: a rank may be
+   steps ahead where it only hands work to a device, and wait there for one that waits here.
+
+A rank that never comes ends the wait of the others when the time of grace is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import threading
+import time
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any, Self
+
+from penstock.errors import PenstockError, PenstockWarning
+from penstock.options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.mailbox import Mailbox
+    from penstock.ranks import Ranks
+    from penstock.store import CheckpointStore
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+_WAIT_SECONDS_MIN = 0.5
+"""For the others at a marked step, at first; twice as long each time."""
+
+_STEPS_WAITED = 2
+"""The same, in steps of training."""
+
+
+class Preemption:
+    """Whether training has to stop, and the save that it then makes; see `on_signal`.
+
+    Attributes:
+        signal: The number of the signal that came; None as long as none has, to this process.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        training: Any,
+        signals: Iterable[int],
+        grace_seconds: float,
+    ) -> None:
+        self.signal: int | None = None
+        self._store = store
+        self._training = training
+        self._grace_seconds = grace_seconds
+        self._deadline: float | None = None
+        self._is_over = False
+        self._ranks: Ranks | None = store._ranks()
+        self._watch: _Watch | None = None
+        self._previous: dict[int, Any] = {}
+        if self._ranks is not None:
+            self._watch = _Watch(self._ranks)
+        try:
+            for number in signals:
+                self._previous[number] = signal.signal(number, self._note)
+        except (OSError, ValueError) as error:
+            self.close()
+            raise ValueError(f"signals: {number!r} cannot be caught: {error}") from None
+        _open.add(self)
+
+    def __repr__(self) -> str:
+        return f"<Preemption: {'no signal' if self.signal is None else f'signal {self.signal}'}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives the signals back to whoever had them before."""
+        _open.discard(self)
+        previous, self._previous = self._previous, {}
+        for number, handler in previous.items():
+            # One that others have set since is theirs.
+            if signal.getsignal(number) == self._note:
+                # None: one that is not of Python, which cannot be set again.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def at(self, step: int) -> bool:
+        """Whether to stop after this step; to be asked by every rank when it has ended one.
+
+        If so, the step is saved when this returns, or is all that the time of grace allowed: where
+        it is too short for another save, as long as the last one took, only the save that is under
+        way is finished. What is not saved is a `PenstockWarning`.
+
+        Args:
+            step: The number of the step, as for `CheckpointStore.save`.
+
+        Raises:
+            PenstockError: The save failed.
+        """
+        if self._is_over:
+            return True
+        if self._watch is None:
+            if self.signal is None:
+                return False
+        elif not self._watch.is_here(step, self):
+            return False
+        self._is_over = True
+        self._stop(step)
+        return True
+
+    @property
+    def remaining_seconds(self) -> float:
+        """How much of the time of grace is left; all of it as long as no signal has come."""
+        if self._deadline is None:
+            return self._grace_seconds
+        return max(self._deadline - time.monotonic(), 0.0)
+
+    def begin_grace(self, elapsed_seconds: float) -> None:
+        """Counts the time from a signal that came to another rank."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._grace_seconds - elapsed_seconds
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """How long ago the signal came."""
+        return self._grace_seconds - self.remaining_seconds
+
+    def _note(self, number: int, frame: Any) -> None:
+        if self.signal is None:
+            self.begin_grace(0)
+            self.signal = number
+        previous = self._previous.get(number)
+        # That of SIGINT raises, which would end what is to be saved.
+        if callable(previous) and previous is not signal.default_int_handler:
+            previous(number, frame)
+
+    def _stop(self, step: int) -> None:
+        """Sees to it that the step is saved, as far as there is time."""
+        store = self._store
+        with _patient(store, self.remaining_seconds):
+            plan = self._agree(step)
+            with contextlib.suppress(TimeoutError):
+                self._finish_pending()
+            if plan["is_saved"]:
+                return
+            if not plan["has_time"]:
+                self._warn(step, f"a save takes {plan['needed_seconds']:.1f} s")
+                return
+            state = self._training() if callable(self._training) else self._training
+            pending = store.save_async(step, state)
+            try:
+                pending.result(self.remaining_seconds)
+            except TimeoutError:
+                pending.cancel()
+                self._warn(step, "the save has not ended")
+
+    def _agree(self, step: int) -> dict[str, Any]:
+        """What is to be done, by what rank 0 knows."""
+
+        def decide() -> dict[str, Any]:
+            needed_seconds = self._store._last_seconds()
+            return {
+                "is_saved": self._store._covers(step),
+                "has_time": needed_seconds < self.remaining_seconds,
+                "needed_seconds": needed_seconds,
+            }
+
+        if self._ranks is None or self._watch is None:
+            return decide()
+        if not self._watch.are_all_here:
+            return {**decide(), "has_time": False}
+        label = f"last save (step {step})"
+        return self._ranks.agree(label, max(self.remaining_seconds, 1), decide)
+
+    def _finish_pending(self) -> None:
+        """Waits for the save under way; that it failed is no reason not to save again.
+
+        Raises:
+            TimeoutError: It has not ended.
+        """
+        pending = self._store._pending
+        if pending is None:
+            return
+        try:
+            pending.result(self.remaining_seconds)
+        except TimeoutError:
+            pending.cancel()
+            self._warn(pending.step or 0, "its save has not ended")
+            raise
+        except PenstockError as error:
+            warnings.warn(f"step {pending.step} is not saved: {error}", PenstockWarning, 5)
+
+    def _warn(self, step: int, reason: str) -> None:
+        message = (
+            f"step {step} is not saved: {reason}, and {self.remaining_seconds:.1f} s are left of "
+            f"the {self._grace_seconds:g} s since the signal came; the newest complete step is "
+            f"{self._store.latest()}"
+        )
+        warnings.warn(message, PenstockWarning, stacklevel=5)
+
+
+class _Watch:
+    """How ranks come to stop after the same step; see the module."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._mailbox: Mailbox = ranks.mailbox
+        self._size = ranks.size
+        count = _counts.get(ranks, 0)
+        # Every rank watches as often.
+        _counts[ranks] = count + 1
+        self._prefix = f"stop/{count}"
+        self._next = 0
+        self._mark: dict[str, Any] | None = None
+        self._has_come = False
+        self._lead_steps = 1
+        self._wait_seconds = _WAIT_SECONDS_MIN
+        self._last_call: float | None = None
+        self.are_all_here = True
+
+    def is_here(self, step: int, preemption: Preemption) -> bool:
+        """Whether all ranks stop after this step."""
+        began = time.monotonic()
+        step_seconds = 0.0 if self._last_call is None else began - self._last_call
+        try:
+            while not self._is_decided(step, preemption):
+                mark = self._mark
+                if mark is None or step < mark["step"]:
+                    return False
+                if step > mark["step"]:
+                    self._post({"step": step}, preemption)
+                elif preemption.remaining_seconds <= 0:
+                    self._post({"step": step, "is_over": True}, preemption)
+                else:
+                    self._wait(step, step_seconds, preemption)
+            return True
+        finally:
+            self._last_call = time.monotonic()
+
+    def _is_decided(self, step: int, preemption: Preemption) -> bool:
+        """Reads on; whether the last mark ends all of it."""
+        self._read(preemption)
+        if self._mark is None and preemption.signal is not None:
+            self._post({"step": step + 1}, preemption)
+            self._read(preemption)
+        mark = self._mark or {}
+        self.are_all_here = not mark.get("is_over")
+        return bool(mark.get("are_all_here") or mark.get("is_over"))
+
+    def _read(self, preemption: Preemption) -> None:
+        while (mark := self._mailbox.look(f"{self._prefix}/{self._next}")) is not None:
+            self._mark = mark
+            self._next += 1
+            self._has_come = False
+            preemption.begin_grace(mark["elapsed_seconds"])
+
+    def _post(self, mark: dict[str, Any], preemption: Preemption) -> None:
+        """Leaves the next mark, unless somebody else has."""
+        mark = {**mark, "elapsed_seconds": preemption.elapsed_seconds}
+        self._mailbox.post_first(f"{self._prefix}/{self._next}", mark)
+
+    def _wait(self, step: int, step_seconds: float, preemption: Preemption) -> None:
+        """Waits at a marked step until all are there, or somebody marks another one."""
+        if not self._has_come:
+            self._has_come = True
+            if self._mailbox.count(f"{self._prefix}/at/{self._next}") == self._size:
+                self._post({"step": step, "are_all_here": True}, preemption)
+                return
+        seconds = max(self._wait_seconds, _STEPS_WAITED * step_seconds)
+        self._wait_seconds *= 2
+        seconds = min(seconds, preemption.remaining_seconds)
+        name = f"{self._prefix}/{self._next}"
+        if self._mailbox.wait([name], seconds, _go_on) is None:
+            if preemption.remaining_seconds > 0:
+                self._post({"step": step + self._lead_steps}, preemption)
+            self._lead_steps *= 2
+
+
+_counts: weakref.WeakKeyDictionary[Ranks, int] = weakref.WeakKeyDictionary()
+"""How often each job was watched."""
+
+_open: set[Preemption] = set()
+
+
+def on_signal(
+    store: CheckpointStore,
+    training: Any,
+    *,
+    signals: Iterable[int] = SIGNALS,
+    grace_seconds: float = 30,
+) -> Preemption:
+    """Has training stop with a last save when the scheduler sends a signal.
+
+    The loop asks `Preemption.at` after each step, and leaves when that is True. Nothing else is
+    done when a signal comes, so it costs no step and tears none.
+
+    Of many ranks all call this, and ask after each step. A signal to one of them is enough; all
+    stop after the same step, one or two steps after it came. Without a signal that takes one look
+    into the key-value store of `torch.distributed` for each step, and no collective.
+
+    A handler that others have set is called as well, and is back when the block is left. Processes
+    that are forked meanwhile have it too.
+
+    Args:
+        store: Where to save.
+        training: What to save, as for `CheckpointStore.save`: a `Training`; or a function without
+            arguments that returns a state.
+        signals: Which ones.
+        grace_seconds: How long after the signal the process is killed: torchrun and Slurm wait for
+            30 seconds unless told otherwise. ``docs/resuming.md`` has recipes.
+
+    Raises:
+        PenstockError: This is not the main thread, which signals come to.
+        ValueError: A signal cannot be caught, or the time is not positive.
+
+    Example:
+        >>> import os, penstock, signal, tempfile
+        >>> store = penstock.CheckpointStore(tempfile.mkdtemp())
+        >>> training = penstock.Training(losses=[])
+        >>> with penstock.on_signal(store, training) as preempted:
+        ...     for step in range(1, 1000):
+        ...         training.losses.append(1 / step)
+        ...         if step == 3:
+        ...             os.kill(os.getpid(), signal.SIGTERM)
+        ...         if preempted.at(step):
+        ...             break
+        >>> store.steps()
+        [3]
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise PenstockError(
+            "on_signal: signals come to the main thread, and this is another one: call it there, "
+            "and hand the result to whoever trains"
+        )
+    if not grace_seconds > 0:
+        raise ValueError(f"grace_seconds={grace_seconds!r}: must be positive")
+    return Preemption(store, training, tuple(signals), float(grace_seconds))
+
+
+@contextlib.contextmanager
+def _patient(store: CheckpointStore, seconds: float) -> Any:
+    """Has a store wait for other ranks no longer than that."""
+    options = store._options
+    current = options or Options()
+    limit = max(min(current.rank_timeout_seconds, int(seconds)), 1)
+    store._options = dataclasses.replace(current, rank_timeout_seconds=limit)
+    try:
+        yield
+    finally:
+        store._options = options
+
+
+def _go_on() -> None:
+    pass
+
+
+def _close_in_child() -> None:
+    # Whoever ends such a process with a signal means to end it.
+    for preemption in list(_open):
+        preemption.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
