@@ -411,28 +411,6 @@ def test_arrays_are_filled_in_place_and_need_no_torch(tmp_path):
     )
 
 
-def test_a_run_goes_on_in_a_process_of_its_own(store):
-    run = Run("adam", "one-cycle").steps(3)
-    store.save(3, run.training)
-    run.steps(3)
-    found = run_child(
-        """
-        import json, sys
-        sys.path.insert(0, sys.argv[2])
-        import penstock, test_training
-        run = test_training.Run("adam", "one-cycle", seed=5)
-        assert penstock.CheckpointStore(sys.argv[1]).resume(run.training) == 3
-        run.steps(3)
-        bits = [p.double().sum().item().hex() for p in run.model.state_dict().values()]
-        print(json.dumps([[one.hex() for one in run.training.losses], bits]))
-        """,
-        store.root,
-        str(__file__).rpartition("/")[0],
-    )
-    bits = [one.double().sum().item().hex() for one in run.model.state_dict().values()]
-    assert found == [[one.hex() for one in run.training.losses], bits]
-
-
 # What is told.
 
 
@@ -471,8 +449,8 @@ def test_it_falls_back_past_what_is_damaged_and_says_so(store):
     reports = []
     with pytest.warns(penstock.PenstockWarning) as told:
         assert store.resume(other.training, report=reports.append) == 2
-    assert [f"step {step} is passed over" in str(one.message) for step, one in zip((4, 3), told)]
-    assert len(told) == 2
+    found = [str(one.message).partition(" for an older one")[0] for one in told]
+    assert found == ["step 4 is passed over", "step 3 is passed over"]
     assert [step for step, _ in reports[0].skipped] == [4, 3]
     assert_same(other.state(), states[2])
 
@@ -567,7 +545,7 @@ def test_a_part_that_refuses_its_state_is_named_with_what_was_restored(store):
     fresh.training.loader = Fussy()
     with pytest.raises(
         penstock.StateMismatchError,
-        match="'loader' has refused its state, after model, optimizer, scheduler: KeyError: 'shard'",
+        match="'loader' has refused its state, after model, optimizer, scheduler: KeyError",
     ):
         store.resume(fresh.training)
 
@@ -585,7 +563,7 @@ def test_what_cannot_be_saved_is_refused_when_it_is_given():
         penstock.Training(loader=loader)
     with pytest.raises(penstock.UnsupportedStateError, match="callback"):
         penstock.Training(callback=print)
-    with pytest.raises(TypeError, match="mixes|has none"):
+    with pytest.raises(TypeError, match="has none"):
         penstock.Training(parts=[nn.Linear(1, 1), 3])
     with pytest.raises(TypeError, match="another name"):
         penstock.Training(rng=np.random.default_rng())
@@ -597,7 +575,7 @@ def test_what_cannot_be_saved_is_refused_when_it_is_given():
         training.epcoh = 1
     with pytest.raises(AttributeError, match="has no 'step'"):
         training.step  # noqa: B018
-    with pytest.raises(TypeError, match="is no penstock.Training"):
+    with pytest.raises(TypeError, match=r"is no penstock\.Training"):
         penstock.CheckpointStore("x").resume({"epoch": 0})
 
 

@@ -1,0 +1,240 @@
+"""`Training` on many ranks: DDP and FSDP2, damage that one rank meets, other numbers of ranks."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+import penstock
+from compare import assert_same
+from parallel import gathered
+
+KINDS = ["ddp", "ddp+compiled", "fsdp"]
+_meshes = {}
+
+
+def wrap(model, kind):
+    if kind == "plain":
+        return model
+    if kind == "fsdp":
+        if "mesh" not in _meshes:
+            _meshes["mesh"] = init_device_mesh("cpu", (dist.get_world_size(),))
+        fully_shard(model[0], mesh=_meshes["mesh"])
+        return fully_shard(model, mesh=_meshes["mesh"])
+    if kind == "ddp+compiled":
+        model = torch.compile(model, backend="eager")
+    return nn.parallel.DistributedDataParallel(model)
+
+
+class Run:
+    def __init__(self, kind, seed=0, optimizer="adamw"):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(6, 9), nn.Dropout(0.2), nn.Linear(9, 3))
+        self.model = wrap(model, kind)
+        make = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[optimizer]
+        more = {"momentum": 0.9} if optimizer == "sgd" else {"amsgrad": True}
+        self.optimizer = make(self.model.parameters(), lr=0.01, **more)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 9)
+        self.average = torch.zeros(300)
+        self.training = penstock.Training(
+            # Not in the order in which they need each other.
+            optimizer=self.optimizer,
+            model=self.model,
+            scheduler=self.scheduler,
+            average=penstock.PerRank(self.average),
+            step=0,
+        )
+        # Each rank its own dropout.
+        torch.manual_seed(seed + 1 + (dist.get_rank() if dist.is_initialized() else 0))
+
+    def step(self, batch=None):
+        self.training.step += 1
+        batch = torch.randn(4, 6) if batch is None else batch
+        loss = self.model(batch).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        self.average += loss.item()
+
+    def steps(self, count):
+        for _ in range(count):
+            self.step()
+        return self
+
+    def whole(self):
+        """Model and optimizer, as one process would have them."""
+        state = self.training.state_dict()
+        return copy.deepcopy(gathered({name: state[name] for name in ("model", "optimizer")}))
+
+    def own(self):
+        """What this rank has, of `DTensor`s its part."""
+
+        def local(value):
+            if isinstance(value, DTensor):
+                return value.detach().to_local().clone()
+            if isinstance(value, torch.Tensor):
+                return value.detach().clone()
+            if isinstance(value, dict):
+                return {key: local(one) for key, one in value.items()}
+            if isinstance(value, list | tuple):
+                return [local(one) for one in value]
+            return local(value.value) if isinstance(value, penstock.PerRank) else value
+
+        return local(self.training.state_dict())
+
+
+def save(root, kind, optimizer="adamw", further=3):
+    run = Run(kind, optimizer=optimizer).steps(3)
+    store = penstock.CheckpointStore(root)
+    store.save(2, run.training)
+    store.save(3, run.training)
+    whole = run.whole()
+    return whole, run.steps(further).own()
+
+
+def resume(root, kind, optimizer="adamw", further=3):
+    run = Run(kind, seed=50, optimizer=optimizer)
+    average = run.average
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", penstock.PenstockWarning)
+        step = penstock.CheckpointStore(root).resume(run.training)
+    assert run.training.average.value is average
+    whole = run.whole()
+    texts = [str(one.message) for one in told if one.category is penstock.PenstockWarning]
+    return step, texts, whole, run.steps(further).own()
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_go_on_as_if_they_had_not_stopped(jobs, disk_path, kind, optimizer):
+    saved = jobs.of(2).call(save, disk_path, kind, optimizer)
+    resumed = jobs.of(2).call(resume, disk_path, kind, optimizer)
+    for (_, state), (step, told, _, found) in zip(saved, resumed, strict=True):
+        assert (step, told) == (3, [])
+        assert_same(found, state)
+    assert_same(resumed[0][2], saved[0][0])
+
+
+@pytest.mark.parametrize(
+    ("saved_as", "ranks", "resumed_as", "others"),
+    [
+        ("ddp", 2, "plain", 1),
+        ("plain", 1, "ddp", 2),
+        ("fsdp", 2, "plain", 1),
+        ("plain", 1, "fsdp", 2),
+        ("fsdp", 2, "fsdp", 4),
+        ("fsdp", 4, "ddp", 2),
+    ],
+)
+def test_any_number_goes_on_with_what_any_number_saved(
+    jobs, disk_path, saved_as, ranks, resumed_as, others
+):
+    def call(function, count, kind):
+        if count == 1:
+            return [function(disk_path, kind)]
+        return jobs.of(count).call(function, disk_path, kind)
+
+    whole, _ = call(save, ranks, saved_as)[0]
+    for rank, (step, told, found, _) in enumerate(call(resume, others, resumed_as)):
+        assert step == 3
+        # Said once for all ranks.
+        assert [f"{ranks} ranks saved it and {others} go on" in one for one in told] == (
+            [True] if rank == 0 else []
+        )
+        assert_same(found, whole)
+
+
+def resume_of_one(root, kind, broken_rank):
+    """A rank whose loader refuses its state; the others must not go on without it."""
+
+    class Fussy:
+        def state_dict(self):
+            return {"place": 1}
+
+        def load_state_dict(self, state):
+            if dist.get_rank() == broken_rank:
+                raise KeyError("place")
+
+    store = penstock.CheckpointStore(root, options=penstock.Options(rank_timeout_seconds=20))
+    training = penstock.Training(model=nn.Linear(2, 2), loader=Fussy())
+    store.save(1, training)
+    store.resume(training)
+
+
+def test_all_ranks_restore_or_all_raise(jobs, disk_path):
+    other, own = jobs.of(2).outcomes(resume_of_one, disk_path, "plain", 1)
+    assert isinstance(own, penstock.StateMismatchError)
+    assert "'loader' has refused its state, after model" in str(own)
+    assert isinstance(other, penstock.RankError)
+    assert "another rank could not restore" in str(other)
+
+
+def damage(root, step, rank):
+    """Flips a bit of what one rank has stored."""
+    store = penstock.CheckpointStore(root, no_dist=True)
+    info = penstock.inspect(store.path(step))
+    (name, *_) = [
+        one.name
+        for one in info.files
+        if one.name.endswith(".safetensors") and f"{rank:05}" in one.name
+    ]
+    path = f"{store.path(step)}/{name}"
+    with open(path, "r+b") as file:
+        file.seek(-1, 2)
+        byte = file.read(1)[0]
+        file.seek(-1, 2)
+        file.write(bytes([byte ^ 1]))
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_what_one_rank_finds_damaged_all_pass_over(jobs, disk_path, kind):
+    saved = jobs.of(2).call(save, disk_path, kind)
+    damage(disk_path, 3, 1)
+    resumed = jobs.of(2).call(resume, disk_path, kind)
+    for (_, state), (step, told, _, found) in zip(saved, resumed, strict=True):
+        assert step == 2
+        assert len(told) == 1
+        assert "step 3 is passed over" in told[0]
+        assert_same(found, state)
+
+
+def start_anew(root):
+    training = Run("ddp").training
+    return penstock.CheckpointStore(root).resume(training)
+
+
+def test_ranks_agree_that_there_is_nothing_to_resume(jobs, disk_path):
+    assert jobs.of(2).call(start_anew, disk_path) == [None, None]
+
+
+def resume_as_other(root):
+    """A moment of another shape than its parameter, of which nobody knows where it lies."""
+    run = Run("fsdp", optimizer="sgd").steps(1)
+    for parameter, state in run.optimizer.state.items():
+        if parameter.dim() == 2:
+            state["row"] = DTensor.from_local(torch.ones(2), parameter.device_mesh)
+    store = penstock.CheckpointStore(root)
+    store.save(1, run.training)
+    fresh = Run("fsdp", seed=3, optimizer="sgd")
+    with pytest.raises(penstock.StateMismatchError, match="has another shape than its parameter"):
+        store.resume(fresh.training)
+    fresh = Run("fsdp", seed=3, optimizer="sgd").steps(1)
+    for parameter, state in fresh.optimizer.state.items():
+        if parameter.dim() == 2:
+            state["row"] = DTensor.from_local(torch.zeros(2), parameter.device_mesh)
+    return store.resume(fresh.training), run.own(), fresh.own()
+
+
+def test_moments_that_nobody_can_place_are_refused_by_name(jobs, disk_path):
+    for step, expected, found in jobs.of(2).call(resume_as_other, disk_path):
+        assert step == 1
+        assert_same(found, expected)
