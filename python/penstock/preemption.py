@@ -154,9 +154,8 @@ class Preemption:
         store = self._store
         with _patient(store, self.remaining_seconds):
             plan = self._agree(step)
-            with contextlib.suppress(TimeoutError):
-                self._finish_pending()
-            if plan["is_saved"]:
+            is_finished = self._finish_pending()
+            if is_finished is None or (plan["is_saved"] and is_finished):
                 return
             if not plan["has_time"]:
                 self._warn(step, f"a save takes {plan['needed_seconds']:.1f} s")
@@ -187,23 +186,26 @@ class Preemption:
         label = f"last save (step {step})"
         return self._ranks.agree(label, max(self.remaining_seconds, 1), decide)
 
-    def _finish_pending(self) -> None:
+    def _finish_pending(self) -> bool | None:
         """Waits for the save under way; that it failed is no reason not to save again.
 
-        Raises:
-            TimeoutError: It has not ended.
+        Returns:
+            Whether none has failed; None where there is no time left.
         """
         pending = self._store._pending
         if pending is None:
-            return
+            return True
         try:
             pending.result(self.remaining_seconds)
         except TimeoutError:
             pending.cancel()
             self._warn(pending.step or 0, "its save has not ended")
-            raise
+            return None
         except PenstockError as error:
-            warnings.warn(f"step {pending.step} is not saved: {error}", PenstockWarning, 5)
+            message = f"step {pending.step} is not saved: {error}"
+            warnings.warn(message, PenstockWarning, stacklevel=4)
+            return False
+        return True
 
     def _warn(self, step: int, reason: str) -> None:
         message = (
@@ -211,7 +213,7 @@ class Preemption:
             f"the {self._grace_seconds:g} s since the signal came; the newest complete step is "
             f"{self._store.latest()}"
         )
-        warnings.warn(message, PenstockWarning, stacklevel=5)
+        warnings.warn(message, PenstockWarning, stacklevel=4)
 
 
 class _Watch:
@@ -368,10 +370,34 @@ def _go_on() -> None:
     pass
 
 
-def _close_in_child() -> None:
+class _Forking(threading.local):
+    mask: set[int] | None = None
+    """Which signals this thread left to others before it began to fork."""
+
+
+_forking = _Forking()
+
+
+def _before_fork() -> None:
+    if _open:
+        # A signal to the child before it has its own handlers waits until then.
+        numbers = {number for one in list(_open) for number in one._previous}
+        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+
+def _after_fork() -> None:
+    mask, _forking.mask = _forking.mask, None
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _after_fork_in_child() -> None:
     # Whoever ends such a process with a signal means to end it.
     for preemption in list(_open):
         preemption.close()
+    _after_fork()
 
 
-os.register_at_fork(after_in_child=_close_in_child)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+)
