@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from multiprocessing.connection import Connection
 
-_IMPORTS = [
+IMPORTS = [
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
@@ -47,7 +47,7 @@ TIMEOUT_SECONDS = 3
 IMPATIENT = penstock.Options(rank_timeout_seconds=TIMEOUT_SECONDS)
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(_IMPORTS)
+_processes.set_forkserver_preload(IMPORTS)
 
 
 class Job:
