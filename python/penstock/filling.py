@@ -33,7 +33,10 @@ def refilled(value: Any, state: Any) -> Any:
     they are: whoever holds one has the new contents.
     """
     if isinstance(value, PerRank):
+        state = state.value if isinstance(state, PerRank) else state
         return PerRank(refilled(value.value, state))
+    if value is state:
+        return value
     if is_array(value) and not any(differences_of(state, value)):
         if isinstance(value, np.ndarray):
             if not value.flags.writeable:

@@ -25,10 +25,9 @@ class Names:
     def of(self, groups: Sequence[Mapping[str, Any]]) -> list[list[str]] | None:
         """The names of the parameters of an optimizer's groups; None unless all have one."""
         if self._found is None:
-            # Not before they are asked for: a sharded model puts its parameters in order when its
-            # state is taken.
             self._found = {}
             for owner, module in self._modules.items():
+                _put_in_order(module)
                 for name, parameter in module.named_parameters():
                     self._found.setdefault(id(parameter), (owner, canonical(module, name)))
         known_of = self._found
@@ -41,6 +40,14 @@ class Names:
             [one[1] if is_one_model else ".".join(one) for one in group if one is not None]
             for group in found
         ]
+
+
+def _put_in_order(module: Any) -> None:
+    """Has modules that are sharded show their shards: after a forward, they may show all."""
+    for one in module.modules():
+        reshard = getattr(one, "reshard", None)
+        if reshard is not None and hasattr(one, "unshard"):
+            reshard()
 
 
 def bare(module: Any) -> Any:

@@ -113,19 +113,10 @@ class Training:
     def state_dict(self) -> dict[str, Any]:
         """The state as it is now; tensors are not copied."""
         found = self._parts()
-        # Models first: one that is sharded has its parameters put in order by that.
-        models = {
-            name: part.capture()
-            for name, part in found.items()
-            if part is not None and part.is_model
-        }
         state = {}
         for name, value in self._given.items():
             part = found[name]
-            if part is None:
-                state[name] = value
-            else:
-                state[name] = models[name] if name in models else part.capture()
+            state[name] = value if part is None else part.capture()
         return state | ({_RANDOM: randomness.capture()} if self._rng else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -21,14 +21,14 @@ TIMEOUT_SECONDS = 120
 class Program:
     """An example that runs, with what it has said so far."""
 
-    def __init__(self, name, directory, steps, ranks=None, every=4):
+    def __init__(self, name, directory, steps, ranks=None, every=4, *further):
         launcher = [sys.executable]
         if ranks is not None:
             # --standalone takes a free port.
             launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         command = [*launcher, str(REPOSITORY / "examples" / name), "--directory", str(directory)]
         self.process = subprocess.Popen(
-            [*command, "--steps", str(steps), "--every", str(every)],
+            [*command, "--steps", str(steps), "--every", str(every), *further],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -53,13 +53,13 @@ class Program:
         with stream:
             yield from stream
 
-    def wait(self):
+    def wait(self, code=0):
         """Waits for its end, and returns what it said."""
         try:
             self.process.wait(TIMEOUT_SECONDS)
         finally:
             self.kill()
-        assert self.process.returncode == 0, "\n".join(self.errors[-40:])
+        assert self.process.returncode == code, "\n".join(self.errors[-40:])
         return self.lines
 
     def wait_for(self, text):
@@ -143,3 +143,31 @@ def test_dcp_resumes_bit_for_bit_after_all_ranks_are_killed(tmp_path):
     pytest.importorskip("penstock.integrations.dcp")
     straight, resumed = killed_and_resumed("dcp_async_save.py", tmp_path, ranks=2)
     assert resumed == straight
+
+
+def test_a_run_that_is_preempted_goes_on_as_if_it_had_not_been(tmp_path):
+    straight = Program("resume.py", tmp_path / "straight", 2_000, every=500).wait()
+    program = Program("resume.py", tmp_path / "preempted", 2_000, every=500)
+    try:
+        program.wait_for("step 2:")
+        program.process.send_signal(signal.SIGUSR1)
+        stopped = program.wait(code=75)
+    finally:
+        program.kill()
+    resumed = Program("resume.py", tmp_path / "preempted", 2_000, every=500).wait()
+    assert said(resumed, "resumed from step") == said(stopped, "preempted after step")
+    assert said(resumed, "digest") == said(straight, "digest")
+
+
+def test_ranks_that_torchrun_is_told_to_end_save_first(tmp_path):
+    program = Program("resume.py", tmp_path, 100_000, 2, 100_000, "--shard")
+    try:
+        program.wait_for("step 2:")
+        program.process.send_signal(signal.SIGTERM)
+        program.process.wait(TIMEOUT_SECONDS)
+    finally:
+        program.kill()
+    last = int(said(program.lines, "preempted after step"))
+    resumed = Program("resume.py", tmp_path, last + 2, 2, 4, "--shard").wait()
+    assert said(resumed, "resumed from step") == str(last)
+    assert any(line.startswith("digest") for line in resumed)

@@ -550,6 +550,20 @@ def test_a_part_that_refuses_its_state_is_named_with_what_was_restored(store):
         store.resume(fresh.training)
 
 
+def test_a_state_that_was_kept_in_memory_brings_it_back():
+    run = Run().steps(2)
+    run.training.losses = {"first": [0.5], "seen": {1, 2}}
+    kept = run.state()
+    run.training.losses = []
+    run.steps(2)
+    run.training.losses = {"first": [], "seen": set()}
+    run.training.load_state_dict(kept)
+    assert_same(run.state(), kept)
+    # Its own, too.
+    run.training.load_state_dict(run.training.state_dict())
+    assert_same(run.state(), kept)
+
+
 def test_a_generator_of_another_kind_is_refused(store):
     store.save(1, penstock.Training(own=np.random.Generator(np.random.PCG64(1))))
     training = penstock.Training(own=np.random.Generator(np.random.Philox(1)))

@@ -238,3 +238,28 @@ def test_moments_that_nobody_can_place_are_refused_by_name(jobs, disk_path):
     for step, expected, found in jobs.of(2).call(resume_as_other, disk_path):
         assert step == 1
         assert_same(found, expected)
+
+
+def save_after_a_forward(root):
+    """After a forward without a backward, the root of a sharded model shows whole parameters."""
+    run = Run("fsdp").steps(1)
+    store = penstock.CheckpointStore(root)
+    store.save(1, run.training)
+    with torch.no_grad():
+        run.model(torch.ones(1, 6))
+    store.save(2, run.training)
+    with torch.no_grad():
+        run.model(torch.ones(1, 6))
+    fresh = Run("fsdp", seed=9)
+    with torch.no_grad():
+        fresh.model(torch.ones(1, 6))
+    step = store.resume(fresh.training)
+    return step, run.whole(), fresh.whole()
+
+
+def test_a_sharded_model_that_was_only_looked_at_is_saved_and_restored(jobs, disk_path):
+    for step, expected, found in jobs.of(2).call(save_after_a_forward, disk_path):
+        assert step == 2
+        assert_same(found, expected)
+    names = {one.name for one in penstock.inspect(disk_path / "step-0000000002").tensors}
+    assert {one.name for one in penstock.inspect(disk_path / "step-0000000001").tensors} == names

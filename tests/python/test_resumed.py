@@ -1,0 +1,30 @@
+"""A run that is killed and damaged at random ends with the bits that it would have ended with.
+
+Some kills of each kind; `tests/python/resumed.py` does hundreds.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from conftest import tell
+from resumed import KINDS, Campaign
+
+KILLS = int(os.environ.get("PENSTOCK_TORTURE_RESUMES", 3))
+STEPS = 12 if KILLS < 10 else 60
+SEED = os.environ.get("PENSTOCK_TORTURE_SEED", "20")
+
+
+@pytest.mark.timeout(300 + 60 * KILLS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_is_killed_and_damaged_ends_as_if_nothing_had_happened(disk_path, kind):
+    tell("seed", SEED)
+    campaign = Campaign(kind, disk_path, STEPS, random.Random(f"{SEED} {kind}"))
+    campaign.run(KILLS, max(KILLS // 5, 1))
+    tell(campaign)
+    assert campaign.kills == KILLS
+    assert campaign.damages
+    assert campaign.runs > 0
