@@ -166,11 +166,13 @@ def _live(
 
 
 def damage(directory: Path, chooser: random.Random) -> Damage | None:
-    """Damages the newest complete step; None if there is none."""
+    """Damages the newest good step; None if there is no other to fall back to."""
     store = penstock.CheckpointStore(directory, no_dist=True)
-    step = store.latest()
-    if step is None:
+    good = [step for step in store.steps() if penstock.verify(store.path(step)).ok]
+    if len(good) < 2:
+        # Without a good one the run has to stop with an error, which others test.
         return None
+    step = good[-1]
     files = sorted(path for path in Path(store.path(step)).iterdir() if path.is_file())
     path = chooser.choice(files)
     how = chooser.choice(["flipped", "flipped", "cut", "gone"])
@@ -216,10 +218,12 @@ class Campaign:
             if is_damaged[self.kills]:
                 done = damage(directory, self._chooser)
                 if done is None:
-                    # Nothing is there to be damaged: another life, then.
+                    # Another life first.
                     continue
                 self.damages.append(done)
             self.kills += 1
+            if self.kills % 10 == 0:
+                sys.stderr.write(f"{self}\n")
         self._finished(Life(self._kind, directory, self._steps), directory)
 
     def _finished(self, life: Life, directory: Path) -> Path:
