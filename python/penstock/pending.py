@@ -346,7 +346,9 @@ class Guard:
     def remove(self) -> None:
         """Takes the guard off the optimizer."""
         self._handle.remove()
-        _guarded.discard(self._optimizer())
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            _guarded.discard(optimizer)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if _unstaged:
