@@ -335,7 +335,7 @@ def test_a_newer_format_is_told_from_damage(path):
     forgery.manifest["version"] = 2
     forgery.write_manifest()
     for call in (penstock.load, penstock.inspect, penstock.verify):
-        with pytest.raises(penstock.FormatVersionError, match="upgrade") as raised:
+        with pytest.raises(penstock.FormatVersionError, match="that wrote it") as raised:
             call(path)
         assert (raised.value.found, raised.value.supported) == (2, 1)
         assert raised.value.path == str(path)
@@ -442,7 +442,6 @@ LIES = {
     "shape of zero and much": change("tensors", 0, "shape", to=[0, 2**63, 2**63]),
     "file beyond the list": change("tensors", 0, "file", to=1),
     "file negative": change("tensors", 0, "file", to=-1),
-    "dtype unknown": change("tensors", 0, "dtype", to="float99"),
     "dtype of code": change("tensors", 0, "dtype", to="numpy:O"),
     "dtype without carrier": change("tensors", 0, "dtype", to="complex128"),
     "carrier of another size": change("tensors", 0, "stored", to={"dtype": "U8", "shape": [6, 4]}),
@@ -474,7 +473,7 @@ LIES = {
     "other rank": change("rank", to=1),
     "rank negative": change("rank", to=-1),
     "other format": change("format", to="penstock-checkpoint"),
-    "other version": change("version", to=2),
+    "other version": change("version", to=0),
 }
 
 
