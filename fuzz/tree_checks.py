@@ -129,7 +129,7 @@ def _fill(text: str, rows: list[restore.Row]) -> None:
     """As `penstock.load(into=…)` does, into a state that fits."""
     node = tree.parse(text)
     state = _built(node, rows, _FILLED)
-    seen = View(node, rows, _ALIASES, {}, {}, is_shared=False, tree_chars=len(text))
+    seen = View(node, rows, _ALIASES, {}, {}, is_shared=False, tree_chars=len(text), lost=())
     targets = Targets(node, state, seen, _PATH, is_partial=False)
     places = {**_places(rows, _READ), **targets.places()}
     targets.finish(node, state, restore.Builder(rows, _ALIASES, places))
@@ -139,6 +139,7 @@ class _TwoRanks:
     """A checkpoint as `penstock.view` sees it: two ranks with a tree each, boxes of two tensors."""
 
     world_size = 2
+    partial = None
 
     def __init__(self, trees: tuple[str, str], rows: list[restore.Row]) -> None:
         self._trees = trees

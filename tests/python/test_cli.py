@@ -113,7 +113,6 @@ def test_ctrl_c_exits_with_130_without_a_traceback():
     script = """
 import signal, sys
 import penstock
-import three_ranks
 from penstock import cli
 
 def verify(*_, **__):

@@ -215,9 +215,9 @@ def test_metrics_that_begin_during_a_save_do_not_count_its_end_as_pending(
 ):
     run = Save.run
 
-    def enable_and_run(self, check):
+    def enable_and_run(self):
         penstock.metrics.enable(registry)
-        return run(self, check)
+        return run(self)
 
     monkeypatch.setattr(Save, "run", enable_and_run)
     events.observe(None)
