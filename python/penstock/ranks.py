@@ -65,6 +65,11 @@ class Ranks:
         return len(self.global_ranks)
 
     @property
+    def rounds(self) -> int:
+        """How many rounds this rank has begun."""
+        return self._next_round
+
+    @property
     def is_coordinator(self) -> bool:
         """Whether this is the one that begins and commits."""
         return self.rank == 0
@@ -169,12 +174,9 @@ class Ranks:
 
     def _next(self, label: str, timeout_seconds: float, order: int | None) -> Round:
         with self._lock:
-            mailbox = self._opened_mailbox()
-            number = self._next_round
-            self._next_round += 1
             self._last = Round(
-                mailbox,
-                number,
+                self._opened_mailbox(),
+                self._next_round,
                 label,
                 order=order,
                 rank=self.rank,
@@ -182,6 +184,7 @@ class Ranks:
                 timeout_seconds=timeout_seconds,
                 neighbours=self._neighbours,
             )
+            self._next_round += 1
             return self._last
 
     def _opened_mailbox(self) -> Mailbox:

@@ -63,6 +63,7 @@ class Reader:
         self._root = root
         self._options = options
         self._ranks = ranks
+        self._asking: int | None = None
         self.warnings: list[str] = []
 
     def path(self, step: int) -> str:
@@ -124,7 +125,16 @@ class Reader:
             CorruptCheckpointError: All there are turn out to be damaged.
             StorageError: The system does not let any be read.
         """
-        return _Descent(self).run(last, wanted)
+        try:
+            return _Descent(self).run(last, wanted)
+        except PenstockError:
+            raise
+        except BaseException as error:
+            # A Ctrl-C, wherever it came: the others wait for what this rank has to say of a step.
+            ranks, asking = self._ranks, self._asking
+            if ranks is not None and (asking is None or ranks.rounds == asking):
+                ranks.refuse(*self._question(), error)
+            raise
 
     @observed("load", ends=False)
     def _found(self, what: str, find: Callable[[], _T]) -> _T:
@@ -137,13 +147,20 @@ class Reader:
         found: _T = ranks.agree(label, timeout_seconds, lambda: {"found": find()})["found"]
         return found
 
-    def _is_good_for_all(self, ranks: Ranks, step: int, is_good: bool) -> bool:
-        return ranks.is_true_for_all(*self._question(step), is_good)
+    def _is_good_for_all(self, ranks: Ranks, is_good: bool) -> bool:
+        # Once that round has begun, it is given up by itself.
+        self._asking = ranks.rounds
+        answer = ranks.is_true_for_all(*self._question(), is_good)
+        self._asking = None
+        return answer
 
-    def _question(self, step: int) -> tuple[str, float]:
-        """What ranks ask each other about a step, and for how long they wait for the answer."""
+    def _question(self) -> tuple[str, float]:
+        """What ranks ask each other about a step, and for how long they wait for the answer.
+
+        Without its number, which who has to refuse need not know yet.
+        """
         timeout_seconds = to_native(self._options)["rank_timeout_seconds"]
-        return f"loading of step {step}", timeout_seconds
+        return f"loading of a step of {os.path.basename(self._root)}", timeout_seconds
 
     def _tell_damage(self, step: int, state: str, reason: str | None) -> None:
         """Has a step counted that is seen to be damaged before it is read."""
@@ -288,11 +305,11 @@ class _Descent:
         loaded = None
         try:
             loaded = self._read(step, wanted)
-        except BaseException as error:
+        except PenstockError as error:
             if ranks is not None:
-                ranks.refuse(*self._reader._question(step), error)
+                ranks.refuse(*self._reader._question(), error)
             raise
-        if ranks is None or self._reader._is_good_for_all(ranks, step, loaded is not None):
+        if ranks is None or self._reader._is_good_for_all(ranks, loaded is not None):
             return loaded
         if loaded is not None:
             self._skip_damaged(step, "another rank could not load it")
