@@ -246,8 +246,12 @@ impl Store {
 
     /// The step that a directory of this name holds or held.
     #[staticmethod]
-    fn step_of(name: &str) -> Option<u64> {
-        penstock_store::step_of(name)
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "what is no UTF-8 cannot be borrowed"
+    )]
+    fn step_of(name: OsString) -> Option<u64> {
+        name.to_str().and_then(penstock_store::step_of)
     }
 
     /// What was read back and when: step, identity, seconds since 1970, whether it was damaged.

@@ -316,7 +316,8 @@ def test_threads_that_save_at_once_have_rows_of_their_own(tmp_path):
 
 SAVES = """
     import numpy as np, penstock, sys
-    penstock.save(sys.argv[1] if len(sys.argv) > 1 else {path!r}, {{"w": np.ones(1 << 20)}})
+    path = sys.argv[1] if len(sys.argv) > 1 else {path!r}
+    penstock.save(path, {{"w": np.ones(1 << 20)}}, no_dist=True)
 """
 
 

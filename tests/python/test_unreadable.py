@@ -141,19 +141,56 @@ def check_as_nobody(store, step, hidden):
     os.chown(victim, 0, 0)
     os.chmod(victim, 0o700 if not hidden else 0o600)
     found = run_child(AS_NOBODY, store.root)
-    # Of data only its size is looked at.
-    seen = "complete" if hidden == "shard-" else "unreadable"
-    assert found["states"][str(step)] == seen
-    assert found["ls"].count("complete") == (3 if hidden == "shard-" else 2)
+    assert found["states"][str(step)] == "unreadable"
+    assert found["ls"].count("complete") == 2
     if step == 30:
         assert found["load"] == [errno.EACCES, True]
         assert found["fallback"] == 20
         assert found["warnings"] == ["step 30 "]
     else:
         assert (found["load"], found["fallback"], found["warnings"]) == (30, 30, [])
-    assert found["latest"] == (20 if step == 30 and seen == "unreadable" else 30)
+    assert found["latest"] == (20 if step == 30 else 30)
     assert (found["after"].get("40"), found["swept"]) == ("complete", 0)
     # Retention does its work: what is neither kept nor in the way is gone.
-    # It does not know of data that it may not read, and step 20 or 30 was read back whole.
+    # Step 20 or 30 was read back whole.
     good = "20" if step == 30 else "30"
-    assert set(found["after"]) == {good, "40", *([str(step)] if seen == "unreadable" else [])}
+    assert set(found["after"]) == {good, "40", str(step)}
+
+
+KEEPING_ONE = """
+    import glob, json, os, sys
+    import numpy as np
+    import penstock
+    from click.testing import CliRunner
+    from penstock.cli import cli
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+    store = penstock.CheckpointStore(sys.argv[1] + "/store", keep_last=None)
+    for step in (10, 20, 30):
+        store.save(step, {"w": np.full(5000, step)})
+    os.chmod(glob.glob(store.path(30) + "/shard-*")[0], 0)
+    report = penstock.CheckpointStore(store.root, keep_last=1).retain()
+    states = {info.step: info.state for info in store.scan()}
+    os.chmod(store.path(20), 0o444)
+    ends = [
+        type(CliRunner().invoke(cli, [*words, store.path(20)]).exception).__name__
+        for words in (["verify"], ["verify", "--explain"], ["inspect"], ["ls"])
+    ]
+    os.chmod(store.path(20), 0o755)
+    print(json.dumps([report.deleted, report.kept, states, ends]))
+"""
+
+
+def test_nothing_goes_for_a_step_whose_data_nobody_here_can_read(need_root):
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o777)
+        deleted, kept, states, ends = run_child(KEEPING_ONE, directory)
+    assert deleted == [10]
+    assert kept == {"20": "among the newest", "30": "unreadable"}
+    assert states == {"20": "complete", "30": "unreadable"}
+    assert "PermissionError" not in ends
+
+
+def test_a_name_that_is_no_text_is_explained(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    penstock.save(b"\xff\xfe", {"w": np.ones(5)})
+    assert penstock.explain(b"\xff\xfe").ok

@@ -339,6 +339,15 @@ pub fn may_write(directory: &Path) -> bool {
     rustix::fs::access(directory, access).is_ok()
 }
 
+/// Checks that this process may read a file, as whom it acts now, without opening it.
+///
+/// # Errors
+/// [`Error::Storage`] with the system's answer.
+pub fn check_readable(path: &Path) -> Result<()> {
+    let (access, flags) = (rustix::fs::Access::READ_OK, AtFlags::EACCESS);
+    rustix::fs::accessat(rustix::fs::CWD, path, access, flags).map_err(|e| storage("open", path, e))
+}
+
 /// Whether a lock (`flock`) on this directory excludes everybody who could take one. Network and
 /// user-space file systems let one succeed on each host, or have none.
 pub fn locks_directories(directory: impl AsFd) -> bool {

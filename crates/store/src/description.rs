@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use penstock_io::file::{Direct, File};
+use penstock_io::file::{Direct, File, check_readable};
 
 use crate::digest::Digest;
 use crate::error::{Error, Result};
@@ -140,7 +140,8 @@ pub(crate) fn check_size(path: &Path, file: &FileEntry) -> Result<()> {
     check_length(path, &file.name, file.bytes)
 }
 
-/// Checks that a file of the checkpoint is there, regular, and of the recorded size.
+/// Checks that a file of the checkpoint is there, regular, of the recorded size, and no secret to this
+/// process: a checkpoint that cannot be read must not count as one that others are deleted for.
 fn check_length(path: &Path, name: &str, expected: u64) -> Result<()> {
     let file = path.join(name);
     match fs::symlink_metadata(&file) {
@@ -156,7 +157,7 @@ fn check_length(path: &Path, name: &str, expected: u64) -> Result<()> {
                 format!("it has {found} bytes instead of {expected}"),
             ))
         }
-        Ok(_) => Ok(()),
+        Ok(_) => Ok(check_readable(&file)?),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Err(Error::corrupt(path, name, "the file is missing"))
         }

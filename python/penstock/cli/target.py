@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -12,7 +13,7 @@ _STEP = re.compile(r"step-\d+")
 
 def is_store(path: Path) -> bool:
     """Whether a directory is a store: it holds directories of steps and is no checkpoint."""
-    if not path.is_dir() or (path / "manifest.json").exists():
+    if not path.is_dir() or os.path.exists(path / "manifest.json"):
         return False
     return any(_STEP.fullmatch(entry.name) and entry.is_dir() for entry in path.iterdir())
 
@@ -50,7 +51,7 @@ def store_at(path: Path) -> penstock.CheckpointStore:
         raise penstock.CheckpointNotFoundError(
             f"{path}: there is no such directory; check the path", path=str(path)
         )
-    if (path / "manifest.json").exists():
+    if os.path.exists(path / "manifest.json"):
         raise penstock.CheckpointNotFoundError(
             f"{path}: this is a checkpoint, not a store of them; try penstock inspect {path}",
             path=str(path),
