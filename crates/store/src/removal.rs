@@ -8,7 +8,8 @@
 //!    (`deleted-….ATTEMPT.json`). Of several hosts one gets it.
 //! 2. Only then it is known what was taken. If another save has put its own there in between, it is
 //!    put back by a link, which replaces nothing; until then readers take it for the manifest that it
-//!    is ([`misplaced`]), so whoever dies here has taken nothing from anybody.
+//!    is ([`misplaced`]), so whoever dies here has taken nothing from anybody. The same goes for a
+//!    step that is protected by now: its protection may have been promised before.
 //! 3. The directory is synced, the files of the checkpoint are removed, and that is synced; what was
 //!    taken goes last. Whoever finds it before goes on with the removal ([`Store::settle`]).
 
@@ -23,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::manifest::Manifest;
 use crate::name::{self, MANIFEST, attempt_of};
 use crate::plain;
+use crate::protect::is_protected_at;
 use crate::store::Store;
 
 /// How often others may be faster at deleting the same checkpoint.
@@ -49,10 +51,13 @@ impl Taken {
     }
 }
 
-/// The manifest of a checkpoint that a deletion has taken by mistake, if there is one.
+/// The manifest of a checkpoint that a deletion has taken by mistake, if there is one: that of
+/// another checkpoint, or of one that was protected in time.
 pub(crate) fn misplaced(path: &Path) -> Option<PathBuf> {
     let mut taken = all_taken(path).ok()?.into_iter();
-    taken.find(Taken::is_misplaced).map(|taken| taken.file)
+    let is_protected = is_protected_at(path);
+    let is_found = |taken: &Taken| taken.is_misplaced() || (is_protected && taken.is_meant());
+    taken.find(is_found).map(|taken| taken.file)
 }
 
 /// What deletions have taken away and neither finished nor put back.
@@ -134,10 +139,11 @@ impl Store {
     pub(crate) fn settle(&self, path: &Path) -> Result<u64> {
         let mut freed_bytes = 0;
         for taken in all_taken(path)? {
-            if taken.is_meant() {
+            // Whoever took it may have died before the second look at the protection.
+            if taken.is_meant() && !is_protected_at(path) {
                 // It may have been taken and not be durable.
                 freed_bytes += self.finish(path, &taken)?;
-            } else if taken.is_misplaced() {
+            } else if taken.found.is_some() {
                 self.put_back(path, &taken)?;
             }
         }
@@ -184,7 +190,7 @@ impl Store {
         }
     }
 
-    /// Puts a manifest back that was another's, unless a newer one has taken the place since.
+    /// Puts a manifest back that was not to be taken, unless a newer one has its place by now.
     fn put_back(&self, path: &Path, taken: &Taken) -> Result<()> {
         match link_new(self.file_system(), &taken.file, &path.join(MANIFEST)) {
             Ok(()) => self.sync(path)?,

@@ -285,6 +285,50 @@ fn a_protection_that_comes_meanwhile_holds() {
     assert!(kept > 0);
 }
 
+/// Whoever dies between its deletion and its second look has promised nothing; the protection was
+/// promised, and whoever comes next keeps it.
+#[test]
+fn a_protection_that_comes_meanwhile_survives_the_death_of_the_deletion() {
+    let mut taken = 0;
+    for nth in 1..CHANGES_MAX {
+        for dies in nth..CHANGES_MAX {
+            let shared = Shared::new();
+            let elsewhere = shared.elsewhere();
+            let (sender, protected) = std::sync::mpsc::channel();
+            shared.here.meanwhile(nth, move || {
+                drop(sender.send(elsewhere.protect(1)));
+            });
+            shared.here.die(dies);
+            let _ = shared.store.delete(1);
+            if !shared.here.is_done() {
+                break;
+            }
+            if protected.try_recv().unwrap().is_err() {
+                continue;
+            }
+            taken += usize::from(!shared.store.step_path(1).join(MANIFEST).exists());
+            shared.assert_holds(1);
+            assert_eq!(shared.elsewhere().set_aside(1).ok().flatten(), None);
+            let again = save_elsewhere(shared.root.path(), 1, 3, false);
+            assert!(matches!(again, Err(Error::Exists { .. })), "{again:?}");
+            let deleted = match dies % 2 {
+                0 => shared.elsewhere().delete(1),
+                // A host whose locks are seen by all.
+                _ => Store::new(shared.root.path()).delete(1),
+            };
+            assert!(
+                matches!(deleted, Err(Error::Protected { .. })),
+                "{deleted:?}"
+            );
+            Store::new(shared.root.path()).sweep().unwrap();
+            shared.assert_holds(1);
+            assert!(shared.elsewhere().delete_protected(1).unwrap() > 0);
+            assert!(!shared.store.step_path(1).exists());
+        }
+    }
+    assert!(taken > 0, "no deletion died with the manifest taken");
+}
+
 /// A directory without a file is nobody's data; a save that has made it makes it again.
 #[test]
 fn a_save_survives_the_removal_of_its_empty_directory() {
