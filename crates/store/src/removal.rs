@@ -67,17 +67,29 @@ fn all_taken(path: &Path) -> Result<Vec<Taken>> {
     for (file, _) in attempt_files(path, is_taken)? {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         let meant = attempt_of(&name).unwrap_or_default().to_owned();
-        let found = id_of(&file, path);
+        let found = id_of(&file, path)?;
         all.push(Taken { file, meant, found });
     }
     Ok(all)
 }
 
-fn id_of(file: &Path, path: &Path) -> Option<String> {
-    let text = plain::read(file).ok()?;
-    Manifest::parse(&text, path)
-        .ok()
-        .map(|manifest| manifest.id)
+/// Whether something lies there that a deletion has taken, and nobody knows whose it is.
+pub(crate) fn is_unsettled(path: &Path) -> bool {
+    let all = all_taken(path);
+    !all.is_ok_and(|all| all.iter().all(|taken| taken.found.is_some()))
+}
+
+/// Whose manifest it is; `None` where it is gone, or cannot be made out.
+fn id_of(file: &Path, path: &Path) -> Result<Option<String>> {
+    let text = match plain::read(file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        // What cannot be read this once is no reason to take it for nobody's.
+        text => text.map_err(Error::storage("read", file))?,
+    };
+    match Manifest::parse(&text, path) {
+        Err(Error::Corrupt { .. }) => Ok(None),
+        manifest => manifest.map(|manifest| Some(manifest.id)),
+    }
 }
 
 impl Store {
@@ -183,7 +195,8 @@ impl Store {
             Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Ok(None),
             Err(error) => Err(error.into()),
             Ok(()) => Ok(Some(Taken {
-                found: id_of(&file, path),
+                // One that cannot be made out is put back.
+                found: id_of(&file, path).unwrap_or_default(),
                 meant: id,
                 file,
             })),

@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::lease::{Exclusive, Lease};
 use crate::manifest::Manifest;
 use crate::name::{MANIFEST, parse_step, step_directory};
+use crate::removal::is_unsettled;
 
 /// A directory of checkpoints. It need not exist before the first save.
 #[derive(Clone, Debug)]
@@ -254,7 +255,14 @@ impl Store {
     fn delete_as(&self, step: u64, expected: Option<&str>, is_forced: bool) -> Result<Option<u64>> {
         let (path, lease) = self.take(self.step_path(step), "delete")?;
         if lease.is_none() {
-            return self.remove_unlocked(step, expected, is_forced);
+            return match self.remove_unlocked(step, expected, is_forced) {
+                // Another host has removed it under our hands.
+                Err(error) if error.kind() == Some(io::ErrorKind::NotFound) && !path.exists() => {
+                    self.sync(&self.root)?;
+                    Err(Error::NotFound { path })
+                }
+                result => result,
+            };
         }
         self.settle(&path)?;
         if self.is_protected(step) {
@@ -374,6 +382,9 @@ impl Store {
         };
         if removes {
             self.settle(&path)?;
+        }
+        if is_unsettled(&path) {
+            return Ok(None);
         }
         let referenced: HashSet<String> = match self.state(step) {
             Ok(StepState::Complete(checkpoint)) => checkpoint

@@ -329,6 +329,61 @@ fn a_protection_that_comes_meanwhile_survives_the_death_of_the_deletion() {
     assert!(taken > 0, "no deletion died with the manifest taken");
 }
 
+/// What nobody can make out may be put back by somebody who can.
+#[test]
+fn what_was_taken_and_cannot_be_made_out_keeps_its_files() {
+    let shared = Shared::new();
+    let (path, id) = (shared.store.step_path(1), shared.id());
+    let taken = path.join(format!("deleted-{}.{id}.json", "ab".repeat(16)));
+    let text = fs::read(path.join(MANIFEST)).unwrap();
+    fs::remove_file(path.join(MANIFEST)).unwrap();
+    let local = Store::new(shared.root.path());
+    // A directory in its place is a device that does not give it: no error that says what it is.
+    fs::create_dir(&taken).unwrap();
+    let before = names(&path);
+    local.sweep().unwrap_err();
+    assert_eq!(local.orphans().unwrap(), []);
+    local.delete(1).unwrap_err();
+    shared.store.delete(1).unwrap_err();
+    assert_eq!(names(&path), before);
+    fs::remove_dir(&taken).unwrap();
+    fs::write(&taken, "{").unwrap();
+    assert_eq!(local.sweep().unwrap(), []);
+    assert_eq!(local.orphans().unwrap(), []);
+    assert_busy(shared.store.delete(1));
+    assert_eq!(names(&path), before);
+    fs::write(path.join(MANIFEST), text).unwrap();
+    shared.assert_holds(1);
+    assert!(shared.store.delete(1).unwrap() > 0);
+}
+
+/// Of two deletions one removes the step, and the other one finds that it is gone.
+#[test]
+fn a_step_that_another_host_deletes_meanwhile_is_gone() {
+    let mut runs = 0;
+    for nth in 1..CHANGES_MAX {
+        let shared = Shared::new();
+        let elsewhere = shared.elsewhere();
+        let (sender, deleted) = std::sync::mpsc::channel();
+        shared.here.meanwhile(nth, move || {
+            drop(sender.send(elsewhere.delete(1)));
+        });
+        let here = shared.store.delete(1);
+        let Ok(there) = deleted.try_recv() else {
+            break;
+        };
+        runs += 1;
+        for deleted in [here, there] {
+            assert!(
+                matches!(deleted, Ok(_) | Err(Error::NotFound { .. })),
+                "change {nth}: {deleted:?}"
+            );
+        }
+        assert!(!shared.store.step_path(1).exists());
+    }
+    assert!((5..CHANGES_MAX - 1).contains(&runs), "{runs}");
+}
+
 /// A directory without a file is nobody's data; a save that has made it makes it again.
 #[test]
 fn a_save_survives_the_removal_of_its_empty_directory() {
