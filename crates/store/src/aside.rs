@@ -6,11 +6,11 @@
 //! step: at every moment, and after any crash, the step is there by one name or by the other.
 //!
 //! Known to be damaged is what was read twice and does not match its digests, or what has lost a
-//! file. What this version or this user cannot read may be good, and stays where it is.
+//! file. What this version, this user or this host cannot read may be good, and stays where it is;
+//! so does a step where another host may be at work whose lease nobody here sees.
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,9 @@ use crate::store::Store;
 /// How many are kept, besides protected ones: enough to look into what goes wrong, few enough not
 /// to fill a disk with what nobody can load.
 pub const ASIDE_MAX: usize = 3;
+
+const NO_LOCKS: &str = "the file system has no locks that all hosts see, so that one of them may \
+                        be saving there";
 
 /// How often another one may take a name first.
 const NAMES_MAX: u64 = 64;
@@ -52,28 +55,28 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Storage`] with [`io::ErrorKind::ResourceBusy`] while a save or
-    /// a load is under way in it, with [`io::ErrorKind::NotADirectory`] for a link, and the
-    /// system's errors.
+    /// a load is under way in it, with [`io::ErrorKind::Unsupported`] where locks are not seen by
+    /// all, with [`io::ErrorKind::NotADirectory`] for a link, and the system's errors.
     pub fn set_aside(&self, step: u64) -> Result<Option<PathBuf>> {
         let (path, lease) = self.take(self.step_path(step), "set aside")?;
-        let judged = identity(&path);
         if !self.is_known_damaged(step, &path) {
             return Ok(None);
         }
-        let aside = self.rename_aside(step, &path)?;
-        if lease.is_none() && identity(&aside) != judged {
-            // Without locks somebody was faster, and saved what is here now.
-            let (from, to) = (aside.as_path(), path.as_path());
-            self.file_system().change(Change::RenameNew { from, to })?;
-            return Ok(None);
+        if lease.is_none() {
+            // Another host may save a good one in its place at this moment. That could be renamed
+            // back, but not by somebody who has died.
+            let source = io::Error::new(io::ErrorKind::Unsupported, NO_LOCKS);
+            return Err(Error::storage("set aside", path)(source));
         }
+        let aside = self.rename_aside(step, &path)?;
         // Before anything else gets the name: a crash may keep one change without the other.
         self.sync(self.root())?;
         Ok(Some(aside))
     }
 
     /// Makes way for a save of a step: sets aside what is there if it is known to be damaged, and
-    /// tells where it is then. Waits for whoever reads it, not for ever.
+    /// tells where it is then. Waits for whoever reads it, not for ever. Where locks are not seen
+    /// by all it stays, and only a save that overwrites takes its place.
     ///
     /// # Errors
     /// As [`Store::set_aside`], and [`Error::Interrupted`].
@@ -102,9 +105,7 @@ impl Store {
                     std::thread::sleep(WAIT_PAUSE);
                 }
                 Err(Error::NotFound { .. }) => return Ok(None),
-                Err(error) if error.kind() == Some(io::ErrorKind::NotADirectory) => {
-                    return Ok(None);
-                }
+                Err(error) if error.kind().is_some_and(stays) => return Ok(None),
                 result => return result,
             }
         }
@@ -218,9 +219,10 @@ impl Store {
     }
 }
 
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    let metadata = fs::symlink_metadata(path).ok()?;
-    Some((metadata.dev(), metadata.ino()))
+/// Whether it is no error of a save that what is there cannot be set aside.
+fn stays(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{NotADirectory, Unsupported};
+    matches!(kind, NotADirectory | Unsupported)
 }
 
 fn is_taken(kind: io::ErrorKind) -> bool {

@@ -385,6 +385,10 @@ fn storage_remedy(source: &io::Error) -> &'static str {
             "choose a new or an empty directory"
         }
         io::ErrorKind::InvalidFilename => "choose a shorter name",
+        // A checkpoint that is to be set aside.
+        io::ErrorKind::Unsupported if source.get_ref().is_some() => {
+            "save the step again with overwrite=True, or delete it"
+        }
         io::ErrorKind::FileTooLarge => {
             "raise the limit of file sizes (ulimit -f), or lower shard_bytes"
         }

@@ -384,6 +384,49 @@ fn a_step_that_another_host_deletes_meanwhile_is_gone() {
     assert!((5..CHANGES_MAX - 1).contains(&runs), "{runs}");
 }
 
+/// Whoever renames a step may rename what another host has just saved there, and die.
+#[test]
+fn what_is_saved_while_a_step_is_to_be_set_aside_is_there() {
+    for nth in 1..CHANGES_MAX {
+        for dies in [None, Some(nth + 1)] {
+            let shared = Shared::new();
+            let root = shared.root.path().to_owned();
+            shared.store.mark_damaged(1, &shared.id()).unwrap();
+            shared.here.meanwhile(nth, move || {
+                save_elsewhere(&root, 1, 2, true).unwrap();
+            });
+            if let Some(nth) = dies {
+                shared.here.die(nth);
+            }
+            let way = shared.store.give_way(1, &Progress::default());
+            if !shared.here.is_done() && nth > 1 {
+                return;
+            }
+            if shared.store.identity(1).unwrap().is_none() {
+                panic!("change {nth}, death {dies:?}: {way:?}");
+            }
+            shared.assert_holds(if shared.here.is_done() { 2 } else { 1 });
+        }
+    }
+    panic!("setting aside has an end")
+}
+
+/// Nothing is lost and nothing is silent: the way out is said.
+#[test]
+fn a_damaged_step_stays_there_until_it_is_overwritten() {
+    let shared = Shared::new();
+    shared.store.mark_damaged(1, &shared.id()).unwrap();
+    let refused = shared.store.set_aside(1).unwrap_err();
+    assert!(refused.remedy().contains("overwrite=True"), "{refused}");
+    let way = shared.store.give_way(1, &Progress::default());
+    assert_eq!(way.unwrap(), None);
+    let again = save_elsewhere(shared.root.path(), 1, 2, false).unwrap_err();
+    assert!(again.remedy().contains("overwrite=True"), "{again}");
+    save_elsewhere(shared.root.path(), 1, 2, true).unwrap();
+    shared.assert_holds(2);
+    assert_eq!(shared.store.set_aside(1).unwrap(), None);
+}
+
 /// A directory without a file is nobody's data; a save that has made it makes it again.
 #[test]
 fn a_save_survives_the_removal_of_its_empty_directory() {
