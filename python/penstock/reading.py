@@ -325,14 +325,9 @@ class _Descent:
         except StorageError as error:
             if not reader._is_about(step, error):
                 raise
+            # Whatever this host cannot read may be good for another one.
             self._refused = self._refused or error
-            if not _is_lost(error):
-                self._skip(step, str(error))
-                return None
-            self._skip_damaged(step, str(error))
-            # Without a manifest nobody knows what is lost.
-            if (checkpoint_id := reader._native.identity(step)) is not None:
-                reader.mark(step, checkpoint_id, is_good=False)
+            self._skip(step, str(error))
         except (CheckpointNotFoundError, IncompleteCheckpointError):
             self._skipped.append((step, "it was removed meanwhile"))
         return None
@@ -351,7 +346,8 @@ class _Descent:
         if self._ranks is not None and self._ranks.rank != 0:
             return
         reader = self._reader
-        for step, number in self._damaged.items():
+        # The newest last: the last few are kept.
+        for step, number in sorted(self._damaged.items()):
             # What cannot be read may be good for somebody else.
             if reader._is_unreadable(step):
                 continue
@@ -385,5 +381,5 @@ class _Descent:
 
 
 def _is_lost(error: StorageError) -> bool:
-    """Whether the bytes are gone."""
+    """Whether the device cannot give the bytes back, to this host and for now."""
     return error.errno in _LOST or error.errno == 117

@@ -165,12 +165,28 @@ def test_a_device_that_fails_once_harms_nothing(store, monkeypatch):
         warnings.simplefilter("error")
         assert store.load(fallback=True)["step"] == 30
     failures += [errno.EIO, errno.EIO]
-    with pytest.warns(penstock.PenstockWarning, match="set aside"):
+    with pytest.warns(penstock.PenstockWarning, match="passed over"):
         assert store.load(fallback=True)["step"] == 20
-    store.save(30, state_of(30))
+    # Another host, or this one once it is mounted again.
+    assert (store.aside(), store.latest()) == ([], 30)
+    assert store.load()["step"] == 30
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE])
+def test_a_host_that_can_read_nothing_takes_nothing_away(store, monkeypatch):
+    def fail(path, *arguments):
+        raise penstock.StorageError("evicted", path=path, errno=errno.EIO)
+
+    with monkeypatch.context() as evicted, warnings.catch_warnings(action="ignore"):
+        evicted.setattr(loading, "read", fail)
+        with pytest.raises(penstock.StorageError, match="evicted"):
+            store.load(fallback=True)
+    assert (store.aside(), store.latest()) == ([], 30)
+    assert all(mark.is_good for mark in store.marks().values())
+    with pytest.raises(penstock.CheckpointExistsError):
+        store.save(30, state_of(31))
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE, errno.EIO])
 def test_what_may_not_be_read_stays(store, monkeypatch, number):
     read = loading.read
 
@@ -218,6 +234,18 @@ def test_the_last_few_and_protected_ones_are_kept(store, quiet):
     assert store.load(fallback=True)["step"] == 20
     store.save(30, state_of(30))
     assert len(store.aside()) == 5
+
+
+def test_of_many_damaged_steps_the_newest_are_kept(store, quiet):
+    for step in (40, 50, 60):
+        store.save(step, state_of(step))
+    for step in (20, 30, 40, 50, 60):
+        flip(store, step)
+    keeping = penstock.CheckpointStore(store.root, keep_last=2)
+    assert keeping.load(fallback=True)["step"] == 10
+    assert [step for step, _ in keeping.aside()] == [20, 30, 40, 50, 60]
+    keeping.save(70, state_of(70))
+    assert [step for step, _ in keeping.aside()] == [40, 50, 60]
 
 
 def test_a_store_that_cannot_be_written_says_so_and_loads(store, need_root):

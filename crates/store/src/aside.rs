@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 use penstock_io::file_system::Change;
 
 use crate::checkpoint::Checkpoint;
-use crate::description::is_lost;
 use crate::error::{Error, Result};
 use crate::name::{self, MANIFEST};
 use crate::progress::Progress;
@@ -209,11 +208,7 @@ impl Store {
             Err(Error::Corrupt { .. }) => true,
             // It had a manifest when it was protected.
             Err(Error::Incomplete { .. }) => is_protected_at(path),
-            // The device may only have failed once.
-            Err(Error::Storage { source, .. }) if is_lost(&source) => matches!(
-                Checkpoint::look(path),
-                Err(Error::Storage { source, .. }) if is_lost(&source)
-            ),
+            // A device or a host that fails says nothing of what is stored.
             Err(_) => false,
         }
     }

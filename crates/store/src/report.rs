@@ -160,6 +160,7 @@ pub struct Problem {
     /// What was found.
     pub detail: String,
     /// Whether the stored bytes themselves are wrong: they are missing, or do not match their digest
-    /// when read twice. Else they are what was written, and make no sense.
+    /// when read twice. Else they are what was written, and make no sense; or the device does not
+    /// give them, which may be the fault of this host.
     pub is_proven: bool,
 }

@@ -218,7 +218,7 @@ impl Survey {
                 offset: Some(damage.offset()),
                 tensor: first,
                 detail: damage.detail(),
-                is_proven: true,
+                is_proven: damage.unreadable.is_none(),
             });
         }
         self.bytes_checked += bytes;

@@ -156,7 +156,7 @@ fn verify_shards(
             offset: Some(damage.offset()),
             tensor: touched_tensor(&part.tensors, file, damage).map(str::to_owned),
             detail: damage.detail(),
-            is_proven: true,
+            is_proven: damage.unreadable.is_none(),
         }
     }));
     Ok(())

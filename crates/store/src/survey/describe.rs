@@ -112,7 +112,7 @@ impl Description {
 
     /// Takes note of a file that cannot be used; errors that say something else stay errors.
     fn lose(&mut self, path: &Path, file: &str, error: Error) -> Result<()> {
-        let is_proven = !matches!(error, Error::Malformed { .. });
+        let is_proven = !matches!(error, Error::Malformed { .. } | Error::Storage { .. });
         let detail = match error {
             Error::Corrupt { detail, .. }
             | Error::Malformed { detail, .. }
