@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 import warnings
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from penstock.errors import (
     PenstockWarning,
     RankError,
     SaveCancelledError,
+    StorageError,
 )
 from penstock.flatten import flatten
 from penstock.lazy import LazySources, lazy_sources
@@ -85,12 +87,26 @@ class Target:
         Raises:
             StorageError: The operating system failed an operation, or somebody reads it for long.
         """
-        if self.store is None or self.step is None or self.overwrite:
+        if self.store is None or self.step is None:
             return
-        aside = self.store.give_way(self.step)
+        try:
+            aside = self.store.give_way(self.step)
+        except StorageError as error:
+            if not self.overwrite:
+                raise
+            # To be replaced is what was asked for; the save matters more than what it replaces.
+            _warn(f"{self.path} is damaged and is replaced: it could not be set aside: {error}")
+            return
         if aside is not None:
-            message = f"{self.path} is damaged and makes way for a new save: {told_aside(aside)}"
-            warnings.warn(message, PenstockWarning, stacklevel=2)
+            _warn(f"{self.path} is damaged and makes way for a new save: {told_aside(aside)}")
+
+
+def _warn(message: str) -> None:
+    try:
+        warnings.warn(message, PenstockWarning, stacklevel=3)
+    except PenstockWarning:
+        # Warnings are errors here. The save has not failed, so it goes on.
+        sys.stderr.write(f"penstock: {message}\n")
 
 
 class Save:

@@ -193,7 +193,8 @@ class CheckpointStore:
             step: The training step.
             state: What to save; see `penstock.save`.
             metadata: A note of plain JSON.
-            overwrite: Replace the step if it is complete already.
+            overwrite: Replace the step if it is complete already. One that is known to be damaged
+                is set aside all the same, where it can be.
             progress: True for a bar on standard error, or a function of bytes done and in all.
 
         Raises:
@@ -740,7 +741,9 @@ class CheckpointStore:
         Raises:
             CheckpointNotFoundError: There is no such step.
             PenstockError: It is not known to be damaged.
-            StorageError: The operating system failed an operation, or somebody reads the step.
+            StorageError: The operating system failed an operation, somebody reads the step, or
+                the file system has no locks that all hosts see: there a step stays until it is
+                saved again with ``overwrite=True``, or deleted.
 
         Example:
             >>> import numpy as np, os, penstock, tempfile

@@ -14,6 +14,7 @@ import pytest
 import penstock
 from penstock import loading
 from penstock.cli.ls import ls
+from penstock.saving import Target
 
 
 def state_of(step):
@@ -101,6 +102,63 @@ def test_a_save_takes_the_place_of_what_is_damaged(store, how, saves):
         save(30, state_of(31))
     assert store.load()["step"] == 31
     assert [step for step, _ in store.aside()] == [30]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("saves", ["save", "async", "lazy"])
+def test_what_is_damaged_outlives_a_loop_that_always_overwrites(store, how, saves):
+    damage(store, 30, how)
+    store.verify(30)
+    before = sorted(os.listdir(store.path(30)))
+
+    def save(number):
+        state = state_of(number)
+        if saves == "save":
+            store.save(30, state, overwrite=True)
+        else:
+            store.save_async(30, state, overwrite=True, lazy=saves == "lazy").result()
+
+    with pytest.warns(penstock.PenstockWarning, match="makes way for a new save.*set aside as"):
+        save(31)
+    ((step, path),) = store.aside()
+    assert (step, sorted(os.listdir(path))) == (30, before)
+    # What is good is replaced.
+    save(32)
+    assert (store.load()["step"], len(store.aside())) == (32, 1)
+
+
+def test_what_is_overwritten_need_not_be_set_aside(store):
+    flip(store, 30)
+    store.verify(30)
+
+    class Refusing:
+        def give_way(self, step):
+            raise penstock.StorageError("busy", path=store.path(step), errno=errno.EBUSY)
+
+    targets = [
+        Target(
+            path=store.path(30),
+            step=30,
+            metadata="{}",
+            overwrite=overwrite,
+            store=Refusing(),
+        )
+        for overwrite in (True, False)
+    ]
+    with pytest.warns(penstock.PenstockWarning, match="is replaced.*not be set aside: busy"):
+        targets[0].give_way()
+    with pytest.raises(penstock.StorageError, match="busy"):
+        targets[1].give_way()
+
+
+@pytest.mark.parametrize("saves", ["save", "async"])
+def test_a_warning_that_is_an_error_fails_no_save(store, saves, capsys):
+    damage(store, 30, "part")
+    save = store.save if saves == "save" else lambda *both: store.save_async(*both).result()
+    with warnings.catch_warnings(action="error"):
+        save(30, state_of(31))
+    assert store.load()["step"] == 31
+    assert "makes way for a new save" in capsys.readouterr().err
 
 
 def test_a_single_checkpoint_is_never_set_aside(store):
