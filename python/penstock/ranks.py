@@ -65,9 +65,9 @@ class Ranks:
         return len(self.global_ranks)
 
     @property
-    def rounds(self) -> int:
-        """How many rounds this rank has begun."""
-        return self._next_round
+    def has_failed(self) -> bool:
+        """Whether the last round has failed on this rank, which the others know then."""
+        return self._last is not None and self._last.has_failed
 
     @property
     def is_coordinator(self) -> bool:
@@ -115,6 +115,8 @@ class Ranks:
                     is_entered = True
                     return one
             except PenstockError:
+                # The others know, or know better.
+                one.has_failed = True
                 raise
             except BaseException as error:
                 # A Ctrl-C: the others need not wait for this rank.

@@ -21,6 +21,7 @@ from penstock.errors import (
 )
 from penstock.events import observed, told
 from penstock.options import Options
+from penstock.training import Training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,6 +55,7 @@ class Reader:
 
     Attributes:
         warnings: What the user should know about the steps that were passed over.
+        is_awaited: Whether the other ranks come to a further round of this load.
     """
 
     def __init__(
@@ -63,8 +65,8 @@ class Reader:
         self._root = root
         self._options = options
         self._ranks = ranks
-        self._asking: int | None = None
         self.warnings: list[str] = []
+        self.is_awaited = False
 
     def path(self, step: int) -> str:
         """The directory of a step, whether it exists or not."""
@@ -80,6 +82,7 @@ class Reader:
             CorruptCheckpointError: Its data is damaged.
         """
         chosen = self._found("the newest step", self._newest)
+        self.is_awaited = isinstance(wanted.into, Training)
         if self._ranks is not None:
             return self.step(chosen, wanted)
         for _ in range(_VANISHED_MAX):
@@ -125,16 +128,12 @@ class Reader:
             CorruptCheckpointError: All there are turn out to be damaged.
             StorageError: The system does not let any be read.
         """
-        try:
-            return _Descent(self).run(last, wanted)
-        except PenstockError:
-            raise
-        except BaseException as error:
-            # A Ctrl-C, wherever it came: the others wait for what this rank has to say of a step.
-            ranks, asking = self._ranks, self._asking
-            if ranks is not None and (asking is None or ranks.rounds == asking):
-                ranks.refuse(*self._question(), error)
-            raise
+        return _Descent(self).run(last, wanted)
+
+    def give_up(self, error: BaseException) -> None:
+        """Tells the other ranks, if they wait for this one, of an error that ends the load."""
+        if self._ranks is not None and self.is_awaited and not self._ranks.has_failed:
+            self._ranks.refuse(*self._question(), error)
 
     @observed("load", ends=False)
     def _found(self, what: str, find: Callable[[], _T]) -> _T:
@@ -142,22 +141,24 @@ class Reader:
         ranks = self._ranks
         if ranks is None:
             return find()
-        label = f"{what} of {os.path.basename(os.path.abspath(self._root))}"
-        timeout_seconds = to_native(self._options)["rank_timeout_seconds"]
+        label, timeout_seconds = self._question()
+        if not self.is_awaited:
+            # The first round of a load, which tells it from others.
+            label = f"{what} of {os.path.basename(os.path.abspath(self._root))}"
+            self.is_awaited = True
         found: _T = ranks.agree(label, timeout_seconds, lambda: {"found": find()})["found"]
         return found
 
-    def _is_good_for_all(self, ranks: Ranks, is_good: bool) -> bool:
-        # Once that round has begun, it is given up by itself.
-        self._asking = ranks.rounds
-        answer = ranks.is_true_for_all(*self._question(), is_good)
-        self._asking = None
-        return answer
+    def is_true_for_all(self, is_true: bool) -> bool:
+        """Whether all ranks that load this say so."""
+        ranks = self._ranks
+        return is_true if ranks is None else ranks.is_true_for_all(*self._question(), is_true)
 
     def _question(self) -> tuple[str, float]:
         """What ranks ask each other about a step, and for how long they wait for the answer.
 
-        Without its number, which who has to refuse need not know yet.
+        One for all rounds but the first, and without a number: who has to refuse need not know
+        what the others are about to ask.
         """
         timeout_seconds = to_native(self._options)["rank_timeout_seconds"]
         return f"loading of a step of {os.path.basename(self._root)}", timeout_seconds
@@ -272,14 +273,19 @@ class _Descent:
                 reader._tell_damage(step, state, reason)
                 self._skip_damaged(step, reason or state)
             elif (loaded := self._try(step, wanted)) is not None:
+                reader.is_awaited = isinstance(wanted.into, Training)
                 self._set_aside()
                 report = dataclasses.replace(loaded.report, skipped=tuple(self._skipped))
                 return loaded._replace(report=report)
-        # Not "not found": who catches that starts from scratch.
-        if self._damaged:
-            raise self._none_is_good()
-        if self._refused is not None:
+        # Not "not found", on any rank: who catches that starts from scratch.
+        aside = reader._native.aside()
+        is_nothing = not (self._damaged or self._refused or aside)
+        is_nothing_for_all = reader.is_true_for_all(is_nothing)
+        reader.is_awaited = False
+        if self._refused is not None and not self._damaged:
             raise self._refused
+        if not is_nothing_for_all:
+            raise self._none_is_good([path for _, path in aside])
         tried = "; ".join(f"step {step}: {reason}" for step, reason in self._skipped[:5])
         nothing = reader._nothing(f"none of its steps is good: {tried}" if tried else None)
         raise told("load", nothing, 0)
@@ -301,15 +307,8 @@ class _Descent:
 
     def _try(self, step: int, wanted: Wanted) -> loading.Loaded | None:
         """Loads a step, if it is good for all ranks."""
-        ranks = self._ranks
-        loaded = None
-        try:
-            loaded = self._read(step, wanted)
-        except PenstockError as error:
-            if ranks is not None:
-                ranks.refuse(*self._reader._question(), error)
-            raise
-        if ranks is None or self._reader._is_good_for_all(ranks, loaded is not None):
+        loaded = self._read(step, wanted)
+        if self._reader.is_true_for_all(loaded is not None):
             return loaded
         if loaded is not None:
             self._skip_damaged(step, "another rank could not load it")
@@ -369,13 +368,18 @@ class _Descent:
         self._skipped.append((step, reason))
         self._reader.warnings.append(f"step {step} is passed over for an older one: {reason}")
 
-    def _none_is_good(self) -> CorruptCheckpointError:
+    def _none_is_good(self, aside: list[str]) -> CorruptCheckpointError:
         root = self._reader._root
-        steps = ", ".join(str(step) for step, _ in self._skipped[:5])
+        found = []
+        if self._skipped:
+            steps = ", ".join(str(step) for step, _ in self._skipped[:5])
+            found.append(f"tried {steps}; each has a warning of its own")
+        if aside:
+            found.append(f"set aside as damaged: {', '.join(aside[-5:])}")
         return CorruptCheckpointError(
-            f"no step of {root} is good (tried {steps}; each has a warning of its own); "
+            f"no step of {root} is good ({'; '.join(found) or 'other ranks have some'}); "
             "`penstock verify --explain` tells what is intact of one, `penstock salvage` "
-            "recovers that",
+            "recovers that for penstock.load; to begin anew, use an empty directory",
             path=root,
         )
 

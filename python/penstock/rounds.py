@@ -110,7 +110,7 @@ class Round(Exchange):
         self._copies: Sequence[Copy] = ()
         self.has_left = False
         self._has_voted = False
-        self._has_failed = False
+        self.has_failed = False
 
     @property
     def is_coordinator(self) -> bool:
@@ -157,7 +157,7 @@ class Round(Exchange):
 
         A vote that is cast stands: whoever has cast one may no more than `withdraw` it.
         """
-        self._has_failed = True
+        self.has_failed = True
         if not self._has_voted:
             self.withdraw(error)
 
@@ -190,7 +190,7 @@ class Round(Exchange):
         if self.has_left:
             return
         self.has_left = True
-        if not self._has_failed:
+        if not self.has_failed:
             # All have read them.
             self._delete(self._own)
         if self._count("left") < self.size:
@@ -363,7 +363,7 @@ class Round(Exchange):
             error: Why.
             discard: Whether nothing is committed for certain, so that all may remove their files.
         """
-        self._has_failed = True
+        self.has_failed = True
         self.withdraw(error)
         self._post("outcome", {**self._describe(error), "discard": discard})
 

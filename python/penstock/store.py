@@ -599,7 +599,7 @@ class CheckpointStore:
             The step, or None where the store has none: then it is a new run.
 
         Raises:
-            CorruptCheckpointError: There are steps and none is good.
+            CorruptCheckpointError: There are steps, or such as were set aside, and none is good.
             FormatVersionError: A newer Penstock wrote the newest one.
             StateMismatchError: The training does not fit the checkpoint.
             RankError: Another rank has not come, or could not restore it.
@@ -656,8 +656,11 @@ class CheckpointStore:
             with call("stall", "load", where):
                 loaded = self._read(reader, last, wanted, fallback)
                 told = len(loaded.warnings)
-                state = self._deliver(loaded, wanted, ranks, is_together=fallback or last is None)
+                state = self._deliver(loaded, wanted, ranks, reader)
                 reader.warnings += loaded.warnings[told:]
+        except BaseException as error:
+            reader.give_up(error)
+            raise
         finally:
             for message in reader.warnings:
                 warnings.warn(message, PenstockWarning, stacklevel=stacklevel)
@@ -667,26 +670,29 @@ class CheckpointStore:
             report(loaded.report)
         return state
 
-    def _deliver(
-        self, loaded: Loaded, wanted: Wanted, ranks: Ranks | None, *, is_together: bool
-    ) -> Any:
+    def _deliver(self, loaded: Loaded, wanted: Wanted, ranks: Ranks | None, reader: Reader) -> Any:
         """What a caller gets; of a `Training`, all ranks restore theirs or all raise.
 
         Raises:
             RankError: Another rank could not.
             StateMismatchError: This one could not.
         """
-        if ranks is None or not is_together or not isinstance(wanted.into, Training):
+        if ranks is None or not reader.is_awaited:
             return deliver(loaded, wanted, None if ranks is None else ranks.size)
-        label = f"restoring of step {loaded.report.step}"
-        seconds = to_native(self._options)["rank_timeout_seconds"]
         try:
             state = deliver(loaded, wanted, ranks.size)
-        except BaseException:
+        except Exception:
             with contextlib.suppress(PenstockError):
-                ranks.is_true_for_all(label, seconds, False)
+                reader.is_true_for_all(False)
+            reader.is_awaited = False
             raise
-        if not ranks.is_true_for_all(label, seconds, True):
+        try:
+            is_restored = reader.is_true_for_all(True)
+        except PenstockError as error:
+            error.add_note("this rank has restored its training: build it anew before it goes on")
+            raise
+        reader.is_awaited = False
+        if not is_restored:
             raise RankError(
                 f"{loaded.report.path}: another rank could not restore its training from this; "
                 "what it raised says why; build the training anew before it goes on",

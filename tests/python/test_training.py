@@ -469,6 +469,16 @@ def test_no_good_step_is_an_error_and_leaves_the_training_alone(store):
     assert_same(other.state(), before)
 
 
+def test_a_step_that_was_set_aside_is_no_reason_to_begin_anew(store):
+    store.save(5, Run().steps(1).training)
+    damage(store, 5)
+    store.verify(5)
+    path = store.set_aside(5)
+    with pytest.raises(penstock.CorruptCheckpointError, match="set aside as damaged") as caught:
+        store.resume(Run(seed=3).training)
+    assert path in str(caught.value)
+
+
 def test_a_part_that_one_side_lacks_is_named(store):
     run = Run().steps(1)
     store.save(1, run.training)

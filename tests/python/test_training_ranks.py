@@ -16,6 +16,8 @@ from torch.distributed.tensor import DTensor
 import penstock
 from compare import assert_same
 from parallel import gathered
+from penstock import loading
+from penstock.reading import _Descent
 
 KINDS = ["ddp", "ddp+compiled", "fsdp"]
 _meshes = {}
@@ -263,3 +265,50 @@ def test_a_sharded_model_that_was_only_looked_at_is_saved_and_restored(jobs, dis
         assert_same(found, expected)
     names = {one.name for one in penstock.inspect(disk_path / "step-0000000002").tensors}
     assert {one.name for one in penstock.inspect(disk_path / "step-0000000001").tensors} == names
+
+
+def resume_with_a_step_out_of_sight(root):
+    """Rank 1 does not find the only step that there is."""
+    store = penstock.CheckpointStore(root)
+    store.save(5, Run("ddp").training)
+
+    def read(path, *_):
+        raise penstock.CheckpointNotFoundError(f"{path} is not there", path=path)
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if dist.get_rank() == 1:
+            patch.setattr(loading, "read", read)
+        return store.resume(Run("ddp").training)
+
+
+def test_no_rank_begins_anew_where_another_finds_a_step(jobs, disk_path):
+    found = jobs.of(2).outcomes(resume_with_a_step_out_of_sight, disk_path)
+    assert [type(one) for one in found] == [penstock.CorruptCheckpointError] * 2
+
+
+def fail_between_the_rounds(root, is_resumed):
+    """Rank 0 fails after a step is found, and before all have restored it."""
+    store = penstock.CheckpointStore(root, options=penstock.Options(rank_timeout_seconds=600))
+    training = penstock.Training(model=nn.Linear(2, 2))
+    store.save(1, training)
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 0:
+            patch.setattr(*((_Descent, "_set_aside") if is_resumed else (loading, "read")), fail)
+        try:
+            if is_resumed:
+                store.resume(training)
+            else:
+                store.load(into=training)
+        except (penstock.PenstockError, KeyboardInterrupt) as error:
+            return type(error)
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_who_fails_after_a_step_is_found_is_not_waited_for(jobs, disk_path, is_resumed):
+    found = jobs.of(2).call(fail_between_the_rounds, disk_path, is_resumed)
+    assert found == [KeyboardInterrupt, penstock.RankError]
