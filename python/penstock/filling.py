@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.flatten import PerRank
+from penstock.memory import CPU
 from penstock.restore import is_data, reference
 from penstock.targets import NEW, copy_elements, is_sharded
 from penstock.tree import SKIPPED, Node, branches
@@ -94,10 +95,14 @@ def holds_sharded(value: Any) -> bool:
 
 
 def target_like(value: Any) -> Any:
-    """A `DTensor` to fill: another one on the host; what lies elsewhere is filled at the end."""
+    """A `DTensor` to fill that lies on the ranks as another does, but on the host.
+
+    What is in use is written when all is compared, and all ranks have agreed: by the part, which
+    copies to where that lies. What has no memory is given back, to be refused by name.
+    """
     torch = sys.modules["torch"]
     value = value.detach()
-    return torch.empty_like(value) if value.device.type == "cpu" else value
+    return value if value.is_meta else torch.empty_like(value, device=CPU)
 
 
 def has_wholes(node: Node, seen: View) -> bool:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 import penstock
 from compare import assert_same
 from parallel import gathered
-from penstock import loading
+from penstock import filling, loading, memory, targets
 from penstock.reading import _Descent
 
 KINDS = ["ddp", "ddp+compiled", "fsdp"]
@@ -240,6 +240,39 @@ def test_moments_that_nobody_can_place_are_refused_by_name(jobs, disk_path):
     for step, expected, found in jobs.of(2).call(resume_as_other, disk_path):
         assert step == 1
         assert_same(found, expected)
+
+
+def written_by_a_refused_resume(root):
+    """Where the load itself wrote to memory of another device, for which "meta" stands here."""
+    store = penstock.CheckpointStore(root)
+    model = Run("fsdp").model
+    # Without moments, for which there is no memory yet.
+    optimizer = torch.optim.SGD(model.parameters())
+    store.save(1, penstock.Training(model=model, optimizer=optimizer))
+    with torch.device("meta"):
+        model = wrap(nn.Sequential(nn.Linear(6, 9), nn.Dropout(0.2), nn.Linear(9, 3)), "fsdp")
+    optimizer = torch.optim.SGD([{"params": [one]} for one in model.parameters()])
+    training = penstock.Training(model=model, optimizer=optimizer)
+    written = []
+
+    def of_tensor(tensor, name):
+        names = {torch.float32: ("float32", 4)}
+        if tensor.is_meta:
+            return memory._without_address(tensor, *names[tensor.dtype])
+        return memory.of_tensor(tensor, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(targets, "of_tensor", of_tensor)
+        for module in (filling, targets):
+            patch.setattr(module, "copy_elements", lambda value, _: written.append(value.device))
+        patch.setattr(DTensor, "is_meta", False)
+        with pytest.raises(penstock.StateMismatchError, match=r"nothing was changed.* groups in"):
+            store.resume(training, strict=False)
+    return written
+
+
+def test_what_lies_on_a_device_is_not_written_before_all_is_compared(jobs, disk_path):
+    assert jobs.of(2).call(written_by_a_refused_resume, disk_path) == [[], []]
 
 
 def save_after_a_forward(root):
