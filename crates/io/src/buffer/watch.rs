@@ -11,7 +11,8 @@
 //! memory of others. They are kept, and compared in the end.
 //!
 //! Writes that take no page table of this process are not seen: those of other processes, and of
-//! devices. Memory that is mapped for several processes is therefore refused.
+//! devices. Memory that is mapped for several processes is therefore refused, and so is memory with a
+//! file behind it, even if it is private: its pages are the file's until this process writes to them.
 
 #![allow(unsafe_code)]
 
@@ -31,6 +32,12 @@ use rustix::param::page_size;
 
 use super::HostRegion;
 
+/// Gaps between pages up to this size are registered with them. Only the pages are protected, so that
+/// costs no more than a walk over the gap in the end, and no mapping.
+const GAP_BYTES_MAX: usize = 4 << 20;
+/// Where what is registered begins or ends within a mapping, it is split there, and a process may
+/// have 65,530 of them (`vm.max_map_count`): so much of that is ours.
+const SPLITS_MAX: usize = 16_384;
 /// What a thread protects at once.
 const PROTECT_BYTES: usize = 64 << 20;
 const PROTECT_THREADS_MAX: usize = 4;
@@ -56,6 +63,15 @@ pub enum Unwatchable {
         /// Index of the region.
         region: usize,
     },
+    /// Its pages that nobody has written to change with the file.
+    #[error("memory that a file is mapped to, which others may write to")]
+    Mapped {
+        /// Index of the region.
+        region: usize,
+    },
+    /// It would take too many of the mappings that the process may have.
+    #[error("memory in too many places")]
+    Scattered,
 }
 
 /// Memory in which writes are noticed until this is dropped.
@@ -66,8 +82,8 @@ pub struct Watch {
     pages: Vec<Range<usize>>,
     edges: Vec<Edge>,
     kernel: Kernel,
-    /// How many of `pages` are registered.
-    registered: usize,
+    /// What is registered of the mappings that they lie in.
+    registered: Vec<Range<usize>>,
     turn: Turn,
 }
 
@@ -85,24 +101,34 @@ impl Watch {
     /// Why that is not possible: nothing is watched then.
     pub fn begin(regions: Arc<Vec<HostRegion>>, without: &[usize]) -> Result<Watch, Unwatchable> {
         let turn = Turn::take().ok_or(Unwatchable::Busy)?;
-        let shared = shared_mappings()?;
+        let mappings = mappings()?;
         let watched = |index: &usize| without.binary_search(index).is_err();
         let mut pages = Vec::new();
         for index in (0..regions.len()).filter(watched) {
             let span = regions[index].span();
-            if shared.iter().any(|mapping| overlaps(mapping, &span)) {
-                return Err(Unwatchable::Shared { region: index });
+            for mapping in within(&mappings, &span) {
+                match mapping.kind {
+                    MappingKind::Anonymous => {}
+                    MappingKind::Shared => return Err(Unwatchable::Shared { region: index }),
+                    MappingKind::File => return Err(Unwatchable::Mapped { region: index }),
+                }
             }
             pages.extend(Some(whole_pages(&span)).filter(|pages| !pages.is_empty()));
         }
+        let pages = merged(pages);
+        let ranges = to_register(&pages, &mappings).ok_or(Unwatchable::Scattered)?;
         let mut watch = Watch {
-            pages: merged(pages),
+            pages,
             edges: Vec::new(),
             kernel: Kernel::open()?,
-            registered: 0,
+            registered: Vec::with_capacity(ranges.len()),
             turn,
             regions,
         };
+        for range in ranges {
+            watch.kernel.register(&range)?;
+            watch.registered.push(range);
+        }
         watch.protect()?;
         // Later than the protection, so that a write in between is in them.
         let indices = (0..watch.regions.len()).filter(watched);
@@ -110,11 +136,7 @@ impl Watch {
         Ok(watch)
     }
 
-    fn protect(&mut self) -> Result<(), Unwatchable> {
-        for pages in &self.pages {
-            self.kernel.register(pages)?;
-            self.registered += 1;
-        }
+    fn protect(&self) -> Result<(), Unwatchable> {
         // Nine milliseconds for each GiB of small pages, which threads share out well.
         let bytes: usize = self.pages.iter().map(Range::len).sum();
         let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -196,8 +218,13 @@ impl Drop for Watch {
     fn drop(&mut self) {
         // What the descriptor of a fork acts on is the memory of its parent.
         if self.turn.is_ours() {
-            for pages in &self.pages[..self.registered] {
-                self.kernel.unregister(pages);
+            for range in &self.registered {
+                // Refused as a whole where others have mapped something else into a gap since.
+                if self.kernel.unregister(range).is_err() {
+                    for pages in self.pages.iter().filter(|pages| overlaps(pages, range)) {
+                        let _ = self.kernel.unregister(pages);
+                    }
+                }
             }
         }
     }
@@ -270,20 +297,88 @@ fn merged(mut pages: Vec<Range<usize>>) -> Vec<Range<usize>> {
     merged
 }
 
-/// Memory that this process may share with others.
-fn shared_mappings() -> Result<Vec<Range<usize>>, Unwatchable> {
-    let maps = fs::read("/proc/self/maps").map_err(refused("/proc/self/maps"))?;
-    let maps = String::from_utf8_lossy(&maps);
-    Ok(maps.lines().filter_map(shared_mapping).collect())
+/// What to register so that the pages can be protected: whole mappings where that is little more, as
+/// it splits none. `None` where too many would be split.
+fn to_register(pages: &[Range<usize>], mappings: &[Mapping]) -> Option<Vec<Range<usize>>> {
+    let mut ranges: Vec<Range<usize>> = Vec::new();
+    let mut splits = 0;
+    for mapping in mappings {
+        let Range { start, end } = mapping.range;
+        let first = pages.partition_point(|pages| pages.end <= start);
+        let pages = pages[first..].iter().take_while(|pages| pages.start < end);
+        let mut own: Vec<Range<usize>> = Vec::new();
+        for pages in pages {
+            let pages = pages.start.max(start)..pages.end.min(end);
+            match own.last_mut() {
+                Some(last) if pages.start - last.end <= GAP_BYTES_MAX => last.end = pages.end,
+                None if pages.start - start <= GAP_BYTES_MAX => own.push(start..pages.end),
+                _ => own.push(pages),
+            }
+        }
+        if let Some(last) = own
+            .last_mut()
+            .filter(|last| end - last.end <= GAP_BYTES_MAX)
+        {
+            last.end = end;
+        }
+        let cuts = own
+            .iter()
+            .map(|own| usize::from(own.start > start) + usize::from(own.end < end));
+        splits += cuts.sum::<usize>();
+        ranges.append(&mut own);
+    }
+    (splits <= SPLITS_MAX).then_some(ranges)
 }
 
-/// The addresses of a line such as `7f00-7f10 rw-s 00000000 00:01 1024 /dev/zero (deleted)`.
-fn shared_mapping(line: &str) -> Option<Range<usize>> {
+/// Memory of this process.
+#[derive(Debug, PartialEq)]
+struct Mapping {
+    range: Range<usize>,
+    kind: MappingKind,
+}
+
+#[derive(Debug, PartialEq)]
+enum MappingKind {
+    /// Nobody but this process reaches it.
+    Anonymous,
+    Shared,
+    File,
+}
+
+/// By address.
+fn mappings() -> Result<Vec<Mapping>, Unwatchable> {
+    let maps = fs::read("/proc/self/maps").map_err(refused("/proc/self/maps"))?;
+    let maps = String::from_utf8_lossy(&maps);
+    Ok(maps.lines().filter_map(mapping).collect())
+}
+
+/// That of a line such as `7f00-7f10 rw-s 00000000 00:01 1024 /dev/zero (deleted)`.
+fn mapping(line: &str) -> Option<Mapping> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
     let address = |text: &str| usize::from_str_radix(text, 16).ok();
     let range = address(start)?..address(end)?;
-    words.next()?.ends_with('s').then_some(range)
+    let is_shared = words.next()?.ends_with('s');
+    // What has an inode has a file behind it; of memory without one both numbers are zero.
+    let has_file = words
+        .skip(1)
+        .take(2)
+        .any(|word| !matches!(word, "00:00" | "0"));
+    let kind = match (is_shared, has_file) {
+        (true, _) => MappingKind::Shared,
+        (false, true) => MappingKind::File,
+        (false, false) => MappingKind::Anonymous,
+    };
+    Some(Mapping { range, kind })
+}
+
+/// The mappings that a range of addresses lies in.
+fn within<'a>(mappings: &'a [Mapping], span: &Range<usize>) -> impl Iterator<Item = &'a Mapping> {
+    let first = mappings.partition_point(|mapping| mapping.range.end <= span.start);
+    let end = span.end;
+    mappings[first..]
+        .iter()
+        .take_while(move |mapping| mapping.range.start < end)
 }
 
 fn refused<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Unwatchable {
@@ -391,10 +486,10 @@ impl Kernel {
     }
 
     /// Also lifts the protection. What is not mapped any more needs none of that.
-    fn unregister(&self, pages: &Range<usize>) {
+    fn unregister(&self, pages: &Range<usize>) -> rustix::io::Result<()> {
         let mut argument = Addresses([pages.start as u64, pages.len() as u64]);
         // SAFETY: the number and the structure are those of `UFFDIO_UNREGISTER`.
-        let _ = unsafe { call::<UFFDIO_UNREGISTER, _>(&self.userfault, &mut argument) };
+        unsafe { call::<UFFDIO_UNREGISTER, _>(&self.userfault, &mut argument) }
     }
 
     /// Pages within these that were written to, the first of them.
@@ -544,14 +639,69 @@ mod tests {
     }
 
     #[test]
-    fn mappings_that_are_shared_are_found() {
-        let line = "7f00a000-7f00b000 rw-s 00000000 00:01 1024 /dev/zero (deleted)";
-        assert_eq!(shared_mapping(line), Some(0x7f00_a000..0x7f00_b000));
+    fn mappings_are_what_their_line_says() {
+        for (line, kind) in [
+            (
+                "rw-s 00000000 00:01 1024 /dev/zero (deleted)",
+                MappingKind::Shared,
+            ),
+            ("rw-p 00000000 fe:00 1024   /a file", MappingKind::File),
+            ("rw-p 00000000 00:00 0", MappingKind::Anonymous),
+            ("rw-p 00000000 00:00 0      [heap]", MappingKind::Anonymous),
+        ] {
+            let range = 0x7f00_a000..0x7f00_b000;
+            let found = mapping(&format!("7f00a000-7f00b000 {line}"));
+            assert_eq!(found, Some(Mapping { range, kind }));
+        }
+        assert_eq!(mapping(""), None);
+    }
+
+    /// The limit on mappings is the process's: what came next would fail for want of one.
+    #[test]
+    fn many_regions_cost_few_mappings() {
+        const COUNT: usize = 3000;
+        let _alone = alone();
+        let mut lent = Lent(vec![0; COUNT * 90_000]);
+        let place = |index: usize| index * 90_000 + 50..index * 90_000 + 80_050;
+        let regions = (0..COUNT).map(|index| lent.region(place(index))).collect();
+        let before = mappings().unwrap().len();
+        let Some(watch) = watch(regions, &[]) else {
+            return;
+        };
+        let more = mappings().unwrap().len().saturating_sub(before);
+        assert!(more < 200, "{more} mappings more");
+        lent.write(place(7).end + 4500);
+        assert_eq!(watch.find_written(), None);
+        lent.write(place(2000).start + 40_000);
+        assert_eq!(watch.find_written(), Some(2000));
+    }
+
+    #[test]
+    fn what_is_registered_splits_few_mappings_or_it_is_refused() {
+        let anonymous = |range| Mapping {
+            range,
+            kind: MappingKind::Anonymous,
+        };
+        // The end of one, a gap that is too large, and all of the next.
+        let apart = 100 * MIB;
+        let two = [anonymous(MIB..200 * MIB), anonymous(200 * MIB..201 * MIB)];
+        let pages = [2 * MIB..3 * MIB, apart..apart + MIB, 199 * MIB..201 * MIB];
+        let expected = [MIB..3 * MIB, apart..apart + MIB, 199 * MIB..200 * MIB];
+        let found = to_register(&pages, &two).unwrap();
         assert_eq!(
-            shared_mapping("7f00a000-7f00b000 rw-p 00000000 00:00 0"),
-            None
+            (&found[..3], &found[3..]),
+            (&expected[..], &[200 * MIB..201 * MIB][..])
         );
-        assert_eq!(shared_mapping(""), None);
+        let one = [anonymous(0..1 << 40)];
+        let scattered = |count: usize| -> Vec<Range<usize>> {
+            let place = |index: usize| (index + 1) * 8 * MIB;
+            (0..count)
+                .map(|index| place(index)..place(index) + MIB)
+                .collect()
+        };
+        let most = SPLITS_MAX / 2;
+        assert_eq!(to_register(&scattered(most), &one).unwrap().len(), most);
+        assert_eq!(to_register(&scattered(most + 1), &one), None);
     }
 
     #[test]

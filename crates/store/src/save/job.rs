@@ -395,7 +395,9 @@ impl std::fmt::Debug for Shards {
 
 fn because(reason: &Unwatchable, name: impl Fn(usize) -> String) -> String {
     match reason {
-        Unwatchable::Shared { region } => format!("{} lies in {reason}", name(*region)),
+        Unwatchable::Shared { region } | Unwatchable::Mapped { region } => {
+            format!("{} lies in {reason}", name(*region))
+        }
         _ => reason.to_string(),
     }
 }
