@@ -82,7 +82,7 @@ class Target:
             _native.Attempt.begin(self.path, overwrite=False).abandon()
 
     def give_way(self) -> None:
-        """Sets aside what is in the way and known to be damaged; see `penstock.aside`.
+        """Sets aside what is in the way and damaged, or cannot be read; see `penstock.aside`.
 
         Raises:
             StorageError: The operating system failed an operation, or somebody reads it for long.
@@ -98,7 +98,7 @@ class Target:
             _warn(f"{self.path} is damaged and is replaced: it could not be set aside: {error}")
             return
         if aside is not None:
-            _warn(f"{self.path} is damaged and makes way for a new save: {told_aside(aside)}")
+            _warn(f"{self.path} cannot be loaded and makes way for a new save: {told_aside(aside)}")
 
 
 def _warn(message: str) -> None:

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::name::{self, MANIFEST};
 use crate::progress::Progress;
 use crate::protect::is_protected_at;
-use crate::store::Store;
+use crate::store::{StepState, Store};
 
 /// How many are kept, besides protected ones: enough to look into what goes wrong, few enough not
 /// to fill a disk with what nobody can load.
@@ -57,8 +57,12 @@ impl Store {
     /// a load is under way in it, with [`io::ErrorKind::Unsupported`] where locks are not seen by
     /// all, with [`io::ErrorKind::NotADirectory`] for a link, and the system's errors.
     pub fn set_aside(&self, step: u64) -> Result<Option<PathBuf>> {
+        self.set_aside_if(step, |path| self.is_known_damaged(step, path))
+    }
+
+    fn set_aside_if(&self, step: u64, goes: impl Fn(&Path) -> bool) -> Result<Option<PathBuf>> {
         let (path, lease) = self.take(self.step_path(step), "set aside")?;
-        if !self.is_known_damaged(step, &path) {
+        if !goes(&path) {
             return Ok(None);
         }
         if lease.is_none() {
@@ -73,9 +77,10 @@ impl Store {
         Ok(Some(aside))
     }
 
-    /// Makes way for a save of a step: sets aside what is there if it is known to be damaged, and
-    /// tells where it is then. Waits for whoever reads it, not for ever. Where locks are not seen
-    /// by all it stays, and only a save that overwrites takes its place.
+    /// Makes way for a save of a step: sets aside what is there if it is known to be damaged, or if
+    /// the system does not let it be read, and tells where it is then. A run that went back past it
+    /// would come to it again and again. Waits for whoever reads it, not for ever. Where locks are
+    /// not seen by all it stays, and only a save that overwrites takes its place.
     ///
     /// # Errors
     /// As [`Store::set_aside`], and [`Error::Interrupted`].
@@ -91,11 +96,13 @@ impl Store {
                 }
                 return Ok(None);
             }
-            match self.set_aside(step) {
+            let is_in_the_way =
+                |path: &Path| self.is_known_damaged(step, path) || self.is_unreadable(step);
+            match self.set_aside_if(step, is_in_the_way) {
                 Err(error) if error.kind() == Some(io::ErrorKind::ResourceBusy) => {
                     progress.check()?;
                     // What is good does not give way, whoever reads it.
-                    if !self.is_known_damaged(step, &path) {
+                    if !is_in_the_way(&path) {
                         return Ok(None);
                     }
                     if begun.elapsed() >= WAIT_MAX {
@@ -189,6 +196,10 @@ impl Store {
             }
         }
         Err(refused.expect("a name was tried").into())
+    }
+
+    fn is_unreadable(&self, step: u64) -> bool {
+        matches!(self.state(step), Ok(StepState::Unreadable(_)))
     }
 
     /// Whether the checkpoint at a step is damaged beyond doubt: its files are, or whoever read it
