@@ -33,7 +33,7 @@ pub use bounds::{Bounds, Tangled, find_overlap};
 pub use memory::{Memory, MemoryHandle};
 pub use pool::Pool;
 pub use region::{HostRegion, HostRegionMut};
-pub use watch::{Unwatchable, Watch};
+pub use watch::{Edges, Unwatchable, Watch};
 
 /// Whatever keeps the bytes of an [`IoBuf`] alive; dropped after the last window on it.
 pub(crate) type Owner = Arc<dyn Any + Send + Sync>;

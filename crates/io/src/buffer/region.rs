@@ -128,6 +128,28 @@ impl HostRegion {
         self.copy_with(start, dst, streaming::copy);
     }
 
+    /// Replaces in `dst`, which is the content from byte `start` on, what lies from `address` on by
+    /// `bytes`.
+    pub(super) fn overlay(&self, start: u64, dst: &mut [u8], address: usize, bytes: &[u8]) {
+        let range = start..start + dst.len() as u64;
+        let first = address.wrapping_sub(self.address.addr()).cast_signed();
+        let window = first..first + bytes.len().cast_signed();
+        let mut replace = |content: u64, offset: isize, count: usize| {
+            let (to, from) = ((content - start) as usize, (offset - first) as usize);
+            dst[to..to + count].copy_from_slice(&bytes[from..from + count]);
+        };
+        match &self.strided {
+            Some(strided) => strided.find_within(&range, &window, &mut replace),
+            None => {
+                let begin = range.start.max(window.start as u64);
+                let end = range.end.min(window.end as u64);
+                if begin < end {
+                    replace(begin, begin as isize, (end - begin) as usize);
+                }
+            }
+        }
+    }
+
     /// Has contiguous content copied by `copy`, which is `memcpy` in effect: from, to, and how many
     /// bytes, which are readable there and writable here, and apart.
     fn copy_with(&self, start: u64, dst: &mut [u8], copy: unsafe fn(*const u8, *mut u8, usize)) {
@@ -288,5 +310,46 @@ impl fmt::Debug for HostRegionMut {
             .field("address", &self.address)
             .field("len", &self.len)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lies_in_a_window_is_replaced_and_nothing_else() {
+        let memory = vec![1_u8; 4096];
+        let address = memory.as_ptr().expose_provenance();
+        let cases: [(usize, &[usize], &[isize]); 5] = [
+            (1, &[4096], &[1]),
+            (2, &[16, 32], &[2, 32]),
+            (4, &[8, 3, 5], &[4, -320, 64]),
+            (3, &[2, 4, 7], &[1500, 0, 40]),
+            (1, &[9, 9, 9], &[-9, 1, 81]),
+        ];
+        for (item_bytes, shape, strides) in cases {
+            let first = address + 1000 * usize::from(shape.len() > 1);
+            // SAFETY: all items are in the memory, which is kept.
+            let region =
+                unsafe { HostRegion::new(first, item_bytes, shape, strides, Box::new(())) };
+            let len = region.len();
+            for window in [0..4096, 990..1100, 1003..1004, 1500..2600, 100..1001] {
+                for range in [0..len, 5..len - 3, len / 2..len / 2 + 7] {
+                    let mut marked = memory.clone();
+                    marked[window.clone()].fill(2);
+                    let at = marked.as_ptr().expose_provenance() + (first - address);
+                    // SAFETY: as above.
+                    let expected =
+                        unsafe { HostRegion::new(at, item_bytes, shape, strides, Box::new(())) };
+                    let mut copies = [(); 2].map(|()| vec![0; (range.end - range.start) as usize]);
+                    expected.copy_to(range.start, &mut copies[0]);
+                    region.copy_to(range.start, &mut copies[1]);
+                    let kept = vec![2; window.len()];
+                    region.overlay(range.start, &mut copies[1], address + window.start, &kept);
+                    assert!(copies[0] == copies[1], "{shape:?} {window:?} {range:?}");
+                }
+            }
+        }
     }
 }

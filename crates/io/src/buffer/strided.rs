@@ -171,6 +171,72 @@ impl Strided {
         }
     }
 
+    /// Tells of the content within `range` whose source lies in `window`, in bytes from the first
+    /// item: where in the content, where in the source, and how many bytes.
+    pub(super) fn find_within(
+        &self,
+        range: &Range<u64>,
+        window: &Range<isize>,
+        found: &mut dyn FnMut(u64, isize, usize),
+    ) {
+        self.find_from(0, (0, 0), range, window, found);
+    }
+
+    fn find_from(
+        &self,
+        depth: usize,
+        (content, offset): (u64, isize),
+        range: &Range<u64>,
+        window: &Range<isize>,
+        found: &mut dyn FnMut(u64, isize, usize),
+    ) {
+        let block_bytes = self.block_bytes as u64;
+        let Some(dim) = self.dims.get(depth) else {
+            let first = range.start.saturating_sub(content);
+            let first = first.max((window.start - offset).max(0) as u64);
+            let end = block_bytes.min(range.end.saturating_sub(content));
+            let end = end.min((window.end - offset).max(0) as u64);
+            if first < end {
+                found(
+                    content + first,
+                    offset + first as isize,
+                    (end - first) as usize,
+                );
+            }
+            return;
+        };
+        let (mut low, mut high) = (0, self.block_bytes as isize);
+        for inner in &self.dims[depth + 1..] {
+            let reach = inner.src_stride * (inner.size as isize - 1);
+            low += reach.min(0);
+            high += reach.max(0);
+        }
+        let step = dim.blocks * block_bytes;
+        let mut first = (range.start.saturating_sub(content) / step) as isize;
+        let behind = range.end.saturating_sub(content).div_ceil(step);
+        let mut end = behind.min(dim.size as u64) as isize;
+        // Indices whose items reach into the window: those of one range.
+        let (after, before) = (window.start - offset - high, window.end - offset - low);
+        let stride = dim.src_stride.abs();
+        let (after, before) = match dim.src_stride < 0 {
+            true => (-before, -after),
+            false => (after, before),
+        };
+        if stride > 0 {
+            first = first.max(after.div_euclid(stride) + 1);
+            end = end.min((before - 1).div_euclid(stride) + 1);
+        } else if after >= 0 || before <= 0 {
+            return;
+        }
+        for index in first..end {
+            let place = (
+                content + index as u64 * step,
+                offset + index * dim.src_stride,
+            );
+            self.find_from(depth + 1, place, range, window, found);
+        }
+    }
+
     /// The two addresses of a block.
     fn block(&self, src: *const u8, dst: *mut u8, block: u64) -> (*const u8, *mut u8) {
         self.dims.iter().fold((src, dst), |(src, dst), dim| {

@@ -8,7 +8,7 @@
 //! copied new was written before it was copied.
 //!
 //! The bytes before the first whole page of a region, and behind the last, share their pages with
-//! memory of others. They are kept, and compared in the end.
+//! memory of others. They are kept, and put over what is copied of them later ([`Edges`]).
 //!
 //! Writes that take no page table of this process are not seen: those of other processes, and of
 //! devices. Memory that is mapped for several processes is therefore refused, and so is memory with a
@@ -80,11 +80,28 @@ pub struct Watch {
     regions: Arc<Vec<HostRegion>>,
     /// Whole pages of regions, without overlaps, by address.
     pages: Vec<Range<usize>>,
-    edges: Vec<Edge>,
+    edges: Arc<Edges>,
     kernel: Kernel,
     /// What is registered of the mappings that they lie in.
     registered: Vec<Range<usize>>,
     turn: Turn,
+}
+
+/// What lay in the pages that are not a region's alone when a [`Watch`] began, by region.
+#[derive(Default)]
+pub struct Edges(Vec<Edge>);
+
+impl Edges {
+    /// Puts it over a copy of a region's content from byte `start` on.
+    pub fn put_over(&self, index: usize, region: &HostRegion, start: u64, copy: &mut [u8]) {
+        let first = self.0.partition_point(|edge| edge.region < index);
+        for edge in self.0[first..]
+            .iter()
+            .take_while(|edge| edge.region == index)
+        {
+            region.overlay(start, copy, edge.address, &edge.bytes);
+        }
+    }
 }
 
 /// Bytes of a page that is not a region's alone, as they were.
@@ -119,7 +136,7 @@ impl Watch {
         let ranges = to_register(&pages, &mappings).ok_or(Unwatchable::Scattered)?;
         let mut watch = Watch {
             pages,
-            edges: Vec::new(),
+            edges: Arc::default(),
             kernel: Kernel::open()?,
             registered: Vec::with_capacity(ranges.len()),
             turn,
@@ -132,7 +149,8 @@ impl Watch {
         watch.protect()?;
         // Later than the protection, so that a write in between is in them.
         let indices = (0..watch.regions.len()).filter(watched);
-        watch.edges = indices.flat_map(|index| watch.edges_of(index)).collect();
+        let edges = indices.flat_map(|index| watch.edges_of(index)).collect();
+        watch.edges = Arc::new(Edges(edges));
         Ok(watch)
     }
 
@@ -166,12 +184,15 @@ impl Watch {
         })
     }
 
-    /// A region that was written to since the watch began, if there is one. It may be one that only
-    /// has a page in common with what was.
+    /// What copies of the regions need to be those of the moment at which the watch began.
+    pub fn edges(&self) -> Arc<Edges> {
+        Arc::clone(&self.edges)
+    }
+
+    /// A region that was written to since the watch began, but for its edges, if there is one. It may
+    /// be one that only has a page in common with what was.
     pub fn find_written(&self) -> Option<usize> {
-        let changed = |edge: &&Edge| self.read(edge.address, edge.bytes.len()) != edge.bytes;
-        let edge = self.edges.iter().find(changed).map(|edge| edge.region);
-        edge.or_else(|| self.pages.iter().find_map(|pages| self.find_within(pages)))
+        self.pages.iter().find_map(|pages| self.find_within(pages))
     }
 
     fn find_within(&self, pages: &Range<usize>) -> Option<usize> {
@@ -234,7 +255,7 @@ impl std::fmt::Debug for Watch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Watch")
             .field("pages", &self.pages.len())
-            .field("edges", &self.edges.len())
+            .field("edges", &self.edges.0.len())
             .finish_non_exhaustive()
     }
 }
@@ -588,13 +609,13 @@ mod tests {
         let mut lent = Lent(vec![0; 3 * MIB]);
         let inside = MIB + 77..2 * MIB + 1234;
         let middle = MIB + MIB / 2;
-        for (place, is_inside) in [
-            (inside.start - 1, false),
-            (inside.start, true),
-            (inside.start + 5000, true),
-            (middle, true),
-            (inside.end - 1, true),
-            (inside.end, false),
+        for (place, is_inside, is_edge) in [
+            (inside.start - 1, false, false),
+            (inside.start, true, true),
+            (inside.start + 5000, true, false),
+            (middle, true, false),
+            (inside.end - 1, true, true),
+            (inside.end, false, false),
         ] {
             let region = lent.region(inside.clone());
             let Some(watch) = watch(vec![HostRegion::from(vec![7; MIB]), region], &[]) else {
@@ -602,7 +623,22 @@ mod tests {
             };
             assert_eq!(watch.find_written(), None);
             lent.write(place);
-            assert_eq!(watch.find_written(), is_inside.then_some(1), "{place}");
+            let found = watch.find_written();
+            let mut copy = vec![9; inside.len()];
+            watch.regions[1].copy_to(0, &mut copy);
+            watch.edges().put_over(1, &watch.regions[1], 0, &mut copy);
+            let is_whole = copy.iter().all(|&byte| byte == 0);
+            assert_eq!(
+                (found, is_whole),
+                if is_inside && !is_edge {
+                    (Some(1), false)
+                } else {
+                    (None, true)
+                },
+                "{place}"
+            );
+            drop(watch);
+            lent.0[place] = 0;
         }
     }
 
@@ -634,7 +670,7 @@ mod tests {
         // Regions that lie in each other are one piece of memory.
         let regions = vec![lent.region(0..MIB), lent.region(5..MIB / 2)];
         let watch = watch(regions, &[]).unwrap();
-        lent.write(5);
+        lent.write(MIB / 4);
         assert!(watch.find_written().is_some());
     }
 

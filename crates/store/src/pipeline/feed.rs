@@ -17,7 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use penstock_io::buffer::{HostRegion, IoBuf, Pool, Watch};
+use penstock_io::buffer::{Edges, HostRegion, IoBuf, Pool, Watch};
 use penstock_io::trace::{self, Role};
 
 use super::Halt;
@@ -50,6 +50,8 @@ pub(super) enum Next {
 pub(crate) struct Feed {
     plan: Arc<WritePlan>,
     pool: Pool,
+    /// What sources that are watched had beside their pages at first.
+    edges: Option<Arc<Edges>>,
     /// Whether workers copy what nobody has staged.
     is_lazy: bool,
     state: Mutex<State>,
@@ -88,6 +90,7 @@ impl Feed {
         pool: Pool,
         is_lazy: bool,
     ) -> Feed {
+        let edges = watch.as_ref().map(Watch::edges);
         let state = State {
             sources: Some(sources),
             watch,
@@ -103,6 +106,7 @@ impl Feed {
         let feed = Feed {
             plan,
             pool,
+            edges,
             is_lazy,
             state: Mutex::new(state),
             supplied: Condvar::new(),
@@ -369,6 +373,9 @@ impl Claim<'_> {
                 match self.is_stager {
                     true => source.stream_to(start, place),
                     false => source.copy_to(start, place),
+                }
+                if let Some(edges) = &self.feed.edges {
+                    edges.put_over(tensor, source, start, place);
                 }
             }
         });
