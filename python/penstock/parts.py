@@ -155,7 +155,8 @@ class _Model(Part):
         return found
 
     def wanted(self) -> Any:
-        return self.capture()
+        # Any of a further state is taken, whatever structure it has.
+        return {key: None if _is_further(key) else value for key, value in self.capture().items()}
 
     def targets(self, node: Node, seen: View) -> Any:
         live = self.capture()
@@ -164,7 +165,7 @@ class _Model(Part):
         asked = {key for key, child in branches(node) or () if child is not SKIPPED}
         is_whole = len(asked) == len(branches(node) or ())
         return OrderedDict(
-            (key, target_like(value) if is_sharded(value) else NEW)
+            (key, target_like(value) if is_sharded(value) and not _is_further(key) else NEW)
             for key, value in live.items()
             if is_whole or key in asked
         )
@@ -177,7 +178,7 @@ class _Model(Part):
         for key, value in state.items():
             if key not in live:
                 yield f"{key} is in the checkpoint, not in the model"
-            else:
+            elif not _is_further(key):
                 yield from (f"{key}: {text}" for text in differences_of(value, live[key]))
         if not is_partial:
             yield from (
@@ -415,6 +416,11 @@ class _Group(Part):
     def _made(self, found: dict[Any, Any]) -> Any:
         kind = type(self.value)
         return found if kind is dict else kind(found.values())
+
+
+def _is_further(key: str) -> bool:
+    """Whether it is what a module's ``get_extra_state`` returns, of any type and any shape."""
+    return key.rpartition(".")[2] == "_extra_state"
 
 
 def _is_standard(state: Any) -> bool:

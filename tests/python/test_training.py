@@ -643,3 +643,38 @@ def test_random_states_of_devices_that_are_not_here_are_told(store, monkeypatch)
     assert [state[0].item() for state in fewer.states] == [1]
     assert [state[0].item() for state in more.states] == [1, 2, 0]
     assert [state[0].item() for state in same.states] == [1, 2]
+
+
+class Counted(nn.Module):
+    """A module that keeps something of its own beside its parameters."""
+
+    def __init__(self, extra):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.extra = extra
+
+    def get_extra_state(self):
+        return self.extra
+
+    def set_extra_state(self, state):
+        self.extra = state
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+@pytest.mark.parametrize(
+    ("fresh", "stored"),
+    [
+        (None, torch.ones(3)),
+        (torch.ones(3), None),
+        (torch.empty(0), torch.arange(40, dtype=torch.uint8)),
+        (torch.ones(2), torch.ones(3)),
+        ({"amax": []}, {"amax": [torch.ones(2)], "scale": torch.ones(1)}),
+    ],
+)
+def test_what_a_module_keeps_for_itself_may_have_any_shape(store, fresh, stored, is_strict):
+    store.save(1, penstock.Training(model=nn.Sequential(Counted(stored))))
+    training = penstock.Training(model=nn.Sequential(Counted(fresh)))
+    assert store.resume(training, strict=is_strict) == 1
+    assert_same(training.model[0].extra, stored)
+    # Taken over as it is, not filled into what was there.
+    assert fresh is None or training.model[0].extra is not fresh
