@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.filling import differences_of, has_wholes, like, stored_type, target_like
+from penstock.moments import moments_differences, settings_differences
 from penstock.naming import Names, bare, canonical
 from penstock.randomness import Generator
 from penstock.targets import NEW, is_sharded
@@ -297,6 +298,8 @@ class _Optimizer(Part):
                 odd = [one for one in given if one not in set(names)]
                 if odd:
                     yield f"group {index} has {odd[0]!r} in the checkpoint, not in the training"
+            yield from settings_differences(self.value, index, group, named)
+        yield from moments_differences(self.value, state, self._parameters)
 
     def restore(self, state: Any, *, is_partial: bool) -> None:
         optimizer = self.value

@@ -678,3 +678,67 @@ def test_what_a_module_keeps_for_itself_may_have_any_shape(store, fresh, stored,
     assert_same(training.model[0].extra, stored)
     # Taken over as it is, not filled into what was there.
     assert fresh is None or training.model[0].extra is not fresh
+
+
+STEPPED = {
+    "sgd": lambda given: torch.optim.SGD(given, lr=0.1, momentum=0.9),
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "nadam": torch.optim.NAdam,
+    "adagrad": torch.optim.Adagrad,
+    "rmsprop": torch.optim.RMSprop,
+}
+
+
+def stepped(kind, width=4):
+    model = nn.Linear(width, width)
+    optimizer = STEPPED[kind](model.parameters())
+    model(torch.ones(2, width)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize(
+    ("kind", "saved"),
+    [
+        ("sgd", "adamw"),
+        ("adamw", "sgd"),
+        ("adam", "nadam"),
+        ("adagrad", "sgd"),
+        ("rmsprop", "adam"),
+        ("adam", "rmsprop"),
+    ],
+)
+def test_an_optimizer_of_another_class_is_refused_before_anything_changes(store, kind, saved):
+    model, optimizer = stepped(saved)
+    store.save(1, penstock.Training(model=model, optimizer=optimizer))
+    model, optimizer = stepped(kind)
+    training = penstock.Training(model=model, optimizer=optimizer)
+    before = copy.deepcopy(training.state_dict())
+    with pytest.raises(penstock.StateMismatchError, match=r"nothing was changed.*another class"):
+        store.resume(training)
+    assert_same(training.state_dict(), before)
+    optimizer.step()
+
+
+def test_settings_that_versions_and_loops_add_are_no_other_class(store):
+    model, optimizer = stepped("adamw")
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 10)
+    group = optimizer.param_groups[0]
+    group["step"] = 7  # As the fused optimizers of others count.
+    group["new_switch"] = False
+    del group["foreach"], group["decoupled_weight_decay"]
+    store.save(1, penstock.Training(model=model, optimizer=optimizer))
+    model, optimizer = stepped("adamw")
+    assert store.resume(penstock.Training(model=model, optimizer=optimizer)) == 1
+    assert optimizer.param_groups[0]["step"] == 7
+    optimizer.step()
+
+
+def test_moments_of_other_shapes_are_refused_without_a_model_too(store):
+    store.save(1, penstock.Training(optimizer=stepped("adam", 8)[1]))
+    training = penstock.Training(optimizer=stepped("adam", 4)[1])
+    before = copy.deepcopy(training.state_dict())
+    with pytest.raises(penstock.StateMismatchError, match=r"exp_avg of 0 has shape \[8, 8\]"):
+        store.resume(training)
+    assert_same(training.state_dict(), before)
