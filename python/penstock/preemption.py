@@ -20,23 +20,26 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
+import numbers
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.errors import PenstockError, PenstockWarning
 from penstock.options import Options
+from penstock.store import CheckpointStore
+from penstock.training import Training
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from penstock.mailbox import Mailbox
     from penstock.ranks import Ranks
-    from penstock.store import CheckpointStore
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -67,6 +70,7 @@ class Preemption:
         self._grace_seconds = grace_seconds
         self._deadline: float | None = None
         self._is_over = False
+        self._is_closed = False
         self._ranks: Ranks | None = store._ranks()
         self._watch: _Watch | None = None
         self._previous: dict[int, Any] = {}
@@ -92,12 +96,13 @@ class Preemption:
     def close(self) -> None:
         """Gives the signals back to whoever had them before."""
         _open.discard(self)
-        previous, self._previous = self._previous, {}
-        for number, handler in previous.items():
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for number in self._previous:
             # One that others have set since is theirs.
             if signal.getsignal(number) == self._note:
-                # None: one that is not of Python, which cannot be set again.
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+                self._give_back(number)
 
     def at(self, step: int) -> bool:
         """Whether to stop after this step; to be asked by every rank when it has ended one.
@@ -110,7 +115,7 @@ class Preemption:
             step: The number of the step, as for `CheckpointStore.save`.
 
         Raises:
-            PenstockError: The save failed.
+            PenstockError: The save failed. The next call tries again.
         """
         if self._is_over:
             return True
@@ -119,8 +124,9 @@ class Preemption:
                 return False
         elif not self._watch.is_here(step, self):
             return False
-        self._is_over = True
         self._stop(step)
+        # Not where it raised: nothing is saved then, and there may be time for another save.
+        self._is_over = True
         return True
 
     @property
@@ -140,8 +146,19 @@ class Preemption:
         """How long ago the signal came."""
         return self._grace_seconds - self.remaining_seconds
 
+    def _give_back(self, number: int) -> None:
+        """Sets the handler that was there before."""
+        previous = self._previous[number]
+        # None: one that is not of Python, which cannot be set again.
+        signal.signal(number, signal.SIG_DFL if previous is None else previous)
+
     def _note(self, number: int, frame: Any) -> None:
-        if self.signal is None:
+        if self._is_closed and signal.getsignal(number) == self._note:
+            # Set again by one that was closed later: the signal is not ours to take.
+            self._give_back(number)
+            signal.raise_signal(number)
+            return
+        if self.signal is None and not self._is_closed:
             self.begin_grace(0)
             self.signal = number
         previous = self._previous.get(number)
@@ -302,7 +319,7 @@ def on_signal(
     store: CheckpointStore,
     training: Any,
     *,
-    signals: Iterable[int] = SIGNALS,
+    signals: int | Iterable[int] = SIGNALS,
     grace_seconds: float = 30,
 ) -> Preemption:
     """Has training stop with a last save when the scheduler sends a signal.
@@ -321,13 +338,14 @@ def on_signal(
         store: Where to save.
         training: What to save, as for `CheckpointStore.save`: a `Training`; or a function without
             arguments that returns a state.
-        signals: Which ones.
+        signals: Which ones, or which one.
         grace_seconds: How long after the signal the process is killed: torchrun and Slurm wait for
             30 seconds unless told otherwise. ``docs/resuming.md`` has recipes.
 
     Raises:
         PenstockError: This is not the main thread, which signals come to.
-        ValueError: A signal cannot be caught, or the time is not positive.
+        TypeError: An argument is of another kind.
+        ValueError: A signal cannot be caught, or the time is not positive and finite.
 
     Example:
         >>> import os, penstock, signal, tempfile
@@ -348,9 +366,63 @@ def on_signal(
             "on_signal: signals come to the main thread, and this is another one: call it there, "
             "and hand the result to whoever trains"
         )
-    if not grace_seconds > 0:
-        raise ValueError(f"grace_seconds={grace_seconds!r}: must be positive")
-    return Preemption(store, training, tuple(signals), float(grace_seconds))
+    _check(store, training, grace_seconds)
+    return Preemption(store, training, _numbers(signals), float(grace_seconds))
+
+
+def _check(store: Any, training: Any, grace_seconds: Any) -> None:
+    """Refuses at once what would fail when the signal comes, and lose the last save.
+
+    Raises:
+        TypeError: An argument is of another kind.
+        ValueError: The time is not positive and finite.
+    """
+    if not isinstance(store, CheckpointStore):
+        raise TypeError(
+            f"store: a {type(store).__name__} is no CheckpointStore: give "
+            "penstock.CheckpointStore(directory)"
+        )
+    kind = type(training).__name__
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(training, torch.nn.Module):
+        raise TypeError(
+            f"training: a {kind} is a model, which is no function that returns a state: give "
+            "penstock.Training(model=model, …)"
+        )
+    if not isinstance(training, Training):
+        if not callable(training):
+            raise TypeError(
+                f"training: a {kind} is neither a Training nor a function that returns a state: "
+                "give penstock.Training(…), or lambda: state"
+            )
+        # Of some callables nobody knows what they take.
+        with contextlib.suppress(ValueError):
+            try:
+                inspect.signature(training).bind()
+            except TypeError as error:
+                raise TypeError(
+                    f"training: the function is called without arguments: {error}"
+                ) from None
+    if isinstance(grace_seconds, bool) or not isinstance(grace_seconds, numbers.Real):
+        raise TypeError(f"grace_seconds={grace_seconds!r}: must be a number of seconds")
+    if not 0 < float(grace_seconds) <= threading.TIMEOUT_MAX:
+        raise ValueError(f"grace_seconds={grace_seconds!r}: must be positive and finite")
+
+
+def _numbers(signals: Any) -> tuple[int, ...]:
+    """The numbers of signals, each once.
+
+    Raises:
+        TypeError: One is none.
+    """
+    found = tuple(dict.fromkeys(signals)) if isinstance(signals, Iterable) else (signals,)
+    for number in found:
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(
+                f"signals={signals!r}: {number!r} is no signal: give some, such as "
+                "(signal.SIGTERM, signal.SIGUSR1)"
+            )
+    return found
 
 
 @contextlib.contextmanager

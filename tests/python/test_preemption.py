@@ -13,6 +13,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 import torch.distributed as dist
+from torch import nn
 
 import penstock
 from penstock import preemption
@@ -184,6 +185,88 @@ def test_what_cannot_work_is_refused(store, training):
     assert signal.getsignal(signal.SIGUSR1) == before
     with pytest.raises(ValueError, match="must be positive"):
         penstock.on_signal(store, training, grace_seconds=0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        ({"grace_seconds": float("inf")}, ValueError, "positive and finite"),
+        ({"grace_seconds": float("nan")}, ValueError, "positive and finite"),
+        ({"grace_seconds": 1e300}, ValueError, "positive and finite"),
+        ({"grace_seconds": -1}, ValueError, "positive and finite"),
+        ({"grace_seconds": "30"}, TypeError, "number of seconds"),
+        ({"signals": "SIGTERM"}, TypeError, "is no signal"),
+        ({"signals": 1.5}, TypeError, "is no signal"),
+        ({"store": "directory"}, TypeError, "no CheckpointStore"),
+        ({"training": nn.Linear(2, 2)}, TypeError, "is a model"),
+        ({"training": {"w": 1}}, TypeError, "neither a Training nor a function"),
+        ({"training": lambda step: {}}, TypeError, "without arguments"),
+    ],
+)
+def test_what_would_lose_the_last_save_is_refused_at_once(store, training, wrong, error, text):
+    before = [signal.getsignal(number) for number in preemption.SIGNALS]
+    given = {"store": store, "training": training} | wrong
+    with pytest.raises(error, match=text):
+        penstock.on_signal(given.pop("store"), given.pop("training"), **given)
+    assert [signal.getsignal(number) for number in preemption.SIGNALS] == before
+
+
+@pytest.mark.parametrize("signals", [signal.SIGTERM, [signal.SIGTERM, signal.SIGTERM]])
+def test_one_signal_will_do(store, training, signals):
+    assert train(store, training, signals=signals) == 3
+    assert store.steps() == [3]
+
+
+def test_a_last_save_that_failed_is_tried_again(store, training):
+    calls = []
+
+    def state():
+        calls.append(None)
+        return {"w": object()} if len(calls) == 1 else {"w": training.w}
+
+    with penstock.on_signal(store, state) as preempted:
+        interrupt()
+        with pytest.raises(penstock.UnsupportedStateError):
+            preempted.at(1)
+        assert preempted.at(2)
+        assert preempted.at(3)
+    assert store.steps() == [2]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_what_was_closed_in_any_order_takes_no_signal(store, training, count):
+    calls = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: calls.append(number))
+    try:
+        found = [penstock.on_signal(store, training) for _ in range(count)]
+        for one in found[:-1]:
+            one.close()
+        interrupt()
+        # The one that is open has it, whatever becomes of those below.
+        assert found[-1].signal == signal.SIGTERM
+        calls.clear()
+        found[-1].close()
+        interrupt()
+        assert calls == [signal.SIGTERM]
+        assert [one.signal for one in found[:-1]] == [None] * (count - 1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def end_by_signal(root, count):
+    store = penstock.CheckpointStore(root)
+    found = [penstock.on_signal(store, penstock.Training(step=0)) for _ in range(count)]
+    for one in found:
+        one.close()
+    interrupt()
+    os._exit(7)
+
+
+def test_a_signal_ends_the_process_when_all_is_closed(tmp_path):
+    process = multiprocessing.get_context("fork").Process(target=end_by_signal, args=(tmp_path, 3))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGTERM
 
 
 def sleep_for_long():
