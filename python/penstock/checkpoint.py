@@ -17,7 +17,7 @@ from penstock.arguments import (
 from penstock.errors import PenstockWarning
 from penstock.events import observed
 from penstock.flatten import flatten
-from penstock.foreign import telling
+from penstock.foreign import check_no_store, telling
 from penstock.gcpause import gc_paused
 from penstock.inspection import CheckpointInfo, describe
 from penstock.loading import Wanted, deliver, read
@@ -89,7 +89,8 @@ def save(
         What was written and how.
 
     Raises:
-        CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False.
+        CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False; or the
+            directory is a store.
         RankError: Another rank failed, died, hangs, saves something else, or holds another copy of
             a replicated `DTensor`. Or a launcher says that there are several ranks, and
             `torch.distributed` has no process group, not yet or not any more.
@@ -110,6 +111,7 @@ def save(
     step = None if step is None else check_step(step)
     settings = to_native(options)
     target = Target(path=where, step=step, metadata=note, overwrite=bool(overwrite))
+    check_no_store(where)
     ranks = find_ranks(process_group, no_dist=no_dist, to_save=True)
     if ranks is None:
         with call("stall", "save", where):

@@ -85,8 +85,10 @@ class CheckpointNotFoundError(PenstockError, FileNotFoundError):
 class CheckpointExistsError(PenstockError, FileExistsError):
     """A complete checkpoint is already stored at the path and ``overwrite=True`` was not given.
 
+    Or the path is that of a store, which `penstock.save` does not save onto.
+
     Attributes:
-        path: The checkpoint that is in the way.
+        path: The checkpoint that is in the way, or the store.
     """
 
     _fields = ("path",)

@@ -12,7 +12,7 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from penstock.errors import CheckpointNotFoundError, StorageError
+from penstock.errors import CheckpointExistsError, CheckpointNotFoundError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,9 +63,43 @@ def is_checkpoint(path: str) -> bool:
         return False
 
 
+def steps_in(path: str) -> list[str]:
+    """The complete steps of a store in a directory, by their names; empty where there are none."""
+    try:
+        found = sorted(filter(_STEP.fullmatch, os.listdir(path)))
+    except OSError:
+        return []
+    return [name for name in found if is_checkpoint(os.path.join(path, name))]
+
+
+def check_no_store(path: str) -> None:
+    """Refuses to save a checkpoint where it would make a store one that cannot be opened.
+
+    Raises:
+        CheckpointExistsError: The directory is a store.
+    """
+    if not is_checkpoint(path) and steps_in(path):
+        raise CheckpointExistsError(
+            f"{path} is a store of checkpoints, which could not be opened any more: "
+            f"CheckpointStore({path!r}).save(step, state) saves a step of it; or save to a new "
+            "directory",
+            path=path,
+        )
+
+
 def not_a_store(root: str) -> CheckpointNotFoundError:
     """The error for a checkpoint that is opened as a store."""
     above, name = os.path.split(root)
+    steps = steps_in(root)
+    if steps:
+        newest = os.path.join(root, steps[-1])
+        return CheckpointNotFoundError(
+            f"{root} is a store of {len(steps)} steps that a checkpoint was saved onto: "
+            f"penstock.load({root!r}) loads that one, and penstock.load({newest!r}) the newest "
+            "step; move what the checkpoint consists of (manifest.json, part-* and shard-*) to a "
+            "directory of its own, and the store can be opened",
+            path=root,
+        )
     remedy = f"penstock.load({root!r}) loads it"
     if _STEP.fullmatch(name):
         step = int(name.partition("-")[2])

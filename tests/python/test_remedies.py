@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from pathlib import Path
@@ -144,6 +145,34 @@ def test_a_checkpoint_is_no_store(tmp_path):
     (tmp_path / "web").mkdir()
     (tmp_path / "web" / "manifest.json").write_text('{"short_name":"app"}')
     assert penstock.CheckpointStore(tmp_path / "web").steps() == []
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_a_checkpoint_is_not_saved_onto_a_store(tmp_path, overwrite):
+    store = penstock.CheckpointStore(tmp_path / "store")
+    store.save(7, {"w": np.ones(3)})
+    before = sorted(os.listdir(store.root))
+    with pytest.raises(penstock.CheckpointExistsError, match=r"is a store .*\.save\(step, state\)"):
+        penstock.save(store.root, {"w": np.zeros(3)}, overwrite=overwrite)
+    assert sorted(os.listdir(store.root)) == before
+    assert penstock.CheckpointStore(store.root).steps() == [7]
+
+
+def test_a_store_that_a_checkpoint_was_saved_onto_can_be_had_back(tmp_path):
+    # As versions before saved it: both in one directory.
+    penstock.save(tmp_path / "both", {"w": np.zeros(3)})
+    store = penstock.CheckpointStore(tmp_path / "store")
+    store.save(7, {"w": np.ones(3)})
+    os.rename(store.path(7), tmp_path / "both" / os.path.basename(store.path(7)))
+    with pytest.raises(penstock.CheckpointNotFoundError, match=r"store of 1 steps.*move") as raised:
+        penstock.CheckpointStore(tmp_path / "both")
+    assert "step-0000000007" in str(raised.value)
+    (tmp_path / "alone").mkdir()
+    for name in os.listdir(tmp_path / "both"):
+        if name.startswith(("manifest.json", "part-", "shard-")):
+            os.rename(tmp_path / "both" / name, tmp_path / "alone" / name)
+    assert penstock.load(tmp_path / "alone")["w"].tolist() == [0, 0, 0]
+    assert penstock.CheckpointStore(tmp_path / "both").load()["w"].tolist() == [1, 1, 1]
 
 
 # Targets that do not fit.
