@@ -76,6 +76,7 @@ def test_a_change_that_is_under_way_when_all_is_copied_fails_the_save(disk_path,
     assert isinstance(error, penstock.StateMismatchError)
     assert (error.key, error.path) == ("w", pending.path)
     assert "pending.stage()" in str(error)
+    assert "lazy=False" in str(error)
     assert parameter._version == version
     assert store.steps() == []
 

@@ -342,8 +342,9 @@ impl Error {
             Error::Unsupported { .. } => "convert the value or leave it out of the state",
             Error::Mismatch { .. } => "compare with `penstock inspect`",
             Error::Torn { .. } => {
-                "call penstock.guard(optimizer) once, and pending.stage() before whatever else \
-                 changes tensors of the state"
+                "call pending.stage() before the change, or save with lazy=False, which copies at \
+                 the call; for an optimizer that no Training holds, penstock.guard(optimizer) \
+                 calls it before each step"
             }
             Error::Unsynced { .. } => {
                 "check the device and the kernel log, then save it again with overwrite=True"
