@@ -42,8 +42,8 @@ _CHOOSE = "choose what to fill with keys=, or make both hold the same"
 _CONVERT = "convert the target to that dtype first, as with .to(…) or .astype(…)"
 _COPY = "put a copy into the target, as by .clone() or .copy()"
 _OPTIMIZER = (
-    "resume with penstock.Training(…) and store.resume(training), which fill a fresh optimizer, or "
-    "load without into= and pass what was loaded to optimizer.load_state_dict"
+    "load without into= and pass what was loaded to optimizer.load_state_dict; of a store, "
+    "penstock.Training(…) and store.resume(training) fill a fresh optimizer as well"
 )
 _SOLVER_WORK_MAX = 10_000
 
@@ -385,10 +385,12 @@ class Targets:
         more = len(self._mismatches) - len(shown)
         if more:
             shown.append(f"and {more} more")
-        text = "; ".join([*shown, *self._remedies])
+        remedies = list(self._remedies)
+        if _OPTIMIZER not in remedies:
+            remedies.append("or load without into=, which gives the state as it was saved")
+        text = "; ".join([*shown, *remedies])
         return StateMismatchError(
-            f"{self._path}: into= does not fit the checkpoint, nothing was changed: {text}; or "
-            "load without into=, which gives the state as it was saved",
+            f"{self._path}: into= does not fit the checkpoint, nothing was changed: {text}",
             key=self._mismatches[0][0],
             path=self._path,
         )

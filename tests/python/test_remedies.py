@@ -206,6 +206,7 @@ def test_a_fresh_optimizer_is_told_how_to_resume(tmp_path, is_alone):
     for way in ("penstock.Training(", "store.resume(training)", "optimizer.load_state_dict"):
         assert way in said
     assert "keys=" not in said
+    assert said.count("load without into=") == 1
 
 
 @pytest.mark.parametrize(
