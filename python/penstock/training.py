@@ -77,7 +77,7 @@ class Training:
     _given: dict[str, Any]
     _rng: bool
 
-    def __init__(self, *, rng: bool = True, **given: Any) -> None:
+    def __init__(self, /, *, rng: bool = True, **given: Any) -> None:
         if not isinstance(rng, bool):
             raise TypeError(
                 f"rng={rng!r}: says whether random states are saved, True or False; give a "

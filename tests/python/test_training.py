@@ -581,6 +581,12 @@ def test_a_generator_of_another_kind_is_refused(store):
         store.resume(training)
 
 
+def test_a_value_may_be_called_self():
+    training = penstock.Training(self=1)
+    assert training.self == 1
+    assert "self" in training.state_dict()
+
+
 def test_what_cannot_be_saved_is_refused_when_it_is_given():
     loader = torch.utils.data.DataLoader([1, 2, 3], shuffle=True)
     with pytest.raises(penstock.UnsupportedStateError, match="does not know its place"):
