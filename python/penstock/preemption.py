@@ -32,7 +32,7 @@ import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.errors import PenstockError, PenstockWarning
+from penstock.errors import PenstockError, PenstockWarning, SaveCancelledError
 from penstock.options import Options
 from penstock.store import CheckpointStore
 from penstock.training import Training
@@ -219,7 +219,9 @@ class Preemption:
             self._warn(pending.step or 0, "its save has not ended")
             return None
         except PenstockError as error:
-            message = f"step {pending.step} is not saved: {error}"
+            # One that was cancelled says so itself.
+            is_told = isinstance(error, SaveCancelledError)
+            message = f"{error}" if is_told else f"step {pending.step} is not saved: {error}"
             warnings.warn(message, PenstockWarning, stacklevel=4)
             return False
         return True
