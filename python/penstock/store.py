@@ -263,11 +263,11 @@ class CheckpointStore:
         may not be changed before `PendingSave.stage`, which `penstock.guard` calls for an optimizer
         at the right moment. Whoever changes it earlier, and however, fails the save: the kernel
         watches the memory. Where it does not (before Linux 6.7, in containers that are refused
-        ``userfaultfd``, while another state is watched, for memory that processes share or that a file
-        is mapped to), the state is copied at the call, as without ``lazy``, and `SaveReport.fallbacks` says why. Tensors of
-        up to 64 KiB are copied at the call in any case, the smallest first and up to 64 MiB, and so
-        are arrays, pinned tensors and tensors of inference mode; with more than 64 MiB of those,
-        all is.
+        ``userfaultfd``, while another state is watched, for memory that processes share or that a
+        file is mapped to), the state is copied at the call, as without ``lazy``, and
+        `SaveReport.fallbacks` says why. Tensors of up to 64 KiB are copied at the call in any case,
+        the smallest first and up to 64 MiB, and so are arrays, pinned tensors and tensors of
+        inference mode; with more than 64 MiB of those, all is.
 
         Among many ranks, a rank whose state has plain tensors reads them at the call, lazy or not,
         and waits until all ranks have come: they find out who holds the same ones. What it holds

@@ -194,3 +194,28 @@ def test_a_name_that_is_no_text_is_explained(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     penstock.save(b"\xff\xfe", {"w": np.ones(5)})
     assert penstock.explain(b"\xff\xfe").ok
+
+
+COMING_PAST_IT = """
+    import glob, json, os, sys, warnings
+    import numpy as np
+    import penstock
+    warnings.simplefilter("ignore")
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+    store = penstock.CheckpointStore(sys.argv[1] + "/store")
+    for step in (10, 20):
+        store.save(step, {"w": np.full(5000, step), "step": step})
+    os.chmod(glob.glob(store.path(20) + "/shard-*")[0], 0)
+    went_back_to = store.load(fallback=True)["step"]
+    store.save(20, {"step": 20})
+    (aside,) = store.aside()
+    os.chmod(glob.glob(aside.path + "/shard-*")[0], 0o600)
+    kept = penstock.load(aside.path)["w"].tolist() == [20] * 5000
+    print(json.dumps([went_back_to, store.load()["step"], kept]))
+"""
+
+
+def test_a_run_that_went_back_past_it_saves_the_step_again(need_root):
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o777)
+        assert run_child(COMING_PAST_IT, directory) == [10, 20, True]
