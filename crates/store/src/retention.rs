@@ -223,7 +223,7 @@ impl Store {
                 Ok(false) | Err(Error::NotFound { .. } | Error::Protected { .. }) => {}
                 Err(error) if error.kind() == Some(std::io::ErrorKind::ResourceBusy) => {}
                 // Somebody else has removed it under our hands.
-                Err(_) if !self.step_path(*step).exists() => {}
+                Err(error) if is_gone(&error) && !self.step_path(*step).exists() => {}
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
@@ -248,7 +248,7 @@ impl Store {
                 match self.sync(&path) {
                     Ok(()) => staying.push(step),
                     // Somebody else's retention does not keep it.
-                    Err(_) if !path.exists() => {}
+                    Err(error) if is_gone(&error) && !path.exists() => {}
                     Err(error) => return Err(error),
                 }
             }
@@ -263,6 +263,12 @@ impl Store {
         }
         Ok(all.intersection(&good).copied().max().into_iter().collect())
     }
+}
+
+/// Whether an error is what a step answers that somebody removes. That of a sync after our own removal
+/// is another, though the step is gone then as well.
+fn is_gone(error: &Error) -> bool {
+    error.kind() == Some(std::io::ErrorKind::NotFound)
 }
 
 fn steps_where(marks: &[Mark], is_damaged: bool) -> impl Iterator<Item = u64> {

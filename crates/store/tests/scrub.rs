@@ -227,7 +227,8 @@ fn bytes_that_cannot_be_read_are_damage_with_a_place() {
         );
         let reason = io::Error::from_raw_os_error(5).to_string();
         assert!(problem.detail.contains(&reason), "{}", problem.detail);
-        assert!(store.marks().unwrap()[0].is_damaged);
+        // The device may give them again, or to another host.
+        assert!(store.marks().unwrap().is_empty());
     }
 }
 
