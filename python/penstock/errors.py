@@ -153,7 +153,8 @@ class CorruptCheckpointError(PenstockError, ValueError):
         tensor: Name of the tensor whose bytes are hit, where known.
         is_proven: Whether the stored bytes themselves are proven wrong: files are missing or of
             another size, or bytes do not match their digest when read twice. Else they are what
-            was written and make no sense; a store does not remember that as damage.
+            was written and make no sense, or the device does not give them; a store does not
+            remember that as damage.
     """
 
     _fields = ("path", "file", "offset", "tensor", "is_proven")

@@ -80,7 +80,7 @@ def test_dcp_saves_alone_only_where_that_is_said(tmp_path, as_rank):
 def test_a_job_of_one_rank_is_alone(tmp_path, monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
-    penstock.save(tmp_path / "one", STATE)
+    assert penstock.save(tmp_path / "one", STATE).world_size == 1
 
 
 RANK = """

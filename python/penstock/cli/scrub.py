@@ -23,7 +23,7 @@ JSON: root, ok, bytes_checked, seconds, steps: a list of
   step, state ("verified", "skipped", "damaged" or "failed"), reason (or
   null), read_at_seconds (since 1970, or null), bytes_checked, seconds,
   problems: a list of file, offset, tensor (null where unknown), message,
-    is_proven (the bytes are wrong; else they make no sense).
+    is_proven (wrong bytes; else senseless or unread).
 """
 
 

@@ -24,7 +24,7 @@ JSON: path, ok, bytes_checked,
   checkpoints: a list of path, ok, bytes_checked, files, tensors, seconds,
     is_partial (holds only what was salvaged),
     problems: a list of file, offset, tensor (null where unknown), message,
-      is_proven (the bytes are wrong; else they make no sense),
+      is_proven (wrong bytes; else senseless or unread),
   incomplete: the paths of steps that were never finished.
 
 \b
