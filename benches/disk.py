@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from penstock.bench.facts import queue_of
+from penstock.machine.facts import queue_of
 
 
 def describe(directory: Path) -> dict[str, Any]:

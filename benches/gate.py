@@ -29,12 +29,13 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from penstock.bench import cases, facts
+from penstock.bench import cases
 from penstock.bench.cases import Case
 from penstock.bench.compare import MARGIN, compare
 from penstock.bench.results import Results
 from penstock.bench.running import BenchError, run
 from penstock.cli import endings
+from penstock.machine import facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

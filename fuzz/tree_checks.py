@@ -9,9 +9,11 @@ import tracemalloc
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from penstock import PenstockError, dtypes, restore, tree
-from penstock.targets import Targets
-from penstock.view import View, view
+from penstock import PenstockError
+from penstock.loading.targets import Targets
+from penstock.loading.view import View, view
+from penstock.state import build as restore
+from penstock.state import dtypes, tree
 
 if TYPE_CHECKING:
     from penstock._native import _Alias
@@ -136,7 +138,7 @@ def _fill(text: str, rows: list[restore.Row]) -> None:
 
 
 class _TwoRanks:
-    """A checkpoint as `penstock.view` sees it: two ranks with a tree each, boxes of two tensors."""
+    """What `penstock.loading.view` sees: two ranks with a tree each, boxes of two tensors."""
 
     world_size = 2
     partial = None

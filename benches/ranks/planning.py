@@ -22,14 +22,14 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from penstock import _native
-from penstock.arguments import to_native
 from penstock.bench.rest import settle
+from penstock.calls.arguments import to_native
 from penstock.errors import RankError
-from penstock.mailbox import Mailbox
-from penstock.ranks import Ranks
-from penstock.rounds import Vote
-from penstock.sharding import Sharder
-from penstock.spread import spread
+from penstock.layout.sharding import Sharder
+from penstock.ranks.group import Ranks
+from penstock.ranks.mailbox import Mailbox
+from penstock.ranks.round import Vote
+from penstock.saving.spread import spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
 
-    from penstock.sharding import Members
+    from penstock.layout.sharding import Members
 
 WORLDS = (1, 16, 256, 4096, 16_384)
 CASES = {

@@ -31,11 +31,9 @@ from penstock.errors import (
     UnsupportedPathError,
     UnsupportedStateError,
 )
-from penstock.flatten import PerRank
 from penstock.inspection import CheckpointInfo, MissingInfo, TensorInfo
 from penstock.native_threads import rest_at_exit as _rest_at_exit
 from penstock.options import Options
-from penstock.pending import PendingSave, SaveProgress, guard
 from penstock.preemption import Preemption, on_signal
 from penstock.recovery import Explanation, SalvageReport, TensorFate, explain, salvage
 from penstock.reports import (
@@ -48,10 +46,12 @@ from penstock.reports import (
     ScrubReport,
     VerifyResult,
 )
+from penstock.saving.pending import PendingSave, SaveProgress, guard
+from penstock.state.flatten import PerRank
 from penstock.store import CheckpointStore
 from penstock.tracing import start_from_environment as _start_tracing
 from penstock.tracing import trace
-from penstock.training import Training
+from penstock.training.training import Training
 
 __version__ = _version("penstock")
 

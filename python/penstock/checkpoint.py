@@ -7,28 +7,28 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native
-from penstock.arguments import (
+from penstock.calls.arguments import (
     check_patterns,
     check_step,
     decode_path,
     encode_metadata,
     to_native,
 )
+from penstock.calls.events import observed
+from penstock.calls.progress import Progress, shown
 from penstock.errors import PenstockWarning
-from penstock.events import observed
-from penstock.flatten import flatten
-from penstock.foreign import check_no_store, telling
-from penstock.gcpause import gc_paused
 from penstock.inspection import CheckpointInfo, describe
-from penstock.loading import Wanted, deliver, read
-from penstock.pending import save_together
-from penstock.progress import Progress, shown
-from penstock.ranks import find as find_ranks
+from penstock.loading.foreign import check_no_store, telling
+from penstock.loading.load import Wanted, deliver, read
+from penstock.ranks.group import find as find_ranks
+from penstock.ranks.round import entered
 from penstock.reports import LoadReport, Problem, SaveReport, VerifyResult
-from penstock.rounds import entered
-from penstock.saving import Target
+from penstock.saving.pending import save_together
+from penstock.saving.save import Target
+from penstock.state.flatten import flatten
+from penstock.state.gcpause import gc_paused
 from penstock.tracing import call, span
-from penstock.training import captured
+from penstock.training.training import captured
 
 if TYPE_CHECKING:
     import os

@@ -7,18 +7,18 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock import tree
 from penstock.errors import CorruptCheckpointError
-from penstock.partial import is_missing
-from penstock.restore import Builder, is_data, reference
-from penstock.view import NO_FILE, may_share, view
+from penstock.loading.partial import is_missing
+from penstock.loading.view import NO_FILE, may_share, view
+from penstock.state import tree
+from penstock.state.build import Builder, is_data, reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock import _native
     from penstock._native import _MissingRow
-    from penstock.view import View
+    from penstock.loading.view import View
 
 _NAME_CHARS_PER_CHAR = 256
 """What the names of all leaves may take for a character of the tree: a file of kilobytes must not

@@ -9,7 +9,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from penstock import events
+from penstock.calls import events
 from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -19,10 +19,10 @@ from penstock.errors import (
     SaveCancelledError,
     SaveInProgressError,
 )
-from penstock.loading import Loaded
+from penstock.loading.load import Loaded
 from penstock.paths import check_scheme
-from penstock.pending import PendingSave
 from penstock.reports import SaveReport, ScrubReport, VerifyResult
+from penstock.saving.pending import PendingSave
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
     from prometheus_client.registry import Collector
 
-    from penstock.events import Call
+    from penstock.calls.events import Call
     from penstock.reports import LoadReport
 
 __all__ = ["enable", "write_textfile"]

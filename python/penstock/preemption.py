@@ -35,11 +35,11 @@ from typing import TYPE_CHECKING, Any, Self
 from penstock.errors import PenstockError, PenstockWarning, SaveCancelledError
 from penstock.options import Options
 from penstock.store import CheckpointStore
-from penstock.training import Training
+from penstock.training.training import Training
 
 if TYPE_CHECKING:
-    from penstock.mailbox import Mailbox
-    from penstock.ranks import Ranks
+    from penstock.ranks.group import Ranks
+    from penstock.ranks.mailbox import Mailbox
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock import _native
-from penstock.arguments import decode_path, to_native
+from penstock.calls.arguments import decode_path, to_native
+from penstock.calls.progress import Progress, shown
 from penstock.errors import PenstockError
-from penstock.foreign import telling
 from penstock.inspection import MissingInfo
-from penstock.progress import Progress, shown
+from penstock.loading.foreign import telling
 from penstock.reports import Problem
 
 if TYPE_CHECKING:

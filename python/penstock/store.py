@@ -11,14 +11,15 @@ import warnings
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
 
 from penstock import _native, checkpoint
-from penstock.arguments import (
+from penstock.calls.arguments import (
     check_patterns,
     check_step,
     decode_path,
     encode_metadata,
     to_native,
 )
-from penstock.aside import SetAside
+from penstock.calls.events import observed, tell
+from penstock.calls.progress import shown
 from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -27,32 +28,31 @@ from penstock.errors import (
     RankError,
     SaveInProgressError,
 )
-from penstock.events import observed, tell
-from penstock.foreign import is_checkpoint, not_a_store
-from penstock.loading import Loaded, Wanted, deliver
-from penstock.neighbours import processes_here
-from penstock.pending import PendingSave, guard_all, save_together
-from penstock.progress import shown
-from penstock.ranks import find as find_ranks
-from penstock.reading import Reader
+from penstock.loading.foreign import is_checkpoint, not_a_store
+from penstock.loading.load import Loaded, Wanted, deliver
+from penstock.ranks.group import find as find_ranks
+from penstock.ranks.neighbours import processes_here
+from penstock.ranks.round import entered
 from penstock.reports import Problem, ScrubbedStep, ScrubReport
-from penstock.retention import Retention
-from penstock.rounds import entered
-from penstock.saving import Save, Target
+from penstock.saving.pending import PendingSave, guard_all, save_together
+from penstock.saving.save import Save, Target
+from penstock.steps.aside import SetAside
+from penstock.steps.newest import Reader
+from penstock.steps.retention import Retention
 from penstock.tracing import call, span
-from penstock.training import Training
+from penstock.training.training import Training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch.distributed import ProcessGroup
 
+    from penstock.calls.progress import Progress
     from penstock.options import Options
-    from penstock.progress import Progress
-    from penstock.ranks import Ranks
+    from penstock.ranks.group import Ranks
+    from penstock.ranks.round import Round
     from penstock.reports import LoadReport, RetentionReport, SaveReport, VerifyResult
-    from penstock.retention import Keep
-    from penstock.rounds import Round
+    from penstock.steps.retention import Keep
 
 
 class StepInfo(NamedTuple):

@@ -14,13 +14,14 @@ from html.parser import HTMLParser
 import pytest
 
 from conftest import tell
-from penstock.bench import cases, facts
+from penstock.bench import cases
 from penstock.bench.cases import Case
 from penstock.bench.report import write_report
 from penstock.bench.report.grids import grids
 from penstock.bench.report.palette import COLOURS, SERIES
 from penstock.bench.results import Measurement, Results
 from penstock.bench.running import run
+from penstock.machine import facts
 
 MIB = 1 << 20
 

@@ -21,8 +21,8 @@ from conftest import run_child
 from forge import Forgery
 from penstock import _native
 from penstock.cli import cli
-from penstock.restore import Builder
-from penstock.scalars import COLLIDING_MAX
+from penstock.state.build import Builder
+from penstock.state.scalars import COLLIDING_MAX
 
 MODULUS = 2**61 - 1
 """Python hashes an integer as its remainder by this."""

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.bench import facts
 from penstock.cli.doctor import _print
 from penstock.doctor import Examination, examine, measured, storage, system
 from penstock.doctor.findings import Finding
+from penstock.machine import facts
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="takes root: mounts, another user")
 

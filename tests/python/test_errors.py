@@ -20,8 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock import _native, errors, restore, scalars, tree
-from penstock.flatten import flatten
+from penstock import _native, errors
+from penstock.state import build as restore
+from penstock.state import scalars, tree
+from penstock.state.flatten import flatten
 
 REFUSALS = (
     penstock.CorruptCheckpointError,

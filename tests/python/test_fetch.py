@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.fetch import _merged
+from penstock.loading.fetch import _merged
 
 
 def read(bytes_read, *, is_direct):

@@ -15,7 +15,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import penstock
 from dtensors import STRIDED, distribute, values
-from penstock import _native, targets
+from penstock import _native
+from penstock.loading import targets
 
 MIB = 1 << 20
 

@@ -26,8 +26,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import penstock
 from conftest import REPOSITORY, mounted, run_child
-from penstock import events
-from penstock.saving import Save
+from penstock.calls import events
+from penstock.saving.save import Save
 from test_async import SLOWLY, held
 from test_scrub import damage, file_of
 

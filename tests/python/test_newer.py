@@ -18,8 +18,8 @@ from click.testing import CliRunner
 
 import penstock
 from forge import Forgery
-from penstock import dtypes, scalars
 from penstock.cli import cli
+from penstock.state import dtypes, scalars
 
 LACKING = {
     "device of a backend that is not there": '{"$":"device","v":"npu:0"}',

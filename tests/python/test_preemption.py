@@ -17,7 +17,7 @@ from torch import nn
 
 import penstock
 from penstock import preemption
-from penstock.pending import PendingSave
+from penstock.saving.pending import PendingSave
 
 
 @pytest.fixture

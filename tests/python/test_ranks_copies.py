@@ -9,7 +9,7 @@ from torch.distributed.tensor import Replicate, Shard
 import penstock
 from compare import assert_same
 from dtensors import GRID, LINE, Layout, rank, sharded, values
-from penstock.sharding import Balance, Copy, Members, discord, is_balanced
+from penstock.layout.sharding import Balance, Copy, Members, discord, is_balanced
 from ranks import IMPATIENT
 
 LAYOUTS = {

@@ -15,9 +15,9 @@ from torch.distributed.tensor import Shard
 
 import penstock
 from dtensors import Layout, rank, sharded
-from penstock import exchange, neighbours
-from penstock.launchers import placement
-from penstock.saving import Save
+from penstock.process import placement
+from penstock.ranks import exchange, neighbours
+from penstock.saving.save import Save
 from test_ranks_protocol import slow_writes
 
 SOON_SECONDS = 0.2

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import loading
 from penstock.cli.ls import ls
-from penstock.saving import Target
+from penstock.loading import load as loading
+from penstock.saving.save import Target
 
 
 def state_of(step):

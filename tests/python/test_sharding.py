@@ -21,14 +21,14 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import penstock
-from penstock.boxes import Box, Cut, boxes
-from penstock.fingerprints import device_digest, fingerprints
-from penstock.mailbox import Mailbox
-from penstock.memory import of_tensor
-from penstock.ranks import Ranks
-from penstock.sharding import Balance, Members, Sharder, Sharding, is_balanced
-from penstock.sharing import PIECE_BYTES_MIN, Wanted, share_out
-from penstock.spread import spread
+from penstock.layout.boxes import Box, Cut, boxes
+from penstock.layout.fingerprints import device_digest, fingerprints
+from penstock.layout.sharding import Balance, Members, Sharder, Sharding, is_balanced
+from penstock.layout.sharing import PIECE_BYTES_MIN, Wanted, share_out
+from penstock.ranks.group import Ranks
+from penstock.ranks.mailbox import Mailbox
+from penstock.saving.spread import spread
+from penstock.state.memory import of_tensor
 
 FAMILY = settings(max_examples=300, deadline=None, print_blob=True)
 SLOW_FAMILY = settings(max_examples=60, deadline=None, print_blob=True)
@@ -49,7 +49,7 @@ def as_rank(rank, size=RANKS):
 
 
 def cuts_of(placements, mesh, coordinate):
-    """As `penstock.sharding` makes them of a `DTensor`."""
+    """As `penstock.layout.sharding` makes them of a `DTensor`."""
     return [
         Cut(placement.dim, pieces, index, getattr(placement, "split_factor", 1))
         for placement, pieces, index in zip(placements, mesh, coordinate, strict=True)
@@ -360,7 +360,7 @@ def test_plain_tensors_of_any_type_have_a_fingerprint(dtype, is_transposed):
 
 
 def test_a_digest_on_a_device_tells_every_place_and_every_bit(monkeypatch):
-    monkeypatch.setattr(penstock.fingerprints, "_CHUNK_ITEMS", 1000)
+    monkeypatch.setattr(penstock.layout.fingerprints, "_CHUNK_ITEMS", 1000)
     words = WEIGHT.view(torch.int32)
     changed = [words]
     for place in (0, 999, 1000, 1001, 20_000, 39_999):

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.dtypes import ITEM_BYTES, torch_dtypes
-from penstock.flatten import flatten
+from penstock.state.dtypes import ITEM_BYTES, torch_dtypes
+from penstock.state.flatten import flatten
 
 
 @pytest.fixture(scope="module")

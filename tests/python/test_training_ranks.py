@@ -16,8 +16,11 @@ from torch.distributed.tensor import DTensor
 import penstock
 from compare import assert_same
 from parallel import gathered
-from penstock import filling, loading, memory, targets
-from penstock.reading import _Descent
+from penstock.loading import load as loading
+from penstock.loading import targets
+from penstock.state import memory
+from penstock.steps.newest import _Descent
+from penstock.training import filling
 
 KINDS = ["ddp", "ddp+compiled", "fsdp"]
 _meshes = {}

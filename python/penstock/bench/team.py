@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
-from penstock.launchers import placement
+from penstock.process import placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

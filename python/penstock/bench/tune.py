@@ -8,11 +8,11 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import penstock
-from penstock.bench import facts
 from penstock.bench.results import Results
 from penstock.bench.running import BenchError, unused
 from penstock.bench.search import Search, Trial, Verdict, decide
 from penstock.bench.trials import AXES, Trials, changed, make_state
+from penstock.machine import facts
 from penstock.options import DEFAULTS, Options
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ import click
 import penstock
 from penstock.cli.bench import bench
 from penstock.cli.bench_checkpoint import bench_checkpoint
-from penstock.cli.console import escaped
 from penstock.cli.demo import demo
 from penstock.cli.diff import diff
 from penstock.cli.doctor import doctor
@@ -29,6 +28,7 @@ from penstock.cli.scrub import scrub
 from penstock.cli.sweep import sweep
 from penstock.cli.trace import trace
 from penstock.cli.verify import verify
+from penstock.console import escaped
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.bench import cases, facts, fio, scaling
+from penstock.bench import cases, fio, scaling
 from penstock.bench.cases import PRESETS, Case
 from penstock.bench.compare import rounds_needed
 from penstock.bench.results import Measurement, Results
@@ -17,10 +17,11 @@ from penstock.bench.running import BenchError, run, unused
 from penstock.cli import endings, outputs
 from penstock.cli.bench_compare import bench_compare
 from penstock.cli.bench_report import bench_report
-from penstock.cli.console import PATH, console, json_option, print_json, table
 from penstock.cli.outputs import output_option, report_option, writable
 from penstock.cli.tune import tune_io
 from penstock.cli.units import Finite, Size
+from penstock.console import PATH, console, json_option, print_json, table
+from penstock.machine import facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,9 +19,9 @@ from penstock.bench.writers import WRITERS
 from penstock.cli import endings, outputs
 from penstock.cli.checkpoint_plan import PASSES, planned, results_of
 from penstock.cli.checkpoint_table import print_results
-from penstock.cli.console import PATH, console, json_option, print_json
 from penstock.cli.outputs import output_option, report_option
 from penstock.cli.units import Finite, Size
+from penstock.console import PATH, console, json_option, print_json
 from penstock.errors import MissingDependencyError, PenstockError
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import click
 from penstock.bench import likeness
 from penstock.bench.compare import MARGIN, Compared, compare
 from penstock.bench.results import Results
-from penstock.cli.console import PATH, console, json_option, print_json, table
 from penstock.cli.units import Finite
+from penstock.console import PATH, console, json_option, print_json, table
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import click
 from penstock.bench.report import write_report
 from penstock.bench.results import Results
 from penstock.cli import outputs
-from penstock.cli.console import PATH
+from penstock.console import PATH
 
 if TYPE_CHECKING:
     from pathlib import Path

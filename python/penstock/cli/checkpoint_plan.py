@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.bench import facts, scaling
+from penstock.bench import scaling
 from penstock.bench.models import MODELS, Model
 from penstock.bench.plan import Plan
 from penstock.bench.results import Results
 from penstock.bench.running import unused
 from penstock.bench.writers import WRITERS
-from penstock.cli.console import console
+from penstock.console import console
 from penstock.errors import MissingDependencyError
+from penstock.machine import facts
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cli.console import console, table
+from penstock.console import console, table
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -14,8 +14,8 @@ import click
 
 import penstock
 from penstock.cli import endings
-from penstock.cli.console import PATH, console
 from penstock.cli.units import Finite
+from penstock.console import PATH, console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.compare import compare_checkpoints
-from penstock.cli.console import (
+from penstock.cli.target import checkpoint_at
+from penstock.console import (
     PATH,
     console,
     json_option,
@@ -19,7 +20,6 @@ from penstock.cli.console import (
     size,
     table,
 )
-from penstock.cli.target import checkpoint_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.console import PATH, console, json_option, print_json, table
+from penstock.console import PATH, console, json_option, print_json, table
 
 if TYPE_CHECKING:
     from pathlib import Path

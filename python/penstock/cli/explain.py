@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.console import console, size, table
+from penstock.console import console, size, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

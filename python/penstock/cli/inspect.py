@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import penstock
-from penstock.cli.console import (
+from penstock.cli.target import checkpoint_at
+from penstock.console import (
     PATH,
     console,
     json_option,
@@ -22,7 +23,6 @@ from penstock.cli.console import (
     size,
     table,
 )
-from penstock.cli.target import checkpoint_at
 from penstock.inspection import MissingInfo
 
 if TYPE_CHECKING:

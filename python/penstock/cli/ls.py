@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import penstock
-from penstock.cli.console import (
+from penstock.cli.target import store_at
+from penstock.console import (
     PATH,
     console,
     escaped,
@@ -19,7 +20,6 @@ from penstock.cli.console import (
     size,
     table,
 )
-from penstock.cli.target import store_at
 
 if TYPE_CHECKING:
     from penstock.store import Mark, StepInfo

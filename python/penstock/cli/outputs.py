@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.bench.report import require_libraries, write_report
-from penstock.cli.console import PATH
+from penstock.console import PATH
 from penstock.errors import MissingDependencyError
 
 if TYPE_CHECKING:

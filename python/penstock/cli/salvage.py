@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import penstock
-from penstock.cli.console import (
+from penstock.console import (
     PATH,
     console,
     json_option,

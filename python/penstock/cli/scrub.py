@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.console import PATH, console, json_option, print_json, progress_bar, size, table
 from penstock.cli.target import store_at
 from penstock.cli.units import AGE, RATE
+from penstock.console import PATH, console, json_option, print_json, progress_bar, size, table
 
 if TYPE_CHECKING:
     import penstock

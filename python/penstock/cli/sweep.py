@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.console import PATH, console, json_option, print_json, size, table
 from penstock.cli.target import store_at
+from penstock.console import PATH, console, json_option, print_json, size, table
 
 if TYPE_CHECKING:
     from pathlib import Path

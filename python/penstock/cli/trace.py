@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.console import PATH, console, json_option, print_json, size, table
+from penstock.console import PATH, console, json_option, print_json, size, table
 from penstock.tracing import recorded, summary
 
 if TYPE_CHECKING:

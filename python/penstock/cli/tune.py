@@ -12,7 +12,7 @@ from penstock.bench.compare import MARGIN
 from penstock.bench.scaling import memory_bytes
 from penstock.bench.search import spread
 from penstock.bench.trials import in_words, state_bytes
-from penstock.cli.console import console, print_json, table
+from penstock.console import console, print_json, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

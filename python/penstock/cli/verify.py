@@ -10,8 +10,8 @@ import click
 
 import penstock
 from penstock.cli import explain
-from penstock.cli.console import PATH, console, json_option, print_json, progress_bar, size, table
 from penstock.cli.target import is_store
+from penstock.console import PATH, console, json_option, print_json, progress_bar, size, table
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -207,8 +207,8 @@ def _version() -> str:
 
 def _rank() -> int | None:
     """The number of this process among several; None for one alone."""
-    from penstock.launchers import placement
-    from penstock.ranks import own_rank
+    from penstock.process import placement
+    from penstock.ranks.group import own_rank
 
     rank = own_rank()
     if rank is not None:

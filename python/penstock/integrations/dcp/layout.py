@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from penstock.errors import UnsupportedStateError
-from penstock.flatten import Flattener
-from penstock.restore import Builder
-from penstock.scalars import TreeError, label
-from penstock.tree import LEVELS_MAX, MAPPINGS, ROOT, Node, branches
+from penstock.state.build import Builder
+from penstock.state.flatten import Flattener
+from penstock.state.scalars import TreeError, label
+from penstock.state.tree import LEVELS_MAX, MAPPINGS, ROOT, Node, branches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

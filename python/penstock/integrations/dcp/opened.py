@@ -24,18 +24,19 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadItemType
 
-from penstock import _native, dtypes, tree
+from penstock import _native
 from penstock.errors import StateMismatchError
-from penstock.fetch import whole_request
-from penstock.foreign import telling
 from penstock.inspection import part_name
 from penstock.integrations.dcp import layout
-from penstock.memory import CPU, of_tensor
-from penstock.partial import settle
-from penstock.restore import Builder, needed, reference
-from penstock.scalars import TreeError
-from penstock.targets import bump_versions
-from penstock.view import view
+from penstock.loading.fetch import whole_request
+from penstock.loading.foreign import telling
+from penstock.loading.partial import settle
+from penstock.loading.targets import bump_versions
+from penstock.loading.view import view
+from penstock.state import dtypes, tree
+from penstock.state.build import Builder, needed, reference
+from penstock.state.memory import CPU, of_tensor
+from penstock.state.scalars import TreeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,10 +45,10 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
     from penstock._native import _Fill
-    from penstock.memory import Memory
-    from penstock.restore import Place
-    from penstock.tree import Node
-    from penstock.view import View
+    from penstock.loading.view import View
+    from penstock.state.build import Place
+    from penstock.state.memory import Memory
+    from penstock.state.tree import Node
 
 BOUNCE_BYTES_MAX = 1 << 30
 """Memory for what cannot be read into its place; a single tensor may take more."""

@@ -12,19 +12,19 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from penstock import dtypes
 from penstock.errors import UnsupportedStateError
-from penstock.flatten import Flattener, PerRank
-from penstock.memory import of_tensor, to_source
-from penstock.refusals import refusal
-from penstock.tree import unique_names
+from penstock.state import dtypes
+from penstock.state.flatten import Flattener, PerRank
+from penstock.state.memory import of_tensor, to_source
+from penstock.state.refusals import refusal
+from penstock.state.tree import unique_names
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 
     from penstock._native import _Box, _TensorSource
-    from penstock.memory import Memory
-    from penstock.tree import Node
+    from penstock.state.memory import Memory
+    from penstock.state.tree import Node
 
 
 @dataclass(frozen=True, slots=True)

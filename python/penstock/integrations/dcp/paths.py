@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from penstock.arguments import decode_path
+from penstock.calls.arguments import decode_path
 
 
 def is_local(checkpoint_id: object) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.metadata import StorageMeta
 
-from penstock.arguments import decode_path, to_native
+from penstock.calls.arguments import decode_path, to_native
 from penstock.errors import RankError
 from penstock.integrations.dcp.opened import Opened
 from penstock.integrations.dcp.paths import is_local

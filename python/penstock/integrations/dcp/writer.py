@@ -30,13 +30,13 @@ from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.metadata import StorageMeta
 
 from penstock import _native
-from penstock.arguments import decode_path, to_native
+from penstock.calls.arguments import decode_path, to_native
 from penstock.errors import CheckpointNotFoundError, RankError, UnsupportedStateError
 from penstock.integrations.dcp import layout
 from penstock.integrations.dcp.packing import check_same, pack, result_of_rank
 from penstock.integrations.dcp.paths import is_local
-from penstock.ranks import check_alone, own_rank
-from penstock.tree import AS_FIRST
+from penstock.ranks.group import check_alone, own_rank
+from penstock.state.tree import AS_FIRST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from torch.futures import Future
 
     from penstock.options import Options
-    from penstock.tree import Node
+    from penstock.state.tree import Node
 
 _T = TypeVar("_T")
 

@@ -1,0 +1,1 @@
+"""What callers pass, see and are told of: arguments, progress, events."""

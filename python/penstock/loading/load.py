@@ -1,0 +1,274 @@
+"""Loading one checkpoint: what of it one rank sees, what is read, and what is built of that."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock import _native
+from penstock.calls.arguments import check_device, check_rank, to_native
+from penstock.calls.events import observed
+from penstock.calls.progress import shown
+from penstock.errors import CheckpointNotFoundError, StateMismatchError
+from penstock.inspection import part_name
+from penstock.loading.fetch import fetch
+from penstock.loading.foreign import telling
+from penstock.loading.partial import settle
+from penstock.loading.targets import NEW, Targets
+from penstock.loading.view import View, view
+from penstock.ranks.group import own_rank, own_size
+from penstock.reports import LoadReport
+from penstock.state import tree
+from penstock.state.build import BYTES_TAGS, Builder, Place, needed
+from penstock.state.gcpause import gc_paused
+from penstock.tracing import call, span
+from penstock.training.training import Training
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.calls.progress import Progress
+    from penstock.options import Options
+
+_NAMED_MAX = 8
+
+_REPLACED_MAX = 8
+"""How often a checkpoint may be replaced while it is read before that is an error."""
+
+
+class Loaded(NamedTuple):
+    """A state and how it was loaded.
+
+    Attributes:
+        state: The state.
+        report: How.
+        is_whole: Whether every byte of every file was read.
+        is_partial: Whether there was more in it than was asked for, or less than there should be.
+        warnings: What the caller should know of it.
+    """
+
+    state: Any
+    report: LoadReport
+    is_whole: bool
+    is_partial: bool
+    warnings: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What of a checkpoint a caller wants, and where; see `load`.
+
+    Attributes:
+        own_rank: Who asks, where ``rank`` is None; None to find that out.
+        is_strict: Whether a `Training` that is restored and a checkpoint have to have the same
+            parts.
+    """
+
+    into: Any = None
+    keys: Sequence[str] | None = None
+    device: Any = None
+    progress: bool | Progress = False
+    allow_partial: bool = False
+    rank: int | None = None
+    own_rank: int | None = None
+    is_strict: bool = True
+
+
+def read(path: str, wanted: Wanted, options: Options | None) -> Loaded:
+    """`load`, with the report.
+
+    A checkpoint that is replaced while it is read is read again: at every moment there is a whole
+    one.
+    """
+    with call("stall", "load", path), gc_paused():
+        # Not observed: what is refused for its arguments is no load that failed.
+        reading = _Reading(path, wanted, options)
+        return _run(reading, path, wanted, options)
+
+
+def deliver(loaded: Loaded, wanted: Wanted, world_size: int | None = None) -> Any:
+    """What a caller of a load gets; a `Training` takes over what was loaded, at the end of all.
+
+    Args:
+        loaded: What was loaded; gets what the user should know of it.
+        wanted: What was asked for.
+        world_size: How many ranks load it together; None to find that out.
+    """
+    training = wanted.into
+    if not isinstance(training, Training):
+        return loaded.state
+    report = loaded.report
+    loaded.warnings.extend(
+        training._restore(
+            loaded.state,
+            path=report.path,
+            is_partial=loaded.is_partial,
+            is_strict=wanted.is_strict,
+        )
+    )
+    size = own_size() if world_size is None else world_size
+    rank = own_rank() if wanted.own_rank is None else wanted.own_rank
+    if size != report.world_size and not rank:
+        loaded.warnings.append(
+            f"{report.path}: {report.world_size} ranks saved it and {size} go on with it: of what "
+            "each has of its own, such as random states and places in the data, each gets that of "
+            f"the rank of its number modulo {report.world_size}"
+        )
+    return training
+
+
+@observed("load")
+def _run(reading: _Reading, path: str, wanted: Wanted, options: Options | None) -> Loaded:
+    for _ in range(_REPLACED_MAX):
+        try:
+            return reading.run()
+        except CheckpointNotFoundError:
+            if not os.path.exists(os.path.join(path, "manifest.json")):
+                raise
+        reading = _Reading(path, wanted, options)
+    return reading.run()
+
+
+class _Reading:
+    """One attempt to load a checkpoint."""
+
+    def __init__(self, path: str, wanted: Wanted, options: Options | None) -> None:
+        if wanted.into is not None and wanted.device is not None:
+            raise ValueError(
+                "device= places new tensors, into= fills existing ones: give one of them"
+            )
+        self._path = path
+        self._wanted = wanted
+        self._patterns = wanted.keys
+        self._options = to_native(options)
+        self._device = check_device(wanted.device)
+        self._warnings: list[str] = []
+        self._into = wanted.into
+        self._is_partial = False
+        self._rank, self._is_alone = self._whose()
+
+    def run(self) -> Loaded:
+        """Loads it."""
+        began = time.perf_counter()
+        with telling(self._path):
+            checkpoint = _native.open(self._path)
+        try:
+            part = part_name(checkpoint.files())
+            with span("plan"), tree.reading(self._path, part):
+                seen, targets = self._look(checkpoint)
+                selection = self._select(seen, targets)
+            opened = time.perf_counter()
+            with shown(self._wanted.progress, "loading") as update:
+                fetched = fetch(
+                    checkpoint, seen, selection, targets, options=self._options, progress=update
+                )
+        finally:
+            # An exception keeps this frame, and must not keep the files from being deleted.
+            checkpoint.release()
+        loaded = time.perf_counter()
+        with span("build"), tree.reading(self._path, part):
+            state = self._build(seen, targets, fetched.places)
+        ended = time.perf_counter()
+        phases = {
+            "open": opened - began,
+            **fetched.fields["phases"],
+            "build": ended - loaded,
+        }
+        changes = {
+            "path": self._path,
+            "phases": phases,
+            "seconds": ended - began,
+            "world_size": checkpoint.world_size,
+        }
+        if checkpoint.partial is not None and checkpoint.partial[1]:
+            # The digests are those that it was salvaged with: they prove nothing about the
+            # original.
+            changes["verified"] = False
+        report = LoadReport(**{**fetched.fields, **changes})
+        return Loaded(state, report, fetched.is_whole, self._is_partial, self._warnings)
+
+    def _whose(self) -> tuple[int, bool]:
+        """Whose state is loaded, and whether exactly as that rank saved it."""
+        wanted = self._wanted
+        if wanted.rank is not None:
+            return check_rank(wanted.rank), True
+        rank = own_rank() if wanted.own_rank is None else wanted.own_rank
+        if rank is None:
+            return 0, False
+        return rank, wanted.into is None and self._patterns is None
+
+    def _look(self, checkpoint: _native.Checkpoint) -> tuple[View, Targets | None]:
+        """What is to be loaded, and what it goes into."""
+        wanted = self._wanted
+        training = wanted.into if isinstance(wanted.into, Training) else None
+        into = wanted.into if training is None else training._wanted()
+        seen = view(checkpoint, self._rank, into, is_alone=self._is_alone)
+        if seen.unreached and wanted.into is None and self._patterns is None and not self._is_alone:
+            self._leave_out(seen)
+        node = seen.node
+        if self._patterns is not None:
+            node = tree.select(node, self._patterns, self._path)
+        # What is asked for by its very name is in the tree.
+        is_named = self._patterns is not None and not any(map(tree.is_wild, self._patterns))
+        node, is_left_out = settle(
+            node,
+            checkpoint,
+            self._path,
+            allow_partial=wanted.allow_partial,
+            lost=() if is_named else seen.lost,
+        )
+        self._is_partial = is_partial = self._patterns is not None or is_left_out
+        if training is not None:
+            node, self._into = training._targets(
+                node,
+                seen._replace(node=node),
+                self._path,
+                is_partial=is_partial,
+                is_strict=wanted.is_strict,
+            )
+        seen = seen._replace(node=node)
+        if self._into is None or self._into is NEW:
+            return seen, None
+        return seen, Targets(node, self._into, seen, self._path, is_partial=is_partial)
+
+    def _leave_out(self, seen: View) -> None:
+        """Tells of what ranks saved apart and one state has no place for.
+
+        Raises:
+            StateMismatchError: It is more than values that each rank has of its own.
+        """
+        names = list(seen.unreached)
+        named = ", ".join(map(repr, names[:_NAMED_MAX]))
+        more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
+        if seen.are_few_unreached:
+            self._warnings.append(
+                f"{self._path}: other ranks have their own values of {len(names)} tensors, which "
+                f"are left out: {named}{more}; rank= loads the state of one rank"
+            )
+            return
+        raise StateMismatchError(
+            f"{self._path}: the states of its ranks do not make one: beside what this one sees "
+            f"they hold {named}{more}, under keys that are other tensors here; load what one rank "
+            "saved with rank=, or choose leaves with keys=",
+            key=names[0],
+            path=self._path,
+        )
+
+    def _select(self, seen: View, targets: Targets | None) -> set[int] | None:
+        """Indices of the tensors to read as they are; None for everything in every file."""
+        if targets is None:
+            if self._patterns is None and not seen.is_shared:
+                return None
+            return set(needed(seen.node, seen.tensors, seen.aliases))
+        if self._patterns is None and not seen.is_shared and not targets.has_parts:
+            return None
+        beside = needed(seen.node, seen.tensors, seen.aliases, BYTES_TAGS)
+        return {*beside, *targets.beside(), *targets.native()}
+
+    def _build(self, seen: View, targets: Targets | None, places: dict[int, Place]) -> Any:
+        if targets is None:
+            return Builder(seen.tensors, seen.aliases, places, self._device).build(seen.node)
+        builder = Builder(seen.tensors, seen.aliases, {**places, **targets.places()})
+        return targets.finish(seen.node, self._into, builder)

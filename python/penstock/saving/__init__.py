@@ -1,0 +1,1 @@
+"""One save: taken apart, staged, written, committed, alone or among many ranks."""

@@ -1,0 +1,321 @@
+"""Taking a state apart where many ranks save it together.
+
+Beside what `penstock.state.flatten` does: tensors that several ranks hold get a name that is the
+same on all of them, and of those this rank gets its share to write. The rest is the rank's own, and
+is stored as a rank alone would.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from penstock.errors import UnsupportedStateError
+from penstock.layout.fingerprints import fingerprints
+from penstock.layout.sharding import Balance, Sharder, check_local
+from penstock.layout.sharing import Piece, Wanted, share_out
+from penstock.state import ties
+from penstock.state.flatten import Flattened, Flattener, Overlap
+from penstock.state.gcpause import gc_paused
+from penstock.state.memory import CPU, Memory, narrow, of_tensor, to_source
+from penstock.state.tree import ROOT, Node, unique_names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock._native import _TensorSource
+    from penstock.layout.sharding import Members, Sharding
+    from penstock.state.flatten import PerRank
+    from penstock.state.ties import View
+
+GENERATOR_BYTES_MAX = 64 << 10
+"""A vector of bytes up to this is taken for the state of a random generator, one of each rank."""
+
+Holders: TypeAlias = "Callable[[Sequence[int]], Sequence[Members]]"
+"""Tells, of fingerprints of plain tensors, which ranks have each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread(Flattened):
+    """A state of many ranks, taken apart by one of them.
+
+    Attributes:
+        balance: What the rank saw, for the others to compare.
+    """
+
+    balance: Balance
+
+
+@dataclass(slots=True, eq=False)
+class _Leaf:
+    """A tensor that other ranks may hold as well, or a part of.
+
+    Attributes:
+        name: Its dotted name, unique on this rank.
+        node: Of the tree; completed at the end.
+        value: The tensor.
+        memory: Its elements on this rank.
+        sharding: How it lies on the ranks; None for a plain tensor of which that is not known yet.
+        global_name: The name under which all its holders know it, once that is known.
+    """
+
+    name: str
+    node: dict[str, Any]
+    value: Any
+    memory: Memory
+    sharding: Sharding | None
+    global_name: str = ""
+
+    @property
+    def how(self) -> Sharding:
+        """How it lies, now that it is known."""
+        if self.sharding is None:
+            raise AssertionError("known of every leaf by the time anything is shared out")
+        return self.sharding
+
+    def settle(self) -> None:
+        """Gives it its global name."""
+        # Other ranks may have another tensor of the same name, whose lowest holder is another.
+        # A name that ends like that by itself must not be taken for one.
+        leader = self.how.holders.leader
+        is_led = leader or _LED.search(self.name)
+        self.global_name = f"{self.name}@{leader}" if is_led else self.name
+
+    def refer(self, base: _Leaf, view: View | None) -> None:
+        """Completes the node: a tensor that many hold, or a view of that."""
+        self.node |= {
+            "g": base.global_name,
+            "dtype": base.memory.dtype,
+            "shape": list(base.how.shape),
+        }
+        if view is not None:
+            shape, strides, offset = view
+            self.node["view"] = [list(shape), list(strides), offset]
+
+    @property
+    def identity(self) -> object:
+        """The same for tensors of a mesh that are one and the same."""
+        memory, how = self.memory, self.how
+        layout = (memory.dtype, memory.shape, memory.strides, how.shape, id(how.holders), how.token)
+        if memory.high > memory.low:
+            return (memory.device, memory.address, layout)
+        if 0 not in memory.shape:
+            # A copy, or memory without an address.
+            return (id(self.value), layout)
+        # The address of an empty part means nothing; its storage is the whole tensor's.
+        owner = memory.owner
+        return (owner.untyped_storage()._cdata, owner.storage_offset(), layout)
+
+
+_Tie: TypeAlias = "tuple[_Leaf, _Leaf, View | None]"
+"""A tensor, the one that it is or is a part of, and which part."""
+
+_LED = re.compile(r"@[0-9]+$")
+"""How the global names end of tensors that rank 0 does not hold."""
+
+
+def spread(
+    state: Any, sharder: Sharder, holders: Holders, *, finds_overlaps: bool = False
+) -> Spread:
+    """Takes a state apart; see `penstock.state.flatten.flatten`.
+
+    Args:
+        state: What this rank has.
+        sharder: How its tensors lie on the ranks.
+        holders: Asked once which ranks have the same plain tensors.
+        finds_overlaps: Whether to tell which leaves share memory.
+
+    Raises:
+        UnsupportedStateError: A leaf cannot be stored; the message names it.
+    """
+    with gc_paused():
+        return _Spreader(sharder, holders).spread(state, finds_overlaps=finds_overlaps)
+
+
+class _Spreader(Flattener):
+    """The walk over the state of one of many ranks."""
+
+    def __init__(self, sharder: Sharder, holders: Holders) -> None:
+        super().__init__()
+        self._sharder = sharder
+        self._holders = holders
+        self._shared: list[_Leaf] = []
+        self._own_depth = 0
+        self._handlers[DTensor] = type(self)._dtensor
+
+    def spread(self, state: Any, *, finds_overlaps: bool) -> Spread:
+        """Walks a state; once only."""
+        root = self.encode(state, ROOT, 0)
+        balance = Balance(self._sharder.rank)
+        leaves = self._name(balance)
+        pieces = self._shares(leaves)
+        own, aliases = self.finish()
+        taken = [source[0] for source in own] + [name for name, _, _ in aliases]
+        names = unique_names(taken + [leaves[piece.tensor].name for piece in pieces])
+        names = names[len(taken) :]
+        tensors = own + [
+            _source(leaves[piece.tensor], piece, name)
+            for piece, name in zip(pieces, names, strict=True)
+        ]
+        tree = json.dumps(root, ensure_ascii=False, check_circular=False, separators=(",", ":"))
+        overlaps: list[Overlap] = []
+        if finds_overlaps:
+            written: dict[int, list[int]] = {}
+            for number, piece in enumerate(pieces, len(own)):
+                written.setdefault(id(leaves[piece.tensor]), []).append(number)
+            overlaps = self.overlaps(
+                [(leaf.memory, leaf.value, written.get(id(leaf), [])) for leaf in self._shared]
+            )
+        return Spread(tensors, aliases, tree, overlaps, balance=balance)
+
+    # Leaves.
+
+    def _per_rank(self, value: PerRank, name: str, level: int) -> Node:
+        self._own_depth += 1
+        node = super()._per_rank(value, name, level)
+        self._own_depth -= 1
+        return node
+
+    def _tensor(self, value: Any, name: str, level: int) -> Node:
+        if self._own_depth:
+            return super()._tensor(value, name, level)
+        return self._share(value, value, name, None)
+
+    def _dtensor(self, value: DTensor, name: str, level: int) -> Node:
+        if self._own_depth:
+            raise UnsupportedStateError(
+                f"{name}: a DTensor is shared by its mesh and cannot be a rank's own: take it out "
+                "of PerRank",
+                key=name,
+            )
+        sharding = self._sharder.sharded(value, name)
+        local = value._local_tensor
+        if type(local) is not torch.Tensor:
+            # Still on its way from a collective.
+            local = value.to_local().detach()
+        if sharding.is_held:
+            check_local(sharding.boxes, value, local.shape, name)
+        return self._share(value, local, name, sharding)
+
+    def _share(self, value: Any, local: torch.Tensor, name: str, sharding: Sharding | None) -> Node:
+        node: dict[str, Any] = {"$": "tensor"}
+        self._shared.append(_Leaf(name, node, value, of_tensor(local, name), sharding))
+        return node
+
+    # The end.
+
+    def _name(self, balance: Balance) -> list[_Leaf]:
+        """Completes the nodes of all tensors; returns those that several ranks may hold."""
+        names = unique_names([leaf.name for leaf in self._shared])
+        for leaf, name in zip(self._shared, names, strict=True):
+            if leaf.sharding is not None and name.startswith(f"{leaf.name}~"):
+                # Which of the two comes first another rank may see otherwise.
+                raise UnsupportedStateError(
+                    f"{leaf.name}: two tensors have this name, and one of them is a DTensor: "
+                    "rename a key of one",
+                    key=leaf.name,
+                )
+            leaf.name = name
+        ties: list[_Tie] = []
+        bases = self._untie([leaf for leaf in self._shared if leaf.sharding is None], ties)
+        of_mesh = [leaf for leaf in self._shared if leaf.sharding is not None]
+        self._ask(bases)
+        leaves = bases + _untie_sharded(of_mesh, ties)
+        for leaf in leaves:
+            leaf.settle()
+            if leaf.how.is_held:
+                balance.add(leaf.global_name, leaf.memory.dtype, leaf.how)
+        _compare(leaves[len(bases) :], balance)
+        for leaf, base, view in [*((leaf, leaf, None) for leaf in leaves), *ties]:
+            leaf.refer(base, view)
+        return leaves
+
+    def _untie(self, plain: Sequence[_Leaf], found: list[_Tie]) -> list[_Leaf]:
+        """Plain tensors that are no parts of others, and that other ranks may have as well."""
+        first: dict[int, int] = {}
+        same = [first.setdefault(id(leaf.value), index) for index, leaf in enumerate(plain)]
+        tied = ties.find([leaf.memory for leaf in plain])
+        bases = []
+        for index, leaf in enumerate(plain):
+            base, view = tied.get(index, (same[index], None))
+            if _is_generator_state(plain[base].memory):
+                self.add_leaf(leaf.name, leaf.node, leaf.value, leaf.memory)
+            elif base == index:
+                bases.append(leaf)
+            else:
+                found.append((leaf, plain[base], view))
+        return bases
+
+    def _ask(self, bases: Sequence[_Leaf]) -> None:
+        """Finds out who has the same plain tensors."""
+        marks = fingerprints([(leaf.name, leaf.memory) for leaf in bases])
+        for leaf, holders in zip(bases, self._holders(marks), strict=True):
+            leaf.sharding = self._sharder.plain(leaf.memory.shape, holders)
+
+    def _shares(self, leaves: Sequence[_Leaf]) -> list[Piece]:
+        """What this rank writes of the tensors that several ranks hold."""
+        common: dict[int, tuple[Members, list[Wanted]]] = {}
+        for index, leaf in enumerate(leaves):
+            replicas = leaf.how.replicas
+            _, wanted = common.setdefault(id(replicas), (replicas, []))
+            wanted += [
+                Wanted(index, leaf.global_name, box, leaf.memory.item_bytes)
+                for box in leaf.how.boxes
+            ]
+        rank = self._sharder.rank
+        shares = [share_out(wanted, replicas, rank) for replicas, wanted in common.values()]
+        return sorted(piece for share in shares for piece in share)
+
+
+def _untie_sharded(leaves: Sequence[_Leaf], found: list[_Tie]) -> list[_Leaf]:
+    """Tensors of meshes, each once."""
+    first: dict[object, _Leaf] = {}
+    bases = []
+    for leaf in leaves:
+        base = first.setdefault(leaf.identity, leaf)
+        if base is leaf:
+            bases.append(leaf)
+        else:
+            found.append((leaf, base, None))
+    return bases
+
+
+def _compare(leaves: Sequence[_Leaf], balance: Balance) -> None:
+    """Has the elements compared that several ranks of a mesh hold: now, as they may change."""
+    copies = [leaf for leaf in leaves if leaf.how.boxes and len(leaf.how.replicas.ranks) > 1]
+    marks = fingerprints([(leaf.global_name, leaf.memory) for leaf in copies])
+    for leaf, mark in zip(copies, marks, strict=True):
+        device = leaf.memory.device.partition(":")[0]
+        balance.add_copy(leaf.global_name, mark, device, leaf.how.replicas)
+
+
+def _source(leaf: _Leaf, piece: Piece, name: str) -> _TensorSource:
+    """What the native module reads of a piece."""
+    memory, box = leaf.memory, piece.box
+    if memory.device == CPU:
+        memory = narrow(memory, box.at, box.shape)
+    else:
+        # Only what this rank writes comes to the host.
+        part = memory.owner.detach()
+        for dim, (at, size) in enumerate(zip(box.at, box.shape, strict=True)):
+            part = part.narrow(dim, at, size)
+        memory = of_tensor(part.to(CPU), name)
+    source = to_source(memory, name, (leaf.global_name, leaf.how.shape, box.start))
+    if source[6] is leaf.value:
+        return source
+    # Changes of a `DTensor` are counted by itself, and not by what it holds.
+    return (*source[:6], (source[6], leaf.value), source[7])
+
+
+def _is_generator_state(memory: Memory) -> bool:
+    """Whether it looks like what `torch.get_rng_state` gives: a vector of bytes, not a weight.
+
+    Every rank has another one, about which it need not ask.
+    """
+    is_vector = memory.dtype == "uint8" and len(memory.shape) == 1
+    return is_vector and memory.device == CPU and memory.nbytes <= GENERATOR_BYTES_MAX

@@ -1,0 +1,375 @@
+"""A state put together again: from the tree and the memory that was read.
+
+The tree is input from a file: whatever is wrong with it is a `TreeError`, and nothing in it is
+ever evaluated. Tensors and arrays are windows over the memory that was read, without a copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict, defaultdict
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from penstock.errors import MissingDependencyError
+from penstock.state import dtypes
+from penstock.state.flatten import FACTORIES
+from penstock.state.memory import contiguous_strides
+from penstock.state.scalars import (
+    TreeError,
+    UnknownError,
+    check_hashes,
+    decode,
+    decode_keys,
+    member,
+    refused,
+)
+from penstock.state.tree import LEVELS_MAX, SKIPPED, Node, pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch
+
+    from penstock._native import _Alias
+    from penstock.state.ties import View
+
+Row: TypeAlias = tuple[str, str, tuple[int, ...], str, int, int]
+"""Name, dtype, shape, file, begin, end of a stored tensor."""
+
+Place: TypeAlias = tuple[Any, int]
+"""Where a tensor's bytes are: an object with the buffer protocol, and the offset in it."""
+
+DATA_TAGS = frozenset({"tensor", "ndarray", "bytes", "bytearray"})
+"""Leaves whose bytes may lie in a shard."""
+
+BYTES_TAGS = frozenset({"bytes", "bytearray"})
+"""Those of them that are copied out of what was read."""
+
+_ATOMS = frozenset({type(None), bool, int, float, str})
+
+
+def is_data(node: Node) -> bool:
+    """Whether a leaf's value lies in a shard rather than in the tree."""
+    if type(node) is not dict:
+        return False
+    tag = node.get("$")
+    return type(tag) is str and tag in DATA_TAGS and "v" not in node
+
+
+def needed(
+    node: Node,
+    tensors: Sequence[Row],
+    aliases: Sequence[_Alias],
+    tags: frozenset[str] = DATA_TAGS,
+) -> list[int]:
+    """Indices of the stored tensors that a tree's leaves of some kinds refer to, ascending."""
+    found: set[int] = set()
+    rest = [node]
+    while rest:
+        node = rest.pop()
+        if type(node) is list:
+            rest += node
+        elif is_data(node):
+            if node["$"] in tags:
+                found.add(reference(node, tensors, aliases)[0])
+        elif type(node) is dict:
+            rest += node.values()
+    return sorted(found)
+
+
+def reference(
+    node: dict[str, Node], tensors: Sequence[Row], aliases: Sequence[_Alias]
+) -> tuple[int, View | None]:
+    """The stored tensor a leaf stands for, and which part of it."""
+    if "a" in node:
+        alias = member(node, "a", int)
+        if not 0 <= alias < len(aliases):
+            raise TreeError(f"alias {alias} of {len(aliases)}")
+        _, index, view = aliases[alias]
+    else:
+        index, view = member(node, "i", int), None
+    if not 0 <= index < len(tensors):
+        raise TreeError(f"tensor {index} of {len(tensors)}")
+    return index, view
+
+
+class Builder:
+    """Builds values out of nodes.
+
+    Args:
+        tensors: The checkpoint's stored tensors.
+        aliases: Its aliases.
+        places: Where the bytes of each tensor that will be needed are.
+        device: Where tensors shall be; None for the host.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Row],
+        aliases: Sequence[_Alias],
+        places: Mapping[int, Place],
+        device: Any = None,
+    ) -> None:
+        self._tensors = tensors
+        self._aliases = aliases
+        self._places = places
+        self._device = device
+        self._built: dict[tuple[str, int, str, str], Any] = {}
+        self._torch_types: dict[str, tuple[torch.dtype, int]] = {}
+        self._numpy_types: dict[str, np.dtype[Any]] = {}
+        # The module; None until a tensor is met, False if it is not installed.
+        self._torch: Any = None
+
+    def build(self, node: Node, level: int = 0) -> Any:
+        """The value of a node.
+
+        Raises:
+            TreeError: The node, or what it refers to, is malformed.
+            MissingDependencyError: A package that the value needs is not installed.
+        """
+        kind = type(node)
+        if kind in _ATOMS:
+            return node
+        if kind is list:
+            return self._children(node, level)
+        if "$" not in node:
+            _check_level(level)
+            return {
+                key: child if type(child) in _ATOMS else self.build(child, level + 1)
+                for key, child in node.items()
+                if child is not SKIPPED
+            }
+        if is_data(node):
+            return self.leaf(node)
+        tag = node["$"]
+        container = _CONTAINERS.get(tag) if type(tag) is str else None
+        return decode(node) if container is None else container(self, node, level)
+
+    # Containers.
+
+    def _children(self, nodes: list[Node], level: int) -> list[Any]:
+        _check_level(level)
+        return [
+            child if type(child) in _ATOMS else self.build(child, level + 1)
+            for child in nodes
+            if child is not SKIPPED
+        ]
+
+    def _items(self, node: dict[str, Node], level: int) -> list[Any]:
+        return self._children(member(node, "v", list), level)
+
+    def _set(self, node: dict[str, Node], level: int) -> set[Any]:
+        items = self._items(node, level)
+        try:
+            check_hashes(items)
+            values = set(items)
+        except TreeError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise TreeError(f"a set of unhashable values: {error}") from None
+        if len(values) != len(items):
+            raise TreeError("a set repeats a value")
+        return values
+
+    def _pairs(self, node: dict[str, Node], level: int) -> list[tuple[Any, Any]]:
+        _check_level(level)
+        wanted = [entry for entry in pairs(node) if entry[1] is not SKIPPED]
+        keys = decode_keys(key for key, _ in wanted)
+        entries = [
+            (key, self.build(child, level + 1))
+            for key, (_, child) in zip(keys, wanted, strict=True)
+        ]
+        if len(dict(entries)) != len(entries):
+            raise TreeError("a dictionary repeats a key")
+        return entries
+
+    def _ordered_dict(self, node: dict[str, Node], level: int) -> OrderedDict[Any, Any]:
+        value = OrderedDict(self._pairs(node, level))
+        vars(value).update(self.attributes(node, level))
+        return value
+
+    def attributes(self, node: dict[str, Node], level: int) -> dict[str, Any]:
+        """What hangs on an ordered dictionary beside its items: ``_metadata`` or nothing."""
+        if "attrs" not in node:
+            return {}
+        attributes = member(node, "attrs", dict)
+        if set(attributes) != {"_metadata"}:
+            kind = UnknownError if attributes else TreeError
+            raise kind("'odict' has unknown attributes")
+        return {"_metadata": self.build(attributes["_metadata"], level + 1)}
+
+    def _default_dict(self, node: dict[str, Node], level: int) -> defaultdict[Any, Any]:
+        word = member(node, "factory", str)
+        if word not in FACTORIES:
+            raise UnknownError(f"unknown factory {word!r:.80}")
+        return defaultdict(FACTORIES[word], self._pairs(node, level))
+
+    # Leaves whose bytes lie in a shard.
+
+    def leaf(self, node: dict[str, Node], kind: str | None = None) -> Any:
+        """The tensor, array or bytes of a leaf; ``kind`` asks for another kind than it says.
+
+        Leaves of the same elements give the same object, views share its memory.
+        """
+        kind = kind or node["$"]
+        index, view = reference(node, self._tensors, self._aliases)
+        if kind in ("bytes", "bytearray"):
+            # All of the tensor, by whatever name; a copy for each leaf would let a short tree make
+            # any number of copies of a long tensor.
+            view = None
+        if kind == "tensor" and not (self._torch or self._find_torch()):
+            kind = "ndarray"
+        # As text, whose hash nobody can foresee: a file may hold any number of windows whose
+        # numbers have the same one.
+        char = node.get("char") if kind == "ndarray" else None
+        key = (kind, index, "" if view is None else repr(view), "" if char is None else repr(char))
+        value = self._built.get(key)
+        if value is None:
+            if view is not None:
+                _check_view(view, math.prod(self._tensors[index][2]))
+            try:
+                value = self._built[key] = self._make(kind, index, view, char)
+            except TreeError as error:
+                raise type(error)(f"tensor {self._tensors[index][0]!r}: {error}") from None
+            except MissingDependencyError as error:
+                text = f"tensor {self._tensors[index][0]!r}: {error}"
+                raise MissingDependencyError(text, name=error.name) from None
+        return value
+
+    def _make(self, kind: str, index: int, view: View | None, char: Any) -> Any:
+        if kind == "tensor":
+            return self._tensor(index, view)
+        if kind != "ndarray":
+            return self._bytes(index, kind)
+        array = self._array(index, view)
+        if char is None:
+            return array
+        try:
+            dtype = dtypes.as_twin(array.dtype, char)
+        except ValueError as error:
+            raise refused(error) from None
+        return array if dtype.char == array.dtype.char else array.view(dtype)
+
+    def _find_torch(self) -> Any:
+        """PyTorch, or False: then tensors come back as arrays where NumPy has their type."""
+        if self._torch is None:
+            try:
+                self._torch = dtypes.import_torch()
+            except MissingDependencyError:
+                self._torch = False
+        return self._torch
+
+    def _bytes(self, index: int, kind: str) -> bytes | bytearray:
+        _, dtype, shape, _, begin, end = self._tensors[index]
+        if dtype != "uint8" or shape != (end - begin,):
+            raise TreeError(f"it holds no {kind}")
+        buffer, offset = self._place(index, end - begin)
+        data = memoryview(buffer)[offset : offset + end - begin]
+        return bytes(data) if kind == "bytes" else bytearray(data)
+
+    def _tensor(self, index: int, view: View | None) -> torch.Tensor:
+        if view is not None:
+            shape, strides, offset = view
+            base = self.leaf({"$": "tensor", "i": index})
+            try:
+                tensor: torch.Tensor = base.as_strided(
+                    shape, strides, base.storage_offset() + offset
+                )
+            except (RuntimeError, ValueError, OverflowError) as error:
+                raise TreeError(f"a view of it is impossible: {error}") from None
+            return tensor
+        _, name, shape, _, begin, end = self._tensors[index]
+        dtype, item_bytes = self._torch_type(name)
+        items = math.prod(shape)
+        buffer, offset = self._place(index, end - begin, items * item_bytes)
+        try:
+            if items == 0:
+                tensor = self._torch.empty(shape, dtype=dtype)
+            else:
+                tensor = self._torch.frombuffer(buffer, dtype=dtype, count=items, offset=offset)
+                tensor = tensor if len(shape) == 1 else tensor.view(shape)
+        except (RuntimeError, ValueError, OverflowError, TypeError) as error:
+            raise TreeError(f"no tensor of shape {shape}: {error}") from None
+        return tensor if self._device is None else tensor.to(self._device)
+
+    def _torch_type(self, name: str) -> tuple[torch.dtype, int]:
+        known = self._torch_types.get(name)
+        if known is None:
+            try:
+                known = self._torch_types[name] = dtypes.torch_dtype(name), dtypes.ITEM_BYTES[name]
+            except ValueError as error:
+                raise refused(error) from None
+        return known
+
+    def _array(self, index: int, view: View | None) -> np.ndarray[Any, Any]:
+        _, name, shape, _, begin, end = self._tensors[index]
+        dtype = self._numpy_type(name)
+        items = math.prod(shape)
+        buffer, offset = self._place(index, end - begin, items * dtype.itemsize)
+        strides = contiguous_strides(shape, 1)
+        if view is not None:
+            shape, strides, start = view
+            offset += start * dtype.itemsize
+        try:
+            if 0 in shape:
+                return np.empty(shape, dtype)
+            strides_bytes = tuple(stride * dtype.itemsize for stride in strides)
+            return np.ndarray(shape, dtype, buffer, offset, strides_bytes)
+        except (ValueError, OverflowError, TypeError, MemoryError) as error:
+            raise TreeError(f"no array of shape {shape}: {error}") from None
+
+    def _numpy_type(self, name: str) -> np.dtype[Any]:
+        dtype = self._numpy_types.get(name)
+        if dtype is None:
+            try:
+                dtype = self._numpy_types[name] = dtypes.numpy_dtype(name)
+            except ValueError as error:
+                raise refused(error) from None
+            except MissingDependencyError:
+                if self._torch is False:
+                    raise MissingDependencyError(
+                        f"NumPy has no {name}, PyTorch has: pip install torch",
+                        name="torch",
+                    ) from None
+                raise
+        return dtype
+
+    def _place(self, index: int, stored_bytes: int, nbytes: int | None = None) -> Place:
+        """Where a tensor's bytes are, checked to be as many as its type and shape take."""
+        if nbytes is not None and nbytes != stored_bytes:
+            raise TreeError(f"{stored_bytes} bytes where {nbytes} are needed")
+        if stored_bytes == 0:
+            return b"", 0
+        return self._places[index]
+
+
+# Not a table of bound methods in each builder: that cycle would keep a loaded state alive until the
+# garbage collector comes by.
+_CONTAINERS: dict[str, Callable[[Builder, dict[str, Node], int], Any]] = {
+    "tuple": lambda builder, node, level: tuple(builder._items(node, level)),
+    "set": Builder._set,
+    "frozenset": lambda builder, node, level: frozenset(builder._set(node, level)),
+    "dict": lambda builder, node, level: dict(builder._pairs(node, level)),
+    "odict": Builder._ordered_dict,
+    "counter": lambda builder, node, level: Counter(dict(builder._pairs(node, level))),
+    "defaultdict": Builder._default_dict,
+}
+
+
+def _check_level(level: int) -> None:
+    if level >= LEVELS_MAX:
+        raise TreeError(f"nested deeper than {LEVELS_MAX} levels")
+
+
+def _check_view(view: View, items: int) -> None:
+    """A view has to stay inside the tensor it is a part of."""
+    shape, strides, offset = view
+    if len(shape) != len(strides) or any(dim < 0 for dim in shape):
+        raise TreeError("a view of impossible shape")
+    reaches = [(dim - 1) * stride for dim, stride in zip(shape, strides, strict=True)]
+    low = offset + sum(reach for reach in reaches if reach < 0)
+    high = offset + sum(reach for reach in reaches if reach > 0)
+    if 0 not in shape and (low < 0 or high >= items):
+        raise TreeError("a view that reaches outside its tensor")

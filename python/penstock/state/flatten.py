@@ -1,0 +1,475 @@
+"""A state taken apart: what `penstock.save` hands to the native module.
+
+Two things come out: the tensors, as addresses of memory that the native module reads without a
+copy in between, and the tree, which is everything else as typed JSON.
+
+Only exact types are taken. A subclass usually means something that its base would lose (an enum
+member is no int, a named tuple has fields), so it is refused with a remedy instead of being
+changed silently. The exceptions come back as themselves or are documented: `OrderedDict` (with
+the ``_metadata`` that `torch.nn.Module.state_dict` hangs on it), `Counter`, `defaultdict` of a
+built-in factory, `torch.Size`, NumPy scalars; `torch.nn.Parameter` and `numpy.memmap` come back
+as plain tensor and plain array.
+
+A container that occurs twice comes back as two; tensors keep their ties.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections import Counter, OrderedDict, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from penstock.errors import UnsupportedStateError
+from penstock.state import dtypes, ties
+from penstock.state.gcpause import gc_paused
+from penstock.state.memory import Memory, of_array, of_bytes, of_tensor, to_source
+from penstock.state.refusals import refusal
+from penstock.state.scalars import (
+    COLLIDING_MAX,
+    ENCODERS,
+    TreeError,
+    check_hashes,
+    encode_base64,
+    encode_int,
+    encode_key,
+    encode_numpy,
+    is_unicode,
+    label,
+    with_twin,
+)
+from penstock.state.tree import LEVELS_MAX, ROOT, Node, unique_names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from penstock._native import _Alias, _TensorSource
+
+INLINE_BYTES_MAX = 4096
+"""Longer byte strings are stored as tensors, out of the tree."""
+
+FACTORIES: dict[str, type | None] = {"none": None} | {
+    kind.__name__: kind
+    for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+}
+"""What a `defaultdict` may make; any other factory is code, which is never stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class PerRank:
+    """Marks a value of which each rank has its own, where many ranks save together.
+
+    Only plain tensors may need it. Plain values, arrays and byte strings are kept for each rank in
+    any case, and so are tensors that differ; see `penstock.save`. The mark spares thousands of
+    ranks finding out that they do. What is loaded is the value itself. In a target of
+    ``load(into=…)`` it may be marked as well or not.
+
+    Attributes:
+        value: Any state, tensors included.
+
+    Example:
+        >>> import penstock, tempfile
+        >>> path = tempfile.mkdtemp() + "/ckpt"
+        >>> report = penstock.save(path, {"sampler": penstock.PerRank([1, 2])})
+        >>> penstock.load(path)
+        {'sampler': [1, 2]}
+    """
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Flattened:
+    """A state, taken apart.
+
+    Attributes:
+        tensors: What to store, in the order of the state.
+        aliases: Further names of those, and views into them.
+        tree: The rest, as JSON text.
+        overlaps: Leaves that share memory, where they were asked for.
+    """
+
+    tensors: list[_TensorSource]
+    aliases: list[_Alias]
+    tree: str
+    overlaps: Sequence[Overlap] = ()
+
+
+class Overlap(NamedTuple):
+    """Leaves that share memory.
+
+    Attributes:
+        sources: Indices of those that are stored.
+        values: All of them.
+    """
+
+    sources: list[int]
+    values: list[Any]
+
+
+def flatten(state: Any, *, finds_overlaps: bool = False) -> Flattened:
+    """Takes a state apart.
+
+    The result borrows the memory of the state's tensors and keeps them alive.
+
+    Args:
+        state: Any nesting of plain values, containers, tensors and arrays.
+        finds_overlaps: Whether to tell which leaves share memory.
+
+    Raises:
+        UnsupportedStateError: A leaf cannot be stored; the message names it.
+
+    Example:
+        >>> import numpy as np
+        >>> flat = flatten({"w": np.zeros((2, 3)), "step": 7})
+        >>> flat.tree
+        '{"w":{"$":"ndarray","i":0},"step":7}'
+        >>> [(name, dtype, shape) for name, dtype, shape, *_ in flat.tensors]
+        [('w', 'float64', (2, 3))]
+    """
+    with gc_paused():
+        return Flattener().flatten(state, finds_overlaps=finds_overlaps)
+
+
+class Flattener:
+    """The walk over one state."""
+
+    def __init__(self) -> None:
+        self._memories: list[Memory] = []
+        self._values: list[Any] = []
+        self._leaves: list[tuple[str, Node, int]] = []
+        self._index_of: dict[int, int] = {}
+        self._open: set[int] = set()
+        # Where each memory that is stored is among the tensors, at the end.
+        self._source_of: dict[int, int] = {}
+        # Functions and not methods, which would hold this walk, and the state's tensors with it,
+        # until a garbage collector comes by.
+        kind = type(self)
+        self._handlers: dict[type, Callable[[Any, Any, str, int], Node]] = {
+            dict: kind._dict,
+            list: kind._list,
+            tuple: kind._tuple,
+            set: kind._set,
+            frozenset: kind._set,
+            OrderedDict: kind._ordered_dict,
+            Counter: kind._counter,
+            defaultdict: kind._default_dict,
+            bytes: kind._bytes,
+            bytearray: kind._bytes,
+            range: kind._range,
+            slice: kind._slice,
+            np.ndarray: kind._array,
+            np.memmap: kind._array,
+            PerRank: kind._per_rank,
+        }
+        # A state can only hold tensors if somebody has imported PyTorch.
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            self._handlers[torch.Tensor] = self._handlers[torch.nn.Parameter] = kind._tensor
+            self._handlers[torch.Size] = kind._size
+            self._handlers[torch.dtype] = kind._torch_dtype
+            self._handlers[torch.device] = kind._device
+
+    def flatten(self, state: Any, *, finds_overlaps: bool) -> Flattened:
+        """Walks a state; once only."""
+        root = self.encode(state, ROOT, 0)
+        tensors, aliases = self.finish()
+        # Cycles were found on the way; the encoder need not look for them again.
+        tree = json.dumps(root, ensure_ascii=False, check_circular=False, separators=(",", ":"))
+        overlaps = self.overlaps([]) if finds_overlaps else ()
+        return Flattened(tensors, aliases, tree, overlaps)
+
+    def encode(self, value: Any, name: str, level: int) -> Node:
+        """The node of any value; ``level`` counts the containers around it."""
+        encoder = ENCODERS.get(type(value))
+        return self._branch(value, name, level) if encoder is None else encoder(value)
+
+    def _branch(self, value: Any, name: str, level: int) -> Node:
+        """The node of a value that has no encoder."""
+        handler = self._handlers.get(type(value))
+        if handler is not None:
+            return handler(self, value, name, level)
+        return self._unusual(value, name)
+
+    # Containers. Children of plain types are encoded in the loop: a call less for most leaves.
+
+    def _enter(self, container: Any, name: str, level: int) -> str:
+        """Opens a container; returns what the names of its children start with."""
+        if id(container) in self._open:
+            raise UnsupportedStateError(
+                f"{name}: this {type(container).__name__} contains itself: a state has to be a "
+                "tree",
+                key=name,
+            )
+        if level >= LEVELS_MAX:
+            raise UnsupportedStateError(
+                f"{name}: nested deeper than {LEVELS_MAX} levels: flatten the state", key=name
+            )
+        self._open.add(id(container))
+        return f"{name}." if level else ""
+
+    def _dict(self, value: dict[Any, Any], name: str, level: int) -> Node:
+        if not _are_json_keys(value):
+            return {"$": "dict", "v": self._pairs(value, name, level)}
+        prefix = self._enter(value, name, level)
+        node = {}
+        for key, item in value.items():
+            encoder = ENCODERS.get(type(item))
+            if encoder is not None:
+                node[key] = encoder(item)
+            else:
+                node[key] = self._branch(item, prefix + key, level + 1)
+        self._open.discard(id(value))
+        return node
+
+    def _pairs(self, value: dict[Any, Any], name: str, level: int) -> Node:
+        prefix = self._enter(value, name, level)
+        _check_hashes(value, name)
+        pairs = []
+        for key, item in value.items():
+            item_name = prefix + label(key)
+            try:
+                key_node = encode_key(key, LEVELS_MAX)
+            except TypeError:
+                raise UnsupportedStateError(
+                    f"{item_name}: a key of type {type(key).__name__} cannot be stored: use str, "
+                    "int, float, bool, None or tuples of these",
+                    key=item_name,
+                ) from None
+            pairs.append([key_node, self.encode(item, item_name, level + 1)])
+        self._open.discard(id(value))
+        return pairs
+
+    def _ordered_dict(self, value: OrderedDict[Any, Any], name: str, level: int) -> Node:
+        node = {"$": "odict", "v": self._pairs(value, name, level)}
+        attributes = vars(value)
+        if not attributes:
+            return node
+        self._refuse_attributes(attributes, name, {"_metadata"})
+        metadata = self.encode(attributes["_metadata"], f"{name}._metadata", level + 1)
+        return {**node, "attrs": {"_metadata": metadata}}
+
+    def _counter(self, value: Counter[Any], name: str, level: int) -> Node:
+        self._refuse_attributes(vars(value), name, set())
+        return {"$": "counter", "v": self._pairs(value, name, level)}
+
+    def _refuse_attributes(self, attributes: dict[str, Any], name: str, known: set[str]) -> None:
+        for attribute in sorted(attributes.keys() - known):
+            raise UnsupportedStateError(
+                f"{name}: the attribute {attribute!r} of this dictionary cannot be stored: save "
+                "it as a value of its own and delete it here",
+                key=name,
+            )
+
+    def _default_dict(self, value: defaultdict[Any, Any], name: str, level: int) -> Node:
+        for word, factory in FACTORIES.items():
+            if value.default_factory is factory:
+                return {
+                    "$": "defaultdict",
+                    "factory": word,
+                    "v": self._pairs(value, name, level),
+                }
+        raise UnsupportedStateError(
+            f"{name}: a defaultdict's factory {value.default_factory!r} is code, which is never "
+            "stored: save dict(value) instead",
+            key=name,
+        )
+
+    def _list(self, value: list[Any], name: str, level: int) -> Node:
+        return self._items(value, value, name, level)
+
+    def _tuple(self, value: tuple[Any, ...], name: str, level: int) -> Node:
+        return {"$": "tuple", "v": self._items(value, value, name, level)}
+
+    def _items(self, items: Iterable[Any], owner: Any, name: str, level: int) -> list[Node]:
+        prefix = self._enter(owner, name, level)
+        nodes = []
+        for index, item in enumerate(items):
+            encoder = ENCODERS.get(type(item))
+            if encoder is not None:
+                nodes.append(encoder(item))
+            else:
+                nodes.append(self._branch(item, f"{prefix}{index}", level + 1))
+        self._open.discard(id(owner))
+        return nodes
+
+    def _set(self, value: set[Any] | frozenset[Any], name: str, level: int) -> Node:
+        _check_hashes(value, name)
+        leaves = len(self._leaves)
+        node = {"$": type(value).__name__, "v": self._items(value, value, name, level)}
+        if len(self._leaves) != leaves:
+            raise UnsupportedStateError(
+                f"{name}: a set of tensors, arrays or long byte strings cannot be stored: save a "
+                "list",
+                key=name,
+            )
+        return node
+
+    def _per_rank(self, value: PerRank, name: str, level: int) -> Node:
+        return self.encode(value.value, name, level)
+
+    # Leaves that need a look.
+
+    def _bytes(self, value: bytes | bytearray, name: str, level: int) -> Node:
+        tag = type(value).__name__
+        if len(value) <= INLINE_BYTES_MAX:
+            return {"$": tag, "v": encode_base64(value)}
+        return self._data(tag, value, name, of_bytes)
+
+    def _range(self, value: range, name: str, level: int) -> Node:
+        return {"$": "range", "v": [encode_int(n) for n in (value.start, value.stop, value.step)]}
+
+    def _slice(self, value: slice, name: str, level: int) -> Node:
+        ends = (value.start, value.stop, value.step)
+        if not all(end is None or type(end) is int for end in ends):
+            raise UnsupportedStateError(
+                f"{name}: {value!r} cannot be stored: only slices of ints and None can", key=name
+            )
+        return {"$": "slice", "v": [None if end is None else encode_int(end) for end in ends]}
+
+    def _size(self, value: Any, name: str, level: int) -> Node:
+        if not all(type(dim) is int for dim in value):
+            raise refusal(next(dim for dim in value if type(dim) is not int), name)
+        return {"$": "size", "v": [encode_int(dim) for dim in value]}
+
+    def _torch_dtype(self, value: Any, name: str, level: int) -> Node:
+        return {"$": "dtype", "v": str(value).removeprefix("torch.")}
+
+    def _device(self, value: Any, name: str, level: int) -> Node:
+        return {"$": "device", "v": str(value)}
+
+    def _array(self, value: np.ndarray[Any, Any], name: str, level: int) -> Node:
+        node = self._data("ndarray", value, name, of_array)
+        char = dtypes.twin(value.dtype)
+        if char is not None:
+            node["char"] = char
+        return node
+
+    def _tensor(self, value: Any, name: str, level: int) -> Node:
+        return self._data("tensor", value, name, of_tensor)
+
+    def _data(
+        self, tag: str, value: Any, name: str, read: Callable[[Any, str], Memory]
+    ) -> dict[str, Any]:
+        """A leaf whose bytes go to a shard."""
+        index = self._index_of.get(id(value))
+        memory = read(value, name) if index is None else self._memories[index]
+        node: dict[str, Any] = {"$": tag}
+        self.add_leaf(name, node, value, memory)
+        return node
+
+    def add_leaf(self, name: str, node: Node, value: Any, memory: Memory) -> None:
+        """Takes note of a leaf whose bytes go to a shard; its node is completed at the end."""
+        index = self._index_of.get(id(value))
+        if index is None:
+            index = self._index_of[id(value)] = len(self._memories)
+            self._memories.append(memory)
+            # Held here, so that no other object can get its id while this walk lasts.
+            self._values.append(value)
+        self._leaves.append((name, node, index))
+
+    def _unusual(self, value: Any, name: str) -> Node:
+        node = None
+        if isinstance(value, np.dtype):
+            text = dtypes.numpy_text(value)
+            node = None if text is None else with_twin({"$": "np.dtype", "v": text}, value)
+        elif isinstance(value, np.generic):
+            node = encode_numpy(value)
+        else:
+            array = _foreign_array(value)
+            node = None if array is None else self._array(array, name, 0)
+        if node is None:
+            raise refusal(value, name)
+        return node
+
+    # The end.
+
+    def finish(self) -> tuple[list[_TensorSource], list[_Alias]]:
+        """Decides what is stored, and completes the nodes of the leaves with where it is."""
+        tied = ties.find(self._memories)
+        names = unique_names([name for name, _, _ in self._leaves])
+        tensors: list[_TensorSource] = []
+        aliases: list[_Alias] = []
+        tensor_of: dict[int, int] = {}
+        further = []
+        for (_, node, memory), name in zip(self._leaves, names, strict=True):
+            if memory in tied or memory in tensor_of:
+                further.append((node, memory, name))
+            else:
+                tensor_of[memory] = node["i"] = len(tensors)
+                tensors.append(to_source(self._memories[memory], name))
+        for node, memory, name in further:
+            stored, view = tied.get(memory, (memory, None))
+            if node["$"] in ("bytes", "bytearray"):
+                node["i"] = tensor_of[stored]
+            else:
+                node["a"] = len(aliases)
+                aliases.append((name, tensor_of[stored], view))
+        self._source_of = tensor_of
+        return tensors, aliases
+
+    def overlaps(self, others: Sequence[tuple[Memory, Any, list[int]]]) -> list[Overlap]:
+        """Which leaves share memory, once all is decided.
+
+        Args:
+            others: Leaves that this walk does not store: memory, value, and the sources they are.
+        """
+        rows = [
+            (memory, value, [self._source_of[index]] if index in self._source_of else [])
+            for index, (memory, value) in enumerate(zip(self._memories, self._values, strict=True))
+        ]
+        rows += others
+        found = []
+        for run in ties.overlaps([memory for memory, _, _ in rows]):
+            sources = [source for index in run for source in rows[index][2]]
+            if sources:
+                found.append(Overlap(sources, [rows[index][1] for index in run]))
+        return found
+
+
+def _check_hashes(value: Collection[Any], name: str) -> None:
+    """Refuses what a load, which trusts nobody's keys, would refuse."""
+    try:
+        check_hashes(value)
+    except TreeError as error:
+        raise UnsupportedStateError(
+            f"{name}: {error}, more than {COLLIDING_MAX}, so that looking one up takes as long as "
+            "looking at all: save a list of pairs instead",
+            key=name,
+        ) from None
+
+
+def _are_json_keys(value: dict[Any, Any]) -> bool:
+    """Whether the keys can be the member names of an untagged object."""
+    if not value:
+        return True
+    if set(map(type, value)) != {str} or "$" in value:
+        return False
+    keys = "".join(value)
+    # Two halves of a pair would join to a character here that neither key holds.
+    return keys.isascii() or all(map(is_unicode, value))
+
+
+def _foreign_array(value: Any) -> np.ndarray[Any, Any] | None:
+    """An array over the memory of anything with DLPack or the buffer protocol."""
+    torch = sys.modules.get("torch")
+    if isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor)):
+        return None
+    if isinstance(value, bytes | bytearray | str | type):
+        return None
+    if hasattr(value, "__dlpack__"):
+        for convert in (np.from_dlpack, np.asarray):
+            # The second takes what the first refuses: memory of a device, types that DLPack or
+            # NumPy does not have (bfloat16). What producers raise differs from one to another.
+            with contextlib.suppress(Exception):
+                array = convert(value)
+                return array if type(array) is np.ndarray and not array.dtype.hasobject else None
+        return None
+    try:
+        return np.asarray(memoryview(value))
+    except (TypeError, ValueError, NotImplementedError):
+        return None

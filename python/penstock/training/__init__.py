@@ -1,0 +1,1 @@
+"""A whole training run: its parts, captured and restored."""
