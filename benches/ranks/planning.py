@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
 
-    from penstock.layout.sharding import Members
+    from penstock.ranks.members import Members
 
 WORLDS = (1, 16, 256, 4096, 16_384)
 CASES = {

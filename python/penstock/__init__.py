@@ -46,8 +46,9 @@ from penstock.reports import (
     ScrubReport,
     VerifyResult,
 )
-from penstock.saving.pending import PendingSave, SaveProgress, guard
-from penstock.state.flatten import PerRank
+from penstock.saving.guard import guard
+from penstock.saving.pending import PendingSave, SaveProgress
+from penstock.state.per_rank import PerRank
 from penstock.store import CheckpointStore
 from penstock.tracing import start_from_environment as _start_tracing
 from penstock.tracing import trace

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +22,11 @@ from penstock.loading.load import Wanted, deliver, read
 from penstock.ranks.group import find as find_ranks
 from penstock.ranks.round import entered
 from penstock.reports import LoadReport, Problem, SaveReport, VerifyResult
-from penstock.saving.pending import save_together
-from penstock.saving.save import Target
-from penstock.state.flatten import flatten
+from penstock.saving.alone import save_alone
+from penstock.saving.target import Target
+from penstock.saving.together import save_together
 from penstock.state.gcpause import gc_paused
-from penstock.tracing import call, span
-from penstock.training.training import captured
+from penstock.tracing import call
 
 if TYPE_CHECKING:
     import os
@@ -123,37 +121,6 @@ def save(
         call("stall", "save", where),
     ):
         return save_together(target, state, together, settings, progress)
-
-
-@observed("save")
-def save_alone(
-    target: Target, state: Any, settings: dict[str, Any], progress: bool | Progress
-) -> SaveReport:
-    """`save` of this process alone, with its arguments checked.
-
-    Raises:
-        PenstockError: Whatever `save` raises.
-    """
-    began = time.perf_counter()
-    with span("flatten"):
-        flat = flatten(captured(state))
-    flatten_seconds = time.perf_counter() - began
-    target.give_way()
-    with shown(progress, "saving") as update:
-        fields = _native.save(
-            target.path,
-            flat.tensors,
-            flat.aliases,
-            flat.tree,
-            step=target.step,
-            metadata=target.metadata,
-            overwrite=target.overwrite,
-            options=settings,
-            progress=update,
-        )
-    phases = {"flatten": flatten_seconds, **fields["phases"]}
-    seconds = time.perf_counter() - began
-    return SaveReport(**{**fields, "path": target.path, "phases": phases, "seconds": seconds})
 
 
 def load(

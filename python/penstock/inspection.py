@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import CorruptCheckpointError
+from penstock.loading.numbering import NO_FILE
 from penstock.loading.partial import is_missing
-from penstock.loading.view import NO_FILE, may_share, view
+from penstock.loading.view import may_share, view
 from penstock.state import tree
-from penstock.state.build import Builder, is_data, reference
+from penstock.state.build import Builder
+from penstock.state.references import is_data, reference
+from penstock.state.tree import part_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from penstock import _native
     from penstock._native import _MissingRow
     from penstock.loading.view import View
@@ -305,11 +306,6 @@ def _apart(
         )
         for name, stored in seen.unreached.items()
     ]
-
-
-def part_name(files: Iterable[tuple[str, int]]) -> str | None:
-    """The file that holds the state's tree."""
-    return next((name for name, _ in files if name.startswith("part-")), None)
 
 
 def _metadata(checkpoint: _native.Checkpoint, path: str, file: str) -> dict[str, Any]:

@@ -189,9 +189,9 @@ class Preemption:
         """What is to be done, by what rank 0 knows."""
 
         def decide() -> dict[str, Any]:
-            needed_seconds = self._store._last_seconds()
+            needed_seconds = self._store._turns.last_seconds
             return {
-                "is_saved": self._store._covers(step),
+                "is_saved": self._store._turns.covers(step),
                 "has_time": needed_seconds < self.remaining_seconds,
                 "needed_seconds": needed_seconds,
             }
@@ -209,7 +209,7 @@ class Preemption:
         Returns:
             Whether none has failed; None where there is no time left.
         """
-        pending = self._store._pending
+        pending = self._store._turns.pending
         if pending is None:
             return True
         try:

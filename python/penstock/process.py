@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+import sys
+from typing import TYPE_CHECKING, Any
+
 _SLURM_TASKS = "SLURM_STEP_TASKS_PER_NODE"
 
 
@@ -109,3 +112,21 @@ def _number(text: str | None) -> int | None:
     # Python refuses to read numbers of thousands of digits.
     is_number = text is not None and text.isascii() and text.isdecimal() and len(text) < 10
     return int(text) if text is not None and is_number else None
+
+
+def own_rank() -> int | None:
+    """The number of this process in its job; None where it has none."""
+    dist = job()
+    return None if dist is None else int(dist.get_rank())
+
+
+def own_size() -> int:
+    """How many processes the job of this one has; 1 where it is alone."""
+    dist = job()
+    return 1 if dist is None else int(dist.get_world_size())
+
+
+def job() -> Any:
+    """`torch.distributed` where this process is one of a job; else None."""
+    dist = getattr(sys.modules.get("torch"), "distributed", None)
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import os
-import sys
-import time
 import warnings
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from penstock import _native, checkpoint
 from penstock.calls.arguments import (
@@ -18,83 +16,41 @@ from penstock.calls.arguments import (
     encode_metadata,
     to_native,
 )
-from penstock.calls.events import observed, tell
+from penstock.calls.events import observed
 from penstock.calls.progress import shown
 from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
     PenstockError,
     PenstockWarning,
-    RankError,
-    SaveInProgressError,
 )
 from penstock.loading.foreign import is_checkpoint, not_a_store
-from penstock.loading.load import Loaded, Wanted, deliver
+from penstock.loading.load import Wanted
 from penstock.ranks.group import find as find_ranks
-from penstock.ranks.neighbours import processes_here
-from penstock.ranks.round import entered
-from penstock.reports import Problem, ScrubbedStep, ScrubReport
-from penstock.saving.pending import PendingSave, guard_all, save_together
-from penstock.saving.save import Save, Target
-from penstock.steps.aside import SetAside
+from penstock.reports import Problem, ScrubReport
+from penstock.saving.target import Target
+from penstock.saving.together import save_together
+from penstock.saving.turns import Turns
+from penstock.state.live import LiveState
+from penstock.steps import delivery
 from penstock.steps.newest import Reader
 from penstock.steps.retention import Retention
+from penstock.steps.rows import Mark, Orphan, SetAside, StepInfo
+from penstock.steps.scrub import check_scrub, marks, scrub
 from penstock.tracing import call, span
-from penstock.training.training import Training
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from torch.distributed import ProcessGroup
 
     from penstock.calls.progress import Progress
     from penstock.options import Options
     from penstock.ranks.group import Ranks
-    from penstock.ranks.round import Round
     from penstock.reports import LoadReport, RetentionReport, SaveReport, VerifyResult
+    from penstock.saving.pending import PendingSave
     from penstock.steps.retention import Keep
-
-
-class StepInfo(NamedTuple):
-    """One step of a store, whatever its state.
-
-    Attributes:
-        step: The training step.
-        state: ``"complete"``, ``"incomplete"`` (its save never finished, or is still running),
-            ``"damaged"`` (its manifest is unreadable, or files are missing or of a wrong size),
-            ``"partial"`` (it holds what was salvaged from a damaged one), ``"newer"`` (it takes
-            a newer Penstock to read) or ``"unreadable"`` (the system does not let it be read, so
-            nobody knows).
-        reason: Why it is not complete, where known.
-    """
-
-    step: int
-    state: str
-    reason: str | None
-
-
-class Mark(NamedTuple):
-    """What came of reading a step back.
-
-    Attributes:
-        read_at_seconds: When, in seconds since 1970; 0 where that is not known.
-        is_good: Whether every byte had its digest.
-    """
-
-    read_at_seconds: int
-    is_good: bool
-
-
-class Orphan(NamedTuple):
-    """Something that a save left behind and a sweep removed.
-
-    Attributes:
-        path: The directory that something was removed from.
-        bytes: How much space that freed.
-    """
-
-    path: str
-    bytes: int
+    from penstock.training.training import Training
 
 
 class CheckpointStore:
@@ -157,10 +113,7 @@ class CheckpointStore:
         self._process_group = process_group
         self._no_dist = no_dist
         self._ranks()
-        self._pending: PendingSave | None = None
-        self._last_report: SaveReport | None = None
-        self._arena: _native.Arena | None = None
-        self._process = os.getpid()
+        self._turns = Turns(self._root)
 
     def __repr__(self) -> str:
         return f"CheckpointStore({self._root!r})"
@@ -210,12 +163,13 @@ class CheckpointStore:
     @observed("save")
     def _save(self, target: Target, state: Any, progress: bool | Progress) -> SaveReport:
         options = to_native(self._options)
-        with self._together(target, "wait") as (together, _):
+        ranks, seconds = self._ranks(to_save=True), options["rank_timeout_seconds"]
+        with self._turns.together(ranks, target, "wait", seconds) as (together, _):
             if together is not None:
                 report = save_together(target, state, together, options, progress)
             else:
                 report = checkpoint.save_alone(target, state, options, progress)
-        self._last_report = report
+        self._turns.saved(report)
         if together is None or together.is_coordinator:
             with span("retire"):
                 self._retire(target.step or 0, 4)
@@ -302,52 +256,19 @@ class CheckpointStore:
             >>> store.steps()
             [0, 1, 2]
         """
-        began = time.perf_counter()
         if if_busy not in ("wait", "skip", "error"):
             raise ValueError(f"if_busy={if_busy!r}: must be one of 'wait', 'skip', 'error'")
         target = self._target(step, metadata, overwrite)
         with call("stall", "save_async", target.path):
-            return self._save_async(target, state, lazy=lazy, if_busy=if_busy, began=began)
-
-    @observed("save")
-    def _save_async(
-        self, target: Target, state: Any, *, lazy: bool, if_busy: str, began: float
-    ) -> PendingSave | None:
-        options = to_native(self._options)
-        if lazy and isinstance(state, Training):
-            guard_all(state._optimizers())
-        with self._together(target, if_busy) as (together, is_left_out):
-            if is_left_out:
-                return None
-            if together is None and not target.overwrite:
-                target.check_free()
-            save = Save(
+            return self._turns.save_async(
+                functools.partial(self._ranks, to_save=True),
                 target,
                 state,
-                options=options,
-                together=together,
-                arena=self._memory(options["staging_bytes"], together),
+                to_native(self._options),
                 lazy=lazy,
-                watches=True,
+                if_busy=if_busy,
+                after=lambda: self._retire(step, 0),
             )
-            # Said now: the process group may be gone by the end.
-            is_keeper = together is None or together.is_coordinator
-            pending = PendingSave(
-                save,
-                lazy=save.is_lazy,
-                after=lambda: self._retire(target.step or 0, 0) if is_keeper else None,
-            )
-        try:
-            self._pending = pending
-            if not save.is_lazy:
-                pending.stage()
-        except BaseException:
-            # A Ctrl-C: the caller has nothing to wait for.
-            pending.is_told = True
-            pending.cancel()
-            raise
-        pending.stall_seconds = time.perf_counter() - began
-        return pending
 
     def wait(self) -> None:
         """Waits for the store's last `save_async`, if one is running.
@@ -355,7 +276,7 @@ class CheckpointStore:
         Raises:
             PenstockError: Its error, if nobody has seen it.
         """
-        self._settle()
+        self._turns.settle()
 
     def close(self) -> None:
         """Waits for the last `save_async` and gives its memory back; the store stays usable.
@@ -363,13 +284,7 @@ class CheckpointStore:
         Raises:
             PenstockError: The error of that save, if nobody has seen it.
         """
-        try:
-            self._settle()
-        finally:
-            arena, self._arena = self._arena, None
-            if arena is not None:
-                # Whoever keeps a `PendingSave` keeps the arena.
-                arena.release()
+        self._turns.close()
 
     def __enter__(self) -> Self:
         return self
@@ -383,45 +298,8 @@ class CheckpointStore:
             # What ended the block is what its caller has to hear.
             error.add_note(f"and a save in the background failed: {failed}")
 
-    def _covers(self, step: int) -> bool:
-        """Whether the last save is that of a step, complete or under way."""
-        pending = self._pending
-        if pending is not None and not (pending.done() and pending.report is None):
-            return pending.step == step
-        return self._last_report is not None and self._last_report.step == step
-
-    def _last_seconds(self) -> float:
-        """How long the last save took; 0 where there was none."""
-        pending = self._pending
-        report = None if pending is None else pending.report
-        report = report or self._last_report
-        return 0.0 if report is None else report.seconds
-
-    def _memory(self, staging_bytes: int | None, together: Round | None) -> _native.Arena:
-        """Memory to stage in, which outlives a save."""
-        if self._arena is None or self._process != os.getpid():
-            sharers = processes_here() if together is None else together.processes_here()
-            # Of a parent's memory a fork never gets back what a save of the parent has out.
-            self._arena = _native.Arena(staging_bytes, sharers or 1)
-            self._process = os.getpid()
-        return self._arena
-
     def _ranks(self, *, to_save: bool = False) -> Ranks | None:
         return find_ranks(self._process_group, no_dist=self._no_dist, to_save=to_save)
-
-    def _settle(self) -> None:
-        """Waits for the save under way, and raises what nobody has seen of it."""
-        pending, self._pending = self._pending, None
-        if pending is None or not pending.is_ours:
-            return
-        try:
-            pending.settle()
-            self._last_report = pending.report or self._last_report
-        except BaseException:
-            if not pending.done():
-                # A Ctrl-C: it is still under way.
-                self._pending = pending
-            raise
 
     def _target(self, step: int, metadata: Mapping[str, Any] | None, overwrite: bool) -> Target:
         return Target(
@@ -430,67 +308,6 @@ class CheckpointStore:
             metadata=encode_metadata(metadata),
             overwrite=bool(overwrite),
             store=self._native,
-        )
-
-    @contextlib.contextmanager
-    def _together(self, target: Target, if_busy: str) -> Iterator[tuple[Round | None, bool]]:
-        """Waits for the save under way, and has all ranks begin the next one or none.
-
-        Yields:
-            The round in which they save, if there are any others, and whether this save is left
-            out. The others learn of it if it fails under this.
-
-        Raises:
-            SaveInProgressError: A save is under way, and that is an error.
-            PenstockError: The error of the last save, if nobody has seen it.
-        """
-        ranks = self._ranks(to_save=True)
-        if ranks is None:
-            yield None, self._is_left_out(None, if_busy)
-            return
-        label, seconds = target.label, to_native(self._options)["rank_timeout_seconds"]
-
-        def enter() -> Round:
-            try:
-                return ranks.enter(label, seconds, target.step)
-            except PenstockError:
-                # Others came first, and gave up for what this rank may have to tell as well.
-                if if_busy == "wait" or not self._is_saving():
-                    self._settle()
-                raise
-
-        with entered(enter) as together:
-            yield together, self._is_left_out(together, if_busy)
-
-    def _is_left_out(self, together: Round | None, if_busy: str) -> bool:
-        """Waits for the save under way, unless the next one is left out for it."""
-        if if_busy == "wait" or not self._is_busy(together):
-            self._settle()
-            return False
-        if together is not None:
-            together.leave()
-        if if_busy == "error":
-            raise self._busy()
-        return True
-
-    def _is_saving(self) -> bool:
-        return self._pending is not None and not self._pending.done()
-
-    def _is_busy(self, together: Round | None) -> bool:
-        is_busy = self._is_saving()
-        if together is None:
-            return is_busy
-        if not together.is_coordinator:
-            return together.wait_busy()
-        together.post_busy(is_busy)
-        return is_busy
-
-    def _busy(self) -> SaveInProgressError:
-        path = self._root if self._pending is None else self._pending.path
-        return SaveInProgressError(
-            f"{path} is still being saved: wait for it (if_busy='wait'), leave this one out "
-            "('skip'), or save less often",
-            path=path,
         )
 
     def _retire(self, step: int, stacklevel: int) -> None:
@@ -568,7 +385,7 @@ class CheckpointStore:
             own_rank=None if ranks is None else ranks.rank,
         )
         last = None if step is None else check_step(step)
-        return self._load(ranks, last, wanted, fallback=fallback, report=report, stacklevel=3)
+        return self._load(ranks, last, wanted, fallback=fallback, report=report)
 
     def resume(
         self,
@@ -617,13 +434,13 @@ class CheckpointStore:
             >>> store.resume(training)
             3
         """
-        if not isinstance(training, Training):
+        if not isinstance(training, LiveState):
             raise TypeError(
                 f"training: {type(training).__name__} is no penstock.Training; load(into=…) fills "
                 "a state"
             )
         # What a lazy save has still to copy must not change.
-        self._settle()
+        self._turns.settle()
         ranks = self._ranks()
         wanted = Wanted(
             into=training,
@@ -633,7 +450,7 @@ class CheckpointStore:
         )
         reports: list[LoadReport] = []
         try:
-            self._load(ranks, None, wanted, fallback=True, report=reports.append, stacklevel=3)
+            self._load(ranks, None, wanted, fallback=True, report=reports.append)
         except CheckpointNotFoundError:
             return None
         if report is not None:
@@ -648,62 +465,17 @@ class CheckpointStore:
         *,
         fallback: bool,
         report: Callable[[LoadReport], object] | None,
-        stacklevel: int,
     ) -> Any:
-        reader = Reader(self._native, self._root, self._options, ranks)
-        where = self._root if last is None else self._reader().path(last)
-        try:
-            with call("stall", "load", where):
-                loaded = self._read(reader, last, wanted, fallback)
-                told = len(loaded.warnings)
-                state = self._deliver(loaded, wanted, ranks, reader)
-                reader.warnings += loaded.warnings[told:]
-        except BaseException as error:
-            reader.give_up(error)
-            raise
-        finally:
-            for message in reader.warnings:
-                warnings.warn(message, PenstockWarning, stacklevel=stacklevel)
-        if skipped := len(loaded.report.skipped):
-            tell(lambda observer: observer.passed_over(skipped))
-        if report is not None:
-            report(loaded.report)
-        return state
-
-    def _deliver(self, loaded: Loaded, wanted: Wanted, ranks: Ranks | None, reader: Reader) -> Any:
-        """What a caller gets; of a `Training`, all ranks restore theirs or all raise.
-
-        Raises:
-            RankError: Another rank could not.
-            StateMismatchError: This one could not.
-        """
-        if ranks is None or not reader.is_awaited:
-            return deliver(loaded, wanted, None if ranks is None else ranks.size)
-        try:
-            state = deliver(loaded, wanted, ranks.size)
-        except Exception:
-            with contextlib.suppress(PenstockError):
-                reader.is_true_for_all(False)
-            reader.is_awaited = False
-            raise
-        try:
-            is_restored = reader.is_true_for_all(True)
-        except PenstockError as error:
-            error.add_note("this rank has restored its training: build it anew before it goes on")
-            raise
-        reader.is_awaited = False
-        if not is_restored:
-            raise RankError(
-                f"{loaded.report.path}: another rank could not restore its training from this; "
-                "what it raised says why; build the training anew before it goes on",
-                rank=ranks.rank,
-            )
-        return state
-
-    def _read(self, reader: Reader, last: int | None, wanted: Wanted, fallback: bool) -> Loaded:
-        if fallback:
-            return reader.newest_good(last, wanted)
-        return reader.newest(wanted) if last is None else reader.step(last, wanted)
+        return delivery.load(
+            Reader(self._native, self._root, self._options, ranks),
+            ranks,
+            last,
+            wanted,
+            where=self._root if last is None else self.path(last),
+            fallback=fallback,
+            report=report,
+            stacklevel=4,
+        )
 
     def scan(self) -> list[StepInfo]:
         """Every step by number, whether complete or not.
@@ -786,10 +558,7 @@ class CheckpointStore:
                 `keep_last` deletes nothing; the next `verify` or `scrub` mends it.
             StorageError: The operating system failed an operation.
         """
-        return {
-            step: Mark(at_seconds, not is_damaged)
-            for step, _, at_seconds, is_damaged in self._native.marks()
-        }
+        return marks(self._native)
 
     def verify(self, step: int, *, progress: bool | Progress = False) -> VerifyResult:
         """Reads every byte of a step and compares it with its digest.
@@ -858,47 +627,16 @@ class CheckpointStore:
             >>> [(step.step, step.state) for step in store.scrub().steps]
             [(1, 'skipped')]
         """
-        _check_scrub(bytes_per_second, max_age_seconds)
+        check_scrub(bytes_per_second, max_age_seconds)
         with call("stall", "scrub", self._root), shown(progress, "scrubbing") as update:
-            return self._scrub(bytes_per_second, max_age_seconds, update)
-
-    @observed("scrub")
-    def _scrub(
-        self, bytes_per_second: int | None, max_age_seconds: float | None, update: Progress | None
-    ) -> ScrubReport:
-        began_seconds = int(time.time())
-        try:
-            fields = self._native.scrub(
+            return scrub(
+                self._native,
+                self._root,
                 bytes_per_second=bytes_per_second,
                 max_age_seconds=max_age_seconds,
                 options=to_native(self._options),
-                progress=update,
+                update=update,
             )
-        except BaseException:
-            tell(lambda observer: observer.ended("scrub", self._scrubbed_since(began_seconds), 0))
-            raise
-        steps = tuple(
-            ScrubbedStep(**{**row, "problems": tuple(Problem(**p) for p in row["problems"])})
-            for row in fields["steps"]
-        )
-        return ScrubReport(root=self._root, steps=steps, seconds=fields["seconds"])
-
-    def _scrubbed_since(self, began_seconds: int) -> ScrubReport:
-        """What a scrub that was broken off had read by then; its marks are all that is left."""
-        steps = tuple(
-            ScrubbedStep(
-                step=step,
-                state="verified" if mark.is_good else "damaged",
-                reason=None,
-                read_at_seconds=mark.read_at_seconds,
-                problems=(),
-                bytes_checked=0,
-                seconds=0.0,
-            )
-            for step, mark in self.marks().items()
-            if mark.read_at_seconds >= began_seconds
-        )
-        return ScrubReport(root=self._root, steps=steps, seconds=0.0)
 
     def delete(self, step: int, *, force: bool = False) -> int:
         """Deletes a step; returns the bytes freed.
@@ -982,20 +720,3 @@ class CheckpointStore:
 
     def _reader(self) -> Reader:
         return Reader(self._native, self._root, self._options)
-
-
-def _check_scrub(bytes_per_second: Any, max_age_seconds: Any) -> None:
-    if bytes_per_second is not None:
-        if type(bytes_per_second) is not int:
-            raise TypeError(f"bytes_per_second={bytes_per_second!r}: must be an int or None")
-        if not 1 <= bytes_per_second < 1 << 63:
-            raise ValueError(
-                f"bytes_per_second={bytes_per_second}: must be between 1 and 2**63 - 1"
-            )
-    if max_age_seconds is not None:
-        if type(max_age_seconds) not in (int, float):
-            raise TypeError(f"max_age_seconds={max_age_seconds!r}: must be a number or None")
-        if not 0 <= max_age_seconds <= sys.float_info.max:
-            raise ValueError(
-                f"max_age_seconds={max_age_seconds}: must be a number of seconds, not negative"
-            )

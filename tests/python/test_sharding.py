@@ -23,10 +23,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import penstock
 from penstock.layout.boxes import Box, Cut, boxes
 from penstock.layout.fingerprints import device_digest, fingerprints
-from penstock.layout.sharding import Balance, Members, Sharder, Sharding, is_balanced
+from penstock.layout.sharding import Balance, Sharder, Sharding, is_balanced
 from penstock.layout.sharing import PIECE_BYTES_MIN, Wanted, share_out
 from penstock.ranks.group import Ranks
 from penstock.ranks.mailbox import Mailbox
+from penstock.ranks.members import Members
 from penstock.saving.spread import spread
 from penstock.state.memory import of_tensor
 

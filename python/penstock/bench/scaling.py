@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.bench.models import tensors
-from penstock.doctor.system import cgroup_directories
+from penstock.machine.cgroups import cgroup_directories
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

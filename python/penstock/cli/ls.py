@@ -22,7 +22,7 @@ from penstock.console import (
 )
 
 if TYPE_CHECKING:
-    from penstock.store import Mark, StepInfo
+    from penstock.steps.rows import Mark, StepInfo
 
 NUMBERS = ("step", "size", "tensors")
 STYLES = {

@@ -16,7 +16,7 @@ from penstock.console import PATH, console, json_option, print_json, progress_ba
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from penstock.store import StepInfo
+    from penstock.steps.rows import StepInfo
 
 
 JSON_KEYS = """\b

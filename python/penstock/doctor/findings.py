@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 Status = Literal["ok", "warn", "fail"]
@@ -27,11 +26,3 @@ class Finding:
     found: str
     why: str = ""
     remedy: str = ""
-
-
-def read(path: str | Path) -> str | None:
-    """The text of a file of the kernel's; None where there is none for us."""
-    try:
-        return Path(path).read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return None

@@ -7,7 +7,8 @@ import ctypes.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.doctor.findings import Finding, read
+from penstock.doctor.findings import Finding
+from penstock.machine.kernel import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock import _native
 from penstock.bench.cases import KIB, MIB, Case, Method
 from penstock.bench.running import BenchError, run
-from penstock.doctor.findings import Finding, read
+from penstock.doctor.findings import Finding
 from penstock.doctor.storage import device_of, stack
 from penstock.machine.facts import rotates, transport
+from penstock.machine.kernel import read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

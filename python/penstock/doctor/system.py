@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from rich.filesize import decimal
 
 from penstock import _native
-from penstock.doctor.findings import Finding, read
+from penstock.doctor.findings import Finding
+from penstock.machine.cgroups import cgroup_directories
+from penstock.machine.kernel import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,16 +126,6 @@ def _open_files() -> Finding:
         "a checkpoint of many ranks is read from many files at once",
         "ulimit -n 65536",
     )
-
-
-def cgroup_directories() -> list[Path]:
-    """The control groups of this process, innermost first (version 2)."""
-    text = read("/proc/self/cgroup") or ""
-    own = next((line[3:] for line in text.splitlines() if line.startswith("0::")), None)
-    if own is None:
-        return []
-    place = Path("/sys/fs/cgroup") / own.lstrip("/")
-    return [place, *place.parents][: len(Path(own).parts)]
 
 
 def _cgroup_memory() -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from penstock.errors import UnsupportedStateError
 from penstock.layout.boxes import Box, Cut, boxes
+from penstock.ranks.members import Copy, Members
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,31 +30,6 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 _U64 = (1 << 64) - 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Members:
-    """Some of the ranks that save together; compared by identity, as there may be thousands.
-
-    Attributes:
-        ranks: Their numbers in the group, ascending.
-        token: Stands for them in hashes.
-    """
-
-    ranks: tuple[int, ...]
-    token: bytes = field(repr=False)
-
-    @classmethod
-    def of(cls, ranks: Iterable[int]) -> Members:
-        """The members with these numbers."""
-        members = tuple(sorted(ranks))
-        text = ",".join(map(str, members)).encode()
-        return cls(members, blake2b(text, digest_size=8).digest())
-
-    @property
-    def leader(self) -> int:
-        """The lowest of them."""
-        return self.ranks[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,22 +240,6 @@ def _ordered(cuts: list[Cut], tensor: DTensor, name: str) -> list[Cut]:
         "to the default order first",
         key=name,
     )
-
-
-class Copy(NamedTuple):
-    """What a rank holds of a tensor where others hold the same.
-
-    Attributes:
-        name: Of the tensor.
-        leader: The lowest of those who hold the same.
-        mark: Stands for the elements.
-        device: Where they are. Those of different devices have different marks in any case.
-    """
-
-    name: str
-    leader: int
-    mark: int
-    device: str
 
 
 class Balance:

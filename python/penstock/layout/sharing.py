@@ -11,7 +11,7 @@ from penstock.layout.boxes import Box
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.layout.sharding import Members
+    from penstock.ranks.members import Members
 
 PIECE_BYTES_MIN = 4 << 20
 """Replicas cut a box no finer than this: smaller pieces cost more requests than they level out."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.calls.progress import Progress
     from penstock.loading.targets import Targets
     from penstock.loading.view import View
-    from penstock.state.build import Place, Row
+    from penstock.state.references import Place, Row
 
 _SUMS = ("bytes", "bytes_read", "bounced_bytes", "tensors", "files", "seconds")
 """What adds up in the reports of two reads."""

@@ -12,19 +12,20 @@ from penstock.calls.arguments import check_device, check_rank, to_native
 from penstock.calls.events import observed
 from penstock.calls.progress import shown
 from penstock.errors import CheckpointNotFoundError, StateMismatchError
-from penstock.inspection import part_name
 from penstock.loading.fetch import fetch
 from penstock.loading.foreign import telling
 from penstock.loading.partial import settle
 from penstock.loading.targets import NEW, Targets
 from penstock.loading.view import View, view
-from penstock.ranks.group import own_rank, own_size
+from penstock.process import own_rank, own_size
 from penstock.reports import LoadReport
 from penstock.state import tree
-from penstock.state.build import BYTES_TAGS, Builder, Place, needed
+from penstock.state.build import Builder
 from penstock.state.gcpause import gc_paused
+from penstock.state.live import LiveState
+from penstock.state.references import BYTES_TAGS, Place, needed
+from penstock.state.tree import part_name
 from penstock.tracing import call, span
-from penstock.training.training import Training
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +98,7 @@ def deliver(loaded: Loaded, wanted: Wanted, world_size: int | None = None) -> An
         world_size: How many ranks load it together; None to find that out.
     """
     training = wanted.into
-    if not isinstance(training, Training):
+    if not isinstance(training, LiveState):
         return loaded.state
     report = loaded.report
     loaded.warnings.extend(
@@ -202,7 +203,7 @@ class _Reading:
     def _look(self, checkpoint: _native.Checkpoint) -> tuple[View, Targets | None]:
         """What is to be loaded, and what it goes into."""
         wanted = self._wanted
-        training = wanted.into if isinstance(wanted.into, Training) else None
+        training = wanted.into if isinstance(wanted.into, LiveState) else None
         into = wanted.into if training is None else training._wanted()
         seen = view(checkpoint, self._rank, into, is_alone=self._is_alone)
         if seen.unreached and wanted.into is None and self._patterns is None and not self._is_alone:

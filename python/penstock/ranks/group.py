@@ -9,7 +9,6 @@ backend, and no rank that died can hold up the others for ever. Whatever they do
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import weakref
 from contextlib import contextmanager, suppress
@@ -17,7 +16,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError, RankError
-from penstock.process import placement
+from penstock.process import job, placement
 from penstock.ranks.mailbox import Mailbox
 from penstock.ranks.neighbours import Neighbours
 from penstock.ranks.round import Misfit, Round, entered
@@ -277,7 +276,7 @@ class _Known:
     def after_fork(self) -> None:
         """Goes on in a child: the job is the parent's, and a lock may be held for ever."""
         self._lock = threading.Lock()
-        dist = _job()
+        dist = job()
         self._inherited = None if dist is None else dist.group.WORLD
 
 
@@ -295,18 +294,6 @@ def _store_of(dist: Any, members: Sequence[int]) -> Store:
     store = dist.distributed_c10d._get_default_store()
     # A connection of its own, where there is that: waiting must not hold up others.
     return store.clone() if hasattr(store, "clone") else store
-
-
-def own_rank() -> int | None:
-    """The number of this process in its job; None where it has none."""
-    dist = _job()
-    return None if dist is None else int(dist.get_rank())
-
-
-def own_size() -> int:
-    """How many processes the job of this one has; 1 where it is alone."""
-    dist = _job()
-    return 1 if dist is None else int(dist.get_world_size())
 
 
 def find(
@@ -328,7 +315,7 @@ def find(
         raise ValueError("process_group= says who saves together, no_dist=True that nobody does")
     if no_dist:
         return None
-    dist = _job()
+    dist = job()
     if dist is None:
         if to_save:
             check_alone(process_group)
@@ -365,9 +352,3 @@ def check_alone(process_group: ProcessGroup | None = None) -> None:
         "destroy_process_group(), or pass no_dist=True to save alone, to a path of its own",
         rank=rank,
     )
-
-
-def _job() -> Any:
-    """`torch.distributed` where this process is one of a job; else None."""
-    dist = getattr(sys.modules.get("torch"), "distributed", None)
-    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import errors
 from penstock.errors import PenstockError, RankError, SaveCancelledError
-from penstock.layout.sharding import Copy, Members
 from penstock.ranks.exchange import Exchange
 from penstock.ranks.holders import NOTHING, classes_of, groups_of, sums_of
+from penstock.ranks.members import Copy, Members
 from penstock.ranks.neighbours import COUNTS
 
 if TYPE_CHECKING:

@@ -7,28 +7,18 @@ import contextlib
 import os
 import sys
 import threading
-import time
-import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.calls import events
-from penstock.calls.progress import shown
 from penstock.errors import PenstockError, RankError, SaveCancelledError
-from penstock.ranks.round import or_give_up
-from penstock.saving.save import Save
+from penstock.saving.guard import unstaged
 from penstock.tracing import call, span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from penstock.calls.progress import Progress
-    from penstock.ranks.round import Round
     from penstock.reports import SaveReport
-    from penstock.saving.save import Target
-
-
-_TURN_SECONDS = 0.05
-"""How often the one who waits looks at the progress, and a Ctrl-C gets its turn."""
+    from penstock.saving.save import Save
 
 
 class SaveProgress(NamedTuple):
@@ -86,13 +76,13 @@ class PendingSave:
         # A daemon would be stopped in the middle when the process exits.
         self._thread = threading.Thread(target=self._run, name="penstock-save", daemon=False)
         if lazy:
-            _unstaged.add(self)
+            unstaged.add(self)
         _live.add(self)
         try:
             self._thread.start()
         except BaseException as error:
             _live.discard(self)
-            _unstaged.discard(self)
+            unstaged.discard(self)
             # It may run all the same, where it is a Ctrl-C that came.
             self.is_told = True
             save.cancel()
@@ -116,7 +106,7 @@ class PendingSave:
             # A Ctrl-C, or no memory: the save is given up, and this caller knows.
             self._see()
             raise
-        _unstaged.discard(self)
+        unstaged.discard(self)
 
     def wait_staged(self, timeout_seconds: float | None = None) -> bool:
         """Waits until the state is free to change: everything is copied, or the save has failed.
@@ -134,7 +124,7 @@ class PendingSave:
             is_staged = self._job.wait_staged(timeout_seconds)
         if not is_staged:
             return False
-        _unstaged.discard(self)
+        unstaged.discard(self)
         return True
 
     def done(self) -> bool:
@@ -258,7 +248,7 @@ class PendingSave:
             # Of its frames, so that nothing of the state stays alive with it.
             self._error = error.with_traceback(None)
         finally:
-            _unstaged.discard(self)
+            unstaged.discard(self)
             self._save = None
             # Before anybody is let go: who has the result finds it counted.
             if not self.is_told:
@@ -277,127 +267,8 @@ class PendingSave:
             )
 
 
-_unstaged: set[PendingSave] = set()
-"""Lazy saves whose state must not change yet."""
-
 _live: set[PendingSave] = set()
 """Saves that run, or have failed: somebody has to hear of them."""
-
-
-def stage_all() -> None:
-    """Copies what any lazy save of this process has not copied yet."""
-    for pending in list(_unstaged):
-        if pending.is_ours:
-            pending.stage()
-
-
-@events.observed("save")
-def save_together(
-    target: Target,
-    state: Any,
-    together: Round,
-    options: dict[str, Any],
-    progress: bool | Progress,
-) -> SaveReport:
-    """Saves a state with other ranks, and waits for it.
-
-    Raises:
-        RankError: Another rank failed, is not there or saves something else.
-        PenstockError: Whatever else `penstock.save` raises.
-    """
-    with or_give_up(together), shown(progress, "saving") as update:
-        save = Save(target, state, options=options, together=together, lazy=True)
-        pending = PendingSave(save, lazy=False, after=_nothing, is_told=True)
-        try:
-            with span("wait for save"):
-                while not pending._done.wait(_TURN_SECONDS):
-                    if update is not None:
-                        update(*pending.progress())
-            if update is not None:
-                update(*pending.progress())
-        except BaseException:
-            pending.cancel()
-            pending.exception()
-            raise
-    return pending.result()
-
-
-def _nothing() -> None:
-    pass
-
-
-class Guard:
-    """Keeps an optimizer from changing what a lazy save has not copied; see `guard`."""
-
-    def __init__(self, optimizer: Any) -> None:
-        try:
-            self._handle = optimizer.register_step_pre_hook(self._before_step)
-        except AttributeError:
-            raise TypeError(
-                f"a {type(optimizer).__name__} cannot be guarded: unlike a torch.optim.Optimizer "
-                "it calls nobody before it steps (register_step_pre_hook): guard the one inside of "
-                "it, if there is one, or call pending.stage() before each of its steps"
-            ) from None
-        self._optimizer = weakref.ref(optimizer)
-        _guarded.add(optimizer)
-        self.waited_seconds = 0.0
-        """Time that steps have waited so far."""
-
-    def remove(self) -> None:
-        """Takes the guard off the optimizer."""
-        self._handle.remove()
-        optimizer = self._optimizer()
-        if optimizer is not None:
-            _guarded.discard(optimizer)
-
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if _unstaged:
-            began = time.perf_counter()
-            stage_all()
-            self.waited_seconds += time.perf_counter() - began
-
-
-_guarded: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Optimizers that have one."""
-
-
-def guard(optimizer: Any) -> Guard:
-    """Makes ``optimizer.step()`` copy first whatever a lazy save has not copied yet.
-
-    Call it once for each optimizer whose parameters or state are saved with
-    ``save_async(…, lazy=True)``. It is for speed: what else changes tensors of the state before a
-    lazy save has copied them, such as an average of the weights or an optimizer without a guard,
-    fails that save, unless `PendingSave.stage` is called first.
-
-    Args:
-        optimizer: A `torch.optim.Optimizer`. A step with a closure is guarded as well.
-
-    Returns:
-        The guard, which can be removed.
-
-    Raises:
-        TypeError: The optimizer has no ``register_step_pre_hook``.
-
-    Example:
-        >>> import penstock, tempfile, torch
-        >>> model = torch.nn.Linear(4, 4)
-        >>> optimizer = torch.optim.AdamW(model.parameters())
-        >>> guard = penstock.guard(optimizer)
-        >>> store = penstock.CheckpointStore(tempfile.mkdtemp())
-        >>> pending = store.save_async(1, model.state_dict(), lazy=True)
-        >>> model(torch.ones(4)).sum().backward()
-        >>> optimizer.step()
-        >>> pending.result().step
-        1
-    """
-    return Guard(optimizer)
-
-
-def guard_all(optimizers: Iterable[Any]) -> None:
-    """Puts a guard on each optimizer that has none."""
-    for optimizer in optimizers:
-        if optimizer not in _guarded:
-            Guard(optimizer)
 
 
 @atexit.register
@@ -411,7 +282,7 @@ def _report_unseen() -> None:
 def _forget_in_child() -> None:
     # The threads are the parent's.
     _live.clear()
-    _unstaged.clear()
+    unstaged.clear()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

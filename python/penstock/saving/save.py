@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
-import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.errors import (
     CheckpointNotFoundError,
     PenstockError,
-    PenstockWarning,
     RankError,
     SaveCancelledError,
-    StorageError,
 )
 from penstock.layout.sharding import Sharder, discord, is_balanced
 from penstock.ranks.round import Vote, or_give_up
 from penstock.reports import Fallback, SaveReport
 from penstock.saving.lazy import LazySources, lazy_sources
 from penstock.state.flatten import flatten
-from penstock.steps.aside import told_aside
+from penstock.state.live import captured
 from penstock.tracing import span
-from penstock.training.training import captured
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.layout.sharding import Copy
+    from penstock.ranks.members import Copy
     from penstock.ranks.round import Round
+    from penstock.saving.target import Target
     from penstock.state.flatten import Flattened
 
 _RANK_ALONE = 0
@@ -44,69 +39,6 @@ _DEPTH_MIN = 2
 Four ranks with 16 each save 2.4 GB/s where they save 3.0 with 4: the device has enough to do, and
 its queue holds up the requests of whoever comes last.
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """Where and as what a state is saved.
-
-    Attributes:
-        path: The checkpoint's directory.
-        step: The training step, if any.
-        metadata: The user's note as JSON text.
-        overwrite: Whether a complete checkpoint is replaced.
-        store: The store that it is a step of, if any: there a damaged one gives way.
-    """
-
-    path: str
-    step: int | None
-    metadata: str
-    overwrite: bool
-    store: _native.Store | None = None
-
-    @property
-    def label(self) -> str:
-        """What ranks that save the same call the same, wherever they have it mounted."""
-        name = os.path.basename(os.path.abspath(self.path))
-        return name if self.step is None else f"{name} (step {self.step})"
-
-    def check_free(self) -> None:
-        """Refuses early what the commit would refuse in any case.
-
-        Raises:
-            CheckpointExistsError: A complete checkpoint is there.
-        """
-        self.give_way()
-        if os.path.exists(os.path.join(self.path, "manifest.json")):
-            # It says so with the same words, and after the directory is synced.
-            _native.Attempt.begin(self.path, overwrite=False).abandon()
-
-    def give_way(self) -> None:
-        """Sets aside what is in the way and damaged, or cannot be read; see `penstock.steps.aside`.
-
-        Raises:
-            StorageError: The operating system failed an operation, or somebody reads it for long.
-        """
-        if self.store is None or self.step is None:
-            return
-        try:
-            aside = self.store.give_way(self.step)
-        except StorageError as error:
-            if not self.overwrite:
-                raise
-            # To be replaced is what was asked for; the save matters more than what it replaces.
-            _warn(f"{self.path} is damaged and is replaced: it could not be set aside: {error}")
-            return
-        if aside is not None:
-            _warn(f"{self.path} cannot be loaded and makes way for a new save: {told_aside(aside)}")
-
-
-def _warn(message: str) -> None:
-    try:
-        warnings.warn(message, PenstockWarning, stacklevel=3)
-    except PenstockWarning:
-        # Warnings are errors here. The save has not failed, so it goes on.
-        sys.stderr.write(f"penstock: {message}\n")
 
 
 class Save:

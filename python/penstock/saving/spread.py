@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock._native import _TensorSource
-    from penstock.layout.sharding import Members, Sharding
-    from penstock.state.flatten import PerRank
+    from penstock.layout.sharding import Sharding
+    from penstock.ranks.members import Members
+    from penstock.state.per_rank import PerRank
     from penstock.state.ties import View
 
 GENERATOR_BYTES_MAX = 64 << 10

@@ -28,6 +28,7 @@ from penstock.errors import UnsupportedStateError
 from penstock.state import dtypes, ties
 from penstock.state.gcpause import gc_paused
 from penstock.state.memory import Memory, of_array, of_bytes, of_tensor, to_source
+from penstock.state.per_rank import PerRank
 from penstock.state.refusals import refusal
 from penstock.state.scalars import (
     COLLIDING_MAX,
@@ -42,7 +43,7 @@ from penstock.state.scalars import (
     label,
     with_twin,
 )
-from penstock.state.tree import LEVELS_MAX, ROOT, Node, unique_names
+from penstock.state.tree import FACTORIES, LEVELS_MAX, ROOT, Node, unique_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -51,35 +52,6 @@ if TYPE_CHECKING:
 
 INLINE_BYTES_MAX = 4096
 """Longer byte strings are stored as tensors, out of the tree."""
-
-FACTORIES: dict[str, type | None] = {"none": None} | {
-    kind.__name__: kind
-    for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
-}
-"""What a `defaultdict` may make; any other factory is code, which is never stored."""
-
-
-@dataclass(frozen=True, slots=True)
-class PerRank:
-    """Marks a value of which each rank has its own, where many ranks save together.
-
-    Only plain tensors may need it. Plain values, arrays and byte strings are kept for each rank in
-    any case, and so are tensors that differ; see `penstock.save`. The mark spares thousands of
-    ranks finding out that they do. What is loaded is the value itself. In a target of
-    ``load(into=…)`` it may be marked as well or not.
-
-    Attributes:
-        value: Any state, tensors included.
-
-    Example:
-        >>> import penstock, tempfile
-        >>> path = tempfile.mkdtemp() + "/ckpt"
-        >>> report = penstock.save(path, {"sampler": penstock.PerRank([1, 2])})
-        >>> penstock.load(path)
-        {'sampler': [1, 2]}
-    """
-
-    value: Any
 
 
 @dataclass(frozen=True, slots=True)

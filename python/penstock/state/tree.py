@@ -28,6 +28,18 @@ from penstock.state.scalars import TreeError, UnknownError, decode_keys, label, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
 Node: TypeAlias = Any
 """None, bool, int, float, str, list of nodes or dict from str to node."""
 
@@ -285,3 +297,15 @@ def _unique(entries: list[tuple[str, Node]]) -> dict[str, Node]:
 
 def _no_constant(text: str) -> Node:
     raise TreeError(f"{text} is no JSON number")
+
+
+FACTORIES: dict[str, type | None] = {"none": None} | {
+    kind.__name__: kind
+    for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+}
+"""What a `defaultdict` may make; any other factory is code, which is never stored."""
+
+
+def part_name(files: Iterable[tuple[str, int]]) -> str | None:
+    """The file that holds the state's tree."""
+    return next((name for name, _ in files if name.startswith("part-")), None)

@@ -20,8 +20,8 @@ from penstock.errors import (
 )
 from penstock.loading import load as loading
 from penstock.options import Options
-from penstock.steps.aside import told_aside
-from penstock.training.training import Training
+from penstock.saving.target import told_aside
+from penstock.state.live import LiveState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,7 +83,7 @@ class Reader:
             CorruptCheckpointError: Its data is damaged.
         """
         chosen = self._found("the newest step", self._newest)
-        self.is_awaited = isinstance(wanted.into, Training)
+        self.is_awaited = isinstance(wanted.into, LiveState)
         if self._ranks is not None:
             return self.step(chosen, wanted)
         for _ in range(_VANISHED_MAX):
@@ -274,7 +274,7 @@ class _Descent:
                 reader._tell_damage(step, state, reason)
                 self._skip_damaged(step, reason or state)
             elif (loaded := self._try(step, wanted)) is not None:
-                reader.is_awaited = isinstance(wanted.into, Training)
+                reader.is_awaited = isinstance(wanted.into, LiveState)
                 self._set_aside()
                 report = dataclasses.replace(loaded.report, skipped=tuple(self._skipped))
                 return loaded._replace(report=report)

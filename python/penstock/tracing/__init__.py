@@ -207,8 +207,7 @@ def _version() -> str:
 
 def _rank() -> int | None:
     """The number of this process among several; None for one alone."""
-    from penstock.process import placement
-    from penstock.ranks.group import own_rank
+    from penstock.process import own_rank, placement
 
     rank = own_rank()
     if rank is not None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.loading.targets import NEW, copy_elements, is_sharded
-from penstock.state.build import is_data, reference
-from penstock.state.flatten import PerRank
 from penstock.state.memory import CPU
+from penstock.state.per_rank import PerRank
+from penstock.state.references import is_data, reference
 from penstock.state.tree import SKIPPED, Node, branches
 
 if TYPE_CHECKING:

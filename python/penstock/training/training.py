@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import PenstockWarning, StateMismatchError, UnsupportedStateError
 from penstock.loading.targets import NEW
 from penstock.state.flatten import flatten
+from penstock.state.live import LiveState
 from penstock.state.tree import SKIPPED, Node, branches
 from penstock.training import filling, parts, randomness
 from penstock.training.naming import Names
@@ -24,7 +25,7 @@ _RANDOM = "rng"
 _NAMED_MAX = 8
 
 
-class Training:
+class Training(LiveState):
     """All of a training run that a resumed one needs, in one object to save and to restore.
 
     Whatever has ``state_dict`` and ``load_state_dict`` is a part: models, optimizers, schedulers,
@@ -131,10 +132,9 @@ class Training:
         for message in self._restore(state):
             warnings.warn(message, PenstockWarning, stacklevel=2)
 
-    # What loads and stores ask.
+    # What loads and stores ask, see `LiveState`.
 
     def _wanted(self) -> dict[str, Any]:
-        """What of a checkpoint it takes: names, and None for anything."""
         found = self._parts()
         wanted = {name: None if part is None else part.wanted() for name, part in found.items()}
         return wanted | ({_RANDOM: None} if self._rng else {})
@@ -142,18 +142,6 @@ class Training:
     def _targets(
         self, node: Node, seen: View, path: str, *, is_partial: bool, is_strict: bool
     ) -> tuple[Node, Any]:
-        """What of a checkpoint's tree is loaded, and the state that is filled; `NEW` for none.
-
-        Args:
-            node: The tree, `SKIPPED` where nothing was asked for.
-            seen: The view that it belongs to.
-            path: The checkpoint.
-            is_partial: Whether parts may be missing in it.
-            is_strict: Whether else every part has to be in both.
-
-        Raises:
-            StateMismatchError: Parts are missing on either side.
-        """
         children = {key: child for key, child in branches(node) or () if child is not SKIPPED}
         self._check_parts(children, path, is_strict=is_strict and not is_partial)
         chosen = {name: children[name] for name in self._names if name in children}
@@ -182,11 +170,6 @@ class Training:
         is_partial: bool = False,
         is_strict: bool = True,
     ) -> list[str]:
-        """Takes over a state that was loaded; see `load_state_dict`.
-
-        Returns:
-            What the user should know.
-        """
         if not isinstance(state, dict):
             raise TypeError(f"the state of a Training is a dict, not {type(state).__name__}")
         self._check_parts(state, path, is_strict=is_strict and not is_partial)
@@ -216,7 +199,6 @@ class Training:
         return messages
 
     def _optimizers(self) -> list[Any]:
-        """All of its optimizers, for guards."""
         found = [part for part in self._parts().values() if part is not None]
         return [one.value for part in found for one in part.all() if one.is_optimizer]
 
@@ -277,11 +259,6 @@ class Training:
         if texts:
             remedy = "build models and optimizers as the run did that saved it"
             raise _mismatch([text for _, text in texts], remedy, texts[0][0], path)
-
-
-def captured(state: Any) -> Any:
-    """A state to save: that of a training, or what was given."""
-    return state.state_dict() if isinstance(state, Training) else state
 
 
 def _mismatch(texts: Sequence[str], remedy: str, key: str, path: str | None) -> StateMismatchError:

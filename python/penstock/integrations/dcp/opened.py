@@ -26,7 +26,6 @@ from torch.distributed.checkpoint.planner import LoadItemType
 
 from penstock import _native
 from penstock.errors import StateMismatchError
-from penstock.inspection import part_name
 from penstock.integrations.dcp import layout
 from penstock.loading.fetch import whole_request
 from penstock.loading.foreign import telling
@@ -34,9 +33,11 @@ from penstock.loading.partial import settle
 from penstock.loading.targets import bump_versions
 from penstock.loading.view import view
 from penstock.state import dtypes, tree
-from penstock.state.build import Builder, needed, reference
+from penstock.state.build import Builder
 from penstock.state.memory import CPU, of_tensor
+from penstock.state.references import needed, reference
 from penstock.state.scalars import TreeError
+from penstock.state.tree import part_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
 
     from penstock._native import _Fill
     from penstock.loading.view import View
-    from penstock.state.build import Place
     from penstock.state.memory import Memory
+    from penstock.state.references import Place
     from penstock.state.tree import Node
 
 BOUNCE_BYTES_MAX = 1 << 30

@@ -14,8 +14,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from penstock.errors import UnsupportedStateError
 from penstock.state import dtypes
-from penstock.state.flatten import Flattener, PerRank
+from penstock.state.flatten import Flattener
 from penstock.state.memory import of_tensor, to_source
+from penstock.state.per_rank import PerRank
 from penstock.state.refusals import refusal
 from penstock.state.tree import unique_names
 

@@ -35,7 +35,8 @@ from penstock.errors import CheckpointNotFoundError, RankError, UnsupportedState
 from penstock.integrations.dcp import layout
 from penstock.integrations.dcp.packing import check_same, pack, result_of_rank
 from penstock.integrations.dcp.paths import is_local
-from penstock.ranks.group import check_alone, own_rank
+from penstock.process import own_rank
+from penstock.ranks.group import check_alone
 from penstock.state.tree import AS_FIRST
 
 if TYPE_CHECKING:

@@ -1,0 +1,105 @@
+"""`Target`: one tensor or array that ``load(into=…)`` fills."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.layout.boxes import Box
+from penstock.state.memory import CPU, Memory, contiguous_strides, narrow
+
+if TYPE_CHECKING:
+    from penstock._native import _Fill
+    from penstock.state.ties import View
+    from penstock.state.tree import Node
+
+
+@dataclass(slots=True)
+class Target:
+    """A tensor or array to fill.
+
+    Attributes:
+        name: Its dotted name.
+        value: The tensor or array itself.
+        memory: Where its elements are.
+        node: The leaf it is filled from.
+        index: The stored tensor of that leaf.
+        view: Which part of it.
+        boxes: For a `DTensor`, what this rank holds of it; the memory is that of its local tensor.
+        is_whole: Whether the stored tensor has to be put together from boxes.
+    """
+
+    name: str
+    value: Any
+    memory: Memory
+    node: dict[str, Node]
+    index: int
+    view: View | None
+    boxes: list[Box] | None
+    is_whole: bool
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the native module can fill it in place, byte for byte."""
+        return self._is_reachable and self.memory.strides is None and not self._is_boxed
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether the native module can fill it in place, box by box."""
+        return self._is_reachable and self._is_boxed
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether it is a `DTensor` that is filled from host memory of what this rank holds."""
+        is_part = self.boxes is not None and self.view is None
+        return is_part and not self._is_reachable and not self.is_nothing
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether it is a `DTensor` of which this rank holds no elements."""
+        return self.boxes is not None and (not self.boxes or 0 in self.memory.shape)
+
+    @property
+    def _is_reachable(self) -> bool:
+        memory = self.memory
+        return memory.device == CPU and memory.high > memory.low and self.view is None
+
+    @property
+    def _is_boxed(self) -> bool:
+        return self.boxes is not None or self.is_whole
+
+    def requests(self, key: str | int, memory: Memory) -> list[_Fill]:
+        """What the native module fills: of the tensor ``key``, boxes and where they go."""
+        zeros = (0,) * len(memory.shape)
+        boxes = [Box(zeros, memory.shape, zeros)] if self.boxes is None else self.boxes
+        found: list[_Fill] = []
+        for box in boxes:
+            part = narrow(memory, box.at, box.shape)
+            place = (part.address, part.strides, part.item_bytes, part.owner)
+            found.append((key, box.start, box.shape, *place))
+        return found
+
+    @property
+    def held(self) -> tuple[Any, ...]:
+        """Of a `DTensor`: the stored tensor, and what this rank holds of it."""
+        return (self.index, self.memory.shape, *(self.boxes or ()))
+
+    @property
+    def claim(self) -> tuple[Any, ...]:
+        """Two targets may share memory if their claims are equal.
+
+        A claim is the stored tensor, and where its first element would lie.
+        """
+        memory = self.memory
+        if self.boxes is not None:
+            boxes = tuple(self.boxes)
+            return (self.index, memory.device, memory.address, memory.strides, boxes)
+        if self.view is None:
+            return (self.index, memory.device, memory.address, memory.strides)
+        shape, strides, offset = self.view
+        item_bytes = memory.item_bytes
+        own = memory.strides or contiguous_strides(memory.shape, item_bytes)
+        for dim, stride, own_stride in zip(shape, strides, own, strict=True):
+            if dim > 1 and stride * item_bytes != own_stride:
+                return (self.index, memory.device, memory.address, own, self.view)
+        return (self.index, memory.device, memory.address - offset * item_bytes, None)

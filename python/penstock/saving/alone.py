@@ -1,0 +1,48 @@
+"""A save of one process that waits for it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from penstock import _native
+from penstock.calls.events import observed
+from penstock.calls.progress import Progress, shown
+from penstock.reports import SaveReport
+from penstock.state.flatten import flatten
+from penstock.state.live import captured
+from penstock.tracing import span
+
+if TYPE_CHECKING:
+    from penstock.saving.target import Target
+
+
+@observed("save")
+def save_alone(
+    target: Target, state: Any, settings: dict[str, Any], progress: bool | Progress
+) -> SaveReport:
+    """`save` of this process alone, with its arguments checked.
+
+    Raises:
+        PenstockError: Whatever `save` raises.
+    """
+    began = time.perf_counter()
+    with span("flatten"):
+        flat = flatten(captured(state))
+    flatten_seconds = time.perf_counter() - began
+    target.give_way()
+    with shown(progress, "saving") as update:
+        fields = _native.save(
+            target.path,
+            flat.tensors,
+            flat.aliases,
+            flat.tree,
+            step=target.step,
+            metadata=target.metadata,
+            overwrite=target.overwrite,
+            options=settings,
+            progress=update,
+        )
+    phases = {"flatten": flatten_seconds, **fields["phases"]}
+    seconds = time.perf_counter() - began
+    return SaveReport(**{**fields, "path": target.path, "phases": phases, "seconds": seconds})

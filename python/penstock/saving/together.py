@@ -1,0 +1,57 @@
+"""A save of many ranks that wait for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.calls import events
+from penstock.calls.progress import shown
+from penstock.ranks.round import or_give_up
+from penstock.saving.pending import PendingSave
+from penstock.saving.save import Save
+from penstock.tracing import span
+
+if TYPE_CHECKING:
+    from penstock.calls.progress import Progress
+    from penstock.ranks.round import Round
+    from penstock.reports import SaveReport
+    from penstock.saving.target import Target
+
+
+_TURN_SECONDS = 0.05
+"""How often the one who waits looks at the progress, and a Ctrl-C gets its turn."""
+
+
+@events.observed("save")
+def save_together(
+    target: Target,
+    state: Any,
+    together: Round,
+    options: dict[str, Any],
+    progress: bool | Progress,
+) -> SaveReport:
+    """Saves a state with other ranks, and waits for it.
+
+    Raises:
+        RankError: Another rank failed, is not there or saves something else.
+        PenstockError: Whatever else `penstock.save` raises.
+    """
+    with or_give_up(together), shown(progress, "saving") as update:
+        save = Save(target, state, options=options, together=together, lazy=True)
+        pending = PendingSave(save, lazy=False, after=_nothing, is_told=True)
+        try:
+            with span("wait for save"):
+                while not pending._done.wait(_TURN_SECONDS):
+                    if update is not None:
+                        update(*pending.progress())
+            if update is not None:
+                update(*pending.progress())
+        except BaseException:
+            pending.cancel()
+            pending.exception()
+            raise
+    return pending.result()
+
+
+def _nothing() -> None:
+    pass
