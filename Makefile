@@ -112,6 +112,7 @@ check-rust: lint-toolchain $(VENV)/.created
 check-python: $(VENV)/.develop $(NATIVE)
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/ruff check
+	$(VENV)/bin/lint-imports --no-logo
 	$(VENV)/bin/mypy
 	$(VENV)/bin/stubtest penstock._native
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.gitlab-ci examples/ci/gitlab-ci.yml

@@ -7,107 +7,100 @@
 {'w': array([1., 1., 1.]), 'step': 100}
 """
 
-from importlib.metadata import version as _version
+import importlib
+import os
+from typing import TYPE_CHECKING
 
-from penstock import metrics
-from penstock.checkpoint import inspect, load, save, verify
-from penstock.errors import (
-    CheckpointExistsError,
-    CheckpointNotFoundError,
-    CorruptCheckpointError,
-    FormatVersionError,
-    IncompleteCheckpointError,
-    MissingDependencyError,
-    OptionsError,
-    PartialCheckpointError,
-    PenstockError,
-    PenstockWarning,
-    ProtectedCheckpointError,
-    RankError,
-    SaveCancelledError,
-    SaveInProgressError,
-    StateMismatchError,
-    StorageError,
-    UnsupportedPathError,
-    UnsupportedStateError,
-)
-from penstock.inspection import CheckpointInfo, MissingInfo, TensorInfo
-from penstock.native_threads import rest_at_exit as _rest_at_exit
-from penstock.options import Options
-from penstock.preemption import Preemption, on_signal
-from penstock.recovery import Explanation, SalvageReport, TensorFate, explain, salvage
-from penstock.reports import (
-    Fallback,
-    LoadReport,
-    Problem,
-    RetentionReport,
-    SaveReport,
-    ScrubbedStep,
-    ScrubReport,
-    VerifyResult,
-)
-from penstock.saving.guard import guard
-from penstock.saving.pending import PendingSave, SaveProgress
-from penstock.state.per_rank import PerRank
-from penstock.store import CheckpointStore
-from penstock.tracing import start_from_environment as _start_tracing
-from penstock.tracing import trace
-from penstock.training.training import Training
+from penstock import errors
+from penstock.errors import *  # noqa: F403
+from penstock.native_threads import rest_at_exit
 
-__version__ = _version("penstock")
+if TYPE_CHECKING:
+    from penstock import metrics as metrics
+    from penstock.checkpoint import inspect as inspect
+    from penstock.checkpoint import load as load
+    from penstock.checkpoint import save as save
+    from penstock.checkpoint import verify as verify
+    from penstock.inspection import CheckpointInfo as CheckpointInfo
+    from penstock.inspection import MissingInfo as MissingInfo
+    from penstock.inspection import TensorInfo as TensorInfo
+    from penstock.options import Options as Options
+    from penstock.preemption import Preemption as Preemption
+    from penstock.preemption import on_signal as on_signal
+    from penstock.recovery import Explanation as Explanation
+    from penstock.recovery import SalvageReport as SalvageReport
+    from penstock.recovery import TensorFate as TensorFate
+    from penstock.recovery import explain as explain
+    from penstock.recovery import salvage as salvage
+    from penstock.reports import Fallback as Fallback
+    from penstock.reports import LoadReport as LoadReport
+    from penstock.reports import Problem as Problem
+    from penstock.reports import RetentionReport as RetentionReport
+    from penstock.reports import SaveReport as SaveReport
+    from penstock.reports import ScrubbedStep as ScrubbedStep
+    from penstock.reports import ScrubReport as ScrubReport
+    from penstock.reports import VerifyResult as VerifyResult
+    from penstock.saving.guard import guard as guard
+    from penstock.saving.pending import PendingSave as PendingSave
+    from penstock.saving.pending import SaveProgress as SaveProgress
+    from penstock.state.per_rank import PerRank as PerRank
+    from penstock.store import CheckpointStore as CheckpointStore
+    from penstock.tracing import trace as trace
+    from penstock.training.training import Training as Training
 
-_start_tracing()
-_rest_at_exit()
+    __version__: str
 
-__all__ = [
-    "CheckpointExistsError",
-    "CheckpointInfo",
-    "CheckpointNotFoundError",
-    "CheckpointStore",
-    "CorruptCheckpointError",
-    "Explanation",
-    "Fallback",
-    "FormatVersionError",
-    "IncompleteCheckpointError",
-    "LoadReport",
-    "MissingDependencyError",
-    "MissingInfo",
-    "Options",
-    "OptionsError",
-    "PartialCheckpointError",
-    "PendingSave",
-    "PenstockError",
-    "PenstockWarning",
-    "PerRank",
-    "Preemption",
-    "Problem",
-    "ProtectedCheckpointError",
-    "RankError",
-    "RetentionReport",
-    "SalvageReport",
-    "SaveCancelledError",
-    "SaveInProgressError",
-    "SaveProgress",
-    "SaveReport",
-    "ScrubReport",
-    "ScrubbedStep",
-    "StateMismatchError",
-    "StorageError",
-    "TensorFate",
-    "TensorInfo",
-    "Training",
-    "UnsupportedPathError",
-    "UnsupportedStateError",
-    "VerifyResult",
-    "__version__",
-    "explain",
-    "guard",
-    "inspect",
-    "load",
-    "metrics",
-    "on_signal",
-    "salvage",
-    "save",
-    "trace",
-    "verify",
-]
+_HOMES = {
+    "checkpoint": ("inspect", "load", "save", "verify"),
+    "inspection": ("CheckpointInfo", "MissingInfo", "TensorInfo"),
+    "options": ("Options",),
+    "preemption": ("Preemption", "on_signal"),
+    "recovery": ("Explanation", "SalvageReport", "TensorFate", "explain", "salvage"),
+    "reports": (
+        "Fallback",
+        "LoadReport",
+        "Problem",
+        "RetentionReport",
+        "SaveReport",
+        "ScrubReport",
+        "ScrubbedStep",
+        "VerifyResult",
+    ),
+    "saving.guard": ("guard",),
+    "saving.pending": ("PendingSave", "SaveProgress"),
+    "state.per_rank": ("PerRank",),
+    "store": ("CheckpointStore",),
+    "tracing": ("trace",),
+    "training.training": ("Training",),
+}
+"""Where names are from that are imported when they are asked for: most of them need NumPy, and who
+imports this package for one of its errors, or for the help of its command line, does not."""
+
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted([*errors.__all__, *_HOME_OF, "__version__", "metrics"])
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name == "__version__":
+            value = importlib.import_module("importlib.metadata").version("penstock")
+        elif name == "metrics":
+            return importlib.import_module("penstock.metrics")
+        elif name in _HOME_OF:
+            value = getattr(importlib.import_module(f"penstock.{_HOME_OF[name]}"), name)
+        else:
+            raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+rest_at_exit()
+
+if os.environ.get("PENSTOCK_TRACE", "").strip():
+    # A trace that is asked for by the environment begins with the process.
+    importlib.import_module("penstock.tracing").start_from_environment()
