@@ -28,6 +28,7 @@ from penstock.loading.foreign import is_checkpoint, not_a_store
 from penstock.loading.load import Wanted
 from penstock.ranks.group import find as find_ranks
 from penstock.reports import Problem, ScrubReport
+from penstock.saving.alone import save_alone
 from penstock.saving.target import Target
 from penstock.saving.together import save_together
 from penstock.saving.turns import Turns
@@ -168,7 +169,7 @@ class CheckpointStore:
             if together is not None:
                 report = save_together(target, state, together, options, progress)
             else:
-                report = checkpoint.save_alone(target, state, options, progress)
+                report = save_alone(target, state, options, progress)
         self._turns.saved(report)
         if together is None or together.is_coordinator:
             with span("retire"):
