@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import PenstockError
 from penstock.loading.targets import Targets
 from penstock.loading.view import View, view
-from penstock.state import build as restore
-from penstock.state import dtypes, tree
+from penstock.state import build, dtypes, references, tree
 
 if TYPE_CHECKING:
     from penstock._native import _Alias
@@ -63,7 +62,7 @@ def check(data: bytes) -> None:
     assert peak - before <= limit, f"{peak - before} bytes for {len(data)}, {limit} allowed"
 
 
-def _rows(dtype: str) -> list[restore.Row]:
+def _rows(dtype: str) -> list[references.Row]:
     """Tensors as a part that was checked may list them: shapes and sizes agree, names are free."""
     entries: list[tuple[str, tuple[int, ...], int]] = [
         ("float32", (2, 3), 24),
@@ -83,7 +82,7 @@ def _rows(dtype: str) -> list[restore.Row]:
     return rows
 
 
-def _places(rows: list[restore.Row], memory: bytearray) -> dict[int, restore.Place]:
+def _places(rows: list[references.Row], memory: bytearray) -> dict[int, references.Place]:
     return {index: (memory, row[4]) for index, row in enumerate(rows)}
 
 
@@ -101,25 +100,25 @@ _ALIASES: list[_Alias] = [
 ]
 
 
-def _name(text: str, rows: list[restore.Row]) -> None:
+def _name(text: str, rows: list[references.Row]) -> None:
     """As `penstock.inspect` does."""
     names = [name for name, _ in tree.named(tree.parse(text), _NAME_CHARS_PER_CHAR * len(text))]
     unique = tree.unique_names(names)
     assert len(set(unique)) == len(unique) == len(names)
 
 
-def _build(text: str, rows: list[restore.Row]) -> Any:
+def _build(text: str, rows: list[references.Row]) -> Any:
     """As `penstock.load` does."""
     return _built(tree.parse(text), rows)
 
 
-def _built(node: tree.Node, rows: list[restore.Row], memory: bytearray = _READ) -> Any:
+def _built(node: tree.Node, rows: list[references.Row], memory: bytearray = _READ) -> Any:
     known = _places(rows, memory)
-    places = {index: known[index] for index in restore.needed(node, rows, _ALIASES)}
-    return restore.Builder(rows, _ALIASES, places).build(node)
+    places = {index: known[index] for index in references.needed(node, rows, _ALIASES)}
+    return build.Builder(rows, _ALIASES, places).build(node)
 
 
-def _select(text: str, rows: list[restore.Row]) -> None:
+def _select(text: str, rows: list[references.Row]) -> None:
     """As `penstock.load(keys=…)` does."""
     node = tree.parse(text)
     for pattern in _PATTERNS:
@@ -127,14 +126,14 @@ def _select(text: str, rows: list[restore.Row]) -> None:
             _built(tree.select(node, [pattern], _PATH), rows)
 
 
-def _fill(text: str, rows: list[restore.Row]) -> None:
+def _fill(text: str, rows: list[references.Row]) -> None:
     """As `penstock.load(into=…)` does, into a state that fits."""
     node = tree.parse(text)
     state = _built(node, rows, _FILLED)
     seen = View(node, rows, _ALIASES, {}, {}, is_shared=False, tree_chars=len(text), lost=())
     targets = Targets(node, state, seen, _PATH, is_partial=False)
     places = {**_places(rows, _READ), **targets.places()}
-    targets.finish(node, state, restore.Builder(rows, _ALIASES, places))
+    targets.finish(node, state, build.Builder(rows, _ALIASES, places))
 
 
 class _TwoRanks:
@@ -143,7 +142,7 @@ class _TwoRanks:
     world_size = 2
     partial = None
 
-    def __init__(self, trees: tuple[str, str], rows: list[restore.Row]) -> None:
+    def __init__(self, trees: tuple[str, str], rows: list[references.Row]) -> None:
         self._trees = trees
         self._rows = rows
         self.tree = trees[0]
@@ -151,7 +150,7 @@ class _TwoRanks:
     def rank_tree(self, rank: int) -> str:
         return self._trees[rank]
 
-    def tensors(self) -> list[restore.Row]:
+    def tensors(self) -> list[references.Row]:
         return [*self._rows, *self._rows]
 
     def aliases(self) -> list[_Alias]:
@@ -169,13 +168,13 @@ _BARE = ('{"a":{}}', '{"$":"dict","v":[]}')
 """Trees that have a place for what others have beside them."""
 
 
-def _look(text: str, rows: list[restore.Row]) -> None:
+def _look(text: str, rows: list[references.Row]) -> None:
     """As `penstock.load` does with what many ranks have saved."""
     checkpoint: Any = _TwoRanks((text, text), rows)
     seen = view(checkpoint, 1)
-    needed = restore.needed(seen.node, seen.tensors, seen.aliases)
+    needed = references.needed(seen.node, seen.tensors, seen.aliases)
     places = dict.fromkeys(needed, (_READ, 0))
-    state = restore.Builder(seen.tensors, seen.aliases, places).build(seen.node)
+    state = build.Builder(seen.tensors, seen.aliases, places).build(seen.node)
     view(checkpoint, 0, state)
     for bare in _BARE:
         other: Any = _TwoRanks((bare, text), rows)

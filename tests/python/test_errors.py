@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import _native, errors
-from penstock.state import build as restore
-from penstock.state import scalars, tree
+from penstock.state import references, scalars, tree
 from penstock.state.flatten import flatten
 
 REFUSALS = (
@@ -346,7 +345,14 @@ def test_what_another_version_may_know_is_named_as_that(tmp_path, text, expected
 
 tags = st.sampled_from(
     sorted(
-        {*scalars._DECODERS, *restore.DATA_TAGS, *tree.SEQUENCES, *tree.MAPPINGS, "set", "unknown"}
+        {
+            *scalars._DECODERS,
+            *references.DATA_TAGS,
+            *tree.SEQUENCES,
+            *tree.MAPPINGS,
+            "set",
+            "unknown",
+        }
     )
 )
 json_values = st.recursive(
