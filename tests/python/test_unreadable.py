@@ -101,6 +101,8 @@ AS_NOBODY = """
     import penstock
     from penstock.cli.ls import describe
     from pathlib import Path
+    # What is imported at its first use; the interpreter's own files may be closed to others.
+    _ = penstock.save, penstock.CheckpointStore
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
     store = penstock.CheckpointStore(sys.argv[1], keep_last=1)
     found = {"states": {info.step: info.state for info in store.scan()}}
@@ -163,6 +165,8 @@ KEEPING_ONE = """
     import penstock
     from click.testing import CliRunner
     from penstock.cli import cli
+    # What is imported at its first use; the interpreter's own files may be closed to others.
+    _ = penstock.save, penstock.CheckpointStore
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
     store = penstock.CheckpointStore(sys.argv[1] + "/store", keep_last=None)
     for step in (10, 20, 30):
@@ -201,6 +205,8 @@ COMING_PAST_IT = """
     import numpy as np
     import penstock
     warnings.simplefilter("ignore")
+    # What is imported at its first use; the interpreter's own files may be closed to others.
+    _ = penstock.save, penstock.CheckpointStore
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
     store = penstock.CheckpointStore(sys.argv[1] + "/store")
     for step in (10, 20):
