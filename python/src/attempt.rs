@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use penstock_io::file_system::{FileSystem, Native};
-use penstock_store::digest::Digest;
-use penstock_store::manifest::PartEntry;
+use penstock_store::format::digest::Digest;
+use penstock_store::format::manifest::PartEntry;
 use penstock_store::save::{self, Target};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;

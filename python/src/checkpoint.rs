@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
-use penstock_store::checkpoint;
-use penstock_store::part::{TensorBox, View};
+use penstock_store::format::part::{TensorBox, View};
+use penstock_store::load::checkpoint;
 use penstock_store::plan::read::Placement;
 use penstock_store::report::LoadReport;
 use pyo3::exceptions::PyIndexError;
@@ -177,7 +177,7 @@ impl Checkpoint {
 
     /// Further names of tensors, and views into them.
     fn aliases<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let row = |alias: &penstock_store::part::Alias| {
+        let row = |alias: &penstock_store::format::part::Alias| {
             let view = match &alias.view {
                 None => None,
                 Some(View {

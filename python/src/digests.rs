@@ -1,6 +1,6 @@
 //! `digests`.
 
-use penstock_store::digest::Digest;
+use penstock_store::format::digest::Digest;
 use pyo3::prelude::*;
 
 use crate::call;

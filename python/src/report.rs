@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use penstock_store::part::{Missing, MissingKind};
+use penstock_store::care::salvage::SalvageReport;
+use penstock_store::care::survey::{Described, Survey};
+use penstock_store::format::part::{Missing, MissingKind};
 use penstock_store::report::{Fallback, LoadReport, Problem, SaveReport, Transport, VerifyReport};
-use penstock_store::salvage::SalvageReport;
 use penstock_store::save::{Committed, Written};
-use penstock_store::scrub::{Outcome, ScrubReport};
-use penstock_store::survey::{Described, Survey};
+use penstock_store::steps::scrub::{Outcome, ScrubReport};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 

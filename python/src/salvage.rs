@@ -20,7 +20,7 @@ pub fn survey<'py>(
 ) -> PyResult<Bound<'py, PyDict>> {
     let options = options.convert()?;
     let survey = call::run(py, &progress, |progress| {
-        penstock_store::survey::survey(&path, &options, progress)
+        penstock_store::care::survey::survey(&path, &options, progress)
     })?;
     report::of_survey(py, &survey)
 }
@@ -38,7 +38,7 @@ pub fn salvage<'py>(
 ) -> PyResult<Bound<'py, PyDict>> {
     let options = options.convert()?;
     let salvaged = call::run(py, &progress, |progress| {
-        penstock_store::salvage::salvage(&path, &out, unverified, &options, progress)
+        penstock_store::care::salvage::salvage(&path, &out, unverified, &options, progress)
     })?;
     report::of_salvage(py, &salvaged)
 }

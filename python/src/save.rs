@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use penstock_store::part::{Alias, View};
+use penstock_store::format::part::{Alias, View};
 use penstock_store::save::{State, Target};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use penstock_store::Error;
-use penstock_store::aside::Aside;
-use penstock_store::marks::Mark;
-use penstock_store::retention::Verdict;
-use penstock_store::scrub::Scrub;
-use penstock_store::store::{self, StepState};
+use penstock_store::steps::aside::Aside;
+use penstock_store::steps::marks::Mark;
+use penstock_store::steps::retention::Verdict;
+use penstock_store::steps::scrub::Scrub;
+use penstock_store::steps::store::{self, StepState};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 

@@ -8,8 +8,8 @@
 use std::ffi::c_int;
 
 use penstock_io::buffer::{HostArrayMut, HostRegion, HostRegionMut, Memory};
-use penstock_store::fill::{Fill, Whole};
-use penstock_store::part::TensorBox;
+use penstock_store::format::part::TensorBox;
+use penstock_store::load::fill::{Fill, Whole};
 use penstock_store::plan::write::TensorSpec;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

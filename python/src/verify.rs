@@ -20,7 +20,7 @@ pub fn verify<'py>(
 ) -> PyResult<Bound<'py, PyDict>> {
     let options = options.convert()?;
     let verified = call::run(py, &progress, |progress| {
-        penstock_store::verify::verify(&path, &options, progress)
+        penstock_store::care::verify::verify(&path, &options, progress)
     })?;
     let dict = report::of_verify(py, &verified)?;
     dict.set_item("path", path.as_os_str())?;

@@ -9,7 +9,7 @@
 //! 5. The directory is synced. Only now is the checkpoint acknowledged.
 //!
 //! An attempt that fails removes what it made. One that dies leaves files that nothing refers to;
-//! [`crate::store::Store::sweep`] tells them from those of a live attempt by the lease.
+//! [`crate::steps::store::Store::sweep`] tells them from those of a live attempt by the lease.
 
 use std::fs;
 use std::io;
@@ -22,11 +22,11 @@ use penstock_io::file_system::{Change, FileSystem};
 use penstock_io::trace;
 
 use crate::error::{Error, Result};
+use crate::format::name::{self, MANIFEST, PROTECTED};
+use crate::format::plain;
 use crate::lease::Lease;
-use crate::name::{self, MANIFEST, PROTECTED};
-use crate::plain;
 use crate::progress::Progress;
-use crate::removal::misplaced;
+use crate::steps::removal::misplaced;
 
 /// A save under way. Dropped before it is published, it removes the files it made; a rank that
 /// joined it and has cast its vote leaves them to whoever counts the votes, unless it is discarded.

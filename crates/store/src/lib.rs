@@ -2,8 +2,9 @@
 //!
 //! This crate turns tensors into files that other tools read, and back: it plans where every byte
 //! goes ([`plan`]), moves the bytes ([`pipeline`]) through the engine of `penstock-io`, describes
-//! them ([`shard`], [`part`], [`manifest`]), and makes them complete in one step. The entry points
-//! are [`save::save`], [`checkpoint::Checkpoint`], [`verify::verify`] and [`store::Store`].
+//! them ([`format`](mod@format)), and makes them complete in one step. The entry points are
+//! [`save::save`], [`load::checkpoint::Checkpoint`], [`care::verify::verify`] and
+//! [`steps::store::Store`].
 //!
 //! It knows nothing of Python. It promises that an acknowledged save survives a crash bit for bit,
 //! that no reader sees a mix of two attempts, that damage is an error and never data, and that no
@@ -11,41 +12,22 @@
 #![forbid(unsafe_code)]
 
 mod commit;
-mod description;
 mod error;
 mod lease;
-mod name;
-mod plain;
 mod progress;
-mod protect;
-mod references;
-mod removal;
-mod reshard;
-mod tree;
 
-pub mod aside;
-pub mod checkpoint;
-pub mod digest;
-pub mod dtype;
-pub mod fill;
-pub mod manifest;
-pub mod marks;
+pub mod care;
+pub mod format;
+pub mod load;
 pub mod options;
-pub mod part;
 pub mod pipeline;
 pub mod plan;
 pub mod report;
-pub mod retention;
-pub mod salvage;
 pub mod save;
-pub mod scrub;
-pub mod shard;
-pub mod store;
-pub mod survey;
-pub mod verify;
+pub mod steps;
 
 pub use error::{Error, Result};
-pub use name::{MANIFEST, step_directory, step_of};
+pub use format::name::{MANIFEST, step_directory, step_of};
 pub use progress::Progress;
 
 /// The version of the format that this build writes, and the newest that it reads.

@@ -11,8 +11,8 @@ use penstock_io::engine::{self, EngineChoice, EngineConfig, Opened};
 use penstock_io::file::Direct;
 use penstock_io::file_system::{FileSystem, Native};
 
-use crate::digest::CHUNK_BYTES;
-use crate::shard::PAGE_BYTES;
+use crate::format::digest::CHUNK_BYTES;
+use crate::format::shard::PAGE_BYTES;
 
 /// What suits a device without a head to move: enough requests that it has something to do while
 /// a worker is away, and little memory for them. Measured in docs/performance.md.

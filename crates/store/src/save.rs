@@ -18,11 +18,11 @@ use serde_json::value::RawValue;
 
 use crate::FORMAT_VERSION;
 pub use crate::commit::Attempt;
-use crate::description::{MANIFEST_BYTES_MAX, check_size, read_manifest, read_part};
 use crate::error::{Error, Result};
-use crate::manifest::{self, Manifest, PartEntry, Partial};
+use crate::format::description::{MANIFEST_BYTES_MAX, check_size, read_manifest, read_part};
+use crate::format::manifest::{self, Manifest, PartEntry, Partial};
+use crate::format::part::Alias;
 use crate::options::Options;
-use crate::part::Alias;
 use crate::plan::write::TensorSpec;
 use crate::progress::Progress;
 use crate::report::{Fallback, FallbackKind, SaveReport, Transport};

@@ -7,9 +7,9 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use common::{Sample, names};
-use penstock_store::aside::ASIDE_MAX;
-use penstock_store::checkpoint::Checkpoint;
-use penstock_store::store::{StepState, Store};
+use penstock_store::load::checkpoint::Checkpoint;
+use penstock_store::steps::aside::ASIDE_MAX;
+use penstock_store::steps::store::{StepState, Store};
 use penstock_store::{Error, MANIFEST, Progress};
 
 fn save_step(store: &Store, step: u64) -> String {

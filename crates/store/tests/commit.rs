@@ -12,11 +12,11 @@ use common::hook::hooked;
 use common::{Sample, engines, errno, faulty, load, names, skip};
 use penstock_io::engine::EngineChoice;
 use penstock_io::faulty::{Failure, Faults, OpClass, Repeat};
-use penstock_store::checkpoint::Checkpoint;
+use penstock_store::care::verify::verify;
+use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::save::{Target, save};
-use penstock_store::store::Store;
-use penstock_store::verify::verify;
+use penstock_store::steps::store::Store;
 use penstock_store::{Error, Progress, Result};
 
 const EINTR: i32 = 4;

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use common::{Sample, load, names};
-use penstock_store::checkpoint::Checkpoint;
+use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
-use penstock_store::store::Store;
+use penstock_store::steps::store::Store;
 use penstock_store::{Error, Progress, Result};
 
 /// The variables that tell a child where to save what.

@@ -11,11 +11,11 @@ use std::process::Command;
 
 use common::{Sample, forge, load, names, problem_of, within_a_minute};
 use penstock_io::engine::EngineChoice;
-use penstock_store::checkpoint::Checkpoint;
-use penstock_store::digest::CHUNK_BYTES;
+use penstock_store::care::verify::verify;
+use penstock_store::format::digest::CHUNK_BYTES;
+use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::report::VerifyReport;
-use penstock_store::verify::verify;
 use penstock_store::{Error, MANIFEST, Progress, Result};
 
 fn check(path: &Path) -> Result<VerifyReport> {

@@ -18,11 +18,11 @@ use common::expect::{Expected, Note};
 use common::{Sample, engines, errno, faulty_storage, names, target};
 use penstock_io::engine::EngineChoice;
 use penstock_io::faulty::{Failure, Faults, Repeat};
-use penstock_store::checkpoint::Checkpoint;
-use penstock_store::manifest::PartEntry;
+use penstock_store::format::manifest::PartEntry;
+use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::save::{Attempt, Target, commit, save, write_rank};
-use penstock_store::store::Store;
+use penstock_store::steps::store::Store;
 use penstock_store::{Error, Progress, Result};
 
 const EIO: i32 = 5;

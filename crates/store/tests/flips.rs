@@ -15,10 +15,10 @@ use common::saver::Tally;
 use common::{Rng, Sample, engines, load, number, problem_of};
 use penstock_io::file::Direct;
 use penstock_store::Progress;
-use penstock_store::checkpoint::Checkpoint;
+use penstock_store::care::verify::verify;
+use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::report::Problem;
-use penstock_store::verify::verify;
 
 /// The classes of byte that a checkpoint has.
 const CLASSES: [&str; 7] = [

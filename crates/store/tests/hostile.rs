@@ -9,10 +9,10 @@ use std::path::Path;
 use common::forge::{self, ATTEMPT};
 use common::{Rng, Sample, engines, load, noise};
 use penstock_io::file::Direct;
-use penstock_store::digest::Digest;
+use penstock_store::care::verify::verify;
+use penstock_store::format::digest::Digest;
+use penstock_store::format::shard::{encode_header, header_end, parse_header};
 use penstock_store::options::Options;
-use penstock_store::shard::{encode_header, header_end, parse_header};
-use penstock_store::verify::verify;
 use penstock_store::{Error, Progress};
 use serde_json::{Value, json};
 

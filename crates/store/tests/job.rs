@@ -12,7 +12,7 @@ use std::time::Duration;
 use common::{Rng, Sample, engines, errno, faulty, load, names, target, within_a_minute};
 use penstock_io::engine::EngineChoice;
 use penstock_io::faulty::{Failure, Faults, Lent, OpClass, Repeat};
-use penstock_store::checkpoint::Checkpoint;
+use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::plan::write::TensorSpec;
 use penstock_store::save::{Arena, Attempt, Job, Staging, State, Written, commit};

@@ -18,7 +18,7 @@ use std::time::Duration;
 use common::ledger::Ledger;
 use common::saver::{News, Saver, Tally};
 use common::{Rng, number};
-use penstock_store::store::Store;
+use penstock_store::steps::store::Store;
 
 /// The variables that tell the child where to save, and what.
 const ROOT: &str = "PENSTOCK_TEST_KILL_ROOT";

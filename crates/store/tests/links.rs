@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{Sample, forge, load, problem_of, within_a_minute};
+use penstock_store::care::salvage::salvage;
+use penstock_store::care::survey::survey;
+use penstock_store::care::verify::verify;
 use penstock_store::options::Options;
-use penstock_store::salvage::salvage;
-use penstock_store::scrub::{Outcome, Scrub};
-use penstock_store::store::{StepState, Store};
-use penstock_store::survey::survey;
-use penstock_store::verify::verify;
+use penstock_store::steps::scrub::{Outcome, Scrub};
+use penstock_store::steps::store::{StepState, Store};
 use penstock_store::{Error, MANIFEST, Progress};
 
 type Find = fn(&Path) -> PathBuf;

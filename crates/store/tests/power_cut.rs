@@ -16,7 +16,7 @@ use common::ledger::Ledger;
 use common::saver::{Saver, Tally, operation_of};
 use common::{Rng, Sample, engines, number};
 use penstock_store::options::Options;
-use penstock_store::store::Store;
+use penstock_store::steps::store::Store;
 
 #[test]
 fn an_acknowledged_save_survives() {

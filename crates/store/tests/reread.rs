@@ -16,11 +16,11 @@ use penstock_io::engine::{
     open,
 };
 use penstock_io::file::{Direct, File};
-use penstock_store::checkpoint::Checkpoint;
+use penstock_store::care::salvage::salvage;
+use penstock_store::care::survey::survey;
+use penstock_store::care::verify::verify;
+use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
-use penstock_store::salvage::salvage;
-use penstock_store::survey::survey;
-use penstock_store::verify::verify;
 use penstock_store::{Error, Progress};
 
 const EIO: i32 = 5;

@@ -12,8 +12,8 @@ use std::thread;
 use common::{Sample, names};
 use penstock_io::faulty::{Faults, FaultyFileSystem};
 use penstock_io::file_system::Native;
-use penstock_store::retention::Kept;
-use penstock_store::store::{StepState, Store};
+use penstock_store::steps::retention::Kept;
+use penstock_store::steps::store::{StepState, Store};
 use penstock_store::{Error, MANIFEST};
 
 fn save_step(store: &Store, step: u64) -> String {

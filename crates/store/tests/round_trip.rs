@@ -6,9 +6,9 @@ use std::collections::HashMap;
 
 use common::{Sample, options_matrix};
 use penstock_store::Progress;
-use penstock_store::checkpoint::Checkpoint;
+use penstock_store::care::verify::verify;
+use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
-use penstock_store::verify::verify;
 
 #[test]
 fn everything_comes_back_on_every_engine() {

@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use common::{Sample, bytes_of, engines, faulty, forge, load, names};
 use penstock_io::faulty::{Failure, Faults, OpClass, Repeat};
-use penstock_store::checkpoint::Checkpoint;
+use penstock_store::care::salvage::{SalvageReport, salvage};
+use penstock_store::care::survey::{Described, Survey, survey};
+use penstock_store::care::verify::verify;
+use penstock_store::format::part::{Alias, View};
+use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
-use penstock_store::part::{Alias, View};
-use penstock_store::salvage::{SalvageReport, salvage};
-use penstock_store::store::{StepState, Store};
-use penstock_store::survey::{Described, Survey, survey};
-use penstock_store::verify::verify;
+use penstock_store::steps::store::{StepState, Store};
 use penstock_store::{Error, MANIFEST, Progress, Result};
 use serde_json::value::RawValue;
 

@@ -13,8 +13,8 @@ use common::hook::hooked;
 use common::{Sample, engines, faulty, forge};
 use penstock_io::faulty::{Failure, Faults, OpClass, Repeat};
 use penstock_store::options::Options;
-use penstock_store::scrub::{Outcome, Scrub, ScrubReport};
-use penstock_store::store::Store;
+use penstock_store::steps::scrub::{Outcome, Scrub, ScrubReport};
+use penstock_store::steps::store::Store;
 use penstock_store::{Error, MANIFEST, Progress};
 
 const MIB: u64 = 1 << 20;
@@ -43,7 +43,7 @@ fn scrub(store: &Store, scrub: &Scrub) -> ScrubReport {
 }
 
 fn outcomes(report: &ScrubReport) -> Vec<(u64, Outcome)> {
-    let outcome = |step: &penstock_store::scrub::ScrubbedStep| (step.step, step.outcome);
+    let outcome = |step: &penstock_store::steps::scrub::ScrubbedStep| (step.step, step.outcome);
     report.steps.iter().map(outcome).collect()
 }
 
@@ -156,7 +156,8 @@ fn a_mark_holds_until_it_is_too_old() {
         ],
     );
     let report = scrub(&store, &Scrub::default());
-    let unread = |step: &penstock_store::scrub::ScrubbedStep| step.outcome == Outcome::Skipped;
+    let unread =
+        |step: &penstock_store::steps::scrub::ScrubbedStep| step.outcome == Outcome::Skipped;
     assert!(report.steps.iter().all(unread), "once was enough");
     let plan = Scrub {
         max_age: Some(Duration::from_secs(1000)),

@@ -14,9 +14,9 @@ use std::thread;
 use common::hook::hooked;
 use common::{Sample, engines, forge, load, names};
 use penstock_store::options::Options;
-use penstock_store::retention::Kept;
 use penstock_store::save::{Target, save};
-use penstock_store::store::{StepState, Store};
+use penstock_store::steps::retention::Kept;
+use penstock_store::steps::store::{StepState, Store};
 use penstock_store::{Error, MANIFEST, Progress};
 
 /// Saves the steps, in this order.
@@ -179,7 +179,7 @@ fn while_marks_cannot_be_read_nothing_is_deleted() {
     }
     store.mark_verified(3, &id).unwrap();
     store.retain(Some(1), None, None).unwrap_err();
-    let scrub = penstock_store::scrub::Scrub {
+    let scrub = penstock_store::steps::scrub::Scrub {
         bytes_per_second: None,
         max_age: None,
     };

@@ -11,7 +11,7 @@ use common::unlocked::Unlocked;
 use common::{Sample, forge, names, target};
 use penstock_store::options::Options;
 use penstock_store::save::{Attempt, Target, commit, save, write_rank};
-use penstock_store::store::{StepState, Store};
+use penstock_store::steps::store::{StepState, Store};
 use penstock_store::{Error, MANIFEST, Progress, Result};
 
 /// More changes than any deletion here makes.

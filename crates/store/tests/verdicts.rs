@@ -8,12 +8,12 @@ use std::path::Path;
 
 use common::{Rng, Sample, draw, forge, number};
 use penstock_store::Progress;
+use penstock_store::care::salvage::salvage;
+use penstock_store::care::survey::survey;
+use penstock_store::care::verify::verify;
 use penstock_store::options::Options;
-use penstock_store::salvage::salvage;
-use penstock_store::scrub::{Outcome, Scrub};
-use penstock_store::store::Store;
-use penstock_store::survey::survey;
-use penstock_store::verify::verify;
+use penstock_store::steps::scrub::{Outcome, Scrub};
+use penstock_store::steps::store::Store;
 
 const SIZES: [usize; 3] = [1000, (2 << 20) + 5, 70_000];
 

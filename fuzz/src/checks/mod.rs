@@ -6,10 +6,10 @@ pub mod read_plan;
 
 use std::path::Path;
 
-use penstock_store::digest::Digest;
-use penstock_store::manifest::Manifest;
-use penstock_store::part::Part;
-use penstock_store::shard::{encode_header, parse_header};
+use penstock_store::format::digest::Digest;
+use penstock_store::format::manifest::Manifest;
+use penstock_store::format::part::Part;
+use penstock_store::format::shard::{encode_header, parse_header};
 
 /// The attempt that the seeds belong to.
 pub const ATTEMPT: &str = "0123456789abcdef0123456789abcdef";

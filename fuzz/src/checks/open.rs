@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 
 use penstock_io::engine::EngineChoice;
 use penstock_io::file::Direct;
-use penstock_store::checkpoint::{self, Loaded};
-use penstock_store::digest::Digest;
+use penstock_store::care::verify::verify;
+use penstock_store::format::digest::Digest;
+use penstock_store::format::part::TensorEntry;
+use penstock_store::format::shard::{HeaderTensor, encode_header};
+use penstock_store::load::checkpoint::{self, Loaded};
 use penstock_store::options::Options;
-use penstock_store::part::TensorEntry;
 use penstock_store::plan::read::Placement;
-use penstock_store::shard::{HeaderTensor, encode_header};
-use penstock_store::verify::verify;
 use penstock_store::{Error, MANIFEST, Progress};
 
 use super::{ATTEMPT, seal};

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use penstock_store::digest::CHUNK_BYTES;
+use penstock_store::format::digest::CHUNK_BYTES;
+use penstock_store::format::shard::PAGE_BYTES;
 use penstock_store::plan::read::{
     Destination, FileFacts, Goal, Item, Owner, Placement, ReadPlan, Request, plan,
 };
-use penstock_store::shard::PAGE_BYTES;
 
 /// Extents that all files have together at most: a plan is as long as what it reads.
 const EXTENTS_MAX: u64 = 1024;

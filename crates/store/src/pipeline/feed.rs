@@ -22,8 +22,8 @@ use penstock_io::trace::{self, Role};
 
 use super::Halt;
 use crate::error::{Error, Result};
+use crate::format::shard::PAGE_BYTES;
 use crate::plan::write::{Piece, WritePlan};
-use crate::shard::PAGE_BYTES;
 
 /// How often a thread that waits looks whether its work is still wanted.
 const TURN: Duration = Duration::from_millis(20);

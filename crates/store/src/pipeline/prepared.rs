@@ -10,9 +10,9 @@ use penstock_io::file::{Direct, File};
 
 use super::damage::Damage;
 use super::target::{Region, Rest, Window};
-use crate::digest::{CHUNK_BYTES, Digest};
+use crate::format::digest::{CHUNK_BYTES, Digest};
+use crate::format::shard::PAGE_BYTES;
 use crate::plan::read::{Destination, Item, Owner, floor};
-use crate::shard::PAGE_BYTES;
 
 /// A piece with its memory.
 struct Landing {

@@ -15,8 +15,8 @@ use penstock_io::trace::{self, Role};
 
 use super::feed::{Feed, Filled, Next};
 use super::{Halt, Run, failed, open_engine, run_workers, submit};
-use crate::digest::{CHUNK_BYTES, Digest};
 use crate::error::Result;
+use crate::format::digest::{CHUNK_BYTES, Digest};
 use crate::options::Settings;
 use crate::plan::write::WritePlan;
 use crate::progress::Progress;

@@ -10,8 +10,8 @@
 
 use std::ops::Range;
 
-use crate::digest::CHUNK_BYTES;
-use crate::shard::PAGE_BYTES;
+use crate::format::digest::CHUNK_BYTES;
+use crate::format::shard::PAGE_BYTES;
 
 /// Tensors that lie side by side share memory up to this size. A tensor that outlives the others
 /// keeps at most this much beside itself alive.

@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
-use crate::dtype::{self, Carrier};
 use crate::error::{Error, Result};
-use crate::part::{Stored, TensorBox, TensorEntry, carried_shape};
-use crate::shard::{self, HeaderTensor, PAGE_BYTES};
+use crate::format::dtype::{self, Carrier};
+use crate::format::part::{Stored, TensorBox, TensorEntry, carried_shape};
+use crate::format::shard::{self, HeaderTensor, PAGE_BYTES};
 
 /// Most header bytes of one shard. The safetensors library reads up to 100 MB.
 const HEADER_BYTES_MAX: u64 = 64 << 20;
@@ -22,7 +22,7 @@ const NAME_BYTES_MAX: usize = 1 << 20;
 pub struct TensorSpec {
     /// Dotted name, unique among the tensors and aliases.
     pub name: String,
-    /// Element type; see [`crate::dtype`].
+    /// Element type; see [`crate::format::dtype`].
     pub dtype: String,
     /// Dimensions, outermost first.
     pub shape: Vec<u64>,

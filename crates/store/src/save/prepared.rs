@@ -13,17 +13,17 @@ use serde_json::value::RawValue;
 use super::{State, Written};
 use crate::FORMAT_VERSION;
 use crate::commit::Attempt;
-use crate::digest::{CHUNK_BYTES, Digest};
 use crate::error::{Error, Result};
-use crate::manifest::PartEntry;
-use crate::name;
+use crate::format::digest::{CHUNK_BYTES, Digest};
+use crate::format::manifest::PartEntry;
+use crate::format::name;
+use crate::format::part::{self, Alias, FileEntry, Missing, Part};
+use crate::format::shard::PAGE_BYTES;
 use crate::options::{Options, Settings};
-use crate::part::{self, Alias, FileEntry, Missing, Part};
 use crate::pipeline::Run;
+use crate::plan::reshard::GlobalTensors;
 use crate::plan::write::{TensorSpec, WritePlan, plan};
 use crate::report::{FallbackKind, Transport};
-use crate::reshard::GlobalTensors;
-use crate::shard::PAGE_BYTES;
 
 /// All of a state but its bytes, with the plan for those.
 pub(super) struct Prepared {

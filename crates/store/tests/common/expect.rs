@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::str::FromStr;
 
-use penstock_store::checkpoint::Checkpoint;
+use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
-use penstock_store::store::{StepState, Store};
+use penstock_store::steps::store::{StepState, Store};
 use penstock_store::{Error, Progress};
 
 use super::Sample;

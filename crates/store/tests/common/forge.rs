@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use penstock_store::MANIFEST;
-use penstock_store::digest::{CHUNK_BYTES, Digest};
+use penstock_store::format::digest::{CHUNK_BYTES, Digest};
 use serde_json::{Value, json};
 
 /// The attempt of checkpoints made by hand.

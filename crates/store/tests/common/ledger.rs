@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::str::FromStr;
 
-use penstock_store::checkpoint::Checkpoint;
-use penstock_store::store::{StepState, Store};
+use penstock_store::load::checkpoint::Checkpoint;
+use penstock_store::steps::store::{StepState, Store};
 use serde_json::Value;
 
 use super::{Sample, names};

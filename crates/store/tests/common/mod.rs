@@ -27,14 +27,14 @@ use penstock_io::engine::{EngineChoice, EngineConfig, Opened, open};
 use penstock_io::faulty::{Faults, Faulty, FaultyFileSystem};
 use penstock_io::file::Direct;
 use penstock_io::file_system::{FileSystem, Native};
-use penstock_store::checkpoint::{Checkpoint, Loaded};
+use penstock_store::care::verify::verify;
+use penstock_store::format::part::Alias;
+use penstock_store::load::checkpoint::{Checkpoint, Loaded};
 use penstock_store::options::Options;
-use penstock_store::part::Alias;
 use penstock_store::plan::read::Placement;
 use penstock_store::plan::write::TensorSpec;
 use penstock_store::report::{Problem, SaveReport};
 use penstock_store::save::{State, Target, save};
-use penstock_store::verify::verify;
 use penstock_store::{Error, Progress, Result};
 use serde_json::value::RawValue;
 

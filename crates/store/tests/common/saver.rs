@@ -9,7 +9,7 @@ use std::fs;
 use penstock_io::file::Direct;
 use penstock_store::options::Options;
 use penstock_store::save::{Target, save};
-use penstock_store::store::Store;
+use penstock_store::steps::store::Store;
 use penstock_store::{Error, Progress, Result};
 use serde_json::value::RawValue;
 

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use penstock_io::faulty::crash::{Image, states};
 use penstock_store::Progress;
-use penstock_store::checkpoint::Checkpoint;
+use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::save::{Target, save};
-use penstock_store::store::Store;
+use penstock_store::steps::store::Store;
 
 use crate::common::expect::{Expected, Note};
 use crate::common::{Sample, names, target};

@@ -8,11 +8,11 @@ use penstock_io::engine::{EngineChoice, EngineConfig, Opened, open};
 use penstock_io::faulty::{Faults, Faulty, FaultyFileSystem, Log};
 use penstock_io::file::{Direct, File};
 use penstock_io::file_system::{Change, FileSystem, Native};
-use penstock_store::checkpoint::Checkpoint;
+use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::save::{Attempt, Target, commit, save, write_rank};
-use penstock_store::scrub::Scrub;
-use penstock_store::store::Store;
+use penstock_store::steps::scrub::Scrub;
+use penstock_store::steps::store::Store;
 use penstock_store::{Error, Progress, Result};
 
 use crate::common::expect::Note;

@@ -14,14 +14,14 @@ use std::time::Instant;
 
 use serde_json::value::RawValue;
 
+use crate::care::survey::{Described, Survey, survey};
 use crate::error::{Error, Result};
-use crate::manifest::Partial;
-use crate::name::{parse_step, step_directory};
+use crate::format::manifest::Partial;
+use crate::format::name::{parse_step, step_directory};
+use crate::format::part::Missing;
 use crate::options::Options;
-use crate::part::Missing;
 use crate::progress::Progress;
 use crate::save::{self, Attempt, Job, check_manifest_size, commit_as};
-use crate::survey::{Described, Survey, survey};
 use rank::Salvage;
 
 /// What a salvage brought.

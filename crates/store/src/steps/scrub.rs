@@ -5,14 +5,14 @@
 
 use std::time::{Duration, Instant};
 
+use crate::care::verify::verify_as;
 use crate::error::{Error, Result};
-use crate::marks::{Mark, now_seconds};
 use crate::options::Options;
 use crate::pipeline::read::OnDamage;
 use crate::progress::Progress;
 use crate::report::{Problem, VerifyReport};
-use crate::store::{StepState, Store};
-use crate::verify::verify_as;
+use crate::steps::marks::{Mark, now_seconds};
+use crate::steps::store::{StepState, Store};
 
 /// How a scrub is to go about.
 #[derive(Clone, Copy, Debug, Default)]

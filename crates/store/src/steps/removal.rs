@@ -19,13 +19,13 @@ use std::path::{Path, PathBuf};
 use penstock_io::file_system::Change;
 
 use crate::commit::{attempt_files, link_new, remove_attempt_files, remove_file};
-use crate::description::read_manifest;
 use crate::error::{Error, Result};
-use crate::manifest::Manifest;
-use crate::name::{self, MANIFEST, attempt_of};
-use crate::plain;
-use crate::protect::is_protected_at;
-use crate::store::Store;
+use crate::format::description::read_manifest;
+use crate::format::manifest::Manifest;
+use crate::format::name::{self, MANIFEST, attempt_of};
+use crate::format::plain;
+use crate::steps::protect::is_protected_at;
+use crate::steps::store::Store;
 
 /// How often others may be faster at deleting the same checkpoint.
 const TURNS_MAX: usize = 16;

@@ -3,11 +3,11 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{Described, Survey};
-use crate::dtype;
-use crate::name;
-use crate::part::{MissingKind, TensorEntry};
-use crate::references;
-use crate::reshard::{GlobalTensors, box_text};
+use crate::care::references;
+use crate::format::dtype;
+use crate::format::name;
+use crate::format::part::{MissingKind, TensorEntry};
+use crate::plan::reshard::{GlobalTensors, box_text};
 
 /// A tensor of which ranks stored boxes, or that a tree names.
 #[derive(Clone, Debug, PartialEq, Eq)]

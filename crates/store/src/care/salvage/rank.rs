@@ -8,21 +8,21 @@ use std::sync::Arc;
 use penstock_io::buffer::HostRegion;
 use serde_json::value::RawValue;
 
-use crate::digest::CHUNK_BYTES;
+use crate::care::references::{Place, Renumbering, renumber};
+use crate::care::survey::{Described, SharedTensor, Survey};
 use crate::error::{Error, Result};
-use crate::name;
+use crate::format::digest::CHUNK_BYTES;
+use crate::format::name;
+use crate::format::part::{Alias, Missing, MissingKind, TensorEntry};
 use crate::options::Options;
-use crate::part::{Alias, Missing, MissingKind, TensorEntry};
 use crate::pipeline::Run;
 use crate::pipeline::read::{OnDamage, Source, read};
 use crate::pipeline::target::Target;
 use crate::plan::read::{Goal, Placement, Request, plan};
+use crate::plan::reshard::box_text;
 use crate::plan::write::TensorSpec;
 use crate::progress::Progress;
-use crate::references::{Place, Renumbering, renumber};
-use crate::reshard::box_text;
 use crate::save::State;
-use crate::survey::{Described, SharedTensor, Survey};
 
 /// A salvage under way, rank by rank.
 pub(super) struct Salvage<'a> {

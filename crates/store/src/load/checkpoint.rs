@@ -10,22 +10,22 @@ use penstock_io::file::{Direct, File};
 use penstock_io::trace;
 use serde_json::value::RawValue;
 
-use crate::description::{check_size, read_manifest, read_part};
-use crate::digest::CHUNK_BYTES;
 use crate::error::{Error, Result};
+use crate::format::description::{check_size, read_manifest, read_part};
+use crate::format::digest::CHUNK_BYTES;
+use crate::format::manifest::Manifest;
+use crate::format::name::MANIFEST;
+use crate::format::part::{FileEntry, Missing, MissingKind, Part, Rank, TensorEntry};
 use crate::lease::Lease;
-use crate::manifest::Manifest;
-use crate::name::MANIFEST;
 use crate::options::Options;
-use crate::part::{FileEntry, Missing, MissingKind, Part, Rank, TensorEntry};
 use crate::pipeline::Run;
 use crate::pipeline::damage::Damage;
 use crate::pipeline::read::{OnDamage, Source, read};
 use crate::pipeline::target::Target;
 use crate::plan::read::{FileFacts, Goal, Item, Placement, Request, plan};
+use crate::plan::reshard::GlobalTensors;
 use crate::progress::Progress;
 use crate::report::{FallbackKind, LoadReport, Transport};
-use crate::reshard::GlobalTensors;
 
 /// How often a checkpoint may be replaced while it is opened.
 const REPLACED_MAX: usize = 16;
@@ -162,7 +162,7 @@ impl Checkpoint {
     pub(crate) fn unknown_tag(&self) -> Option<Error> {
         let mut trees = self.ranks.iter().zip(&self.manifest.parts);
         trees.find_map(|(rank, entry)| {
-            let tag = crate::tree::unknown_tag(rank.tree.get())?;
+            let tag = crate::format::tree::unknown_tag(rank.tree.get())?;
             Some(Error::Unknown {
                 path: self.path.clone(),
                 file: entry.file.clone(),

@@ -13,9 +13,9 @@ use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::ser::{SerializeMap, Serializer as _};
 use serde::{Deserialize, Serialize};
 
-use crate::dtype;
-use crate::part::TensorBox;
-use crate::plain;
+use crate::format::dtype;
+use crate::format::part::TensorBox;
+use crate::format::plain;
 
 /// Boundary on which the data of a shard starts, and that direct I/O is aligned to.
 pub const PAGE_BYTES: u64 = 4096;

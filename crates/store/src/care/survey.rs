@@ -18,15 +18,15 @@ use std::time::Instant;
 
 use penstock_io::file::{Direct, File};
 
-use crate::digest::CHUNK_BYTES;
 use crate::error::{Error, Result};
-use crate::manifest::Manifest;
+use crate::format::digest::CHUNK_BYTES;
+use crate::format::manifest::Manifest;
+use crate::format::part::{Part, Rank, TensorEntry};
+use crate::format::plain;
 use crate::options::Options;
-use crate::part::{Part, Rank, TensorEntry};
 use crate::pipeline::Run;
 use crate::pipeline::damage::Damage;
 use crate::pipeline::read::{OnDamage, Source, read};
-use crate::plain;
 use crate::plan::read::plan;
 use crate::progress::Progress;
 use crate::report::Problem;

@@ -12,10 +12,10 @@ use serde_json::value::RawValue;
 
 use penstock_io::buffer::Bounds;
 
-use crate::digest::{CHUNK_BYTES, Digest, hex_list};
-use crate::dtype;
 use crate::error::{Error, Result};
-use crate::name;
+use crate::format::digest::{CHUNK_BYTES, Digest, hex_list};
+use crate::format::dtype;
+use crate::format::name;
 
 /// Value of a part's `format` member.
 pub(crate) const FORMAT: &str = "penstock-part";
@@ -100,7 +100,7 @@ pub struct FileEntry {
 pub struct TensorEntry {
     /// Dotted name, unique in the part.
     pub name: String,
-    /// Element type; see [`crate::dtype`].
+    /// Element type; see [`crate::format::dtype`].
     pub dtype: String,
     /// Dimensions, outermost first.
     pub shape: Vec<u64>,

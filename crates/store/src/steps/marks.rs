@@ -17,12 +17,12 @@ use penstock_io::file_system::Change;
 use serde::{Deserialize, Serialize};
 
 use crate::commit::remove_file;
-use crate::description::read_manifest;
 use crate::error::{Error, Result};
+use crate::format::description::read_manifest;
+use crate::format::name;
+use crate::format::plain;
 use crate::lease::{Exclusive, Lease};
-use crate::name;
-use crate::plain;
-use crate::store::Store;
+use crate::steps::store::Store;
 
 const MARKS: &str = "verified.json";
 

@@ -2,7 +2,7 @@
 //!
 //! Steps are ordered by number, never by time. Removal takes the manifest first, so that what is
 //! left of it is an incomplete checkpoint and never a broken one. What is kept and for how long is
-//! [`crate::retention`]'s.
+//! [`crate::steps::retention`]'s.
 
 use std::collections::HashSet;
 use std::fs;
@@ -12,14 +12,14 @@ use std::sync::Arc;
 
 use penstock_io::file_system::{Change, FileSystem, Native};
 
-use crate::checkpoint::Checkpoint;
 use crate::commit::{attempt_files, remove_attempt_files, remove_file};
-use crate::description::read_manifest;
 use crate::error::{Error, Result};
+use crate::format::description::read_manifest;
+use crate::format::manifest::Manifest;
+use crate::format::name::{MANIFEST, parse_step, step_directory};
 use crate::lease::{Exclusive, Lease};
-use crate::manifest::Manifest;
-use crate::name::{MANIFEST, parse_step, step_directory};
-use crate::removal::is_unsettled;
+use crate::load::checkpoint::Checkpoint;
+use crate::steps::removal::is_unsettled;
 
 /// A directory of checkpoints. It need not exist before the first save.
 #[derive(Clone, Debug)]

@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 
 use penstock_io::file_system::Change;
 
-use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
-use crate::name::{self, MANIFEST};
+use crate::format::name::{self, MANIFEST};
+use crate::load::checkpoint::Checkpoint;
 use crate::progress::Progress;
-use crate::protect::is_protected_at;
-use crate::store::{StepState, Store};
+use crate::steps::protect::is_protected_at;
+use crate::steps::store::{StepState, Store};
 
 /// How many are kept, besides protected ones: enough to look into what goes wrong, few enough not
 /// to fill a disk with what nobody can load.

@@ -4,19 +4,19 @@ use std::io::Read;
 use std::path::Path;
 use std::time::Instant;
 
-use crate::checkpoint::{gather_boxes, open_shard, touched_tensor};
-use crate::description::{read_manifest, read_part};
 use crate::error::{Error, Result};
+use crate::format::description::{read_manifest, read_part};
+use crate::format::part::{FileEntry, Part, TensorEntry};
+use crate::format::plain;
+use crate::format::shard::{self, Header};
 use crate::lease::Lease;
+use crate::load::checkpoint::{gather_boxes, open_shard, touched_tensor};
 use crate::options::Options;
-use crate::part::{FileEntry, Part, TensorEntry};
 use crate::pipeline::Run;
 use crate::pipeline::read::{OnDamage, Source, read};
-use crate::plain;
 use crate::plan::read::plan;
 use crate::progress::Progress;
 use crate::report::{Problem, VerifyReport};
-use crate::shard::{self, Header};
 
 /// Reads every file of the checkpoint at `path` and lists all damage.
 ///

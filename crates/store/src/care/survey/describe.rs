@@ -9,16 +9,16 @@ use serde_json::value::RawValue;
 
 use super::Described;
 use crate::FORMAT_VERSION;
-use crate::description::{is_lost, read_manifest, read_part};
-use crate::digest::{CHUNK_BYTES, Digest};
-use crate::dtype;
 use crate::error::{Error, Result};
-use crate::manifest::Manifest;
-use crate::name::{self, MANIFEST};
-use crate::part::{self, FileEntry, Part, TensorBox, TensorEntry, check_box};
-use crate::plain;
+use crate::format::description::{is_lost, read_manifest, read_part};
+use crate::format::digest::{CHUNK_BYTES, Digest};
+use crate::format::dtype;
+use crate::format::manifest::Manifest;
+use crate::format::name::{self, MANIFEST};
+use crate::format::part::{self, FileEntry, Part, TensorBox, TensorEntry, check_box};
+use crate::format::plain;
+use crate::format::shard;
 use crate::report::Problem;
-use crate::shard;
 
 /// Where no manifest tells how many ranks there were, and names of files speak of more.
 const RANKS_WITHOUT_FILES_MAX: u64 = 4096;

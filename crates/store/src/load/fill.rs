@@ -9,14 +9,14 @@ use std::ops::Range;
 
 use penstock_io::buffer::{Bounds, HostArrayMut, Tangled};
 
-use crate::checkpoint::{Checkpoint, Fetch};
 use crate::error::{Error, Result};
+use crate::load::checkpoint::{Checkpoint, Fetch};
 use crate::options::Options;
 use crate::pipeline::target::{Sink, Target};
 use crate::plan::read::{Goal, Request};
+use crate::plan::reshard::{Fragment, GlobalTensor, Wanted, text};
 use crate::progress::Progress;
 use crate::report::LoadReport;
-use crate::reshard::{Fragment, GlobalTensor, Wanted, text};
 
 /// What a box is one of.
 #[derive(Clone, Debug, PartialEq, Eq)]

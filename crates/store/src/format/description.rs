@@ -9,13 +9,13 @@ use std::path::Path;
 
 use penstock_io::file::{Direct, File, check_readable};
 
-use crate::digest::Digest;
 use crate::error::{Error, Result};
-use crate::manifest::{Manifest, PartEntry};
-use crate::name::{MANIFEST, PROTECTED, is_attempt_file, is_step};
-use crate::part::{FileEntry, Part};
-use crate::plain;
-use crate::removal::misplaced;
+use crate::format::digest::Digest;
+use crate::format::manifest::{Manifest, PartEntry};
+use crate::format::name::{MANIFEST, PROTECTED, is_attempt_file, is_step};
+use crate::format::part::{FileEntry, Part};
+use crate::format::plain;
+use crate::steps::removal::misplaced;
 
 /// A manifest names parts and holds the user's metadata: megabytes at most.
 pub(crate) const MANIFEST_BYTES_MAX: u64 = 64 << 20;

@@ -11,11 +11,11 @@ use penstock_io::file_system::Change;
 
 use crate::commit::remove_file;
 use crate::error::{Error, Result};
+use crate::format::name::{MANIFEST, PROTECTED};
+use crate::format::plain;
 use crate::lease::Lease;
-use crate::name::{MANIFEST, PROTECTED};
-use crate::plain;
 use crate::progress::Progress;
-use crate::store::Store;
+use crate::steps::store::Store;
 
 impl Store {
     /// Protects a step from retention and deletion, durably, until [`Store::unprotect`].

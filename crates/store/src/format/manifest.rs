@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::FORMAT_VERSION;
-use crate::digest::Digest;
 use crate::error::{Error, Result};
-use crate::name::{self, MANIFEST};
+use crate::format::digest::Digest;
+use crate::format::name::{self, MANIFEST};
 
 /// Value of a manifest's `format` member.
 pub(crate) const FORMAT: &str = "penstock-checkpoint";

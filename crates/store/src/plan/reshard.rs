@@ -9,8 +9,8 @@ use std::ops::Range;
 
 use penstock_io::buffer::{Bounds, find_overlap};
 
-use crate::digest::CHUNK_BYTES;
-use crate::part::{TensorBox, TensorEntry};
+use crate::format::digest::CHUNK_BYTES;
+use crate::format::part::{TensorBox, TensorEntry};
 
 /// Runs that lie together in the file and in memory are read in place from this size on: a request
 /// each, and some hundred bytes of plan.

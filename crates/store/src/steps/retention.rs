@@ -18,9 +18,9 @@ use std::fmt;
 use serde_json::value::RawValue;
 
 use crate::error::{Error, Result};
-use crate::manifest::Manifest;
-use crate::marks::Mark;
-use crate::store::{StepState, Store};
+use crate::format::manifest::Manifest;
+use crate::steps::marks::Mark;
+use crate::steps::store::{StepState, Store};
 
 /// Why a step is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,7 @@
+//! What is still good of a checkpoint, and how to get it out.
+
+pub(crate) mod references;
+
+pub mod salvage;
+pub mod survey;
+pub mod verify;

@@ -1,0 +1,14 @@
+//! What the files of a checkpoint say, how they are called, and how they are opened.
+//!
+//! Everything that is parsed here is hostile input. Nothing here changes a file.
+
+pub(crate) mod description;
+pub(crate) mod name;
+pub(crate) mod plain;
+pub(crate) mod tree;
+
+pub mod digest;
+pub mod dtype;
+pub mod manifest;
+pub mod part;
+pub mod shard;

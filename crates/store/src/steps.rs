@@ -1,0 +1,11 @@
+//! Many checkpoints in one directory, each a step: which are there, kept, protected, set aside,
+//! removed and read again.
+
+pub(crate) mod protect;
+pub(crate) mod removal;
+
+pub mod aside;
+pub mod marks;
+pub mod retention;
+pub mod scrub;
+pub mod store;
