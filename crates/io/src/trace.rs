@@ -13,37 +13,24 @@
 //!
 //! Traces observe: what goes wrong with the file ends the trace and not the call.
 
+mod cell;
+mod clock;
 mod event;
 pub(crate) mod meter;
 mod record;
 mod row;
 mod sink;
-mod state;
 
 use std::borrow::Cow;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 
+pub use clock::{is_on, now_ns};
+pub use event::Process;
 use record::{Record, Transfer};
 pub use row::{Role, Row, enter};
-pub use sink::{Process, forget, start, stop};
-use state::state;
+pub use sink::{forget, start, stop};
 
 use crate::file::File;
-
-/// Whether a trace runs.
-static IS_ON: AtomicBool = AtomicBool::new(false);
-
-/// Whether a trace runs: for callers to whom even preparing a record is work.
-pub fn is_on() -> bool {
-    IS_ON.load(Ordering::Relaxed)
-}
-
-/// Nanoseconds of the monotonic clock, of which spans are made.
-pub fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
 
 /// Something that the calling thread does, from here until this is dropped. Spans of a thread nest.
 #[must_use = "a span ends where it is dropped"]
@@ -120,7 +107,7 @@ impl InFlight {
             meter::submitted(start_ns, bytes);
             InFlight {
                 start_ns,
-                trace: state().traces.load(Ordering::Relaxed),
+                trace: sink::number(),
                 is_over: false,
             }
         })
@@ -158,7 +145,7 @@ impl InFlight {
     }
 
     fn is_traced(&self) -> bool {
-        is_on() && self.trace == state().traces.load(Ordering::Relaxed)
+        is_on() && self.trace == sink::number()
     }
 }
 

@@ -9,7 +9,19 @@ use serde_json::{Value, json};
 
 use super::record::{Record, Transfer};
 use super::row::Row;
-use super::sink::Process;
+
+/// Whose trace it is.
+#[derive(Clone, Debug)]
+pub struct Process {
+    /// Its id.
+    pub id: u32,
+    /// Where viewers put it among others.
+    pub order: u32,
+    /// What viewers show.
+    pub name: String,
+    /// What else there is to know, as a JSON object.
+    pub about: Value,
+}
 
 /// One event; what a kind of event lacks is left out.
 #[derive(Serialize)]

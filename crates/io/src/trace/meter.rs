@@ -1,44 +1,15 @@
 //! Counters: rates and levels over time, one value for each of some hundredths of a second.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::record::{Record, push};
-use super::state::{lock, state};
+use super::cell::{Cell, lock};
+use super::record::{Gauge, Record, push};
 
 /// How finely rates are told: a hundredth of a second holds some requests of a fast device.
 const BUCKET_NS: u64 = 10_000_000;
 
 const GIB: f64 = (1u64 << 30) as f64;
-
-/// Something that has a level at every moment.
-#[derive(Clone, Copy)]
-pub(super) enum Gauge {
-    /// Handed to the engines, in GiB/s.
-    Submitted,
-    /// Done by the engines, in GiB/s.
-    Completed,
-    /// Requests in flight, the most of each moment.
-    Depth,
-    /// Memory of pools that is in use, in bytes.
-    PoolBytes,
-    /// What the process reads from storage, in GiB/s.
-    ProcessRead,
-    /// What it writes, in GiB/s.
-    ProcessWritten,
-}
-
-impl Gauge {
-    pub(super) fn name_and_unit(self) -> (&'static str, &'static str) {
-        match self {
-            Gauge::Submitted => ("submitted", "GiB/s"),
-            Gauge::Completed => ("completed", "GiB/s"),
-            Gauge::Depth => ("in flight", "requests"),
-            Gauge::PoolBytes => ("pool", "bytes"),
-            Gauge::ProcessRead => ("process reads", "GiB/s"),
-            Gauge::ProcessWritten => ("process writes", "GiB/s"),
-        }
-    }
-}
 
 /// Records the level of something from a moment on.
 pub(super) fn gauge(gauge: Gauge, at_ns: u64, level: f64) {
@@ -50,7 +21,7 @@ pub(super) fn gauge(gauge: Gauge, at_ns: u64, level: f64) {
 }
 
 #[derive(Default)]
-pub(super) struct Meter {
+struct Meter {
     /// Start of the bucket that is being filled; 0 before the first.
     bucket_ns: u64,
     submitted_bytes: u64,
@@ -58,6 +29,13 @@ pub(super) struct Meter {
     in_flight: u64,
     in_flight_max: u64,
     pool_bytes_max: u64,
+}
+
+static METER: Cell<Mutex<Meter>> = Cell::new();
+
+/// Leaves what was counted to the parent, in a child that was forked.
+pub(super) fn forget() {
+    METER.renew();
 }
 
 /// Bytes of all pools that are in use.
@@ -74,7 +52,7 @@ pub(crate) fn returned(bytes: usize) {
 }
 
 pub(super) fn submitted(at_ns: u64, bytes: usize) {
-    let mut meter = lock(&state().meter);
+    let mut meter = lock(METER.get());
     meter.advance(at_ns);
     meter.submitted_bytes += bytes as u64;
     meter.in_flight += 1;
@@ -83,7 +61,7 @@ pub(super) fn submitted(at_ns: u64, bytes: usize) {
 }
 
 pub(super) fn completed(at_ns: u64, bytes: usize) {
-    let mut meter = lock(&state().meter);
+    let mut meter = lock(METER.get());
     meter.advance(at_ns);
     meter.completed_bytes += bytes as u64;
     meter.in_flight = meter.in_flight.saturating_sub(1);
@@ -95,18 +73,18 @@ pub(super) fn dropped(at_ns: u64) {
 }
 
 /// Closes what nothing has been added to for a while.
-pub(super) fn settle(at_ns: u64) {
-    lock(&state().meter).advance(at_ns);
+pub(super) fn advance(at_ns: u64) {
+    lock(METER.get()).advance(at_ns);
 }
 
 /// Closes whatever is open.
 pub(super) fn close(at_ns: u64) {
-    settle(at_ns + 2 * BUCKET_NS);
+    advance(at_ns + 2 * BUCKET_NS);
 }
 
 /// Starts again from nothing.
 pub(super) fn reset() {
-    *lock(&state().meter) = Meter::default();
+    *lock(METER.get()) = Meter::default();
 }
 
 impl Meter {

@@ -4,12 +4,11 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::meter::Gauge;
+use super::cell::{Cell, lock};
 use super::row::Row;
-use super::state::{State, is_current, lock, state};
 
 /// One thing that happened. Times are nanoseconds of the monotonic clock.
 pub(super) enum Record {
@@ -59,15 +58,63 @@ impl Record {
     }
 }
 
+/// Something that has a level at every moment.
+#[derive(Clone, Copy)]
+pub(super) enum Gauge {
+    /// Handed to the engines, in GiB/s.
+    Submitted,
+    /// Done by the engines, in GiB/s.
+    Completed,
+    /// Requests in flight, the most of each moment.
+    Depth,
+    /// Memory of pools that is in use, in bytes.
+    PoolBytes,
+    /// What the process reads from storage, in GiB/s.
+    ProcessRead,
+    /// What it writes, in GiB/s.
+    ProcessWritten,
+}
+
+impl Gauge {
+    pub(super) fn name_and_unit(self) -> (&'static str, &'static str) {
+        match self {
+            Gauge::Submitted => ("submitted", "GiB/s"),
+            Gauge::Completed => ("completed", "GiB/s"),
+            Gauge::Depth => ("in flight", "requests"),
+            Gauge::PoolBytes => ("pool", "bytes"),
+            Gauge::ProcessRead => ("process reads", "GiB/s"),
+            Gauge::ProcessWritten => ("process writes", "GiB/s"),
+        }
+    }
+}
+
 /// What all threads keep until it is written, which is ten times a second: enough for ten million
 /// requests a second, and a bound where the file is slower than that.
 const RECORDS_MAX: usize = 1 << 20;
 
 /// The records of one thread. Only the writer of the trace ever contends for the lock.
-pub(super) type Buffer = Arc<Mutex<Vec<Record>>>;
+type Buffer = Arc<Mutex<Vec<Record>>>;
 
-/// A thread's buffer, and the state that knows it.
-struct Own(&'static State, Buffer);
+/// What the threads have noted.
+#[derive(Default)]
+struct Noted {
+    /// Of every thread, those that have ended included until they are drained.
+    buffers: Mutex<Vec<Buffer>>,
+    /// Records in all buffers.
+    records: AtomicUsize,
+    /// Records for which there was no room.
+    lost: AtomicU64,
+}
+
+static NOTED: Cell<Noted> = Cell::new();
+
+/// Leaves all records to the parent, in a child that was forked.
+pub(super) fn forget() {
+    NOTED.renew();
+}
+
+/// A thread's buffer, and what knows it.
+struct Own(&'static Noted, Buffer);
 
 thread_local! {
     static OWN: RefCell<Option<Own>> = const { RefCell::new(None) };
@@ -77,35 +124,38 @@ thread_local! {
 pub(super) fn push(record: Record) {
     // A thread on its way out has nobody left to tell.
     let _ = OWN.try_with(|own| {
-        let state = state();
+        let noted = NOTED.get();
         let mut own = own.borrow_mut();
-        if own.as_ref().is_some_and(|Own(known, _)| !is_current(known)) {
+        if own
+            .as_ref()
+            .is_some_and(|Own(known, _)| !NOTED.is_current(known))
+        {
             // The parent's, whose lock may be held by a thread that is not there.
             std::mem::forget(own.take());
         }
         let Own(_, buffer) = own.get_or_insert_with(|| {
             let buffer = Buffer::default();
-            lock(&state.buffers).push(Arc::clone(&buffer));
-            Own(state, buffer)
+            lock(&noted.buffers).push(Arc::clone(&buffer));
+            Own(noted, buffer)
         });
-        if state.records.fetch_add(1, Ordering::Relaxed) < RECORDS_MAX {
+        if noted.records.fetch_add(1, Ordering::Relaxed) < RECORDS_MAX {
             lock(buffer).push(record);
         } else {
-            state.records.fetch_sub(1, Ordering::Relaxed);
-            state.lost.fetch_add(1, Ordering::Relaxed);
+            noted.records.fetch_sub(1, Ordering::Relaxed);
+            noted.lost.fetch_add(1, Ordering::Relaxed);
         }
     });
 }
 
 /// How many records there was no room for since the last time.
 pub(super) fn lost() -> u64 {
-    state().lost.swap(0, Ordering::Relaxed)
+    NOTED.get().lost.swap(0, Ordering::Relaxed)
 }
 
 /// Everything noted since the last time.
 pub(super) fn drain() -> Vec<Record> {
-    let state = state();
-    let mut buffers = lock(&state.buffers);
+    let noted = NOTED.get();
+    let mut buffers = lock(&noted.buffers);
     let mut drained = Vec::new();
     buffers.retain(|buffer| {
         // Of a thread that has ended nobody else holds it, and nothing more can come.
@@ -113,6 +163,6 @@ pub(super) fn drain() -> Vec<Record> {
         drained.append(&mut lock(buffer));
         is_alive
     });
-    state.records.fetch_sub(drained.len(), Ordering::Relaxed);
+    noted.records.fetch_sub(drained.len(), Ordering::Relaxed);
     drained
 }

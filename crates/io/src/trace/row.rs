@@ -2,9 +2,10 @@
 
 use std::cell::RefCell;
 use std::ops::Range;
+use std::sync::Mutex;
 
-use super::is_on;
-use super::state::{State, is_current, lock, state};
+use super::cell::{Cell, lock};
+use super::clock::is_on;
 
 /// What a thread does, or what a row shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,31 +87,38 @@ impl Row {
 
 /// Which rows are in use.
 #[derive(Default)]
-pub(super) struct Rows {
+struct Rows {
     /// Which rows of each role have a thread, by index.
     taken: [Vec<bool>; ROLES.len()],
     /// When what each row of each role shows ends, for rows without a thread.
     ends: [Vec<u64>; ROLES.len()],
 }
 
+static ROWS: Cell<Mutex<Rows>> = Cell::new();
+
+/// Leaves all rows to the parent, in a child that was forked.
+pub(super) fn forget() {
+    ROWS.renew();
+}
+
 /// A row that a thread has, until this is dropped.
 struct Held {
-    state: &'static State,
+    rows: &'static Mutex<Rows>,
     role: Role,
     place: usize,
 }
 
 impl Held {
     fn take(role: Role) -> Held {
-        let state = state();
-        let taken = &mut lock(&state.rows).taken[role.place()];
+        let rows = ROWS.get();
+        let taken = &mut lock(rows).taken[role.place()];
         let place = taken.iter().position(|is_taken| !is_taken);
         let place = place.unwrap_or_else(|| {
             taken.push(false);
             taken.len() - 1
         });
         taken[place] = true;
-        Held { state, role, place }
+        Held { rows, role, place }
     }
 
     fn row(&self) -> Row {
@@ -121,8 +129,8 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         // In a child that was forked the lock may be held by a thread that is not there.
-        if is_current(self.state) {
-            lock(&self.state.rows).taken[self.role.place()][self.place] = false;
+        if ROWS.is_current(self.rows) {
+            lock(self.rows).taken[self.role.place()][self.place] = false;
         }
     }
 }
@@ -141,7 +149,7 @@ thread_local! {
 pub(super) fn current() -> Row {
     let row = SEAT.try_with(|seat| {
         let mut seat = seat.borrow_mut();
-        if matches!(&*seat, Some(Seat::Own(held)) if !is_current(held.state)) {
+        if matches!(&*seat, Some(Seat::Own(held)) if !ROWS.is_current(held.rows)) {
             *seat = None;
         }
         let seat = seat.get_or_insert_with(|| Seat::Own(Held::take(Role::Caller)));
@@ -158,7 +166,7 @@ pub(super) fn current() -> Row {
 
 /// A row for something that no thread's row shows, and that others of its kind may overlap.
 pub(super) fn beside(role: Role, times: &Range<u64>) -> Row {
-    let ends = &mut lock(&state().rows).ends[role.place()];
+    let ends = &mut lock(ROWS.get()).ends[role.place()];
     let index = ends.iter().position(|&end_ns| end_ns <= times.start);
     let index = index.unwrap_or_else(|| {
         ends.push(0);

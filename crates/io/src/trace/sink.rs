@@ -5,19 +5,19 @@ use std::fs::{self, OpenOptions, TryLockError};
 use std::io::{self, BufWriter};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::OFlags;
-use serde_json::Value;
 
-use super::event::Writer;
-use super::meter::{self, Gauge, gauge};
-use super::record::{Record, drain, lost};
-use super::state::{lock, renew, state};
-use super::{IS_ON, now_ns};
+use super::cell::{Cell, lock};
+use super::clock::{now_ns, turn};
+use super::event::{Process, Writer};
+use super::meter::{self, gauge};
+use super::record::{self, Gauge, Record, drain, lost};
+use super::row;
 use crate::{Error, Result};
 
 /// Levels from before there is a file: some minutes of a process that is always at it.
@@ -29,24 +29,21 @@ const OPENED_MAX: u32 = 100;
 /// How often what threads noted is written out.
 const TURN: Duration = Duration::from_millis(100);
 
-/// Whose trace it is.
-#[derive(Clone, Debug)]
-pub struct Process {
-    /// Its id.
-    pub id: u32,
-    /// Where viewers put it among others.
-    pub order: u32,
-    /// What viewers show.
-    pub name: String,
-    /// What else there is to know, as a JSON object.
-    pub about: Value,
-}
-
 /// A trace that runs.
-pub(super) struct Running {
+struct Running {
     ending: Arc<Ending>,
     thread: JoinHandle<io::Result<()>>,
     path: PathBuf,
+}
+
+static RUNNING: Cell<Mutex<Option<Running>>> = Cell::new();
+
+/// How many traces have begun.
+static BEGUN: AtomicU64 = AtomicU64::new(0);
+
+/// Which trace it is, of those that have begun: the one that a request belongs to.
+pub(super) fn number() -> u64 {
+    BEGUN.load(Ordering::Relaxed)
 }
 
 /// How the writer hears that it is to end.
@@ -65,8 +62,7 @@ struct Ending {
 /// # Errors
 /// [`Error::Storage`] where the file cannot be made, or another trace of this process runs.
 pub fn start(path: &Path, mut process: Process, is_shared: bool) -> Result<()> {
-    let state = state();
-    let mut running = lock(&state.running);
+    let mut running = lock(RUNNING.get());
     let failed = |source| Error::Storage {
         operation: "write a trace to",
         path: path.to_owned(),
@@ -102,13 +98,13 @@ pub fn start(path: &Path, mut process: Process, is_shared: bool) -> Result<()> {
         .name("penstock-trace".to_owned())
         .spawn(move || output.run(&seen))
         .map_err(failed)?;
-    state.traces.fetch_add(1, Ordering::Relaxed);
+    BEGUN.fetch_add(1, Ordering::Relaxed);
     *running = Some(Running {
         ending,
         thread,
         path: path.to_owned(),
     });
-    IS_ON.store(true, Ordering::Relaxed);
+    turn(true);
     Ok(())
 }
 
@@ -118,11 +114,11 @@ pub fn start(path: &Path, mut process: Process, is_shared: bool) -> Result<()> {
 /// [`Error::Storage`] where the file could not be written; it may end early then.
 pub fn stop() -> Result<()> {
     // Held until the file is complete: another trace begins after that.
-    let mut slot = lock(&state().running);
+    let mut slot = lock(RUNNING.get());
     let Some(running) = slot.take() else {
         return Ok(());
     };
-    IS_ON.store(false, Ordering::Relaxed);
+    turn(false);
     *lock(&running.ending.is_wanted) = true;
     running.ending.wanted.notify_all();
     let written = running.thread.join();
@@ -136,8 +132,11 @@ pub fn stop() -> Result<()> {
 
 /// Leaves the trace to the parent, in a child that was forked: the thread that writes is not there.
 pub fn forget() {
-    IS_ON.store(false, Ordering::Relaxed);
-    renew();
+    turn(false);
+    RUNNING.renew();
+    meter::forget();
+    record::forget();
+    row::forget();
 }
 
 /// What the thread of a trace has.
@@ -170,11 +169,11 @@ impl Output {
             }
             match is_last {
                 true => meter::close(now_ns()),
-                false => meter::settle(now_ns()),
+                false => meter::advance(now_ns()),
             }
             if let Err(error) = self.write(drain()) {
                 // Nobody would read what comes after.
-                IS_ON.store(false, Ordering::Relaxed);
+                turn(false);
                 return Err(error);
             }
             if is_last {
