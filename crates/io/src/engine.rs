@@ -13,28 +13,24 @@
 //! Not promised here: whole transfers (see [`crate::transfer`]), any order among operations in
 //! flight, and durability of a write by a sync that was submitted before the write completed.
 
+mod choice;
 pub mod probe;
 mod threads;
 #[cfg(feature = "uring")]
 mod uring;
 
-use std::fmt;
 use std::io;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::Result;
 use crate::buffer::IoBuf;
 use crate::file::File;
-use crate::{Error, Result};
+pub use choice::{EngineChoice, EngineConfig, Opened, open};
 
 /// The most bytes one operation moves; the kernel's own bound is just under 2 GiB. A longer buffer
 /// makes a short transfer, and the rest starts at an offset that any alignment divides.
 const TRANSFER_BYTES_MAX: usize = 1 << 30;
-
-/// The most operations a backend keeps in flight, whatever it is asked for. A ring can have 32768
-/// entries; no storage needs an eighth of them from one thread.
-const QUEUE_DEPTH_MAX: usize = 4096;
 
 /// Something that performs I/O operations, many at a time.
 ///
@@ -54,7 +50,7 @@ pub trait Engine {
     /// takes.
     ///
     /// # Errors
-    /// [`Error::Engine`] when the engine itself fails. Completions appended so far are valid, and
+    /// [`crate::Error::Engine`] when the engine itself fails. Completions appended so far are valid, and
     /// operations in flight still are.
     fn poll(
         &mut self,
@@ -155,129 +151,6 @@ pub struct Capabilities {
     pub setup: &'static str,
 }
 
-/// Which backend to open.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum EngineChoice {
-    /// `io_uring` where the kernel lets us, threads elsewhere.
-    #[default]
-    Auto,
-    /// `io_uring` or an error.
-    Uring,
-    /// The thread pool.
-    Threads,
-}
-
-impl fmt::Display for EngineChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            EngineChoice::Auto => "auto",
-            EngineChoice::Uring => "uring",
-            EngineChoice::Threads => "threads",
-        })
-    }
-}
-
-impl FromStr for EngineChoice {
-    type Err = Error;
-
-    fn from_str(word: &str) -> Result<EngineChoice> {
-        match word {
-            "auto" => Ok(EngineChoice::Auto),
-            "uring" => Ok(EngineChoice::Uring),
-            "threads" => Ok(EngineChoice::Threads),
-            _ => Err(Error::UnknownWord {
-                setting: "engine",
-                word: word.to_owned(),
-                expected: "\"auto\", \"uring\" or \"threads\"",
-            }),
-        }
-    }
-}
-
-/// How to open an engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EngineConfig {
-    /// Which backend.
-    pub choice: EngineChoice,
-    /// Operations in flight at most; brought into 1..=4096.
-    pub queue_depth: usize,
-}
-
-impl Default for EngineConfig {
-    fn default() -> EngineConfig {
-        EngineConfig {
-            choice: EngineChoice::Auto,
-            queue_depth: 32,
-        }
-    }
-}
-
-/// An engine, and what stood in the way of a better one.
-pub struct Opened {
-    /// The engine, bare: wrap it in [`WholeTransfers`](crate::transfer::WholeTransfers) for whole
-    /// counts.
-    pub engine: Box<dyn Engine>,
-    /// Why [`EngineChoice::Auto`] did not get `io_uring`, in words for a report.
-    pub fallback: Option<String>,
-}
-
-impl fmt::Debug for Opened {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Opened")
-            .field("engine", &self.engine.capabilities())
-            .field("fallback", &self.fallback)
-            .finish()
-    }
-}
-
-/// Opens an engine for the calling thread.
-///
-/// # Errors
-/// [`Error::EngineUnavailable`] when the backend that was named, or under
-/// [`EngineChoice::Auto`] every backend, is refused by the system.
-pub fn open(config: &EngineConfig) -> Result<Opened> {
-    let queue_depth = config.queue_depth.clamp(1, QUEUE_DEPTH_MAX);
-    match config.choice {
-        EngineChoice::Uring => Ok(Opened {
-            engine: open_uring(queue_depth)?,
-            fallback: None,
-        }),
-        EngineChoice::Threads => Ok(Opened {
-            engine: open_threads(queue_depth)?,
-            fallback: None,
-        }),
-        EngineChoice::Auto => match open_uring(queue_depth) {
-            Ok(engine) => Ok(Opened {
-                engine,
-                fallback: None,
-            }),
-            Err(Error::EngineUnavailable { reason, .. }) => Ok(Opened {
-                engine: open_threads(queue_depth)?,
-                fallback: Some(reason),
-            }),
-            Err(error) => Err(error),
-        },
-    }
-}
-
-fn open_threads(queue_depth: usize) -> Result<Box<dyn Engine>> {
-    Ok(Box::new(threads::Threads::open(queue_depth)?))
-}
-
-#[cfg(feature = "uring")]
-fn open_uring(queue_depth: usize) -> Result<Box<dyn Engine>> {
-    Ok(Box::new(uring::Uring::open(queue_depth)?))
-}
-
-#[cfg(not(feature = "uring"))]
-fn open_uring(_queue_depth: usize) -> Result<Box<dyn Engine>> {
-    Err(Error::EngineUnavailable {
-        engine: "uring",
-        reason: "io_uring was left out of this build".to_owned(),
-        source: io::ErrorKind::Unsupported.into(),
-    })
-}
-
 /// The moment until which a poll may wait; `None` without a bound, which includes a bound too far
 /// off to be written down.
 pub(crate) struct Deadline(Option<Instant>);
@@ -297,38 +170,6 @@ impl Deadline {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn choices_have_words() {
-        for choice in [
-            EngineChoice::Auto,
-            EngineChoice::Uring,
-            EngineChoice::Threads,
-        ] {
-            assert_eq!(choice.to_string().parse::<EngineChoice>().unwrap(), choice);
-        }
-        let error = "aio".parse::<EngineChoice>().unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .contains("\"auto\", \"uring\" or \"threads\""),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn any_queue_depth_is_brought_into_bounds() {
-        for (asked, given) in [(0, 1), (1, 1), (7, 7), (usize::MAX, QUEUE_DEPTH_MAX)] {
-            for choice in [EngineChoice::Auto, EngineChoice::Threads] {
-                let opened = open(&EngineConfig {
-                    choice,
-                    queue_depth: asked,
-                })
-                .unwrap();
-                assert_eq!(opened.engine.capabilities().queue_depth_max, given);
-            }
-        }
-    }
 
     #[test]
     fn a_deadline_too_far_off_is_none() {
