@@ -11,22 +11,26 @@
 //! An attempt that fails removes what it made. One that dies leaves files that nothing refers to;
 //! [`crate::steps::store::Store::sweep`] tells them from those of a live attempt by the lease.
 
+mod directory;
+pub(crate) mod files;
+
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use penstock_io::file::{Direct, File, may_write};
+use penstock_io::file::{Direct, File};
 use penstock_io::file_system::{Change, FileSystem};
 use penstock_io::trace;
 
 use crate::error::{Error, Result};
 use crate::format::name::{self, MANIFEST, PROTECTED};
 use crate::format::plain;
+use crate::format::taken::misplaced;
 use crate::lease::Lease;
 use crate::progress::Progress;
-use crate::steps::removal::misplaced;
+use directory::{make_directory, sync_ancestors};
+use files::{link_new, remove_attempt_files};
 
 /// A save under way. Dropped before it is published, it removes the files it made; a rank that
 /// joined it and has cast its vote leaves them to whoever counts the votes, unless it is discarded.
@@ -210,7 +214,7 @@ impl Attempt {
             link_new(self.file_system.as_ref(), from, to)
         };
         if let Err(error) = moved {
-            self.settle(&manifest, text, error.into())?;
+            self.judge_failure(&manifest, text, error.into())?;
         }
         self.published = Some(text.to_owned());
         self.sync_directory().map_err(|error| match error {
@@ -242,7 +246,7 @@ impl Attempt {
     /// Decides what a failed publication was. A network file system may report failure for one that
     /// it carried out, or carries out later. Where that is open, the files stay, since a manifest may
     /// refer to them; a sweep decides later.
-    fn settle(&mut self, manifest: &Path, text: &[u8], error: Error) -> Result<()> {
+    fn judge_failure(&mut self, manifest: &Path, text: &[u8], error: Error) -> Result<()> {
         let kind = error.kind();
         match plain::read(manifest) {
             Ok(found) if found == text => return Ok(()),
@@ -297,30 +301,6 @@ impl Drop for Attempt {
     }
 }
 
-/// Gives a file a name unless that is taken: by a link, which every POSIX file system with hard links
-/// makes in one step, or by a rename that does not replace.
-pub(crate) fn link_new(
-    file_system: &dyn FileSystem,
-    from: &Path,
-    to: &Path,
-) -> penstock_io::Result<()> {
-    match file_system.change(Change::Link { from, to }) {
-        Err(error) if error.kind().is_some_and(has_no_links) => {
-            file_system.change(Change::RenameNew { from, to })
-        }
-        result => result,
-    }
-}
-
-/// What file systems without hard links answer (FAT, some in user space): EPERM, ENOSYS,
-/// EOPNOTSUPP.
-fn has_no_links(kind: io::ErrorKind) -> bool {
-    matches!(
-        kind,
-        io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported
-    )
-}
-
 /// Whether the system refused, as opposed to lost track of what it did.
 fn is_definite(kind: io::ErrorKind) -> bool {
     matches!(
@@ -352,111 +332,6 @@ fn take_lease(
             return Ok((lease, is_new));
         }
         progress.check()?;
-    }
-}
-
-/// Creates a directory and its parents; tells whether the last one is new.
-fn make_directory(path: &Path, file_system: &dyn FileSystem) -> Result<bool> {
-    let parent = parent_of(path);
-    let create = || file_system.change(Change::CreateDirectory(path));
-    let created = match create() {
-        Err(error) if error.kind() == Some(io::ErrorKind::NotFound) && parent != path => {
-            make_directory(parent, file_system)?;
-            create()
-        }
-        result => result,
-    };
-    match created {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == Some(io::ErrorKind::AlreadyExists) => {
-            match fs::metadata(path) {
-                Ok(metadata) if metadata.is_dir() => Ok(false),
-                Ok(_) => {
-                    let source = io::Error::from(io::ErrorKind::NotADirectory);
-                    Err(Error::storage("save to", path)(source))
-                }
-                // Removed since by a sweep; or a link to nothing, which has a name.
-                Err(_)
-                    if fs::symlink_metadata(path)
-                        .is_err_and(|error| error.kind() == io::ErrorKind::NotFound) =>
-                {
-                    make_directory(path, file_system)
-                }
-                Err(source) => Err(Error::storage("save to", path)(source)),
-            }
-        }
-        Err(error) => Err(error.into()),
-    }
-}
-
-fn parent_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    }
-}
-
-/// Makes the entry of a directory durable, and those of all above it on the same file system: any
-/// of them may have been made just now, by this save, by one beside it, or by one that died before
-/// it came to this. Where nothing is new that is a fraction of a millisecond for each.
-fn sync_ancestors(path: &Path, file_system: &dyn FileSystem) -> Result<()> {
-    let absolute = fs::canonicalize(path).map_err(Error::storage("look at", path))?;
-    let device = |path: &Path| fs::metadata(path).map(|metadata| metadata.dev()).ok();
-    let own = device(&absolute);
-    for parent in absolute.ancestors().skip(1) {
-        if device(parent) != own {
-            break;
-        }
-        match file_system.change(Change::SyncDirectory(parent)) {
-            // Who may not write there made nothing there. A directory that may be written to and
-            // not read cannot be synced: nothing that is made in it could be promised.
-            Err(error)
-                if error.kind() == Some(io::ErrorKind::PermissionDenied) && !may_write(parent) => {}
-            result => result?,
-        }
-    }
-    Ok(())
-}
-
-/// Removes the attempt files of a directory that `select` picks and returns their bytes. Files
-/// that somebody else removes at the same time are as good as removed.
-pub(crate) fn remove_attempt_files(
-    path: &Path,
-    file_system: &dyn FileSystem,
-    select: impl Fn(&str) -> bool,
-) -> Result<u64> {
-    let mut removed_bytes = 0;
-    for (file, _) in attempt_files(path, select)? {
-        removed_bytes += remove_file(&file, file_system)?;
-    }
-    Ok(removed_bytes)
-}
-
-/// The attempt files of a directory that `select` picks, with their bytes.
-pub(crate) fn attempt_files(
-    path: &Path,
-    select: impl Fn(&str) -> bool,
-) -> Result<Vec<(PathBuf, u64)>> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(path).map_err(Error::storage("list", path))? {
-        let entry = entry.map_err(Error::storage("list", path))?;
-        let file_name = entry.file_name();
-        let is_selected = |name: &str| name::is_attempt_file(name) && select(name);
-        if file_name.to_str().is_some_and(is_selected) {
-            let bytes = entry.metadata().map_or(0, |metadata| metadata.len());
-            files.push((entry.path(), bytes));
-        }
-    }
-    Ok(files)
-}
-
-/// Removes a file, if it is there, and returns its bytes.
-pub(crate) fn remove_file(path: &Path, file_system: &dyn FileSystem) -> Result<u64> {
-    let bytes = fs::symlink_metadata(path).map_or(0, |metadata| metadata.len());
-    match file_system.change(Change::RemoveFile(path)) {
-        Ok(()) => Ok(bytes),
-        Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Ok(0),
-        Err(error) => Err(error.into()),
     }
 }
 

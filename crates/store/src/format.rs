@@ -3,8 +3,10 @@
 //! Everything that is parsed here is hostile input. Nothing here changes a file.
 
 pub(crate) mod description;
+pub(crate) mod directory;
 pub(crate) mod name;
 pub(crate) mod plain;
+pub(crate) mod taken;
 pub(crate) mod tree;
 
 pub mod digest;

@@ -23,39 +23,7 @@ use penstock_io::transfer::WholeTransfers;
 use crate::error::{Error, Result};
 use crate::options::Settings;
 use crate::progress::Progress;
-use crate::report::{Fallback, FallbackKind};
-
-/// How a call ran, for its report.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Run {
-    /// The backend that moved the bytes; empty if none was needed.
-    pub engine: String,
-    /// How the backend runs: the ring's flags, or the calls that the threads make.
-    pub setup: String,
-    /// What was asked for or hoped for and not had, with the reason; no reason twice.
-    pub fallbacks: Vec<Fallback>,
-    /// Whether every file bypassed the page cache.
-    pub is_direct: bool,
-}
-
-impl Run {
-    /// Adds a fallback unless it is already there.
-    pub(crate) fn note(&mut self, kind: FallbackKind, reason: String) {
-        let fallback = Fallback { kind, reason };
-        if !self.fallbacks.contains(&fallback) {
-            self.fallbacks.push(fallback);
-        }
-    }
-
-    fn merge(&mut self, other: Run) {
-        self.engine = other.engine;
-        self.setup = other.setup;
-        other
-            .fallbacks
-            .into_iter()
-            .for_each(|fallback| self.note(fallback.kind, fallback.reason));
-    }
-}
+use crate::report::{FallbackKind, Run};
 
 /// What the workers of one call share to stop each other.
 struct Halt<'a> {

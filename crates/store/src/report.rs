@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use crate::options::Settings;
-use crate::pipeline::Run;
 
 /// A way that was not open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +39,38 @@ pub struct Fallback {
     pub kind: FallbackKind,
     /// Why, in words.
     pub reason: String,
+}
+
+/// How a call ran, for its report.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Run {
+    /// The backend that moved the bytes; empty if none was needed.
+    pub engine: String,
+    /// How the backend runs: the ring's flags, or the calls that the threads make.
+    pub setup: String,
+    /// What was asked for or hoped for and not had, with the reason; no reason twice.
+    pub fallbacks: Vec<Fallback>,
+    /// Whether every file bypassed the page cache.
+    pub is_direct: bool,
+}
+
+impl Run {
+    /// Adds a fallback unless it is already there.
+    pub(crate) fn note(&mut self, kind: FallbackKind, reason: String) {
+        let fallback = Fallback { kind, reason };
+        if !self.fallbacks.contains(&fallback) {
+            self.fallbacks.push(fallback);
+        }
+    }
+
+    pub(crate) fn merge(&mut self, other: Run) {
+        self.engine = other.engine;
+        self.setup = other.setup;
+        other
+            .fallbacks
+            .into_iter()
+            .for_each(|fallback| self.note(fallback.kind, fallback.reason));
+    }
 }
 
 /// How the bytes were moved; part of every report.

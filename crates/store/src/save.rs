@@ -8,11 +8,12 @@
 mod arena;
 mod job;
 mod prepared;
+mod state;
+mod written;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use penstock_io::buffer::HostRegion;
 use penstock_io::trace;
 use serde_json::value::RawValue;
 
@@ -21,26 +22,14 @@ pub use crate::commit::Attempt;
 use crate::error::{Error, Result};
 use crate::format::description::{MANIFEST_BYTES_MAX, check_size, read_manifest, read_part};
 use crate::format::manifest::{self, Manifest, PartEntry, Partial};
-use crate::format::part::Alias;
 use crate::options::Options;
-use crate::plan::write::TensorSpec;
 use crate::progress::Progress;
-use crate::report::{Fallback, FallbackKind, SaveReport, Transport};
+use crate::report::{Fallback, FallbackKind, SaveReport};
 pub use arena::Arena;
 pub use job::{Job, Shards, Staging};
 use prepared::unreadable;
-
-/// What is to be saved.
-pub struct State {
-    /// The tensors, by name, type and shape.
-    pub tensors: Vec<TensorSpec>,
-    /// Their bytes, in the same order.
-    pub sources: Vec<HostRegion>,
-    /// Further names of tensors, and views into them.
-    pub aliases: Vec<Alias>,
-    /// Structure and plain leaves, as typed JSON.
-    pub tree: Box<RawValue>,
-}
+pub use state::State;
+pub use written::Written;
 
 /// Where and as what it is to be saved.
 pub struct Target {
@@ -56,55 +45,6 @@ pub struct Target {
 
 /// The only rank of a save from one process.
 const RANK: u32 = 0;
-
-/// Measures the phases of a call, for its report and for a trace.
-struct Stopwatch {
-    last_ns: u64,
-    phases: Vec<(&'static str, f64)>,
-}
-
-impl Stopwatch {
-    fn since(begun_ns: u64) -> Stopwatch {
-        Stopwatch {
-            last_ns: begun_ns,
-            phases: Vec::new(),
-        }
-    }
-
-    fn lap(&mut self, phase: &'static str) {
-        trace::span_since(phase, self.last_ns, None);
-        let now_ns = trace::now_ns();
-        let seconds = (now_ns - self.last_ns) as f64 / 1e9;
-        self.phases.push((phase, seconds));
-        self.last_ns = now_ns;
-    }
-
-    /// Puts a phase that was measured elsewhere, if it was, before all others.
-    fn insert(&mut self, phase: &'static str, seconds: Option<f64>) {
-        if let Some(seconds) = seconds {
-            self.phases.insert(0, (phase, seconds));
-        }
-    }
-}
-
-/// What a rank stored, and how.
-#[derive(Debug)]
-pub struct Written {
-    /// The rank's vote: its part, as the manifest will list it.
-    pub part: PartEntry,
-    /// Bytes of the rank's files, its part included.
-    pub bytes: u64,
-    /// Bytes of tensor data.
-    pub tensor_bytes: u64,
-    /// Tensors stored.
-    pub tensors: usize,
-    /// Files written, the part included.
-    pub files: usize,
-    /// How the bytes were moved.
-    pub transport: Transport,
-    /// Time by phase, in order: plan, stage where the state was staged, write, sync.
-    pub phases: Vec<(&'static str, f64)>,
-}
 
 /// Saves a checkpoint; when it returns, the checkpoint is complete and on stable storage.
 ///

@@ -8,10 +8,10 @@
 //! ranks share is what the boxes in all of their parts come to.
 
 mod describe;
+mod findings;
 mod shared;
 
 use std::fs;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,57 +20,17 @@ use penstock_io::file::{Direct, File};
 
 use crate::error::{Error, Result};
 use crate::format::digest::CHUNK_BYTES;
-use crate::format::manifest::Manifest;
-use crate::format::part::{Part, Rank, TensorEntry};
+use crate::format::part::TensorEntry;
 use crate::format::plain;
 use crate::options::Options;
-use crate::pipeline::Run;
 use crate::pipeline::damage::Damage;
 use crate::pipeline::read::{OnDamage, Source, read};
 use crate::plan::read::plan;
 use crate::progress::Progress;
-use crate::report::Problem;
-use describe::{Description, describe};
-pub use shared::SharedTensor;
-
-/// Where the names, types and places of a rank's tensors come from; the best source first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Described {
-    /// Manifest and part, whole: what is intact is proven so.
-    Whole,
-    /// A part that no manifest vouches for.
-    PartAlone,
-    /// The headers of the shards: no digest is left, and nothing of the plain values.
-    Headers,
-}
-
-/// A checkpoint as far as it can be read.
-#[derive(Debug)]
-pub struct Survey {
-    /// The manifest, where it is whole.
-    pub manifest: Option<Manifest>,
-    /// What the ranks recorded, or what could be made out, all in one.
-    pub part: Part,
-    /// Where that comes from, of the rank of which least is left.
-    pub described: Described,
-    /// For each entry of the part what is wrong with it; `None` for one that is intact, or that
-    /// cannot be checked.
-    pub hits: Vec<Option<String>>,
-    /// The tensors that are made of boxes, without those that were missing before.
-    pub shared: Vec<SharedTensor>,
-    /// Files that are not there.
-    pub missing_files: Vec<String>,
-    /// Everything that was found.
-    pub problems: Vec<Problem>,
-    /// Bytes that were read and digested.
-    pub bytes_checked: u64,
-    /// Time it took.
-    pub seconds: f64,
-    /// What is each rank's own, and where that comes from.
-    ranks: Vec<(Rank, Described)>,
-    /// How much of each file is there in whole chunks.
-    usable_bytes: Vec<u64>,
-}
+use crate::report::{Problem, Run};
+pub use describe::Described;
+use describe::describe;
+pub use findings::{SharedTensor, Survey};
 
 /// Looks at everything of the checkpoint at `path` that can be read.
 ///
@@ -93,71 +53,6 @@ pub fn survey(path: &Path, options: &Options, progress: &Progress) -> Result<Sur
 }
 
 impl Survey {
-    fn of(description: Description) -> Survey {
-        let described: Vec<Described> = description.parts.iter().map(|part| part.1).collect();
-        let parts = description.parts.into_iter().map(|part| part.0).collect();
-        let (part, ranks) = Part::merge(parts).expect("there is a rank");
-        Survey {
-            manifest: description.manifest,
-            described: described.iter().copied().max().expect("there is a rank"),
-            hits: vec![None; part.tensors.len()],
-            shared: Vec::new(),
-            missing_files: description.missing_files,
-            problems: description.problems,
-            bytes_checked: description.bytes_checked,
-            seconds: 0.0,
-            ranks: ranks.into_iter().zip(described).collect(),
-            usable_bytes: Vec::new(),
-            part,
-        }
-    }
-
-    /// How many ranks there were, as far as anything tells.
-    pub fn world_size(&self) -> u32 {
-        self.ranks.len() as u32
-    }
-
-    /// Where what is known of each rank comes from.
-    pub fn described_by(&self) -> Vec<Described> {
-        self.ranks.iter().map(|rank| rank.1).collect()
-    }
-
-    /// The rank that an entry belongs to.
-    pub fn rank_of(&self, entry: usize) -> u32 {
-        let starts_before = |rank: &(Rank, Described)| rank.0.first_tensor <= entry;
-        self.ranks.partition_point(starts_before) as u32 - 1
-    }
-
-    /// Whether an intact entry is proven to be.
-    pub fn is_vouched_for(&self, entry: usize) -> bool {
-        self.ranks[self.rank_of(entry) as usize].1 == Described::Whole
-    }
-
-    /// Indices of the entries that nothing is known to be wrong with.
-    pub fn intact(&self) -> Vec<usize> {
-        let tensors = 0..self.hits.len();
-        tensors
-            .filter(|&tensor| self.hits[tensor].is_none())
-            .collect()
-    }
-
-    /// A rank's own, and where it comes from.
-    pub(crate) fn rank(&self, rank: u32) -> &(Rank, Described) {
-        &self.ranks[rank as usize]
-    }
-
-    /// The entries, aliases and missing entries of a rank.
-    pub(crate) fn ranges(&self, rank: u32) -> [Range<usize>; 3] {
-        let (first, part) = (&self.ranks[rank as usize].0, &self.part);
-        let next = self.ranks.get(rank as usize + 1).map(|next| &next.0);
-        let end = |of: fn(&Rank) -> usize, all: usize| next.map_or(all, of);
-        [
-            first.first_tensor..end(|rank| rank.first_tensor, part.tensors.len()),
-            first.first_alias..end(|rank| rank.first_alias, part.aliases.len()),
-            first.first_missing..end(|rank| rank.first_missing, part.missing.len()),
-        ]
-    }
-
     /// Some of the files as far as they are there, with their numbers, in order.
     pub(crate) fn open(
         &self,

@@ -12,11 +12,10 @@ use crate::format::shard::{self, Header};
 use crate::lease::Lease;
 use crate::load::checkpoint::{gather_boxes, open_shard, touched_tensor};
 use crate::options::Options;
-use crate::pipeline::Run;
 use crate::pipeline::read::{OnDamage, Source, read};
 use crate::plan::read::plan;
 use crate::progress::Progress;
-use crate::report::{Problem, VerifyReport};
+use crate::report::{Problem, Run, VerifyReport};
 
 /// Reads every file of the checkpoint at `path` and lists all damage.
 ///

@@ -15,7 +15,7 @@ use crate::format::manifest::{Manifest, PartEntry};
 use crate::format::name::{MANIFEST, PROTECTED, is_attempt_file, is_step};
 use crate::format::part::{FileEntry, Part};
 use crate::format::plain;
-use crate::steps::removal::misplaced;
+use crate::format::taken::misplaced;
 
 /// A manifest names parts and holds the user's metadata: megabytes at most.
 pub(crate) const MANIFEST_BYTES_MAX: u64 = 64 << 20;
@@ -167,15 +167,6 @@ fn check_length(path: &Path, name: &str, expected: u64) -> Result<()> {
             source,
         }),
     }
-}
-
-/// Whether an error says that the bytes are gone, and not that reading went wrong: EIO, ENODATA,
-/// EBADMSG, EILSEQ, EUCLEAN, EREMOTEIO, and the end of a file where there should be more.
-pub(crate) fn is_lost(error: &io::Error) -> bool {
-    const LOST: [i32; 6] = [5, 61, 74, 84, 117, 121];
-    let number = error.raw_os_error();
-    number.is_some_and(|number| LOST.contains(&number))
-        || error.kind() == io::ErrorKind::UnexpectedEof
 }
 
 #[cfg(test)]

@@ -41,3 +41,12 @@ pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     open(path)?.read_to_end(&mut bytes)?;
     Ok(bytes)
 }
+
+/// Whether an error says that the bytes are gone, and not that reading went wrong: EIO, ENODATA,
+/// EBADMSG, EILSEQ, EUCLEAN, EREMOTEIO, and the end of a file where there should be more.
+pub(crate) fn is_lost(error: &io::Error) -> bool {
+    const LOST: [i32; 6] = [5, 61, 74, 84, 117, 121];
+    let number = error.raw_os_error();
+    number.is_some_and(|number| LOST.contains(&number))
+        || error.kind() == io::ErrorKind::UnexpectedEof
+}

@@ -18,14 +18,13 @@ use crate::format::name::MANIFEST;
 use crate::format::part::{FileEntry, Missing, MissingKind, Part, Rank, TensorEntry};
 use crate::lease::Lease;
 use crate::options::Options;
-use crate::pipeline::Run;
 use crate::pipeline::damage::Damage;
 use crate::pipeline::read::{OnDamage, Source, read};
 use crate::pipeline::target::Target;
 use crate::plan::read::{FileFacts, Goal, Item, Placement, Request, plan};
 use crate::plan::reshard::GlobalTensors;
 use crate::progress::Progress;
-use crate::report::{FallbackKind, LoadReport, Transport};
+use crate::report::{FallbackKind, LoadReport, Run, Transport};
 
 /// How often a checkpoint may be replaced while it is opened.
 const REPLACED_MAX: usize = 16;

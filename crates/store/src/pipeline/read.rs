@@ -22,14 +22,15 @@ use penstock_io::transfer::WholeTransfers;
 use super::damage::Damage;
 use super::prepared::{Prepared, untoken};
 use super::target::{Region, Rest, Target};
-use super::{Halt, Run, failed, open_engine, run_workers, submit, take_buffer};
+use super::{Halt, failed, open_engine, run_workers, submit, take_buffer};
 use crate::error::Result;
-use crate::format::description::is_lost;
 use crate::format::digest::{CHUNK_BYTES, Digest};
+use crate::format::plain::is_lost;
 use crate::format::shard::PAGE_BYTES;
 use crate::options::Settings;
 use crate::plan::read::{FileFacts, ReadPlan, Segment};
 use crate::progress::Progress;
+use crate::report::Run;
 
 /// About how much a worker takes from the shared queue at a time.
 const TAKEN_BYTES: usize = 4 << 20;

@@ -14,12 +14,13 @@ use penstock_io::priority;
 use penstock_io::trace::{self, Role};
 
 use super::feed::{Feed, Filled, Next};
-use super::{Halt, Run, failed, open_engine, run_workers, submit};
+use super::{Halt, failed, open_engine, run_workers, submit};
 use crate::error::Result;
 use crate::format::digest::{CHUNK_BYTES, Digest};
 use crate::options::Settings;
 use crate::plan::write::WritePlan;
 use crate::progress::Progress;
+use crate::report::Run;
 
 /// What one worker digested: extents by number, with the digests of their chunks.
 type Digested = Vec<(u64, Vec<Digest>)>;

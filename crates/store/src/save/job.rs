@@ -22,16 +22,17 @@ use serde_json::value::RawValue;
 
 use super::arena::Arena;
 use super::prepared::Prepared;
-use super::{State, Stopwatch, Written};
+use super::state::State;
+use super::written::{Stopwatch, Written};
 use crate::commit::Attempt;
 use crate::error::{Error, Result};
 use crate::format::digest::Digest;
 use crate::format::part::Missing;
 use crate::options::{Options, STAGING_BYTES};
+use crate::pipeline;
 use crate::pipeline::feed::Feed;
-use crate::pipeline::{self, Run};
 use crate::progress::Progress;
-use crate::report::FallbackKind;
+use crate::report::{FallbackKind, Run};
 
 /// Threads that stage: more do not make memory faster, and the caller has work for the others.
 const STAGE_THREADS_MAX: usize = 4;

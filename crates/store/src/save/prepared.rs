@@ -10,7 +10,8 @@ use penstock_io::file::File;
 use penstock_io::file_system::{Change, FileSystem};
 use serde_json::value::RawValue;
 
-use super::{State, Written};
+use super::state::State;
+use super::written::Written;
 use crate::FORMAT_VERSION;
 use crate::commit::Attempt;
 use crate::error::{Error, Result};
@@ -20,10 +21,9 @@ use crate::format::name;
 use crate::format::part::{self, Alias, FileEntry, Missing, Part};
 use crate::format::shard::PAGE_BYTES;
 use crate::options::{Options, Settings};
-use crate::pipeline::Run;
 use crate::plan::reshard::GlobalTensors;
 use crate::plan::write::{TensorSpec, WritePlan, plan};
-use crate::report::{FallbackKind, Transport};
+use crate::report::{FallbackKind, Run, Transport};
 
 /// All of a state but its bytes, with the plan for those.
 pub(super) struct Prepared {

@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 use penstock_io::file_system::Change;
 
 use crate::error::{Error, Result};
+use crate::format::directory::is_protected_at;
 use crate::format::name::{self, MANIFEST};
 use crate::load::checkpoint::Checkpoint;
 use crate::progress::Progress;
-use crate::steps::protect::is_protected_at;
 use crate::steps::store::{StepState, Store};
 
 /// How many are kept, besides protected ones: enough to look into what goes wrong, few enough not

@@ -16,7 +16,7 @@ use penstock_io::file::Direct;
 use penstock_io::file_system::Change;
 use serde::{Deserialize, Serialize};
 
-use crate::commit::remove_file;
+use crate::commit::files::remove_file;
 use crate::error::{Error, Result};
 use crate::format::description::read_manifest;
 use crate::format::name;

@@ -4,13 +4,12 @@
 //! checkpoint, needs no list that two processes would have to share, and can be seen with `ls`. It
 //! is made and looked for under the step's lease: a deletion either sees it or came first.
 
-use std::path::Path;
-
 use penstock_io::file::Direct;
 use penstock_io::file_system::Change;
 
-use crate::commit::remove_file;
+use crate::commit::files::remove_file;
 use crate::error::{Error, Result};
+use crate::format::directory::is_protected_at;
 use crate::format::name::{MANIFEST, PROTECTED};
 use crate::format::plain;
 use crate::lease::Lease;
@@ -80,16 +79,4 @@ impl Store {
         steps.retain(|&step| self.is_protected(step));
         Ok(steps)
     }
-}
-
-/// Whether the step in a directory is protected, by whatever name.
-pub(crate) fn is_protected_at(path: &Path) -> bool {
-    // When in doubt, it is protected: a link to nothing counts, and what cannot be looked at.
-    let found = path.join(PROTECTED).symlink_metadata();
-    !found.is_err_and(|error| {
-        matches!(
-            error.kind(),
-            std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
-        )
-    })
 }

@@ -8,89 +8,26 @@
 //!    (`deleted-….ATTEMPT.json`). Of several hosts one gets it.
 //! 2. Only then it is known what was taken. If another save has put its own there in between, it is
 //!    put back by a link, which replaces nothing; until then readers take it for the manifest that it
-//!    is ([`misplaced`]), so whoever dies here has taken nothing from anybody. The same goes for a
+//!    is ([`crate::format::taken::misplaced`]), so whoever dies here has taken nothing from anybody. The same goes for a
 //!    step that is protected by now: its protection may have been promised before.
 //! 3. The directory is synced, the files of the checkpoint are removed, and that is synced; what was
-//!    taken goes last. Whoever finds it before goes on with the removal ([`Store::settle`]).
+//!    taken goes last. Whoever finds it before goes on with the removal ([`Store::resume_removals`]).
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use penstock_io::file_system::Change;
 
-use crate::commit::{attempt_files, link_new, remove_attempt_files, remove_file};
+use crate::commit::files::{link_new, remove_attempt_files, remove_file};
 use crate::error::{Error, Result};
 use crate::format::description::read_manifest;
-use crate::format::manifest::Manifest;
+use crate::format::directory::{attempt_files, is_protected_at};
 use crate::format::name::{self, MANIFEST, attempt_of};
-use crate::format::plain;
-use crate::steps::protect::is_protected_at;
+use crate::format::taken::{Taken, all_taken, id_of};
 use crate::steps::store::Store;
 
 /// How often others may be faster at deleting the same checkpoint.
 const TURNS_MAX: usize = 16;
-
-/// A manifest that a deletion has taken away.
-struct Taken {
-    file: PathBuf,
-    /// The checkpoint that was to be deleted.
-    meant: String,
-    /// The one whose manifest it is; `None` where it cannot be made out.
-    found: Option<String>,
-}
-
-impl Taken {
-    /// Whether it is what was to be taken.
-    fn is_meant(&self) -> bool {
-        self.found.as_ref() == Some(&self.meant)
-    }
-
-    /// Whether it is another's.
-    fn is_misplaced(&self) -> bool {
-        self.found.is_some() && !self.is_meant()
-    }
-}
-
-/// The manifest of a checkpoint that a deletion has taken by mistake, if there is one: that of
-/// another checkpoint, or of one that was protected in time.
-pub(crate) fn misplaced(path: &Path) -> Option<PathBuf> {
-    let mut taken = all_taken(path).ok()?.into_iter();
-    let is_protected = is_protected_at(path);
-    let is_found = |taken: &Taken| taken.is_misplaced() || (is_protected && taken.is_meant());
-    taken.find(is_found).map(|taken| taken.file)
-}
-
-/// What deletions have taken away and neither finished nor put back.
-fn all_taken(path: &Path) -> Result<Vec<Taken>> {
-    let is_taken = |name: &str| name::is_taken_manifest(name);
-    let mut all = Vec::new();
-    for (file, _) in attempt_files(path, is_taken)? {
-        let name = file.file_name().unwrap_or_default().to_string_lossy();
-        let meant = attempt_of(&name).unwrap_or_default().to_owned();
-        let found = id_of(&file, path)?;
-        all.push(Taken { file, meant, found });
-    }
-    Ok(all)
-}
-
-/// Whether something lies there that a deletion has taken, and nobody knows whose it is.
-pub(crate) fn is_unsettled(path: &Path) -> bool {
-    let all = all_taken(path);
-    !all.is_ok_and(|all| all.iter().all(|taken| taken.found.is_some()))
-}
-
-/// Whose manifest it is; `None` where it is gone, or cannot be made out.
-fn id_of(file: &Path, path: &Path) -> Result<Option<String>> {
-    let text = match plain::read(file) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        // What cannot be read this once is no reason to take it for nobody's.
-        text => text.map_err(Error::storage("read", file))?,
-    };
-    match Manifest::parse(&text, path) {
-        Err(Error::Corrupt { .. }) => Ok(None),
-        manifest => manifest.map(|manifest| Some(manifest.id)),
-    }
-}
 
 impl Store {
     /// Removes the checkpoint of a step, and nothing else; with `expected`, only if it is that one.
@@ -106,7 +43,7 @@ impl Store {
         is_forced: bool,
     ) -> Result<Option<u64>> {
         let path = self.step_path(step);
-        let mut freed_bytes = self.settle(&path)?;
+        let mut freed_bytes = self.resume_removals(&path)?;
         for _ in 0..TURNS_MAX {
             let id = match self.committed(&path, freed_bytes) {
                 Ok(Some(id)) if expected.is_none_or(|expected| expected == id) => id,
@@ -127,7 +64,7 @@ impl Store {
             // A protection that was taken away is gone before the manifest is.
             self.sync(&path)?;
             let Some(taken) = self.take_manifest(&path, id)? else {
-                freed_bytes += self.settle(&path)?;
+                freed_bytes += self.resume_removals(&path)?;
                 continue;
             };
             let is_protected = self.is_protected(step);
@@ -148,7 +85,7 @@ impl Store {
 
     /// Goes on with what deletions began that died, or puts back what they took by mistake; returns
     /// the bytes freed.
-    pub(crate) fn settle(&self, path: &Path) -> Result<u64> {
+    pub(crate) fn resume_removals(&self, path: &Path) -> Result<u64> {
         let mut freed_bytes = 0;
         for taken in all_taken(path)? {
             // Whoever took it may have died before the second look at the protection.

@@ -12,14 +12,15 @@ use std::sync::Arc;
 
 use penstock_io::file_system::{Change, FileSystem, Native};
 
-use crate::commit::{attempt_files, remove_attempt_files, remove_file};
+use crate::commit::files::{remove_attempt_files, remove_file};
 use crate::error::{Error, Result};
 use crate::format::description::read_manifest;
+use crate::format::directory::attempt_files;
 use crate::format::manifest::Manifest;
 use crate::format::name::{MANIFEST, parse_step, step_directory};
+use crate::format::taken::has_unknown;
 use crate::lease::{Exclusive, Lease};
 use crate::load::checkpoint::Checkpoint;
-use crate::steps::removal::is_unsettled;
 
 /// A directory of checkpoints. It need not exist before the first save.
 #[derive(Clone, Debug)]
@@ -264,7 +265,7 @@ impl Store {
                 result => result,
             };
         }
-        self.settle(&path)?;
+        self.resume_removals(&path)?;
         if self.is_protected(step) {
             if !is_forced {
                 return Err(Error::Protected { path });
@@ -381,9 +382,9 @@ impl Store {
             Ok(_) | Err(_) => return Ok(None),
         };
         if removes {
-            self.settle(&path)?;
+            self.resume_removals(&path)?;
         }
-        if is_unsettled(&path) {
+        if has_unknown(&path) {
             return Ok(None);
         }
         let referenced: HashSet<String> = match self.state(step) {

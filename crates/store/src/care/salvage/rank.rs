@@ -15,13 +15,13 @@ use crate::format::digest::CHUNK_BYTES;
 use crate::format::name;
 use crate::format::part::{Alias, Missing, MissingKind, TensorEntry};
 use crate::options::Options;
-use crate::pipeline::Run;
 use crate::pipeline::read::{OnDamage, Source, read};
 use crate::pipeline::target::Target;
 use crate::plan::read::{Goal, Placement, Request, plan};
 use crate::plan::reshard::box_text;
 use crate::plan::write::TensorSpec;
 use crate::progress::Progress;
+use crate::report::Run;
 use crate::save::State;
 
 /// A salvage under way, rank by rank.

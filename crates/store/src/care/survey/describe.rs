@@ -7,21 +7,31 @@ use std::path::Path;
 
 use serde_json::value::RawValue;
 
-use super::Described;
 use crate::FORMAT_VERSION;
 use crate::error::{Error, Result};
-use crate::format::description::{is_lost, read_manifest, read_part};
+use crate::format::description::{read_manifest, read_part};
 use crate::format::digest::{CHUNK_BYTES, Digest};
 use crate::format::dtype;
 use crate::format::manifest::Manifest;
 use crate::format::name::{self, MANIFEST};
 use crate::format::part::{self, FileEntry, Part, TensorBox, TensorEntry, check_box};
-use crate::format::plain;
+use crate::format::plain::{self, is_lost};
 use crate::format::shard;
 use crate::report::Problem;
 
 /// Where no manifest tells how many ranks there were, and names of files speak of more.
 const RANKS_WITHOUT_FILES_MAX: u64 = 4096;
+
+/// Where the names, types and places of a rank's tensors come from; the best source first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Described {
+    /// Manifest and part, whole: what is intact is proven so.
+    Whole,
+    /// A part that no manifest vouches for.
+    PartAlone,
+    /// The headers of the shards: no digest is left, and nothing of the plain values.
+    Headers,
+}
 
 /// What a checkpoint says of itself, as far as it can be read.
 #[derive(Default)]

@@ -2,33 +2,13 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{Described, Survey};
+use super::describe::Described;
+use super::findings::{SharedTensor, Survey};
 use crate::care::references;
 use crate::format::dtype;
 use crate::format::name;
 use crate::format::part::{MissingKind, TensorEntry};
 use crate::plan::reshard::{GlobalTensors, box_text};
-
-/// A tensor of which ranks stored boxes, or that a tree names.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SharedTensor {
-    /// Its global name.
-    pub name: String,
-    /// Element type.
-    pub dtype: String,
-    /// Dimensions, outermost first.
-    pub shape: Vec<u64>,
-    /// Bytes of all of it.
-    pub bytes: u64,
-    /// What is wrong with it; `None` where nothing is known to be.
-    pub hit: Option<String>,
-    /// Whether parts that the manifest vouches for are enough to know that.
-    pub is_vouched_for: bool,
-    /// The entries that it is made of, unless it is hit.
-    pub(crate) entries: Vec<usize>,
-    /// Whether a tree that is left names it.
-    pub(crate) is_named: bool,
-}
 
 /// What is known of a tensor before its boxes are looked at.
 struct Candidate {

@@ -1,0 +1,19 @@
+//! What is to be saved.
+
+use penstock_io::buffer::HostRegion;
+use serde_json::value::RawValue;
+
+use crate::format::part::Alias;
+use crate::plan::write::TensorSpec;
+
+/// What is to be saved.
+pub struct State {
+    /// The tensors, by name, type and shape.
+    pub tensors: Vec<TensorSpec>,
+    /// Their bytes, in the same order.
+    pub sources: Vec<HostRegion>,
+    /// Further names of tensors, and views into them.
+    pub aliases: Vec<Alias>,
+    /// Structure and plain leaves, as typed JSON.
+    pub tree: Box<RawValue>,
+}

@@ -1,0 +1,55 @@
+//! What came of a rank's write, and the time it took.
+
+use penstock_io::trace;
+
+use crate::format::manifest::PartEntry;
+use crate::report::Transport;
+
+/// What a rank stored, and how.
+#[derive(Debug)]
+pub struct Written {
+    /// The rank's vote: its part, as the manifest will list it.
+    pub part: PartEntry,
+    /// Bytes of the rank's files, its part included.
+    pub bytes: u64,
+    /// Bytes of tensor data.
+    pub tensor_bytes: u64,
+    /// Tensors stored.
+    pub tensors: usize,
+    /// Files written, the part included.
+    pub files: usize,
+    /// How the bytes were moved.
+    pub transport: Transport,
+    /// Time by phase, in order: plan, stage where the state was staged, write, sync.
+    pub phases: Vec<(&'static str, f64)>,
+}
+
+/// Measures the phases of a call, for its report and for a trace.
+pub(super) struct Stopwatch {
+    last_ns: u64,
+    pub(super) phases: Vec<(&'static str, f64)>,
+}
+
+impl Stopwatch {
+    pub(super) fn since(begun_ns: u64) -> Stopwatch {
+        Stopwatch {
+            last_ns: begun_ns,
+            phases: Vec::new(),
+        }
+    }
+
+    pub(super) fn lap(&mut self, phase: &'static str) {
+        trace::span_since(phase, self.last_ns, None);
+        let now_ns = trace::now_ns();
+        let seconds = (now_ns - self.last_ns) as f64 / 1e9;
+        self.phases.push((phase, seconds));
+        self.last_ns = now_ns;
+    }
+
+    /// Puts a phase that was measured elsewhere, if it was, before all others.
+    pub(super) fn insert(&mut self, phase: &'static str, seconds: Option<f64>) {
+        if let Some(seconds) = seconds {
+            self.phases.insert(0, (phase, seconds));
+        }
+    }
+}
