@@ -103,6 +103,7 @@ check: check-rust check-python ## Run formatters, linters and type checkers; cha
 check-rust: lint-toolchain $(VENV)/.created
 	cargo fmt --all --check
 	cargo fmt --manifest-path fuzz/Cargo.toml --check
+	$(VENV)/bin/python scripts/check_modules.py crates/*/src python/src
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	cargo clippy --locked --workspace --all-targets --no-default-features -- -D warnings
 	cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
