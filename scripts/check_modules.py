@@ -3,8 +3,8 @@
     python scripts/check_modules.py SRC...
 
 A module is a file. It imports what it names by `use`, or by a path in its code; not what it
-declares by `mod`, nor what it hands on by `pub use` and does not use itself. Unit tests and comments
-do not count. A method that another file gives a type is not seen, since nothing names that file.
+declares by `mod`, nor what it hands on by `pub use` and does not use itself. Neither unit tests nor
+comments count. A method that another file gives a type is not seen: nothing names that file.
 """
 
 import re
