@@ -56,7 +56,7 @@ pub struct Job {
     inner: save::Job,
     path: PathBuf,
     progress: Progress,
-    /// Written and not yet sealed.
+    /// Written and not yet described.
     shards: Mutex<Option<Shards>>,
 }
 
@@ -211,8 +211,8 @@ impl Job {
         let Some(shards) = self.shards().take() else {
             return Err(PyRuntimeError::new_err("there are no shards to seal"));
         };
-        let seal = |attempt: &mut save::Attempt| shards.seal(attempt, tree);
-        let written = self.run(py, attempt, seal)?;
+        let describe = |attempt: &mut save::Attempt| shards.describe(attempt, tree);
+        let written = self.run(py, attempt, describe)?;
         self.report(py, &written)
     }
 

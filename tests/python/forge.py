@@ -28,9 +28,9 @@ class Forgery:
         members = {key: value for key, value in self.manifest.items() if key != "digest"}
         self.write_manifest_text(encode(members)[:-1])
 
-    def write_manifest_text(self, sealed: bytes) -> None:
-        """Text without the closing brace; the seal is added."""
-        self.manifest_file.write_bytes(sealed + f',"digest":"{digest(sealed)}"}}\n'.encode())
+    def write_manifest_text(self, stamped: bytes) -> None:
+        """Text without the closing brace; the stamp is added."""
+        self.manifest_file.write_bytes(stamped + f',"digest":"{digest(stamped)}"}}\n'.encode())
 
     def write_part(self) -> None:
         self.write_part_text(encode(self.part) + b"\n")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LEVELS_MAX = 128
 CHUNK_BYTES = 1 << 20
-SEAL_BYTES = 40
+STAMP_BYTES = 40
 
 # 4.3: bytes of an element, and its name in the shard.
 NATURAL = {
@@ -322,9 +322,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     file = path / "manifest.json"
     _require(file.exists(), "1.1: no manifest, incomplete")
     text = file.read_bytes()
-    sealed, seal = text[:-SEAL_BYTES], text[-SEAL_BYTES:]
-    match = re.fullmatch(rb',"digest":"(crc64nvme:[0-9a-f]{16})"}\n', seal)
-    _require(match is not None and digest(sealed) == match[1].decode(), "3.3: damaged manifest")
+    stamped, stamp = text[:-STAMP_BYTES], text[-STAMP_BYTES:]
+    match = re.fullmatch(rb',"digest":"(crc64nvme:[0-9a-f]{16})"}\n', stamp)
+    _require(match is not None and digest(stamped) == match[1].decode(), "3.3: damaged manifest")
     manifest = _parse(text)
     _require(manifest["format"] == "penstock-checkpoint", "3.1")
     _require(manifest["version"] == 1, "3.4: unknown version")

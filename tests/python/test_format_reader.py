@@ -221,15 +221,15 @@ def test_3_1_members_of_the_manifest(checkpoint):
 def test_3_2_the_seal_covers_every_byte_before_it(checkpoint):
     path, _ = checkpoint
     text = (path / "manifest.json").read_bytes()
-    seal = f',"digest":"{digest(text[: -format_reader.SEAL_BYTES])}"}}\n'.encode()
-    assert text.endswith(seal)
-    assert len(seal) == format_reader.SEAL_BYTES
+    stamp = f',"digest":"{digest(text[: -format_reader.STAMP_BYTES])}"}}\n'.encode()
+    assert text.endswith(stamp)
+    assert len(stamp) == format_reader.STAMP_BYTES
 
 
 def test_3_2_the_document_tells_the_length_of_the_seal():
     text = (REPOSITORY / "docs" / "format.md").read_text()
     paragraph = text[text.index("\n3.2 ") : text.index("\n3.3 ")]
-    assert f"{format_reader.SEAL_BYTES} bytes" in paragraph
+    assert f"{format_reader.STAMP_BYTES} bytes" in paragraph
 
 
 def test_3_3_a_newer_format_is_not_damage(checkpoint):

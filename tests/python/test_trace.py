@@ -57,7 +57,7 @@ def test_a_save_is_accounted_for(tmp_path):
     assert (call.name, call.role, call.times) == ("save", "stall", 1)
     # Between them, the time it takes to give the work to a thread and to hear of its end.
     phases = [name for name in call.phases if not name.startswith("hand")]
-    assert phases == ["flatten", "plan", "write", "sync", "seal", "commit", "release"]
+    assert phases == ["flatten", "plan", "write", "sync", "describe", "commit", "release"]
     assert call.accounted >= 0.98
     # The trace and the report measure the same thing.
     assert call.seconds == pytest.approx(report.seconds, rel=0.05)

@@ -74,7 +74,7 @@ pub fn save(
     )?;
     let shards = job.write_since(planned_ns, &mut attempt, RANK, progress)?;
     let synced = Instant::now();
-    let mut written = shards.seal(&mut attempt, None)?;
+    let mut written = shards.describe(&mut attempt, None)?;
     let committed = commit(attempt, target, vec![written.part])?;
     let commit_seconds = synced.elapsed().as_secs_f64();
     written.phases.push(("commit", commit_seconds));
@@ -154,7 +154,7 @@ pub(crate) fn commit_as(
     let mut manifest = manifest_of(target, attempt.id(), parts);
     manifest.partial = partial;
     manifest.check().map_err(unreadable)?;
-    let text = manifest.seal();
+    let text = manifest.stamp();
     check_manifest_size(text.len())?;
     if manifest.parts.len() > 1 && !attempt.is_guarded() {
         check_votes(attempt.path(), &manifest)?;

@@ -43,8 +43,8 @@ fn manifests() {
 }
 
 #[test]
-fn sealed_manifests() {
-    run("sealed_manifest", checks::sealed_manifest);
+fn stamped_manifests() {
+    run("stamped_manifest", checks::stamped_manifest);
 }
 
 #[test]

@@ -281,7 +281,7 @@ fn foreign_and_newer_manifests_are_told_apart() {
         assert_eq!(problem_of(error).file, MANIFEST);
         assert_eq!(check(&path).unwrap().problems[0].file, MANIFEST);
     }
-    let newer = forge::seal(r#"{"format":"penstock-checkpoint","version":7,"whatever":[1]}"#);
+    let newer = forge::stamp(r#"{"format":"penstock-checkpoint","version":7,"whatever":[1]}"#);
     for text in [
         &newer[..],
         br#"{"format":"penstock-checkpoint","version":7}"#,

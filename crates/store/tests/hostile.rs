@@ -264,9 +264,9 @@ fn repeated_keys_are_refused() {
     let manifest = path.join("manifest.json");
     let text = fs::read_to_string(&manifest).unwrap();
     let text = text.split(",\"digest\":\"crc64nvme:").collect::<Vec<_>>();
-    let unsealed = text[..text.len() - 1].join(",\"digest\":\"crc64nvme:");
-    let twice = unsealed.replacen("\"world_size\":", "\"world_size\":1,\"world_size\":", 1);
-    fs::write(&manifest, forge::seal(&format!("{twice}}}"))).unwrap();
+    let unstamped = text[..text.len() - 1].join(",\"digest\":\"crc64nvme:");
+    let twice = unstamped.replacen("\"world_size\":", "\"world_size\":1,\"world_size\":", 1);
+    fs::write(&manifest, forge::stamp(&format!("{twice}}}"))).unwrap();
     expect_refused("world_size twice", &path, "manifest");
 }
 
@@ -293,7 +293,7 @@ fn deep_nesting_does_not_overflow_the_stack() {
         survive(&path);
     }
     let manifest = format!(r#"{{"format":"penstock-checkpoint","version":1,"metadata":{deep}}}"#);
-    for text in [forge::seal(&manifest), manifest.into_bytes()] {
+    for text in [forge::stamp(&manifest), manifest.into_bytes()] {
         fs::write(path.join("manifest.json"), text).unwrap();
         survive(&path);
     }

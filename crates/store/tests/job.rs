@@ -428,7 +428,7 @@ fn shards_may_wait_for_their_tree() {
         let mut attempt = begin(path);
         let shards = job.write_shards(&mut attempt, 0, &Progress::default());
         let tree = RawValue::from_string("{\"later\":2}".into()).unwrap();
-        let written = shards.unwrap().seal(&mut attempt, Some(tree)).unwrap();
+        let written = shards.unwrap().describe(&mut attempt, Some(tree)).unwrap();
         commit(attempt, &target(path), vec![written.part]).unwrap();
         sample.assert_at(path);
         assert_eq!(

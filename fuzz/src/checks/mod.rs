@@ -22,9 +22,9 @@ pub fn manifest(text: &[u8]) {
 /// Any JSON under a right digest: what an attacker who can compute a CRC would write.
 ///
 /// The digest stands before everything else in [`Manifest::parse`], and a fuzzer never guesses it.
-/// What is accepted must seal into a manifest that says the same.
-pub fn sealed_manifest(unsealed: &[u8]) {
-    let Ok(manifest) = Manifest::parse(&seal(unsealed), Path::new("ckpt")) else {
+/// What is accepted must make a manifest that says the same.
+pub fn stamped_manifest(unstamped: &[u8]) {
+    let Ok(manifest) = Manifest::parse(&stamp(unstamped), Path::new("ckpt")) else {
         return;
     };
     for part in &manifest.parts {
@@ -34,13 +34,13 @@ pub fn sealed_manifest(unsealed: &[u8]) {
             part.file
         );
     }
-    let again = Manifest::parse(&manifest.seal(), Path::new("ckpt")).expect("its own text");
-    assert_eq!(again.seal(), manifest.seal());
+    let again = Manifest::parse(&manifest.stamp(), Path::new("ckpt")).expect("its own text");
+    assert_eq!(again.stamp(), manifest.stamp());
 }
 
 /// A manifest's text with the right digest at its end.
-pub fn seal(unsealed: &[u8]) -> Vec<u8> {
-    let body = unsealed.strip_suffix(b"}").unwrap_or(unsealed);
+pub fn stamp(unstamped: &[u8]) -> Vec<u8> {
+    let body = unstamped.strip_suffix(b"}").unwrap_or(unstamped);
     let mut text = body.to_vec();
     text.extend_from_slice(format!(",\"digest\":\"{}\"}}\n", Digest::of(body)).as_bytes());
     text

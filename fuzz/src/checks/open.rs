@@ -18,7 +18,7 @@ use penstock_store::options::Options;
 use penstock_store::plan::read::Placement;
 use penstock_store::{Error, MANIFEST, Progress};
 
-use super::{ATTEMPT, seal};
+use super::{ATTEMPT, stamp};
 
 /// A directory with two shards.
 pub struct Checkpoint {
@@ -49,7 +49,7 @@ impl Checkpoint {
             Digest::of(part),
         );
         fs::write(self.path.join(file), part).expect("writing the part");
-        fs::write(self.path.join(MANIFEST), seal(manifest.as_bytes())).expect("the manifest");
+        fs::write(self.path.join(MANIFEST), stamp(manifest.as_bytes())).expect("the manifest");
         let options = Options {
             engine: EngineChoice::Threads,
             direct: Direct::Off,

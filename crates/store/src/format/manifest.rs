@@ -1,6 +1,6 @@
 //! The manifest: the commit point of a checkpoint.
 //!
-//! A checkpoint is complete exactly when this file is there. It seals itself with a digest over
+//! A checkpoint is complete exactly when this file is there. It stamps itself with a digest over
 //! its own text, each part with a digest in the manifest, and each shard with digests in its part:
 //! no byte of a checkpoint is outside the chain.
 
@@ -18,11 +18,11 @@ use crate::format::name::{self, MANIFEST};
 pub(crate) const FORMAT: &str = "penstock-checkpoint";
 
 /// What precedes and follows the digest at the end of the file.
-const SEAL_PREFIX: &str = ",\"digest\":\"";
-const SEAL_SUFFIX: &str = "\"}\n";
+const STAMP_PREFIX: &str = ",\"digest\":\"";
+const STAMP_SUFFIX: &str = "\"}\n";
 /// `crc64nvme:` and sixteen digits.
 const DIGEST_BYTES: usize = 26;
-const SEAL_BYTES: usize = SEAL_PREFIX.len() + DIGEST_BYTES + SEAL_SUFFIX.len();
+const STAMP_BYTES: usize = STAMP_PREFIX.len() + DIGEST_BYTES + STAMP_SUFFIX.len();
 
 /// A parsed manifest.
 #[derive(Debug, Serialize, Deserialize)]
@@ -74,25 +74,25 @@ pub struct PartEntry {
 }
 
 impl Manifest {
-    /// The file's text, sealed.
-    pub fn seal(&self) -> Vec<u8> {
+    /// The file's text, stamped.
+    pub fn stamp(&self) -> Vec<u8> {
         let mut text = serde_json::to_vec(self).expect("a manifest always serialises");
         text.pop();
         let digest = Digest::of(&text);
-        text.extend_from_slice(format!("{SEAL_PREFIX}{digest}{SEAL_SUFFIX}").as_bytes());
+        text.extend_from_slice(format!("{STAMP_PREFIX}{digest}{STAMP_SUFFIX}").as_bytes());
         text
     }
 
-    /// Checks the seal, parses, and checks what was parsed.
+    /// Checks the stamp, parses, and checks what was parsed.
     pub fn parse(text: &[u8], path: &Path) -> Result<Manifest> {
         let corrupt = |detail: String| Error::corrupt(path, MANIFEST, detail);
         let malformed = |detail: String| Error::malformed(path, MANIFEST, detail);
-        let Some((digest, sealed)) = split_seal(text) else {
-            // A newer format may seal itself in another way; it still says which it is.
+        let Some((digest, stamped)) = split_stamp(text) else {
+            // A newer format may stamp itself in another way; it still says which it is.
             check_version(text, path)?;
             return Err(corrupt("not a Penstock manifest, or cut short".into()));
         };
-        let found = Digest::of(sealed);
+        let found = Digest::of(stamped);
         if found != digest {
             return Err(corrupt(format!(
                 "its digest is {found}, it should be {digest}"
@@ -135,11 +135,13 @@ impl Manifest {
 }
 
 /// The digest at the end of the text and the bytes that it covers.
-fn split_seal(text: &[u8]) -> Option<(Digest, &[u8])> {
-    let (sealed, seal) = text.split_at_checked(text.len().checked_sub(SEAL_BYTES)?)?;
-    let seal = std::str::from_utf8(seal).ok()?;
-    let digest = seal.strip_prefix(SEAL_PREFIX)?.strip_suffix(SEAL_SUFFIX)?;
-    Some((Digest::parse(digest)?, sealed))
+fn split_stamp(text: &[u8]) -> Option<(Digest, &[u8])> {
+    let (stamped, stamp) = text.split_at_checked(text.len().checked_sub(STAMP_BYTES)?)?;
+    let stamp = std::str::from_utf8(stamp).ok()?;
+    let digest = stamp
+        .strip_prefix(STAMP_PREFIX)?
+        .strip_suffix(STAMP_SUFFIX)?;
+    Some((Digest::parse(digest)?, stamped))
 }
 
 /// Tells a checkpoint of a newer format from a damaged one.
@@ -191,21 +193,21 @@ mod tests {
         Manifest::parse(text, Path::new("ckpt"))
     }
 
-    fn reseal(manifest: &Manifest) -> Vec<u8> {
-        manifest.seal()
+    fn restamp(manifest: &Manifest) -> Vec<u8> {
+        manifest.stamp()
     }
 
     #[test]
-    fn sealed_text_round_trips() {
-        let text = sample().seal();
+    fn stamped_text_round_trips() {
+        let text = sample().stamp();
         let manifest = parse(&text).unwrap();
-        assert_eq!(manifest.seal(), text);
+        assert_eq!(manifest.stamp(), text);
         assert_eq!(manifest.step, Some(40));
     }
 
     #[test]
     fn every_flipped_bit_is_corruption() {
-        let text = sample().seal();
+        let text = sample().stamp();
         for position in 0..text.len() * 8 {
             let mut damaged = text.clone();
             damaged[position / 8] ^= 1 << (position % 8);
@@ -219,7 +221,7 @@ mod tests {
 
     #[test]
     fn every_truncation_is_corruption() {
-        let text = sample().seal();
+        let text = sample().stamp();
         for length in 0..text.len() {
             assert!(
                 matches!(parse(&text[..length]), Err(Error::Corrupt { .. })),
@@ -233,19 +235,19 @@ mod tests {
         let mut newer = sample();
         newer.version = 2;
         assert!(matches!(
-            parse(&reseal(&newer)),
+            parse(&restamp(&newer)),
             Err(Error::Version { found: 2, .. })
         ));
-        let unsealed = br#"{"format":"penstock-checkpoint","version":3,"other":1}"#;
+        let unstamped = br#"{"format":"penstock-checkpoint","version":3,"other":1}"#;
         assert!(matches!(
-            parse(unsealed),
+            parse(unstamped),
             Err(Error::Version { found: 3, .. })
         ));
         assert!(matches!(parse(b"{\"a\":1}"), Err(Error::Corrupt { .. })));
     }
 
     #[test]
-    fn well_sealed_lies_are_no_damage() {
+    fn well_stamped_lies_are_no_damage() {
         let lies: &[fn(&mut Manifest)] = &[
             |m| m.version = 0,
             |m| m.format = "other".into(),
@@ -260,7 +262,7 @@ mod tests {
         for (index, lie) in lies.iter().enumerate() {
             let mut manifest = sample();
             lie(&mut manifest);
-            let result = parse(&reseal(&manifest));
+            let result = parse(&restamp(&manifest));
             let is_malformed = matches!(result, Err(Error::Malformed { .. }));
             assert!(is_malformed, "lie {index}");
         }

@@ -230,7 +230,7 @@ impl Job {
     /// If the job was written before.
     pub fn write(&self, attempt: &mut Attempt, rank: u32, progress: &Progress) -> Result<Written> {
         self.write_shards(attempt, rank, progress)?
-            .seal(attempt, None)
+            .describe(attempt, None)
     }
 
     /// The first part of [`Job::write`]: all but the part, which may have to wait for its tree.
@@ -344,7 +344,7 @@ impl Drop for EndOnDrop<'_> {
 }
 
 /// The shards of a rank, on stable storage, without the part that describes them.
-#[must_use = "shards count once they are sealed"]
+#[must_use = "shards count once they are described"]
 pub struct Shards {
     prepared: Arc<Prepared>,
     /// The attempt that they belong to.
@@ -365,9 +365,17 @@ impl Shards {
     ///
     /// # Panics
     /// If the shards belong to another attempt.
-    pub fn seal(mut self, attempt: &mut Attempt, tree: Option<Box<RawValue>>) -> Result<Written> {
-        let _span = trace::span("seal");
-        assert_eq!(self.id, attempt.id(), "shards are sealed in their attempt");
+    pub fn describe(
+        mut self,
+        attempt: &mut Attempt,
+        tree: Option<Box<RawValue>>,
+    ) -> Result<Written> {
+        let _span = trace::span("describe");
+        assert_eq!(
+            self.id,
+            attempt.id(),
+            "shards are described in their attempt"
+        );
         let chunks = std::mem::take(&mut self.chunks);
         let part = self.prepared.write_part(attempt, self.rank, chunks, tree);
         let part = part.map_err(|error| self.with_room(error))?;

@@ -10,15 +10,15 @@ use serde_json::{Value, json};
 /// The attempt of checkpoints made by hand.
 pub const ATTEMPT: &str = "0123456789abcdef0123456789abcdef";
 
-/// Seals the text of a manifest that has no digest yet.
-pub fn seal(unsealed: &str) -> Vec<u8> {
-    let text = unsealed.trim_end();
+/// Stamps the text of a manifest that has no digest yet.
+pub fn stamp(unstamped: &str) -> Vec<u8> {
+    let text = unstamped.trim_end();
     let text = text.strip_suffix('}').expect("a manifest is an object");
     let digest = Digest::of(text.as_bytes());
     format!("{text},\"digest\":\"{digest}\"}}\n").into_bytes()
 }
 
-/// Changes a manifest and seals it again.
+/// Changes a manifest and stamps it again.
 pub fn edit_manifest(path: &Path, edit: impl FnOnce(&mut Value)) {
     let file = path.join(MANIFEST);
     let mut manifest: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
@@ -26,7 +26,7 @@ pub fn edit_manifest(path: &Path, edit: impl FnOnce(&mut Value)) {
     if let Some(members) = manifest.as_object_mut() {
         members.remove("digest");
     }
-    fs::write(&file, seal(&manifest.to_string())).unwrap();
+    fs::write(&file, stamp(&manifest.to_string())).unwrap();
 }
 
 /// Where the part of a checkpoint is.
@@ -116,6 +116,6 @@ pub fn checkpoint(path: &Path, shard: &[u8], tensors: &Value) {
     fs::create_dir_all(path).unwrap();
     fs::write(path.join(shard_name), shard).unwrap();
     fs::write(path.join(part_name), "").unwrap();
-    fs::write(path.join(MANIFEST), seal(&manifest.to_string())).unwrap();
+    fs::write(path.join(MANIFEST), stamp(&manifest.to_string())).unwrap();
     write_part(path, part.to_string().as_bytes());
 }
