@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use penstock_io::file_system::{FileSystem, Native};
 use penstock_store::format::digest::Digest;
 use penstock_store::format::manifest::PartEntry;
-use penstock_store::save::{self, Target};
+use penstock_store::save::{self, Publication};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -179,7 +179,7 @@ impl Attempt {
         metadata: String,
         overwrite: bool,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let target = Target {
+        let publication = Publication {
             path: self.path.clone(),
             step,
             metadata: json(metadata, "metadata")?,
@@ -193,7 +193,7 @@ impl Attempt {
         };
         let parts = parts.into_iter().map(part).collect();
         let attempt = self.take(State::Gone)?;
-        let committed = call::without_gil(py, || save::commit(attempt, &target, parts))?;
+        let committed = call::without_gil(py, || save::commit(attempt, &publication, parts))?;
         report::of_commit(py, &committed)
     }
 

@@ -39,7 +39,7 @@ pub(crate) fn run<T: Send>(
             }
         }
     }
-    raised.map_or_else(|| settle(py, outcome), Err)
+    raised.map_or_else(|| value_or_exception(py, outcome), Err)
 }
 
 /// Runs `work` as [`run`] does; `cancel` makes it stop when a signal handler raises.
@@ -49,7 +49,7 @@ pub(crate) fn run_until<T: Send>(
     work: impl FnOnce() -> Result<T, Error> + Send,
 ) -> PyResult<T> {
     let (outcome, raised) = watch(py, || py.check_signals(), cancel, work);
-    raised.map_or_else(|| settle(py, outcome), Err)
+    raised.map_or_else(|| value_or_exception(py, outcome), Err)
 }
 
 /// Runs `work` on this thread without the GIL, and without an eye on signals.
@@ -59,11 +59,11 @@ pub(crate) fn without_gil<T: Send>(
 ) -> PyResult<T> {
     let work = std::panic::AssertUnwindSafe(work);
     let outcome = py.detach(|| std::panic::catch_unwind(work));
-    settle(py, outcome)
+    value_or_exception(py, outcome)
 }
 
 /// The value or the exception.
-fn settle<T>(py: Python<'_>, outcome: thread::Result<Result<T, Error>>) -> PyResult<T> {
+fn value_or_exception<T>(py: Python<'_>, outcome: thread::Result<Result<T, Error>>) -> PyResult<T> {
     match outcome {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) => Err(errors::raise(py, &error)),

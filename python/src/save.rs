@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use penstock_store::format::part::{Alias, View};
-use penstock_store::save::{State, Target};
+use penstock_store::save::{Publication, State};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -37,7 +37,7 @@ pub fn save<'py>(
     progress: Callback,
 ) -> PyResult<Bound<'py, PyDict>> {
     let state = state(tensors, aliases, tree)?;
-    let target = Target {
+    let publication = Publication {
         path,
         step,
         metadata: json(metadata, "metadata")?,
@@ -45,7 +45,7 @@ pub fn save<'py>(
     };
     let options = options.convert()?;
     let saved = call::run(py, &progress, |progress| {
-        penstock_store::save::save(state, &target, &options, progress)
+        penstock_store::save::save(state, &publication, &options, progress)
     })?;
     report::of_save(py, &saved)
 }

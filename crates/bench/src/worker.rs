@@ -175,7 +175,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Counts what is done, and looks at it.
-    fn settle(&mut self, request: &Request, moved: usize, buf: &IoBuf, begun: Instant) {
+    fn count(&mut self, request: &Request, moved: usize, buf: &IoBuf, begun: Instant) {
         let now = Instant::now();
         let nanoseconds = u64::try_from((now - begun).as_nanos()).unwrap_or(u64::MAX);
         let elapsed = (now - self.begun).as_secs_f64();
@@ -202,7 +202,7 @@ impl<'a> Worker<'a> {
             self.fill(&request, &mut buf);
             let begun = Instant::now();
             let moved = self.transfer(&request, &mut buf)?;
-            self.settle(&request, moved, &buf, begun);
+            self.count(&request, moved, &buf, begun);
         }
         Ok(())
     }
@@ -268,7 +268,7 @@ impl<'a> Worker<'a> {
                 let (request, begun) = flying[slot].take().expect("it was in flight");
                 let buf = completion.buf.expect("transfers have buffers");
                 match completion.result {
-                    Ok(moved) => self.settle(&request, moved, &buf, begun),
+                    Ok(moved) => self.count(&request, moved, &buf, begun),
                     Err(error) => failed = failed.or(Some(self.failed(&request, error))),
                 }
                 self.free.push(buf);

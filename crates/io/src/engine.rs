@@ -37,7 +37,7 @@ const TRANSFER_BYTES_MAX: usize = 1 << 30;
 /// An engine is used by the thread that opened it and is not `Send`: a ring that defers its work to
 /// the thread that owns it is the fastest kind, and needs this.
 pub trait Engine {
-    /// Takes an operation on. Large transfers start at once; small ones may be gathered until the
+    /// Takes an operation on. Large transfers start at once; small ones may be held until the
     /// next [`poll`](Engine::poll), to be sent with one system call.
     ///
     /// # Errors

@@ -88,7 +88,7 @@ impl WholeTransfers {
     }
 
     /// Hands a finished operation to the caller, or starts the rest of it.
-    fn settle(&mut self, arrived: Completion, completed: &mut Vec<Completion>) {
+    fn carry_on(&mut self, arrived: Completion, completed: &mut Vec<Completion>) {
         let Completion {
             token: key,
             mut buf,
@@ -236,7 +236,7 @@ impl Engine for WholeTransfers {
             // Without completions the time has passed (or none was wanted).
             let idle = arrived.is_empty();
             for completion in arrived.drain(..) {
-                self.settle(completion, completed);
+                self.carry_on(completion, completed);
             }
             self.arrived = arrived;
             polled?;

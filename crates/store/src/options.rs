@@ -144,7 +144,7 @@ pub struct Settings {
 
 impl Options {
     /// Chooses what the caller left open, for moving `bytes` to or from the device behind `path`.
-    pub fn settle(&self, path: &Path, bytes: u64) -> Settings {
+    pub fn choose(&self, path: &Path, bytes: u64) -> Settings {
         let device = Device::behind(path);
         let mut choices = Vec::new();
         let is_rotational = device.as_ref().is_some_and(|device| device.is_rotational);
@@ -354,7 +354,7 @@ mod tests {
             io_threads: Some(3),
             ..Options::default()
         };
-        let settings = options.settle(Path::new("/"), 1 << 40);
+        let settings = options.choose(Path::new("/"), 1 << 40);
         let held = settings.io_threads * held(settings.queue_depth) * settings.extent_bytes;
         assert!(held <= 5 << 20, "{held}");
         let mut names: Vec<_> = settings
@@ -395,7 +395,7 @@ mod tests {
             io_threads: Some(2),
             ..Options::default()
         };
-        let settings = options.settle(Path::new("/"), 1);
+        let settings = options.choose(Path::new("/"), 1);
         assert_eq!(settings.choices, Vec::<String>::new());
         assert_eq!(settings.io_threads, 2);
     }

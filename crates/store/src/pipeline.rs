@@ -6,7 +6,7 @@
 
 pub(crate) mod damage;
 pub(crate) mod feed;
-mod prepared;
+mod placed;
 pub mod read;
 pub(crate) mod target;
 pub mod write;
@@ -50,7 +50,7 @@ impl<'a> Halt<'a> {
     }
 }
 
-/// Runs `work` on as many threads as there is work for and gathers what they return. The first
+/// Runs `work` on as many threads as there is work for and collects what they return. The first
 /// error wins and stops the others. Where the system has fewer threads to give, those it gave do
 /// all the work.
 fn run_workers<T: Send>(

@@ -7,7 +7,7 @@
 
 mod arena;
 mod job;
-mod prepared;
+mod planned;
 mod state;
 mod written;
 
@@ -27,12 +27,12 @@ use crate::progress::Progress;
 use crate::report::{Fallback, FallbackKind, SaveReport};
 pub use arena::Arena;
 pub use job::{Job, Shards, Staging};
-use prepared::unreadable;
+use planned::unreadable;
 pub use state::State;
 pub use written::Written;
 
 /// Where and as what it is to be saved.
-pub struct Target {
+pub struct Publication {
     /// The checkpoint directory; created with its parents.
     pub path: PathBuf,
     /// The training step, recorded in the manifest.
@@ -57,25 +57,25 @@ const RANK: u32 = 0;
 /// is not acknowledged.
 pub fn save(
     state: State,
-    target: &Target,
+    publication: &Publication,
     options: &Options,
     progress: &Progress,
 ) -> Result<SaveReport> {
     let begun = Instant::now();
     // Before gigabytes are written for nothing.
-    check_manifest_size(target.metadata.get().len())?;
-    let job = Job::sync(state, Vec::new(), &target.path, options)?;
+    check_manifest_size(publication.metadata.get().len())?;
+    let job = Job::sync(state, Vec::new(), &publication.path, options)?;
     let planned_ns = trace::now_ns();
     let mut attempt = Attempt::begin(
-        &target.path,
-        target.overwrite,
+        &publication.path,
+        publication.overwrite,
         &options.file_system,
         progress,
     )?;
     let shards = job.write_since(planned_ns, &mut attempt, RANK, progress)?;
     let synced = Instant::now();
     let mut written = shards.describe(&mut attempt, None)?;
-    let committed = commit(attempt, target, vec![written.part])?;
+    let committed = commit(attempt, publication, vec![written.part])?;
     let commit_seconds = synced.elapsed().as_secs_f64();
     written.phases.push(("commit", commit_seconds));
     let left_behind = committed.left_behind.map(|reason| Fallback {
@@ -87,8 +87,8 @@ pub fn save(
     // Staging memory takes its time to go.
     drop(job);
     Ok(SaveReport {
-        path: target.path.clone(),
-        step: target.step,
+        path: publication.path.clone(),
+        step: publication.step,
         id: committed.id,
         bytes: written.bytes + committed.manifest_bytes,
         tensor_bytes: written.tensor_bytes,
@@ -133,8 +133,12 @@ pub struct Committed {
 ///
 /// # Errors
 /// As [`save`].
-pub fn commit(attempt: Attempt, target: &Target, parts: Vec<PartEntry>) -> Result<Committed> {
-    commit_as(attempt, target, None, parts)
+pub fn commit(
+    attempt: Attempt,
+    publication: &Publication,
+    parts: Vec<PartEntry>,
+) -> Result<Committed> {
+    commit_as(attempt, publication, None, parts)
 }
 
 /// Whether an attempt has become the checkpoint at a path. For a rank that does not hear from the
@@ -146,12 +150,12 @@ pub fn is_committed(path: &Path, attempt_id: &str) -> bool {
 /// As [`commit`], of what was salvaged.
 pub(crate) fn commit_as(
     mut attempt: Attempt,
-    target: &Target,
+    publication: &Publication,
     partial: Option<Partial>,
     parts: Vec<PartEntry>,
 ) -> Result<Committed> {
     let _span = trace::span("commit");
-    let mut manifest = manifest_of(target, attempt.id(), parts);
+    let mut manifest = manifest_of(publication, attempt.id(), parts);
     manifest.partial = partial;
     manifest.check().map_err(unreadable)?;
     let text = manifest.stamp();
@@ -159,7 +163,7 @@ pub(crate) fn commit_as(
     if manifest.parts.len() > 1 && !attempt.is_guarded() {
         check_votes(attempt.path(), &manifest)?;
     }
-    attempt.publish(&text, target.overwrite)?;
+    attempt.publish(&text, publication.overwrite)?;
     let id = attempt.id().to_owned();
     // The checkpoint is acknowledged; failing to tidy up must not make it look otherwise.
     let removed = attempt.remove_replaced();
@@ -197,12 +201,12 @@ fn check_votes(path: &Path, manifest: &Manifest) -> Result<()> {
     })
 }
 
-fn manifest_of(target: &Target, id: &str, parts: Vec<PartEntry>) -> Manifest {
+fn manifest_of(publication: &Publication, id: &str, parts: Vec<PartEntry>) -> Manifest {
     Manifest {
         format: manifest::FORMAT.to_owned(),
         version: FORMAT_VERSION,
         id: id.to_owned(),
-        step: target.step,
+        step: publication.step,
         created: jiff::Timestamp::now()
             .round(jiff::Unit::Second)
             .map_or_else(
@@ -212,7 +216,7 @@ fn manifest_of(target: &Target, id: &str, parts: Vec<PartEntry>) -> Manifest {
         writer: concat!("penstock ", env!("CARGO_PKG_VERSION")).to_owned(),
         world_size: u32::try_from(parts.len()).expect("ranks are counted in 32 bits"),
         parts,
-        metadata: target.metadata.clone(),
+        metadata: publication.metadata.clone(),
         partial: None,
     }
 }

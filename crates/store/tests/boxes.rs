@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{engines, forge, noise, options_matrix, target};
+use common::{engines, forge, noise, options_matrix, publication};
 use penstock_io::buffer::{Bounds, HostArrayMut, HostRegion};
 use penstock_io::file::Direct;
 use penstock_store::care::verify::verify;
@@ -153,7 +153,7 @@ fn save(path: &Path, ranks: &[Vec<(&Global, Bounds)>]) {
         };
         parts.push(written.unwrap().part);
     }
-    commit(first, &target(path), parts).unwrap();
+    commit(first, &publication(path), parts).unwrap();
 }
 
 /// Memory for a box, with bytes around every item that must stay what they are.
@@ -696,7 +696,7 @@ fn boxes_that_share_items_are_not_saved() {
     };
     let path = root.path().join("ckpt");
     let (options, progress) = (Options::default(), Progress::default());
-    let refused = penstock_store::save::save(state, &target(&path), &options, &progress);
+    let refused = penstock_store::save::save(state, &publication(&path), &options, &progress);
     let Err(Error::Unsupported { detail, .. }) = &refused else {
         panic!("{refused:?}")
     };

@@ -15,7 +15,7 @@ use penstock_io::faulty::{Failure, Faults, OpClass, Repeat};
 use penstock_store::care::verify::verify;
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
-use penstock_store::save::{Target, save};
+use penstock_store::save::{Publication, save};
 use penstock_store::steps::store::Store;
 use penstock_store::{Error, Progress, Result};
 
@@ -27,11 +27,11 @@ const EROFS: i32 = 30;
 
 /// Replaces what is at `path`.
 fn overwrite(sample: &Sample, path: &Path, options: &Options) -> Result<()> {
-    let target = Target {
+    let publication = Publication {
         overwrite: true,
-        ..common::target(path)
+        ..common::publication(path)
     };
-    save(sample.state(), &target, options, &Progress::default()).map(drop)
+    save(sample.state(), &publication, options, &Progress::default()).map(drop)
 }
 
 #[test]
@@ -230,11 +230,11 @@ fn a_cancelled_save_leaves_nothing() {
             for path in [path.clone(), root.path().join("fresh")] {
                 let progress = Arc::new(Progress::default());
                 let (options, canceller) = cancelling(engine, nth, &progress);
-                let target = Target {
+                let publication = Publication {
                     overwrite: true,
-                    ..common::target(&path)
+                    ..common::publication(&path)
                 };
-                let stopped = save(new.state(), &target, &options, &progress);
+                let stopped = save(new.state(), &publication, &options, &progress);
                 assert!(matches!(stopped, Err(Error::Interrupted)), "{stopped:?}");
                 canceller.join().unwrap();
             }
@@ -268,8 +268,8 @@ fn progress_ends_where_it_was_said_to() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("ckpt");
     let progress = Progress::default();
-    let target = common::target(&path);
-    save(sample.state(), &target, &Options::default(), &progress).unwrap();
+    let publication = common::publication(&path);
+    save(sample.state(), &publication, &Options::default(), &progress).unwrap();
     let (done, total) = progress.bytes();
     assert_eq!(done, total);
     assert!(total >= sample.bytes.iter().map(|bytes| bytes.len() as u64).sum());

@@ -15,13 +15,13 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use common::expect::{Expected, Note};
-use common::{Sample, engines, errno, faulty_storage, names, target};
+use common::{Sample, engines, errno, faulty_storage, names, publication};
 use penstock_io::engine::EngineChoice;
 use penstock_io::faulty::{Failure, Faults, Repeat};
 use penstock_store::format::manifest::PartEntry;
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
-use penstock_store::save::{Attempt, Target, commit, save, write_rank};
+use penstock_store::save::{Attempt, Publication, commit, save, write_rank};
 use penstock_store::steps::store::Store;
 use penstock_store::{Error, Progress, Result};
 
@@ -117,19 +117,19 @@ impl<'a> Program<'a> {
 
     fn save(&mut self, step: u64, seed: u64, overwrite: bool) -> Result<()> {
         (self.note)(Note::Saving(step, vec![seed]));
-        let target = step_target(&self.store, step, overwrite);
+        let publication = step_publication(&self.store, step, overwrite);
         let state = sample(seed).state();
-        save(state, &target, &self.options, &Progress::default())?;
+        save(state, &publication, &self.options, &Progress::default())?;
         (self.note)(Note::Saved(step, vec![seed]));
         Ok(())
     }
 }
 
-fn step_target(store: &Store, step: u64, overwrite: bool) -> Target {
-    Target {
+fn step_publication(store: &Store, step: u64, overwrite: bool) -> Publication {
+    Publication {
         step: Some(step),
         overwrite,
-        ..target(&store.step_path(step))
+        ..publication(&store.step_path(step))
     }
 }
 
@@ -384,7 +384,7 @@ fn each_operation_is_the_last_of_a_process() {
 
 /// One of two ranks, told what the other says: the first begins and commits, the second joins.
 fn run_rank(program: &mut Program<'_>, rank: u32) {
-    let target = step_target(&program.store, 2, false);
+    let publication = step_publication(&program.store, 2, false);
     let (options, progress) = (&program.options, Progress::default());
     let mut lines = std::io::stdin().lines();
     // The other one may be dead: then there is nothing to commit.
@@ -392,16 +392,16 @@ fn run_rank(program: &mut Program<'_>, rank: u32) {
     let state = sample(u64::from(rank) + 2).state();
     if rank == 0 {
         let mut attempt =
-            Attempt::begin(&target.path, false, &options.file_system, &progress).unwrap();
+            Attempt::begin(&publication.path, false, &options.file_system, &progress).unwrap();
         say(&format!("attempt {}", attempt.id()));
         let written = write_rank(&mut attempt, 0, state, options, &progress).unwrap();
         let Some(vote) = listen() else { return };
         let vote: PartEntry = serde_json::from_str(&vote).unwrap();
-        commit(attempt, &target, vec![written.part, vote]).unwrap();
+        commit(attempt, &publication, vec![written.part, vote]).unwrap();
         (program.note)(Note::Saved(2, vec![2, 3]));
     } else {
         let Some(id) = listen() else { return };
-        let joined = Attempt::join(&target.path, &id, &options.file_system, &progress);
+        let joined = Attempt::join(&publication.path, &id, &options.file_system, &progress);
         let mut attempt = match joined {
             // The coordinator failed and took its directory along.
             Err(Error::NotFound { .. }) => return,

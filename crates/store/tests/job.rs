@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use common::{Rng, Sample, engines, errno, faulty, load, names, target, within_a_minute};
+use common::{Rng, Sample, engines, errno, faulty, load, names, publication, within_a_minute};
 use penstock_io::engine::EngineChoice;
 use penstock_io::faulty::{Failure, Faults, Lent, OpClass, Repeat};
 use penstock_store::load::checkpoint::Checkpoint;
@@ -96,11 +96,11 @@ fn begin(path: &Path) -> Attempt {
 fn write(job: &Job, path: &Path) -> Result<Written> {
     let mut attempt = begin(path);
     let written = job.write(&mut attempt, 0, &Progress::default())?;
-    let target = penstock_store::save::Target {
+    let publication = penstock_store::save::Publication {
         overwrite: true,
-        ..target(path)
+        ..publication(path)
     };
-    commit(attempt, &target, vec![written.part.clone()])?;
+    commit(attempt, &publication, vec![written.part.clone()])?;
     Ok(written)
 }
 
@@ -429,7 +429,7 @@ fn shards_may_wait_for_their_tree() {
         let shards = job.write_shards(&mut attempt, 0, &Progress::default());
         let tree = RawValue::from_string("{\"later\":2}".into()).unwrap();
         let written = shards.unwrap().describe(&mut attempt, Some(tree)).unwrap();
-        commit(attempt, &target(path), vec![written.part]).unwrap();
+        commit(attempt, &publication(path), vec![written.part]).unwrap();
         sample.assert_at(path);
         assert_eq!(
             Checkpoint::open(path).unwrap().tree(0).get(),

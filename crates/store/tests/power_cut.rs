@@ -28,12 +28,12 @@ fn an_acknowledged_save_survives() {
                 engine: engines()[seed as usize % engines().len()],
                 ..Options::default()
             };
-            let target = penstock_store::save::Target {
+            let publication = penstock_store::save::Publication {
                 overwrite: true,
-                ..common::target(&path)
+                ..common::publication(&path)
             };
             let progress = penstock_store::Progress::default();
-            penstock_store::save::save(sample.state(), &target, &options, &progress).unwrap();
+            penstock_store::save::save(sample.state(), &publication, &options, &progress).unwrap();
             disk.switch().cut().unwrap();
             disk.restore();
             sample.assert_at(&path);
@@ -55,13 +55,13 @@ fn a_cut_during_a_save_leaves_the_one_before() {
                         switch.cut().unwrap();
                     }
                 });
-                let target = penstock_store::save::Target {
+                let publication = penstock_store::save::Publication {
                     overwrite: true,
-                    ..common::target(&path)
+                    ..common::publication(&path)
                 };
                 let progress = penstock_store::Progress::default();
                 let state = Sample::seeded(2).state();
-                penstock_store::save::save(state, &target, &options, &progress)
+                penstock_store::save::save(state, &publication, &options, &progress)
                     .expect_err("the disk is gone");
                 disk.restore();
                 old.assert_at(&store.step_path(1));

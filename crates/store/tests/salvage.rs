@@ -61,15 +61,15 @@ fn save(path: &Path) -> Sample {
     let all: Vec<String> = references.chain(aliases).collect();
     let tree = format!("{{\"all\":[{}],\"lr\":1e-4}}", all.join(","));
     state.tree = RawValue::from_string(tree).unwrap();
-    let target = penstock_store::save::Target {
+    let publication = penstock_store::save::Publication {
         step: Some(7),
-        ..common::target(path)
+        ..common::publication(path)
     };
     let options = Options {
         shard_bytes: Some(4 << 20),
         ..Options::default()
     };
-    penstock_store::save::save(state, &target, &options, &Progress::default()).unwrap();
+    penstock_store::save::save(state, &publication, &options, &Progress::default()).unwrap();
     sample
 }
 

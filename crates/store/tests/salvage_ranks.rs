@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use common::{Rng, bytes_of, engines, faulty, load, names, noise, target};
+use common::{Rng, bytes_of, engines, faulty, load, names, noise, publication};
 use penstock_io::buffer::HostRegion;
 use penstock_io::faulty::{Failure, Faults, OpClass, Repeat};
 use penstock_io::file::{Direct, File};
@@ -144,7 +144,7 @@ fn save(path: &Path) {
         };
         parts.push(written.unwrap().part);
     }
-    commit(first, &target(path), parts).unwrap();
+    commit(first, &publication(path), parts).unwrap();
 }
 
 fn salvaged(path: &Path, out: &Path, unverified: bool) -> Result<SalvageReport> {

@@ -14,7 +14,7 @@ use std::thread;
 use common::hook::hooked;
 use common::{Sample, engines, forge, load, names};
 use penstock_store::options::Options;
-use penstock_store::save::{Target, save};
+use penstock_store::save::{Publication, save};
 use penstock_store::steps::retention::Kept;
 use penstock_store::steps::store::{StepState, Store};
 use penstock_store::{Error, MANIFEST, Progress};
@@ -297,14 +297,14 @@ fn metadata_beyond_what_readers_take_is_refused() {
     let sample = common::Sample::seeded(1);
     sample.save_step(&path, None, false).unwrap();
     let text = format!("{{\"note\":\"{}\"}}", "x".repeat(65 << 20));
-    let target = penstock_store::save::Target {
+    let publication = penstock_store::save::Publication {
         metadata: serde_json::value::RawValue::from_string(text).unwrap(),
         overwrite: true,
-        ..common::target(&path)
+        ..common::publication(&path)
     };
     let (options, progress) = (Options::default(), penstock_store::Progress::default());
     let state = common::Sample::seeded(2).state();
-    let error = penstock_store::save::save(state, &target, &options, &progress).unwrap_err();
+    let error = penstock_store::save::save(state, &publication, &options, &progress).unwrap_err();
     assert!(
         matches!(&error, Error::Unsupported { key, .. } if key == "metadata"),
         "{error}"
@@ -537,12 +537,12 @@ fn a_step_without_a_recorded_number_belongs_where_it_lies() {
     let root = tempfile::tempdir().unwrap();
     let store = Store::new(root.path());
     let sample = Sample::of_sizes(&[10]);
-    let target = Target {
+    let publication = Publication {
         step: None,
-        ..common::target(&store.step_path(3))
+        ..common::publication(&store.step_path(3))
     };
     let progress = Progress::default();
-    save(sample.state(), &target, &Options::default(), &progress).unwrap();
+    save(sample.state(), &publication, &Options::default(), &progress).unwrap();
     let StepState::Complete(checkpoint) = store.state(3).unwrap() else {
         panic!("it is complete")
     };

@@ -8,9 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::unlocked::Unlocked;
-use common::{Sample, forge, names, target};
+use common::{Sample, forge, names, publication};
 use penstock_store::options::Options;
-use penstock_store::save::{Attempt, Target, commit, save, write_rank};
+use penstock_store::save::{Attempt, Publication, commit, save, write_rank};
 use penstock_store::steps::store::{StepState, Store};
 use penstock_store::{Error, MANIFEST, Progress, Result};
 
@@ -50,11 +50,11 @@ fn sample(seed: u64) -> Sample {
     Sample::seeded_sizes(seed, &[700, 40])
 }
 
-fn step_target(root: &Path, step: u64, overwrite: bool) -> Target {
-    Target {
+fn step_publication(root: &Path, step: u64, overwrite: bool) -> Publication {
+    Publication {
         step: Some(step),
         overwrite,
-        ..target(&Store::new(root).step_path(step))
+        ..publication(&Store::new(root).step_path(step))
     }
 }
 
@@ -67,19 +67,28 @@ fn options_elsewhere() -> Options {
 }
 
 fn save_elsewhere(root: &Path, step: u64, seed: u64, overwrite: bool) -> Result<()> {
-    let (state, target) = (sample(seed).state(), step_target(root, step, overwrite));
-    save(state, &target, &options_elsewhere(), &Progress::default()).map(drop)
+    let (state, publication) = (
+        sample(seed).state(),
+        step_publication(root, step, overwrite),
+    );
+    save(
+        state,
+        &publication,
+        &options_elsewhere(),
+        &Progress::default(),
+    )
+    .map(drop)
 }
 
 /// An attempt of another host that has written all it has, and has not published.
 fn written(root: &Path, overwrite: bool) -> impl FnOnce() -> Result<()> {
-    let (target, options) = (step_target(root, 1, overwrite), options_elsewhere());
+    let (publication, options) = (step_publication(root, 1, overwrite), options_elsewhere());
     let (file_system, progress) = (Arc::clone(&options.file_system), Progress::default());
-    let begun = Attempt::begin(&target.path, overwrite, &file_system, &progress);
+    let begun = Attempt::begin(&publication.path, overwrite, &file_system, &progress);
     let mut attempt = begun.unwrap();
     let state = sample(2).state();
     let part = write_rank(&mut attempt, 0, state, &options, &progress).unwrap();
-    move || commit(attempt, &target, vec![part.part]).map(drop)
+    move || commit(attempt, &publication, vec![part.part]).map(drop)
 }
 
 fn assert_busy<T: std::fmt::Debug>(result: Result<T>) {
@@ -433,27 +442,32 @@ fn a_save_survives_the_removal_of_its_empty_directory() {
     let mut removed = 0;
     for nth in 1..CHANGES_MAX {
         let root = tempfile::tempdir().unwrap();
-        let target = step_target(root.path(), 1, false);
+        let publication = step_publication(root.path(), 1, false);
         let here = Unlocked::host();
         let options = Options {
             file_system: here.clone(),
             ..options_elsewhere()
         };
         let elsewhere = Store::new(root.path()).with_file_system(Unlocked::host());
-        let path = target.path.clone();
+        let path = publication.path.clone();
         let (sender, deleted) = std::sync::mpsc::channel();
         here.meanwhile(nth, move || {
             let had_manifest = path.join(MANIFEST).exists();
             drop(sender.send((had_manifest, elsewhere.delete(1))));
         });
-        let saved = save(sample(1).state(), &target, &options, &Progress::default());
+        let saved = save(
+            sample(1).state(),
+            &publication,
+            &options,
+            &Progress::default(),
+        );
         let Ok((had_manifest, deleted)) = deleted.try_recv() else {
             break;
         };
         // What was published is a checkpoint that may be deleted.
         if !had_manifest {
             saved.unwrap();
-            sample(1).assert_at(&target.path);
+            sample(1).assert_at(&publication.path);
             removed += usize::from(deleted.is_ok());
         }
     }

@@ -6,7 +6,7 @@ mod common;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use common::{bytes_of, load, names, target};
+use common::{bytes_of, load, names, publication};
 use penstock_io::faulty::Lent;
 use penstock_store::options::Options;
 use penstock_store::plan::write::TensorSpec;
@@ -69,7 +69,7 @@ fn write(job: &Job, path: &Path) -> Result<()> {
     let progress = Progress::default();
     let mut attempt = Attempt::begin(path, false, &options.file_system, &progress)?;
     let written = job.write(&mut attempt, 0, &progress)?;
-    commit(attempt, &target(path), vec![written.part])?;
+    commit(attempt, &publication(path), vec![written.part])?;
     Ok(())
 }
 

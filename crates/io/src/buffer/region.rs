@@ -57,7 +57,7 @@ impl HostRegion {
         let strided = if len == 0 {
             None
         } else {
-            let strided = Strided::gather(item_bytes, shape, strides_bytes);
+            let strided = Strided::to_content(item_bytes, shape, strides_bytes);
             (!strided.is_contiguous()).then_some(strided)
         };
         HostRegion {
@@ -165,7 +165,7 @@ impl HostRegion {
                 let range = start..start + dst.len() as u64;
                 let dst = dst.as_mut_ptr().wrapping_sub(start as usize);
                 // SAFETY: the range is inside the content (checked above), every item of which is
-                // readable while the owner, and so `self`, lives (`new`). Gathered, its byte
+                // readable while the owner, and so `self`, lives (`new`). As content, its byte
                 // `start` lands on the first of the exclusive slice, its last on the slice's last.
                 unsafe { strided.copy(self.address, dst, range) };
             }

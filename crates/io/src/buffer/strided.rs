@@ -1,7 +1,7 @@
 //! Copying an array whose items lie at other strides in the source than in the destination. The
-//! *content* is its items in row-major order; any byte range of it can be copied. To gather is to
-//! have contiguous bytes for a destination, to scatter is to have them, or rows of them, for a
-//! source.
+//! *content* is its items in row-major order; any byte range of it can be copied. The
+//! content itself is the destination of what is copied out of an array, and it, or rows of it, the
+//! source of what is scattered into one.
 //!
 //! Dimensions that lie together on both sides are merged first, so that most arrays become one
 //! block, or rows of large blocks, and `memcpy` does the work. What is left, transposes above all,
@@ -101,8 +101,8 @@ impl Strided {
         Strided { block_bytes, dims }
     }
 
-    /// For gathering: the destination is the content itself.
-    pub(super) fn gather(item_bytes: usize, shape: &[usize], strides: &[isize]) -> Strided {
+    /// For copies whose destination is the content itself.
+    pub(super) fn to_content(item_bytes: usize, shape: &[usize], strides: &[isize]) -> Strided {
         Strided::new(item_bytes, shape, strides, &row_major(item_bytes, shape))
     }
 

@@ -52,12 +52,16 @@ pub(crate) fn shared(tree: &RawValue) -> Result<Vec<SharedReference>, String> {
     let mut found = Vec::new();
     // Most trees of one rank have none, and are not taken apart for that.
     if tree.get().contains("\"g\"") {
-        gather(tree, 0, &mut found)?;
+        collect_shared(tree, 0, &mut found)?;
     }
     Ok(found)
 }
 
-fn gather(node: &RawValue, level: usize, found: &mut Vec<SharedReference>) -> Result<(), String> {
+fn collect_shared(
+    node: &RawValue,
+    level: usize,
+    found: &mut Vec<SharedReference>,
+) -> Result<(), String> {
     let raw = node.get();
     if level > LEVELS_MAX {
         return Err(TOO_DEEP.to_owned());
@@ -67,7 +71,7 @@ fn gather(node: &RawValue, level: usize, found: &mut Vec<SharedReference>) -> Re
             let items: Vec<&RawValue> =
                 serde_json::from_str(raw).map_err(|error| malformed(&error))?;
             let mut items = items.into_iter();
-            items.try_for_each(|item| gather(item, level + 1, found))
+            items.try_for_each(|item| collect_shared(item, level + 1, found))
         }
         Some(b'{') => {
             let members: Members<'_> =
@@ -78,7 +82,7 @@ fn gather(node: &RawValue, level: usize, found: &mut Vec<SharedReference>) -> Re
                 return Ok(());
             }
             let mut values = members.0.into_iter().map(|(_, value)| value);
-            values.try_for_each(|value| gather(value, level + 1, found))
+            values.try_for_each(|value| collect_shared(value, level + 1, found))
         }
         _ => Ok(()),
     }

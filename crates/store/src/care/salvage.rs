@@ -78,8 +78,8 @@ pub fn salvage(
     let earlier = manifest.and_then(|manifest| manifest.partial.as_ref());
     let is_whole = described.iter().all(|from| *from == Described::Whole);
     let is_unverified = (unverified && !is_whole) || earlier.is_some_and(|from| from.unverified);
-    let target = target_of(&found, out);
-    check_manifest_size(target.metadata.get().len())?;
+    let publication = publication_of(&found, out);
+    check_manifest_size(publication.metadata.get().len())?;
     let mut salvage = Salvage::new(path, found, unverified, options);
     let mut attempt = Attempt::begin(out, false, &options.file_system, progress)?;
     let (mut parts, mut bytes) = (Vec::new(), 0);
@@ -95,11 +95,11 @@ pub fn salvage(
         source: source.clone(),
         unverified: is_unverified,
     });
-    let committed = commit_as(attempt, &target, partial, parts)?;
+    let committed = commit_as(attempt, &publication, partial, parts)?;
     let ranks_lost = salvage.ranks_lost();
     Ok(SalvageReport {
         id: committed.id,
-        step: target.step,
+        step: publication.step,
         source,
         bytes: bytes + committed.manifest_bytes,
         tensors: salvage.tensors(),
@@ -173,10 +173,10 @@ fn unproven(path: &Path, found: &Survey) -> Error {
     Error::corrupt(path, file, detail)
 }
 
-fn target_of(found: &Survey, out: &Path) -> save::Target {
+fn publication_of(found: &Survey, out: &Path) -> save::Publication {
     let nothing = || RawValue::from_string("{}".to_owned()).expect("it is JSON");
     let manifest = found.manifest.as_ref();
-    save::Target {
+    save::Publication {
         path: PathBuf::from(out),
         step: manifest.and_then(|manifest| manifest.step),
         metadata: manifest.map_or_else(nothing, |manifest| manifest.metadata.clone()),

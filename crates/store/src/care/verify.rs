@@ -10,7 +10,7 @@ use crate::format::part::{FileEntry, Part, TensorEntry};
 use crate::format::plain;
 use crate::format::shard::{self, Header};
 use crate::lease::Lease;
-use crate::load::checkpoint::{gather_boxes, open_shard, touched_tensor};
+use crate::load::checkpoint::{global_tensors_of, open_shard, touched_tensor};
 use crate::options::Options;
 use crate::pipeline::read::{OnDamage, Source, read};
 use crate::plan::read::plan;
@@ -72,7 +72,7 @@ fn verify_files(
         }
     }
     if let Some((part, _)) = Part::merge(parts) {
-        or_problem(gather_boxes(path, &part), report)?;
+        or_problem(global_tensors_of(path, &part), report)?;
         report.tensors = part.tensors.len();
         verify_shards(path, &part, on_damage, options, progress, report)?;
     }
@@ -118,7 +118,7 @@ fn verify_shards(
     report: &mut VerifyReport,
 ) -> Result<()> {
     let bytes = part.files.iter().map(|file| file.bytes).sum();
-    let settings = options.settle(path, bytes);
+    let settings = options.choose(path, bytes);
     let mut run = Run::default();
     let mut sources: Vec<Source<'_>> = Vec::new();
     let mut numbers = Vec::new();

@@ -112,7 +112,7 @@ impl Checkpoint {
             .map(|entry| read_part(path, &manifest, entry))
             .collect();
         let (part, ranks) = Part::merge(parts?).expect("a manifest lists a part");
-        let global_tensors = gather_boxes(path, &part)?;
+        let global_tensors = global_tensors_of(path, &part)?;
         for file in &part.files {
             check_size(path, file)?;
         }
@@ -279,7 +279,7 @@ impl Checkpoint {
             tensors,
             is_all,
         } = fetch;
-        let settings = options.settle(&self.path, self.bytes_to_read(&requests));
+        let settings = options.choose(&self.path, self.bytes_to_read(&requests));
         let used = self.used_files(&requests, is_all);
         let mut run = Run::default();
         let opened = self.open_files(&used, settings.direct, &mut run);
@@ -407,7 +407,7 @@ impl Checkpoint {
 }
 
 /// The global tensors of a part.
-pub(crate) fn gather_boxes(path: &Path, part: &Part) -> Result<GlobalTensors> {
+pub(crate) fn global_tensors_of(path: &Path, part: &Part) -> Result<GlobalTensors> {
     let file = |entry: usize| part.files[part.tensors[entry].file].name.clone();
     GlobalTensors::new(&part.tensors).map_err(|conflict| Error::Malformed {
         path: path.to_owned(),

@@ -14,7 +14,7 @@ use crate::load::checkpoint::{Checkpoint, Fetch};
 use crate::options::Options;
 use crate::pipeline::target::{Sink, Target};
 use crate::plan::read::{Goal, Request};
-use crate::plan::reshard::{Fragment, GlobalTensor, Wanted, text};
+use crate::plan::reshard::{Fragment, GlobalTensor, WantedBox, text};
 use crate::progress::Progress;
 use crate::report::LoadReport;
 
@@ -39,7 +39,7 @@ pub struct Fill {
 }
 
 /// A fragment with its memory.
-struct Part {
+struct PlacedFragment {
     file: usize,
     entry: usize,
     range: Range<u64>,
@@ -47,7 +47,7 @@ struct Part {
     into: HostArrayMut,
 }
 
-impl Part {
+impl PlacedFragment {
     fn into_sink(self) -> Sink {
         Sink {
             start: self.range.start,
@@ -63,13 +63,13 @@ impl Part {
         }
         match self.into.into_region() {
             Ok(memory) => (Goal::Plain(memory.address()), Target::Plain(memory)),
-            Err(into) => scattered(vec![Part { into, ..self }]),
+            Err(into) => scattered(vec![PlacedFragment { into, ..self }]),
         }
     }
 }
 
-fn scattered(parts: Vec<Part>) -> (Goal, Target) {
-    let sinks = parts.into_iter().map(Part::into_sink).collect();
+fn scattered(placed: Vec<PlacedFragment>) -> (Goal, Target) {
+    let sinks = placed.into_iter().map(PlacedFragment::into_sink).collect();
     (Goal::Scattered, Target::Scattered(sinks))
 }
 
@@ -89,14 +89,14 @@ impl Checkpoint {
     ) -> Result<LoadReport> {
         let tensors = fills.len();
         let bytes = fills.iter().map(|fill| fill.into.len() as u64).sum();
-        let mut parts = Vec::new();
+        let mut placed = Vec::new();
         for fill in fills {
-            self.cut(fill, &mut parts)?;
+            self.cut(fill, &mut placed)?;
         }
-        let mut entries: Vec<usize> = parts.iter().map(|part| part.entry).collect();
+        let mut entries: Vec<usize> = placed.iter().map(|one| one.entry).collect();
         entries.sort_unstable();
         entries.dedup();
-        let (requests, targets) = share(parts);
+        let (requests, targets) = share(placed);
         let fetch = Fetch {
             requests,
             targets,
@@ -127,7 +127,7 @@ impl Checkpoint {
     }
 
     /// Finds the runs of files that hold a box, and takes their memory apart accordingly.
-    fn cut(&self, fill: Fill, parts: &mut Vec<Part>) -> Result<()> {
+    fn cut(&self, fill: Fill, placed: &mut Vec<PlacedFragment>) -> Result<()> {
         let Fill { of, start, into } = fill;
         let shape = into.shape().iter().map(|&size| size as u64).collect();
         let wanted = Bounds { start, shape };
@@ -152,7 +152,7 @@ impl Checkpoint {
             if into.is_empty() {
                 return Ok(Vec::new());
             }
-            let wanted = Wanted {
+            let wanted = WantedBox {
                 bounds: &wanted,
                 item_bytes: tensor.item_bytes,
                 strides: into.strides_bytes(),
@@ -171,11 +171,11 @@ impl Checkpoint {
             .collect();
         let tangled = |error: Tangled| self.incomplete(&of, error.to_string());
         let arrays = into.split(&boxes).map_err(tangled)?;
-        parts.extend(
+        placed.extend(
             fragments
                 .into_iter()
                 .zip(arrays)
-                .map(|(fragment, into)| Part {
+                .map(|(fragment, into)| PlacedFragment {
                     file: entries[fragment.entry].file,
                     entry: fragment.entry,
                     range: fragment.range,
@@ -213,18 +213,18 @@ impl fmt::Display for Whole {
     }
 }
 
-/// One request for all parts that share bytes of a file.
-fn share(mut parts: Vec<Part>) -> (Vec<Request>, Vec<Target>) {
-    parts.sort_unstable_by_key(|part| (part.file, part.range.start));
-    let mut requests: Vec<Request> = Vec::with_capacity(parts.len());
-    let mut targets = Vec::with_capacity(parts.len());
-    let mut parts = parts.into_iter().peekable();
-    while let Some(first) = parts.next() {
+/// One request for all fragments that share bytes of a file.
+fn share(mut placed: Vec<PlacedFragment>) -> (Vec<Request>, Vec<Target>) {
+    placed.sort_unstable_by_key(|one| (one.file, one.range.start));
+    let mut requests: Vec<Request> = Vec::with_capacity(placed.len());
+    let mut targets = Vec::with_capacity(placed.len());
+    let mut placed = placed.into_iter().peekable();
+    while let Some(first) = placed.next() {
         let (file, mut range) = (first.file, first.range.clone());
         let mut shared = vec![first];
-        while let Some(part) = parts.next_if(|p| p.file == file && p.range.start < range.end) {
-            range.end = range.end.max(part.range.end);
-            shared.push(part);
+        while let Some(one) = placed.next_if(|p| p.file == file && p.range.start < range.end) {
+            range.end = range.end.max(one.range.end);
+            shared.push(one);
         }
         let (goal, target) = match shared.len() {
             1 => shared.remove(0).into_target(),

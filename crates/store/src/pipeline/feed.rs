@@ -58,7 +58,7 @@ pub(crate) struct Feed {
     /// There may be something for a worker.
     supplied: Condvar,
     /// The sources are gone.
-    settled: Condvar,
+    released: Condvar,
 }
 
 struct State {
@@ -77,7 +77,7 @@ struct State {
     /// Whether workers may begin with what is staged. An eager feed keeps them out of the memory bus
     /// until everything is copied or a stager needs their buffers.
     is_open: bool,
-    is_settled: bool,
+    is_released: bool,
     /// Failed or cancelled: nothing is copied or written any more.
     is_over: bool,
 }
@@ -100,7 +100,7 @@ impl Feed {
             filling: 0,
             staged: VecDeque::new(),
             is_open: is_lazy,
-            is_settled: false,
+            is_released: false,
             is_over: false,
         };
         let feed = Feed {
@@ -110,10 +110,10 @@ impl Feed {
             is_lazy,
             state: Mutex::new(state),
             supplied: Condvar::new(),
-            settled: Condvar::new(),
+            released: Condvar::new(),
         };
         // Without a single extent nothing is ever copied.
-        feed.settle(feed.lock());
+        feed.release_sources(feed.lock());
         feed
     }
 
@@ -149,13 +149,13 @@ impl Feed {
         // A time too far off to be written down is no bound.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut state = self.lock();
-        while !state.is_settled {
+        while !state.is_released {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             state = match left {
                 Some(Duration::ZERO) => return false,
-                Some(left) => wait_timeout(&self.settled, state, left),
+                Some(left) => wait_timeout(&self.released, state, left),
                 None => self
-                    .settled
+                    .released
                     .wait(state)
                     .unwrap_or_else(PoisonError::into_inner),
             };
@@ -168,7 +168,7 @@ impl Feed {
         let mut state = self.lock();
         state.is_over = true;
         let staged = std::mem::take(&mut state.staged);
-        self.settle(state);
+        self.release_sources(state);
         drop(staged);
     }
 
@@ -300,7 +300,7 @@ impl Feed {
     }
 
     /// Drops the sources after the last copy, and lets everybody look again.
-    fn settle(&self, mut state: MutexGuard<'_, State>) {
+    fn release_sources(&self, mut state: MutexGuard<'_, State>) {
         let is_last = state.is_over || state.next == self.plan.extents();
         if is_last && state.staging + state.filling == 0 {
             let (sources, watch) = (state.sources.take(), state.watch.take());
@@ -313,12 +313,12 @@ impl Feed {
                 let mut state = self.lock();
                 state.torn = written.flatten();
                 state.is_over |= state.torn.is_some();
-                state.is_settled = true;
+                state.is_released = true;
                 state.is_open = true;
                 let staged = state.is_over.then(|| std::mem::take(&mut state.staged));
                 drop(state);
                 drop(staged);
-                self.settled.notify_all();
+                self.released.notify_all();
             }
         } else {
             drop(state);
@@ -395,7 +395,7 @@ impl Drop for Claim<'_> {
         }
         // Nobody else copies what this thread gave up on.
         state.is_over |= !self.numbers.is_empty();
-        self.feed.settle(state);
+        self.feed.release_sources(state);
     }
 }
 

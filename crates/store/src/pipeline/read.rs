@@ -20,7 +20,7 @@ use penstock_io::trace::{self, Role};
 use penstock_io::transfer::WholeTransfers;
 
 use super::damage::Damage;
-use super::prepared::{Prepared, untoken};
+use super::placed::{PlacedItem, untoken};
 use super::target::{Region, Rest, Target};
 use super::{Halt, failed, open_engine, run_workers, submit, take_buffer};
 use crate::error::Result;
@@ -141,7 +141,7 @@ fn prepare(
     plan: ReadPlan,
     targets: Vec<Target>,
     sources: &[Source<'_>],
-) -> Result<(Vec<MemoryHandle>, VecDeque<Prepared>)> {
+) -> Result<(Vec<MemoryHandle>, VecDeque<PlacedItem>)> {
     let _span = trace::span("prepare");
     let mut handles = Vec::with_capacity(plan.segments.len());
     let mut segments = Vec::with_capacity(plan.segments.len());
@@ -156,7 +156,12 @@ fn prepare(
     let mut queue = VecDeque::with_capacity(plan.items.len());
     for item in plan.items {
         let alignment = sources[item.file].facts().offset_alignment;
-        queue.push_back(Prepared::new(item, alignment, &mut segments, &mut targets));
+        queue.push_back(PlacedItem::new(
+            item,
+            alignment,
+            &mut segments,
+            &mut targets,
+        ));
     }
     Ok((handles, queue))
 }
@@ -216,11 +221,11 @@ struct Worker<'a> {
     engine: WholeTransfers,
     completed: Vec<Completion>,
     /// Items that are this worker's, not looked at yet.
-    taken: VecDeque<Prepared>,
+    taken: VecDeque<PlacedItem>,
     /// Items under way, by slot.
-    slots: Vec<Option<Prepared>>,
+    slots: Vec<Option<PlacedItem>>,
     /// Items that were read and are to be verified.
-    arrived: VecDeque<Prepared>,
+    arrived: VecDeque<PlacedItem>,
     /// Operations that wait for room in the queue.
     waiting: VecDeque<Op>,
     tally: Tally,
@@ -251,7 +256,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn run(&mut self, queue: &Mutex<VecDeque<Prepared>>) -> Result<()> {
+    fn run(&mut self, queue: &Mutex<VecDeque<PlacedItem>>) -> Result<()> {
         while self.halt.go_on()? {
             self.fill_queue(queue)?;
             let is_behind = self.arrived.len() >= self.settings.queue_depth;
@@ -276,7 +281,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Submits until the queue is full or there is nothing to submit.
-    fn fill_queue(&mut self, queue: &Mutex<VecDeque<Prepared>>) -> Result<()> {
+    fn fill_queue(&mut self, queue: &Mutex<VecDeque<PlacedItem>>) -> Result<()> {
         while self.engine.in_flight() < self.settings.queue_depth {
             if let Some(op) = self.waiting.pop_front() {
                 submit(&mut self.engine, op);
@@ -300,7 +305,7 @@ impl<'a> Worker<'a> {
 
     /// The next item. Some neighbours are taken at a time, so that workers mostly stay out of each
     /// other's huge pages.
-    fn take(&mut self, queue: &Mutex<VecDeque<Prepared>>) -> Option<Prepared> {
+    fn take(&mut self, queue: &Mutex<VecDeque<PlacedItem>>) -> Option<PlacedItem> {
         if self.taken.is_empty() {
             let mut queue = queue.lock().expect("no worker panics with the lock");
             let share = queue.len().div_ceil(self.settings.io_threads);
@@ -312,7 +317,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Gives an item a slot; its operations join the queue.
-    fn start(&mut self, mut item: Prepared) -> Result<()> {
+    fn start(&mut self, mut item: PlacedItem) -> Result<()> {
         self.halt.progress.pay(item.range.end - item.range.start)?;
         let free = self.slots.iter().position(Option::is_none);
         let slot = free.unwrap_or_else(|| {
@@ -367,8 +372,8 @@ impl<'a> Worker<'a> {
     }
 
     /// Verifies a whole item and puts its bytes in place.
-    fn finish(&mut self, mut item: Prepared) -> Result<()> {
-        item.settle();
+    fn finish(&mut self, mut item: PlacedItem) -> Result<()> {
+        item.place_reread();
         let source = &self.sources[item.file];
         let is_verified = self.settings.verify || self.on_damage != OnDamage::Stop;
         let span = trace::span("digest");

@@ -65,7 +65,7 @@ pub(crate) struct Fragment {
 }
 
 /// A box that is wanted, and the memory it is to be put in.
-pub(crate) struct Wanted<'a> {
+pub(crate) struct WantedBox<'a> {
     pub(crate) bounds: &'a Bounds,
     pub(crate) item_bytes: usize,
     /// Bytes between neighbours along each dimension, in memory.
@@ -73,7 +73,7 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl GlobalTensors {
-    /// Gathers the boxes among some entries, and checks that they fit each other.
+    /// Collects the boxes among some entries, and checks that they fit each other.
     pub(crate) fn new(entries: &[TensorEntry]) -> Result<GlobalTensors, Conflict> {
         let mut tensors: HashMap<String, GlobalTensor> = HashMap::new();
         let mut firsts: HashMap<&str, usize> = HashMap::new();
@@ -218,7 +218,7 @@ impl GlobalTensor {
     /// A box that is not stored, as text, where the stored ones do not cover it.
     pub(crate) fn cut(
         &self,
-        wanted: &Wanted<'_>,
+        wanted: &WantedBox<'_>,
         entries: &[TensorEntry],
     ) -> Result<Vec<Fragment>, String> {
         let mut fragments = Vec::new();
@@ -348,7 +348,7 @@ impl Layout {
 fn cut_common(
     (entry, first_byte, stored): (usize, u64, &Bounds),
     common: &Bounds,
-    wanted: &Wanted<'_>,
+    wanted: &WantedBox<'_>,
     fragments: &mut Vec<Fragment>,
 ) {
     let dims = common.shape.len();
@@ -417,7 +417,7 @@ mod tests {
 
     /// The runs that make a box, in memory whose rows are `row_bytes` apart.
     fn runs(entries: &[TensorEntry], wanted: &Bounds, row_bytes: isize) -> Vec<Range<u64>> {
-        let wanted = Wanted {
+        let wanted = WantedBox {
             bounds: wanted,
             item_bytes: 1,
             strides: &[row_bytes, 1],
@@ -483,7 +483,7 @@ mod tests {
             bounds([4, 5], [4, 3]),
         ];
         let entries = entries([8, 8], &stored);
-        let wanted = Wanted {
+        let wanted = WantedBox {
             bounds: &bounds([2, 2], [4, 4]),
             item_bytes: 1,
             strides: &[4, 1],

@@ -21,7 +21,7 @@ use penstock_io::trace;
 use serde_json::value::RawValue;
 
 use super::arena::Arena;
-use super::prepared::Prepared;
+use super::planned::PlannedWrite;
 use super::state::State;
 use super::written::{Stopwatch, Written};
 use crate::commit::Attempt;
@@ -61,7 +61,7 @@ pub struct Staging {
 
 /// A rank's write in two halves. Every method may be called from any thread.
 pub struct Job {
-    prepared: Arc<Prepared>,
+    planned: Arc<PlannedWrite>,
     feed: Feed,
     plan_seconds: f64,
     is_lazy: bool,
@@ -89,8 +89,8 @@ impl Job {
             let staging_bytes = options.staging_bytes.unwrap_or(STAGING_BYTES);
             options.staging_bytes = Some(staging_bytes.min(budget_bytes));
         }
-        let (mut prepared, mut sources) = Prepared::new(state, Vec::new(), path, &options)?;
-        let names = |index: usize| prepared.name(index).to_owned();
+        let (mut planned, mut sources) = PlannedWrite::new(state, Vec::new(), path, &options)?;
+        let names = |index: usize| planned.name(index).to_owned();
         let mut is_lazy = staging.is_lazy;
         let mut eager_because = None;
         let mut copied = Vec::new();
@@ -120,14 +120,14 @@ impl Job {
             }
         }
         if let Some(arena) = &staging.arena {
-            let settings = &mut prepared.settings;
+            let settings = &mut planned.settings;
             let extent_bytes = settings.extent_bytes;
-            let extents = usize::try_from(prepared.plan.extents()).unwrap_or(usize::MAX);
+            let extents = usize::try_from(planned.plan.extents()).unwrap_or(usize::MAX);
             let wanted_bytes = extents.saturating_mul(extent_bytes);
             // One extent in flight and one being filled.
             settings.pool = arena.pool(extent_bytes, wanted_bytes, 2 * extent_bytes);
         }
-        let job = Job::of(prepared, sources, watch, is_lazy, begun);
+        let job = Job::of(planned, sources, watch, is_lazy, begun);
         Ok(Job {
             eager_because,
             ..job
@@ -143,22 +143,22 @@ impl Job {
     ) -> Result<Job> {
         let _span = trace::span("plan");
         let begun = Instant::now();
-        let (prepared, sources) = Prepared::new(state, missing, path, options)?;
-        Ok(Job::of(prepared, Arc::new(sources), None, true, begun))
+        let (planned, sources) = PlannedWrite::new(state, missing, path, options)?;
+        Ok(Job::of(planned, Arc::new(sources), None, true, begun))
     }
 
     fn of(
-        prepared: Prepared,
+        planned: PlannedWrite,
         sources: Arc<Vec<HostRegion>>,
         watch: Option<Watch>,
         is_lazy: bool,
         begun: Instant,
     ) -> Job {
-        let plan = Arc::clone(&prepared.plan);
-        let pool = prepared.settings.pool.clone();
+        let plan = Arc::clone(&planned.plan);
+        let pool = planned.settings.pool.clone();
         let feed = Feed::new(plan, sources, watch, pool, is_lazy);
         Job {
-            prepared: Arc::new(prepared),
+            planned: Arc::new(planned),
             feed,
             plan_seconds: begun.elapsed().as_secs_f64(),
             is_lazy,
@@ -170,7 +170,7 @@ impl Job {
 
     /// Bytes that the shards will have.
     pub fn bytes(&self) -> u64 {
-        self.prepared.plan.bytes()
+        self.planned.plan.bytes()
     }
 
     /// Whether it copies what nobody stages: not every job that was to be lazy is.
@@ -263,7 +263,7 @@ impl Job {
         let end_on_failure = EndOnDrop(&self.feed);
         progress.expect(self.bytes());
         let mut shards = Shards {
-            prepared: Arc::clone(&self.prepared),
+            planned: Arc::clone(&self.planned),
             id: attempt.id().to_owned(),
             rank,
             chunks: Vec::new(),
@@ -288,19 +288,19 @@ impl Job {
         attempt: &mut Attempt,
         progress: &Progress,
     ) -> Result<()> {
-        let Prepared { plan, settings, .. } = self.prepared.as_ref();
+        let PlannedWrite { plan, settings, .. } = self.planned.as_ref();
         let run = &mut shards.run;
         if let Some(reason) = &self.eager_because {
             let reason = format!("copied at the call, as without lazy=True: {reason}");
             run.note(FallbackKind::Eager, reason);
         }
-        let files = self.prepared.create_shards(attempt, shards.rank, run)?;
+        let files = self.planned.create_shards(attempt, shards.rank, run)?;
         shards.chunks = pipeline::write::write(plan, &self.feed, &files, settings, progress, run)?;
         // Whoever copied last may still be asking whether anybody wrote meanwhile.
         self.feed.wait(None);
         self.feed.check()?;
         shards.watch.lap("write");
-        self.prepared.finish_shards(&files)?;
+        self.planned.finish_shards(&files)?;
         progress.check()?;
         self.feed.check()?;
         shards.watch.lap("sync");
@@ -315,7 +315,7 @@ impl Job {
         let tensor = self.feed.torn()?;
         Some(Error::Torn {
             path: path.to_owned(),
-            key: self.prepared.name(tensor).to_owned(),
+            key: self.planned.name(tensor).to_owned(),
         })
     }
 
@@ -346,7 +346,7 @@ impl Drop for EndOnDrop<'_> {
 /// The shards of a rank, on stable storage, without the part that describes them.
 #[must_use = "shards count once they are described"]
 pub struct Shards {
-    prepared: Arc<Prepared>,
+    planned: Arc<PlannedWrite>,
     /// The attempt that they belong to.
     id: String,
     rank: u32,
@@ -377,19 +377,19 @@ impl Shards {
             "shards are described in their attempt"
         );
         let chunks = std::mem::take(&mut self.chunks);
-        let part = self.prepared.write_part(attempt, self.rank, chunks, tree);
+        let part = self.planned.write_part(attempt, self.rank, chunks, tree);
         let part = part.map_err(|error| self.with_room(error))?;
         let Shards {
-            prepared,
+            planned,
             run,
             watch,
             ..
         } = self;
-        Ok(prepared.written(part, run, watch.phases))
+        Ok(planned.written(part, run, watch.phases))
     }
 
     fn with_room(&self, error: Error) -> Error {
-        error.with_room(self.prepared.plan.bytes(), self.free_bytes)
+        error.with_room(self.planned.plan.bytes(), self.free_bytes)
     }
 }
 

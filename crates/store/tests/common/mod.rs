@@ -34,7 +34,7 @@ use penstock_store::options::Options;
 use penstock_store::plan::read::Placement;
 use penstock_store::plan::write::TensorSpec;
 use penstock_store::report::{Problem, SaveReport};
-use penstock_store::save::{State, Target, save};
+use penstock_store::save::{Publication, State, save};
 use penstock_store::{Error, Progress, Result};
 use serde_json::value::RawValue;
 
@@ -126,18 +126,23 @@ impl Sample {
     }
 
     pub fn save(&self, path: &Path, options: &Options) -> Result<SaveReport> {
-        save(self.state(), &target(path), options, &Progress::default())
+        save(
+            self.state(),
+            &publication(path),
+            options,
+            &Progress::default(),
+        )
     }
 
     /// Saves as a step, replacing what is there if `overwrite` says so.
     pub fn save_step(&self, path: &Path, step: Option<u64>, overwrite: bool) -> Result<SaveReport> {
-        let target = Target {
+        let publication = Publication {
             step,
             overwrite,
-            ..target(path)
+            ..publication(path)
         };
         let options = Options::default();
-        save(self.state(), &target, &options, &Progress::default())
+        save(self.state(), &publication, &options, &Progress::default())
     }
 
     /// Whether what was loaded whole is this state, bit for bit.
@@ -159,8 +164,8 @@ impl Sample {
     }
 }
 
-pub fn target(path: &Path) -> Target {
-    Target {
+pub fn publication(path: &Path) -> Publication {
+    Publication {
         path: path.to_owned(),
         step: None,
         metadata: RawValue::from_string("{}".into()).unwrap(),

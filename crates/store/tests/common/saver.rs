@@ -8,13 +8,13 @@ use std::fs;
 
 use penstock_io::file::Direct;
 use penstock_store::options::Options;
-use penstock_store::save::{Target, save};
+use penstock_store::save::{Publication, save};
 use penstock_store::steps::store::Store;
 use penstock_store::{Error, Progress, Result};
 use serde_json::value::RawValue;
 
 use super::ledger::{Activity, KEPT, Ledger};
-use super::{Rng, Sample, engines, forge, noise, target};
+use super::{Rng, Sample, engines, forge, noise, publication};
 
 /// Beyond this many steps it is time for retention.
 const STEPS_MAX: usize = 2 * KEPT;
@@ -121,15 +121,15 @@ impl Saver {
 
     fn save(&mut self, step: u64, seed: u64, overwrite: bool) -> Result<()> {
         let path = self.store.step_path(step);
-        let target = Target {
+        let publication = Publication {
             step: Some(step),
             metadata: RawValue::from_string(format!("{{\"seed\":{seed}}}")).unwrap(),
             overwrite,
-            ..target(&path)
+            ..publication(&path)
         };
         let options = self.draw_options();
         let state = Sample::small(seed).state();
-        save(state, &target, &options, &Progress::default()).map(drop)
+        save(state, &publication, &options, &Progress::default()).map(drop)
     }
 
     fn draw_options(&mut self) -> Options {

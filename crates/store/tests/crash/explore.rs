@@ -10,11 +10,11 @@ use penstock_io::faulty::crash::{Image, states};
 use penstock_store::Progress;
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
-use penstock_store::save::{Target, save};
+use penstock_store::save::{Publication, save};
 use penstock_store::steps::store::Store;
 
 use crate::common::expect::{Expected, Note};
-use crate::common::{Sample, names, target};
+use crate::common::{Sample, names, publication};
 use crate::scenario::World;
 
 /// How far to go.
@@ -202,13 +202,13 @@ impl Explorer {
         }
         for &step in expected.steps.keys() {
             let path = store.step_path(step);
-            let target = Target {
+            let publication = Publication {
                 step: Some(step),
                 overwrite: true,
-                ..target(&path)
+                ..publication(&path)
             };
             let state = self.after.state();
-            let saved = save(state, &target, &self.options, &Progress::default());
+            let saved = save(state, &publication, &self.options, &Progress::default());
             saved.map_err(|error| format!("the next save: {}", error.full_message()))?;
             self.after.assert_at(&path);
             let saved = Checkpoint::open(&path).unwrap();

@@ -10,13 +10,13 @@ use penstock_io::file::{Direct, File};
 use penstock_io::file_system::{Change, FileSystem, Native};
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
-use penstock_store::save::{Attempt, Target, commit, save, write_rank};
+use penstock_store::save::{Attempt, Publication, commit, save, write_rank};
 use penstock_store::steps::scrub::Scrub;
 use penstock_store::steps::store::Store;
 use penstock_store::{Error, Progress, Result};
 
 use crate::common::expect::Note;
-use crate::common::{Rng, Sample, draw, forge, target};
+use crate::common::{Rng, Sample, draw, forge, publication};
 use crate::explore::scratch;
 use crate::mutate::Mutant;
 
@@ -484,11 +484,11 @@ impl World {
         Sample::seeded_rank(seed, self.sizes)
     }
 
-    fn target(&self, step: u64, overwrite: bool) -> Target {
-        Target {
+    fn publication(&self, step: u64, overwrite: bool) -> Publication {
+        Publication {
             step: Some(step),
             overwrite,
-            ..target(&self.store.step_path(step))
+            ..publication(&self.store.step_path(step))
         }
     }
 
@@ -504,12 +504,12 @@ impl World {
         overwrite: bool,
     ) -> impl FnOnce() -> Result<()> + Send + use<> {
         let (log, notes) = (Arc::clone(&self.log), Arc::clone(&self.notes));
-        let (target, state) = (self.target(step, overwrite), self.sample(seed).state());
+        let (publication, state) = (self.publication(step, overwrite), self.sample(seed).state());
         let options = self.options.clone();
         move || {
             let note = |note| notes.lock().unwrap().push((log.position(), note));
             note(Note::Saving(step, vec![seed]));
-            match save(state, &target, &options, &Progress::default()) {
+            match save(state, &publication, &options, &Progress::default()) {
                 Ok(_) => note(Note::Saved(step, vec![seed])),
                 // Who is told so takes it for saved.
                 Err(Error::Exists { .. }) => note(Note::There(step)),
@@ -556,21 +556,22 @@ impl World {
     /// Saves as several ranks do, the first of which coordinates.
     pub(crate) fn save_ranks(&mut self, step: u64, seeds: &[u64], overwrite: bool) -> Result<()> {
         self.note(Note::Saving(step, seeds.to_vec()));
-        let (target, progress) = (self.target(step, overwrite), Progress::default());
+        let (publication, progress) = (self.publication(step, overwrite), Progress::default());
         let file_system = &self.options.file_system;
-        let mut attempt = Attempt::begin(&target.path, overwrite, file_system, &progress)?;
+        let mut attempt = Attempt::begin(&publication.path, overwrite, file_system, &progress)?;
         let mut parts = Vec::new();
         for (rank, &seed) in (0..).zip(seeds) {
             let state = self.sample(seed).state();
             let written = if rank == 0 {
                 write_rank(&mut attempt, rank, state, &self.options, &progress)?
             } else {
-                let mut joined = Attempt::join(&target.path, attempt.id(), file_system, &progress)?;
+                let mut joined =
+                    Attempt::join(&publication.path, attempt.id(), file_system, &progress)?;
                 write_rank(&mut joined, rank, state, &self.options, &progress)?
             };
             parts.push(written.part);
         }
-        commit(attempt, &target, parts)?;
+        commit(attempt, &publication, parts)?;
         self.note(Note::Saved(step, seeds.to_vec()));
         Ok(())
     }

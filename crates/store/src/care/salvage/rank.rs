@@ -130,7 +130,7 @@ impl<'a> Salvage<'a> {
             extent_bytes: Some(CHUNK_BYTES as usize),
             ..self.options.clone()
         };
-        let settings = options.settle(self.path, tensors().map(TensorEntry::nbytes).sum());
+        let settings = options.choose(self.path, tensors().map(TensorEntry::nbytes).sum());
         let files: HashSet<usize> = tensors().map(|tensor| tensor.file).collect();
         let is_wanted = |file: usize| files.contains(&file);
         let opened = found.open(self.path, settings.direct, is_wanted)?;

@@ -23,14 +23,14 @@ struct Candidate {
 
 /// What became of every tensor that ranks share.
 pub(super) fn assess(survey: &Survey) -> Vec<SharedTensor> {
-    let candidates = gather(survey);
+    let candidates = candidates(survey);
     let fates = candidates.into_iter().map(|found| fate(survey, found));
     fates.collect()
 }
 
 /// All of them: as trees name them, in their order, then those that only boxes tell of. What is
 /// vouched for is asked first, so that nothing else has a say in it.
-fn gather(survey: &Survey) -> Vec<Candidate> {
+fn candidates(survey: &Survey) -> Vec<Candidate> {
     let missing = survey.part.missing.iter();
     let missing = missing.filter(|entry| entry.kind == MissingKind::Shared);
     let missing: HashSet<&str> = missing.map(|entry| entry.name.as_str()).collect();

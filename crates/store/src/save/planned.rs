@@ -26,7 +26,7 @@ use crate::plan::write::{TensorSpec, WritePlan, plan};
 use crate::report::{FallbackKind, Run, Transport};
 
 /// All of a state but its bytes, with the plan for those.
-pub(super) struct Prepared {
+pub(super) struct PlannedWrite {
     tensors: Vec<TensorSpec>,
     aliases: Vec<Alias>,
     tree: Box<RawValue>,
@@ -36,7 +36,7 @@ pub(super) struct Prepared {
     pub(super) file_system: Arc<dyn FileSystem>,
 }
 
-impl Prepared {
+impl PlannedWrite {
     /// Plans a state that lacks something, or nothing, for the device behind `path`; its sources come
     /// back beside the plan.
     pub(super) fn new(
@@ -44,16 +44,16 @@ impl Prepared {
         missing: Vec<Missing>,
         path: &Path,
         options: &Options,
-    ) -> Result<(Prepared, Vec<HostRegion>)> {
+    ) -> Result<(PlannedWrite, Vec<HostRegion>)> {
         check_names(&state)?;
         let bytes = state.sources.iter().map(HostRegion::len);
-        let settings = options.settle(path, bytes.sum());
+        let settings = options.choose(path, bytes.sum());
         let plan = plan(
             &state.tensors,
             settings.shard_bytes,
             settings.extent_bytes as u64,
         )?;
-        let prepared = Prepared {
+        let planned = PlannedWrite {
             tensors: state.tensors,
             aliases: state.aliases,
             tree: state.tree,
@@ -62,7 +62,7 @@ impl Prepared {
             settings,
             file_system: Arc::clone(&options.file_system),
         };
-        Ok((prepared, state.sources))
+        Ok((planned, state.sources))
     }
 
     /// What a tensor is called.

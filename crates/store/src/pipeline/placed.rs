@@ -37,7 +37,7 @@ struct StagingRun {
 }
 
 /// An item with the memory its pieces land in.
-pub(super) struct Prepared {
+pub(super) struct PlacedItem {
     pub(super) file: usize,
     pub(super) range: Range<u64>,
     landings: Vec<Landing>,
@@ -72,13 +72,13 @@ impl Again {
     }
 }
 
-impl Prepared {
+impl PlacedItem {
     pub(super) fn new(
         item: Item,
         alignment: u64,
         segments: &mut [Region],
         targets: &mut [Rest],
-    ) -> Prepared {
+    ) -> PlacedItem {
         let aligned = |range: &Range<u64>| {
             floor(range.start, alignment)..range.end.next_multiple_of(alignment)
         };
@@ -124,7 +124,7 @@ impl Prepared {
         }
         let range = item.range;
         let file = item.file;
-        Prepared {
+        PlacedItem {
             file,
             range,
             landings,
@@ -161,7 +161,7 @@ impl Prepared {
     }
 
     /// Puts what was read anew where it belongs.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn place_reread(&mut self) {
         let Some(again) = self.again.take() else {
             return;
         };
