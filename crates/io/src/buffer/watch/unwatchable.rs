@@ -1,0 +1,42 @@
+//! Why memory cannot be watched.
+
+use std::io;
+
+/// Why regions cannot be watched.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unwatchable {
+    /// The system lacks what it takes, or does not allow it.
+    #[error("the kernel does not tell of writes here ({what}: {source})")]
+    Refused {
+        /// What was asked of it.
+        what: &'static str,
+        /// Its answer.
+        source: io::Error,
+    },
+    /// A process has one watch at a time.
+    #[error("another state is watched at the moment")]
+    Busy,
+    /// Others could write to it unseen.
+    #[error("memory that several processes share")]
+    Shared {
+        /// Index of the region.
+        region: usize,
+    },
+    /// Its pages that nobody has written to change with the file.
+    #[error("memory that a file is mapped to, which others may write to")]
+    Mapped {
+        /// Index of the region.
+        region: usize,
+    },
+    /// It would take too many of the mappings that the process may have.
+    #[error("memory in too many places")]
+    Scattered,
+}
+
+pub(super) fn refused<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Unwatchable {
+    move |error| Unwatchable::Refused {
+        what,
+        source: error.into(),
+    }
+}
