@@ -14,7 +14,7 @@ use crate::format::digest::{CHUNK_BYTES, Digest};
 use crate::format::dtype;
 use crate::format::manifest::Manifest;
 use crate::format::name::{self, MANIFEST};
-use crate::format::part::{self, FileEntry, Part, TensorBox, TensorEntry, check_box};
+use crate::format::part::{self, FileEntry, Part, TensorBox, TensorEntry};
 use crate::format::plain::{self, is_lost};
 use crate::format::shard;
 use crate::report::Problem;
@@ -299,7 +299,7 @@ fn tensors_of(
         };
         // Of a type whose carrier has one more dimension the header has another shape than the box:
         // such a piece is not to be had.
-        let fits = |region: &TensorBox| check_box(&entry, region).is_ok();
+        let fits = |region: &TensorBox| entry.check_box(region).is_ok();
         if region.as_ref().is_none_or(fits) {
             entries.push(TensorEntry { region, ..entry });
         }

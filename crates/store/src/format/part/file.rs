@@ -1,0 +1,57 @@
+//! A shard, as the part of its rank lists it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::format::digest::{CHUNK_BYTES, Digest, hex_list};
+use crate::format::name;
+
+/// One shard with its digests.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct FileEntry {
+    /// Name inside the checkpoint directory.
+    pub name: String,
+    /// Exact size.
+    pub bytes: u64,
+    /// Digest of all of it.
+    pub digest: Digest,
+    /// Bytes that share a chunk digest.
+    pub chunk_bytes: u64,
+    /// Digest of each chunk in order.
+    #[serde(with = "hex_list")]
+    pub chunks: Vec<Digest>,
+}
+
+impl FileEntry {
+    /// Whether it is a file of this rank's attempt whose numbers agree with each other.
+    pub(super) fn check(&self, attempt: &str, rank: u32) -> std::result::Result<(), String> {
+        if !name::is_shard(&self.name, rank, attempt) {
+            return Err(format!(
+                "{:?} is no name of a shard of this attempt",
+                self.name
+            ));
+        }
+        if self.chunk_bytes != CHUNK_BYTES {
+            return Err(format!(
+                "{}: chunks of {} bytes",
+                self.name, self.chunk_bytes
+            ));
+        }
+        if self.bytes > i64::MAX as u64
+            || self.chunks.len() as u64 != self.bytes.div_ceil(CHUNK_BYTES)
+        {
+            return Err(format!(
+                "{}: {} chunk digests for {} bytes",
+                self.name,
+                self.chunks.len(),
+                self.bytes
+            ));
+        }
+        if Digest::of_chunks(&self.chunks, self.bytes) != self.digest {
+            return Err(format!(
+                "{}: the chunk digests do not add up to the file's",
+                self.name
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,160 @@
+//! A tensor and the bytes that hold it, as the part of its rank lists it.
+
+use penstock_io::buffer::Bounds;
+use serde::{Deserialize, Serialize};
+
+use super::file::FileEntry;
+use crate::format::dtype;
+
+/// One tensor and the bytes that hold it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TensorEntry {
+    /// Dotted name, unique in the part.
+    pub name: String,
+    /// Element type; see [`crate::format::dtype`].
+    pub dtype: String,
+    /// Dimensions, outermost first.
+    pub shape: Vec<u64>,
+    /// Index into the part's files.
+    pub file: usize,
+    /// First byte and the byte after the last, counted from the start of the file.
+    pub range: (u64, u64),
+    /// How the shard's header describes it, where that differs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored: Option<Stored>,
+    /// The box of a larger tensor that it is; without it, it is its rank's alone.
+    #[serde(
+        default,
+        rename = "box",
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "present"
+    )]
+    pub region: Option<TensorBox>,
+}
+
+/// Where in a global tensor, of which ranks hold parts, an entry belongs. Its size is the entry's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorBox {
+    /// Name of the global tensor; the same in all parts.
+    pub tensor: String,
+    /// Dimensions of the global tensor, outermost first.
+    pub shape: Vec<u64>,
+    /// First index along each of them.
+    pub start: Vec<u64>,
+}
+
+/// A member that is there has a value: null is none.
+fn present<'de, D>(deserializer: D) -> std::result::Result<Option<TensorBox>, D::Error>
+where
+    D: serde::Deserializer<'de>,
+{
+    TensorBox::deserialize(deserializer).map(Some)
+}
+
+/// The carrier of a dtype that safetensors has no name for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stored {
+    /// The safetensors type.
+    pub dtype: String,
+    /// The shape in the shard's header.
+    pub shape: Vec<u64>,
+}
+
+impl TensorEntry {
+    /// Bytes of data.
+    pub fn nbytes(&self) -> u64 {
+        self.range.1 - self.range.0
+    }
+
+    /// Bytes of an element.
+    pub fn item_bytes(&self) -> usize {
+        // A type of NumPy's own: its carrier has one more dimension, the bytes of an element.
+        let carried = || self.stored.as_ref()?.shape.last().copied();
+        dtype::item_bytes(&self.dtype).unwrap_or_else(|| carried().unwrap_or_default() as usize)
+    }
+
+    /// The type that the shard's header gives it.
+    pub(crate) fn stored_dtype(&self) -> Option<&str> {
+        match &self.stored {
+            Some(stored) => Some(&stored.dtype),
+            None => dtype::natural(&self.dtype),
+        }
+    }
+
+    /// Whether its bytes lie in its file, and are as many as its type and shape take.
+    pub(super) fn check(&self, files: &[FileEntry]) -> std::result::Result<(), String> {
+        let (begin, end) = self.range;
+        let file = files.get(self.file).ok_or("its file is not in the list")?;
+        if begin > end || end > file.bytes {
+            return Err(format!(
+                "bytes {begin}..{end} lie outside {} bytes",
+                file.bytes
+            ));
+        }
+        let expected = match &self.stored {
+            None if dtype::is_natural(&self.dtype) => {
+                let item_bytes = dtype::item_bytes(&self.dtype).unwrap_or_default();
+                dtype::nbytes(&self.shape, item_bytes)
+            }
+            None => return Err(format!("{:?} needs a carrier and has none", self.dtype)),
+            Some(stored) => self.carried_bytes(stored)?,
+        };
+        let expected = expected.ok_or("the shape is too large")?;
+        if end - begin != expected {
+            return Err(format!(
+                "{} bytes where the shape takes {expected}",
+                end - begin
+            ));
+        }
+        self.region
+            .as_ref()
+            .map_or(Ok(()), |region| self.check_box(region))
+    }
+
+    /// Whether a box of its size has a place in the global tensor.
+    pub(crate) fn check_box(&self, region: &TensorBox) -> std::result::Result<(), String> {
+        let TensorBox {
+            tensor: name,
+            shape,
+            start,
+        } = region;
+        if name.is_empty() {
+            return Err("a box of a tensor without a name".into());
+        }
+        let bounds = Bounds {
+            start: start.clone(),
+            shape: self.shape.clone(),
+        };
+        let is_sane = dtype::nbytes(shape, self.item_bytes().max(1)).is_some();
+        if is_sane && bounds.fits(shape) {
+            return Ok(());
+        }
+        let size = &self.shape;
+        Err(format!(
+            "a box of {size:?} at {start:?} has no place in {name:?} of {shape:?}"
+        ))
+    }
+
+    fn carried_bytes(&self, stored: &Stored) -> std::result::Result<Option<u64>, String> {
+        let mismatch = || format!("{:?} is not carried by {stored:?}", self.dtype);
+        let stored_bytes = dtype::stored_item_bytes(&stored.dtype).ok_or_else(mismatch)?;
+        let item_bytes = match dtype::item_bytes(&self.dtype) {
+            Some(item_bytes) => item_bytes,
+            None => {
+                let last = *stored.shape.last().ok_or_else(mismatch)?;
+                usize::try_from(last).map_err(|_| mismatch())?
+            }
+        };
+        let carrier = dtype::carrier(&self.dtype, item_bytes).ok_or_else(mismatch)?;
+        if carrier.name != stored.dtype || carried_shape(&self.shape, carrier) != stored.shape {
+            return Err(mismatch());
+        }
+        Ok(dtype::nbytes(&stored.shape, stored_bytes))
+    }
+}
+
+/// The shape that a shard's header gives a tensor under its carrier.
+pub(crate) fn carried_shape(shape: &[u64], carrier: dtype::Carrier) -> Vec<u64> {
+    let extra = carrier.extra_dim.map(|dim| dim as u64);
+    shape.iter().copied().chain(extra).collect()
+}
