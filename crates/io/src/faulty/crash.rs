@@ -7,38 +7,22 @@
 //! else: syncing a file says nothing of its name. Two assumptions remain: a rename within a
 //! directory happens or does not, and a sector that was allocated and not written reads as zeros.
 
+mod image;
+mod variants;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::log::{Entries, Log, Logged, Node, ROOT, Record};
 use super::mix;
-
-/// What a device writes as one, at least.
-pub const SECTOR_BYTES: usize = 512;
+pub use image::{Entry, Image};
+pub use variants::SECTOR_BYTES;
+use variants::Variants;
 
 /// Directory changes that all subsets are made of; a log that leaves more unsynced is sampled.
 const EXHAUSTIVE_CHANGES_MAX: usize = 12;
-/// Lengths of a file are tried for all subsets of so many unsynced operations, then for prefixes.
-const EXHAUSTIVE_LENGTHS_MAX: usize = 10;
-
-/// A tree of directories and files.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Image {
-    /// What is at each path, relative to the root of the log.
-    pub entries: BTreeMap<PathBuf, Entry>,
-}
-
-/// What is at a path.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Entry {
-    /// A directory.
-    Directory,
-    /// A file with its bytes.
-    File(Arc<[u8]>),
-}
-
 /// How many states of one moment there are, and how many were visited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
@@ -262,157 +246,6 @@ impl<'a> Moment<'a> {
             image.entries.insert(path.clone(), entry);
         }
         image
-    }
-}
-
-/// What a file may hold: a length and, sector by sector, one of several contents.
-struct Variants {
-    lengths: Vec<u64>,
-    durable: Vec<u8>,
-    /// Sectors with more than one possible content.
-    sectors: Vec<(usize, Vec<[u8; SECTOR_BYTES]>)>,
-}
-
-impl Variants {
-    fn new<'a>(effects: impl Iterator<Item = (&'a Logged, bool)>) -> Variants {
-        let (mut durable, mut unsynced) = (Vec::new(), Vec::new());
-        let mut length = 0;
-        for (op, is_durable) in effects {
-            if is_durable {
-                length = changed_length(op, length);
-                overwrite(&mut durable, op);
-                durable.resize(durable.len().max(length as usize), 0);
-                if let Logged::Truncate { len, .. } = op {
-                    durable.truncate(*len as usize);
-                }
-            } else {
-                unsynced.push(op);
-            }
-        }
-        let lengths = possible_lengths(length, &unsynced);
-        let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
-        durable.resize(longest.next_multiple_of(SECTOR_BYTES), 0);
-        let sector = |bytes: &[u8], index: usize| -> [u8; SECTOR_BYTES] {
-            bytes[index * SECTOR_BYTES..][..SECTOR_BYTES]
-                .try_into()
-                .expect("a whole sector")
-        };
-        let mut contents: BTreeMap<usize, Vec<[u8; SECTOR_BYTES]>> = BTreeMap::new();
-        // A write into part of a sector changes what the writes before it left there.
-        let mut latest = durable.clone();
-        for op in unsynced {
-            let Logged::Write { offset, bytes, .. } = op else {
-                continue;
-            };
-            overwrite(&mut latest, op);
-            latest.resize(latest.len().next_multiple_of(SECTOR_BYTES), 0);
-            let mut alone = durable.clone();
-            overwrite(&mut alone, op);
-            alone.resize(alone.len().next_multiple_of(SECTOR_BYTES), 0);
-            let end = *offset as usize + bytes.len();
-            let sectors = *offset as usize / SECTOR_BYTES..end.div_ceil(SECTOR_BYTES);
-            for index in sectors.filter(|index| index * SECTOR_BYTES < longest) {
-                let old = || vec![sector(&durable, index)];
-                let known = contents.entry(index).or_insert_with(old);
-                // With the writes before it, and as the only one of them.
-                for new in [sector(&latest, index), sector(&alone, index)] {
-                    if !known.contains(&new) {
-                        known.push(new);
-                    }
-                }
-            }
-        }
-        contents.retain(|_, known| known.len() > 1);
-        Variants {
-            lengths,
-            durable,
-            sectors: contents.into_iter().collect(),
-        }
-    }
-
-    fn count(&self) -> u64 {
-        let sectors = self.sectors.iter().map(|(_, known)| known.len() as u64);
-        sectors.fold(self.lengths.len() as u64, u64::saturating_mul)
-    }
-
-    /// The variant with this number. The last one has everything that was written.
-    fn bytes(&self, number: u64) -> Arc<[u8]> {
-        let lengths = self.lengths.len() as u64;
-        let length = self.lengths[(number % lengths) as usize];
-        let mut rest = number / lengths;
-        let mut bytes = self.durable.clone();
-        for (index, known) in &self.sectors {
-            let content = &known[(rest % known.len() as u64) as usize];
-            rest /= known.len() as u64;
-            bytes[index * SECTOR_BYTES..][..SECTOR_BYTES].copy_from_slice(content);
-        }
-        bytes.truncate(length as usize);
-        bytes.into()
-    }
-}
-
-/// The length after an operation.
-fn changed_length(op: &Logged, length: u64) -> u64 {
-    match op {
-        Logged::Write { offset, bytes, .. } => length.max(offset + bytes.len() as u64),
-        Logged::Allocate { len, .. } => length.max(*len),
-        Logged::Truncate { len, .. } => *len,
-        _ => length,
-    }
-}
-
-/// Puts what was written in its place.
-fn overwrite(content: &mut Vec<u8>, op: &Logged) {
-    if let Logged::Write { offset, bytes, .. } = op {
-        let end = *offset as usize + bytes.len();
-        content.resize(content.len().max(end), 0);
-        content[*offset as usize..end].copy_from_slice(bytes);
-    }
-}
-
-/// Every length that a part of the unsynced operations leaves.
-fn possible_lengths(durable: u64, unsynced: &[&Logged]) -> Vec<u64> {
-    let count = unsynced.len();
-    let after = |is_kept: &dyn Fn(usize) -> bool| {
-        let kept = unsynced.iter().enumerate().filter(|(at, _)| is_kept(*at));
-        kept.fold(durable, |length, (_, op)| changed_length(op, length))
-    };
-    let lengths: BTreeSet<u64> = if count <= EXHAUSTIVE_LENGTHS_MAX {
-        (0..1_usize << count)
-            .map(|bits| after(&|at| bits >> at & 1 == 1))
-            .collect()
-    } else {
-        (0..=count).map(|kept| after(&|at| at < kept)).collect()
-    };
-    lengths.into_iter().collect()
-}
-
-impl Image {
-    /// Makes the directory at `root` hold this image and nothing else, changing only what differs
-    /// from `before`, which it holds now.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn materialise(&self, root: &Path, before: &Image) -> std::io::Result<()> {
-        for (path, entry) in before.entries.iter().rev() {
-            match (entry, self.entries.get(path)) {
-                (Entry::Directory, Some(Entry::Directory)) => {}
-                (Entry::File(_), Some(Entry::File(_))) => {}
-                (Entry::Directory, _) => std::fs::remove_dir(root.join(path))?,
-                (Entry::File(_), _) => std::fs::remove_file(root.join(path))?,
-            }
-        }
-        for (path, entry) in &self.entries {
-            let old = before.entries.get(path);
-            match entry {
-                Entry::Directory if old != Some(entry) => std::fs::create_dir(root.join(path))?,
-                Entry::File(bytes) if old != Some(entry) => {
-                    std::fs::write(root.join(path), bytes)?;
-                }
-                _ => {}
-            }
-        }
-        Ok(())
     }
 }
 
