@@ -9,6 +9,8 @@
 
 #![allow(unsafe_code)]
 
+mod setup;
+
 use std::io;
 use std::ops::Range;
 use std::ptr;
@@ -16,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
-use io_uring::{Builder, EnterFlags, IoUring, Probe, opcode, squeue};
+use io_uring::{Builder, EnterFlags, IoUring, opcode, squeue};
 use rustix::fd::{AsFd, AsRawFd, RawFd};
 use rustix::io::Errno;
 use slab::Slab;
@@ -25,6 +27,7 @@ use super::{Capabilities, Completion, Deadline, Engine, Op, OpKind, Rejected, TR
 use crate::buffer::{IoBuf, Owner};
 use crate::file::File;
 use crate::{Error, Result};
+use setup::{check, disabled_setting, explain, kinds, set_up};
 
 /// Transfers from this size on are sent to the kernel at once, so that they run while the caller
 /// prepares the next one.
@@ -356,95 +359,9 @@ fn position(offset: u64) -> u64 {
     offset.min(u64::MAX - 1)
 }
 
-/// The kinds of ring to try, each with its name for reports: completions are processed when this
-/// thread asks for them, or at any of its system calls, or by interrupting it.
-fn kinds() -> [(Builder, &'static str); 3] {
-    let mut deferred = IoUring::builder();
-    deferred
-        .setup_single_issuer()
-        .setup_defer_taskrun()
-        .setup_taskrun_flag();
-    let mut cooperative = IoUring::builder();
-    cooperative.setup_coop_taskrun().setup_taskrun_flag();
-    [
-        (deferred, "single_issuer, defer_taskrun"),
-        (cooperative, "coop_taskrun"),
-        (IoUring::builder(), "plain"),
-    ]
-}
-
-/// The first of `kinds` that the kernel knows.
-fn set_up(kinds: &[(Builder, &'static str)], entries: u32) -> io::Result<(IoUring, &'static str)> {
-    for (builder, setup) in kinds {
-        match builder.build(entries) {
-            Ok(ring) => return Ok((ring, setup)),
-            // A kernel older than the flags of this kind (6.1, 5.19).
-            Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Err(Errno::INVAL.into())
-}
-
-/// Makes sure that the ring can wait with a timeout and knows our operations.
-fn check(ring: &IoUring) -> io::Result<()> {
-    if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
-        return Err(io::Error::new(
-            io::ErrorKind::Unsupported,
-            "its waits have no timeout",
-        ));
-    }
-    let mut probe = Probe::new();
-    ring.submitter().register_probe(&mut probe)?;
-    let used = [opcode::Read::CODE, opcode::Write::CODE, opcode::Fsync::CODE];
-    if used.into_iter().all(|code| probe.is_supported(code)) {
-        return Ok(());
-    }
-    Err(io::Error::new(
-        io::ErrorKind::Unsupported,
-        "it lacks read, write or fsync",
-    ))
-}
-
-/// `kernel.io_uring_disabled`, where the kernel has that switch (6.6).
-fn disabled_setting() -> Option<String> {
-    std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok()
-}
-
-/// Why there is no ring, in words a user can act on.
-fn explain(error: &io::Error, disabled: Option<&str>) -> String {
-    let disabled = disabled.map_or("0", str::trim);
-    match Errno::from_io_error(error) {
-        Some(Errno::PERM) if disabled != "0" => format!(
-            "io_uring is switched off on this machine (EPERM, kernel.io_uring_disabled={disabled})"
-        ),
-        Some(Errno::PERM) => "io_uring is forbidden here (EPERM), most likely by the seccomp \
-             profile of the container"
-            .to_owned(),
-        Some(Errno::NOSYS) => "io_uring is not built into this kernel, or a seccomp profile hides \
-             it (ENOSYS)"
-            .to_owned(),
-        Some(Errno::NOMEM) => "io_uring found too little memory that may be locked (ENOMEM); \
-             raise the limit with ulimit -l"
-            .to_owned(),
-        _ => format!("io_uring cannot be used here: {error}"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn refusals_are_explained() {
-        let because = |errno, disabled| explain(&io::Error::from_raw_os_error(errno), disabled);
-        assert!(because(1, Some("2\n")).contains("kernel.io_uring_disabled=2"));
-        assert!(because(1, Some("0\n")).contains("seccomp"));
-        assert!(because(1, None).contains("seccomp"));
-        assert!(because(38, Some("0\n")).contains("not built into this kernel"));
-        assert!(because(12, None).contains("ulimit -l"));
-        assert!(because(24, None).contains("os error 24"));
-    }
 
     /// The kinds of ring that an older kernel would leave us pass the suite as well.
     #[cfg(feature = "conformance")]
