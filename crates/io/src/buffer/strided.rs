@@ -1,7 +1,7 @@
 //! Copying an array whose items lie at other strides in the source than in the destination. The
 //! *content* is its items in row-major order; any byte range of it can be copied. It is the
-//! destination of what is copied out of an array; it, or rows of it, is the source of what is scattered
-//! into one.
+//! destination of what is copied out of an array; it, or rows of it, is the source of what is
+//! scattered into one.
 //!
 //! Dimensions that lie together on both sides are merged first, so that most arrays become one
 //! block, or rows of large blocks, and `memcpy` does the work. What is left, transposes above all,

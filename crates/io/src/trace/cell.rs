@@ -37,7 +37,7 @@ impl<T: Default + Send + Sync> Cell<T> {
                 }
             };
         }
-        // SAFETY: the pointer comes from a box that is never freed once it is in `current`, and what
+        // SAFETY: the pointer comes from a box that is never freed once it is in `current`. What
         // it points to is only ever shared, between threads as well, since it is `Send + Sync`.
         unsafe { &*current }
     }

@@ -2,7 +2,8 @@
 
 use crate::buffer::HostRegion;
 
-/// What lay in the pages that are not a region's alone when a [`Watch`](super::Watch) began, by region.
+/// What lay in the pages that are not a region's alone when a [`Watch`](super::Watch) began, by
+/// region.
 #[derive(Default)]
 pub struct Edges(pub(super) Vec<Edge>);
 
