@@ -6,6 +6,7 @@ from typing import Any, Final, TypeAlias, final
 
 __all__ = [
     "FORMAT_VERSION",
+    "MANIFEST",
     "Arena",
     "Attempt",
     "Bench",
@@ -14,11 +15,16 @@ __all__ = [
     "Job",
     "Store",
     "digests",
+    "is_part_file",
     "open",
+    "parse_step",
+    "part_file",
     "probe_directory",
     "probe_io_uring",
+    "rank_of_file",
     "salvage",
     "save",
+    "step_directory",
     "survey",
     "trace_beside",
     "trace_forget",
@@ -31,6 +37,7 @@ __all__ = [
 ]
 
 FORMAT_VERSION: Final[int]
+MANIFEST: Final[str]
 
 _Progress: TypeAlias = Callable[[int, int], object] | None
 _View: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int]
@@ -213,6 +220,11 @@ def save(
 def open(path: str) -> Checkpoint: ...
 def verify(path: str, *, options: dict[str, object], progress: _Progress) -> dict[str, Any]: ...
 def survey(path: str, *, options: dict[str, object], progress: _Progress) -> dict[str, Any]: ...
+def step_directory(step: int) -> str: ...
+def parse_step(name: str) -> int | None: ...
+def part_file(rank: int, attempt_id: str) -> str: ...
+def is_part_file(name: str) -> bool: ...
+def rank_of_file(name: str) -> int | None: ...
 def digests(tensors: list[_TensorSource]) -> list[int]: ...
 def salvage(
     path: str,

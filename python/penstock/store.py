@@ -584,7 +584,7 @@ class CheckpointStore:
             checkpoint_id = self._native.identity(step)
         except CorruptCheckpointError as error:
             misplaced = (
-                Problem(file="manifest.json", offset=None, tensor=None, message=str(error)),
+                Problem(file=_native.MANIFEST, offset=None, tensor=None, message=str(error)),
             )
         result = checkpoint.verify(path, options=self._options, progress=progress)
         if checkpoint_id is not None and (result.ok or any(p.is_proven for p in result.problems)):

@@ -16,6 +16,7 @@ mod checkpoint;
 mod digests;
 mod errors;
 mod job;
+mod names;
 mod options;
 mod report;
 mod salvage;
@@ -33,6 +34,9 @@ mod _native {
     /// The newest version of the format that is read, and the one that is written.
     #[pymodule_export]
     const FORMAT_VERSION: u64 = penstock_store::FORMAT_VERSION;
+    /// The file that makes a checkpoint complete.
+    #[pymodule_export]
+    const MANIFEST: &str = penstock_store::MANIFEST;
     #[pymodule_export]
     use crate::attempt::Attempt;
     #[pymodule_export]
@@ -43,6 +47,8 @@ mod _native {
     use crate::digests::digests;
     #[pymodule_export]
     use crate::job::{Arena, Job};
+    #[pymodule_export]
+    use crate::names::{is_part_file, parse_step, part_file, rank_of_file, step_directory};
     #[pymodule_export]
     use crate::salvage::{salvage, survey};
     #[pymodule_export]

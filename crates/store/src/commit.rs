@@ -172,7 +172,7 @@ impl Attempt {
     /// Writes the part and makes it and all data files reachable after a crash.
     pub(crate) fn write_part(&mut self, rank: u32, text: &[u8]) -> Result<()> {
         let temporary = self.write_synced(&name::temporary_part(rank, &self.id), text)?;
-        let part = self.path.join(name::part(rank, &self.id));
+        let part = self.path.join(name::part_file(rank, &self.id));
         let (from, to) = (&temporary, &part);
         self.file_system.change(Change::Rename { from, to })?;
         self.made.retain(|path| *path != temporary);

@@ -27,7 +27,9 @@ pub mod save;
 pub mod steps;
 
 pub use error::{Error, Result};
-pub use format::name::{MANIFEST, step_directory, step_of};
+pub use format::name::{
+    MANIFEST, is_part_file, parse_step, part_file, rank_of_file, step_directory, step_of,
+};
 pub use progress::Progress;
 
 /// The version of the format that this build writes, and the newest that it reads.

@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock import _native
 from penstock.bench.content import rank_state
 from penstock.bench.models import Model
 from penstock.bench.operations import WriterError, load, save, summed_up, together
@@ -138,7 +139,7 @@ class Rank:
     def _directory(self, name: str) -> Path:
         """A directory that no save was in, named as `CheckpointStore` names its steps."""
         self._step += 1
-        return Path(self._plan.directory) / name / f"step-{self._step:010}"
+        return Path(self._plan.directory) / name / _native.step_directory(self._step)
 
     def _remove(self, directories: list[Path]) -> None:
         """Removes checkpoints, and waits until whoever comes next pays nothing for it."""

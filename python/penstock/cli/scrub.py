@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from penstock import _native
 from penstock.cli.target import store_at
 from penstock.cli.units import AGE, RATE
 from penstock.console import PATH, console, json_option, print_json, progress_bar, size, table
@@ -76,7 +77,7 @@ def _print(report: penstock.ScrubReport) -> None:
     out.print(rows)
     for step in report.steps:
         if step.state == "damaged":
-            path = Path(report.root) / f"step-{step.step:010}"
+            path = Path(report.root) / _native.step_directory(step.step)
             out.print(f"penstock verify {path} --explain", style="dim", soft_wrap=True)
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import penstock
-
-_STEP = re.compile(r"step-\d+")
+from penstock import _native
 
 
 def is_store(path: Path) -> bool:
     """Whether a directory is a store: it holds directories of steps and is no checkpoint."""
-    if not path.is_dir() or os.path.exists(path / "manifest.json"):
+    if not path.is_dir() or os.path.exists(path / _native.MANIFEST):
         return False
-    return any(_STEP.fullmatch(entry.name) and entry.is_dir() for entry in path.iterdir())
+    return any(
+        _native.parse_step(entry.name) is not None and entry.is_dir() for entry in path.iterdir()
+    )
 
 
 def checkpoint_at(path: Path) -> tuple[Path, str | None]:
@@ -51,7 +51,7 @@ def store_at(path: Path) -> penstock.CheckpointStore:
         raise penstock.CheckpointNotFoundError(
             f"{path}: there is no such directory; check the path", path=str(path)
         )
-    if os.path.exists(path / "manifest.json"):
+    if os.path.exists(path / _native.MANIFEST):
         raise penstock.CheckpointNotFoundError(
             f"{path}: this is a checkpoint, not a store of them; try penstock inspect {path}",
             path=str(path),

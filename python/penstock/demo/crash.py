@@ -15,6 +15,8 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock import _native
+
 if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
@@ -52,9 +54,9 @@ class SaveKiller(threading.Thread):
     def run(self) -> None:
         """Polls until a save was killed or `end` is called."""
         while self.kill is None and not self._ended.wait(POLL_SECONDS):
-            directory = self._saving()
-            if directory is not None:
-                self.kill = self._stop_look_kill(directory)
+            saving = self._saving()
+            if saving is not None:
+                self.kill = self._stop_look_kill(*saving)
 
     def end(self) -> Kill | None:
         """Stops watching; returns the kill, if there was one."""
@@ -62,20 +64,21 @@ class SaveKiller(threading.Thread):
         self.join()
         return self.kill
 
-    def _saving(self) -> Path | None:
-        """The directory of a save that wrote something and has not committed."""
+    def _saving(self) -> tuple[int, Path] | None:
+        """Step and directory of a save that wrote something and has not committed."""
         try:
-            directories = list(self._root.glob("step-*"))
+            directories = list(self._root.iterdir())
         except FileNotFoundError:
             return None
         for directory in directories:
-            if int(directory.name.removeprefix("step-")) >= self._step_min:
+            step = _native.parse_step(directory.name)
+            if step is not None and step >= self._step_min:
                 names = [name for name, _ in _listing(directory)]
-                if _has_shard(names) and "manifest.json" not in names:
-                    return directory
+                if _has_begun(names) and _native.MANIFEST not in names:
+                    return step, directory
         return None
 
-    def _stop_look_kill(self, directory: Path) -> Kill | None:
+    def _stop_look_kill(self, step: int, directory: Path) -> Kill | None:
         self._process.send_signal(signal.SIGSTOP)
         try:
             # Returns once every thread has stopped; WNOWAIT leaves the reaping to `Popen`.
@@ -85,15 +88,15 @@ class SaveKiller(threading.Thread):
         if found is None or found.si_code != os.CLD_STOPPED:
             return None
         files = _listing(directory)
-        if "manifest.json" in (name for name, _ in files):
+        if _native.MANIFEST in (name for name, _ in files):
             self._process.send_signal(signal.SIGCONT)
             return None
         self._process.send_signal(signal.SIGKILL)
-        return Kill(int(directory.name.removeprefix("step-")), directory, files)
+        return Kill(step, directory, files)
 
 
-def _has_shard(names: list[str]) -> bool:
-    return any(name.startswith("shard-") for name in names)
+def _has_begun(names: list[str]) -> bool:
+    return any(_native.rank_of_file(name) is not None for name in names)
 
 
 def _listing(directory: Path) -> list[tuple[str, int]]:

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from penstock import _native
 from penstock.errors import CheckpointExistsError, CheckpointNotFoundError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_MANIFEST = "manifest.json"
 _OURS = b'{"format":"penstock-checkpoint"'
-_OUR_FILE = re.compile(r"manifest\.json|(?:part|shard)-[0-9-]+\.[0-9a-f]{32}\.(?:json|safetensors)")
-_STEP = re.compile(r"step-[0-9]{10,}")
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar")
 
 _THEN_SAVE = "then penstock.save(directory, state)"
@@ -57,7 +54,7 @@ def describe(path: str) -> str | None:
 def is_checkpoint(path: str) -> bool:
     """Whether a directory holds the manifest of a checkpoint; others call files so, too."""
     try:
-        with open(os.path.join(path, _MANIFEST), "rb") as file:
+        with open(os.path.join(path, _native.MANIFEST), "rb") as file:
             return file.read(len(_OURS)) == _OURS
     except OSError:
         return False
@@ -66,7 +63,7 @@ def is_checkpoint(path: str) -> bool:
 def steps_in(path: str) -> list[str]:
     """The complete steps of a store in a directory, by their names; empty where there are none."""
     try:
-        found = sorted(filter(_STEP.fullmatch, os.listdir(path)))
+        found = sorted(filter(_is_step, os.listdir(path)))
     except OSError:
         return []
     return [name for name in found if is_checkpoint(os.path.join(path, name))]
@@ -101,8 +98,8 @@ def not_a_store(root: str) -> CheckpointNotFoundError:
             path=root,
         )
     remedy = f"penstock.load({root!r}) loads it"
-    if _STEP.fullmatch(name):
-        step = int(name.partition("-")[2])
+    step = _native.parse_step(name)
+    if step is not None:
         remedy += f", and CheckpointStore({above!r}).load(step={step}) as a step of its store"
     return CheckpointNotFoundError(
         f"{root} is a checkpoint, not a store of them: {remedy}; a store is the directory above "
@@ -111,9 +108,17 @@ def not_a_store(root: str) -> CheckpointNotFoundError:
     )
 
 
+def _is_step(name: str) -> bool:
+    return _native.parse_step(name) is not None
+
+
+def _is_ours(name: str) -> bool:
+    return name == _native.MANIFEST or _native.rank_of_file(name) is not None
+
+
 def _file(path: str) -> str:
     above, name = os.path.split(path)
-    if _OUR_FILE.fullmatch(name) and is_checkpoint(above or "."):
+    if _is_ours(name) and is_checkpoint(above or "."):
         return f"is a file of a checkpoint: pass the directory that it is in, {above or '.'!r}"
     with open(path, "rb") as file:
         start = file.read(9)
@@ -128,7 +133,7 @@ def _file(path: str) -> str:
 
 
 def _directory(path: str, names: set[str]) -> str | None:
-    if _MANIFEST in names or any(_STEP.fullmatch(name) for name in names):
+    if _native.MANIFEST in names or any(map(_is_step, names)):
         # One of ours, or a store of them, of which the error says more.
         return None
     if ".metadata" in names:
@@ -154,9 +159,7 @@ def _directory(path: str, names: set[str]) -> str | None:
             "model.state_dict())"
         )
     foreign = sorted(
-        name
-        for name in names
-        if name.endswith((".safetensors", *_PICKLES)) and not _OUR_FILE.fullmatch(name)
+        name for name in names if name.endswith((".safetensors", *_PICKLES)) and not _is_ours(name)
     )
     if foreign:
         file = os.path.join(path, foreign[0])

@@ -126,7 +126,7 @@ def _run(reading: _Reading, path: str, wanted: Wanted, options: Options | None) 
         try:
             return reading.run()
         except CheckpointNotFoundError:
-            if not os.path.exists(os.path.join(path, "manifest.json")):
+            if not os.path.exists(os.path.join(path, _native.MANIFEST)):
                 raise
         reading = _Reading(path, wanted, options)
     return reading.run()

@@ -201,9 +201,9 @@ class Save:
         try:
             one.post_begun(attempt.id)
             written = self._write(attempt, one)
-            file, nbytes, digest = written["vote"]
+            _, nbytes, digest = written["vote"]
             votes = one.count_votes(Vote(nbytes, digest, self._balance), self._copies)
-            parts = self._check_votes(one, votes, file)
+            parts = self._check_votes(one, votes, attempt.id)
             # From here on a failure need not mean that nothing is committed.
             is_open = False
             report = self._commit(attempt, written, parts)
@@ -218,7 +218,7 @@ class Save:
         return report
 
     def _check_votes(
-        self, one: Round, votes: list[Vote], own_file: str
+        self, one: Round, votes: list[Vote], attempt_id: str
     ) -> list[tuple[int, str, int, int]]:
         """The parts that the votes are for, after a look at each.
 
@@ -233,10 +233,9 @@ class Save:
                 "shape and placements; nothing was committed",
                 rank=0,
             )
-        _, attempt = own_file.split(".", 1)
         parts = []
         for rank, vote in enumerate(votes):
-            file = f"part-{rank:05}.{attempt}"
+            file = _native.part_file(rank, attempt_id)
             found = None
             with contextlib.suppress(OSError):
                 found = os.stat(os.path.join(self.target.path, file)).st_size

@@ -45,7 +45,7 @@ class Target:
             CheckpointExistsError: A complete checkpoint is there.
         """
         self.give_way()
-        if os.path.exists(os.path.join(self.path, "manifest.json")):
+        if os.path.exists(os.path.join(self.path, _native.MANIFEST)):
             # It says so with the same words, and after the directory is synced.
             _native.Attempt.begin(self.path, overwrite=False).abandon()
 

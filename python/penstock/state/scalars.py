@@ -370,5 +370,6 @@ TAGS = frozenset(_DECODERS) | {
     *("tensor", "ndarray", "missing", "tuple", "set", "frozenset"),
     *("dict", "odict", "counter", "defaultdict", "first"),
 }
-"""Every tag of the format; others are those of a newer version. `crates/store/src/format/tree.rs` has the
-same."""
+"""Every tag of the format; others are those of a newer version.
+
+`crates/store/src/format/tree.rs` has the same."""

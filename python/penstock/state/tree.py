@@ -308,4 +308,4 @@ FACTORIES: dict[str, type | None] = {"none": None} | {
 
 def part_name(files: Iterable[tuple[str, int]]) -> str | None:
     """The file that holds the state's tree."""
-    return next((name for name, _ in files if name.startswith("part-")), None)
+    return next((name for name, _ in files if _native.is_part_file(name)), None)

@@ -180,7 +180,7 @@ mod tests {
             world_size: 1,
             parts: vec![PartEntry {
                 rank: 0,
-                file: name::part(0, ATTEMPT),
+                file: name::part_file(0, ATTEMPT),
                 bytes: 10,
                 digest: Digest::of(b"part"),
             }],

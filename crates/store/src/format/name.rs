@@ -11,12 +11,16 @@ pub const MANIFEST: &str = "manifest.json";
 /// In the directory of a step that nobody may delete.
 pub(crate) const PROTECTED: &str = "protected";
 
+/// In a store: what was read back of its steps, and found good or damaged.
+pub(crate) const MARKS: &str = "verified.json";
+
 /// Draws a fresh attempt id: 32 lower-case hexadecimal digits.
 pub(crate) fn draw_attempt() -> String {
     Uuid::new_v4().simple().to_string()
 }
 
-pub(crate) fn part(rank: u32, attempt: &str) -> String {
+/// Name of a rank's part.
+pub fn part_file(rank: u32, attempt: &str) -> String {
     format!("part-{rank:05}.{attempt}.json")
 }
 
@@ -60,7 +64,7 @@ pub fn step_directory(step: u64) -> String {
 }
 
 /// The step that a directory name stands for; only the canonical form counts.
-pub(crate) fn parse_step(name: &str) -> Option<u64> {
+pub fn parse_step(name: &str) -> Option<u64> {
     let step = name.strip_prefix("step-")?.parse().ok()?;
     (step_directory(step) == name).then_some(step)
 }
@@ -94,7 +98,7 @@ pub(crate) fn is_attempt(text: &str) -> bool {
 }
 
 pub(crate) fn is_part(name: &str, rank: u32, attempt: &str) -> bool {
-    is_attempt(attempt) && name == part(rank, attempt)
+    is_attempt(attempt) && name == part_file(rank, attempt)
 }
 
 pub(crate) fn is_shard(name: &str, rank: u32, attempt: &str) -> bool {
@@ -114,8 +118,13 @@ pub(crate) fn is_attempt_file(name: &str) -> bool {
     attempt_of(name).is_some()
 }
 
+/// Whether a file with this name is a part that some attempt wrote.
+pub fn is_part_file(name: &str) -> bool {
+    name.starts_with("part-") && name.ends_with(".json") && is_attempt_file(name)
+}
+
 /// The rank that a file with this name belongs to, if it is one that attempts make for a rank.
-pub(crate) fn rank_of(name: &str) -> Option<u32> {
+pub fn rank_of_file(name: &str) -> Option<u32> {
     attempt_of(name)?;
     name.split(['-', '.']).nth(1)?.parse().ok()
 }
@@ -146,10 +155,10 @@ mod tests {
     #[test]
     fn own_names_are_recognised() {
         let attempt = draw_attempt();
-        assert!(is_part(&part(3, &attempt), 3, &attempt));
+        assert!(is_part(&part_file(3, &attempt), 3, &attempt));
         assert!(is_shard(&shard(3, 117, &attempt), 3, &attempt));
         for name in [
-            part(0, &attempt),
+            part_file(0, &attempt),
             shard(0, 0, &attempt),
             temporary_manifest(&attempt),
             temporary_part(9, &attempt),
@@ -159,8 +168,11 @@ mod tests {
             assert_eq!(attempt_of(&name), Some(&*attempt));
         }
         assert!(is_taken_manifest(&taken_manifest(&attempt)));
-        assert!(!is_taken_manifest(&part(0, &attempt)));
-        assert_eq!(rank_of(&taken_manifest(&attempt)), None);
+        assert!(!is_taken_manifest(&part_file(0, &attempt)));
+        assert_eq!(rank_of_file(&taken_manifest(&attempt)), None);
+        assert!(is_part_file(&part_file(3, &attempt)));
+        assert!(!is_part_file(&temporary_part(3, &attempt)));
+        assert!(!is_part_file("part-00003.json"));
         assert_eq!(parse_step(&step_directory(7)), Some(7));
         assert_eq!(parse_step(&step_directory(u64::MAX)), Some(u64::MAX));
         assert_eq!(parse_aside(&aside(7, 12_345)), Some((7, 12_345)));

@@ -129,7 +129,7 @@ impl PlannedWrite {
         attempt.write_part(rank, &text)?;
         Ok(PartEntry {
             rank,
-            file: name::part(rank, attempt.id()),
+            file: name::part_file(rank, attempt.id()),
             bytes: text.len() as u64,
             digest: Digest::of(&text),
         })

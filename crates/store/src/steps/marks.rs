@@ -19,12 +19,10 @@ use serde::{Deserialize, Serialize};
 use crate::commit::files::remove_file;
 use crate::error::{Error, Result};
 use crate::format::description::read_manifest;
-use crate::format::name;
+use crate::format::name::{self, MARKS};
 use crate::format::plain;
 use crate::lease::{Exclusive, Lease};
 use crate::steps::store::Store;
-
-const MARKS: &str = "verified.json";
 
 /// How many marks are kept: a bound for the file, beyond what anybody's store holds.
 const MARKS_MAX: usize = 16_384;

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import penstock
+from penstock import _native
 from penstock.bench.durable import files_below
 from penstock.bench.writers.base import Detail, Writer
 
@@ -39,13 +40,8 @@ class Penstock(Writer):
 
     def own_files(self, directory: Path) -> list[Path]:
         """Shards and part of the rank; of the first, also the manifest."""
-        prefixes = (f"shard-{self.rank:05}-", f"part-{self.rank:05}.")
-        return [
-            path
-            for path in files_below(directory)
-            if path.name.startswith(prefixes)
-            or (not self.rank and not path.name.startswith(("shard-", "part-")))
-        ]
+        files = ((path, _native.rank_of_file(path.name)) for path in files_below(directory))
+        return [path for path, rank in files if (rank or 0) == self.rank]
 
     def _load(self, path: Path, variant: str | None) -> tuple[Any, Detail]:
         reports: list[penstock.LoadReport] = []
@@ -93,7 +89,10 @@ class PenstockAsync(Penstock):
             self._store = penstock.CheckpointStore(
                 directory.parent, options=options, no_dist=is_alone
             )
-        pending = self._store.save_async(int(directory.name.removeprefix("step-")), state)
+        step = _native.parse_step(directory.name)
+        if step is None:
+            raise ValueError(f"{directory} is not named as the directory of a step")
+        pending = self._store.save_async(step, state)
         report = pending.result()
         return {**self._told(report, directory), "stall_seconds": pending.stall_seconds}
 

@@ -250,7 +250,7 @@ impl<'a> Salvage<'a> {
     fn missing_own(&self, rank: u32, entry: usize) -> Missing {
         let tensor = &self.found.part.tensors[entry];
         let unproven = || {
-            let file = name::part(rank, &self.found.part.id);
+            let file = name::part_file(rank, &self.found.part.id);
             format!("{file} is lost, and nothing else vouches for it")
         };
         Missing {
@@ -271,7 +271,7 @@ impl<'a> Salvage<'a> {
             let stored = &part.tensors[*entry];
             let place = box_text(stored, stored.region.as_ref()?);
             let rank = self.found.rank_of(*entry);
-            let file = name::part(rank, &part.id);
+            let file = name::part_file(rank, &part.id);
             Some(format!(
                 "{file} is lost, and nothing else vouches for its box {place} of rank {rank}"
             ))
@@ -295,7 +295,7 @@ impl<'a> Salvage<'a> {
         missing: &mut Vec<Missing>,
     ) -> Result<Box<RawValue>> {
         let (own, described) = self.found.rank(rank);
-        let file = name::part(rank, &self.found.part.id);
+        let file = name::part_file(rank, &self.found.part.id);
         if *described != Described::Headers {
             let corrupt = |detail: String| Error::corrupt(self.path, &file, detail);
             return renumber(&own.tree, to).map_err(corrupt);

@@ -83,7 +83,7 @@ pub(super) fn describe(path: &Path) -> Result<Description> {
             1 => "neither it nor the header of any shard can be read",
             _ => "neither a part nor the header of any shard can be read",
         };
-        return Err(Error::corrupt(path, &name::part(0, &id), detail));
+        return Err(Error::corrupt(path, &name::part_file(0, &id), detail));
     }
     Ok(found)
 }
@@ -113,7 +113,7 @@ impl Description {
         match read {
             Ok(part) => Ok((part, described)),
             Err(error) => {
-                self.lose(path, &name::part(rank, id), error)?;
+                self.lose(path, &name::part_file(rank, id), error)?;
                 let part = self.by_headers(path, names, id, rank, world_size);
                 Ok((part, Described::Headers))
             }
@@ -213,7 +213,7 @@ fn believed(read: Result<Part>) -> Result<Part> {
 
 /// A part that no manifest vouches for.
 fn part_alone(path: &Path, id: &str, rank: u32) -> Result<Part> {
-    let name = name::part(rank, id);
+    let name = name::part_file(rank, id);
     let file = path.join(&name);
     match fs::symlink_metadata(&file) {
         Ok(metadata) if metadata.is_file() => {
@@ -253,7 +253,7 @@ fn only_attempt(path: &Path, names: &[String]) -> Result<String> {
 fn ranks_left(path: &Path, names: &[String]) -> Result<u32> {
     let ranks: BTreeSet<u32> = names
         .iter()
-        .filter_map(|name| name::rank_of(name))
+        .filter_map(|name| name::rank_of_file(name))
         .collect();
     let last = ranks.last().copied().unwrap_or_default();
     let lost = u64::from(last) + 1 - (ranks.len() as u64).min(u64::from(last) + 1);

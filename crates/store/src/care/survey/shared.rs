@@ -161,7 +161,7 @@ fn wrong_with(survey: &Survey, found: &Candidate, entries: &[usize]) -> Option<S
     Some(match lost[..] {
         [] => format!("no part holds {hole}"),
         [rank] => {
-            let file = name::part(rank, &survey.part.id);
+            let file = name::part_file(rank, &survey.part.id);
             format!("no part that is left holds {hole}, and {file} of rank {rank} is lost")
         }
         [first, .., last] => format!(
