@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import fnmatch
+import functools
 import os
 import struct
+import threading
 import warnings
 
 import numpy as np
@@ -28,11 +32,11 @@ class Opened:
             path = os.fsencode(store.path(step))
             assert libc.inotify_add_watch(self.descriptor, path, IN_OPEN) >= 0
 
-    def count(self, call):
-        """How many parts a call opens."""
+    def count(self, call, files="part-*.json"):
+        """How many parts a call opens, or other files."""
         self._drain()
         call()
-        return sum(name.startswith(b"part-") and name.endswith(b".json") for name in self._drain())
+        return len(fnmatch.filter(map(os.fsdecode, self._drain()), files))
 
     def _drain(self):
         names = []
@@ -96,3 +100,38 @@ def test_retention_after_a_save_looks_at_what_it_hangs_on(counted):
     # The one that was saved, the one that goes, and the one that was read back; some twice.
     assert opened.count(lambda: store.save(last + 1, {"step": last + 1})) <= 6
     assert store.steps() == list(range(2, last + 2))
+
+
+def test_what_is_marked_is_not_opened_to_read_the_marks(counted):
+    store, opened, last = counted
+    for step in range(1, last + 1):
+        store.verify(step)
+    # Each step is asked for its identity, and the one that is shown is looked at.
+    assert opened.count(store.marks, "manifest.json") == last
+    assert opened.count(store.latest, "manifest.json") <= 2
+    # One look for each at what is there, and one before each change.
+    store = penstock.CheckpointStore(store.root, keep_last=last - 1)
+    save = functools.partial(store.save, last + 1, {"step": last + 1})
+    assert opened.count(save, "manifest.json") <= 2 * last + 12
+
+
+def test_a_save_that_waits_for_a_reader_looks_once(counted):
+    store, opened, last = counted
+    for step in range(1, last):
+        store.verify(step)
+    (name,) = (n for n in os.listdir(store.path(last)) if n.startswith("shard"))
+    os.truncate(os.path.join(store.path(last), name), 1)
+    directory = os.open(store.path(last), os.O_RDONLY)
+    fcntl.flock(directory, fcntl.LOCK_SH)
+    # It looks whether the reader is there every 10 ms.
+    release = threading.Timer(0.2, os.close, [directory])
+
+    def save():
+        release.start()
+        with pytest.warns(penstock.PenstockWarning, match="makes way"):
+            store.save(last, {"step": -1})
+
+    # Once while it waits, once alone; and the new one, which others are kept for.
+    assert opened.count(save) <= 6
+    release.join()
+    assert store.load()["step"] == -1

@@ -11,6 +11,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -87,9 +88,10 @@ impl Store {
     pub fn give_way(&self, step: u64, progress: &Progress) -> Result<Option<PathBuf>> {
         let begun = Instant::now();
         let path = self.step_path(step);
+        let mut judged = None;
         loop {
-            let is_there = path.join(MANIFEST).symlink_metadata().is_ok() || is_protected_at(&path);
-            if !is_there {
+            let manifest = path.join(MANIFEST).symlink_metadata().ok();
+            if manifest.is_none() && !is_protected_at(&path) {
                 // Whoever set it aside may have died before that was durable.
                 if self.aside()?.iter().any(|aside| aside.step == step) {
                     self.sync(self.root())?;
@@ -101,9 +103,14 @@ impl Store {
             match self.set_aside_if(step, is_in_the_way) {
                 Err(error) if error.kind() == Some(io::ErrorKind::ResourceBusy) => {
                     progress.check()?;
-                    // What is good does not give way, whoever reads it.
-                    if !is_in_the_way(&path) {
-                        return Ok(None);
+                    // What is good does not give way, whoever reads it. To see that takes all files
+                    // of a step, so it is not looked at again before another one has its place.
+                    let found = Some(manifest.map(|one| (one.dev(), one.ino())));
+                    if judged != found {
+                        if !is_in_the_way(&path) {
+                            return Ok(None);
+                        }
+                        judged = found;
                     }
                     if begun.elapsed() >= WAIT_MAX {
                         return Err(error);
@@ -205,11 +212,8 @@ impl Store {
     /// Whether the checkpoint at a step is damaged beyond doubt: its files are, or whoever read it
     /// has left a mark.
     fn is_known_damaged(&self, step: u64, path: &Path) -> bool {
-        let is_marked = |id: &str| {
-            let marks = self.marks().unwrap_or_default();
-            let mut marks = marks.iter();
-            marks.any(|mark| mark.step == step && mark.id == id && mark.is_damaged)
-        };
+        // A hint: not to be had, it says nothing against a step.
+        let is_marked = |id: &str| self.known().is_ok_and(|known| known.is_damaged(step, id));
         match Checkpoint::look(path) {
             // That of another step is good, if in the wrong place.
             Ok(checkpoint) => {

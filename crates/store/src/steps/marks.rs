@@ -60,6 +60,33 @@ impl Mark {
     }
 }
 
+/// All marks that there are, also of checkpoints that others have taken the place of.
+#[derive(Default)]
+pub(crate) struct Known(Vec<Mark>);
+
+impl Known {
+    /// Whether the checkpoint was read back whole.
+    pub(crate) fn is_good(&self, step: u64, id: &str) -> bool {
+        self.has(step, |mark| mark.id == id && !mark.is_damaged)
+    }
+
+    /// Whether it was found damaged.
+    pub(crate) fn is_damaged(&self, step: u64, id: &str) -> bool {
+        self.has(step, |mark| mark.id == id && mark.is_damaged)
+    }
+
+    /// Whether a checkpoint of the step was read back whole, be it the one that is there or not.
+    pub(crate) fn may_be_good(&self, step: u64) -> bool {
+        self.has(step, |mark| !mark.is_damaged)
+    }
+
+    fn has(&self, step: u64, is_it: impl Fn(&Mark) -> bool) -> bool {
+        let first = self.0.partition_point(|mark| mark.step < step);
+        let of_step = self.0[first..].iter().take_while(|mark| mark.step == step);
+        of_step.into_iter().any(is_it)
+    }
+}
+
 pub(crate) fn now_seconds() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
@@ -84,7 +111,8 @@ impl Store {
         self.mark(step, id, true)
     }
 
-    /// The marks of checkpoints that are still what was read, by step.
+    /// The marks of checkpoints that are still what was read, by step. Who looks at the checkpoints
+    /// in any case asks [`Store::known`], which reads none of their manifests.
     ///
     /// # Errors
     /// The system's errors, and [`Error::Corrupt`] for a file that says nothing sensible: who takes
@@ -93,6 +121,14 @@ impl Store {
         let mut marks = self.stored_marks()?;
         marks.retain(|mark| self.holds(mark));
         Ok(marks)
+    }
+
+    /// What the marks say of checkpoints that their readers have at hand.
+    ///
+    /// # Errors
+    /// As [`Store::marks`].
+    pub(crate) fn known(&self) -> Result<Known> {
+        self.stored_marks().map(Known)
     }
 
     fn mark(&self, step: u64, id: &str, is_damaged: bool) -> Result<()> {

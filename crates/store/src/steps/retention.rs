@@ -19,7 +19,7 @@ use serde_json::value::RawValue;
 
 use crate::error::{Error, Result};
 use crate::format::manifest::Manifest;
-use crate::steps::marks::Mark;
+use crate::steps::marks::Known;
 use crate::steps::store::{StepState, Store};
 
 /// Why a step is kept.
@@ -124,9 +124,7 @@ impl Store {
         keep_every: Option<u64>,
         saved: Option<u64>,
     ) -> Result<Vec<Verdict>> {
-        let marks = self.marks()?;
-        let damaged: HashSet<u64> = steps_where(&marks, true).collect();
-        let good: HashSet<u64> = steps_where(&marks, false).collect();
+        let known = self.known()?;
         // The newest that was read back whole, of those that count.
         let mut verified = None;
         let newest = saved.unwrap_or(u64::MAX);
@@ -136,13 +134,16 @@ impl Store {
         let mut verdicts = Vec::new();
         let mut is_first = keep_last.is_some();
         for step in self.steps()?.into_iter().rev() {
-            let may_be_verified = step <= newest && verified.is_none() && good.contains(&step);
+            let may_be_verified = step <= newest && verified.is_none() && known.may_be_good(step);
             // Others go because these are there, so their files have to be.
             let is_whole = may_be_verified || (is_first && step <= newest);
-            let Some(mut found) = self.standing(step, is_whole, &damaged)? else {
+            let Some(mut found) = self.standing(step, is_whole, &known)? else {
                 continue;
             };
-            if found.is_ok() && may_be_verified {
+            if let Ok(manifest) = &found
+                && may_be_verified
+                && known.is_good(step, &manifest.id)
+            {
                 verified = Some(step);
             }
             is_first &= found.is_err() || step > newest;
@@ -162,7 +163,7 @@ impl Store {
             };
             if kept.is_none() && !is_whole {
                 // Nor does anything go unseen.
-                let Some(whole) = self.standing(step, true, &damaged)? else {
+                let Some(whole) = self.standing(step, true, &known)? else {
                     continue;
                 };
                 kept = whole.as_ref().err().copied();
@@ -185,14 +186,16 @@ impl Store {
         &self,
         step: u64,
         is_whole: bool,
-        damaged: &HashSet<u64>,
+        known: &Known,
     ) -> Result<Option<std::result::Result<Manifest, Kept>>> {
         let found = match is_whole {
             true => self.state(step).map(StepState::into_manifest),
             false => self.glance(step),
         };
         Ok(Some(match found {
-            Ok(StepState::Complete(manifest)) if !damaged.contains(&step) => Ok(*manifest),
+            Ok(StepState::Complete(manifest)) if !known.is_damaged(step, &manifest.id) => {
+                Ok(*manifest)
+            }
             Ok(StepState::Damaged(Error::Partial { .. })) => Err(Kept::Partial),
             Ok(StepState::Complete(_) | StepState::Damaged(_)) => Err(Kept::Damaged),
             Ok(StepState::Incomplete) => Err(Kept::Incomplete),
@@ -234,34 +237,39 @@ impl Store {
     /// doomed have to stay as well.
     fn secure_the_others(&self, doomed: &[(u64, String)], newest: u64) -> Result<HashSet<u64>> {
         let all: HashSet<u64> = doomed.iter().map(|(step, _)| *step).collect();
-        let marks = self.marks()?;
-        let damaged: HashSet<u64> = steps_where(&marks, true).collect();
-        let good: HashSet<u64> = steps_where(&marks, false).collect();
+        let known = self.known()?;
         let mut staying = Vec::new();
         for step in self.steps()?.into_iter().rev() {
             // Older ones that were not read back stay for other reasons than to replace these.
-            let may_stay = !all.contains(&step)
-                && !damaged.contains(&step)
-                && (step > newest || good.contains(&step));
-            if may_stay && matches!(self.glance(step), Ok(StepState::Complete(_))) {
-                let path = self.step_path(step);
-                match self.sync(&path) {
-                    Ok(()) => staying.push(step),
-                    // Somebody else's retention does not keep it.
-                    Err(error) if is_gone(&error) && !path.exists() => {}
-                    Err(error) => return Err(error),
-                }
+            let may_stay = !all.contains(&step) && (step > newest || known.may_be_good(step));
+            if !may_stay {
+                continue;
+            }
+            let Ok(StepState::Complete(manifest)) = self.glance(step) else {
+                continue;
+            };
+            let is_good = known.is_good(step, &manifest.id);
+            if known.is_damaged(step, &manifest.id) || !(step > newest || is_good) {
+                continue;
+            }
+            let path = self.step_path(step);
+            match self.sync(&path) {
+                Ok(()) => staying.push((step, is_good)),
+                // Somebody else's retention does not keep it.
+                Err(error) if is_gone(&error) && !path.exists() => {}
+                Err(error) => return Err(error),
             }
         }
-        let is_whole = |step: &&u64| matches!(self.state(**step), Ok(StepState::Complete(_)));
-        if staying.iter().find(is_whole).is_none() {
+        let is_whole = |step: u64| matches!(self.state(step), Ok(StepState::Complete(_)));
+        if !staying.iter().any(|&(step, _)| is_whole(step)) {
             return Ok(all);
         }
-        let mut known_good = staying.iter().filter(|step| good.contains(step));
-        if known_good.any(|step| is_whole(&step)) {
+        let mut known_good = staying.iter().filter(|(_, is_good)| *is_good);
+        if known_good.any(|&(step, _)| is_whole(step)) {
             return Ok(HashSet::new());
         }
-        Ok(all.intersection(&good).copied().max().into_iter().collect())
+        let good = doomed.iter().filter(|(step, id)| known.is_good(*step, id));
+        Ok(good.map(|(step, _)| *step).max().into_iter().collect())
     }
 }
 
@@ -269,11 +277,4 @@ impl Store {
 /// is another, though the step is gone then as well.
 fn is_gone(error: &Error) -> bool {
     error.kind() == Some(std::io::ErrorKind::NotFound)
-}
-
-fn steps_where(marks: &[Mark], is_damaged: bool) -> impl Iterator<Item = u64> {
-    let found = marks
-        .iter()
-        .filter(move |mark| mark.is_damaged == is_damaged);
-    found.map(|mark| mark.step)
 }

@@ -153,15 +153,14 @@ impl Store {
     /// As [`Store::steps`] and [`Store::state`].
     pub fn newest_complete(&self, below: Option<u64>) -> Result<Option<u64>> {
         // They are a hint: not to be had, they say nothing against a step.
-        let marks = self.marks().unwrap_or_default();
-        let is_damaged = |step| {
-            let mut marks = marks.iter();
-            marks.any(|mark| mark.step == step && mark.is_damaged)
-        };
+        let known = self.known().unwrap_or_default();
+        let is_damaged = |step, found: &Checkpoint| known.is_damaged(step, &found.manifest().id);
         let steps = self.steps()?.into_iter().rev();
         for step in steps.filter(|&step| below.is_none_or(|below| step < below)) {
             match self.state(step) {
-                Ok(StepState::Complete(_)) if !is_damaged(step) => return Ok(Some(step)),
+                Ok(StepState::Complete(found)) if !is_damaged(step, &found) => {
+                    return Ok(Some(step));
+                }
                 Ok(_) | Err(Error::NotFound { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -370,6 +369,23 @@ impl Store {
             found.extend(self.sweep_step(step, false)?);
         }
         Ok(found)
+    }
+
+    /// Whether a step without a manifest holds files that no save is at work on; `None` where locks
+    /// are not seen by all, so that nobody can tell.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn is_left_behind(&self, step: u64) -> Result<Option<bool>> {
+        let path = self.step_path(step);
+        let is_certain = match Lease::try_exclusive(&path, self.file_system())? {
+            Exclusive::Taken(_) => true,
+            Exclusive::NoLocks => false,
+            Exclusive::Live | Exclusive::Gone => return Ok(Some(false)),
+        };
+        let is_it = matches!(self.glance(step)?, StepState::Incomplete)
+            && !attempt_files(&path, |_| true)?.is_empty();
+        Ok((is_certain || !is_it).then_some(is_it))
     }
 
     /// Sweeps one step, or only tells what it would free.
