@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use penstock_bench::bench;
 use penstock_bench::job::Job;
+use penstock_io::buffer::Watch;
 use penstock_io::engine::probe;
 use penstock_io::file::{Direct, File};
 use pyo3::exceptions::PyValueError;
@@ -56,6 +57,13 @@ pub fn probe_io_uring(py: Python<'_>) -> Vec<Trial> {
         Err(error) => (trial.name, error.raw_os_error(), Some(error.to_string())),
     };
     trials.into_iter().map(told).collect()
+}
+
+/// Tries whether lazy saves can be watched here; in words why not, else `None`.
+#[pyfunction]
+pub fn probe_watch(py: Python<'_>) -> Option<String> {
+    let refused = py.detach(Watch::probe).err();
+    refused.map(|error| error.to_string())
 }
 
 /// Tries direct I/O and `fallocate` on a file that is made in a directory and removed again.

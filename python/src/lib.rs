@@ -40,7 +40,7 @@ mod _native {
     #[pymodule_export]
     use crate::attempt::Attempt;
     #[pymodule_export]
-    use crate::bench::{Bench, probe_directory, probe_io_uring};
+    use crate::bench::{Bench, probe_directory, probe_io_uring, probe_watch};
     #[pymodule_export]
     use crate::checkpoint::{Checkpoint, open};
     #[pymodule_export]

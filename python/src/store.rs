@@ -150,6 +150,12 @@ impl Store {
         call::without_gil(py, || self.inner.protected())
     }
 
+    /// Whether a step without a manifest holds files that no save is at work on; `None` where
+    /// nobody can tell.
+    fn is_left_behind(&self, py: Python<'_>, step: u64) -> PyResult<Option<bool>> {
+        call::without_gil(py, || self.inner.is_left_behind(step))
+    }
+
     /// Removes what dead saves left, or only looks for it; returns paths and bytes.
     #[pyo3(signature = (*, dry_run))]
     fn sweep(&self, py: Python<'_>, dry_run: bool) -> PyResult<Vec<(OsString, u64)>> {

@@ -12,8 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 import penstock
+from conftest import watch_refusal
+from penstock import _native
 from penstock.cli.doctor import _print
 from penstock.doctor import Examination, examine, measured, storage, system
 from penstock.doctor.findings import Finding
@@ -69,7 +72,7 @@ def test_what_is_found_is_shown_to_people(disk_path):
     command = [sys.executable, "-m", "penstock", "doctor", str(disk_path), "--no-measure"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "io_uring" in done.stdout
-    assert "warnings" in done.stdout
+    assert "warning" in done.stdout
     assert "durable write" not in done.stdout
 
 
@@ -284,3 +287,30 @@ def test_facts_and_reports_agree_on_rotation_here(tmp_path):
         pytest.skip("no device can be seen here")
     says = "does not rotate" if queue["rotational"] == "0" else " rotates"
     assert any(says in choice for choice in reports[0].choices), reports[0].choices
+
+
+def test_whether_lazy_saves_are_watched_is_tried(disk_path):
+    found = {one.check: one for one in examine(disk_path, measures=False).findings}
+    refusal = watch_refusal()
+    assert found["lazy saves"].status == ("ok" if refusal is None else "warn")
+
+
+def test_a_kernel_that_does_not_watch_is_told_with_its_remedy(disk_path, monkeypatch):
+    reason = "the kernel does not tell of writes here (userfaultfd: not permitted)"
+    monkeypatch.setattr(system._native, "probe_watch", lambda: reason)
+    found = {one.check: one for one in examine(disk_path, measures=False).findings}
+    told = found["lazy saves"]
+    assert (told.status, told.found) == ("warn", reason)
+    assert "copies the whole state at the call" in told.why
+    assert "Linux 6.7" in told.remedy
+    assert "userfaultfd" in told.remedy
+
+
+def test_trying_does_not_disturb_a_lazy_save_under_way(tmp_path, need_watch):
+    store = penstock.CheckpointStore(tmp_path)
+    state = {"w": torch.arange(1 << 20)}
+    pending = store.save_async(1, state, lazy=True)
+    assert _native.probe_watch() is None
+    report = pending.result()
+    assert not report.fallbacks
+    assert torch.equal(store.load()["w"], state["w"])

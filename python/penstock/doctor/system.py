@@ -32,6 +32,7 @@ def check() -> Iterator[Finding]:
     """All findings about the system."""
     yield Finding("kernel", "ok", f"Linux {platform.release()}, {platform.machine()}")
     yield from _io_uring(_native.probe_io_uring())
+    yield _lazy_saves(_native.probe_watch())
     yield _memlock()
     yield _open_files()
     yield from _cgroup_memory()
@@ -96,6 +97,21 @@ def _refused(number: int | None, text: str) -> Finding:
     if number in (errno.EPERM, errno.ENOSYS):
         return Finding("io_uring", "warn", f"forbidden: {text}", why, _SECCOMP_REMEDY)
     return Finding("io_uring", "warn", f"refused: {text}", why, "ulimit -l unlimited")
+
+
+def _lazy_saves(refusal: str | None) -> Finding:
+    """The finding about a try to have the kernel watch memory; None if it did."""
+    if refusal is None:
+        return Finding("lazy saves", "ok", "the kernel tells of writes to a state")
+    return Finding(
+        "lazy saves",
+        "warn",
+        refusal,
+        "save_async(lazy=True) copies the whole state at the call, as lazy=False does: a change "
+        "before the copy could not be noticed",
+        "run Linux 6.7 or later; in a container, a profile that allows userfaultfd and reading "
+        "/proc/self/pagemap (docker run --security-opt seccomp=PROFILE.json)",
+    )
 
 
 def _memlock() -> Finding:

@@ -29,6 +29,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use rustix::param::page_size;
+
 use super::HostRegion;
 use edges::Edge;
 pub use edges::Edges;
@@ -37,6 +39,7 @@ use mapping::{MappingKind, mappings, within};
 use pages::{merged, overlaps, to_register, whole_pages};
 use turn::Turn;
 pub use unwatchable::Unwatchable;
+use unwatchable::refused;
 
 /// What a thread protects at once.
 const PROTECT_BYTES: usize = 64 << 20;
@@ -96,6 +99,24 @@ impl Watch {
         let edges = indices.flat_map(|index| watch.edges_of(index)).collect();
         watch.edges = Arc::new(Edges(edges));
         Ok(watch)
+    }
+
+    /// Whether the kernel tells of writes here, asked by watching a little memory.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub fn probe() -> Result<(), Unwatchable> {
+        let memory = vec![0; 4 * page_size()];
+        let watch = match Watch::begin(Arc::new(vec![HostRegion::from(memory)]), &[]) {
+            // It does so for somebody else at the moment.
+            Err(Unwatchable::Busy) => return Ok(()),
+            watch => watch?,
+        };
+        for pages in &watch.pages {
+            let written = watch.kernel.find_written(pages);
+            written.map_err(refused("PAGEMAP_SCAN"))?;
+        }
+        Ok(())
     }
 
     fn protect(&self) -> Result<(), Unwatchable> {
@@ -283,6 +304,17 @@ mod tests {
             drop(watch);
             lent.0[place] = 0;
         }
+    }
+
+    #[test]
+    fn what_can_be_watched_is_told_beforehand_and_also_meanwhile() {
+        let _alone = alone();
+        let mut lent = Lent(vec![0; MIB]);
+        let is_refused = Watch::probe().is_err();
+        let watch = watch(vec![lent.region(0..MIB)], &[]);
+        assert_eq!(is_refused, watch.is_none());
+        assert_eq!(is_refused, Watch::probe().is_err());
+        assert!(watch.is_none_or(|watch| watch.find_written().is_none()));
     }
 
     #[test]
