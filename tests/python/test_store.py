@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import threading
@@ -167,10 +168,9 @@ def test_what_is_no_step_is_left_alone(store, tmp_path):
 # Passing over.
 
 
-def test_an_incomplete_step_is_passed_over_in_silence(store):
+def test_an_incomplete_step_is_passed_over_and_named(store):
     make_incomplete(store, 50)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with pytest.warns(penstock.PenstockWarning, match="step 50 was never finished"):
         assert store.load()["step"] == 40
     assert store.steps() == [10, 20, 30, 40]
 
@@ -499,3 +499,53 @@ def test_a_list_of_names_costs_its_length(tmp_path):
     state = {f"leaf{i}": i for i in range(100_000)}
     penstock.save(tmp_path / "ckpt", state)
     assert penstock.load(tmp_path / "ckpt", keys=list(state)) == state
+
+
+# What was never finished, or has lost its manifest.
+
+
+def loads(store):
+    """Each way to load the newest, and what it found."""
+    into = penstock.Training(rng=False, w=torch.zeros(50), step=0)
+    return {
+        "load": lambda: store.load()["step"],
+        "fallback": lambda: store.load(fallback=True)["step"],
+        "resume": lambda: store.resume(into),
+    }
+
+
+@pytest.mark.parametrize("how", ["load", "fallback", "resume"])
+def test_the_newest_without_a_manifest_is_told_once(store, how):
+    make_incomplete(store, 50)
+    make_incomplete(store, 40)
+    with pytest.warns(penstock.PenstockWarning, match="step 50 was never finished, or") as told:
+        assert loads(store)[how]() == 30
+    assert len(told) == 1
+    assert "step 30 is loaded instead" in str(told[0].message)
+    assert f"penstock verify --explain {store.path(50)}" in str(told[0].message)
+    assert told[0].filename == __file__
+
+
+@pytest.mark.parametrize("how", ["load", "fallback", "resume"])
+def test_nothing_is_told_of_what_is_below_empty_or_under_way(store, how):
+    make_incomplete(store, 30)
+    os.mkdir(store.path(60))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert loads(store)[how]() == 50
+        # A save that lives holds a lock on its directory.
+        make_incomplete(store, 50)
+        directory = os.open(store.path(50), os.O_RDONLY)
+        fcntl.flock(directory, fcntl.LOCK_SH)
+        assert loads(store)[how]() == 40
+        os.close(directory)
+    with pytest.warns(penstock.PenstockWarning, match="step 50 was never finished"):
+        assert loads(store)[how]() == 40
+
+
+def test_a_step_that_is_named_says_nothing_of_those_above(store):
+    make_incomplete(store, 50)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert store.load(40)["step"] == 40
+        assert store.load(40, fallback=True)["step"] == 40

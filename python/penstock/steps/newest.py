@@ -196,11 +196,15 @@ class Reader:
 
     def _newest(self) -> int:
         passed_over = []
+        unfinished: list[int] = []
         for step, state, reason in self._native.steps(to_first=True):
             # One that cannot be read here may be good, so it is not passed over: reading it says
             # why.
             if state in ("complete", "newer", "unreadable"):
+                self._tell_unfinished(unfinished, step)
                 return step
+            if state == "incomplete":
+                unfinished.append(step)
             passed_over.append(f"{step} ({state})")
             if state in ("damaged", "partial"):
                 warning = f"{self.path(step)} is {state} and passed over: {reason}"
@@ -209,6 +213,29 @@ class Reader:
                     self._tell_damage(step, state, reason)
         detail = f"none of its steps is complete: {', '.join(passed_over[:5])}"
         raise self._nothing(detail if passed_over else None)
+
+    def _tell_unfinished(self, steps: list[int], loaded: int) -> None:
+        """Says of the newest step without a manifest above the one that is loaded what it may be.
+
+        That a save is interrupted is no damage, and looks like a manifest that was lost. Where one
+        is at work, or there is no file, there is nothing to lose.
+        """
+        ranks = self._ranks
+        if ranks is not None and ranks.rank != 0:
+            return
+        # Who may not look into it has a warning of another kind, or an error.
+        with contextlib.suppress(PenstockError):
+            for step in steps:
+                is_left_behind = self._native.is_left_behind(step)
+                if is_left_behind is False:
+                    continue
+                elsewhere = "" if is_left_behind else ", or another host is saving it"
+                self.warnings.append(
+                    f"step {step} was never finished, or its manifest is lost{elsewhere}; step "
+                    f"{loaded} is loaded instead; `penstock verify --explain {self.path(step)}` "
+                    "tells what is there; the next save of that step, or a sweep, removes it"
+                )
+                return
 
     def _nothing(self, detail: str | None) -> CheckpointNotFoundError:
         return CheckpointNotFoundError(
@@ -263,12 +290,15 @@ class _Descent:
         self._damaged: dict[int, int] = {}
         """Steps that are damaged, with the number of the warning that says so."""
         self._refused: StorageError | None = None
+        self._unfinished: list[int] = []
+        """Steps without a manifest, the newest first."""
 
     def run(self, last: int | None, wanted: Wanted) -> loading.Loaded:
         """See `Reader.newest_good`."""
         reader = self._reader
         for step, state, reason in self._rows(last):
             if state == "incomplete":
+                self._unfinished.append(step)
                 self._skipped.append((step, "its save never finished, or is still running"))
             elif state in ("damaged", "partial"):
                 reader._tell_damage(step, state, reason)
@@ -276,6 +306,7 @@ class _Descent:
             elif (loaded := self._try(step, wanted)) is not None:
                 reader.is_awaited = isinstance(wanted.into, LiveState)
                 self._set_aside()
+                reader._tell_unfinished(self._unfinished, step)
                 report = dataclasses.replace(loaded.report, skipped=tuple(self._skipped))
                 return loaded._replace(report=report)
         # Not "not found", on any rank: who catches that starts from scratch.
