@@ -748,3 +748,28 @@ def test_moments_of_other_shapes_are_refused_without_a_model_too(store):
     with pytest.raises(penstock.StateMismatchError, match=r"exp_avg of 0 has shape \[8, 8\]"):
         store.resume(training)
     assert_same(training.state_dict(), before)
+
+
+# Random states that are not there.
+
+
+@pytest.mark.parametrize("ways", ["resume", "load"])
+def test_of_a_checkpoint_without_random_states_the_way_out_is_named_and_works(tmp_path, ways):
+    store = penstock.CheckpointStore(tmp_path)
+    store.save(1, penstock.Training(rng=False, w=np.ones(3), epoch=4))
+
+    def restored(training, **arguments):
+        if ways == "resume":
+            assert store.resume(training, **arguments) == 1
+        else:
+            penstock.load(store.path(1), into=training)
+        return training.epoch
+
+    whole = penstock.Training(w=np.zeros(3), epoch=0)
+    with pytest.raises(penstock.StateMismatchError, match=r"Training\(rng=False, …\)") as raised:
+        restored(whole)
+    assert "strict=False" in str(raised.value)
+    assert (raised.value.key, whole.epoch) == ("rng", 0)
+    assert restored(penstock.Training(rng=False, w=np.zeros(3), epoch=0)) == 4
+    if ways == "resume":
+        assert restored(whole, strict=False) == 4

@@ -152,9 +152,16 @@ def test_any_number_goes_on_with_what_any_number_saved(
     for rank, (step, told, found, _) in enumerate(call(resume, others, resumed_as)):
         assert step == 3
         # Said once for all ranks.
-        assert [f"{ranks} ranks saved it and {others} go on" in one for one in told] == (
-            [True] if rank == 0 else []
-        )
+        saved_by = "1 rank" if ranks == 1 else f"{ranks} ranks"
+        go_on = "1 goes" if others == 1 else f"{others} go"
+        left = {
+            (2, 1): "those of rank 1 are left out",
+            (1, 2): "rank 1 gets those of rank 0 as well",
+            (2, 4): "ranks 2 to 3 get those of the first ones as well",
+            (4, 2): "those of ranks 2 to 3 are left out",
+        }[ranks, others]
+        said = [f"{saved_by} saved it and {go_on} on" in one and left in one for one in told]
+        assert said == ([True] if rank == 0 else [])
         assert_same(found, whole)
 
 

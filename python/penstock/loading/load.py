@@ -112,12 +112,24 @@ def deliver(loaded: Loaded, wanted: Wanted, world_size: int | None = None) -> An
     size = own_size() if world_size is None else world_size
     rank = own_rank() if wanted.own_rank is None else wanted.own_rank
     if size != report.world_size and not rank:
-        loaded.warnings.append(
-            f"{report.path}: {report.world_size} ranks saved it and {size} go on with it: of what "
-            "each has of its own, such as random states and places in the data, each gets that of "
-            f"the rank of its number modulo {report.world_size}"
-        )
+        loaded.warnings.append(_told_ranks(report.path, report.world_size, size))
     return training
+
+
+def _told_ranks(path: str, saved: int, here: int) -> str:
+    """What it means that another number of ranks goes on with what was saved."""
+    if here < saved:
+        left_out = f"rank {here}" if saved - here == 1 else f"ranks {here} to {saved - 1}"
+        meaning = f"those of {left_out} are left out: samples may be seen twice, or not at all"
+    else:
+        further = f"rank {saved} gets" if here - saved == 1 else f"ranks {saved} to {here - 1} get"
+        first = "rank 0" if saved == 1 else "the first ones"
+        meaning = f"{further} those of {first} as well: they draw the same numbers"
+    return (
+        f"{path}: {saved} rank{'s'[: saved != 1]} saved it and {here} go{'es'[: 2 * (here == 1)]} "
+        "on with it: what ranks share, such as the weights, is as it was; of what each has of its "
+        f"own, such as random states and places in the data, {meaning}"
+    )
 
 
 @observed("load")

@@ -233,10 +233,14 @@ class Training(LiveState):
             return
         texts = [f"{name!r} is in the training, not in the checkpoint" for name in missing]
         texts += [f"{name!r} is in the checkpoint, not in the training" for name in further]
-        remedy = (
-            "give Training the same parts, or restore those that both have with "
-            "store.resume(training, strict=False)"
-        )
+        both = "restore those that both have with store.resume(training, strict=False)"
+        if missing == [_RANDOM] and not further:
+            remedy = (
+                "it was saved without random states: build Training(rng=False, …), which neither "
+                f"saves nor restores them, or {both}"
+            )
+        else:
+            remedy = f"give Training the same parts, or {both}"
         raise _mismatch(texts, remedy, (missing or further)[0], path)
 
     def _check_fit(
