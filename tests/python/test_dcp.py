@@ -321,6 +321,37 @@ class TestFailures:
         with pytest.raises(dcp.CheckpointException, match=r"damaged|digest"):
             load({"w": torch.ones(2)}, tmp_path / "a")
 
+    def test_what_was_salvaged_is_loaded_when_asked_for(self, tmp_path):
+        state = {
+            "small": torch.ones(4),
+            "w": torch.ones(1 << 20),
+            "mixed": [torch.full((1 << 18,), 3.0), 7],
+            "n": 5,
+        }
+        save(state, tmp_path / "a")
+        (shard,) = (tmp_path / "a").glob("shard-*")
+        data = bytearray(shard.read_bytes())
+        for lost in (state["w"], state["mixed"][0]):
+            data[data.index(lost.numpy().tobytes()) + 5] ^= 4
+        shard.write_bytes(data)
+        report = penstock.salvage(tmp_path / "a", tmp_path / "b")
+        assert {entry.name for entry in report.missing} == {"w", "mixed.0"}
+        with pytest.raises(dcp.CheckpointException, match=r"StorageReader.*allow_partial=True"):
+            load({"small": torch.zeros(4)}, tmp_path / "b")
+
+        reader = StorageReader(tmp_path / "b", allow_partial=True)
+        found = {"small": torch.zeros(4), "n": 0}
+        dcp.load(found, storage_reader=reader, no_dist=True)
+        assert_same(found, {"small": torch.ones(4), "n": 5})
+        # What is missing is DCP's to decide on.
+        found = {"w": torch.zeros(1 << 20), "mixed": [torch.zeros(1 << 18), 0], "n": 0}
+        with pytest.raises(dcp.CheckpointException, match=r"Missing key.*: (w|mixed)"):
+            dcp.load(found, storage_reader=reader, no_dist=True)
+        planner = dcp.DefaultLoadPlanner(allow_partial_load=True)
+        dcp.load(found, storage_reader=reader, planner=planner, no_dist=True)
+        kept = {"w": torch.zeros(1 << 20), "mixed": [torch.zeros(1 << 18), 7], "n": 5}
+        assert_same(found, kept)
+
     @pytest.mark.parametrize(
         "note",
         [

@@ -240,13 +240,16 @@ def _items(node: Node, path: Path, level: int) -> Iterator[tuple[Path, Node]]:
 
 
 def _is_terminal(nodes: list[Node], level: int) -> bool:
-    """Whether a list is a value to DCP: it holds no tensor, no dictionary, and no such list."""
+    """Whether a list is a value to DCP: it holds no tensor, no dictionary, and no such list.
+
+    What was there and is missing may have been a tensor.
+    """
     if level > LEVELS_MAX:
         raise TreeError(f"nested deeper than {LEVELS_MAX} levels")
     return not any(
         _is_mapping(node)
         or (type(node) is list and not _is_terminal(node, level + 1))
-        or (type(node) is dict and node.get("$") == "tensor")
+        or (type(node) is dict and node.get("$") in ("tensor", "missing"))
         for node in nodes
     )
 

@@ -25,11 +25,11 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadItemType
 
 from penstock import _native
-from penstock.errors import StateMismatchError
+from penstock.errors import PartialCheckpointError, StateMismatchError
 from penstock.integrations.dcp import layout
 from penstock.loading.fetch import whole_request
 from penstock.loading.foreign import telling
-from penstock.loading.partial import settle
+from penstock.loading.partial import is_missing, settle
 from penstock.loading.targets import bump_versions
 from penstock.loading.view import view
 from penstock.state import dtypes, tree
@@ -125,6 +125,7 @@ class Opened:
 
     Args:
         path: Its directory.
+        allow_partial: Of one that was salvaged, leave out what is missing.
 
     Raises:
         CheckpointNotFoundError: There is nothing at the path.
@@ -133,7 +134,7 @@ class Opened:
         CorruptCheckpointError: The checkpoint is damaged, or none of Penstock's.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, allow_partial: bool) -> None:
         self.path = path
         with telling(path):
             self.checkpoint = _native.open(path)
@@ -143,11 +144,21 @@ class Opened:
                 note = self._note()
                 # What DCP wrote has one tree; else each rank gets its own values.
                 seen = view(self.checkpoint, 0 if note is not None else _rank())
-                node, _ = settle(
-                    seen.node, self.checkpoint, path, allow_partial=False, lost=seen.lost
+                node, is_left_out = settle(
+                    seen.node, self.checkpoint, path, allow_partial=allow_partial, lost=seen.lost
                 )
                 self._seen: View = seen._replace(node=node)
-                self._layout = layout.read(node, note, seen.tree_chars)
+                # Not of what is left: a list without its tensors would be a value to DCP.
+                found = layout.read(seen.node, note, seen.tree_chars)
+                self._layout = _without_missing(found) if is_left_out else found
+        except PartialCheckpointError as error:
+            self.checkpoint.release()
+            if allow_partial:
+                raise
+            remedy = "for DCP, StorageReader(…, allow_partial=True) does"
+            raise PartialCheckpointError(
+                f"{error}; {remedy}", path=error.path, missing=error.missing
+            ) from None
         except BaseException:
             self.checkpoint.release()
             raise
@@ -325,6 +336,16 @@ def _untangled(batch: list[_Read]) -> list[_Read]:
         elif high > reached:
             reached, owner = high, dest
     return batch
+
+
+def _without_missing(found: layout.Layout) -> layout.Layout:
+    """The items of which nothing is missing."""
+    nodes = {
+        name: node
+        for name, node in found.nodes.items()
+        if not any(is_missing(leaf) for _, leaf in tree.leaves(node))
+    }
+    return found._replace(nodes=nodes)
 
 
 def _is_tensor(node: Node) -> bool:

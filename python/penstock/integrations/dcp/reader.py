@@ -38,23 +38,34 @@ class StorageReader(storage.StorageReader):
     Args:
         path: The checkpoint's directory. ``checkpoint_id=`` of `dcp.load` takes its place.
         options: How bytes move; None for ``Options()``.
+        allow_partial: Load what there is of a checkpoint that `penstock.salvage` made. What is
+            missing is unknown to DCP then, whose planner decides what becomes of that:
+            ``DefaultLoadPlanner(allow_partial_load=True)`` leaves it as it is in the state.
 
     Raises:
         CheckpointNotFoundError: There is nothing at the path. Like all errors below, it comes out
             of `dcp.load` inside of DCP's `CheckpointException`; from reading the metadata,
             PyTorch 2.9 and later keep its message only.
         IncompleteCheckpointError: The save there never finished.
-        PartialCheckpointError: It holds what was salvaged from a damaged one, and not all.
+        PartialCheckpointError: It holds what was salvaged from a damaged one, and not all,
+            and ``allow_partial`` is False.
         CorruptCheckpointError: The checkpoint is damaged, or none of Penstock's.
         StateMismatchError: What the planner wants is not there.
         RankError: The checkpoint was replaced between one rank's look at it and another's.
         StorageError: The operating system failed an operation.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, options: Options | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        options: Options | None = None,
+        allow_partial: bool = False,
+    ) -> None:
         super().__init__()
         self.path = decode_path(path)
         self._options = to_native(options)
+        self._allow_partial = bool(allow_partial)
         self._load_id = uuid4().hex
         self._opened: Opened | None = None
 
@@ -85,7 +96,7 @@ class StorageReader(storage.StorageReader):
     def read_metadata(self) -> Metadata:
         """What the checkpoint holds, in DCP's terms."""
         self._close()
-        opened = self._opened = Opened(self.path)
+        opened = self._opened = Opened(self.path, allow_partial=self._allow_partial)
         with opened.reading():
             return opened.metadata(StorageMeta(checkpoint_id=self.path, load_id=self._load_id))
 
@@ -125,7 +136,7 @@ class StorageReader(storage.StorageReader):
 
     def _open(self) -> Opened:
         if self._opened is None:
-            self._opened = Opened(self.path)
+            self._opened = Opened(self.path, allow_partial=self._allow_partial)
         return self._opened
 
     def _close(self) -> None:
