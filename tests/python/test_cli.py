@@ -17,7 +17,7 @@ import torch
 import penstock
 import three_ranks
 from penstock import cli
-from penstock.cli import units
+from penstock.cli import target, units
 
 COMMANDS_WITH_A_PATH = ["ls", "inspect", "verify", "diff"]
 
@@ -120,7 +120,7 @@ def verify(*_, **__):
     signal.pause()
 
 penstock.verify = verify
-sys.argv = ["penstock", "verify", "x"]
+sys.argv = ["penstock", "verify", "."]
 cli.main()
 """
     with subprocess.Popen(
@@ -675,3 +675,73 @@ def test_an_empty_path_is_not_the_current_directory(run, tmp_path, monkeypatch, 
     penstock.save(tmp_path / "ckpt", {"a": 1})
     monkeypatch.chdir(tmp_path / "ckpt")
     assert run(command, "")[0] == 2
+
+
+# ---- What is no directory
+
+
+TAKES_A_PATH = ["ls", "inspect", "verify", "verify --explain", "diff", "scrub", "sweep", "salvage"]
+
+
+def on(command, path, tmp_path):
+    """A command line about a path."""
+    further = {"diff": [path], "salvage": [tmp_path / "out"], "set-aside": [1]}
+    return [*command.split(), path, *further.get(command, [])]
+
+
+@pytest.mark.parametrize("command", [*TAKES_A_PATH, "set-aside"])
+def test_what_is_no_directory_is_called_what_it_is(run, store, tmp_path, command):
+    (tmp_path / "model.pt").write_bytes(b"x")
+    os.mkfifo(tmp_path / "pipe")
+    os.symlink("nowhere", tmp_path / "link")
+    os.symlink("itself", tmp_path / "itself")
+    manifest = Path(store.path(10), "manifest.json")
+    for path, what in [
+        (tmp_path / "model.pt", "this is a file, and checkpoints and stores are directories"),
+        (tmp_path / "pipe", "this is a pipe,"),
+        (tmp_path / "link", "this is a link that leads nowhere,"),
+        (tmp_path / "itself", "Too many levels of symbolic links"),
+        (manifest, f"give {store.path(10)}"),
+        (tmp_path / "none", "there is no such directory"),
+    ]:
+        code, out, err = run(*on(command, path, tmp_path))
+        assert (code, out) == (1, "")
+        assert f"{path}: " in err
+        assert what in err
+
+
+@pytest.mark.parametrize("command", [*TAKES_A_PATH, "set-aside"])
+def test_what_may_not_be_looked_into_is_said_to_be_so(run, tmp_path, command, monkeypatch):
+    def refused(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "locked").mkdir()
+    monkeypatch.setattr(target.os, "scandir", refused)
+    code, out, err = run(*on(command, tmp_path / "locked", tmp_path))
+    assert (code, out) == (1, "")
+    assert err == f"error: {tmp_path}/locked: Permission denied\n"
+
+
+# ---- set-aside
+
+
+def test_a_damaged_step_is_set_aside(run, run_json, store):
+    code, result = run_json("set-aside", store.root, 30)
+    assert code == 0
+    path = f"{store.root}/damaged-0000000030-0001"
+    assert result == {"root": store.root, "step": 30, "path": path}
+    assert store.aside() == [(30, path)]
+    assert [row["step"] for row in run_json("ls", store.root)[1]["aside"]] == [30]
+    shard_of(store.path(20)).unlink()
+    code, out, err = run("set-aside", store.root, 20)
+    assert (code, err) == (0, "")
+    assert "".join(out.split()) == f"step20isnow{store.root}/damaged-0000000020-0002"
+
+
+def test_what_is_not_known_to_be_damaged_is_not_set_aside(run, store):
+    code, out, err = run("set-aside", store.root, 10)
+    assert (code, out) == (1, "")
+    assert "not known to be damaged" in err
+    assert store.aside() == []
+    for step, code in [(99, 1), (-1, 2), ("x", 2)]:
+        assert run("set-aside", store.root, "--", step)[0] == code

@@ -25,6 +25,7 @@ from penstock.cli.inspect import inspect
 from penstock.cli.ls import ls
 from penstock.cli.salvage import salvage
 from penstock.cli.scrub import scrub
+from penstock.cli.set_aside import set_aside
 from penstock.cli.sweep import sweep
 from penstock.cli.trace import trace
 from penstock.cli.verify import verify
@@ -49,7 +50,20 @@ def cli() -> None:
 
 
 bench.add_command(bench_checkpoint)
-for command in (bench, demo, doctor, ls, inspect, verify, diff, scrub, sweep, salvage, trace):
+for command in (
+    bench,
+    demo,
+    doctor,
+    ls,
+    inspect,
+    verify,
+    diff,
+    scrub,
+    set_aside,
+    sweep,
+    salvage,
+    trace,
+):
     cli.add_command(command)
 
 

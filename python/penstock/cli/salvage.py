@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import penstock
+from penstock.cli.target import check_directory
 from penstock.console import (
     PATH,
     console,
@@ -49,6 +50,7 @@ def salvage(path: Path, out: Path, unverified: bool, as_json: bool) -> int:
 
     The new checkpoint is marked partial and lists what is missing. PATH is not changed.
     """
+    check_directory(path)
     with progress_bar("salvaging", hidden=as_json) as update:
         report = penstock.salvage(path, out, unverified=unverified, progress=update)
     if as_json:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import penstock
 from penstock import _native
+
+_WHAT = {
+    stat.S_IFREG: "a file",
+    stat.S_IFBLK: "a device",
+    stat.S_IFCHR: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
 
 
 def is_store(path: Path) -> bool:
@@ -18,6 +27,35 @@ def is_store(path: Path) -> bool:
     )
 
 
+def check_directory(path: Path) -> None:
+    """Says of what is no directory, or none that can be looked into, what it is.
+
+    Raises:
+        CheckpointNotFoundError: It is no directory.
+        StorageError: The system does not let it be looked at.
+    """
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            os.scandir(path).close()
+            return
+    except FileNotFoundError:
+        what = "a link that leads nowhere" if path.is_symlink() else None
+    except OSError as error:
+        raise penstock.StorageError(
+            f"{path}: {error.strerror}", path=str(path), errno=error.errno
+        ) from error
+    else:
+        what = _WHAT.get(stat.S_IFMT(mode), "no directory")
+    if what is None:
+        text = "there is no such directory; check the path"
+    else:
+        text = f"this is {what}, and checkpoints and stores are directories"
+        if os.path.exists(path.parent / _native.MANIFEST):
+            text += f"; it lies in a checkpoint: give {path.parent}"
+    raise penstock.CheckpointNotFoundError(f"{path}: {text}", path=str(path))
+
+
 def checkpoint_at(path: Path) -> tuple[Path, str | None]:
     """The checkpoint that a path stands for: itself, or a store's newest complete one.
 
@@ -25,8 +63,10 @@ def checkpoint_at(path: Path) -> tuple[Path, str | None]:
         Its path, and a note where it is another one than was given.
 
     Raises:
-        CheckpointNotFoundError: A store has no complete step.
+        CheckpointNotFoundError: There is no directory, or a store without a complete step.
+        StorageError: The system does not let it be looked at.
     """
+    check_directory(path)
     if not is_store(path):
         return path, None
     store = penstock.CheckpointStore(path)
@@ -46,11 +86,9 @@ def store_at(path: Path) -> penstock.CheckpointStore:
 
     Raises:
         CheckpointNotFoundError: There is no directory, or it is a checkpoint itself.
+        StorageError: The system does not let it be looked at.
     """
-    if not path.is_dir():
-        raise penstock.CheckpointNotFoundError(
-            f"{path}: there is no such directory; check the path", path=str(path)
-        )
+    check_directory(path)
     if os.path.exists(path / _native.MANIFEST):
         raise penstock.CheckpointNotFoundError(
             f"{path}: this is a checkpoint, not a store of them; try penstock inspect {path}",

@@ -10,7 +10,7 @@ import click
 
 import penstock
 from penstock.cli import explain
-from penstock.cli.target import is_store
+from penstock.cli.target import check_directory, is_store
 from penstock.console import PATH, console, json_option, print_json, progress_bar, size, table
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def verify(path: Path, explains: bool, as_json: bool) -> int:
     PATH is a checkpoint, or a store: then all its steps are checked, except those whose save
     never finished. Exits with 1 if anything is wrong.
     """
+    check_directory(path)
     if explains:
         return _explain(path, as_json=as_json)
     incomplete: list[Path] = []

@@ -1,0 +1,37 @@
+"""`penstock set-aside ROOT STEP`: a damaged step, out of the way and kept for salvage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from penstock.cli.target import store_at
+from penstock.console import PATH, console, json_option, print_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+JSON_KEYS = """\b
+JSON: root, step, path (where the step is now).
+"""
+
+
+@click.command("set-aside", epilog=JSON_KEYS)
+@click.argument("root", type=PATH)
+@click.argument("step", type=click.IntRange(min=0))
+@json_option
+def set_aside(root: Path, step: int, as_json: bool) -> int:
+    """Set the damaged step STEP of the store ROOT aside.
+
+    It is renamed within the store: loads, saves and sweeps pass over it, and penstock salvage takes
+    it by its new path. Only a step that is known to be damaged goes: penstock verify reads one and
+    remembers what it finds.
+    """
+    store = store_at(root)
+    path = store.set_aside(step)
+    if as_json:
+        print_json({"root": store.root, "step": step, "path": path})
+    else:
+        console().print(f"step {step} is now {path}")
+    return 0
