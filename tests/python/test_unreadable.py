@@ -225,3 +225,68 @@ def test_a_run_that_went_back_past_it_saves_the_step_again(need_root):
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o777)
         assert run_child(COMING_PAST_IT, directory) == [10, 20, True]
+
+
+# A device that does not give the bytes back: the kernel's own EIO, from memory that is not there.
+
+
+LOST = """
+import ctypes, errno, json, os, sys, warnings
+import penstock
+
+root, kind = sys.argv[1:]
+store = penstock.CheckpointStore(root, keep_last=1)
+directory = store.path(30)
+(name,) = (name for name in os.listdir(directory) if name.startswith(kind))
+libc = ctypes.CDLL(None, use_errno=True)
+NEW_USER, NEW_MOUNTS, BIND = 0x10000000, 0x20000, 4096
+if libc.unshare(NEW_MOUNTS) and libc.unshare(NEW_USER | NEW_MOUNTS):
+    print(json.dumps({"skip": "no mounts of its own: " + os.strerror(ctypes.get_errno())}))
+    sys.exit()
+# Private, so that nobody else sees it.
+libc.mount(b"none", b"/", None, 0x44000, None)
+if libc.mount(b"/proc/self/mem", os.fsencode(os.path.join(directory, name)), None, BIND, None):
+    print(json.dumps({"skip": "cannot mount: " + os.strerror(ctypes.get_errno())}))
+    sys.exit()
+before = sorted(os.listdir(directory))
+numbers = []
+for call in (lambda: store.load(), lambda: penstock.load(directory)):
+    try:
+        call()
+    except penstock.StorageError as error:
+        numbers.append(error.errno)
+states = {info.step: info.state for info in store.scan()}
+swept = store.sweep()
+with warnings.catch_warnings(record=True, action="always") as told:
+    fallen = store.load(fallback=True)["step"]
+found = {
+    "numbers": numbers,
+    "states": states,
+    "swept": swept,
+    "fallen": fallen,
+    "told": [str(one.message) for one in told],
+    "kept": store.retain(dry_run=True).kept[30],
+    "scrubbed": [step.state for step in store.scrub().steps if step.step == 30],
+    "marks": [step for step, mark in store.marks().items() if not mark.is_good],
+    "aside": store.aside(),
+    "is_left": sorted(os.listdir(directory)) == before,
+}
+print(json.dumps(found))
+"""
+
+
+def test_a_manifest_that_the_device_does_not_give_back_is_no_damage(store):
+    found = run_child(LOST, store.root, "manifest")
+    if "skip" in found:
+        pytest.skip(found["skip"])
+    assert found["numbers"] == [errno.EIO, errno.EIO]
+    assert found["states"] == {"10": "complete", "20": "complete", "30": "unreadable"}
+    assert (found["fallen"], found["kept"]) == (20, "unreadable")
+    (told,) = found["told"]
+    assert "step 30 is passed over" in told
+    assert "Input/output error" in told
+    assert found["scrubbed"] == ["failed"]
+    assert found["swept"] == found["marks"] == found["aside"] == []
+    assert found["is_left"]
+    # The device works again.
+    assert store.load()["step"] == 30
