@@ -16,8 +16,8 @@ import sys
 import click
 
 import penstock
-from penstock.cli.bench import bench
 from penstock.cli.bench_checkpoint import bench_checkpoint
+from penstock.cli.bench_io import bench
 from penstock.cli.demo import demo
 from penstock.cli.diff import diff
 from penstock.cli.doctor import doctor
@@ -27,7 +27,7 @@ from penstock.cli.salvage import salvage
 from penstock.cli.scrub import scrub
 from penstock.cli.set_aside import set_aside
 from penstock.cli.sweep import sweep
-from penstock.cli.trace import trace
+from penstock.cli.trace_summary import trace
 from penstock.cli.verify import verify
 from penstock.console import escaped
 
