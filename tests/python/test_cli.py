@@ -10,12 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 import torch
 
 import penstock
 import three_ranks
+from conftest import run_child
 from penstock import cli
 from penstock.cli import target, units
 
@@ -78,6 +80,59 @@ def test_version_and_help_are_fine(run):
     code, out, _ = run("--help")
     assert code == 0
     assert all(command in out for command in ["demo", *COMMANDS_WITH_A_PATH])
+
+
+HEAVY = {"numpy", "torch", "rich", "scipy", "matplotlib", "jinja2", "penstock._native"}
+GROUPS = [[], ["bench"], ["trace"]]
+
+
+def imported_by(command_lines):
+    """What command lines import of what takes long, all in one process."""
+    script = """
+        import json, sys
+        from click.testing import CliRunner
+        from penstock.cli import cli
+        command_lines, heavy = json.loads(sys.argv[1])
+        for command_line in command_lines:
+            done = CliRunner().invoke(cli, command_line)
+            assert done.exit_code == 0, done.output
+        print(json.dumps([name for name in heavy if name in sys.modules]))
+        """
+    return set(run_child(script, json.dumps([command_lines, sorted(HEAVY)], default=str)))
+
+
+def test_the_lists_of_commands_import_nothing_heavy():
+    assert imported_by([["--version"], *([*group, "--help"] for group in GROUPS)]) == set()
+
+
+def test_the_help_of_a_command_imports_no_more_than_what_prints_tables():
+    commands = cli.cli.list_commands(None)
+    assert imported_by([[command, "--help"] for command in commands]) <= {"rich"}
+
+
+def test_looking_at_checkpoints_imports_no_torch(tmp_path):
+    root = tmp_path / "store"
+    store = penstock.CheckpointStore(root)
+    for step in (1, 2):
+        store.save(step, {"w": np.full(3, step)})
+    lines = [[command, root] for command in ("ls", "inspect", "verify", "scrub", "sweep", "diff")]
+    lines[-1].append(store.path(2))
+    lines.append(["verify", "--explain", store.path(1)])
+    assert imported_by(lines) & {"torch", "scipy", "matplotlib", "jinja2"} == set()
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=" ".join)
+def test_a_list_says_of_each_command_what_its_own_help_says(group):
+    found = cli.cli
+    for name in group:
+        found = found.get_command(None, name)
+    context = click.Context(found)
+    commands = {name: found.get_command(context, name) for name in found.list_commands(context)}
+    plain = click.Group(commands=commands)
+    listed, expected = (click.HelpFormatter(width=200) for _ in range(2))
+    found.format_commands(context, listed)
+    plain.format_commands(context, expected)
+    assert listed.getvalue() == expected.getvalue()
 
 
 @pytest.mark.parametrize(

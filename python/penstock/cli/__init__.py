@@ -4,6 +4,9 @@ Built on the public API alone. Every command that prints a result takes `--json`
 JSON object on standard output and nothing else; its keys are listed in the help of the command
 and are only ever added to.
 
+A command is a module of its name, imported when it is asked for (`LazyGroup`), and a line in the
+list of its group: `penstock --help` waits for none of them.
+
 Exit codes: 0 fine, 1 a check failed or an operation did, 2 the command line is wrong, 130 ended
 by Ctrl-C. Errors go to standard error as one message.
 """
@@ -16,30 +19,33 @@ import sys
 import click
 
 import penstock
-from penstock.cli.bench_checkpoint import bench_checkpoint
-from penstock.cli.bench_io import bench
-from penstock.cli.demo import demo
-from penstock.cli.diff import diff
-from penstock.cli.doctor import doctor
-from penstock.cli.inspect import inspect
-from penstock.cli.ls import ls
-from penstock.cli.salvage import salvage
-from penstock.cli.scrub import scrub
-from penstock.cli.set_aside import set_aside
-from penstock.cli.sweep import sweep
-from penstock.cli.trace_summary import trace
-from penstock.cli.verify import verify
-from penstock.console import escaped
+from penstock.cli.group import LazyGroup
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
 
 @click.group(
+    cls=LazyGroup,
+    helps={
+        "bench": "Measure storage, and compare what was measured.",
+        "demo": "Train, kill a save in the middle, resume bit for bit.",
+        "diff": "Compare the checkpoints A and B; of a store, its newest complete step.",
+        "doctor": "Look at this machine and at DIRECTORY before a run.",
+        "inspect": "Show what is in the checkpoint PATH; of a store, in its newest complete step.",
+        "ls": "List the steps of the store ROOT, complete or not.",
+        "salvage": "Save the intact tensors of the damaged checkpoint PATH, and its plain values, "
+        "to OUT.",
+        "scrub": "Read back the steps of the store ROOT that were not read for long.",
+        "set-aside": "Set the damaged step STEP of the store ROOT aside.",
+        "sweep": "Remove what saves that died left behind in the store ROOT.",
+        "trace": "Sum up traces of PENSTOCK_TRACE=FILE, or of penstock.trace(file).",
+        "verify": "Read every byte of PATH and compare it with its digest.",
+    },
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 fine, 1 a check or an operation failed, 2 wrong command line.",
 )
-@click.version_option(penstock.__version__, prog_name="penstock")
+@click.version_option(package_name="penstock", prog_name="penstock")
 def cli() -> None:
     """Look at checkpoints, check them, and see one survive a kill."""
     try:
@@ -47,24 +53,6 @@ def cli() -> None:
     except ValueError as error:
         # A wrong PENSTOCK_* variable, better refused here than in the middle of a command.
         raise click.UsageError(str(error)) from None
-
-
-bench.add_command(bench_checkpoint)
-for command in (
-    bench,
-    demo,
-    doctor,
-    ls,
-    inspect,
-    verify,
-    diff,
-    scrub,
-    set_aside,
-    sweep,
-    salvage,
-    trace,
-):
-    cli.add_command(command)
 
 
 def main() -> None:
@@ -90,6 +78,9 @@ def _run() -> int:
         message = str(error)
     except OSError as error:
         message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    # It takes what prints tables, which the help does without.
+    from penstock.console import escaped
+
     click.secho("error: ", fg="red", bold=True, err=True, nl=False)
     click.echo(escaped(message), err=True)
     return EXIT_FAILED

@@ -1,4 +1,4 @@
-"""`penstock bench`, and `penstock bench io`: how fast requests of every kind are."""
+"""`penstock bench io`: how fast requests of every kind are."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from penstock.bench.compare import rounds_needed
 from penstock.bench.results import Measurement, Results
 from penstock.bench.running import BenchError, run, unused
 from penstock.cli import endings, outputs
-from penstock.cli.bench_compare import bench_compare
-from penstock.cli.bench_report import bench_report
 from penstock.cli.outputs import output_option, report_option, writable
 from penstock.cli.tune import tune_io
 from penstock.cli.units import Finite, Size
@@ -52,15 +50,6 @@ class _Several(click.ParamType[list[Any]]):
         return [self._item.convert(one, param, ctx) for one in str(value).split(",")]
 
 
-@click.group()
-def bench() -> None:
-    """Measure storage, and compare what was measured."""
-
-
-bench.add_command(bench_compare)
-bench.add_command(bench_report)
-
-
 def _preset(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
     if name is not None and name not in PRESETS:
         known = "; ".join(f"{one}: {what}" for one, what in PRESETS.items())
@@ -73,7 +62,7 @@ _PATTERNS = click.Choice(["write", "read", "random_read"])
 _LAYOUTS = click.Choice(["file_per_tensor", "file_per_process", "shared_file"])
 
 
-@bench.command("io")
+@click.command("io")
 @click.argument("directory", type=PATH, default=".")
 @click.option("--preset", metavar="NAME", callback=_preset, help=f"One of {', '.join(PRESETS)}.")
 @click.option("--pattern", "patterns", type=_Several(_PATTERNS), help="write,read,random_read")

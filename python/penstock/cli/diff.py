@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.compare import compare_checkpoints
 from penstock.cli.target import checkpoint_at
 from penstock.console import (
     PATH,
@@ -49,6 +48,9 @@ def diff(a: Path, b: Path, as_json: bool) -> int:
     Tensors are compared bit for bit. Exits with 1 if the checkpoints differ in names, types,
     shapes, ties or content.
     """
+    # It takes NumPy, which the help of all does without.
+    from penstock.cli.compare import compare_checkpoints
+
     (path_a, note_a), (path_b, note_b) = checkpoint_at(a), checkpoint_at(b)
     with progress_bar("comparing", hidden=as_json) as update:
         result = compare_checkpoints(path_a, path_b, update)

@@ -23,7 +23,6 @@ from penstock.console import (
     size,
     table,
 )
-from penstock.inspection import MissingInfo
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -181,7 +180,7 @@ def _partial(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _print_missing(missing: list[dict[str, Any]], rows_max: int) -> None:
     if missing:
-        rows = missing_table(MissingInfo(**row) for row in _first(missing, rows_max))
+        rows = missing_table(penstock.MissingInfo(**row) for row in _first(missing, rows_max))
         _print_table(rows, len(missing), "missing")
 
 

@@ -1,4 +1,4 @@
-"""`penstock trace`: where the time of traced saves and loads went."""
+"""`penstock trace summary`: where the time of traced saves and loads went."""
 
 from __future__ import annotations
 
@@ -20,12 +20,7 @@ _MOMENTS = 20
 _SLOWEST = 5
 
 
-@click.group()
-def trace() -> None:
-    """Sum up traces of PENSTOCK_TRACE=FILE, or of penstock.trace(file)."""
-
-
-@trace.command("summary", epilog="A trace opens in https://ui.perfetto.dev as well.")
+@click.command("summary", epilog="A trace opens in https://ui.perfetto.dev as well.")
 @click.argument("files", type=PATH, nargs=-1, required=True)
 @json_option
 def trace_summary(files: tuple[Path, ...], as_json: bool) -> int:
@@ -53,21 +48,6 @@ def trace_summary(files: tuple[Path, ...], as_json: bool) -> int:
         _print_work(out, one)
         _print_requests(out, one)
         _print_moments(out, one)
-    return 0
-
-
-@trace.command("merge")
-@click.argument("output", type=PATH)
-@click.argument("files", type=PATH, nargs=-1, required=True)
-def trace_merge(output: Path, files: tuple[Path, ...]) -> int:
-    """Write the traces FILES of several processes to OUTPUT, to be looked at together.
-
-    Times are those of each machine's clock.
-    """
-    if output.exists() and any(file.exists() and output.samefile(file) for file in files):
-        raise click.UsageError(f"{output} is one of the traces to merge")
-    recorded.merge(list(files), output)
-    console().print(f"{output}: {len(files)} traces", soft_wrap=True)
     return 0
 
 

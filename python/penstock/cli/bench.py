@@ -1,0 +1,22 @@
+"""`penstock bench`: the commands that measure storage, and what becomes of what was measured."""
+
+from __future__ import annotations
+
+import click
+
+from penstock.cli.group import LazyGroup
+
+
+@click.group(
+    cls=LazyGroup,
+    prefix="bench_",
+    helps={
+        "checkpoint": "Save and load the state of a model in DIRECTORY, with a process for each "
+        "rank.",
+        "compare": "Tell whether the run AFTER is slower than the run BEFORE.",
+        "io": "Measure requests of every kind in DIRECTORY.",
+        "report": "Show RESULTS on one PAGE of HTML.",
+    },
+)
+def bench() -> None:
+    """Measure storage, and compare what was measured."""

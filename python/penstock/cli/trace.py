@@ -1,0 +1,19 @@
+"""`penstock trace`: the commands that read traces."""
+
+from __future__ import annotations
+
+import click
+
+from penstock.cli.group import LazyGroup
+
+
+@click.group(
+    cls=LazyGroup,
+    prefix="trace_",
+    helps={
+        "merge": "Write the traces FILES of several processes to OUTPUT, to be looked at together.",
+        "summary": "Tell where the time went in FILES, one of each process.",
+    },
+)
+def trace() -> None:
+    """Sum up traces of PENSTOCK_TRACE=FILE, or of penstock.trace(file)."""

@@ -1,0 +1,28 @@
+"""`penstock trace merge`: the traces of several processes in one file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from penstock.console import PATH, console
+from penstock.tracing import recorded
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@click.command("merge")
+@click.argument("output", type=PATH)
+@click.argument("files", type=PATH, nargs=-1, required=True)
+def trace_merge(output: Path, files: tuple[Path, ...]) -> int:
+    """Write the traces FILES of several processes to OUTPUT, to be looked at together.
+
+    Times are those of each machine's clock.
+    """
+    if output.exists() and any(file.exists() and output.samefile(file) for file in files):
+        raise click.UsageError(f"{output} is one of the traces to merge")
+    recorded.merge(list(files), output)
+    console().print(f"{output}: {len(files)} traces", soft_wrap=True)
+    return 0
