@@ -30,6 +30,8 @@ BENCH_ARGS ?=
 # Where the checks of `make reframe` write, and further arguments of ReFrame (see reframe/README.md)
 REFRAME_DIRECTORY ?= .cache/reframe
 REFRAME_ARGS ?=
+# Arguments of the release, as in: make release RELEASE_ARGS='--target x86_64-unknown-linux-gnu'
+RELEASE_ARGS ?=
 CARGO_FUZZ_VERSION := 0.13.2
 CARGO_FUZZ := .cache/cargo-fuzz-$(CARGO_FUZZ_VERSION)
 
@@ -128,8 +130,12 @@ fmt: lint-toolchain $(VENV)/.develop ## Format everything and apply the linters'
 	$(VENV)/bin/ruff format
 
 .PHONY: wheel
-wheel: $(VENV)/.demo ## Build the abi3 wheel into dist/.
-	$(VENV)/bin/maturin build --release --out dist
+wheel: $(VENV)/.demo ## Build the abi3 wheel for this machine type into dist/.
+	$(VENV)/bin/maturin build --profile wheel --out dist
+
+.PHONY: release
+release: toolchain $(VENV)/.release ## Build wheels for x86-64 and aarch64 and the sdist, check them; publish nothing.
+	$(VENV)/bin/python -m release $(RELEASE_ARGS)
 
 .PHONY: check-long
 check-long: fuzz torture ## Run what takes minutes: the fuzz targets, and the torture.
@@ -186,6 +192,8 @@ lock: $(VENV)/.uv ## Bring the lock files up to the manifests; UPGRADE=1 takes t
 		--constraint requirements/develop.txt -o requirements/bench.txt
 	$(UV_COMPILE) pyproject.toml --group build --group reframe \
 		--constraint requirements/develop.txt -o requirements/reframe.txt
+	$(UV_COMPILE) pyproject.toml --group build --group release \
+		--constraint requirements/develop.txt -o requirements/release.txt
 	cargo update $(if $(UPGRADE),,--workspace)
 	cargo update --manifest-path fuzz/Cargo.toml $(if $(UPGRADE),,--workspace)
 
@@ -238,6 +246,11 @@ $(VENV)/.bench: requirements/bench.txt $(VENV)/.develop
 
 # What runs the checks of an HPC site: packages beside the same versions.
 $(VENV)/.reframe: requirements/reframe.txt $(VENV)/.demo
+	$(UV_INSTALL) -r $<
+	touch $@
+
+# What makes a release: packages beside the same versions.
+$(VENV)/.release: requirements/release.txt $(VENV)/.demo
 	$(UV_INSTALL) -r $<
 	touch $@
 

@@ -1,0 +1,91 @@
+"""The command behind `make release`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.filesize import decimal
+
+from release import checks, source, wheel
+from release.command import ReleaseError, output
+
+ROOT = Path(__file__).resolve().parent.parent
+_WORK = ROOT / ".cache" / "release"
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    type=click.Choice(wheel.TARGETS),
+    default=wheel.TARGETS,
+    help="Only for this machine type; may be given more than once.",
+)
+@click.option(
+    "--output",
+    "dist",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=ROOT / "dist",
+    help="Where the files go; what is there is removed. [dist]",
+)
+def main(targets: tuple[str, ...], dist: Path) -> None:
+    """Build wheels and source distribution of the last commit, and check them. Publish nothing."""
+    try:
+        wheel.require_targets(targets)
+        _release(targets, dist.resolve())
+    except ReleaseError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _release(targets: tuple[str, ...], dist: Path) -> None:
+    notes = []
+    if output("git", "-C", ROOT, "status", "--porcelain"):
+        notes.append("what is not committed is not in it")
+    shutil.rmtree(dist, ignore_errors=True)
+    dist.mkdir(parents=True)
+    # What packs is told to say that everything is of this time, so that it packs the same again.
+    os.environ["SOURCE_DATE_EPOCH"] = output("git", "-C", ROOT, "log", "-1", "--format=%ct").strip()
+    source.export(ROOT, _WORK / "tree")
+    sdist = source.pack(_WORK / "tree", dist)
+    # What is in no source distribution, nobody can build: so the wheels are built from it.
+    tree = source.unpack(sdist, _WORK / "sdist")
+    if "Project-URL" not in (tree / "PKG-INFO").read_text():
+        notes.append(
+            "pyproject.toml has no [project.urls]: no link to the repository, and those of the "
+            'README are plain text; add Source = "https://…"'
+        )
+    rows = [(sdist, "builds the wheels below")]
+    for target in targets:
+        made = wheel.build(tree, target, dist, _WORK / "target")
+        tables = wheel.split(made, dist / "debug")
+        rows += [
+            (made, f"could be {checks.check_module(made, tables)}"),
+            (tables, "debug tables of the above"),
+        ]
+    checks.check_metadata([sdist, *dist.glob("*.whl")])
+    for made in dist.glob(f"*_{platform.machine()}.whl"):
+        checks.check_installed(made, _WORK / "installed", ROOT / "requirements/demo.txt")
+    _show(rows, dist, notes)
+
+
+def _show(rows: list[tuple[Path, str]], dist: Path, notes: list[str]) -> None:
+    out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+    out.print()
+    for path, what in rows:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        out.print(f"{path.relative_to(dist)}\n  {decimal(path.stat().st_size)}, {what}")
+        out.print(f"  sha256:{digest}")
+    for note in notes:
+        out.print(f"note: {note}")
+
+
+if __name__ == "__main__":
+    main()
