@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benches import bars, disk, machine, plot, report, states
+from benches import bars, machine, memory, plot, progress, report, states
 from benches.options import ROOT, chosen, common, output_directory, show
 from benches.results import Results
 from benches.runner import NAMES, Plan, Runner, Workload
+from benches.workplace import workplace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,15 +90,9 @@ def _run(plan: Plan, is_official: bool) -> Results:
     """Measures a plan, with a progress bar on standard error."""
     sizes = {one.label: one.spec() for one in (*plan.workloads, *plan.scaling)}
     largest = max((spec.nbytes for spec in sizes.values()), default=0)
-    free = shutil.disk_usage(plan.directory).free
-    if free < _FREE_TIMES_STATE * largest:
-        raise click.ClickException(
-            f"{plan.directory} has {free / 1e9:.1f} GB free, "
-            f"{_FREE_TIMES_STATE * largest / 1e9:.1f} are needed: choose another --directory"
-        )
     results = Results(
         machine=machine.describe(ROOT),
-        disk=disk.describe(plan.directory),
+        disk=machine.disk(plan.directory),
         settings={
             "command": sys.argv[1:],
             "rounds": plan.rounds,
@@ -117,20 +109,12 @@ def _run(plan: Plan, is_official: bool) -> Results:
             for label, spec in sizes.items()
         },
     )
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("touching memory", total=plan.operations)
-        results.memory = machine.warm_memory(largest)
-
-        def progress(text: str, done: int) -> None:
-            bar.update(task, advance=done, description=text or None)
-
-        Runner(plan, results, progress).run()
+    with (
+        workplace(plan.directory, _FREE_TIMES_STATE * largest) as place,
+        progress.shown(plan.operations, "touching memory") as tell,
+    ):
+        results.memory = memory.warm(largest)
+        Runner(plan, results, place, tell).run()
     return results
 
 

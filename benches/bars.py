@@ -118,7 +118,7 @@ def _digest_cost(one: Round) -> float | None:
 _PEERS = tuple(
     row
     for name, entry in CONTENDERS.items()
-    if entry.is_peer
+    if entry.package != "penstock"
     for row in (name, *(f"{name}:{variant}" for variant in entry.load_variants))
 )
 _DCP = ("dcp-1", "dcp-4")

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benches import states
-from benches.contenders import contender_class
-from benches.machine import touch_memory
+from benches import memory, states
+from benches.contenders import CONTENDERS
 from benches.measure import measured
 from penstock.bench import cache, content
 from penstock.bench.durable import files_below, sync_tree
@@ -46,7 +45,7 @@ class Task:
 
 def run(task: Task) -> dict[str, Any]:
     """The fields of a `benches.results.Sample`."""
-    contender = contender_class(task.contender)()
+    contender = CONTENDERS[task.contender].writer()
     directory = Path(task.directory)
     warm_up(contender, directory.with_name(f"{directory.name}-warm-up"), task.variant)
     spec = states.describe(task.state, task.size_bytes, task.is_tiny)
@@ -75,7 +74,7 @@ def save(contender: Writer, directory: Path, spec: StateSpec) -> dict[str, Any]:
     """Measures a durable save."""
     state = contender.input(spec)
     settle(directory.parent)
-    touch_memory(memory_to_touch(spec))
+    memory.touch(memory_to_touch(spec))
     with measured() as cost:
         directory.mkdir()
         detail = contender.save(directory, state)
@@ -100,7 +99,7 @@ def load(contender: Writer, directory: Path, spec: StateSpec, task: Task) -> dic
     settle(directory.parent)
     dropped = cache.drop_everything(files)
     resident_fraction = cache.resident_fraction(files)
-    touch_memory(memory_to_touch(spec))
+    memory.touch(memory_to_touch(spec))
     with measured() as cost:
         state, detail = contender.load(directory, targets, task.variant)
     tensors = dict(content.flatten(state))

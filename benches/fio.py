@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import shutil
-import subprocess
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.bench import fio
+from penstock.bench.cases import MIB
+from penstock.bench.fio import FioError
 from penstock.bench.rest import settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-MIB = 1 << 20
-REMEDY = "fio is not on PATH: install it (Debian, Ubuntu: apt-get install fio)"
 
 # The best of a sweep of single runs is a lucky one; the first few are run again.
 _FINALISTS = 3
 _FINAL_RUNS = 3
-
-
-class FioError(Exception):
-    """fio is missing or failed."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +65,8 @@ def require() -> None:
     Raises:
         FioError: It is not installed.
     """
-    if not shutil.which("fio"):
-        raise FioError(REMEDY)
+    if not fio.is_there():
+        raise FioError(fio.MISSING)
 
 
 def run(setting: Setting, operation: str, directory: Path, nbytes: int) -> Run:
@@ -102,17 +95,11 @@ def run(setting: Setting, operation: str, directory: Path, nbytes: int) -> Run:
         "--iomem_align=2m",
         "--output-format=json",
     ]
-    # Buffers in huge pages: requests of few segments, half as fast again on a virtual disk.
-    environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        raise FioError(" ".join((done.stderr or done.stdout).split())[-300:])
-    # Notes of fio's may stand before the JSON.
-    job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
-    side = job["write" if operation == "save" else "read"]
+    told = fio.job(command)
+    side = told["write" if operation == "save" else "read"]
     return Run(
         seconds=side["runtime"] / 1000,
-        cpu_seconds=(job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1000,
+        cpu_seconds=fio.cpu_seconds(told),
         nbytes=side["io_bytes"],
     )
 

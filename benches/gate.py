@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benches import progress
 from penstock.bench import cases
 from penstock.bench.cases import Case
 from penstock.bench.compare import MARGIN, compare
 from penstock.bench.results import Results
 from penstock.bench.running import BenchError, run
+from penstock.bench.turns import rotated
 from penstock.cli import endings
 from penstock.machine import facts
 
@@ -81,17 +82,13 @@ def main(
         raise click.UsageError(f"a tenth more of {size_mib} MiB is no whole number of requests")
     out = Console(highlight=False)
     alarms = dict.fromkeys(BUILDS[1:], 0)
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=trials * rounds * len(BUILDS) * len(CASES))
+    with progress.shown(trials * rounds * len(BUILDS) * len(CASES)) as tell:
         for trial in range(trials):
-            bar.update(task, description=f"trial {trial + 1}")
+            tell(f"trial {trial + 1}", 0)
             try:
                 with endings.tidy():
                     measured = _measure(
-                        directory.resolve(), rounds, size_mib, apart, lambda: bar.advance(task)
+                        directory.resolve(), rounds, size_mib, apart, lambda: tell("", 1)
                     )
             except BenchError as error:
                 raise click.ClickException(str(error)) from error
@@ -140,10 +137,8 @@ def _order(rounds: int, apart: bool) -> Iterator[tuple[int, Case, str]]:
             yield from ((number, case, build) for number in range(rounds) for case in CASES)
         return
     for number in range(rounds):
-        # Nobody always comes first.
-        first = number % len(BUILDS)
         for case in CASES:
-            yield from ((number, case, build) for build in BUILDS[first:] + BUILDS[:first])
+            yield from ((number, case, build) for build in rotated(BUILDS, number))
 
 
 def _once(case: Case, build: str, work: Path, size_mib: int, number: int) -> Measurement:

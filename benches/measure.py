@@ -42,7 +42,7 @@ def measured() -> Iterator[Cost]:
     gc.collect()
     # Sets the peak of the resident set back to what it is now.
     Path("/proc/self/clear_refs").write_text("5")
-    resident_bytes = _status_bytes("VmRSS")
+    resident_bytes = memory_bytes()["VmRSS"]
     machine = _machine_cpu_seconds()
     cpu = _cpu_seconds()
     began = time.perf_counter()
@@ -50,7 +50,7 @@ def measured() -> Iterator[Cost]:
     cost.seconds = time.perf_counter() - began
     cost.cpu_seconds = _cpu_seconds() - cpu
     cost.machine_cpu_seconds = _machine_cpu_seconds() - machine
-    cost.peak_growth_bytes = max(0, _status_bytes("VmHWM") - resident_bytes)
+    cost.peak_growth_bytes = max(0, memory_bytes()["VmHWM"] - resident_bytes)
 
 
 def _cpu_seconds() -> float:
@@ -66,8 +66,12 @@ def _machine_cpu_seconds() -> float:
     return float(times.user + times.system + times.nice + times.irq + times.softirq)
 
 
-def _status_bytes(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {field}")
+def memory_bytes(process: int | str = "self") -> dict[str, int]:
+    """What the kernel says of the memory of a process (``VmRSS`` and so on, proc(5)), in bytes.
+
+    Raises:
+        OSError: The process is gone.
+    """
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    sizes = (line.split() for line in lines if line.endswith(" kB"))
+    return {name.rstrip(":"): int(kib) * 1024 for name, kib, _ in sizes}

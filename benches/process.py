@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from penstock.bench.running import described
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
@@ -67,12 +69,6 @@ def run(
     ]
 
 
-def describe_error(error: BaseException) -> str:
-    """An exception in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:300]
-
-
 def _main(
     function: Callable[[Any], dict[str, Any]], argument: object, result_path: Path, log_path: Path
 ) -> None:
@@ -83,8 +79,7 @@ def _main(
     try:
         result = function(argument)
     except BaseException as error:
-        # A library may fail in any way; the table shows how.
-        result_path.write_text(json.dumps({"error": describe_error(error)}))
+        result_path.write_text(json.dumps({"error": described(error)}))
         raise
     result_path.write_text(json.dumps(result, default=str))
 

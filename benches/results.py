@@ -90,6 +90,23 @@ def spread(values: list[float]) -> Spread | None:
     return Spread(float(np.median(values)), float(min(values)), float(max(values)), len(values))
 
 
+def plain(found: Spread | None) -> dict[str, float] | None:
+    """Statistics as JSON has them."""
+    return found._asdict() if found else None
+
+
+def write(path: Path, results: Any, **derived: Any) -> None:
+    """Writes a run down.
+
+    Args:
+        path: The file.
+        results: The dataclass with all that was measured.
+        derived: What follows from it, so that nobody has to work it out.
+    """
+    document = {"format_version": FORMAT_VERSION, **dataclasses.asdict(results), **derived}
+    path.write_text(json.dumps(document, indent=1, default=str) + "\n")
+
+
 @dataclass
 class Results:
     """A whole run."""
@@ -150,15 +167,9 @@ class Results:
             for row in self.rows(state)
             for operation in ("save", "load")
         ]
-        document = {
-            "format_version": FORMAT_VERSION,
-            **dataclasses.asdict(self),
-            "summary": summary,
-        }
-        path.write_text(json.dumps(document, indent=1, default=str) + "\n")
+        write(path, self, summary=summary)
 
     def _spread_json(
         self, state: str, row: str, operation: str, name: str
     ) -> dict[str, float] | None:
-        found = self.spread(state, row, operation, lambda sample: getattr(sample, name))
-        return found._asdict() if found else None
+        return plain(self.spread(state, row, operation, lambda sample: getattr(sample, name)))

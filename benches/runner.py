@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from benches import child, fio, process, states
 from benches.child import Task
 from benches.contenders import CONTENDERS
-from benches.machine import package_version
 from benches.results import Results, Sample
+from penstock.bench.fio import FioError
 from penstock.bench.rest import settle
+from penstock.bench.turns import rotated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,12 +66,14 @@ class Plan:
 class Runner:
     """Runs a plan and adds what it measures to the results."""
 
-    def __init__(self, plan: Plan, results: Results, progress: Callable[[str, int], None]) -> None:
-        """Reports progress as what is being done, and how many operations are behind."""
+    def __init__(
+        self, plan: Plan, results: Results, place: Path, progress: Callable[[str, int], None]
+    ) -> None:
+        """Works in a place of its own; reports progress as `benches.progress.shown` takes it."""
         self._plan = plan
         self._results = results
         self._progress = progress
-        self._place = plan.directory / f"run-{os.getpid()}"
+        self._place = place
         # Cells that failed or took too long; they are not tried again in later rounds.
         self._given_up: dict[tuple[str, str, str], str] = {}
         self._fio: dict[str, fio.Setting] = {}
@@ -79,19 +81,15 @@ class Runner:
 
     def run(self) -> None:
         """Measures everything."""
-        self._place.mkdir(parents=True)
-        try:
-            if FIO in self._plan.names and self._plan.workloads:
-                self._sweep()
-            for workload in self._plan.workloads:
-                for index in range(self._plan.rounds):
-                    self._round(workload, index)
+        if FIO in self._plan.names and self._plan.workloads:
+            self._sweep()
+        for workload in self._plan.workloads:
             for index in range(self._plan.rounds):
-                for workload in rotated(self._plan.scaling, index):
-                    self._save(SCALING_CONTENDER, workload, index)
-                    self._remove()
-        finally:
-            shutil.rmtree(self._place, ignore_errors=True)
+                self._round(workload, index)
+        for index in range(self._plan.rounds):
+            for workload in rotated(self._plan.scaling, index):
+                self._save(SCALING_CONTENDER, workload, index)
+                self._remove()
 
     def _sweep(self) -> None:
         size_bytes = max(workload.spec().nbytes for workload in self._plan.workloads)
@@ -102,7 +100,7 @@ class Runner:
                 self._plan.is_quick,
                 lambda text: self._progress(text, 0),
             )
-        except fio.FioError as error:
+        except FioError as error:
             self._fio_problem = str(error)
             self._results.fio = {"error": self._fio_problem}
 
@@ -142,7 +140,7 @@ class Runner:
                         "cpu_seconds": done.cpu_seconds,
                         "detail": {"setting": str(setting)},
                     }
-                except fio.FioError as error:
+                except FioError as error:
                     fields = {"error": str(error)}
             self._add(FIO, None, operation, workload, index, fields)
         fio.remove(self._place)
@@ -155,7 +153,7 @@ class Runner:
         self._progress(f"{workload.label}, round {index + 1}: {label} {operation}", 0)
         cell = (workload.label, label, operation)
         fields: dict[str, Any]
-        if package_version(CONTENDERS[name].package) is None:
+        if CONTENDERS[name].missing:
             fields = {"error": f"{CONTENDERS[name].package} is not installed: run make bench"}
         elif cell in self._given_up:
             fields = {"error": self._given_up[cell]}
@@ -200,9 +198,3 @@ class Runner:
 
     def _remove(self) -> None:
         shutil.rmtree(self._place / "checkpoint", ignore_errors=True)
-
-
-def rotated(items: tuple[Any, ...], by: int) -> tuple[Any, ...]:
-    """The items, another one first in each round."""
-    cut = by % len(items) if items else 0
-    return items[cut:] + items[:cut]

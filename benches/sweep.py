@@ -17,13 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 import penstock
-from benches import states
+from benches import memory, states
 from benches.child import memory_to_touch
-from benches.machine import touch_memory
 from benches.options import ROOT
 from penstock.bench import cache
 from penstock.bench.durable import files_below
 from penstock.bench.rest import settle
+from penstock.bench.turns import rotated
 
 _SETTINGS = (
     "",
@@ -62,8 +62,7 @@ def main(settings: tuple[str, ...], size_gib: float, rounds: int, directory: Pat
     state = spec.nested()
     rates: dict[str, list[tuple[float, float]]] = {text: [] for text in chosen}
     for index in range(rounds):
-        for step in range(len(chosen)):
-            text = chosen[(step + index) % len(chosen)]
+        for text in rotated(chosen, index):
             options = penstock.Options(**parse(text))
             shutil.rmtree(path, ignore_errors=True)
             settle(directory)
@@ -72,7 +71,7 @@ def main(settings: tuple[str, ...], size_gib: float, rounds: int, directory: Pat
             saved = time.perf_counter() - began
             cache.drop_everything(files_below(path))
             settle(directory)
-            touch_memory(memory_to_touch(spec))
+            memory.touch(memory_to_touch(spec))
             began = time.perf_counter()
             loaded = penstock.load(path, options=options)
             seconds = time.perf_counter() - began

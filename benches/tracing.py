@@ -16,9 +16,8 @@ import click
 from rich.console import Console
 
 import penstock
-from benches import states
+from benches import memory, states
 from benches.child import memory_to_touch
-from benches.machine import touch_memory
 from benches.options import ROOT
 from penstock.bench import cache, ratios
 from penstock.bench.durable import files_below
@@ -71,7 +70,7 @@ def _measure(spec: StateSpec, state: Any, directory: Path, traced: bool) -> tupl
         saved = _since(began)
         cache.drop(files_below(path))
         settle(directory)
-        touch_memory(memory_to_touch(spec))
+        memory.touch(memory_to_touch(spec))
         began = _clocks()
         loaded = penstock.load(path)
         read = _since(began)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import sys
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benches import disk, machine, process
+from benches import machine, memory, process, progress
 from benches.options import ROOT, chosen, common, output_directory, show
 from benches.ranks import planning, report, worker
 from benches.ranks.results import ENTRIES, LOAD, LOAD_ALONE, SAVE, Results, Sample
-from benches.runner import rotated
 from benches.states import GIB
+from benches.workplace import workplace
+from penstock.bench.turns import rotated
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,12 +64,9 @@ def main(
     size_bytes = int((size_gib or (_QUICK_SIZE_GIB if quick else _SIZE_GIB)) * GIB)
     directory = directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
-    if shutil.disk_usage(directory).free < _FREE_TIMES_STATE * size_bytes:
-        needed = _FREE_TIMES_STATE * size_bytes
-        raise click.ClickException(f"{directory} needs {needed / 1e9:.1f} GB free")
     results = Results(
         machine=machine.describe(ROOT),
-        disk=disk.describe(directory),
+        disk=machine.disk(directory),
         settings={
             "command": sys.argv[1:],
             "rounds": rounds or (_QUICK_ROUNDS if quick else _ROUNDS),
@@ -81,12 +76,8 @@ def main(
             "is_quick": quick,
         },
     )
-    place = directory / f"run-{os.getpid()}"
-    place.mkdir()
-    try:
+    with workplace(directory, _FREE_TIMES_STATE * size_bytes) as place:
         _Runner(results, names, cases, place, timeout).run()
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
     where = output_directory(output)
     results.write(where / "ranks.json")
     report.draw(results, where / "ranks.png")
@@ -116,26 +107,19 @@ class _Runner:
     def run(self) -> None:
         """Rounds first, then plans."""
         rounds: int = self._results.settings["rounds"]
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            total = rounds * len(self._names) + len(self._cases) * len(self._worlds)
-            task = bar.add_task("touching memory", total=total)
-            machine.warm_memory(self._results.settings["size_bytes"])
+        total = rounds * len(self._names) + len(self._cases) * len(self._worlds)
+        with progress.shown(total, "touching memory") as tell:
+            memory.warm(self._results.settings["size_bytes"])
             for index in range(rounds):
                 for name in rotated(self._names, index):
-                    bar.update(task, description=f"round {index + 1}: {name}")
+                    tell(f"round {index + 1}: {name}", 0)
                     self._turn(name, index)
-                    bar.update(task, advance=1)
+                    tell("", 1)
             for case in self._cases:
                 for ranks in self._worlds:
-                    bar.update(task, description=f"planning for {ranks}: {case}")
+                    tell(f"planning for {ranks}: {case}", 0)
                     self._plan(case, ranks)
-                    bar.update(task, advance=1)
+                    tell("", 1)
 
     def _turn(self, name: str, index: int) -> None:
         """Saves, and loads what was saved."""

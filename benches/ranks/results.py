@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from benches.results import Spread, spread
+from benches.results import Spread, plain, spread, write
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-FORMAT_VERSION = 1
 
 PENSTOCK, ALONE = "penstock", "penstock-alone"
 DCP = ("dcp-1", "dcp-4")
@@ -108,18 +104,13 @@ class Results:
         """Everything as JSON, with the statistics beside the samples they come from."""
         summary = {
             row: {
-                operation: _json(self.spread(row, operation))
+                operation: plain(self.spread(row, operation))
                 for operation in (SAVE, LOAD, LOAD_ALONE)
             }
             for row in self.rows
         }
-        document = {
-            "format_version": FORMAT_VERSION,
-            **dataclasses.asdict(self),
-            "gb_per_second": summary,
-            "ratios": {title: _json(found) for title, found in self.ratios()},
-        }
-        path.write_text(json.dumps(document, indent=1, default=str) + "\n")
+        ratios = {title: plain(found) for title, found in self.ratios()}
+        write(path, self, gb_per_second=summary, ratios=ratios)
 
     def _rates(self, operation: str, *rows: str) -> dict[int, float]:
         """The best rate of some rows, by round."""
@@ -133,7 +124,3 @@ class Results:
     def _ratio(self, operation: str, upper: str, *lower: str) -> Spread | None:
         above, below = self._rates(operation, upper), self._rates(operation, *lower)
         return spread([above[index] / below[index] for index in above if index in below])
-
-
-def _json(found: Spread | None) -> dict[str, float] | None:
-    return found._asdict() if found else None

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from benches.machine import touch_memory
+from benches import memory
 from penstock.bench import cache
 from penstock.bench.durable import files_below, sync_tree
 from penstock.bench.rest import settle
@@ -157,7 +157,7 @@ def _prepare(task: Task, directory: Path) -> None:
     settle(directory.parent)
     if task.operation == "load":
         cache.drop_everything(files_below(directory))
-    touch_memory(task.size_bytes + task.size_bytes // 8)
+    memory.touch(task.size_bytes + task.size_bytes // 8)
 
 
 def _meet() -> None:

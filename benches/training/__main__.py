@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 import sys
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benches import disk, machine, process
+from benches import machine, memory, process, progress
 from benches.options import ROOT, chosen, common, output_directory, show
-from benches.runner import rotated
 from benches.states import GIB
 from benches.training import report
 from benches.training.loop import Task, run
 from benches.training.results import Results, Sample
 from benches.training.savers import NOTHING, SAVERS
+from benches.workplace import workplace
+from penstock.bench.turns import rotated
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,21 +80,9 @@ def main(
     directory = directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
     needed = _FREE_TIMES_STATE * size_bytes * (saves + 1)
-    if shutil.disk_usage(directory).free < needed:
-        raise click.ClickException(f"{directory} needs {needed / 1e9:.1f} GB free")
-    place = directory / f"run-{os.getpid()}"
-    task = Task(
-        saver=NOTHING,
-        size_bytes=size_bytes,
-        width=_QUICK_WIDTH if quick else _WIDTH,
-        batch=batch,
-        saves=saves,
-        every=every,
-        directory=str(place / "steps"),
-    )
     results = Results(
         machine=machine.describe(ROOT),
-        disk=disk.describe(directory),
+        disk=machine.disk(directory),
         settings={
             "command": sys.argv[1:],
             "rounds": rounds,
@@ -106,11 +92,17 @@ def main(
             "is_quick": quick,
         },
     )
-    place.mkdir()
-    try:
+    with workplace(directory, needed) as place:
+        task = Task(
+            saver=NOTHING,
+            size_bytes=size_bytes,
+            width=_QUICK_WIDTH if quick else _WIDTH,
+            batch=batch,
+            saves=saves,
+            every=every,
+            directory=str(place / "steps"),
+        )
         _measure(results, names, task, place, timeout)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
     where = output_directory(output)
     results.write(where / "training.json")
     report.draw(results, where / "training.png")
@@ -124,18 +116,11 @@ def _measure(
     """Runs everybody once a round, with a progress bar on standard error."""
     rounds: int = results.settings["rounds"]
     given_up: dict[str, str] = {}
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        shown = bar.add_task("touching memory", total=rounds * len(names))
-        machine.warm_memory(task.size_bytes)
+    with progress.shown(rounds * len(names), "touching memory") as tell:
+        memory.warm(task.size_bytes)
         for index in range(rounds):
             for name in rotated(names, index):
-                bar.update(shown, description=f"round {index + 1}: {name}")
+                tell(f"round {index + 1}: {name}", 0)
                 fields: dict[str, object] = {"error": given_up.get(name)}
                 if machine.package_version(SAVERS[name].package) is None:
                     fields = {"error": f"{SAVERS[name].package} is not installed"}
@@ -147,7 +132,7 @@ def _measure(
                 if fields.get("error"):
                     given_up[name] = str(fields["error"])
                 results.samples.append(Sample.of(name, index, fields))
-                bar.update(shown, advance=1)
+                tell("", 1)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ import psutil
 import torch
 from torch import nn
 
-from benches.machine import touch_memory
-from benches.measure import measured
+from benches import memory
+from benches.measure import measured, memory_bytes
 from benches.training.savers import NOTHING, SAVERS, Saver
 from penstock.bench.durable import files_below, sync_tree
 from penstock.bench.rest import settle
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _BYTES_PER_PARAMETER = 12
 _WARM_STEPS = 3
 _COPIES = 5
-_SIZES = ("VmHWM", "RssAnon", "RssFile", "RssShmem")
 
 
 @dataclass(frozen=True)
@@ -137,12 +136,12 @@ def run(task: Task) -> dict[str, Any]:
     saver = SAVERS[task.saver].kind(root, training.optimizer)
     children = _processes()
     settle(root)
-    # As `benches.machine.touch_memory` says: what the host has to give back is given back before.
-    touch_memory(2 * state_bytes)
+    # As `benches.memory.touch` says: what the host has to give back is given back before.
+    memory.touch(2 * state_bytes)
     with measured() as cost:
         first = train(training, saver, 1, task.every)
         settle(root)
-        touch_memory(2 * state_bytes)
+        memory.touch(2 * state_bytes)
         timing = train(training, saver, task.saves, task.every)
     children_bytes = _growth(children)
     saver.close()
@@ -229,9 +228,10 @@ def _processes() -> dict[int, dict[str, int]]:
     found = {}
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(OSError):
-            lines = Path(f"/proc/{child.pid}/status").read_text().splitlines()
-            sizes = {line.partition(":")[0]: line.split()[1:2] for line in lines}
-            found[child.pid] = {name: int(sizes[name][0]) * 1024 for name in _SIZES}
+            sizes = memory_bytes(child.pid)
+            # A process that has ended and was not waited for has no memory.
+            if "VmHWM" in sizes:
+                found[child.pid] = sizes
     return found
 
 

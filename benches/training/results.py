@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from benches.results import Spread, spread
+from benches.results import Spread, plain, spread, write
 from benches.training.loop import Timing
 from benches.training.savers import ASYNC, DCP, LAZY, NOTHING, SYNC
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-FORMAT_VERSION = 1
 
 Round = dict[str, "Sample"]
 
@@ -157,16 +153,11 @@ class Results:
             "copy_seconds": lambda sample, _: sample.copy_seconds,
         }
         summary = {
-            saver: {name: _json(self.spread(saver, value)) for name, value in figures.items()}
+            saver: {name: plain(self.spread(saver, value)) for name, value in figures.items()}
             for saver in self.savers
         }
-        document = {
-            "format_version": FORMAT_VERSION,
-            **dataclasses.asdict(self),
-            "summary": summary,
-            "ratios": {title: _json(found) for title, found in self.ratios()},
-        }
-        path.write_text(json.dumps(document, indent=1, default=str) + "\n")
+        ratios = {title: plain(found) for title, found in self.ratios()}
+        write(path, self, summary=summary, ratios=ratios)
 
 
 def _stall(sample: Sample, _: Round) -> float:
@@ -195,7 +186,3 @@ def _best(value: Callable[[Sample, Round], float | None]) -> Callable[[Round], f
 
 def _copy(one: Round) -> float | None:
     return one[ASYNC].copy_seconds if ASYNC in one else None
-
-
-def _json(found: Spread | None) -> dict[str, float] | None:
-    return found._asdict() if found else None

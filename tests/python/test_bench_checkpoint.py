@@ -22,7 +22,7 @@ import torch.distributed as dist
 from click.testing import CliRunner
 
 from conftest import mounted, supports_direct
-from penstock.bench import checkpoint, content, running, scaling, spawning
+from penstock.bench import content, running, scaling, spawning
 from penstock.bench import team as team_module
 from penstock.bench.checkpoint import Rank
 from penstock.bench.compare import compare
@@ -40,7 +40,7 @@ from penstock.bench.plan import Plan
 from penstock.bench.results import Results
 from penstock.bench.running import BenchError
 from penstock.bench.team import LaunchError, Team, launched, store_at
-from penstock.bench.writers import WRITERS, writer_class
+from penstock.bench.writers import WRITERS, torch_save
 from penstock.bench.writers.emulated import FastPersist
 from penstock.cli import cli
 from penstock.cli.checkpoint_table import print_results
@@ -137,7 +137,7 @@ def test_every_writer_saves_and_loads_on_two_ranks_and_proves_its_path(
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_a_tensor_with_other_bytes_is_found(disk_path, name):
-    writer, held = writer_class(name)(), rank_state(TINY, 0).held()
+    writer, held = WRITERS[name].writer(), rank_state(TINY, 0).held()
     directory = disk_path / "store" / "step-0000000001"
     save(Team(), writer, directory, held, syncs=True)
     load(Team(), writer, directory, held, verifies=True)
@@ -168,7 +168,7 @@ def test_rates_of_ranks_are_their_own():
         for seconds, named in ((1.0, 5.0), (4.0, 0.0))
     ]  # fmt: skip
     settings = {"case": "save", "by": "torch.save", "number": 0, "syncs": True}
-    made = summed_up(outcomes, writer_class("torch.save")(), **settings)
+    made = summed_up(outcomes, WRITERS["torch.save"].writer(), **settings)
     assert made.rate_spread == [1.0, 0.25]
     assert made.seconds + made.sync_seconds == 5.0
 
@@ -194,12 +194,12 @@ def test_syncs_are_counted_as_they_are_made(disk_path):
     from penstock.bench.models import Model
     from penstock.bench.operations import save
     from penstock.bench.team import Team
-    from penstock.bench.writers import writer_class
+    from penstock.bench.writers import WRITERS
     held = rank_state(Model(**eval(sys.argv[2])), 0).held()
     count = 0
     for number, name in enumerate(("penstock", "penstock-async", "dcp")):
         directory = Path(sys.argv[1], str(number), "step-0000000001")
-        writer = writer_class(name)()
+        writer = WRITERS[name].writer()
         count += save(Team(), writer, directory, held, syncs=True)[0].syncs
         writer.close()
     print(count)
@@ -242,7 +242,7 @@ def test_memory_is_called_neither_direct_nor_cold(disk_path, need_root):
 
 
 def test_a_writer_that_fails_is_told_and_not_tried_again(disk_path, monkeypatch):
-    class Full(writer_class("torch.save")):
+    class Full(torch_save.TorchSave):
         """Has no room for the second state."""
 
         def save(self, directory, state):
@@ -250,10 +250,7 @@ def test_a_writer_that_fails_is_told_and_not_tried_again(disk_path, monkeypatch)
                 raise OSError(28, "No space left on device", str(directory))
             super().save(directory, state)
 
-    def class_of(name):
-        return Full if name == "torch.save" else writer_class(name)
-
-    monkeypatch.setattr(checkpoint, "writer_class", class_of)
+    monkeypatch.setattr(torch_save, "TorchSave", Full)
     told = []
     work = disk_path / "work"
     Rank(plan(work, ["penstock", "torch.save"], rounds=2), Team(), told.append).run()

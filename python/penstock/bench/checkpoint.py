@@ -17,7 +17,7 @@ from penstock.bench.models import Model
 from penstock.bench.operations import WriterError, load, save, summed_up, together
 from penstock.bench.rest import settle_after
 from penstock.bench.results import Measurement
-from penstock.bench.writers import writer_class
+from penstock.bench.writers import WRITERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +81,7 @@ class Rank:
         toy = rank_state(_TOY, 0).held()
 
         def make() -> None:
-            self._writers[name] = writer_class(name)(self._team.rank, self._team.ranks)
+            self._writers[name] = WRITERS[name].writer(self._team.rank, self._team.ranks)
 
         directory = self._directory(name)
         try:

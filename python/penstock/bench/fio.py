@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.bench.cases import share_bytes
 from penstock.bench.rest import settle_after
 from penstock.bench.results import Measurement
+from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,9 +24,39 @@ _RW = {"write": "write", "read": "read", "random_read": "randread"}
 _PERCENTILES = (50, 90, 99, 99.9, 99.99)
 
 
+class FioError(PenstockError):
+    """fio is missing, or failed."""
+
+
 def is_there() -> bool:
     """Whether fio is installed."""
     return shutil.which("fio") is not None
+
+
+def job(command: list[str]) -> dict[str, Any]:
+    """What fio says of the one job, or group of jobs, that a command runs.
+
+    Args:
+        command: With ``--output-format=json``.
+
+    Raises:
+        FioError: It failed.
+    """
+    # Buffers in huge pages and not across them, as ours are: requests of few segments. Without
+    # that fio writes a tenth slower, at twice as many segments.
+    environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        raise FioError(" ".join((done.stderr or done.stdout).split())[-300:])
+    # Notes of fio's may stand before the JSON.
+    told: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+    return told
+
+
+def cpu_seconds(told: dict[str, Any]) -> float:
+    """Processor time of a job, of what fio says of it."""
+    seconds: float = (told["usr_cpu"] + told["sys_cpu"]) / 100 * told["job_runtime"] / 1000
+    return seconds
 
 
 def run(
@@ -50,22 +81,17 @@ def run(
     directory.mkdir()
     try:
         command = _command(case, directory, total_bytes, seed)
-        # Buffers in huge pages and not across them, as ours are: requests of few segments. Without
-        # that fio writes a tenth slower, at twice as many segments.
-        environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
         if case.pattern != "write":
             # What is wrong with it, the run itself tells.
             subprocess.run([*command, "--create_only=1"], capture_output=True, check=False)
             settle_after(directory, total_bytes)
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        told = job(command)
+    except FioError as error:
+        made.error = str(error)
+        return made
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    if done.returncode:
-        made.error = " ".join((done.stderr or done.stdout).split())[-300:]
-        return made
-    # Notes of fio's may stand before the JSON.
-    job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
-    _take(made, job, job["write" if case.pattern == "write" else "read"])
+    _take(made, told, told["write" if case.pattern == "write" else "read"])
     made.is_direct = case.direct
     made.setup = " ".join(command[1:])
     return made
@@ -108,7 +134,7 @@ def _command(case: Case, directory: Path, total_bytes: int, seed: int) -> list[s
     return command
 
 
-def _take(made: Measurement, job: dict[str, Any], side: dict[str, Any]) -> None:
+def _take(made: Measurement, told: dict[str, Any], side: dict[str, Any]) -> None:
     made.nbytes = side["io_bytes"]
     made.requests = side["total_ios"]
     # The sync at the end is in it.
@@ -116,7 +142,7 @@ def _take(made: Measurement, job: dict[str, Any], side: dict[str, Any]) -> None:
     if not made.seconds:
         made.error = "fio counts milliseconds, and it took none: choose a larger size"
         return
-    made.cpu_seconds = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1000
+    made.cpu_seconds = cpu_seconds(told)
     latency = side["lat_ns"]
     found = {float(name): value / 1000 for name, value in latency.get("percentile", {}).items()}
     made.latency_us = {

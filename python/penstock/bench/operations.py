@@ -15,6 +15,7 @@ from penstock.bench import cache
 from penstock.bench.content import flatten
 from penstock.bench.durable import counted_syncs, files_below, sync_directories, sync_files
 from penstock.bench.results import Measurement
+from penstock.bench.running import described
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -80,9 +81,7 @@ def together(team: Team, function: Callable[[], _T]) -> _T:
     try:
         value = function()
     except Exception as error:
-        # A library may fail in any way; the table shows how.
-        text = " ".join(str(error).split())
-        problem = f"{type(error).__name__}: {text}"[:300]
+        problem = described(error)
     for rank, said in enumerate(team.gather(problem)):
         if said is not None:
             raise WriterError(f"rank {rank}: {said}" if team.ranks > 1 else said)

@@ -32,6 +32,12 @@ class BenchError(PenstockError):
     """A benchmark could not be run."""
 
 
+def described(error: BaseException) -> str:
+    """How a library failed, in one line for a table: it may in any way."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:300]
+
+
 def unused(place: Path) -> Path:
     """A directory to work in that nobody else has, also no other machine that shares the place."""
     return place / f".penstock-bench-{secrets.token_hex(6)}"

@@ -15,6 +15,7 @@ from penstock.bench.cases import MIB, tensor_sizes
 from penstock.bench.results import Measurement
 from penstock.bench.running import BenchError
 from penstock.bench.search import OutOfTime, Trial
+from penstock.bench.turns import rotated
 from penstock.options import DEFAULTS
 
 if TYPE_CHECKING:
@@ -92,10 +93,8 @@ class Trials:
             OutOfTime: There is no time for all of them.
             BenchError: The first, the defaults, fails.
         """
-        # Nobody always comes first.
-        turn = self._round_index % len(candidates)
         trials = {}
-        for options in [*candidates[turn:], *candidates[:turn]]:
+        for options in rotated(candidates, self._round_index):
             if time.monotonic() + (1 + self._reserved) * self.slowest_seconds > self._ends_at:
                 raise OutOfTime
             trials[options] = self._trial(options)

@@ -14,6 +14,7 @@ from penstock.bench.cases import PRESETS, Case
 from penstock.bench.compare import rounds_needed
 from penstock.bench.results import Measurement, Results
 from penstock.bench.running import BenchError, run, unused
+from penstock.bench.turns import rotated
 from penstock.cli import endings, outputs
 from penstock.cli.outputs import output_option, report_option, writable
 from penstock.cli.tune import tune_io
@@ -236,9 +237,7 @@ def _measure(
         task = bar.add_task("", total=rounds * len(chosen) * len(measures))
         for number in range(rounds):
             for case in chosen:
-                # Nobody always comes first.
-                names = list(measures)
-                for by in names[number % len(names) :] + names[: number % len(names)]:
+                for by in rotated(list(measures), number):
                     bar.update(task, description=f"{by}: {case.label}")
                     try:
                         made = measures[by](case, number)

@@ -31,7 +31,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "penstock": penstock.__version__,
         "numpy": version("numpy"),
-        "fio": _output("fio", "--version"),
+        "fio": output("fio", "--version"),
         "command": sys.argv,
     }
 
@@ -140,7 +140,8 @@ def _line(path: Path) -> str:
     return path.read_text().strip() if path.exists() else ""
 
 
-def _output(*command: str) -> str | None:
+def output(*command: str) -> str | None:
+    """What a program prints; None where it is not installed."""
     if not shutil.which(command[0]):
         return None
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -16,11 +16,12 @@ class Entry:
     """What is known of a writer without importing it.
 
     Attributes:
-        module: The module here.
+        module: The module of its class.
         attribute: Its class there.
-        package: What has to be installed, as it is imported and as it is called by pip.
+        package: What has to be installed, as it is called by pip.
         note: What it does.
         is_emulated: Whether only its requests are made, by code of ours.
+        load_variants: Further ways to load the same files.
     """
 
     module: str
@@ -28,36 +29,68 @@ class Entry:
     package: str
     note: str
     is_emulated: bool = False
+    load_variants: tuple[str, ...] = ()
 
     @property
     def missing(self) -> str | None:
         """What to do to have it; None where it is there."""
-        if find_spec(self.package) is not None:
+        if find_spec(self.package.replace("-", "_")) is not None:
             return None
         return f"{self.package} is not installed: pip install {self.package}"
+
+    def writer(self, rank: int = 0, ranks: int = 1) -> Writer:
+        """One for a rank of so many that save together.
+
+        Raises:
+            ImportError: Its library is not installed, or does not work with what is.
+        """
+        kind: type[Writer] = getattr(import_module(self.module), self.attribute)
+        return kind(rank, ranks)
 
 
 # In the order of the first round.
 WRITERS = {
-    "penstock": Entry("ours", "Penstock", "penstock", "save; loads verified"),
-    "penstock-async": Entry("ours", "PenstockAsync", "penstock", "CheckpointStore.save_async"),
-    "torch.save": Entry("torch_save", "TorchSave", "torch", "a file of each rank, buffered"),
-    "safetensors": Entry(
-        "safetensors", "Safetensors", "safetensors", "a file of each rank, one buffered stream"
+    "penstock": Entry(
+        f"{__name__}.ours",
+        "Penstock",
+        "penstock",
+        "save; loads verified",
+        load_variants=("unverified",),
     ),
-    "dcp": Entry("dcp", "Dcp", "torch", "torch.distributed.checkpoint, one thread, synced files"),
+    "penstock-async": Entry(
+        f"{__name__}.ours", "PenstockAsync", "penstock", "CheckpointStore.save_async"
+    ),
+    "torch.save": Entry(
+        f"{__name__}.torch_save", "TorchSave", "torch", "a file of each rank, buffered"
+    ),
+    "safetensors": Entry(
+        f"{__name__}.safetensors",
+        "Safetensors",
+        "safetensors",
+        "a file of each rank, one buffered stream",
+        load_variants=("pread",),
+    ),
+    "dcp": Entry(
+        f"{__name__}.dcp",
+        "Dcp",
+        "torch",
+        "torch.distributed.checkpoint, one thread, synced files",
+    ),
     "torchsnapshot": Entry(
-        "torchsnapshot", "TorchSnapshot", "torchsnapshot", "chunks and slabs, 16 writes at a time"
+        f"{__name__}.torchsnapshot",
+        "TorchSnapshot",
+        "torchsnapshot",
+        "chunks and slabs, 16 writes at a time",
     ),
     "datastates": Entry(
-        "emulated",
+        f"{__name__}.emulated",
         "DataStates",
         "torch",
         "emulated DataStates-LLM: one thread, open, seek, write, close for each tensor",
         is_emulated=True,
     ),
     "fastpersist": Entry(
-        "emulated",
+        f"{__name__}.emulated",
         "FastPersist",
         "torch",
         "emulated FastPersist: O_DIRECT, two buffers of 64 MiB, 1 MiB requests, 8 in flight",
@@ -65,15 +98,3 @@ WRITERS = {
     ),
 }
 """Every writer with what it is."""
-
-
-def writer_class(name: str) -> type[Writer]:
-    """The class of a writer.
-
-    Raises:
-        ImportError: Its library is not installed, or does not work with what is.
-    """
-    entry = WRITERS[name]
-    module = import_module(f"penstock.bench.writers.{entry.module}")
-    found: type[Writer] = getattr(module, entry.attribute)
-    return found
