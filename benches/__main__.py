@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from benches import bars, machine, memory, plot, progress, report, states
-from benches.options import ROOT, chosen, common, output_directory, show
+from benches.options import QUICK_ROUNDS, ROOT, ROUNDS, common, names_option, output_directory, show
 from benches.results import Results
 from benches.runner import NAMES, Plan, Runner, Workload
 from benches.workplace import workplace
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 _SIZE_GIB = 4.0
 _QUICK_SIZE_GIB = 1 / 16
-_ROUNDS = 5
-_QUICK_ROUNDS = 2
 _SCALING_GIB = (2.0, 8.0)
 _QUICK_SCALING_GIB = (1 / 32, 1 / 8)
 # Room for the largest checkpoint, for libraries that store tied tensors twice, and for fio.
@@ -27,22 +25,9 @@ _FREE_TIMES_STATE = 2
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--states",
-    "state_names",
-    callback=chosen(states.NAMES),
-    metavar="LIST",
-    help=f"States, separated by commas: {', '.join(states.NAMES)}. Default: all.",
-)
-@click.option(
-    "--only",
-    "names",
-    callback=chosen(NAMES),
-    metavar="LIST",
-    help=f"Contenders, separated by commas: {', '.join(NAMES)}. Default: all.",
-)
+@names_option("--states", "state_names", states.NAMES, "States, separated by commas")
+@names_option("--only", "names", NAMES, "Contenders, separated by commas")
 @click.option("--size-gib", type=click.FloatRange(min=0.001), help="Of the Llama state. [4]")
-@click.option("--rounds", type=click.IntRange(min=1), help="Interleaved rounds. [5]")
 @click.option("--scaling", is_flag=True, help="Also time saves of 2 GiB and 8 GiB.")
 @common
 @click.option(
@@ -71,7 +56,7 @@ def main(
             Workload(f"scaling-{size:g}-gib", "llama", int(size * states.GIB), quick)
             for size in scaling_sizes
         ),
-        rounds=rounds or (_QUICK_ROUNDS if quick else _ROUNDS),
+        rounds=rounds or (QUICK_ROUNDS if quick else ROUNDS),
         directory=directory.resolve(),
         timeout_seconds=timeout,
         is_quick=quick,

@@ -22,6 +22,8 @@ _WIDTH = 180
 ROOT = Path(__file__).resolve().parent.parent
 """The repository."""
 
+ROUNDS, QUICK_ROUNDS = 5, 2
+
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 
 
@@ -40,14 +42,26 @@ def common(function: _Command) -> _Command:
             help="Where to write checkpoints: on the disk to measure. [.cache/bench]",
         ),
         click.option("--quick", is_flag=True, help="Small states, two rounds: does it work?"),
+        click.option("--rounds", type=click.IntRange(min=1), help="Interleaved rounds. [5]"),
     ):
         function = option(function)
     return function
 
 
-def chosen(allowed: tuple[str, ...]) -> Callable[[object, object, str | None], tuple[str, ...]]:
-    """Reads a comma-separated list of names."""
+def names_option(
+    option: str, parameter: str, allowed: tuple[str, ...], what: str, default: str = "all"
+) -> Callable[[_Command], _Command]:
+    """An option that takes some of these names, separated by commas; without it all are meant."""
+    return click.option(
+        option,
+        parameter,
+        callback=_chosen(allowed),
+        metavar="LIST",
+        help=f"{what}: {', '.join(allowed)}. Default: {default}.",
+    )
 
+
+def _chosen(allowed: tuple[str, ...]) -> Callable[[object, object, str | None], tuple[str, ...]]:
     def read(_context: object, _parameter: object, text: str | None) -> tuple[str, ...]:
         names = tuple(allowed if text is None else filter(None, text.split(",")))
         unknown = [name for name in names if name not in allowed]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from benches import machine, memory, process, progress
-from benches.options import ROOT, chosen, common, output_directory, show
+from benches.options import QUICK_ROUNDS, ROOT, ROUNDS, common, names_option, output_directory, show
 from benches.ranks import planning, report, worker
 from benches.ranks.results import ENTRIES, LOAD, LOAD_ALONE, SAVE, Results, Sample
 from benches.states import GIB
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _SIZE_GIB, _QUICK_SIZE_GIB = 2.0, 1 / 16
-_ROUNDS, _QUICK_ROUNDS = 5, 2
 _TENSORS, _QUICK_TENSORS = 10_000, 1000
 _FREE_TIMES_STATE = 1.2
 
@@ -29,22 +28,12 @@ process.preload("benches.ranks.worker", "benches.ranks.planning")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--only",
-    "names",
-    callback=chosen(tuple(ENTRIES)),
-    metavar="LIST",
-    help=f"Who saves, separated by commas: {', '.join(ENTRIES)}. Default: all; '': only plans.",
+@names_option(
+    "--only", "names", tuple(ENTRIES), "Who saves, separated by commas", "all; '': only plans"
 )
-@click.option(
-    "--cases",
-    callback=chosen(tuple(planning.CASES)),
-    metavar="LIST",
-    help=f"What to plan: {', '.join(planning.CASES)}. Default: all; '': nothing.",
-)
+@names_option("--cases", "cases", tuple(planning.CASES), "What to plan", "all; '': nothing")
 @click.option("--ranks", type=click.IntRange(min=2, max=64), default=4, show_default=True)
 @click.option("--size-gib", type=click.FloatRange(min=0.001), help="Of the state in all. [2]")
-@click.option("--rounds", type=click.IntRange(min=1), help="Interleaved rounds. [5]")
 @common
 @click.option(
     "--timeout", default=600.0, show_default=True, help="Seconds for one save or load, at most."
@@ -69,7 +58,7 @@ def main(
         disk=machine.disk(directory),
         settings={
             "command": sys.argv[1:],
-            "rounds": rounds or (_QUICK_ROUNDS if quick else _ROUNDS),
+            "rounds": rounds or (QUICK_ROUNDS if quick else ROUNDS),
             "ranks": ranks,
             "size_bytes": size_bytes,
             "tensors": _QUICK_TENSORS if quick else _TENSORS,

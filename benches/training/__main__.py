@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from benches import machine, memory, process, progress
-from benches.options import ROOT, chosen, common, output_directory, show
+from benches.options import QUICK_ROUNDS, ROOT, ROUNDS, common, names_option, output_directory, show
 from benches.states import GIB
 from benches.training import report
 from benches.training.loop import Task, run
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _SIZE_GIB, _QUICK_SIZE_GIB = 2.0, 1 / 16
 _WIDTH, _QUICK_WIDTH = 2048, 512
-_ROUNDS, _QUICK_ROUNDS = 5, 2
 # What files take beside the tensors.
 _FREE_TIMES_STATE = 1.1
 
@@ -32,15 +31,8 @@ process.preload("benches.training.loop")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--only",
-    "names",
-    callback=chosen(tuple(SAVERS)),
-    metavar="LIST",
-    help=f"Ways to save, separated by commas: {', '.join(SAVERS)}. Default: all.",
-)
+@names_option("--only", "names", tuple(SAVERS), "Ways to save, separated by commas")
 @click.option("--size-gib", type=click.FloatRange(min=0.001), help="Of the state. [2]")
-@click.option("--rounds", type=click.IntRange(min=1), help="Interleaved rounds. [5]")
 @click.option(
     "--saves",
     type=click.IntRange(min=1),
@@ -74,7 +66,7 @@ def main(
 ) -> None:
     """Train and save, with Penstock and with others: what does training lose?"""
     size_bytes = int((size_gib or (_QUICK_SIZE_GIB if quick else _SIZE_GIB)) * GIB)
-    rounds = rounds or (_QUICK_ROUNDS if quick else _ROUNDS)
+    rounds = rounds or (QUICK_ROUNDS if quick else ROUNDS)
     # Without it there is nothing to compare with.
     names = tuple(dict.fromkeys((NOTHING, *names)))
     directory = directory.resolve()
