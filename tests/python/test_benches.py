@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
 import pytest
 from click.testing import CliRunner
 
 pytest.importorskip("matplotlib", reason="comes with make bench", exc_type=ImportError)
 
 from benches import process
+from benches.contenders import CONTENDERS
 from benches.ranks import __main__ as ranks_command
 from benches.ranks import results as ranks_results
 from benches.training import __main__ as training_command
 from benches.training.loop import Timing
 from benches.training.results import Results, Sample, lost_seconds
+from benches.workplace import workplace
+from penstock.bench.turns import rotated
+from penstock.bench.writers import WRITERS
 
 
 @pytest.mark.parametrize("command", [training_command.main, ranks_command.main])
@@ -84,3 +93,34 @@ def answer(argument):
 def test_a_process_gives_back_what_it_found_or_why_not(tmp_path):
     found = process.run(answer, ["one", "fail"], tmp_path, timeout_seconds=60)
     assert found == [{"argument": "one"}, {"error": "ValueError: as asked"}]
+
+
+def test_a_row_names_a_class_that_is_there():
+    """Without importing the library."""
+    for entry in (*CONTENDERS.values(), *WRITERS.values()):
+        tree = ast.parse(Path(find_spec(entry.module).origin).read_text())
+        assert entry.attribute in {one.name for one in tree.body if isinstance(one, ast.ClassDef)}
+
+
+def test_each_round_begins_with_another_one():
+    assert [rotated("abc", number) for number in range(4)] == [
+        ["a", "b", "c"],
+        ["b", "c", "a"],
+        ["c", "a", "b"],
+        ["a", "b", "c"],
+    ]
+    assert rotated([], 1) == []
+
+
+def test_a_place_to_work_is_gone_when_the_work_is_done(tmp_path):
+    def fail():
+        with workplace(tmp_path, 1) as place:
+            (place / "file").touch()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(click.ClickException, match="are needed"), workplace(tmp_path, 1e30):
+        pass
+    assert list(tmp_path.iterdir()) == []
