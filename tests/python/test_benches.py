@@ -91,7 +91,7 @@ def answer(argument):
 
 
 def test_a_process_gives_back_what_it_found_or_why_not(tmp_path):
-    found = process.run(answer, ["one", "fail"], tmp_path, timeout_seconds=60)
+    found = process.run(answer, ["one", "fail"], tmp_path, timeout_seconds=240)
     assert found == [{"argument": "one"}, {"error": "ValueError: as asked"}]
 
 
