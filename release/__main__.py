@@ -6,11 +6,9 @@ import hashlib
 import os
 import platform
 import shutil
-import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.filesize import decimal
 
 from release import checks, source, wheel
@@ -67,7 +65,7 @@ def _release(targets: tuple[str, ...], dist: Path) -> None:
         made = wheel.build(tree, target, dist, _WORK / "target")
         tables = wheel.split(made, dist / "debug")
         rows += [
-            (made, f"could be {checks.check_module(made, tables)}"),
+            (made, f"{checks.check_module(made, tables)} by its symbols"),
             (tables, "debug tables of the above"),
         ]
     checks.check_metadata([sdist, *dist.glob("*.whl")])
@@ -77,14 +75,13 @@ def _release(targets: tuple[str, ...], dist: Path) -> None:
 
 
 def _show(rows: list[tuple[Path, str]], dist: Path, notes: list[str]) -> None:
-    out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
-    out.print()
+    click.echo()
     for path, what in rows:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        out.print(f"{path.relative_to(dist)}\n  {decimal(path.stat().st_size)}, {what}")
-        out.print(f"  sha256:{digest}")
+        click.echo(f"{path.relative_to(dist)}\n  {decimal(path.stat().st_size)}, {what}")
+        click.echo(f"  sha256:{digest}")
     for note in notes:
-        out.print(f"note: {note}")
+        click.echo(f"note: {note}")
 
 
 if __name__ == "__main__":
