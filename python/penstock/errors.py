@@ -50,6 +50,13 @@ class PenstockError(Exception):
     _fields: ClassVar[tuple[str, ...]] = ()
     """Keyword arguments of the constructor; each is an attribute of the same name."""
 
+    _is_shared: ClassVar[bool] = False
+    """Whether what the coordinator found of many ranks is as true for each other one of them, which
+    then raises the same; else it raises a `RankError` that tells of it."""
+
+    _result: ClassVar[str] = "failed"
+    """How `penstock.metrics` counts a call that ended so, where calls of its kind can."""
+
     def __str__(self) -> str:
         # OSError and KeyError format their own way; here the message is the message.
         return str(self.args[0]) if self.args else ""
@@ -59,6 +66,12 @@ class PenstockError(Exception):
         notes = getattr(self, "__notes__", None)
         state = {"__notes__": notes} if notes else None
         return _rebuild, (type(self), self.args, fields), state
+
+
+def called(name: str) -> type[PenstockError] | None:
+    """The error of this module that has a name; None where there is none."""
+    kind = globals().get(name) if name in __all__ else None
+    return kind if isinstance(kind, type) and issubclass(kind, PenstockError) else None
 
 
 def _rebuild(
@@ -75,6 +88,8 @@ class CheckpointNotFoundError(PenstockError, FileNotFoundError):
     """
 
     _fields = ("path",)
+    _is_shared = True
+    _result = "missing"
 
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(message)
@@ -92,6 +107,7 @@ class CheckpointExistsError(PenstockError, FileExistsError):
     """
 
     _fields = ("path",)
+    _is_shared = True
 
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(message)
@@ -107,6 +123,7 @@ class IncompleteCheckpointError(PenstockError):
     """
 
     _fields: ClassVar[tuple[str, ...]] = ("path",)
+    _result = "missing"
 
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(message)
@@ -137,6 +154,7 @@ class ProtectedCheckpointError(PenstockError):
     """
 
     _fields = ("path",)
+    _is_shared = True
 
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(message)
@@ -158,6 +176,7 @@ class CorruptCheckpointError(PenstockError, ValueError):
     """
 
     _fields = ("path", "file", "offset", "tensor", "is_proven")
+    _result = "damaged"
 
     def __init__(
         self,
@@ -299,6 +318,7 @@ class SaveInProgressError(PenstockError):
     """
 
     _fields = ("path",)
+    _result = "skipped"
 
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(message)
@@ -310,6 +330,8 @@ class SaveCancelledError(PenstockError):
 
     Nothing was committed, unless the message tells of ranks that do not know.
     """
+
+    _result = "cancelled"
 
 
 class MissingDependencyError(PenstockError, ImportError):

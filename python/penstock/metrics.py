@@ -10,15 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.calls import events
-from penstock.errors import (
-    CheckpointNotFoundError,
-    CorruptCheckpointError,
-    IncompleteCheckpointError,
-    MissingDependencyError,
-    PenstockError,
-    SaveCancelledError,
-    SaveInProgressError,
-)
+from penstock.errors import MissingDependencyError, PenstockError
 from penstock.loading.load import Loaded
 from penstock.paths import check_scheme
 from penstock.reports import SaveReport, ScrubReport, VerifyResult
@@ -203,7 +195,8 @@ class _Metrics:
                 problems = len(step.problems) or int(step.state == "damaged")
                 self._read("scrub", step.bytes_checked, problems)
         else:
-            self._checked("cancelled" if _is_cancelled(outcome) else "failed")
+            # Damage is in what these calls return; one that raises has come to no verdict.
+            self._checked(_result_of(outcome, ("cancelled",)))
 
     def pending(self, change: int) -> None:
         """Counts saves in the background."""
@@ -219,7 +212,8 @@ class _Metrics:
             self.stall_seconds.observe(outcome.stall_seconds)
             return
         if not isinstance(outcome, SaveReport):
-            self.saves.labels(_result_of_save(outcome)).inc()
+            result = "skipped" if outcome is None else _result_of(outcome, _SAVE_RESULTS)
+            self.saves.labels(result).inc()
             return
         self.saves.labels("ok").inc()
         self.written.inc(outcome.bytes)
@@ -233,8 +227,9 @@ class _Metrics:
 
     def _loaded(self, outcome: Any) -> None:
         if not isinstance(outcome, Loaded):
-            self.loads.labels(_result_of_load(outcome)).inc()
-            self.damage.labels("load").inc(isinstance(outcome, CorruptCheckpointError))
+            result = _result_of(outcome, _LOAD_RESULTS)
+            self.loads.labels(result).inc()
+            self.damage.labels("load").inc(result == "damaged")
             return
         self.loads.labels("ok").inc()
         self._read("load", outcome.report.bytes_read)
@@ -254,23 +249,13 @@ class _Metrics:
             self.fallbacks.labels(kind).inc()
 
 
-def _result_of_save(outcome: Any) -> str:
-    if outcome is None or isinstance(outcome, SaveInProgressError):
-        return "skipped"
-    return "cancelled" if _is_cancelled(outcome) else "failed"
-
-
-def _result_of_load(error: BaseException) -> str:
-    if isinstance(error, CheckpointNotFoundError | IncompleteCheckpointError):
-        return "missing"
-    if isinstance(error, CorruptCheckpointError):
-        return "damaged"
-    return "cancelled" if _is_cancelled(error) else "failed"
-
-
-def _is_cancelled(error: Any) -> bool:
+def _result_of(error: BaseException, results: Iterable[str]) -> str:
+    """How a call ended that raised something, of the ways in which calls of its kind do."""
+    result = error._result if isinstance(error, PenstockError) else "failed"
     # Handlers of SIGTERM exit: a job that makes room for another one is no failure.
-    return isinstance(error, SaveCancelledError | KeyboardInterrupt | SystemExit)
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        result = "cancelled"
+    return result if result in results else "failed"
 
 
 _metrics: _Metrics | None = None

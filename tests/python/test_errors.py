@@ -6,11 +6,13 @@ import dataclasses
 import datetime as dt
 import enum
 import errno
+import inspect
 import json
 import pathlib
 import pickle
 import random
 import re
+import typing
 from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
 
 import numpy as np
@@ -20,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock import _native, errors
+from penstock import _native, errors, metrics
 from penstock.state import references, scalars, tree
 from penstock.state.flatten import flatten
 
@@ -31,24 +33,47 @@ REFUSALS = (
     penstock.MissingDependencyError,
 )
 
-INSTANCES = [
-    errors.PenstockError("m"),
-    errors.CheckpointNotFoundError("m", path="p"),
-    errors.CheckpointExistsError("m", path="p"),
-    errors.IncompleteCheckpointError("m", path="p"),
-    errors.PartialCheckpointError("m", path="p", missing=("a", "b")),
-    errors.ProtectedCheckpointError("m", path="p"),
-    errors.CorruptCheckpointError("m", path="p", file="f", offset=3, tensor="t"),
-    errors.CorruptCheckpointError("m", path="p", is_proven=True),
-    errors.UnsupportedPathError("m", path="s3://b", scheme="s3"),
-    errors.FormatVersionError("m", path="p", found=2, supported=1),
-    errors.UnsupportedStateError("m", key="k"),
-    errors.StateMismatchError("m", key="k", path="p"),
-    errors.StorageError("m", path="p", errno=errno.ENOSPC),
-    errors.StorageError("m", path="p", errno=errno.ENOSPC, needed_bytes=7, free_bytes=3),
-    errors.MissingDependencyError("m", name="torch"),
-    errors.OptionsError("m", path="o", key="engine"),
-]
+SAMPLES = {str: "text", int: 7, bool: True, tuple: ("a", "b")}
+"""A value for each type that a fact of an error may have; None is one where that may be."""
+
+
+def kinds(base=penstock.PenstockError):
+    yield base
+    for kind in base.__subclasses__():
+        yield from kinds(kind)
+
+
+def parameters(kind):
+    found = inspect.signature(kind.__init__).parameters.values()
+    return [one for one in found if one.kind is one.KEYWORD_ONLY]
+
+
+def instances():
+    """Every error there is, with the facts it has to have, and with all that it may have."""
+    for kind in kinds():
+        hints = typing.get_type_hints(kind.__init__)
+        samples = {}
+        for one in parameters(kind):
+            options = typing.get_args(hints[one.name]) or (hints[one.name],)
+            form = typing.get_origin(hints[one.name]) or options[0]
+            samples[one.name] = SAMPLES[form if form in SAMPLES else options[0]]
+        yield kind("m", **samples)
+        given = {
+            one.name: samples[one.name] for one in parameters(kind) if one.default is one.empty
+        }
+        if given != samples:
+            yield kind("m", **given)
+
+
+INSTANCES = list(instances())
+
+
+def test_errors_have_the_facts_that_they_are_made_of():
+    for kind in kinds():
+        assert kind._fields == tuple(one.name for one in parameters(kind))
+        # Else no rank could tell another one of it, and no counter would count it.
+        assert errors.called(kind.__name__) is kind
+        assert kind._result in {*metrics._SAVE_RESULTS, *metrics._LOAD_RESULTS}
 
 
 @pytest.mark.parametrize("error", INSTANCES, ids=lambda error: type(error).__name__)

@@ -38,11 +38,6 @@ if TYPE_CHECKING:
 _VOTE = struct.Struct("<QQQ")
 """Size and digest of the part, balance."""
 
-_SHARED_ERRORS = frozenset(
-    {"CheckpointExistsError", "CheckpointNotFoundError", "ProtectedCheckpointError"}
-)
-"""What is as true for every rank as for the coordinator that found it."""
-
 _COMMIT_SECONDS = 10
 """For how long to wait for the end of a commit that has begun."""
 
@@ -439,9 +434,9 @@ class Round(Exchange):
     def error_of(self, reason: dict[str, Any]) -> PenstockError:
         """The error that a rank described, as it is raised on this one."""
         name, message, rank = reason["error"], reason["message"], reason["rank"]
-        if name == "RankError" or (rank == 0 and name in _SHARED_ERRORS):
-            found: PenstockError = getattr(errors, name)(message, **reason["fields"])
-            return found
+        kind = errors.called(name)
+        if kind is not None and (kind is RankError or (rank == 0 and kind._is_shared)):
+            return kind(message, **reason["fields"])
         # Where a commit has begun its own error says what there is.
         result = ", so nothing was done" if reason.get("discard", True) else ""
         return RankError(f"rank {rank} failed{result}: {name}: {message}", rank=rank)
