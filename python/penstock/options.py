@@ -8,13 +8,13 @@ import functools
 import json
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import OptionsError, StorageError, UnsupportedPathError
 from penstock.paths import check_scheme
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 _MIB = 1 << 20
 
@@ -23,12 +23,101 @@ _FILE_VARIABLE = "PENSTOCK_OPTIONS"
 _ABOUT = "about"
 """What a file of options says of itself, for whoever reads it."""
 
-_T = TypeVar("_T")
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What an option may be: one of some words."""
+
+    words: tuple[str, ...]
+
+    def parse(self, text: str) -> str:
+        """The value that a variable of the environment gives."""
+        return text
+
+    def check(self, name: str, value: object) -> None:
+        """Refuses what it may not be.
+
+        Raises:
+            TypeError: It is no text.
+            ValueError: It is none of the words.
+        """
+        if type(value) is not str:
+            raise TypeError(f"{name}={value!r}: must be one of {', '.join(map(repr, self.words))}")
+        if value not in self.words:
+            raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, self.words))}")
 
 
-def _setting(name: str, parse: Callable[[str], _T], default: _T) -> Any:
-    """A dataclass field whose default comes from the environment when an instance is made."""
-    variable = f"PENSTOCK_{name.upper()}"
+@dataclass(frozen=True, slots=True)
+class Number:
+    """What an option may be: a whole number.
+
+    Attributes:
+        least: The smallest.
+        most: The largest.
+        unit: What it counts.
+        multiple_of: What has to divide it.
+        is_open: Whether it may be None, and so left to Penstock.
+    """
+
+    least: int
+    most: int
+    unit: str
+    multiple_of: int = 1
+    is_open: bool = True
+
+    def parse(self, text: str) -> int:
+        """The value that a variable of the environment gives."""
+        try:
+            return int(text)
+        except ValueError:
+            raise ValueError("not a whole number") from None
+
+    def check(self, name: str, value: object) -> None:
+        """Refuses what it may not be.
+
+        Raises:
+            TypeError: It is no int.
+            ValueError: It is out of range.
+        """
+        if value is None and self.is_open:
+            return
+        if type(value) is not int:
+            raise TypeError(f"{name}={value!r}: must be an int{' or None' if self.is_open else ''}")
+        if not self.least <= value <= self.most:
+            raise ValueError(f"{name}={value}: must be between {self.least} and {self.most}")
+        if value % self.multiple_of:
+            raise ValueError(f"{name}={value}: must be a multiple of {self.multiple_of}")
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """What an option may be: yes or no."""
+
+    def parse(self, text: str) -> bool:
+        """The value that a variable of the environment gives."""
+        words = {"1": True, "true": True, "yes": True, "on": True}
+        words |= {"0": False, "false": False, "no": False, "off": False}
+        try:
+            return words[text.lower()]
+        except KeyError:
+            raise ValueError("not one of 1, true, yes, on, 0, false, no, off") from None
+
+    def check(self, name: str, value: object) -> None:
+        """Refuses what it may not be.
+
+        Raises:
+            TypeError: It is no bool.
+        """
+        if type(value) is not bool:
+            raise TypeError(f"{name}={value!r}: must be True or False")
+
+
+def _option(variable: str, default: object, kind: Word | Number | Flag) -> Any:
+    """A dataclass field whose default comes from the environment when an instance is made.
+
+    Its ``metadata`` has all that is known of it beside its documentation.
+    """
+    name = variable.removeprefix("PENSTOCK_").lower()
 
     def read() -> Any:
         text = os.environ.get(variable, "").strip()
@@ -36,27 +125,12 @@ def _setting(name: str, parse: Callable[[str], _T], default: _T) -> Any:
             file = os.environ.get(_FILE_VARIABLE, "").strip()
             return _of_environment(file).get(name, default) if file else default
         try:
-            return parse(text)
+            return kind.parse(text)
         except ValueError as error:
             raise ValueError(f"{variable}={text!r}: {error}") from None
 
-    return field(default_factory=read, metadata={"default": default})
-
-
-def _number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError("not a whole number") from None
-
-
-def _flag(text: str) -> bool:
-    words = {"1": True, "true": True, "yes": True, "on": True}
-    words |= {"0": False, "false": False, "no": False, "off": False}
-    try:
-        return words[text.lower()]
-    except KeyError:
-        raise ValueError("not one of 1, true, yes, on, 0, false, no, off") from None
+    metadata = {"variable": variable, "default": default, "kind": kind}
+    return field(default_factory=read, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +150,17 @@ class Options:
             file system supports it.
         queue_depth: Requests in flight per I/O thread, 1 to 4096. Left open, ranks that save
             together share them out on each machine.
-        extent_bytes: Bytes of one request: a multiple of 1 MiB, at most 1 GiB.
+        extent_bytes: Bytes of one request: a multiple of 1 MiB, 1 MiB to 1 GiB.
         io_threads: Threads that copy, digest and submit, 1 to 1024.
-        staging_bytes: Bound on the memory a call stages data in, whatever the checkpoint's size:
-            at least two extents and 1 MiB beside each. Not given, it is 256 MiB; for
-            `CheckpointStore.save_async` as much as the state has, up to half of the memory that
-            is free. Where it has no room for the extents that
-            ``io_threads`` and ``queue_depth`` ask for, it lowers those; ``choices`` says so.
+        staging_bytes: Bound on the memory a call stages data in, whatever the checkpoint's size,
+            4 MiB to 1 PiB: at least two extents and 1 MiB beside each. Not given, it is 256 MiB;
+            for `CheckpointStore.save_async` as much as the state has, up to half of the memory
+            that is free. Where it has no room for the extents that ``io_threads`` and
+            ``queue_depth`` ask for, it lowers those; ``choices`` says so.
         verify: Whether a load checks every byte that it hands out against its digest. What ends
             in a verdict checks them all the same: `verify`, `scrub`, `explain`, `salvage`, and a
             load with ``fallback``. A load that does not check leaves no mark.
-        shard_bytes: Bound on the data in one file, at least 4096.
+        shard_bytes: Bound on the data in one file, 4 KiB to 1 PiB.
         rank_timeout_seconds: Where many ranks save together, how long one that has done its part
             waits for the others, 1 to 86400. Not less than a save takes the slowest.
 
@@ -101,31 +175,29 @@ class Options:
         8
     """
 
-    engine: str = _setting("engine", str, "auto")
-    direct: str = _setting("direct", str, "auto")
-    queue_depth: int | None = _setting("queue_depth", _number, None)
-    extent_bytes: int | None = _setting("extent_bytes", _number, None)
-    io_threads: int | None = _setting("io_threads", _number, None)
-    staging_bytes: int | None = _setting("staging_bytes", _number, None)
-    verify: bool = _setting("verify", _flag, True)
-    shard_bytes: int | None = _setting("shard_bytes", _number, None)
-    rank_timeout_seconds: int = _setting("rank_timeout_seconds", _number, 300)
+    engine: str = _option("PENSTOCK_ENGINE", "auto", Word(("auto", "uring", "threads")))
+    direct: str = _option("PENSTOCK_DIRECT", "auto", Word(("auto", "on", "off")))
+    queue_depth: int | None = _option("PENSTOCK_QUEUE_DEPTH", None, Number(1, 4096, "requests"))
+    # Digests cover chunks of 1 MiB; an extent holds whole ones.
+    extent_bytes: int | None = _option(
+        "PENSTOCK_EXTENT_BYTES", None, Number(_MIB, 1 << 30, "bytes", multiple_of=_MIB)
+    )
+    io_threads: int | None = _option("PENSTOCK_IO_THREADS", None, Number(1, 1024, "threads"))
+    staging_bytes: int | None = _option(
+        "PENSTOCK_STAGING_BYTES", None, Number(4 * _MIB, 1 << 50, "bytes")
+    )
+    verify: bool = _option("PENSTOCK_VERIFY", True, Flag())
+    shard_bytes: int | None = _option("PENSTOCK_SHARD_BYTES", None, Number(4096, 1 << 50, "bytes"))
+    rank_timeout_seconds: int = _option(
+        "PENSTOCK_RANK_TIMEOUT_SECONDS", 300, Number(1, 86_400, "seconds", is_open=False)
+    )
 
     def __post_init__(self) -> None:
-        _check_word("engine", self.engine, ("auto", "uring", "threads"))
-        _check_word("direct", self.direct, ("auto", "on", "off"))
-        _check_range("queue_depth", self.queue_depth, 1, 4096)
-        _check_range("extent_bytes", self.extent_bytes, _MIB, 1 << 30)
-        if self.extent_bytes is not None and self.extent_bytes % _MIB:
-            # Digests cover chunks of 1 MiB; an extent holds whole ones.
-            raise ValueError(f"extent_bytes={self.extent_bytes}: must be a multiple of {_MIB}")
-        _check_range("io_threads", self.io_threads, 1, 1024)
-        staging_bytes_min = 2 * ((self.extent_bytes or _MIB) + _MIB)
-        _check_range("staging_bytes", self.staging_bytes, staging_bytes_min, 1 << 50)
-        _check_range("shard_bytes", self.shard_bytes, 4096, 1 << 50)
-        _check_range("rank_timeout_seconds", self.rank_timeout_seconds, 1, 86_400)
-        if type(self.verify) is not bool:
-            raise TypeError(f"verify={self.verify!r}: must be True or False")
+        for one in dataclasses.fields(self):
+            one.metadata["kind"].check(one.name, getattr(self, one.name))
+        if self.extent_bytes is not None:
+            staging_bytes_min = 2 * (self.extent_bytes + _MIB)
+            Number(staging_bytes_min, 1 << 50, "bytes").check("staging_bytes", self.staging_bytes)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Options:
@@ -259,19 +331,3 @@ def _of_environment(path: str) -> dict[str, Any]:
         raise OptionsError(f"{_FILE_VARIABLE}: {error}", path=path) from error
     except OptionsError as error:
         raise OptionsError(f"{_FILE_VARIABLE}: {error}", path=path, key=error.key) from error
-
-
-def _check_word(name: str, value: object, words: tuple[str, ...]) -> None:
-    if type(value) is not str:
-        raise TypeError(f"{name}={value!r}: must be one of {', '.join(map(repr, words))}")
-    if value not in words:
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, words))}")
-
-
-def _check_range(name: str, value: object, least: int, most: int) -> None:
-    if value is None:
-        return
-    if type(value) is not int:
-        raise TypeError(f"{name}={value!r}: must be an int or None")
-    if not least <= value <= most:
-        raise ValueError(f"{name}={value}: must be between {least} and {most}")

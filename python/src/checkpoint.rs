@@ -213,7 +213,7 @@ impl Checkpoint {
             .into_iter()
             .map(convert)
             .collect();
-        let (targets, options) = (targets?, options.convert()?);
+        let (targets, options) = (targets?, options.0);
         let loaded = call::run(py, &progress, |progress| {
             self.inner
                 .load(indices.as_deref(), targets, &options, progress)
@@ -238,7 +238,7 @@ impl Checkpoint {
         progress: Callback,
     ) -> PyResult<Bound<'py, PyDict>> {
         let fills: PyResult<Vec<_>> = requests.into_iter().map(tensor::fill).collect();
-        let (fills, options) = (fills?, options.convert()?);
+        let (fills, options) = (fills?, options.0);
         let filled = call::run(py, &progress, |progress| {
             self.inner.fill(fills, &options, progress)
         })?;

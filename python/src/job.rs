@@ -126,7 +126,7 @@ impl Job {
         at_once: Vec<usize>,
     ) -> PyResult<Job> {
         let state = state(tensors, aliases, tree)?;
-        let mut options = options.convert()?;
+        let mut options = options.0;
         options.nice = nice;
         let staging = Staging {
             arena: arena.map(|arena| arena.inner.clone()),

@@ -3,40 +3,40 @@
 use penstock_store::options::Options;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use serde_json::{Map, Value};
 
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
-pub(crate) struct NativeOptions {
-    engine: String,
-    direct: String,
-    queue_depth: Option<usize>,
-    extent_bytes: Option<usize>,
-    io_threads: Option<usize>,
-    staging_bytes: Option<usize>,
-    shard_bytes: Option<u64>,
-    verify: bool,
+/// What is about ranks, which only Python knows.
+const OF_RANKS: &str = "rank_timeout_seconds";
+
+/// `Options` out of a dictionary; a name that they lack is refused, so none is without effect.
+pub(crate) struct NativeOptions(pub(crate) Options);
+
+impl FromPyObject<'_, '_> for NativeOptions {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<NativeOptions> {
+        let mut values = Map::new();
+        for (name, value) in given.cast::<PyDict>()?.iter() {
+            values.insert(name.extract()?, plain(&value)?);
+        }
+        values.remove(OF_RANKS);
+        serde_json::from_value(Value::Object(values))
+            .map(NativeOptions)
+            .map_err(|error| PyValueError::new_err(format!("options: {error}")))
+    }
 }
 
-impl NativeOptions {
-    pub(crate) fn convert(&self) -> PyResult<Options> {
-        let invalid =
-            |name: &str, value: &str| PyValueError::new_err(format!("{name} cannot be {value:?}"));
-        Ok(Options {
-            engine: self
-                .engine
-                .parse()
-                .map_err(|_| invalid("engine", &self.engine))?,
-            direct: self
-                .direct
-                .parse()
-                .map_err(|_| invalid("direct", &self.direct))?,
-            queue_depth: self.queue_depth,
-            extent_bytes: self.extent_bytes,
-            io_threads: self.io_threads,
-            staging_bytes: self.staging_bytes,
-            shard_bytes: self.shard_bytes,
-            verify: self.verify,
-            ..Options::default()
-        })
+/// A word, a number, a flag or nothing.
+fn plain(value: &Bound<'_, PyAny>) -> PyResult<Value> {
+    if value.is_none() {
+        return Ok(Value::Null);
     }
+    if let Ok(flag) = value.extract::<bool>() {
+        return Ok(flag.into());
+    }
+    if let Ok(number) = value.extract::<u64>() {
+        return Ok(number.into());
+    }
+    Ok(value.extract::<String>()?.into())
 }

@@ -43,7 +43,7 @@ pub fn save<'py>(
         metadata: json(metadata, "metadata")?,
         overwrite,
     };
-    let options = options.convert()?;
+    let options = options.0;
     let saved = call::run(py, &progress, |progress| {
         penstock_store::save::save(state, &publication, &options, progress)
     })?;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,23 +13,37 @@ from hypothesis import strategies as st
 
 import penstock
 from conftest import uring_refusal
+from penstock.options import Flag, Number, Word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MIB = 1 << 20
 
-_VALUES = {
-    "engine": ["auto", "threads", "uring"],
-    "direct": ["auto", "on", "off"],
-    "queue_depth": [1, 2, 7, 64],
+_SUITED = {
     "extent_bytes": [_MIB, 3 * _MIB],
-    "io_threads": [1, 2, 5],
     "staging_bytes": [8 * _MIB, 64 * _MIB],
-    "verify": [True, False],
     "shard_bytes": [4096, 5 * 4096 + 1, _MIB],
 }
-"""What is drawn for each option, beside leaving it open; direct I/O has to be possible."""
+"""Of options that have to suit each other, or the states that are drawn, what does."""
+
+
+def _values(option: dataclasses.Field[object]) -> list[object]:
+    """What is drawn for an option, beside leaving it open; direct I/O has to be possible."""
+    match option.metadata["kind"]:
+        case Word(words):
+            return [*words]
+        case Flag():
+            return [True, False]
+        case Number(least, most) as number:
+            drawn = {least + one * number.multiple_of for one in (0, 1, 6, 63)}
+            return _SUITED.get(option.name) or sorted(one for one in drawn if one <= most)
+        case other:
+            raise AssertionError(f"nothing is drawn for {other}")
+
+
+_OPTIONS = {option.name: option for option in dataclasses.fields(penstock.Options)}
+_VALUES = {name: _values(option) for name, option in _OPTIONS.items()}
 
 
 @dataclass(frozen=True)
@@ -71,11 +86,11 @@ def choices(draw: st.DrawFn, **fixed: object) -> Choices:
             case "given":
                 given[name] = value
             case "environment":
-                environment[f"PENSTOCK_{name.upper()}"] = text
+                environment[_OPTIONS[name].metadata["variable"]] = text
             case "both":
                 # What is given counts.
                 given[name] = value
                 other = draw(st.sampled_from(values)) if name not in fixed else value
                 other = str(int(other)) if isinstance(other, bool) else str(other)
-                environment[f"PENSTOCK_{name.upper()}"] = other
+                environment[_OPTIONS[name].metadata["variable"]] = other
     return Choices(given, environment)

@@ -3,27 +3,107 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
 import penstock
+from penstock import _native
+from penstock.options import Number, Word
 
-NUMBERS = ["queue_depth", "extent_bytes", "io_threads", "staging_bytes", "shard_bytes"]
+FIELDS = {field.name: field for field in dataclasses.fields(penstock.Options)}
 
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch):
-    for field in dataclasses.fields(penstock.Options):
-        monkeypatch.delenv(f"PENSTOCK_{field.name.upper()}", raising=False)
+    for field in FIELDS.values():
+        monkeypatch.delenv(field.metadata["variable"], raising=False)
     monkeypatch.delenv("PENSTOCK_OPTIONS", raising=False)
 
 
 def test_defaults_leave_every_number_to_the_engine():
     options = penstock.Options()
     assert (options.engine, options.direct, options.verify) == ("auto", "auto", True)
-    assert all(getattr(options, name) is None for name in NUMBERS)
+    open_ones = {
+        name
+        for name, field in FIELDS.items()
+        if isinstance(field.metadata["kind"], Number) and field.metadata["kind"].is_open
+    }
+    assert all(getattr(options, name) is None for name in open_ones)
+    assert FIELDS.keys() - open_ones == {"engine", "direct", "verify", "rank_timeout_seconds"}
+
+
+def words_of(number):
+    """Limits of a number as the documentation has them."""
+    units = {50: "PiB", 40: "TiB", 30: "GiB", 20: "MiB", 10: "KiB"}
+
+    def text(value):
+        if number.unit == "bytes":
+            for bits, unit in units.items():
+                if value >= 1 << bits:
+                    return f"{value >> bits} {unit}"
+        return str(value)
+
+    return f"{text(number.least)} to {text(number.most)}"
+
+
+def test_every_option_is_documented_with_its_limits_and_its_variable():
+    attributes = penstock.Options.__doc__.partition("Attributes:")[2].partition("Raises:")[0]
+    paragraphs = dict(re.findall(r"^ {8}(\w+): ((?:.+\n)(?: {12}.+\n)*)", attributes, re.MULTILINE))
+    assert list(paragraphs) == list(FIELDS)
+    for name, field in FIELDS.items():
+        kind = field.metadata["kind"]
+        text = " ".join(paragraphs[name].split())
+        assert field.metadata["variable"] == f"PENSTOCK_{name.upper()}"
+        kind.check(name, field.metadata["default"])
+        if isinstance(kind, Word):
+            assert all(f'``"{word}"``' in text for word in kind.words)
+        if isinstance(kind, Number):
+            assert words_of(kind) in text, name
+            assert kind.unit in name or kind.unit in ("requests", "threads")
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_what_an_option_may_be_comes_through_its_variable_and_nothing_else_does(name, monkeypatch):
+    kind, variable = (FIELDS[name].metadata[key] for key in ("kind", "variable"))
+    wrong = "perhaps"
+    if isinstance(kind, Number):
+        for value in (kind.least, kind.most):
+            monkeypatch.setenv(variable, str(value))
+            assert getattr(penstock.Options(), name) == value
+        wrong = str(kind.most + 1)
+    monkeypatch.setenv(variable, wrong)
+    with pytest.raises(ValueError, match=wrong):
+        penstock.Options()
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_option_reaches_the_engine_or_the_ranks(name, tmp_path):
+    """What the native module does not know it refuses, so none is without effect."""
+    given = penstock.Options().to_native()
+    _native.verify(saved(tmp_path), options={name: given[name]}, progress=None)
+    with pytest.raises(ValueError, match=f"{name}s"):
+        _native.verify(saved(tmp_path), options={f"{name}s": given[name]}, progress=None)
+
+
+def saved(directory):
+    path = directory / "ckpt"
+    if not path.exists():
+        penstock.save(path, {"n": 1})
+    return str(path)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2**64 - 1])
+def test_no_number_breaks_the_engine(number, tmp_path):
+    numbers = [name for name, one in FIELDS.items() if isinstance(one.metadata["kind"], Number)]
+    path = tmp_path / "ckpt"
+    penstock.save(path, {"x": bytearray(5 << 20)})
+    for name in numbers:
+        options = {**penstock.Options().to_native(), name: number}
+        result = _native.verify(str(path), options=options, progress=None)
+        assert result["problems"] == []
 
 
 def test_the_environment_gives_defaults(monkeypatch):

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::thread;
 
@@ -10,6 +11,7 @@ use penstock_io::device::Device;
 use penstock_io::engine::{self, EngineChoice, EngineConfig, Opened};
 use penstock_io::file::Direct;
 use penstock_io::file_system::{FileSystem, Native};
+use serde::de::{Deserialize, Deserializer, Error as _};
 
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::shard::PAGE_BYTES;
@@ -41,6 +43,14 @@ const SHARD_BYTES: u64 = 16 << 30;
 /// mapped in, so that buffers lie side by side.
 const STAGING_SLACK_BYTES: usize = 64 << 10;
 
+/// More than this is taken for this. What callers may ask for, and the words that refuse the rest,
+/// stand in `penstock.Options`.
+const QUEUE_DEPTH_MAX: usize = 4096;
+const EXTENT_BYTES_MAX: usize = 1 << 30;
+const IO_THREADS_MAX: usize = 1024;
+const STAGING_BYTES_MAX: usize = 1 << 50;
+const SHARD_BYTES_MAX: u64 = 1 << 50;
+
 /// How a kind of device is best asked.
 struct Requests {
     extent_bytes: usize,
@@ -54,11 +64,17 @@ struct Requests {
 pub type EngineFactory = Arc<dyn Fn(usize) -> penstock_io::Result<Opened> + Send + Sync>;
 
 /// A caller's choices; `None` leaves a number to Penstock.
-#[derive(Clone)]
+///
+/// Read from the form that Python gives them, whatever numbers are in there: they are
+/// bounded before anybody adds or multiplies them.
+#[derive(Clone, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Options {
     /// Which backend moves the bytes.
+    #[serde(deserialize_with = "word")]
     pub engine: EngineChoice,
     /// Whether the page cache is bypassed.
+    #[serde(deserialize_with = "word")]
     pub direct: Direct,
     /// Operations in flight per worker.
     pub queue_depth: Option<usize>,
@@ -74,11 +90,23 @@ pub struct Options {
     /// does so all the same.
     pub verify: bool,
     /// The nice value of the threads that write, if they are to step back before others.
+    #[serde(skip)]
     pub nice: Option<u8>,
     /// Replaces the engine, for tests that inject faults.
+    #[serde(skip)]
     pub engine_factory: Option<EngineFactory>,
     /// What files are created, named, synced and removed through.
+    #[serde(skip)]
     pub file_system: Arc<dyn FileSystem>,
+}
+
+fn word<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err = penstock_io::Error>,
+{
+    let text = String::deserialize(deserializer)?;
+    text.parse().map_err(D::Error::custom)
 }
 
 impl Default for Options {
@@ -145,6 +173,7 @@ pub struct Settings {
 impl Options {
     /// Chooses what the caller left open, for moving `bytes` to or from the device behind `path`.
     pub fn choose(&self, path: &Path, bytes: u64) -> Settings {
+        let given = self.bounded();
         let device = Device::behind(path);
         let mut choices = Vec::new();
         let is_rotational = device.as_ref().is_some_and(|device| device.is_rotational);
@@ -155,9 +184,9 @@ impl Options {
             (Some(device), false) => format!("{device} does not rotate"),
         };
 
-        let budget_bytes = self.staging_bytes.unwrap_or(STAGING_BYTES);
-        let extent_bytes = match self.extent_bytes {
-            Some(given) => whole_chunks(given),
+        let budget_bytes = given.staging_bytes.unwrap_or(STAGING_BYTES);
+        let extent_bytes = match given.extent_bytes {
+            Some(bytes) => whole_chunks(bytes),
             None => {
                 let (chosen, reason) = choose_extent(&suited, device.as_ref(), budget_bytes);
                 let reason = reason.unwrap_or(&kind);
@@ -170,8 +199,8 @@ impl Options {
         let budget_bytes = budget_bytes.max(2 * buffer_bytes);
         let buffers = budget_bytes / buffer_bytes;
 
-        let (wanted, reason) = match self.io_threads {
-            Some(given) => (given, None),
+        let (wanted, reason) = match given.io_threads {
+            Some(threads) => (threads, None),
             None => choose_threads(&suited, bytes),
         };
         // At least one extent in flight and one being filled for each worker.
@@ -182,9 +211,9 @@ impl Options {
             chosen: io_threads,
             buffers,
         };
-        choices.extend(note.text(self.io_threads.is_none(), reason.unwrap_or(&kind)));
+        choices.extend(note.text(given.io_threads.is_none(), reason.unwrap_or(&kind)));
 
-        let wanted = self.queue_depth.unwrap_or(suited.queue_depth);
+        let wanted = given.queue_depth.unwrap_or(suited.queue_depth);
         let possible = (1..=wanted)
             .rev()
             .find(|depth| io_threads * held(*depth) <= buffers);
@@ -195,7 +224,7 @@ impl Options {
             chosen: queue_depth,
             buffers,
         };
-        choices.extend(note.text(self.queue_depth.is_none(), &kind));
+        choices.extend(note.text(given.queue_depth.is_none(), &kind));
 
         let engine = self.engine;
         let engine_factory = self.engine_factory.clone().unwrap_or_else(|| {
@@ -211,13 +240,25 @@ impl Options {
             queue_depth,
             extent_bytes,
             io_threads,
-            shard_bytes: self.shard_bytes.unwrap_or(SHARD_BYTES).max(PAGE_BYTES),
+            shard_bytes: given.shard_bytes.unwrap_or(SHARD_BYTES).max(PAGE_BYTES),
             verify: self.verify,
             nice: self.nice,
             pool: Pool::new(buffer_bytes, budget_bytes),
             engine_factory,
             device,
             choices,
+        }
+    }
+
+    /// The same with numbers whose sums and products stay far from overflow.
+    fn bounded(&self) -> Options {
+        Options {
+            queue_depth: self.queue_depth.map(|depth| depth.min(QUEUE_DEPTH_MAX)),
+            extent_bytes: self.extent_bytes.map(|bytes| bytes.min(EXTENT_BYTES_MAX)),
+            io_threads: self.io_threads.map(|threads| threads.min(IO_THREADS_MAX)),
+            staging_bytes: self.staging_bytes.map(|bytes| bytes.min(STAGING_BYTES_MAX)),
+            shard_bytes: self.shard_bytes.map(|bytes| bytes.min(SHARD_BYTES_MAX)),
+            ..self.clone()
         }
     }
 }
@@ -377,6 +418,44 @@ mod tests {
         );
         let little = choose_extent(&ROTATIONAL, None, 5 << 20).0;
         assert_eq!(little, 2 << 20);
+    }
+
+    #[test]
+    fn any_number_is_brought_into_bounds() {
+        for number in [0, 1, usize::MAX] {
+            let options = Options {
+                queue_depth: Some(number),
+                extent_bytes: Some(number),
+                io_threads: Some(number),
+                staging_bytes: Some(number),
+                shard_bytes: Some(number as u64),
+                ..Options::default()
+            };
+            let settings = options.choose(Path::new("/"), u64::MAX);
+            assert!((1..=QUEUE_DEPTH_MAX).contains(&settings.queue_depth));
+            assert!((1..=IO_THREADS_MAX).contains(&settings.io_threads));
+            assert!((1 << 20..=EXTENT_BYTES_MAX).contains(&settings.extent_bytes));
+            assert!((PAGE_BYTES..=SHARD_BYTES_MAX).contains(&settings.shard_bytes));
+        }
+    }
+
+    #[test]
+    fn options_are_read_by_name_and_a_wrong_one_is_refused() {
+        let read = |text: &str| serde_json::from_str::<Options>(text);
+        let options =
+            read(r#"{"engine": "threads", "queue_depth": 7, "io_threads": null}"#).unwrap();
+        assert_eq!(options.engine, EngineChoice::Threads);
+        assert_eq!((options.queue_depth, options.io_threads), (Some(7), None));
+        assert!(options.verify);
+        for (text, named) in [
+            (r#"{"engine": "io_uring"}"#, "io_uring"),
+            (r#"{"queue_depht": 7}"#, "queue_depht"),
+            (r#"{"nice": 7}"#, "nice"),
+            (r#"{"queue_depth": -1}"#, "-1"),
+        ] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains(named), "{error}");
+        }
     }
 
     #[test]
