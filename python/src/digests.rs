@@ -1,6 +1,7 @@
-//! `digests`.
+//! `digests` and `dtypes`: what is known of tensors without a checkpoint.
 
 use penstock_store::format::digest::Digest;
+use penstock_store::format::dtype;
 use pyo3::prelude::*;
 
 use crate::call;
@@ -17,4 +18,10 @@ pub(crate) fn digests(py: Python<'_>, tensors: Vec<TensorSource>) -> PyResult<Ve
         let found = regions.iter().map(|region| Digest::of_memory(region).0);
         Ok(found.collect())
     })
+}
+
+/// Every dtype of the format that has a name of its own, with the bytes of an element.
+#[pyfunction]
+pub(crate) fn dtypes() -> Vec<(&'static str, usize)> {
+    dtype::all().collect()
 }

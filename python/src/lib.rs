@@ -44,7 +44,7 @@ mod _native {
     #[pymodule_export]
     use crate::checkpoint::{Checkpoint, open};
     #[pymodule_export]
-    use crate::digests::digests;
+    use crate::digests::{digests, dtypes};
     #[pymodule_export]
     use crate::job::{Arena, Job};
     #[pymodule_export]

@@ -14,22 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock import _native
 from penstock.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     import torch
 
-ITEM_BYTES: dict[str, int] = {
-    **dict.fromkeys(("bool", "uint8", "int8"), 1),
-    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"), 1),
-    **dict.fromkeys(("float8_e4m3fnuz", "float8_e5m2fnuz", "float4_e2m1fn_x2"), 1),
-    **dict.fromkeys(("bits8", "bits1x8", "bits2x4", "bits4x2"), 1),
-    **dict.fromkeys((f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)), 1),
-    **dict.fromkeys(("uint16", "int16", "float16", "bfloat16", "bits16"), 2),
-    **dict.fromkeys(("uint32", "int32", "float32", "complex32", "bcomplex32"), 4),
-    **dict.fromkeys(("uint64", "int64", "float64", "complex64"), 8),
-    "complex128": 16,
-}
+ITEM_BYTES: dict[str, int] = dict(_native.dtypes())
 """Every name of the format except the open family ``numpy:…``, with the bytes of an element."""
 
 
@@ -37,14 +28,17 @@ class UnknownTypeError(ValueError):
     """A name that this version of Penstock has no type for; the one that wrote it had."""
 
 
-_NUMPY_NAMES: dict[np.dtype[Any], str] = {
-    np.dtype(name): name
-    for name in (
-        *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
-        *("float16", "float32", "float64", "complex64", "complex128"),
-    )
-}
-_NUMPY_BY_NAME = {name: dtype for dtype, name in _NUMPY_NAMES.items()}
+def _own_of_numpy(name: str) -> np.dtype[Any] | None:
+    """NumPy's type of a name; None for one that it has not, or has of another package."""
+    try:
+        dtype: np.dtype[Any] = np.dtype(name)
+    except TypeError:
+        return None
+    return dtype if dtype.isbuiltin == 1 else None
+
+
+_NUMPY_BY_NAME = {name: dtype for name in ITEM_BYTES if (dtype := _own_of_numpy(name)) is not None}
+_NUMPY_NAMES = {dtype: name for name, dtype in _NUMPY_BY_NAME.items()}
 
 # What `dtype.str` gives for a type that is one flat run of bytes: no objects, no fields.
 _NUMPY_TEXT = re.compile(r"[<>|](?:[biufcSUV][0-9]{1,9}|[mM]8(?:\[[0-9]{0,9}[A-Za-z]{1,2}\])?)")

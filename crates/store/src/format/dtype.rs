@@ -88,6 +88,12 @@ pub fn carrier(dtype: &str, item_bytes: usize) -> Option<Carrier> {
     })
 }
 
+/// Every dtype that has a name of its own here, with the bytes of an element.
+pub fn all() -> impl Iterator<Item = (&'static str, usize)> {
+    let natural = NATURAL.iter().map(|row| (row.0, row.2));
+    natural.chain(CARRIED.iter().map(|row| (row.0, row.3)))
+}
+
 /// Whether this version has a place for the dtype. What else a part names is of a newer one.
 pub(crate) fn is_known(dtype: &str) -> bool {
     item_bytes(dtype).is_some() || dtype.starts_with(NUMPY_PREFIX)
