@@ -23,7 +23,7 @@ from penstock.ranks.group import find as find_ranks
 from penstock.ranks.round import entered
 from penstock.reports import LoadReport, Problem, SaveReport, VerifyResult
 from penstock.saving.alone import save_alone
-from penstock.saving.target import Target
+from penstock.saving.destination import Target
 from penstock.saving.together import save_together
 from penstock.state.gcpause import gc_paused
 from penstock.tracing import call

@@ -29,7 +29,7 @@ from penstock.loading.load import Wanted
 from penstock.ranks.group import find as find_ranks
 from penstock.reports import Problem, ScrubReport
 from penstock.saving.alone import save_alone
-from penstock.saving.target import Target
+from penstock.saving.destination import Target
 from penstock.saving.together import save_together
 from penstock.saving.turns import Turns
 from penstock.state.live import LiveState

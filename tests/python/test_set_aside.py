@@ -14,7 +14,7 @@ import pytest
 import penstock
 from penstock.cli.ls import ls
 from penstock.loading import load as loading
-from penstock.saving.target import Target
+from penstock.saving.destination import Target
 
 
 def state_of(step):

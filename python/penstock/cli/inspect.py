@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import penstock
-from penstock.cli.target import checkpoint_at
+from penstock.cli.paths import checkpoint_at
 from penstock.console import (
     PATH,
     console,

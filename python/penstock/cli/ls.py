@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import penstock
-from penstock.cli.target import store_at
+from penstock.cli.paths import store_at
 from penstock.console import (
     PATH,
     console,

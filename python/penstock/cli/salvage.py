@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import penstock
-from penstock.cli.target import check_directory
+from penstock.cli.paths import check_directory
 from penstock.console import (
     PATH,
     console,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock import _native
-from penstock.cli.target import store_at
+from penstock.cli.paths import store_at
 from penstock.cli.units import AGE, RATE
 from penstock.console import PATH, console, json_option, print_json, progress_bar, size, table
 

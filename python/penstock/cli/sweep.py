@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.target import store_at
+from penstock.cli.paths import store_at
 from penstock.console import PATH, console, json_option, print_json, size, table
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import click
 
 import penstock
 from penstock.cli import explain
-from penstock.cli.target import check_directory, is_store
+from penstock.cli.paths import check_directory, is_store
 from penstock.console import PATH, console, json_option, print_json, progress_bar, size, table
 
 if TYPE_CHECKING:

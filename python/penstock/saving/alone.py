@@ -14,7 +14,7 @@ from penstock.state.live import captured
 from penstock.tracing import span
 
 if TYPE_CHECKING:
-    from penstock.saving.target import Target
+    from penstock.saving.destination import Target
 
 
 @observed("save")

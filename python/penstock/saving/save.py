@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from penstock.ranks.members import Copy
     from penstock.ranks.round import Round
-    from penstock.saving.target import Target
+    from penstock.saving.destination import Target
     from penstock.state.flatten import Flattened
 
 _RANK_ALONE = 0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.calls.progress import Progress
     from penstock.ranks.round import Round
     from penstock.reports import SaveReport
-    from penstock.saving.target import Target
+    from penstock.saving.destination import Target
 
 
 _TURN_SECONDS = 0.05

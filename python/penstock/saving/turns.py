@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.ranks.group import Ranks
     from penstock.ranks.round import Round
     from penstock.reports import SaveReport
-    from penstock.saving.target import Target
+    from penstock.saving.destination import Target
 
 
 class Turns:

@@ -20,7 +20,7 @@ from penstock.errors import (
 )
 from penstock.loading import load as loading
 from penstock.options import Options
-from penstock.saving.target import told_aside
+from penstock.saving.destination import told_aside
 from penstock.state.live import LiveState
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from penstock.loading.targets import NEW
 from penstock.state.flatten import flatten
 from penstock.state.live import LiveState
 from penstock.state.tree import SKIPPED, Node, branches
-from penstock.training import filling, parts, randomness
+from penstock.training import components, filling, randomness
 from penstock.training.naming import Names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.loading.view import View
-    from penstock.training.parts import Part
+    from penstock.training.components import Part
 
 _RANDOM = "rng"
 """What the states of random generators are called."""
@@ -211,12 +211,12 @@ class Training(LiveState):
     def _parts(self) -> dict[str, Part | None]:
         """The part that each name stands for, None for a value; anew, as users wrap models."""
         names = Names()
-        return {name: parts.make(value, name, names) for name, value in self._given.items()}
+        return {name: components.make(value, name, names) for name, value in self._given.items()}
 
     def _check(self, given: dict[str, Any]) -> None:
         names = Names()
         for name, value in given.items():
-            if parts.make(value, name, names) is None:
+            if components.make(value, name, names) is None:
                 _check_value(name, value)
 
     def _check_parts(self, state: Mapping[Any, Any], path: str | None, *, is_strict: bool) -> None:
