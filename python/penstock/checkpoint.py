@@ -23,7 +23,7 @@ from penstock.ranks.group import find as find_ranks
 from penstock.ranks.round import entered
 from penstock.reports import LoadReport, Problem, SaveReport, VerifyResult
 from penstock.saving.alone import save_alone
-from penstock.saving.destination import Target
+from penstock.saving.destination import Destination
 from penstock.saving.together import save_together
 from penstock.state.gcpause import gc_paused
 from penstock.tracing import call
@@ -108,19 +108,19 @@ def save(
     note = encode_metadata(metadata)
     step = None if step is None else check_step(step)
     settings = to_native(options)
-    target = Target(path=where, step=step, metadata=note, overwrite=bool(overwrite))
+    destination = Destination(path=where, step=step, metadata=note, overwrite=bool(overwrite))
     check_no_store(where)
     ranks = find_ranks(process_group, no_dist=no_dist, to_save=True)
     if ranks is None:
         with call("stall", "save", where):
-            return save_alone(target, state, settings, progress)
+            return save_alone(destination, state, settings, progress)
     enter = observed("save", ends=False)(ranks.enter)
-    label, seconds = target.label, settings["rank_timeout_seconds"]
+    label, seconds = destination.label, settings["rank_timeout_seconds"]
     with (
         entered(lambda: enter(label, seconds, step)) as together,
         call("stall", "save", where),
     ):
-        return save_together(target, state, together, settings, progress)
+        return save_together(destination, state, together, settings, progress)
 
 
 def load(

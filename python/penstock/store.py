@@ -29,7 +29,7 @@ from penstock.loading.load import Wanted
 from penstock.ranks.group import find as find_ranks
 from penstock.reports import Problem, ScrubReport
 from penstock.saving.alone import save_alone
-from penstock.saving.destination import Target
+from penstock.saving.destination import Destination
 from penstock.saving.together import save_together
 from penstock.saving.turns import Turns
 from penstock.state.live import LiveState
@@ -157,23 +157,23 @@ class CheckpointStore:
             UnsupportedStateError: A leaf cannot be stored; the message names it.
             StorageError: The operating system failed an operation.
         """
-        target = self._target(step, metadata, overwrite)
-        with call("stall", "save", target.path):
-            return self._save(target, state, progress)
+        destination = self._destination(step, metadata, overwrite)
+        with call("stall", "save", destination.path):
+            return self._save(destination, state, progress)
 
     @observed("save")
-    def _save(self, target: Target, state: Any, progress: bool | Progress) -> SaveReport:
+    def _save(self, destination: Destination, state: Any, progress: bool | Progress) -> SaveReport:
         options = to_native(self._options)
         ranks, seconds = self._ranks(to_save=True), options["rank_timeout_seconds"]
-        with self._turns.together(ranks, target, "wait", seconds) as (together, _):
+        with self._turns.together(ranks, destination, "wait", seconds) as (together, _):
             if together is not None:
-                report = save_together(target, state, together, options, progress)
+                report = save_together(destination, state, together, options, progress)
             else:
-                report = save_alone(target, state, options, progress)
+                report = save_alone(destination, state, options, progress)
         self._turns.saved(report)
         if together is None or together.is_coordinator:
             with span("retire"):
-                self._retire(target.step or 0, 4)
+                self._retire(destination.step or 0, 4)
         return report
 
     @overload
@@ -259,11 +259,11 @@ class CheckpointStore:
         """
         if if_busy not in ("wait", "skip", "error"):
             raise ValueError(f"if_busy={if_busy!r}: must be one of 'wait', 'skip', 'error'")
-        target = self._target(step, metadata, overwrite)
-        with call("stall", "save_async", target.path):
+        destination = self._destination(step, metadata, overwrite)
+        with call("stall", "save_async", destination.path):
             return self._turns.save_async(
                 functools.partial(self._ranks, to_save=True),
-                target,
+                destination,
                 state,
                 to_native(self._options),
                 lazy=lazy,
@@ -277,7 +277,7 @@ class CheckpointStore:
         Raises:
             PenstockError: Its error, if nobody has seen it.
         """
-        self._turns.settle()
+        self._turns.wait()
 
     def close(self) -> None:
         """Waits for the last `save_async` and gives its memory back; the store stays usable.
@@ -302,8 +302,10 @@ class CheckpointStore:
     def _ranks(self, *, to_save: bool = False) -> Ranks | None:
         return find_ranks(self._process_group, no_dist=self._no_dist, to_save=to_save)
 
-    def _target(self, step: int, metadata: Mapping[str, Any] | None, overwrite: bool) -> Target:
-        return Target(
+    def _destination(
+        self, step: int, metadata: Mapping[str, Any] | None, overwrite: bool
+    ) -> Destination:
+        return Destination(
             path=self.path(step),
             step=check_step(step),
             metadata=encode_metadata(metadata),
@@ -441,7 +443,7 @@ class CheckpointStore:
                 "a state"
             )
         # What a lazy save has still to copy must not change.
-        self._turns.settle()
+        self._turns.wait()
         ranks = self._ranks()
         wanted = Wanted(
             into=training,

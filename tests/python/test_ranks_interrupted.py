@@ -159,16 +159,16 @@ def load_and_strike_before_it_is_decided(root):
     """All have come to the load, and rank 0 is struck before it has found the step."""
     store = penstock.CheckpointStore(root, options=PATIENT)
     store.save(1, state(1))
-    ordinary = Round.gather
+    ordinary = Round.is_true_for_all
 
-    def gather(self, answer):
+    def is_true_for_all(self, answer):
         ordinary(self, answer)
         raise KeyboardInterrupt
 
     began = time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
         if rank() == 0:
-            patch.setattr(Round, "gather", gather)
+            patch.setattr(Round, "is_true_for_all", is_true_for_all)
         try:
             store.load()
             error = None

@@ -105,7 +105,7 @@ def slow_writes(seconds_of):
     ordinary = Save._write
 
     def write(self, attempt, number):
-        time.sleep(seconds_of.get(self.target.path, 0))
+        time.sleep(seconds_of.get(self.destination.path, 0))
         return ordinary(self, attempt, number)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -14,7 +14,7 @@ import pytest
 import penstock
 from penstock.cli.ls import ls
 from penstock.loading import load as loading
-from penstock.saving.destination import Target
+from penstock.saving.destination import Destination
 
 
 def state_of(step):
@@ -136,7 +136,7 @@ def test_what_is_overwritten_need_not_be_set_aside(store):
             raise penstock.StorageError("busy", path=store.path(step), errno=errno.EBUSY)
 
     targets = [
-        Target(
+        Destination(
             path=store.path(30),
             step=30,
             metadata="{}",

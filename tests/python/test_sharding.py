@@ -24,7 +24,7 @@ import penstock
 from penstock.layout.boxes import Box, Cut, boxes
 from penstock.layout.fingerprints import device_digest, fingerprints
 from penstock.layout.sharding import Balance, Sharder, Sharding, is_balanced
-from penstock.layout.sharing import PIECE_BYTES_MIN, Wanted, share_out
+from penstock.layout.sharing import PIECE_BYTES_MIN, HeldBox, share_out
 from penstock.ranks.group import Ranks
 from penstock.ranks.mailbox import Mailbox
 from penstock.ranks.members import Members
@@ -183,7 +183,7 @@ def wishes(draw):
         at = tuple(draw(st.integers(0, 5)) for _ in shape)
         # Elements of any size make a box of any size without memory.
         item_bytes = draw(st.sampled_from([1, 8, 4 << 10, 1 << 20]))
-        wanted.append(Wanted(tensor, f"t{tensor % 7}", Box(start, shape, at), item_bytes))
+        wanted.append(HeldBox(tensor, f"t{tensor % 7}", Box(start, shape, at), item_bytes))
     numbers = draw(st.sets(st.integers(0, 40), min_size=1, max_size=9))
     return wanted, Members.of(numbers)
 
@@ -242,7 +242,7 @@ def test_one_tensor_is_shared_out_evenly(rows, columns, ranks):
     """Pieces are small beside a share, or as small as requests should be."""
     row_bytes = 4_096 * columns
     box = Box((0, 0), (rows, columns), (0, 0))
-    wanted = [Wanted(0, "w", box, 4_096)]
+    wanted = [HeldBox(0, "w", box, 4_096)]
     written = shares(wanted, Members.of(range(ranks)))
     loads = [sum(piece_bytes(p, wanted) for p in pieces) for pieces in written.values()]
     share_bytes = rows * row_bytes / ranks
@@ -400,7 +400,7 @@ def holders_of(sets):
         one = Ranks(lambda: Mailbox(store, "test"), rank, names).enter("save", 10)
         found = [members.ranks for members in one.holders(sets[rank])]
         # As in a save: nobody leaves it in peace before all have said what they have to.
-        assert one.gather(True)
+        assert one.is_true_for_all(True)
         one.leave()
         return found
 
@@ -474,7 +474,7 @@ def test_ranks_agree_on_who_holds_a_tensor_and_who_has_the_same_of_it(layout):
     )
     times = torch.zeros(shape, dtype=torch.int64)
     for rank, (own, _) in enumerate(seen):
-        wanted = [Wanted(0, "w", box, 8) for box in own.boxes]
+        wanted = [HeldBox(0, "w", box, 8) for box in own.boxes]
         for piece in share_out(wanted, own.replicas, rank):
             place = zip(piece.box.start, piece.box.shape, strict=True)
             times[tuple(slice(low, low + size) for low, size in place)] += 1

@@ -32,7 +32,7 @@ class Piece(NamedTuple):
     box: Box
 
 
-class Wanted(NamedTuple):
+class HeldBox(NamedTuple):
     """A box that is on several ranks.
 
     Attributes:
@@ -53,7 +53,7 @@ class Wanted(NamedTuple):
         return _nbytes(self.box.shape, self.item_bytes)
 
 
-def share_out(wanted: Sequence[Wanted], replicas: Members, rank: int) -> list[Piece]:
+def share_out(held: Sequence[HeldBox], replicas: Members, rank: int) -> list[Piece]:
     """What one of several ranks, all of which hold the same boxes, writes of them.
 
     Boxes that are large beside a fair share are cut along a dimension. Then the largest piece goes
@@ -61,17 +61,17 @@ def share_out(wanted: Sequence[Wanted], replicas: Members, rank: int) -> list[Pi
     leaves the fullest rank within a piece of the emptiest.
 
     Args:
-        wanted: All boxes that these ranks have in common, in any order.
+        held: All boxes that these ranks have in common, in any order.
         replicas: The ranks.
         rank: The one that asks.
     """
     if len(replicas.ranks) == 1:
-        return [Piece(item.tensor, item.box) for item in wanted]
-    share_bytes = sum(item.nbytes for item in wanted) // len(replicas.ranks)
+        return [Piece(item.tensor, item.box) for item in held]
+    share_bytes = sum(item.nbytes for item in held) // len(replicas.ranks)
     piece_bytes_max = max(share_bytes // _PIECES_PER_SHARE, PIECE_BYTES_MIN)
     pieces = [
         (-_nbytes(box.shape, item.item_bytes), item.name, box, item.tensor)
-        for item in wanted
+        for item in held
         for box in _split(item.box, item.nbytes, piece_bytes_max)
     ]
     pieces.sort()

@@ -14,7 +14,7 @@ from penstock.calls.progress import shown
 from penstock.errors import CheckpointNotFoundError, StateMismatchError
 from penstock.loading.fetch import fetch
 from penstock.loading.foreign import telling
-from penstock.loading.partial import settle
+from penstock.loading.partial import loadable
 from penstock.loading.targets import NEW, Targets
 from penstock.loading.view import View, view
 from penstock.process import own_rank, own_size
@@ -225,7 +225,7 @@ class _Reading:
             node = tree.select(node, self._patterns, self._path)
         # What is asked for by its very name is in the tree.
         is_named = self._patterns is not None and not any(map(tree.is_wild, self._patterns))
-        node, is_left_out = settle(
+        node, is_left_out = loadable(
             node,
             checkpoint,
             self._path,

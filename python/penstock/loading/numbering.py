@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from penstock._native import _Alias
     from penstock.state.references import Row
-    from penstock.state.ties import View as Window
+    from penstock.state.ties import Window
     from penstock.state.tree import Node
 
     _BoxRow: TypeAlias = tuple[int, str, tuple[int, ...], tuple[int, ...]]

@@ -22,7 +22,7 @@ def is_missing(node: Node) -> bool:
     return type(node) is dict and node.get("$") == "missing"
 
 
-def settle(
+def loadable(
     node: Node,
     checkpoint: _native.Checkpoint,
     path: str,

@@ -10,7 +10,7 @@ from penstock.state.memory import CPU, Memory, contiguous_strides, narrow
 
 if TYPE_CHECKING:
     from penstock._native import _Fill
-    from penstock.state.ties import View
+    from penstock.state.ties import Window
     from penstock.state.tree import Node
 
 
@@ -24,7 +24,7 @@ class Target:
         memory: Where its elements are.
         node: The leaf it is filled from.
         index: The stored tensor of that leaf.
-        view: Which part of it.
+        window: Which part of it.
         boxes: For a `DTensor`, what this rank holds of it; the memory is that of its local tensor.
         is_whole: Whether the stored tensor has to be put together from boxes.
     """
@@ -34,7 +34,7 @@ class Target:
     memory: Memory
     node: dict[str, Node]
     index: int
-    view: View | None
+    window: Window | None
     boxes: list[Box] | None
     is_whole: bool
 
@@ -51,7 +51,7 @@ class Target:
     @property
     def is_staged(self) -> bool:
         """Whether it is a `DTensor` that is filled from host memory of what this rank holds."""
-        is_part = self.boxes is not None and self.view is None
+        is_part = self.boxes is not None and self.window is None
         return is_part and not self._is_reachable and not self.is_nothing
 
     @property
@@ -62,7 +62,7 @@ class Target:
     @property
     def _is_reachable(self) -> bool:
         memory = self.memory
-        return memory.device == CPU and memory.high > memory.low and self.view is None
+        return memory.device == CPU and memory.high > memory.low and self.window is None
 
     @property
     def _is_boxed(self) -> bool:
@@ -94,12 +94,12 @@ class Target:
         if self.boxes is not None:
             boxes = tuple(self.boxes)
             return (self.index, memory.device, memory.address, memory.strides, boxes)
-        if self.view is None:
+        if self.window is None:
             return (self.index, memory.device, memory.address, memory.strides)
-        shape, strides, offset = self.view
+        shape, strides, offset = self.window
         item_bytes = memory.item_bytes
         own = memory.strides or contiguous_strides(memory.shape, item_bytes)
         for dim, stride, own_stride in zip(shape, strides, own, strict=True):
             if dim > 1 and stride * item_bytes != own_stride:
-                return (self.index, memory.device, memory.address, own, self.view)
+                return (self.index, memory.device, memory.address, own, self.window)
         return (self.index, memory.device, memory.address - offset * item_bytes, None)

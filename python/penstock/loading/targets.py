@@ -239,9 +239,9 @@ class Targets:
                     self._add(name, "is in the target, not in the checkpoint", _CHOOSE)
 
     def _match_tensor(self, node: dict[str, Node], state: Any, name: str) -> None:
-        index, view = reference(node, self._seen.tensors, self._seen.aliases)
+        index, window = reference(node, self._seen.tensors, self._seen.aliases)
         _, dtype, shape, *_ = self._seen.tensors[index]
-        shape = shape if view is None else view[0]
+        shape = shape if window is None else window[0]
         memory: Memory | None
         boxes: list[Box] | None = None
         try:
@@ -267,7 +267,7 @@ class Targets:
             self._add(name, "the target is expanded: its elements share memory", _COPY)
         else:
             is_whole = index in self._seen.wholes
-            self._found.append(Target(name, state, memory, node, index, view, boxes, is_whole))
+            self._found.append(Target(name, state, memory, node, index, window, boxes, is_whole))
 
     def _find_conflicts(self) -> None:
         """Targets that share memory have to be tied in the checkpoint in the same way."""

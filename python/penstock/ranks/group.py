@@ -141,7 +141,7 @@ class Ranks:
         """
         with self._taking_part(label, timeout_seconds) as one:
             # Nobody hears of what was decided before it came.
-            one.gather(True)
+            one.is_true_for_all(True)
             if not one.is_coordinator:
                 return one.wait_decision()
             try:
@@ -159,7 +159,7 @@ class Ranks:
             RankError: A rank has not come in time.
         """
         with self._taking_part(label, timeout_seconds) as one:
-            return one.gather(is_true)
+            return one.is_true_for_all(is_true)
 
     def refuse(self, label: str, timeout_seconds: float, error: BaseException) -> None:
         """Tells those who ask `is_true_for_all` that this rank has no answer, but an error."""

@@ -290,7 +290,7 @@ class Round(Exchange):
         known = [Members.of(members) for members in [own, *sums["members"]]]
         return [known[sums["of"].get(f"{one:x}", 0)] for one in hashes]
 
-    def gather(self, answer: bool) -> bool:
+    def is_true_for_all(self, answer: bool) -> bool:
         """Whether all ranks say yes, when all have come.
 
         Raises:

@@ -14,12 +14,12 @@ from penstock.state.live import captured
 from penstock.tracing import span
 
 if TYPE_CHECKING:
-    from penstock.saving.destination import Target
+    from penstock.saving.destination import Destination
 
 
 @observed("save")
 def save_alone(
-    target: Target, state: Any, settings: dict[str, Any], progress: bool | Progress
+    destination: Destination, state: Any, settings: dict[str, Any], progress: bool | Progress
 ) -> SaveReport:
     """`save` of this process alone, with its arguments checked.
 
@@ -30,19 +30,19 @@ def save_alone(
     with span("flatten"):
         flat = flatten(captured(state))
     flatten_seconds = time.perf_counter() - began
-    target.give_way()
+    destination.give_way()
     with shown(progress, "saving") as update:
         fields = _native.save(
-            target.path,
+            destination.path,
             flat.tensors,
             flat.aliases,
             flat.tree,
-            step=target.step,
-            metadata=target.metadata,
-            overwrite=target.overwrite,
+            step=destination.step,
+            metadata=destination.metadata,
+            overwrite=destination.overwrite,
             options=settings,
             progress=update,
         )
     phases = {"flatten": flatten_seconds, **fields["phases"]}
     seconds = time.perf_counter() - began
-    return SaveReport(**{**fields, "path": target.path, "phases": phases, "seconds": seconds})
+    return SaveReport(**{**fields, "path": destination.path, "phases": phases, "seconds": seconds})

@@ -1,4 +1,4 @@
-"""`Target`: where and as what a state is saved."""
+"""`Destination`: where and as what a state is saved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.errors import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Destination:
     """Where and as what a state is saved.
 
     Attributes:

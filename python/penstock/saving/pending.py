@@ -60,8 +60,8 @@ class PendingSave:
     def __init__(
         self, save: Save, *, lazy: bool, after: Callable[[], None], is_told: bool = False
     ) -> None:
-        self.path = save.target.path
-        self.step = save.target.step
+        self.path = save.destination.path
+        self.step = save.destination.step
         self.stall_seconds = 0.0
         self._save: Save | None = save
         self._job = save.job
@@ -205,7 +205,7 @@ class PendingSave:
         """Whether this process saves, and not the one that it is a fork of."""
         return self._pid == os.getpid()
 
-    def settle(self) -> None:
+    def wait_unseen(self) -> None:
         """Waits for the end, and raises the error that nobody has seen, if there is one."""
         with call("stall", "wait", self.path), span("wait for save"):
             self._done.wait()

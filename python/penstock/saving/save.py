@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from penstock.ranks.members import Copy
     from penstock.ranks.round import Round
-    from penstock.saving.destination import Target
+    from penstock.saving.destination import Destination
     from penstock.state.flatten import Flattened
 
 _RANK_ALONE = 0
@@ -45,7 +45,7 @@ class Save:
     """One save, of which the caller's thread does the first part and any thread the rest.
 
     Args:
-        target: Where to.
+        destination: Where to.
         state: What.
         options: How bytes move, as the native module takes it.
         together: The round in which many ranks save; None for this process alone. It is left when
@@ -65,7 +65,7 @@ class Save:
 
     def __init__(
         self,
-        target: Target,
+        destination: Destination,
         state: Any,
         *,
         options: dict[str, Any],
@@ -74,7 +74,7 @@ class Save:
         lazy: bool,
         watches: bool = False,
     ) -> None:
-        self.target = target
+        self.destination = destination
         self._round = together
         self._began = time.perf_counter()
         self._balance = 0
@@ -92,7 +92,7 @@ class Save:
             is_watched = lazy and watches
             tensors = lazy_sources(flat) if is_watched else LazySources(flat.tensors, [])
             self.job = _native.Job(
-                target.path,
+                destination.path,
                 tensors.sources,
                 flat.aliases,
                 flat.tree,
@@ -154,9 +154,9 @@ class Save:
             self.job.cancel()
 
     def _run_alone(self) -> SaveReport:
-        target = self.target
-        target.give_way()
-        attempt = _native.Attempt.begin(target.path, overwrite=target.overwrite)
+        destination = self.destination
+        destination.give_way()
+        attempt = _native.Attempt.begin(destination.path, overwrite=destination.overwrite)
         try:
             written = self.job.write(attempt, _RANK_ALONE)
             file, nbytes, digest = written["vote"]
@@ -181,9 +181,12 @@ class Save:
         parts: list[tuple[int, str, int, int]],
     ) -> SaveReport:
         began = time.perf_counter()
-        target = self.target
+        destination = self.destination
         committed = attempt.commit(
-            parts, step=target.step, metadata=target.metadata, overwrite=target.overwrite
+            parts,
+            step=destination.step,
+            metadata=destination.metadata,
+            overwrite=destination.overwrite,
         )
         if committed["left_behind"] is not None:
             written["fallbacks"].append(Fallback(committed["left_behind"], "leftover"))
@@ -194,9 +197,9 @@ class Save:
     # Among many ranks.
 
     def _run_coordinator(self, one: Round) -> SaveReport:
-        target = self.target
-        target.give_way()
-        attempt = _native.Attempt.begin(target.path, overwrite=target.overwrite)
+        destination = self.destination
+        destination.give_way()
+        attempt = _native.Attempt.begin(destination.path, overwrite=destination.overwrite)
         is_open = True
         try:
             one.post_begun(attempt.id)
@@ -228,9 +231,9 @@ class Save:
         if not is_balanced(vote.balance for vote in votes):
             self._check_copies(one)
             raise RankError(
-                f"{self.target.path}: the ranks do not hold the same tensors: a DTensor has to be "
-                "in the state of every rank of its mesh, under the same name, with the same type, "
-                "shape and placements; nothing was committed",
+                f"{self.destination.path}: the ranks do not hold the same tensors: a DTensor has "
+                "to be in the state of every rank of its mesh, under the same name, with the same "
+                "type, shape and placements; nothing was committed",
                 rank=0,
             )
         parts = []
@@ -238,12 +241,12 @@ class Save:
             file = _native.part_file(rank, attempt_id)
             found = None
             with contextlib.suppress(OSError):
-                found = os.stat(os.path.join(self.target.path, file)).st_size
+                found = os.stat(os.path.join(self.destination.path, file)).st_size
             if found != vote.part_bytes:
                 raise RankError(
-                    f"{self.target.path}: what rank {rank} wrote is not there: all ranks have to "
-                    "save to one directory of a file system that they share, and to several stores "
-                    "in one order; nothing was committed",
+                    f"{self.destination.path}: what rank {rank} wrote is not there: all ranks have "
+                    "to save to one directory of a file system that they share, and to several "
+                    "stores in one order; nothing was committed",
                     rank=rank,
                 )
             parts.append((rank, file, vote.part_bytes, vote.part_digest))
@@ -261,7 +264,7 @@ class Save:
         name, leader, _, device = found.first
         how = "is not the same" if device == found.second.device else "is not on one device"
         raise RankError(
-            f"{self.target.path}: {name} {how} on ranks {leader} and {found.rank}, where its "
+            f"{self.destination.path}: {name} {how} on ranks {leader} and {found.rank}, where its "
             "placements say that both hold a copy: broadcast it from one of them, or save what "
             "each has as penstock.PerRank(tensor.to_local()); nothing was committed",
             rank=found.rank,
@@ -298,7 +301,7 @@ class Save:
             raise one.error_of(outcome)
 
     def _join(self, attempt_id: str, one: Round) -> _native.Attempt:
-        path = self.target.path
+        path = self.destination.path
         try:
             return _native.Attempt.join(path, attempt_id)
         except CheckpointNotFoundError:
@@ -321,8 +324,8 @@ class Save:
         }
         one = self._round
         changes = {
-            "path": self.target.path,
-            "step": self.target.step,
+            "path": self.destination.path,
+            "step": self.destination.step,
             "checkpoint_id": checkpoint_id,
             "phases": phases,
             "seconds": time.perf_counter() - self._began,

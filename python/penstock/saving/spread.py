@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from penstock.errors import UnsupportedStateError
 from penstock.layout.fingerprints import fingerprints
 from penstock.layout.sharding import Balance, Sharder, check_local
-from penstock.layout.sharing import Piece, Wanted, share_out
+from penstock.layout.sharing import HeldBox, Piece, share_out
 from penstock.state import ties
 from penstock.state.flatten import Flattened, Flattener, Overlap
 from penstock.state.gcpause import gc_paused
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.layout.sharding import Sharding
     from penstock.ranks.members import Members
     from penstock.state.per_rank import PerRank
-    from penstock.state.ties import View
+    from penstock.state.ties import Window
 
 GENERATOR_BYTES_MAX = 64 << 10
 """A vector of bytes up to this is taken for the state of a random generator, one of each rank."""
@@ -79,7 +79,7 @@ class _Leaf:
             raise AssertionError("known of every leaf by the time anything is shared out")
         return self.sharding
 
-    def settle(self) -> None:
+    def name_globally(self) -> None:
         """Gives it its global name."""
         # Other ranks may have another tensor of the same name, whose lowest holder is another.
         # A name that ends like that by itself must not be taken for one.
@@ -87,15 +87,15 @@ class _Leaf:
         is_led = leader or _LED.search(self.name)
         self.global_name = f"{self.name}@{leader}" if is_led else self.name
 
-    def refer(self, base: _Leaf, view: View | None) -> None:
-        """Completes the node: a tensor that many hold, or a view of that."""
+    def refer(self, base: _Leaf, window: Window | None) -> None:
+        """Completes the node: a tensor that many hold, or a window of that."""
         self.node |= {
             "g": base.global_name,
             "dtype": base.memory.dtype,
             "shape": list(base.how.shape),
         }
-        if view is not None:
-            shape, strides, offset = view
+        if window is not None:
+            shape, strides, offset = window
             self.node["view"] = [list(shape), list(strides), offset]
 
     @property
@@ -113,7 +113,7 @@ class _Leaf:
         return (owner.untyped_storage()._cdata, owner.storage_offset(), layout)
 
 
-_Tie: TypeAlias = "tuple[_Leaf, _Leaf, View | None]"
+_Tie: TypeAlias = "tuple[_Leaf, _Leaf, Window | None]"
 """A tensor, the one that it is or is a part of, and which part."""
 
 _LED = re.compile(r"@[0-9]+$")
@@ -228,12 +228,12 @@ class _Spreader(Flattener):
         self._ask(bases)
         leaves = bases + _untie_sharded(of_mesh, ties)
         for leaf in leaves:
-            leaf.settle()
+            leaf.name_globally()
             if leaf.how.is_held:
                 balance.add(leaf.global_name, leaf.memory.dtype, leaf.how)
         _compare(leaves[len(bases) :], balance)
-        for leaf, base, view in [*((leaf, leaf, None) for leaf in leaves), *ties]:
-            leaf.refer(base, view)
+        for leaf, base, window in [*((leaf, leaf, None) for leaf in leaves), *ties]:
+            leaf.refer(base, window)
         return leaves
 
     def _untie(self, plain: Sequence[_Leaf], found: list[_Tie]) -> list[_Leaf]:
@@ -243,13 +243,13 @@ class _Spreader(Flattener):
         tied = ties.find([leaf.memory for leaf in plain])
         bases = []
         for index, leaf in enumerate(plain):
-            base, view = tied.get(index, (same[index], None))
+            base, window = tied.get(index, (same[index], None))
             if _is_generator_state(plain[base].memory):
                 self.add_leaf(leaf.name, leaf.node, leaf.value, leaf.memory)
             elif base == index:
                 bases.append(leaf)
             else:
-                found.append((leaf, plain[base], view))
+                found.append((leaf, plain[base], window))
         return bases
 
     def _ask(self, bases: Sequence[_Leaf]) -> None:
@@ -260,16 +260,16 @@ class _Spreader(Flattener):
 
     def _shares(self, leaves: Sequence[_Leaf]) -> list[Piece]:
         """What this rank writes of the tensors that several ranks hold."""
-        common: dict[int, tuple[Members, list[Wanted]]] = {}
+        common: dict[int, tuple[Members, list[HeldBox]]] = {}
         for index, leaf in enumerate(leaves):
             replicas = leaf.how.replicas
-            _, wanted = common.setdefault(id(replicas), (replicas, []))
-            wanted += [
-                Wanted(index, leaf.global_name, box, leaf.memory.item_bytes)
+            _, held = common.setdefault(id(replicas), (replicas, []))
+            held += [
+                HeldBox(index, leaf.global_name, box, leaf.memory.item_bytes)
                 for box in leaf.how.boxes
             ]
         rank = self._sharder.rank
-        shares = [share_out(wanted, replicas, rank) for replicas, wanted in common.values()]
+        shares = [share_out(held, replicas, rank) for replicas, held in common.values()]
         return sorted(piece for share in shares for piece in share)
 
 

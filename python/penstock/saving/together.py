@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.calls.progress import Progress
     from penstock.ranks.round import Round
     from penstock.reports import SaveReport
-    from penstock.saving.destination import Target
+    from penstock.saving.destination import Destination
 
 
 _TURN_SECONDS = 0.05
@@ -24,7 +24,7 @@ _TURN_SECONDS = 0.05
 
 @events.observed("save")
 def save_together(
-    target: Target,
+    destination: Destination,
     state: Any,
     together: Round,
     options: dict[str, Any],
@@ -37,7 +37,7 @@ def save_together(
         PenstockError: Whatever else `penstock.save` raises.
     """
     with or_give_up(together), shown(progress, "saving") as update:
-        save = Save(target, state, options=options, together=together, lazy=True)
+        save = Save(destination, state, options=options, together=together, lazy=True)
         pending = PendingSave(save, lazy=False, after=_nothing, is_told=True)
         try:
             with span("wait for save"):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.ranks.group import Ranks
     from penstock.ranks.round import Round
     from penstock.reports import SaveReport
-    from penstock.saving.destination import Target
+    from penstock.saving.destination import Destination
 
 
 class Turns:
@@ -64,7 +64,7 @@ class Turns:
         """Takes note of a save that somebody has waited for."""
         self._last_report = report
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Waits for the save under way.
 
         Raises:
@@ -74,7 +74,7 @@ class Turns:
         if pending is None or not pending.is_ours:
             return
         try:
-            pending.settle()
+            pending.wait_unseen()
             self._last_report = pending.report or self._last_report
         except BaseException:
             if not pending.done():
@@ -89,7 +89,7 @@ class Turns:
             PenstockError: Its error, if nobody has seen it.
         """
         try:
-            self.settle()
+            self.wait()
         finally:
             arena, self._arena = self._arena, None
             if arena is not None:
@@ -98,13 +98,13 @@ class Turns:
 
     @contextlib.contextmanager
     def together(
-        self, ranks: Ranks | None, target: Target, if_busy: str, timeout_seconds: float
+        self, ranks: Ranks | None, destination: Destination, if_busy: str, timeout_seconds: float
     ) -> Iterator[tuple[Round | None, bool]]:
         """Waits for the save under way, and has all ranks begin the next one or none.
 
         Args:
             ranks: Who saves; None for this process alone.
-            target: What as.
+            destination: What as.
             if_busy: What to do while a save is under way: ``"wait"``, ``"skip"`` or ``"error"``.
             timeout_seconds: For how long to wait for another rank.
 
@@ -122,11 +122,11 @@ class Turns:
 
         def enter() -> Round:
             try:
-                return ranks.enter(target.label, timeout_seconds, target.step)
+                return ranks.enter(destination.label, timeout_seconds, destination.step)
             except PenstockError:
                 # Others came first, and gave up for what this rank may have to tell as well.
                 if if_busy == "wait" or not self._is_saving():
-                    self.settle()
+                    self.wait()
                 raise
 
         with entered(enter) as together:
@@ -135,7 +135,7 @@ class Turns:
     def _is_left_out(self, together: Round | None, if_busy: str) -> bool:
         """Waits for the save under way, unless the next one is left out for it."""
         if if_busy == "wait" or not self._is_busy(together):
-            self.settle()
+            self.wait()
             return False
         if together is not None:
             together.leave()
@@ -167,7 +167,7 @@ class Turns:
     def save_async(
         self,
         find: Callable[[], Ranks | None],
-        target: Target,
+        destination: Destination,
         state: Any,
         options: dict[str, Any],
         *,
@@ -179,7 +179,7 @@ class Turns:
 
         Args:
             find: Finds out who saves; None for this process alone.
-            target: What as.
+            destination: What as.
             state: What.
             options: How bytes move, as the native module takes it.
             lazy: Whether to copy the state later.
@@ -193,13 +193,13 @@ class Turns:
         if lazy and isinstance(state, LiveState):
             guard_all(state._optimizers())
         seconds = options["rank_timeout_seconds"]
-        with self.together(find(), target, if_busy, seconds) as (together, is_left_out):
+        with self.together(find(), destination, if_busy, seconds) as (together, is_left_out):
             if is_left_out:
                 return None
-            if together is None and not target.overwrite:
-                target.check_free()
+            if together is None and not destination.overwrite:
+                destination.check_free()
             save = Save(
-                target,
+                destination,
                 state,
                 options=options,
                 together=together,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import torch
 
     from penstock._native import _Alias
-    from penstock.state.ties import View
+    from penstock.state.ties import Window
 
 
 _ATOMS = frozenset({type(None), bool, int, float, str})
@@ -155,26 +155,31 @@ class Builder:
     def leaf(self, node: dict[str, Node], kind: str | None = None) -> Any:
         """The tensor, array or bytes of a leaf; ``kind`` asks for another kind than it says.
 
-        Leaves of the same elements give the same object, views share its memory.
+        Leaves of the same elements give the same object, windows share its memory.
         """
         kind = kind or node["$"]
-        index, view = reference(node, self._tensors, self._aliases)
+        index, window = reference(node, self._tensors, self._aliases)
         if kind in ("bytes", "bytearray"):
             # All of the tensor, by whatever name; a copy for each leaf would let a short tree make
             # any number of copies of a long tensor.
-            view = None
+            window = None
         if kind == "tensor" and not (self._torch or self._find_torch()):
             kind = "ndarray"
         # As text, whose hash nobody can foresee: a file may hold any number of windows whose
         # numbers have the same one.
         char = node.get("char") if kind == "ndarray" else None
-        key = (kind, index, "" if view is None else repr(view), "" if char is None else repr(char))
+        key = (
+            kind,
+            index,
+            "" if window is None else repr(window),
+            "" if char is None else repr(char),
+        )
         value = self._built.get(key)
         if value is None:
-            if view is not None:
-                _check_view(view, math.prod(self._tensors[index][2]))
+            if window is not None:
+                _check_window(window, math.prod(self._tensors[index][2]))
             try:
-                value = self._built[key] = self._make(kind, index, view, char)
+                value = self._built[key] = self._make(kind, index, window, char)
             except TreeError as error:
                 raise type(error)(f"tensor {self._tensors[index][0]!r}: {error}") from None
             except MissingDependencyError as error:
@@ -182,12 +187,12 @@ class Builder:
                 raise MissingDependencyError(text, name=error.name) from None
         return value
 
-    def _make(self, kind: str, index: int, view: View | None, char: Any) -> Any:
+    def _make(self, kind: str, index: int, window: Window | None, char: Any) -> Any:
         if kind == "tensor":
-            return self._tensor(index, view)
+            return self._tensor(index, window)
         if kind != "ndarray":
             return self._bytes(index, kind)
-        array = self._array(index, view)
+        array = self._array(index, window)
         if char is None:
             return array
         try:
@@ -213,9 +218,9 @@ class Builder:
         data = memoryview(buffer)[offset : offset + end - begin]
         return bytes(data) if kind == "bytes" else bytearray(data)
 
-    def _tensor(self, index: int, view: View | None) -> torch.Tensor:
-        if view is not None:
-            shape, strides, offset = view
+    def _tensor(self, index: int, window: Window | None) -> torch.Tensor:
+        if window is not None:
+            shape, strides, offset = window
             base = self.leaf({"$": "tensor", "i": index})
             try:
                 tensor: torch.Tensor = base.as_strided(
@@ -247,14 +252,14 @@ class Builder:
                 raise refused(error) from None
         return known
 
-    def _array(self, index: int, view: View | None) -> np.ndarray[Any, Any]:
+    def _array(self, index: int, window: Window | None) -> np.ndarray[Any, Any]:
         _, name, shape, _, begin, end = self._tensors[index]
         dtype = self._numpy_type(name)
         items = math.prod(shape)
         buffer, offset = self._place(index, end - begin, items * dtype.itemsize)
         strides = contiguous_strides(shape, 1)
-        if view is not None:
-            shape, strides, start = view
+        if window is not None:
+            shape, strides, start = window
             offset += start * dtype.itemsize
         try:
             if 0 in shape:
@@ -307,9 +312,9 @@ def _check_level(level: int) -> None:
         raise TreeError(f"nested deeper than {LEVELS_MAX} levels")
 
 
-def _check_view(view: View, items: int) -> None:
-    """A view has to stay inside the tensor it is a part of."""
-    shape, strides, offset = view
+def _check_window(window: Window, items: int) -> None:
+    """A window has to stay inside the tensor it is a part of."""
+    shape, strides, offset = window
     if len(shape) != len(strides) or any(dim < 0 for dim in shape):
         raise TreeError("a view of impossible shape")
     reaches = [(dim - 1) * stride for dim, stride in zip(shape, strides, strict=True)]

@@ -60,7 +60,7 @@ class Flattened:
 
     Attributes:
         tensors: What to store, in the order of the state.
-        aliases: Further names of those, and views into them.
+        aliases: Further names of those, and windows of them.
         tree: The rest, as JSON text.
         overlaps: Leaves that share memory, where they were asked for.
     """
@@ -375,12 +375,12 @@ class Flattener:
                 tensor_of[memory] = node["i"] = len(tensors)
                 tensors.append(to_source(self._memories[memory], name))
         for node, memory, name in further:
-            stored, view = tied.get(memory, (memory, None))
+            stored, window = tied.get(memory, (memory, None))
             if node["$"] in ("bytes", "bytearray"):
                 node["i"] = tensor_of[stored]
             else:
                 node["a"] = len(aliases)
-                aliases.append((name, tensor_of[stored], view))
+                aliases.append((name, tensor_of[stored], window))
         self._source_of = tensor_of
         return tensors, aliases
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock._native import _Alias
-    from penstock.state.ties import View
+    from penstock.state.ties import Window
     from penstock.state.tree import Node
 
 
@@ -64,15 +64,15 @@ def needed(
 
 def reference(
     node: dict[str, Node], tensors: Sequence[Row], aliases: Sequence[_Alias]
-) -> tuple[int, View | None]:
+) -> tuple[int, Window | None]:
     """The stored tensor a leaf stands for, and which part of it."""
     if "a" in node:
         alias = member(node, "a", int)
         if not 0 <= alias < len(aliases):
             raise TreeError(f"alias {alias} of {len(aliases)}")
-        _, index, view = aliases[alias]
+        _, index, window = aliases[alias]
     else:
-        index, view = member(node, "i", int), None
+        index, window = member(node, "i", int), None
     if not 0 <= index < len(tensors):
         raise TreeError(f"tensor {index} of {len(tensors)}")
-    return index, view
+    return index, window

@@ -4,7 +4,7 @@ Two live objects at the same address share memory, whoever made them, so address
 storages: a NumPy array and the tensor made from it are tied as well. What is recognised:
 
 * the same elements (address, dtype, shape and strides) under several names;
-* a view of any shape and strides that lies inside a *contiguous* memory of the same dtype that is
+* a window of any shape and strides that lies inside a *contiguous* memory of the same dtype that is
   stored as well, such as ``w.t()`` or ``w[2:5]`` beside ``w``.
 
 Memories that overlap in another way are stored each on its own and come back independent, and so
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from penstock.state.memory import Memory
 
-View: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int]
+Window: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int]
 """Shape, strides and offset in items."""
 
 
@@ -33,14 +33,14 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 _Array: TypeAlias = np.ndarray[tuple[int], np.dtype[_Scalar]]
 
 
-def find(memories: Sequence[Memory]) -> dict[int, tuple[int, View | None]]:
+def find(memories: Sequence[Memory]) -> dict[int, tuple[int, Window | None]]:
     """For every memory that need not be stored: the one that is, and which part of it.
 
     Args:
         memories: All memories of a state, in its order.
 
     Returns:
-        Index of a memory -> (index of a stored one, None for all of it or a view into it).
+        Index of a memory -> (index of a stored one, None for all of it or a window into it).
 
     Example:
         >>> import numpy as np
@@ -49,7 +49,7 @@ def find(memories: Sequence[Memory]) -> dict[int, tuple[int, View | None]]:
         >>> find([of_array(w, "w"), of_array(w.T, "w_t")])
         {1: (0, ((3, 2), (1, 3), 0))}
     """
-    tied: dict[int, tuple[int, View | None]] = {}
+    tied: dict[int, tuple[int, Window | None]] = {}
     for run in overlaps(memories):
         _find_in_run(memories, run, tied)
     return tied
@@ -83,7 +83,7 @@ def _overlaps_on_device(
 
 
 def _find_in_run(
-    memories: Sequence[Memory], run: list[int], tied: dict[int, tuple[int, View | None]]
+    memories: Sequence[Memory], run: list[int], tied: dict[int, tuple[int, Window | None]]
 ) -> None:
     """One pass by address, larger first: a container always comes before what it contains."""
     run.sort(
@@ -94,7 +94,7 @@ def _find_in_run(
             index,
         )
     )
-    same: dict[tuple[object, ...], tuple[int, View | None]] = {}
+    same: dict[tuple[object, ...], tuple[int, Window | None]] = {}
     # Of the contiguous memories stored so far, the one that reaches furthest: if any contains the
     # next memory, this one does.
     furthest: dict[str, int] = {}
@@ -105,9 +105,9 @@ def _find_in_run(
             tied[index] = same[identity]
             continue
         container = furthest.get(memory.dtype)
-        view = None if container is None else _view(memory, memories[container])
-        if container is not None and view is not None:
-            same[identity] = tied[index] = (container, view)
+        window = None if container is None else _window(memory, memories[container])
+        if container is not None and window is not None:
+            same[identity] = tied[index] = (container, window)
             continue
         same[identity] = (index, None)
         reaches_further = container is None or memory.high > memories[container].high
@@ -115,7 +115,7 @@ def _find_in_run(
             furthest[memory.dtype] = index
 
 
-def _view(memory: Memory, container: Memory) -> View | None:
+def _window(memory: Memory, container: Memory) -> Window | None:
     """A memory as a part of a contiguous one that starts no later; None where it is no part."""
     item_bytes = memory.item_bytes
     strides = memory.strides

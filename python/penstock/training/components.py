@@ -7,7 +7,8 @@ of their parameters. So do those of `torch.distributed.checkpoint.state_dict`, w
 not used here: they take a step with a fresh optimizer to have its moments, also when it is only
 saved, know no optimizer that needs a closure, and lose the versions of a wrapped model's modules.
 
-To restore, a part is asked what it has to be filled with (`Part.targets`): only the `DTensor`s that
+A `Component` is what a user calls a part of the training; the stored part is another thing. To
+restore, it is asked what it has to be filled with (`Component.targets`): only the `DTensor`s that
 it holds, of which a rank reads its boxes. All else is read beside and handed over at the end, so
 that nothing is changed before everything was read and compared.
 """
@@ -36,7 +37,7 @@ _ATOMS = frozenset({type(None), bool, int, float, str})
 """Values of which no look inside is needed."""
 
 
-class Part:
+class Component:
     """One part of a training: whatever has ``state_dict`` and ``load_state_dict``.
 
     Attributes:
@@ -51,7 +52,7 @@ class Part:
 
     def __init__(self, value: Any) -> None:
         self.value = value
-        self.inner: dict[Any, Part] = {}
+        self.inner: dict[Any, Component] = {}
 
     def capture(self) -> Any:
         """What is stored of it: tensors as they are, not copied."""
@@ -75,14 +76,14 @@ class Part:
         """Takes over a state."""
         self.value.load_state_dict(state)
 
-    def all(self) -> Iterator[Part]:
+    def all(self) -> Iterator[Component]:
         """It, and all that are inside."""
         yield self
         for part in self.inner.values():
             yield from part.all()
 
 
-def make(value: Any, name: str, names: Names) -> Part | None:
+def make(value: Any, name: str, names: Names) -> Component | None:
     """The part that a value is; None for a plain one.
 
     Args:
@@ -106,7 +107,7 @@ def make(value: Any, name: str, names: Names) -> Part | None:
     if callable(getattr(value, "state_dict", None)) and callable(
         getattr(value, "load_state_dict", None)
     ):
-        return Part(value)
+        return Component(value)
     if type(value) in (list, tuple, dict):
         entries = value if isinstance(value, dict) else dict(enumerate(value))
         if set(map(type, entries.values())) <= _ATOMS:
@@ -125,7 +126,7 @@ def make(value: Any, name: str, names: Names) -> Part | None:
     return None
 
 
-class _Model(Part):
+class _Model(Component):
     """A model, or anything else made of modules."""
 
     is_model = True
@@ -203,7 +204,7 @@ class _Model(Part):
         return found
 
 
-class _Optimizer(Part):
+class _Optimizer(Component):
     """An optimizer: its groups with all that they say, and what it keeps for each parameter."""
 
     is_optimizer = True
@@ -364,7 +365,7 @@ class _Optimizer(Part):
         }
 
 
-class _Random(Part):
+class _Random(Component):
     """A generator of random numbers."""
 
     def __init__(self, value: Any) -> None:
@@ -381,10 +382,10 @@ class _Random(Part):
         self._generator.restore(state)
 
 
-class _Group(Part):
+class _Group(Component):
     """A list, tuple or dictionary of parts, such as the optimizers of two models."""
 
-    def __init__(self, value: Any, parts: dict[Any, Part]) -> None:
+    def __init__(self, value: Any, parts: dict[Any, Component]) -> None:
         super().__init__(value)
         self.inner = parts
 

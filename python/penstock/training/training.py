@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.loading.view import View
-    from penstock.training.components import Part
+    from penstock.training.components import Component
 
 _RANDOM = "rng"
 """What the states of random generators are called."""
@@ -208,7 +208,7 @@ class Training(LiveState):
     def _names(self) -> list[str]:
         return [*self._given, *([_RANDOM] if self._rng else [])]
 
-    def _parts(self) -> dict[str, Part | None]:
+    def _parts(self) -> dict[str, Component | None]:
         """The part that each name stands for, None for a value; anew, as users wrap models."""
         names = Names()
         return {name: components.make(value, name, names) for name, value in self._given.items()}
@@ -244,7 +244,7 @@ class Training(LiveState):
         raise _mismatch(texts, remedy, (missing or further)[0], path)
 
     def _check_fit(
-        self, found: dict[str, Part | None], state: Any, path: str | None, *, is_partial: bool
+        self, found: dict[str, Component | None], state: Any, path: str | None, *, is_partial: bool
     ) -> None:
         """Compares each part with its state.
 

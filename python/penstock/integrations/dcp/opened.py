@@ -29,7 +29,7 @@ from penstock.errors import PartialCheckpointError, StateMismatchError
 from penstock.integrations.dcp import layout
 from penstock.loading.fetch import whole_request
 from penstock.loading.foreign import telling
-from penstock.loading.partial import is_missing, settle
+from penstock.loading.partial import is_missing, loadable
 from penstock.loading.targets import bump_versions
 from penstock.loading.view import view
 from penstock.state import dtypes, tree
@@ -108,7 +108,7 @@ class _Read:
         place = (memory.address, memory.strides, memory.item_bytes, memory.owner)
         return source.of, start, tuple(memory.shape), *place
 
-    def settle(self) -> None:
+    def copy_out(self) -> None:
         """Copies to the target what could not be read there."""
         if self.host is None:
             return
@@ -144,7 +144,7 @@ class Opened:
                 note = self._note()
                 # What DCP wrote has one tree; else each rank gets its own values.
                 seen = view(self.checkpoint, 0 if note is not None else _rank())
-                node, is_left_out = settle(
+                node, is_left_out = loadable(
                     seen.node, self.checkpoint, path, allow_partial=allow_partial, lost=seen.lost
                 )
                 self._seen: View = seen._replace(node=node)
@@ -268,7 +268,7 @@ class Opened:
             if requests:
                 self.checkpoint.fill(requests, options=options, progress=None)
             for read in batch:
-                read.settle()
+                read.copy_out()
                 # Filled behind the back of autograd.
                 bump_versions([read.target])
                 planner.commit_tensor(read.item, read.target)
