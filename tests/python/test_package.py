@@ -4,8 +4,14 @@ import ast
 import inspect
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import penstock
+
+PACKAGE = Path(penstock.__file__).parent
+OFFERED = {"errors", "integrations", "loading", "options", "saving", "state"}
+"""What plug-ins may import of the package beside its public names: errors and options are such."""
 
 
 def imported(source, module):
@@ -52,3 +58,44 @@ def test_the_package_is_imported_without_what_it_does_not_need_yet():
     code = "import sys, penstock; print({'numpy', 'torch', 'penstock._native'} & {*sys.modules})"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (process.stdout, process.stderr) == ("set()\n", "")
+
+
+def modules_used(source):
+    """Everything that a file imports, annotations and functions included, by its dotted name."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def refused(source):
+    """What a file must not import, if it is a plug-in."""
+    found = (name.split(".") for name in modules_used(source) if name.startswith("penstock."))
+    return [name for name in found if name[1] not in OFFERED | set(penstock.__all__)]
+
+
+def test_plug_ins_use_the_public_api_and_what_is_offered_to_them():
+    files = sorted((PACKAGE / "integrations").rglob("*.py"))
+    assert len(files) > 5
+    for file in files:
+        assert refused(file.read_text()) == [], file
+    for bad in (
+        "from penstock import _native",
+        "from penstock._native import Job",
+        "import penstock._native",
+        "def later():\n    from penstock.ranks.group import find",
+    ):
+        assert refused(bad), bad
+
+
+def test_the_contract_of_plug_ins_knows_every_package():
+    with (Path(__file__).parents[2] / "pyproject.toml").open("rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    (forbidden,) = (one["forbidden_modules"] for one in contracts if one["type"] == "forbidden")
+    found = {path.stem for path in PACKAGE.iterdir() if path.suffix in ("", ".py")}
+    found = {name for name in found if not name.startswith("_")}
+    # What defines public names is asked for them by `import penstock`, but not out of bounds.
+    public = {home.partition(".")[0] for home in penstock._HOMES} | {"metrics"}
+    assert {name.removeprefix("penstock.") for name in forbidden} >= found - OFFERED - public

@@ -13,7 +13,7 @@ from penstock.calls.events import observed
 from penstock.calls.progress import shown
 from penstock.errors import CheckpointNotFoundError, StateMismatchError
 from penstock.loading.fetch import fetch
-from penstock.loading.foreign import telling
+from penstock.loading.opened import OpenCheckpoint
 from penstock.loading.partial import loadable
 from penstock.loading.targets import NEW, Targets
 from penstock.loading.view import View, view
@@ -24,7 +24,6 @@ from penstock.state.build import Builder
 from penstock.state.gcpause import gc_paused
 from penstock.state.live import LiveState
 from penstock.state.references import BYTES_TAGS, Place, needed
-from penstock.state.tree import part_name
 from penstock.tracing import call, span
 
 if TYPE_CHECKING:
@@ -165,11 +164,10 @@ class _Reading:
     def run(self) -> Loaded:
         """Loads it."""
         began = time.perf_counter()
-        with telling(self._path):
-            checkpoint = _native.open(self._path)
+        source = OpenCheckpoint(self._path)
+        checkpoint = source.native
         try:
-            part = part_name(checkpoint.files())
-            with span("plan"), tree.reading(self._path, part):
+            with span("plan"), source.reading():
                 seen, targets = self._look(checkpoint)
                 selection = self._select(seen, targets)
             opened = time.perf_counter()
@@ -179,9 +177,9 @@ class _Reading:
                 )
         finally:
             # An exception keeps this frame, and must not keep the files from being deleted.
-            checkpoint.release()
+            source.release()
         loaded = time.perf_counter()
-        with span("build"), tree.reading(self._path, part):
+        with span("build"), source.reading():
             state = self._build(seen, targets, fetched.places)
         ended = time.perf_counter()
         phases = {

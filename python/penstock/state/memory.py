@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
     import torch
 
-    from penstock._native import _Box, _TensorSource
+    from penstock import _native
+
+GlobalBox: TypeAlias = "_native._Box"
+"""Name and shape of a global tensor, and the index of the first element of a box of it."""
+
+TensorSource: TypeAlias = "_native._TensorSource"
+"""What the native module reads of a tensor; see `to_source`."""
 
 CPU = "cpu"
 
@@ -228,13 +234,13 @@ def narrow(memory: Memory, at: Sequence[int], shape: tuple[int, ...]) -> Memory:
     )
 
 
-def to_source(memory: Memory, name: str, box: _Box | None = None) -> _TensorSource:
+def to_source(memory: Memory, name: str, box: GlobalBox | None = None) -> TensorSource:
     """What the native module reads; elements of other devices are copied to the host here.
 
     Args:
         memory: Where the elements are.
         name: The tensor's name in the part.
-        box: Of a box: the global tensor's name and shape, and the index of its first element.
+        box: What it is of a global tensor, if it is a box.
     """
     if memory.device != CPU:
         host = memory.owner.detach().to(CPU)

@@ -8,9 +8,8 @@ amount at a time.
 from __future__ import annotations
 
 import io
-import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed as dist
@@ -24,20 +23,14 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadItemType
 
-from penstock import _native
 from penstock.errors import PartialCheckpointError, StateMismatchError
 from penstock.integrations.dcp import layout
-from penstock.loading.fetch import whole_request
-from penstock.loading.foreign import telling
-from penstock.loading.partial import is_missing, loadable
+from penstock.loading.opened import BoxRead, OpenCheckpoint
+from penstock.loading.partial import is_missing
 from penstock.loading.targets import bump_versions
-from penstock.loading.view import view
 from penstock.state import dtypes, tree
-from penstock.state.build import Builder
 from penstock.state.memory import CPU, of_tensor
-from penstock.state.references import needed, reference
 from penstock.state.scalars import TreeError
-from penstock.state.tree import part_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,30 +38,12 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
-    from penstock._native import _Fill
-    from penstock.loading.view import View
+    from penstock.loading.opened import StoredTensor
     from penstock.state.memory import Memory
-    from penstock.state.references import Place
     from penstock.state.tree import Node
 
 BOUNCE_BYTES_MAX = 1 << 30
 """Memory for what cannot be read into its place; a single tensor may take more."""
-
-
-class _Source(NamedTuple):
-    """A stored tensor.
-
-    Attributes:
-        of: Name of a tensor that is put together from boxes, or index of an entry.
-        dtype: Its type.
-        shape: Its sizes.
-        window: Of an item that is a strided part of it: shape, strides and offset of that.
-    """
-
-    of: str | int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    window: tuple[tuple[int, ...], tuple[int, ...], int] | None
 
 
 @dataclass(slots=True)
@@ -80,6 +55,7 @@ class _Read:
         target: What is to be filled.
         memory: Where that is, if it can be filled in place.
         source: Where it comes from.
+        dtype: The type of that.
         start: Where the box begins there.
         host: Memory that is filled instead and copied from.
     """
@@ -87,26 +63,26 @@ class _Read:
     item: ReadItem
     target: torch.Tensor
     memory: Memory | None
-    source: _Source
+    source: StoredTensor
+    dtype: torch.dtype
     start: tuple[int, ...]
     host: torch.Tensor | None = None
 
     def bounce(self) -> int:
         """Has it go through memory of its own; returns how many bytes that takes."""
         of_what = self.source.shape if self.source.window else self.target.shape
-        self.host = torch.empty(of_what, dtype=self.source.dtype)
+        self.host = torch.empty(of_what, dtype=self.dtype)
         return self.host.numel() * self.host.element_size()
 
-    def request(self) -> _Fill:
-        """What the native module is asked for."""
+    def request(self) -> BoxRead:
+        """What is read, and where to."""
         source, host, start = self.source, self.host, self.start
         memory = self.memory if host is None else of_tensor(host, self.item.storage_index.fqn)
         if memory is None:
             raise AssertionError("neither the target nor other memory can be filled")
         if host is not None and source.window is not None:
             start = (0,) * host.dim()
-        place = (memory.address, memory.strides, memory.item_bytes, memory.owner)
-        return source.of, start, tuple(memory.shape), *place
+        return BoxRead(source, start, memory)
 
     def copy_out(self) -> None:
         """Copies to the target what could not be read there."""
@@ -135,24 +111,19 @@ class Opened:
     """
 
     def __init__(self, path: str, *, allow_partial: bool) -> None:
-        self.path = path
-        with telling(path):
-            self.checkpoint = _native.open(path)
+        self._checkpoint = OpenCheckpoint(path)
+        self.id = self._checkpoint.id
         try:
-            self._part = part_name(self.checkpoint.files())
             with self.reading():
-                note = self._note()
+                note = self._checkpoint.metadata().get(layout.NOTE)
                 # What DCP wrote has one tree; else each rank gets its own values.
-                seen = view(self.checkpoint, 0 if note is not None else _rank())
-                node, is_left_out = loadable(
-                    seen.node, self.checkpoint, path, allow_partial=allow_partial, lost=seen.lost
-                )
-                self._seen: View = seen._replace(node=node)
+                checkpoint, rank = self._checkpoint, 0 if note is not None else _rank()
+                is_left_out = checkpoint.look(rank, allow_partial=allow_partial)
                 # Not of what is left: a list without its tensors would be a value to DCP.
-                found = layout.read(seen.node, note, seen.tree_chars)
+                found = layout.read(checkpoint.root, note, checkpoint.tree_chars)
                 self._layout = _without_missing(found) if is_left_out else found
         except PartialCheckpointError as error:
-            self.checkpoint.release()
+            self.release()
             if allow_partial:
                 raise
             remedy = "for DCP, StorageReader(…, allow_partial=True) does"
@@ -160,18 +131,16 @@ class Opened:
                 f"{error}; {remedy}", path=error.path, missing=error.missing
             ) from None
         except BaseException:
-            self.checkpoint.release()
+            self.release()
             raise
 
     def reading(self) -> AbstractContextManager[None]:
         """Has malformed trees reported as damage of the checkpoint."""
-        return tree.reading(self.path, self._part)
+        return self._checkpoint.reading()
 
-    def _note(self) -> Any:
-        try:
-            return json.loads(self.checkpoint.metadata).get(layout.NOTE)
-        except (ValueError, AttributeError, RecursionError):
-            raise TreeError("the metadata is no JSON object") from None
+    def release(self) -> None:
+        """Lets the files be removed."""
+        self._checkpoint.release()
 
     # What is there.
 
@@ -183,11 +152,11 @@ class Opened:
             if not _is_tensor(node):
                 found[name] = BytesStorageMetadata()
                 continue
-            source = self._source(node)
+            source, dtype = self._source(node)
             shape = source.shape if source.window is None else source.window[0]
             whole = ChunkStorageMetadata(torch.Size((0,) * len(shape)), torch.Size(shape))
             found[name] = TensorStorageMetadata(
-                properties=TensorProperties(dtype=source.dtype),
+                properties=TensorProperties(dtype=dtype),
                 size=torch.Size(shape),
                 chunks=[whole] if source.window else chunks.get(source.of, [whole]),
             )
@@ -201,27 +170,23 @@ class Opened:
     def _chunks(self) -> dict[str | int, list[ChunkStorageMetadata]]:
         """The stored boxes of every tensor that has some."""
         chunks: dict[str | int, list[ChunkStorageMetadata]] = {}
-        for index, name, _, start in self.checkpoint.boxes():
-            chunk = ChunkStorageMetadata(
-                torch.Size(start), torch.Size(self._seen.tensors[index][2])
-            )
+        for name, start, shape in self._checkpoint.boxes():
+            chunk = ChunkStorageMetadata(torch.Size(start), torch.Size(shape))
             chunks.setdefault(name, []).append(chunk)
         return chunks
 
-    def _source(self, node: dict[str, Node]) -> _Source:
-        seen = self._seen
-        index, window = reference(node, seen.tensors, seen.aliases)
-        _, dtype_name, shape, *_ = seen.tensors[index]
+    def _source(self, node: dict[str, Node]) -> tuple[StoredTensor, torch.dtype]:
+        source = self._checkpoint.tensor(node)
         try:
-            dtype = dtypes.torch_dtype(dtype_name)
+            return source, dtypes.torch_dtype(source.dtype)
         except ValueError as error:
             raise TreeError(str(error)) from None
-        return _Source(seen.wholes.get(index, index), dtype, tuple(shape), window)
 
     def _node(self, item: ReadItem) -> Node:
         name = item.storage_index.fqn
         if name not in self._layout.nodes:
-            raise StateMismatchError(f"{self.path}: there is no {name!r}", key=name, path=self.path)
+            path = self._checkpoint.path
+            raise StateMismatchError(f"{path}: there is no {name!r}", key=name, path=path)
         return self._layout.nodes[name]
 
     # Plain values.
@@ -230,9 +195,7 @@ class Opened:
         """Hands the planner what is no tensor, as bytes of `torch.save`."""
         items = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
         nodes = [self._node(item) for item in items]
-        builder = Builder(self._seen.tensors, self._seen.aliases, self._places(nodes, options))
-        for item, node in zip(items, nodes, strict=True):
-            value = builder.build(node)
+        for item, value in zip(items, self._checkpoint.values(nodes, options), strict=True):
             data = io.BytesIO()
             if item.storage_index.fqn in self._layout.raw:
                 if type(value) is not bytes:
@@ -243,30 +206,13 @@ class Opened:
             data.seek(0)
             planner.load_bytes(item, data)
 
-    def _places(self, nodes: list[Node], options: dict[str, Any]) -> dict[int, Place]:
-        """Reads the tensors inside of values."""
-        seen = self._seen
-        places: dict[int, Place] = {}
-        requests: list[_Fill] = []
-        for index in needed(nodes, seen.tensors, seen.aliases):
-            row = seen.tensors[index]
-            if row[4] != row[5]:
-                memory, request = whole_request(seen.wholes.get(index, index), row)
-                places[index] = (memory, 0)
-                requests.append(request)
-        if requests:
-            self.checkpoint.fill(requests, options=options, progress=None)
-        return places
-
     # Tensors.
 
     def read_tensors(self, plan: LoadPlan, planner: LoadPlanner, options: dict[str, Any]) -> None:
         """Fills the planner's tensors."""
         items = [item for item in plan.items if item.type != LoadItemType.BYTE_IO]
         for batch in self._batches(items, planner):
-            requests = [read.request() for read in batch if 0 not in read.item.lengths]
-            if requests:
-                self.checkpoint.fill(requests, options=options, progress=None)
+            self._checkpoint.read([read.request() for read in batch], options)
             for read in batch:
                 read.copy_out()
                 # Filled behind the back of autograd.
@@ -288,29 +234,29 @@ class Opened:
         yield _untangled(batch)
 
     def _read(self, item: ReadItem, planner: LoadPlanner) -> _Read:
-        name = item.storage_index.fqn
+        name, path = item.storage_index.fqn, self._checkpoint.path
         node = self._node(item)
         if not _is_tensor(node):
-            raise StateMismatchError(
-                f"{self.path}: {name!r} is no tensor", key=name, path=self.path
-            )
+            raise StateMismatchError(f"{path}: {name!r} is no tensor", key=name, path=path)
         target = planner.resolve_tensor(item).detach()
         if target.shape != item.lengths:
             raise StateMismatchError(
                 f"{name}: the planner gives {tuple(target.shape)} for a box of "
                 f"{tuple(item.lengths)}",
                 key=name,
-                path=self.path,
+                path=path,
             )
-        source = self._source(node)
+        source, dtype = self._source(node)
         origin = item.storage_index.offset or (0,) * len(item.storage_offsets)
         start = tuple(map(sum, zip(origin, item.storage_offsets, strict=True)))
-        return _Read(item, target, _memory(target, source, name), source, start)
+        return _Read(item, target, _memory(target, source, dtype, name), source, dtype, start)
 
 
-def _memory(target: torch.Tensor, source: _Source, name: str) -> Memory | None:
+def _memory(
+    target: torch.Tensor, source: StoredTensor, dtype: torch.dtype, name: str
+) -> Memory | None:
     """The memory of a tensor that can be filled with what is stored, byte for byte."""
-    is_same = target.dtype == source.dtype and source.window is None
+    is_same = target.dtype == dtype and source.window is None
     if not is_same or not target.is_cpu or target.is_conj() or target.is_neg():
         return None
     memory = of_tensor(target, name)

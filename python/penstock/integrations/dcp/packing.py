@@ -23,8 +23,7 @@ from penstock.state.tree import unique_names
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 
-    from penstock._native import _Box, _TensorSource
-    from penstock.state.memory import Memory
+    from penstock.state.memory import GlobalBox, Memory, TensorSource
     from penstock.state.tree import Node
 
 
@@ -39,7 +38,7 @@ class Packed:
         results: What DCP wants to know of each item.
     """
 
-    tensors: list[_TensorSource]
+    tensors: list[TensorSource]
     nodes: dict[str, Node]
     raw: list[str]
     results: list[WriteResult]
@@ -85,9 +84,9 @@ class _Packer:
     is_alone: bool
     nodes: dict[str, Node] = field(default_factory=dict)
     raw: list[str] = field(default_factory=list)
-    _entries: list[tuple[str, Memory, _Box | None]] = field(default_factory=list)
+    _entries: list[tuple[str, Memory, GlobalBox | None]] = field(default_factory=list)
 
-    def tensors(self) -> list[_TensorSource]:
+    def tensors(self) -> list[TensorSource]:
         """Everything to write. Elements on other devices are copied to the host here."""
         names = unique_names([name for name, _, _ in self._entries])
         return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from penstock.calls.arguments import decode_path
+from penstock.loading.opened import decode_path
 
 
 def is_local(checkpoint_id: object) -> bool:

@@ -14,10 +14,10 @@ import torch
 from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.metadata import StorageMeta
 
-from penstock.calls.arguments import decode_path, to_native
 from penstock.errors import RankError
 from penstock.integrations.dcp.opened import Opened
 from penstock.integrations.dcp.paths import is_local
+from penstock.loading.opened import decode_path, to_native
 
 if TYPE_CHECKING:
     import os
@@ -107,7 +107,7 @@ class StorageReader(storage.StorageReader):
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Notes which checkpoint this rank sees."""
-        return dataclasses.replace(plan, storage_data=self._open().checkpoint.id)
+        return dataclasses.replace(plan, storage_data=self._open().id)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Checks that all ranks see the same checkpoint; on the coordinator only."""
@@ -143,4 +143,4 @@ class StorageReader(storage.StorageReader):
         """Lets the files be removed."""
         opened, self._opened = self._opened, None
         if opened is not None:
-            opened.checkpoint.release()
+            opened.release()

@@ -18,29 +18,23 @@ sweep.
 from __future__ import annotations
 
 import dataclasses
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import torch
 from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.metadata import StorageMeta
 
-from penstock import _native
-from penstock.calls.arguments import decode_path, to_native
-from penstock.errors import CheckpointNotFoundError, RankError, UnsupportedStateError
+from penstock.errors import UnsupportedStateError
 from penstock.integrations.dcp import layout
 from penstock.integrations.dcp.packing import check_same, pack, result_of_rank
 from penstock.integrations.dcp.paths import is_local
-from penstock.process import own_rank
-from penstock.ranks.group import check_alone
-from penstock.state.tree import AS_FIRST
+from penstock.saving.attempt import RankAttempt, check_in_group, decode_path, to_native
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    import os
+    from collections.abc import Iterable, Iterator
 
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -48,9 +42,9 @@ if TYPE_CHECKING:
     from torch.futures import Future
 
     from penstock.options import Options
+    from penstock.saving.attempt import PartVote
+    from penstock.state.memory import TensorSource
     from penstock.state.tree import Node
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +68,13 @@ class _Report:
 
     Attributes:
         number: Which rank.
-        vote: File, size and digest of its part; None from the coordinator, who has none yet.
+        vote: For its part; None from the coordinator, who has none yet.
         nodes: The node of each item that it wrote, or wrote a box of.
         raw: Names of values that are bytes of the planner's.
     """
 
     number: int
-    vote: tuple[str, int, int] | None
+    vote: PartVote | None
     nodes: dict[str, Node]
     raw: list[str]
 
@@ -124,20 +118,10 @@ class StorageWriter(storage.StorageWriter):
         self._no_dist = no_dist
         self._save_id = uuid4().hex
         self._is_coordinator = False
-        self._forget()
-
-    def _forget(self) -> None:
-        """Without a save under way."""
-        self._attempt: _native.Attempt | None = None
-        self._job: _native.Job | None = None
+        self._attempt: RankAttempt | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        mine = ("_attempt", "_job")
-        return {name: value for name, value in vars(self).items() if name not in mine}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._forget()
+        return {**vars(self), "_attempt": None}
 
     @property
     def checkpoint_id(self) -> str:
@@ -168,8 +152,8 @@ class StorageWriter(storage.StorageWriter):
             ValueError: ``use_collectives=False`` was given.
             RankError: This is one of several ranks, which have no process group.
         """
-        if not self._no_dist and own_rank() is None:
-            check_alone()
+        if not self._no_dist:
+            check_in_group()
         if not kwargs.get("use_collectives", True):
             raise ValueError(
                 "use_collectives=False has every rank save for itself, and a Penstock checkpoint "
@@ -190,8 +174,7 @@ class StorageWriter(storage.StorageWriter):
                 "are to join: make the planner without it"
             )
         self._give_up()
-        attempt = _native.Attempt.begin(self.path, overwrite=self.overwrite)
-        self._attempt = attempt
+        attempt = self._attempt = RankAttempt.begin(self.path, overwrite=self.overwrite)
         return [
             dataclasses.replace(plan, storage_data=_Ticket(attempt.id, number, len(plans)))
             for number, plan in enumerate(plans)
@@ -202,17 +185,7 @@ class StorageWriter(storage.StorageWriter):
         ticket: _Ticket = plan.storage_data
         try:
             packed = pack(plan, planner, is_alone=ticket.world_size == 1)
-            job = _native.Job(
-                self.path,
-                packed.tensors,
-                [],
-                AS_FIRST,
-                options=self._options,
-                arena=None,
-                lazy=True,
-                nice=None,
-            )
-            vote = self._write(job, ticket)
+            vote = self._write(packed.tensors, ticket)
         except BaseException:
             self._give_up()
             raise
@@ -221,99 +194,39 @@ class StorageWriter(storage.StorageWriter):
         future.set_result([result_of_rank(report), *packed.results])
         return future
 
-    def _write(self, job: _native.Job, ticket: _Ticket) -> tuple[str, int, int] | None:
-        if self._is_coordinator:
-            attempt = self._attempt
-            if attempt is None:
-                raise AssertionError("DCP writes before it has planned")
-            # Not the ticket's attempt: a planner that keeps its plans keeps old tickets in them.
-            _run(job, partial(job.write_shards, attempt, ticket.number))
-            self._job = job
-            return None
-        attempt = self._join(ticket)
-        try:
-            written = _run(job, partial(job.write, attempt, ticket.number))
-        finally:
-            # What is voted for stays. The coordinator's lease protects it; one of this rank would
-            # keep the commit from removing what it replaces.
-            attempt.abandon()
-        vote: tuple[str, int, int] = written["vote"]
-        return vote
-
-    def _join(self, ticket: _Ticket) -> _native.Attempt:
-        try:
-            return _native.Attempt.join(self.path, ticket.attempt_id)
-        except CheckpointNotFoundError:
-            raise _not_shared(self.path, ticket.number) from None
+    def _write(self, tensors: list[TensorSource], ticket: _Ticket) -> PartVote | None:
+        if not self._is_coordinator:
+            joined = RankAttempt.join(self.path, ticket.attempt_id, ticket.number)
+            return joined.write(ticket.number, tensors, self._options)
+        # Not the ticket's attempt: a planner that keeps its plans keeps old tickets in them.
+        if self._attempt is None:
+            raise AssertionError("DCP writes before it has planned")
+        self._attempt.write_shards(ticket.number, tensors, self._options)
+        return None
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Commits; on the coordinator only."""
-        attempt, job = self._attempt, self._job
-        if attempt is None or job is None:
+        attempt = self._attempt
+        if attempt is None:
             raise AssertionError("DCP finishes before it has written")
         try:
             found = (result.storage_data for rank in results for result in rank)
             reports = [report for report in found if isinstance(report, _Report)]
             nodes, raw = _merge(reports)
             tree, note = layout.arrange(nodes, raw, metadata.planner_data)
-            own: tuple[str, int, int] = _run(job, partial(job.seal, attempt, tree))["vote"]
+            own = attempt.write_part(tree)
             votes = {report.number: report.vote or own for report in reports}
             if len(votes) != len(results):
                 raise AssertionError(f"{len(votes)} votes of {len(results)} ranks")
-            self._check_files(attempt.id, votes)
-        except BaseException:
-            self._give_up()
-            raise
-        # From here on a failure need not mean that nothing is committed.
-        self._attempt = self._job = None
-        try:
-            attempt.commit(
-                [(number, *vote) for number, vote in sorted(votes.items())],
-                step=None,
-                metadata=note,
-                overwrite=self.overwrite,
-            )
+            attempt.commit(votes, metadata=note, overwrite=self.overwrite)
         finally:
-            attempt.abandon()
-
-    def _check_files(self, attempt_id: str, votes: dict[int, tuple[str, int, int]]) -> None:
-        """Looks at the part that each vote is for.
-
-        Raises:
-            RankError: One is not there.
-        """
-        for number, (file, nbytes, _) in votes.items():
-            try:
-                found = os.stat(os.path.join(self.path, file)).st_size
-            except OSError:
-                found = None
-            if found != nbytes:
-                raise _not_shared(self.path, number)
+            self._give_up()
 
     def _give_up(self) -> None:
         """Removes what the coordinator has written, if it is not committed."""
-        attempt, self._attempt, self._job = self._attempt, None, None
+        attempt, self._attempt = self._attempt, None
         if attempt is not None:
             attempt.abandon()
-
-
-def _run(job: _native.Job, work: Callable[[], _T]) -> _T:
-    """Runs work of a job, which takes no signals, so that a Ctrl-C stops it all the same."""
-    with ThreadPoolExecutor(1, thread_name_prefix="penstock-dcp") as executor:
-        future = executor.submit(work)
-        try:
-            return future.result()
-        except BaseException:
-            job.cancel()
-            raise
-
-
-def _not_shared(path: str, number: int) -> RankError:
-    return RankError(
-        f"what rank {number} writes to {path} is not there for rank 0: all ranks have to save to "
-        "one directory of a file system that they share; nothing was committed",
-        rank=number,
-    )
 
 
 def _merge(reports: Iterable[_Report]) -> tuple[dict[str, Node], list[str]]:

@@ -1,0 +1,217 @@
+"""`RankAttempt`: what one rank writes of a checkpoint, where somebody else has the ranks talk.
+
+The ranks of `penstock.save` come to one verdict by messages of their own. A framework that gathers
+and scatters for itself takes the steps one by one:
+
+1. the coordinator begins an attempt, and tells the others its id, by which they join;
+2. every rank writes, and hands its vote to the coordinator;
+3. the coordinator commits the votes of all, or abandons the attempt.
+
+Nothing is visible before the commit.
+
+Plug-ins check what their callers pass with `decode_path` and `to_native`, as all calls do.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from penstock import _native
+from penstock.calls.arguments import decode_path as decode_path
+from penstock.calls.arguments import to_native as to_native
+from penstock.errors import CheckpointNotFoundError, RankError
+from penstock.process import own_rank
+from penstock.ranks.group import check_alone
+from penstock.state.tree import AS_FIRST
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from penstock.state.memory import TensorSource
+
+_T = TypeVar("_T")
+
+
+class PartVote(NamedTuple):
+    """What a rank has written, for the one who commits.
+
+    Attributes:
+        file: Name of its part.
+        part_bytes: Size of that.
+        part_digest: Digest of that.
+    """
+
+    file: str
+    part_bytes: int
+    part_digest: int
+
+
+def check_in_group() -> None:
+    """Refuses a process that was started as one of several ranks, and has no process group.
+
+    Raises:
+        RankError: Each such rank would save over the others.
+    """
+    if own_rank() is None:
+        check_alone()
+
+
+class RankAttempt:
+    """One rank's share of an attempt to save; made by `begin` or `join`.
+
+    Attributes:
+        path: The checkpoint's directory.
+    """
+
+    def __init__(self, native: _native.Attempt, path: str) -> None:
+        self.path = path
+        self._native = native
+        self._job: _native.Job | None = None
+
+    @classmethod
+    def begin(cls, path: str, *, overwrite: bool) -> RankAttempt:
+        """Begins an attempt, as its coordinator.
+
+        Args:
+            path: The checkpoint's directory; made if missing.
+            overwrite: Whether the commit may replace a complete checkpoint.
+
+        Raises:
+            CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False.
+            StorageError: The operating system failed an operation.
+        """
+        return cls(_native.Attempt.begin(path, overwrite=overwrite), path)
+
+    @classmethod
+    def join(cls, path: str, attempt_id: str, number: int) -> RankAttempt:
+        """Joins the attempt of a coordinator.
+
+        Args:
+            path: The checkpoint's directory.
+            attempt_id: The coordinator's `id`.
+            number: Which of the ranks this is, for the error.
+
+        Raises:
+            RankError: It is not there: the ranks do not share the directory.
+        """
+        try:
+            return cls(_native.Attempt.join(path, attempt_id), path)
+        except CheckpointNotFoundError:
+            raise _not_shared(path, number) from None
+
+    @property
+    def id(self) -> str:
+        """By which other ranks join."""
+        return self._native.id
+
+    def write(self, number: int, tensors: list[TensorSource], options: dict[str, Any]) -> PartVote:
+        """Writes all that a rank has to write which joined; returns when it is durable.
+
+        The trees of such ranks refer to that of the coordinator.
+
+        Args:
+            number: Which of the ranks this is, from 0 on.
+            tensors: See `penstock.state.memory.to_source`.
+            options: How bytes move.
+
+        Raises:
+            StorageError: The operating system failed an operation.
+        """
+        try:
+            job = self._make_job(tensors, options)
+            written = _run(job, partial(job.write, self._native, number))
+        finally:
+            # What is voted for stays. The coordinator's lease protects it; one of this rank would
+            # keep the commit from removing what it replaces.
+            self.abandon()
+        return PartVote(*written["vote"])
+
+    def write_shards(
+        self, number: int, tensors: list[TensorSource], options: dict[str, Any]
+    ) -> None:
+        """Writes the tensors of the coordinator, who has no tree yet, until they are durable.
+
+        Args:
+            number: Which of the ranks this is, from 0 on.
+            tensors: See `penstock.state.memory.to_source`.
+            options: How bytes move.
+
+        Raises:
+            StorageError: The operating system failed an operation.
+        """
+        job = self._make_job(tensors, options)
+        _run(job, partial(job.write_shards, self._native, number))
+        self._job = job
+
+    def write_part(self, tree: str) -> PartVote:
+        """Writes the part of the coordinator, with the tree of the whole state as JSON text.
+
+        Raises:
+            StorageError: The operating system failed an operation.
+        """
+        job = self._job
+        if job is None:
+            raise AssertionError("the part says where in the shards tensors are: they come first")
+        return PartVote(*_run(job, partial(job.seal, self._native, tree))["vote"])
+
+    def commit(
+        self,
+        votes: Mapping[int, PartVote],
+        *,
+        metadata: str,
+        overwrite: bool,
+        step: int | None = None,
+    ) -> None:
+        """Makes a checkpoint of what all ranks have voted for; on the coordinator only.
+
+        Args:
+            votes: Of every rank by its number.
+            metadata: A note as JSON text.
+            overwrite: Whether a complete checkpoint is replaced.
+            step: The training step, if any.
+
+        Raises:
+            RankError: What a rank has written is not there; nothing is committed.
+            CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False.
+            StorageError: The operating system failed an operation.
+        """
+        for number, (file, part_bytes, _) in votes.items():
+            try:
+                found = os.stat(os.path.join(self.path, file)).st_size
+            except OSError:
+                found = None
+            if found != part_bytes:
+                raise _not_shared(self.path, number)
+        parts = [(number, *vote) for number, vote in sorted(votes.items())]
+        self._native.commit(parts, step=step, metadata=metadata, overwrite=overwrite)
+
+    def abandon(self) -> None:
+        """Is done with it. Of the coordinator, removes what it has written and not committed."""
+        self._native.abandon()
+
+    def _make_job(self, tensors: list[TensorSource], options: dict[str, Any]) -> _native.Job:
+        return _native.Job(
+            self.path, tensors, [], AS_FIRST, options=options, arena=None, lazy=True, nice=None
+        )
+
+
+def _run(job: _native.Job, work: Callable[[], _T]) -> _T:
+    """Runs work of a job, which takes no signals, so that a Ctrl-C stops it all the same."""
+    with ThreadPoolExecutor(1, thread_name_prefix="penstock-attempt") as executor:
+        future = executor.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            job.cancel()
+            raise
+
+
+def _not_shared(path: str, number: int) -> RankError:
+    return RankError(
+        f"what rank {number} writes to {path} is not there for rank 0: all ranks have to save to "
+        "one directory of a file system that they share; nothing was committed",
+        rank=number,
+    )
