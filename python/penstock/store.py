@@ -34,7 +34,7 @@ from penstock.saving.together import save_together
 from penstock.saving.turns import Turns
 from penstock.state.live import LiveState
 from penstock.steps import delivery
-from penstock.steps.newest import Reader
+from penstock.steps.reader import Reader
 from penstock.steps.retention import Retention
 from penstock.steps.rows import Mark, Orphan, SetAside, StepInfo
 from penstock.steps.scrub import check_scrub, marks, scrub

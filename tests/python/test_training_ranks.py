@@ -19,7 +19,7 @@ from parallel import gathered
 from penstock.loading import load as loading
 from penstock.loading import targets
 from penstock.state import memory
-from penstock.steps.newest import _Descent
+from penstock.steps.descent import Descent
 from penstock.training import filling
 
 KINDS = ["ddp", "ddp+compiled", "fsdp"]
@@ -341,7 +341,7 @@ def fail_between_the_rounds(root, is_resumed):
 
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == 0:
-            patch.setattr(*((_Descent, "_set_aside") if is_resumed else (loading, "read")), fail)
+            patch.setattr(*((Descent, "_set_aside") if is_resumed else (loading, "read")), fail)
         try:
             if is_resumed:
                 store.resume(training)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.calls.events import tell
 from penstock.errors import PenstockError, PenstockWarning, RankError
 from penstock.loading.load import Loaded, Wanted, deliver
+from penstock.steps.descent import Descent
 from penstock.tracing import call
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from penstock.ranks.group import Ranks
     from penstock.reports import LoadReport
-    from penstock.steps.newest import Reader
+    from penstock.steps.reader import Reader
 
 
 def load(
@@ -66,7 +67,7 @@ def load(
 
 def _read(reader: Reader, last: int | None, wanted: Wanted, fallback: bool) -> Loaded:
     if fallback:
-        return reader.newest_good(last, wanted)
+        return Descent(reader).run(last, wanted)
     return reader.newest(wanted) if last is None else reader.step(last, wanted)
 
 
