@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.loading.view import View
-    from penstock.training.components import Component
+    from penstock.training.component import Component
 
 _RANDOM = "rng"
 """What the states of random generators are called."""
