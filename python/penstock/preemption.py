@@ -3,23 +3,12 @@
 The handler of the signal notes that it came, and when; everything else happens where training has
 ended a step and asks (`Preemption.at`).
 
-Many ranks have to stop after the same step, and the signal may reach one of them, or all at
-different times. They agree through the key-value store with which `torch.distributed` brought them
-together, by a chain of *marks* of which each is written once, by whoever comes first:
-
-1. Who has the signal marks the step after the one it has ended.
-2. Who comes to the marked step waits there. Who is past it already marks the step where it is.
-3. Who comes last to the marked step marks that all are there: it is the one.
-4. Who has waited in vain marks a later step, further away each time, and goes on: a rank may be
-   steps ahead where it only hands work to a device, and wait there for one that waits here.
-
-A rank that never comes ends the wait of the others when the time of grace is over.
+Many ranks have to stop after the same step: `penstock.ranks.stopping` says how.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 import numbers
 import os
@@ -28,26 +17,18 @@ import sys
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.errors import PenstockError, PenstockWarning, SaveCancelledError
-from penstock.options import Options
-from penstock.store import CheckpointStore
+from penstock.ranks.stopping import Stopping
+from penstock.store import CheckpointStore, LastSave
 from penstock.training.training import Training
 
 if TYPE_CHECKING:
     from penstock.ranks.group import Ranks
-    from penstock.ranks.mailbox import Mailbox
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-
-_WAIT_SECONDS_MIN = 0.5
-"""For the others at a marked step, at first; twice as long each time."""
-
-_STEPS_WAITED = 2
-"""The same, in steps of training."""
 
 
 class Preemption:
@@ -66,16 +47,17 @@ class Preemption:
     ) -> None:
         self.signal: int | None = None
         self._store = store
+        self._last_save = LastSave(store)
         self._training = training
         self._grace_seconds = grace_seconds
         self._deadline: float | None = None
         self._is_over = False
         self._is_closed = False
-        self._ranks: Ranks | None = store._ranks()
-        self._watch: _Watch | None = None
+        self._ranks: Ranks | None = self._last_save.ranks
+        self._stopping: Stopping | None = None
         self._previous: dict[int, Any] = {}
         if self._ranks is not None:
-            self._watch = _Watch(self._ranks)
+            self._stopping = Stopping(self._ranks)
         try:
             for number in signals:
                 self._previous[number] = signal.signal(number, self._note)
@@ -119,10 +101,10 @@ class Preemption:
         """
         if self._is_over:
             return True
-        if self._watch is None:
+        if self._stopping is None:
             if self.signal is None:
                 return False
-        elif not self._watch.is_here(step, self):
+        elif not self._stopping.is_here(step, self):
             return False
         self._stop(step)
         # Not where it raised: nothing is saved then, and there may be time for another save.
@@ -169,7 +151,7 @@ class Preemption:
     def _stop(self, step: int) -> None:
         """Sees to it that the step is saved, as far as there is time."""
         store = self._store
-        with _patient(store, self.remaining_seconds):
+        with self._last_save.patient(self.remaining_seconds):
             plan = self._agree(step)
             is_finished = self._finish_pending()
             if is_finished is None or (plan["is_saved"] and is_finished):
@@ -189,16 +171,16 @@ class Preemption:
         """What is to be done, by what rank 0 knows."""
 
         def decide() -> dict[str, Any]:
-            needed_seconds = self._store._turns.last_seconds
+            needed_seconds = self._last_save.needed_seconds
             return {
-                "is_saved": self._store._turns.covers(step),
+                "is_saved": self._last_save.covers(step),
                 "has_time": needed_seconds < self.remaining_seconds,
                 "needed_seconds": needed_seconds,
             }
 
-        if self._ranks is None or self._watch is None:
+        if self._ranks is None or self._stopping is None:
             return decide()
-        if not self._watch.are_all_here:
+        if not self._stopping.are_all_here:
             return {**decide(), "has_time": False}
         label = f"last save (step {step})"
         return self._ranks.agree(label, max(self.remaining_seconds, 1), decide)
@@ -209,7 +191,7 @@ class Preemption:
         Returns:
             Whether none has failed; None where there is no time left.
         """
-        pending = self._store._turns.pending
+        pending = self._last_save.pending
         if pending is None:
             return True
         try:
@@ -234,85 +216,6 @@ class Preemption:
         )
         warnings.warn(message, PenstockWarning, stacklevel=4)
 
-
-class _Watch:
-    """How ranks come to stop after the same step; see the module."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._mailbox: Mailbox = ranks.mailbox
-        self._size = ranks.size
-        count = _counts.get(ranks, 0)
-        # Every rank watches as often.
-        _counts[ranks] = count + 1
-        self._prefix = f"stop/{count}"
-        self._next = 0
-        self._mark: dict[str, Any] | None = None
-        self._has_come = False
-        self._lead_steps = 1
-        self._wait_seconds = _WAIT_SECONDS_MIN
-        self._last_call: float | None = None
-        self.are_all_here = True
-
-    def is_here(self, step: int, preemption: Preemption) -> bool:
-        """Whether all ranks stop after this step."""
-        began = time.monotonic()
-        step_seconds = 0.0 if self._last_call is None else began - self._last_call
-        try:
-            while not self._is_decided(step, preemption):
-                mark = self._mark
-                if mark is None or step < mark["step"]:
-                    return False
-                if step > mark["step"]:
-                    self._post({"step": step}, preemption)
-                elif preemption.remaining_seconds <= 0:
-                    self._post({"step": step, "is_over": True}, preemption)
-                else:
-                    self._wait(step, step_seconds, preemption)
-            return True
-        finally:
-            self._last_call = time.monotonic()
-
-    def _is_decided(self, step: int, preemption: Preemption) -> bool:
-        """Reads on; whether the last mark ends all of it."""
-        self._read(preemption)
-        if self._mark is None and preemption.signal is not None:
-            self._post({"step": step + 1}, preemption)
-            self._read(preemption)
-        mark = self._mark or {}
-        self.are_all_here = not mark.get("is_over")
-        return bool(mark.get("are_all_here") or mark.get("is_over"))
-
-    def _read(self, preemption: Preemption) -> None:
-        while (mark := self._mailbox.look(f"{self._prefix}/{self._next}")) is not None:
-            self._mark = mark
-            self._next += 1
-            self._has_come = False
-            preemption.begin_grace(mark["elapsed_seconds"])
-
-    def _post(self, mark: dict[str, Any], preemption: Preemption) -> None:
-        """Leaves the next mark, unless somebody else has."""
-        mark = {**mark, "elapsed_seconds": preemption.elapsed_seconds}
-        self._mailbox.post_first(f"{self._prefix}/{self._next}", mark)
-
-    def _wait(self, step: int, step_seconds: float, preemption: Preemption) -> None:
-        """Waits at a marked step until all are there, or somebody marks another one."""
-        if not self._has_come:
-            self._has_come = True
-            if self._mailbox.count(f"{self._prefix}/at/{self._next}") == self._size:
-                self._post({"step": step, "are_all_here": True}, preemption)
-                return
-        seconds = max(self._wait_seconds, _STEPS_WAITED * step_seconds)
-        self._wait_seconds *= 2
-        seconds = min(seconds, preemption.remaining_seconds)
-        name = f"{self._prefix}/{self._next}"
-        if self._mailbox.wait([name], seconds, _go_on) is None:
-            if preemption.remaining_seconds > 0:
-                self._post({"step": step + self._lead_steps}, preemption)
-            self._lead_steps *= 2
-
-
-_counts: weakref.WeakKeyDictionary[Ranks, int] = weakref.WeakKeyDictionary()
-"""How often each job was watched."""
 
 _open: set[Preemption] = set()
 
@@ -425,23 +328,6 @@ def _numbers(signals: Any) -> tuple[int, ...]:
                 "(signal.SIGTERM, signal.SIGUSR1)"
             )
     return found
-
-
-@contextlib.contextmanager
-def _patient(store: CheckpointStore, seconds: float) -> Any:
-    """Has a store wait for other ranks no longer than that."""
-    options = store._options
-    current = options or Options()
-    limit = max(min(current.rank_timeout_seconds, int(seconds)), 1)
-    store._options = dataclasses.replace(current, rank_timeout_seconds=limit)
-    try:
-        yield
-    finally:
-        store._options = options
-
-
-def _go_on() -> None:
-    pass
 
 
 class _Forking(threading.local):

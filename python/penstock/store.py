@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -26,6 +27,7 @@ from penstock.errors import (
 )
 from penstock.loading.foreign import is_checkpoint, not_a_store
 from penstock.loading.load import Wanted
+from penstock.options import Options
 from penstock.ranks.group import find as find_ranks
 from penstock.reports import Problem, ScrubReport
 from penstock.saving.alone import save_alone
@@ -41,12 +43,11 @@ from penstock.steps.scrub import check_scrub, marks, scrub
 from penstock.tracing import call, span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch.distributed import ProcessGroup
 
     from penstock.calls.progress import Progress
-    from penstock.options import Options
     from penstock.ranks.group import Ranks
     from penstock.reports import LoadReport, RetentionReport, SaveReport, VerifyResult
     from penstock.saving.pending import PendingSave
@@ -723,3 +724,46 @@ class CheckpointStore:
 
     def _reader(self) -> Reader:
         return Reader(self._native, self._root, self._options)
+
+
+class LastSave:
+    """What the last save of a run asks of a store, beside what everybody may; for `Preemption`.
+
+    Args:
+        store: The store.
+    """
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self._store = store
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """Who saves together; None for this process alone."""
+        return self._store._ranks()
+
+    @property
+    def pending(self) -> PendingSave | None:
+        """The last save in the background, unless somebody has waited for it here."""
+        return self._store._turns.pending
+
+    @property
+    def needed_seconds(self) -> float:
+        """How long the last save took; 0 where there was none."""
+        return self._store._turns.last_seconds
+
+    def covers(self, step: int) -> bool:
+        """Whether the last save is that of a step, complete or under way."""
+        return self._store._turns.covers(step)
+
+    @contextlib.contextmanager
+    def patient(self, seconds: float) -> Iterator[None]:
+        """Has the store wait for other ranks no longer than that."""
+        store = self._store
+        options = store._options
+        current = options or Options()
+        limit = max(min(current.rank_timeout_seconds, int(seconds)), 1)
+        store._options = dataclasses.replace(current, rank_timeout_seconds=limit)
+        try:
+            yield
+        finally:
+            store._options = options

@@ -17,6 +17,7 @@ from torch import nn
 
 import penstock
 from penstock import preemption
+from penstock.ranks import stopping
 from penstock.saving.pending import PendingSave
 
 
@@ -334,7 +335,7 @@ def test_a_rank_that_is_slower_than_the_others_is_waited_for(jobs, tmp_path):
 
 def run_ahead(root, lead, wait_seconds):
     """Rank 1 hands work to a device and is steps ahead of it, where it waits for rank 0."""
-    preemption._WAIT_SECONDS_MIN = wait_seconds
+    stopping._WAIT_SECONDS_MIN = wait_seconds
     rank = dist.get_rank()
     places = dist.distributed_c10d._get_default_store()
     store = penstock.CheckpointStore(root)
@@ -353,7 +354,7 @@ def run_ahead(root, lead, wait_seconds):
                 if preempted.at(step):
                     return step, store.steps()
     finally:
-        preemption._WAIT_SECONDS_MIN = 0.5
+        stopping._WAIT_SECONDS_MIN = 0.5
     return None, store.steps()
 
 
