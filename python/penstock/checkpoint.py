@@ -19,8 +19,8 @@ from penstock.errors import PenstockWarning
 from penstock.inspection import CheckpointInfo, describe
 from penstock.loading.foreign import check_no_store, telling
 from penstock.loading.load import Wanted, deliver, read
+from penstock.ranks.entering import entered
 from penstock.ranks.group import find as find_ranks
-from penstock.ranks.round import entered
 from penstock.reports import LoadReport, Problem, SaveReport, VerifyResult
 from penstock.saving.alone import save_alone
 from penstock.saving.destination import Destination

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError, RankError
 from penstock.process import job, placement
+from penstock.ranks.entering import entered
 from penstock.ranks.mailbox import Mailbox
 from penstock.ranks.neighbours import Neighbours
-from penstock.ranks.round import Misfit, Round, entered
+from penstock.ranks.round import Misfit, Round
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

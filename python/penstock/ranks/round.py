@@ -488,30 +488,3 @@ class Round(Exchange):
 
 def _go_on() -> None:
     pass
-
-
-@contextlib.contextmanager
-def entered(enter: Callable[[], Round]) -> Iterator[Round]:
-    """The round that a function enters; given up where what is done under this fails.
-
-    Nothing is to come between the two, where a Ctrl-C would leave the others waiting.
-    """
-    one = None
-    try:
-        one = enter()
-        yield one
-    except BaseException as error:
-        if one is not None:
-            one.give_up(error)
-        raise
-
-
-@contextlib.contextmanager
-def or_give_up(one: Round | None) -> Iterator[None]:
-    """Gives a round up, if there is one, where what is done under this fails."""
-    try:
-        yield
-    except BaseException as error:
-        if one is not None:
-            one.give_up(error)
-        raise

@@ -205,6 +205,10 @@ class PendingSave:
         """Whether this process saves, and not the one that it is a fork of."""
         return self._pid == os.getpid()
 
+    def wait_ended(self, timeout_seconds: float) -> bool:
+        """Waits for the end, and no longer than that; whether it has come."""
+        return self._done.wait(timeout_seconds)
+
     def wait_unseen(self) -> None:
         """Waits for the end, and raises the error that nobody has seen, if there is one."""
         with call("stall", "wait", self.path), span("wait for save"):

@@ -15,7 +15,8 @@ from penstock.errors import (
     SaveCancelledError,
 )
 from penstock.layout.sharding import Sharder, discord, is_balanced
-from penstock.ranks.round import Vote, or_give_up
+from penstock.ranks.entering import or_give_up
+from penstock.ranks.round import Vote
 from penstock.reports import Fallback, SaveReport
 from penstock.saving.lazy import LazySources, lazy_sources
 from penstock.state.flatten import flatten

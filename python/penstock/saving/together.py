@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.calls import events
 from penstock.calls.progress import shown
-from penstock.ranks.round import or_give_up
+from penstock.ranks.entering import or_give_up
 from penstock.saving.pending import PendingSave
 from penstock.saving.save import Save
 from penstock.tracing import span
@@ -41,7 +41,7 @@ def save_together(
         pending = PendingSave(save, lazy=False, after=_nothing, is_told=True)
         try:
             with span("wait for save"):
-                while not pending._done.wait(_TURN_SECONDS):
+                while not pending.wait_ended(_TURN_SECONDS):
                     if update is not None:
                         update(*pending.progress())
             if update is not None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from penstock import _native
 from penstock.calls.events import observed
 from penstock.errors import PenstockError, SaveInProgressError
+from penstock.ranks.entering import entered
 from penstock.ranks.neighbours import processes_here
-from penstock.ranks.round import entered
 from penstock.saving.guard import guard_all
 from penstock.saving.pending import PendingSave
 from penstock.saving.save import Save
