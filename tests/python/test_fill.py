@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import penstock
 from dtensors import STRIDED, distribute, values
 from penstock import _native
-from penstock.loading import targets
+from penstock.loading import matching
 
 MIB = 1 << 20
 
@@ -78,7 +78,7 @@ def mesh_of(shape, rank):
 @pytest.fixture(params=["addresses", "no addresses"])
 def elsewhere(request, monkeypatch):
     """What a `DTensor` holds is taken to lie on another device, whether or not that tells where."""
-    held = targets._held
+    held = matching._held
 
     def moved(value, name):
         memory, shape, boxes = held(value, name)
@@ -87,7 +87,7 @@ def elsewhere(request, monkeypatch):
             memory = replace(memory, address=0, low=0, high=0, strides=None)
         return memory, shape, boxes
 
-    monkeypatch.setattr(targets, "_held", moved)
+    monkeypatch.setattr(matching, "_held", moved)
 
 
 def load_part(path, whole, mesh, placements, *, is_turned=False):

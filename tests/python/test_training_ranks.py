@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 import penstock
 from compare import assert_same
 from parallel import gathered
+from penstock.loading import copying, matching, targets
 from penstock.loading import load as loading
-from penstock.loading import targets
 from penstock.state import memory
 from penstock.steps.descent import Descent
 from penstock.training import filling
@@ -272,8 +272,9 @@ def written_by_a_refused_resume(root):
         return memory.of_tensor(tensor, name)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(targets, "of_tensor", of_tensor)
-        for module in (filling, targets):
+        for module in (matching, targets):
+            patch.setattr(module, "of_tensor", of_tensor)
+        for module in (copying, filling, targets):
             patch.setattr(module, "copy_elements", lambda value, _: written.append(value.device))
         patch.setattr(DTensor, "is_meta", False)
         with pytest.raises(penstock.StateMismatchError, match=r"nothing was changed.* groups in"):

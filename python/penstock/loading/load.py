@@ -15,7 +15,8 @@ from penstock.errors import CheckpointNotFoundError, StateMismatchError
 from penstock.loading.fetch import fetch
 from penstock.loading.opened import OpenCheckpoint
 from penstock.loading.partial import loadable
-from penstock.loading.targets import NEW, Targets
+from penstock.loading.target import NEW
+from penstock.loading.targets import Targets
 from penstock.loading.view import View, view
 from penstock.process import own_rank, own_size
 from penstock.reports import LoadReport

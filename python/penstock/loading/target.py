@@ -1,17 +1,29 @@
-"""`Target`: one tensor or array that ``load(into=…)`` fills."""
+"""`Target`: one tensor or array that ``load(into=…)`` fills; and what stands for what is new."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.layout.boxes import Box
 from penstock.state.memory import CPU, Memory, contiguous_strides, narrow
+from penstock.state.per_rank import PerRank
 
 if TYPE_CHECKING:
     from penstock._native import _Fill
     from penstock.state.ties import Window
     from penstock.state.tree import Node
+
+
+class _New:
+    """Stands in a state to fill for what is made anew, whatever it is."""
+
+    def __repr__(self) -> str:
+        return "NEW"
+
+
+NEW = _New()
 
 
 @dataclass(slots=True)
@@ -103,3 +115,22 @@ class Target:
             if dim > 1 and stride * item_bytes != own_stride:
                 return (self.index, memory.device, memory.address, own, self.window)
         return (self.index, memory.device, memory.address - offset * item_bytes, None)
+
+
+def is_sharded(value: Any) -> bool:
+    """Whether it is a `DTensor`, of which this rank holds a part."""
+    # Without the module there is none, and it takes a while to import.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and type(value) is module.DTensor
+
+
+def local_of(value: Any) -> Any:
+    """What a rank holds of a `DTensor`, without autograd."""
+    return value.detach().to_local()
+
+
+def unwrapped(value: Any) -> Any:
+    """A value without the mark that each rank has its own: saved with it, it is filled with it."""
+    while isinstance(value, PerRank):
+        value = value.value
+    return value

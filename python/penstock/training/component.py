@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.loading.targets import NEW
+from penstock.loading.target import NEW
 from penstock.training.filling import has_wholes, like
 
 if TYPE_CHECKING:

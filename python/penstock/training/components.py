@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from penstock.loading.targets import NEW
+from penstock.loading.target import NEW
 from penstock.state.tree import Node, branches
 from penstock.training.component import Component
 from penstock.training.model import Model

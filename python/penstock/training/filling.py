@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.loading.targets import NEW, copy_elements, is_sharded
+from penstock.loading.copying import copy_elements
+from penstock.loading.target import NEW, is_sharded
 from penstock.state.memory import CPU
 from penstock.state.per_rank import PerRank
 from penstock.state.references import is_data, reference

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import UnsupportedStateError
-from penstock.loading.targets import NEW, is_sharded
+from penstock.loading.target import NEW, is_sharded
 from penstock.state.tree import SKIPPED, Node, branches
 from penstock.training.component import Component
 from penstock.training.filling import differences_of, target_like

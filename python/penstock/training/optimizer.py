@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import StateMismatchError, UnsupportedStateError
-from penstock.loading.targets import NEW, is_sharded
+from penstock.loading.target import NEW, is_sharded
 from penstock.state.tree import Node, branches
 from penstock.training.component import Component
 from penstock.training.filling import stored_type, target_like

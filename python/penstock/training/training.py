@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockWarning, StateMismatchError, UnsupportedStateError
-from penstock.loading.targets import NEW
+from penstock.loading.target import NEW
 from penstock.state.flatten import flatten
 from penstock.state.live import LiveState
 from penstock.state.tree import SKIPPED, Node, branches

@@ -25,9 +25,9 @@ from torch.distributed.checkpoint.planner import LoadItemType
 
 from penstock.errors import PartialCheckpointError, StateMismatchError
 from penstock.integrations.dcp import layout
+from penstock.loading.copying import bump_versions
 from penstock.loading.opened import BoxRead, OpenCheckpoint
 from penstock.loading.partial import is_missing
-from penstock.loading.targets import bump_versions
 from penstock.state import dtypes, tree
 from penstock.state.memory import CPU, of_tensor
 from penstock.state.scalars import TreeError

@@ -1,0 +1,276 @@
+"""`Matching`: which tensor of a checkpoint goes where in a state that ``load(into=…)`` fills.
+
+Everything is looked at before anything is written: names, shapes, types, whether memory can be
+written at all, and whether targets share memory where the checkpoint has different tensors.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.errors import StateMismatchError, UnsupportedStateError
+from penstock.layout.sharding import boxes_of
+from penstock.loading.target import NEW, Target, is_sharded, local_of, unwrapped
+from penstock.state import ties
+from penstock.state.memory import Memory, of_array, of_tensor
+from penstock.state.references import is_data, needed, reference
+from penstock.state.refusals import refusal
+from penstock.state.scalars import TreeError, label
+from penstock.state.tree import LEVELS_MAX, ROOT, SEQUENCES, SKIPPED, Node, branches
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.layout.boxes import Box
+    from penstock.loading.view import View
+
+_REPORTED_MAX = 10
+
+_BUILD = "build the target as that of the save was, of the same model and settings"
+_CHOOSE = "choose what to fill with keys=, or make both hold the same"
+_CONVERT = "convert the target to that dtype first, as with .to(…) or .astype(…)"
+_COPY = "put a copy into the target, as by .clone() or .copy()"
+_OPTIMIZER = (
+    "load without into= and pass what was loaded to optimizer.load_state_dict; of a store, "
+    "penstock.Training(…) and store.resume(training) fill a fresh optimizer as well"
+)
+_SOLVER_WORK_MAX = 10_000
+
+
+class Matching:
+    """What of a state is filled with what of a checkpoint.
+
+    Args:
+        node: The checkpoint's tree, `SKIPPED` where nothing was asked for.
+        state: The state to fill.
+        seen: What this rank sees of the checkpoint.
+        path: The checkpoint, for messages.
+        is_partial: Whether the state may hold more than the tree.
+
+    Attributes:
+        found: Every target.
+        new: Indices of the tensors in what is built anew.
+
+    Raises:
+        StateMismatchError: Something does not fit.
+        TreeError: The tree is malformed.
+    """
+
+    def __init__(self, node: Node, state: Any, seen: View, path: str, *, is_partial: bool) -> None:
+        self.found: list[Target] = []
+        self.new: set[int] = set()
+        self._seen = seen
+        self._path = path
+        self._is_partial = is_partial
+        self._mismatches: list[tuple[str, str]] = []
+        self._remedies: dict[str, None] = {}
+        self._match(node, state, ROOT, 0)
+        if not self._mismatches:
+            self._find_conflicts()
+        if self._mismatches:
+            raise self._mismatch()
+
+    def _match(self, node: Node, state: Any, name: str, level: int) -> None:
+        if level > LEVELS_MAX:
+            raise TreeError(f"nested deeper than {LEVELS_MAX} levels")
+        state = unwrapped(state)
+        if state is NEW:
+            self.new.update(needed(node, self._seen.tensors, self._seen.aliases))
+            return
+        if is_data(node) and node["$"] in ("tensor", "ndarray"):
+            self._match_tensor(node, state, name)
+            return
+        children = branches(node)
+        kind = _kind(state)
+        if children is None:
+            if kind in ("tensor", "array", "dict", "list", "tuple"):
+                self._add(name, f"a plain value in the checkpoint, {kind} in the target", _BUILD)
+            return
+        if kind != _container_kind(node):
+            text = f"{_container_kind(node)} in the checkpoint, {kind} in the target"
+            self._add(name, text, _BUILD)
+            return
+        if children and not state and _is_of_optimizer(name):
+            text = f"{len(children)} entries in the checkpoint, none in the target"
+            self._add(name, f"{text}, whose optimizer has not stepped yet", _OPTIMIZER)
+            return
+        prefix = f"{name}." if level else ""
+        here = state if kind == "dict" else dict(enumerate(state))
+        self._match_children(children, here, prefix, level)
+
+    def _match_children(
+        self, children: list[tuple[Any, Node]], here: Mapping[Any, Any], prefix: str, level: int
+    ) -> None:
+        for key, child in children:
+            if child is SKIPPED:
+                continue
+            child_name = prefix + label(key)
+            if key in here:
+                self._match(child, here[key], child_name, level + 1)
+            else:
+                self._add(child_name, "is in the checkpoint, not in the target", _CHOOSE)
+        if not self._is_partial:
+            known = {key for key, _ in children}
+            for key in here:
+                if key not in known:
+                    name = prefix + label(key)
+                    self._add(name, "is in the target, not in the checkpoint", _CHOOSE)
+
+    def _match_tensor(self, node: dict[str, Node], state: Any, name: str) -> None:
+        index, window = reference(node, self._seen.tensors, self._seen.aliases)
+        _, dtype, shape, *_ = self._seen.tensors[index]
+        shape = shape if window is None else window[0]
+        memory: Memory | None
+        boxes: list[Box] | None = None
+        try:
+            if is_sharded(state):
+                memory, target_shape, boxes = _held(state, name)
+            else:
+                memory = _memory_of(state, name)
+                target_shape = () if memory is None else memory.shape
+        except UnsupportedStateError as error:
+            self._add(name, f"cannot be filled: {str(error).removeprefix(f'{name}: ')}", _BUILD)
+            return
+        if memory is None:
+            self._add(name, f"tensor in the checkpoint, {_kind(state)} in the target", _BUILD)
+        elif target_shape != shape:
+            text = f"shape {list(shape)} in the checkpoint, {list(target_shape)} in the target"
+            self._add(name, text, _BUILD)
+        elif memory.dtype != dtype:
+            text = f"dtype {dtype} in the checkpoint, {memory.dtype} in the target"
+            self._add(name, text, _CONVERT)
+        elif isinstance(state, np.ndarray) and not state.flags.writeable:
+            self._add(name, "the target array is read-only", _COPY)
+        elif _overlaps_itself(memory):
+            self._add(name, "the target is expanded: its elements share memory", _COPY)
+        else:
+            is_whole = index in self._seen.wholes
+            self.found.append(Target(name, state, memory, node, index, window, boxes, is_whole))
+
+    def _find_conflicts(self) -> None:
+        """Targets that share memory have to be tied in the checkpoint in the same way."""
+        for run in ties.overlaps([target.memory for target in self.found]):
+            members = [self.found[index] for index in run]
+            if len({target.claim for target in members}) == 1:
+                continue
+            for one, other in combinations(members, 2):
+                if one.claim != other.claim and _share_memory(one.memory, other.memory):
+                    self._add(
+                        one.name,
+                        f"shares memory with {other.name} in the target, not in the checkpoint",
+                        _COPY,
+                    )
+                    break
+
+    def _add(self, name: str, text: str, remedy: str) -> None:
+        self._mismatches.append((name, text))
+        if len(self._mismatches) <= _REPORTED_MAX:
+            self._remedies[remedy] = None
+
+    def _mismatch(self) -> StateMismatchError:
+        shown = [f"{name}: {text}" for name, text in self._mismatches[:_REPORTED_MAX]]
+        more = len(self._mismatches) - len(shown)
+        if more:
+            shown.append(f"and {more} more")
+        remedies = list(self._remedies)
+        if _OPTIMIZER not in remedies:
+            remedies.append("or load without into=, which gives the state as it was saved")
+        text = "; ".join([*shown, *remedies])
+        return StateMismatchError(
+            f"{self._path}: into= does not fit the checkpoint, nothing was changed: {text}",
+            key=self._mismatches[0][0],
+            path=self._path,
+        )
+
+
+def _is_of_optimizer(name: str) -> bool:
+    """Whether that is what an optimizer keeps of its parameters, which is nothing before a step."""
+    return name == "state" or name.endswith(".state")
+
+
+def _kind(value: Any) -> str:
+    """What a value is to the one who matches it; whatever is replaced whole is a plain value."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return "tensor"
+    if isinstance(value, np.ndarray):
+        return "array"
+    for base in (dict, list):
+        if isinstance(value, base):
+            return base.__name__
+    return "tuple" if type(value) is tuple else f"a value of type {type(value).__name__}"
+
+
+def _container_kind(node: Node) -> str:
+    if type(node) is list:
+        return "list"
+    return "tuple" if node.get("$") in SEQUENCES else "dict"
+
+
+def _memory_of(value: Any, name: str) -> Memory | None:
+    """The memory of a tensor or array; None for anything else."""
+    kind = _kind(value)
+    if kind == "tensor":
+        torch = sys.modules["torch"]
+        if type(value) in (torch.Tensor, torch.nn.Parameter):
+            return of_tensor(value, name)
+        raise refusal(value, name)
+    if kind == "array":
+        if type(value) in (np.ndarray, np.memmap):
+            return of_array(value, name)
+        raise refusal(value, name)
+    return None
+
+
+def _held(value: Any, name: str) -> tuple[Memory, tuple[int, ...], list[Box]]:
+    """Of a `DTensor`: the memory of its local tensor, its shape, and what of it that holds."""
+    memory = of_tensor(local_of(value), name)
+    return memory, tuple(value.shape), boxes_of(value, memory.shape, name)
+
+
+def _overlaps_itself(memory: Memory) -> bool:
+    """Whether two elements may share bytes; exact for every layout that PyTorch makes."""
+    if memory.strides is None or memory.high == memory.low:
+        return False
+    dims = zip(memory.strides, memory.shape, strict=True)
+    reach_bytes = memory.item_bytes
+    for stride, dim in sorted((abs(stride), dim) for stride, dim in dims if dim > 1):
+        if stride < reach_bytes:
+            return True
+        reach_bytes += stride * (dim - 1)
+    return False
+
+
+def _share_memory(one: Memory, other: Memory) -> bool:
+    """Whether two memories have a byte in common."""
+    if one.low >= other.high or other.low >= one.high:
+        return False
+    if one.strides is None and other.strides is None:
+        return True
+    # NumPy's own stub knows only two of the numbers that its documentation allows.
+    work: Any = _SOLVER_WORK_MAX
+    try:
+        return np.shares_memory(_window(one), _window(other), max_work=work)
+    except np.exceptions.TooHardError:
+        return True
+
+
+class _Addresses:
+    """Tells NumPy where elements are, so that its solver can compare; they are never read."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.__array_interface__ = {
+            "data": (memory.address, True),
+            "typestr": f"|V{memory.item_bytes}",
+            "shape": memory.shape,
+            "strides": memory.strides,
+            "version": 3,
+        }
+
+
+def _window(memory: Memory) -> np.ndarray[Any, Any]:
+    return np.asarray(_Addresses(memory))
