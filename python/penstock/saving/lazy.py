@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from penstock._native import _TensorSource
     from penstock.state.flatten import Flattened
+    from penstock.state.memory import TensorSource
 
 _SMALL_BYTES_MAX = 64 << 10
 _SMALL_TOTAL_BYTES_MAX = 64 << 20
@@ -30,7 +30,7 @@ class LazySources(NamedTuple):
         at_once: Indices of those to copy at the call, whatever their size.
     """
 
-    sources: list[_TensorSource]
+    sources: list[TensorSource]
     at_once: list[int]
 
 
@@ -71,11 +71,11 @@ def _is_unguarded(owner: Any) -> bool:
     return bool(owner.is_inference() or (owner.is_cpu and owner.is_pinned()))
 
 
-def _nbytes(source: _TensorSource) -> int:
+def _nbytes(source: TensorSource) -> int:
     return math.prod(source[2]) * source[5]
 
 
-def _held(source: _TensorSource) -> _TensorSource:
+def _held(source: TensorSource) -> TensorSource:
     """A source that holds its memory whatever becomes of the tensor: ``tensor.data = …``."""
     owner: Any = source[6]
     if isinstance(owner, np.ndarray):

@@ -28,9 +28,9 @@ from penstock.state.tree import ROOT, Node, unique_names
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock._native import _TensorSource
     from penstock.layout.sharding import Sharding
     from penstock.ranks.members import Members
+    from penstock.state.memory import TensorSource
     from penstock.state.per_rank import PerRank
     from penstock.state.ties import Window
 
@@ -295,7 +295,7 @@ def _compare(leaves: Sequence[_Leaf], balance: Balance) -> None:
         balance.add_copy(leaf.global_name, mark, device, leaf.how.replicas)
 
 
-def _source(leaf: _Leaf, piece: Piece, name: str) -> _TensorSource:
+def _source(leaf: _Leaf, piece: Piece, name: str) -> TensorSource:
     """What the native module reads of a piece."""
     memory, box = leaf.memory, piece.box
     if memory.device == CPU:

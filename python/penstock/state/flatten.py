@@ -48,7 +48,8 @@ from penstock.state.tree import FACTORIES, LEVELS_MAX, ROOT, Node, unique_names
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from penstock._native import _Alias, _TensorSource
+    from penstock._native import _Alias
+    from penstock.state.memory import TensorSource
 
 INLINE_BYTES_MAX = 4096
 """Longer byte strings are stored as tensors, out of the tree."""
@@ -65,7 +66,7 @@ class Flattened:
         overlaps: Leaves that share memory, where they were asked for.
     """
 
-    tensors: list[_TensorSource]
+    tensors: list[TensorSource]
     aliases: list[_Alias]
     tree: str
     overlaps: Sequence[Overlap] = ()
@@ -360,11 +361,11 @@ class Flattener:
 
     # The end.
 
-    def finish(self) -> tuple[list[_TensorSource], list[_Alias]]:
+    def finish(self) -> tuple[list[TensorSource], list[_Alias]]:
         """Decides what is stored, and completes the nodes of the leaves with where it is."""
         tied = ties.find(self._memories)
         names = unique_names([name for name, _, _ in self._leaves])
-        tensors: list[_TensorSource] = []
+        tensors: list[TensorSource] = []
         aliases: list[_Alias] = []
         tensor_of: dict[int, int] = {}
         further = []
