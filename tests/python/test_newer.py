@@ -33,6 +33,7 @@ NEWER = {
     "key": '{"$":"dict","v":[[{"$":"date","v":"2026-01-01"},1]]}',
     "attribute": '{"$":"odict","v":[],"attrs":{"_metadata":{},"_order":1}}',
     "numpy dtype": '{"$":"np.dtype","v":"StringDType()"}',
+    "type of a shared tensor": '{"$":"tensor","g":"q","dtype":"float3_e1m1","shape":[4]}',
 }
 MALFORMED = {
     "tensor that is not there": '{"$":"tensor","i":99}',
