@@ -19,7 +19,7 @@ import penstock
 import three_ranks
 from conftest import run_child
 from penstock import cli
-from penstock.cli import target, units
+from penstock.cli import paths, units
 
 COMMANDS_WITH_A_PATH = ["ls", "inspect", "verify", "diff"]
 
@@ -771,7 +771,7 @@ def test_what_may_not_be_looked_into_is_said_to_be_so(run, tmp_path, command, mo
         raise PermissionError(13, "Permission denied", str(path))
 
     (tmp_path / "locked").mkdir()
-    monkeypatch.setattr(target.os, "scandir", refused)
+    monkeypatch.setattr(paths.os, "scandir", refused)
     code, out, err = run(*on(command, tmp_path / "locked", tmp_path))
     assert (code, out) == (1, "")
     assert err == f"error: {tmp_path}/locked: Permission denied\n"
