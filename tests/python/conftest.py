@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+import forks
 import penstock
 
 pytest_plugins = ["leftovers", "turns"]
@@ -161,15 +162,28 @@ def _run_or_skip(command: list[str | Path]) -> None:
         pytest.skip(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
 
 
-def run_child(script: str, *arguments: object, timeout_seconds: int = 200) -> Any:
-    """Runs a script in a process of its own; the last line it prints is JSON and comes back."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=timeout_seconds,
-        check=False,
-    )
+def run_child(
+    script: str, *arguments: object, is_fresh: bool = False, timeout_seconds: int = 200
+) -> Any:
+    """Runs a script in a process of its own; the last line it prints is JSON and comes back.
+
+    Args:
+        script: The program.
+        arguments: Of it.
+        is_fresh: Whether a new interpreter runs it, and no fork of one that has imported PyTorch.
+        timeout_seconds: For how long.
+    """
+    command = ["-c", textwrap.dedent(script), *map(str, arguments)]
+    if is_fresh:
+        done = subprocess.run(
+            [sys.executable, *command],
+            capture_output=True,
+            text=True,
+            timeout=timeout_seconds,
+            check=False,
+        )
+    else:
+        done = forks.run(command, timeout=timeout_seconds)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import forks
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -48,6 +50,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Looks again when all is over, the servers that live as long as the tests too."""
+    forks.server.end()
     forkserver._forkserver._stop()
     resource_tracker._resource_tracker._stop()
     if left := _processes():
@@ -56,8 +59,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _children() -> set[int]:
-    """Processes that this one has started or adopted, but the servers of `multiprocessing`."""
-    servers = {forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid}
+    """Processes that this one has started or adopted, but those that live as long as the tests."""
+    servers = {
+        forkserver._forkserver._forkserver_pid,
+        resource_tracker._resource_tracker._pid,
+        forks.server.pid,
+    }
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         try:

@@ -15,8 +15,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import textwrap
 import threading
@@ -34,6 +32,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+import forks
 import penstock
 import victim
 from compare import assert_same
@@ -1243,13 +1242,8 @@ END = """
 
 
 def run_to_its_end(script, *arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env=os.environ | environment,
+    return forks.run(
+        ["-c", textwrap.dedent(script), *arguments], timeout=100, env=os.environ | environment
     )
 
 

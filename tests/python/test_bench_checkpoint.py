@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from click.testing import CliRunner
 
+import forks
 from conftest import mounted, supports_direct
 from penstock.bench import content, running, scaling, spawning
 from penstock.bench import team as team_module
@@ -48,7 +49,7 @@ from ranks import Job, free_port
 
 INSTALLED = [name for name, entry in WRITERS.items() if entry.missing is None]
 TINY = Model(vocabulary=96, hidden=64, ffn=128, layers=2, heads=2, kv_heads=1)
-COMMAND = [sys.executable, "-m", "penstock", "bench", "checkpoint"]
+COMMAND = ["-m", "penstock", "bench", "checkpoint"]
 
 
 def refused(*arguments):
@@ -59,12 +60,7 @@ def refused(*arguments):
 
 
 def measured(directory, *arguments):
-    done = subprocess.run(
-        [*COMMAND, directory, "--json", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = forks.run([*COMMAND, directory, "--json", *arguments])
     assert done.returncode == 0, done.stderr
     assert list(directory.iterdir()) == []
     return Results.read(_written(directory, done.stdout)), json.loads(done.stdout)
@@ -327,7 +323,7 @@ def started(directory, *more, **options):
     """A run that would last for long, once its ranks are saving; and its processes."""
     arguments = ["--model", "llama3-8b", "--scale", "1e-4", "--processes", "2", "--rounds", "9999"]
     command = [*COMMAND, directory, *arguments, *more]
-    child = subprocess.Popen(command, start_new_session=True, **options)
+    child = forks.Popen(command, start_new_session=True, **options)
     deadline = time.monotonic() + 120
     # Beyond the toy states of both writers, and the first round of one.
     while not list(directory.glob(".penstock-bench-*/*/step-0000000004/*")):
@@ -468,14 +464,8 @@ def test_a_writer_that_fails_on_one_rank_holds_nobody_up_and_harms_no_other():
 
 
 def by_torchrun(*arguments):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    return subprocess.run(
-        [*launcher, "-m", "penstock", "bench", "checkpoint", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    return forks.run([*launcher, *COMMAND, *arguments], env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def test_of_launched_ranks_one_refuses_and_all_end(disk_path):

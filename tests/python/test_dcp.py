@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import forks
 import penstock
 from compare import assert_same
 from conftest import tell
@@ -58,11 +59,9 @@ def launch(ranks, *commands):
     Each of its processes imports PyTorch, for ten seconds of processor time.
     """
     arguments = ["--standalone", f"--nproc-per-node={ranks}", dcp_worker.__file__, *commands]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *arguments],
+    done = forks.run(
+        ["-m", "torch.distributed.run", *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
         timeout=LAUNCH_SECONDS_MAX,
     )
     return None if done.returncode == 0 else done.stdout + done.stderr
@@ -384,10 +383,8 @@ class TestFailures:
         chance = random.Random(seed)
         path = tmp_path / "a"
         for _ in range(4):
-            process = subprocess.Popen(
-                [sys.executable, dcp_worker.__file__, f"replace:{path}"],
-                stdout=subprocess.PIPE,
-                text=True,
+            process = forks.Popen(
+                [dcp_worker.__file__, f"replace:{path}"], stdout=subprocess.PIPE, text=True
             )
             line = process.stdout.readline()
             assert line, "it did not save"

@@ -12,6 +12,7 @@ import sys
 import pytest
 import torch
 
+import forks
 import penstock
 from penstock.demo.crash import SaveKiller
 from penstock.demo.narrator import ClaimError
@@ -19,7 +20,7 @@ from penstock.demo.run import Run, RunError, TrainingProcess
 from penstock.demo.story import Story
 from penstock.demo.text import Windows
 
-DEMO = [sys.executable, "-m", "penstock", "demo"]
+DEMO = ["-m", "penstock", "demo"]
 
 SAVER = """
 import numpy as np, penstock, sys
@@ -32,9 +33,7 @@ for step in range(1, 1000):
 
 def run_demo(directory, *options, **kwargs):
     environment = os.environ | {"COLUMNS": "80"}
-    return subprocess.run(
-        [*DEMO, *options], cwd=directory, capture_output=True, text=True, env=environment, **kwargs
-    )
+    return forks.run([*DEMO, *options], cwd=directory, env=environment, **kwargs)
 
 
 def test_the_whole_demo_holds_and_leaves_nothing_behind(tmp_path):
@@ -57,7 +56,7 @@ def test_the_whole_demo_holds_and_leaves_nothing_behind(tmp_path):
 
 
 def test_ctrl_c_ends_the_demo_and_its_training_and_removes_the_directory(tmp_path):
-    with subprocess.Popen(
+    with forks.Popen(
         DEMO, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as demo:
         while "Train without interruption" not in demo.stdout.readline():

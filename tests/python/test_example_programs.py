@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 
 import psutil
 import pytest
 
+import forks
 from conftest import REPOSITORY, tell
 
 SEED = 90_210
@@ -22,12 +22,12 @@ class Program:
     """An example that runs, with what it has said so far."""
 
     def __init__(self, name, directory, steps, ranks=None, every=4, *further):
-        launcher = [sys.executable]
+        launcher = []
         if ranks is not None:
             # --standalone takes a free port.
-            launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+            launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         command = [*launcher, str(REPOSITORY / "examples" / name), "--directory", str(directory)]
-        self.process = subprocess.Popen(
+        self.process = forks.Popen(
             [*command, "--steps", str(steps), "--every", str(every), *further],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -92,7 +92,7 @@ MEASURE = """
 def measure(disk_path, kind, total_bytes, engine, direct):
     if engine == "uring":
         need_uring()
-    result = run_child(MEASURE, disk_path, kind, total_bytes, engine, direct)
+    result = run_child(MEASURE, disk_path, kind, total_bytes, engine, direct, is_fresh=True)
     tell(result)
     assert result["engine"] == engine
     return result

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import textwrap
 import warnings
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import forks
 import penstock
 from ranks import Job, free_port
 
@@ -124,8 +124,8 @@ def test_ranks_save_between_the_beginning_and_the_end_of_their_job(tmp_path):
         where = {"RANK": str(number), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         arguments = [tmp_path / "store", tmp_path / f"one{number}"[:-1]]
         ranks.append(
-            subprocess.Popen(
-                [sys.executable, "-c", textwrap.dedent(RANK), *arguments],
+            forks.Popen(
+                ["-c", textwrap.dedent(RANK), *arguments],
                 env={**os.environ, **where, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
                 stdout=subprocess.PIPE,
                 text=True,
@@ -168,12 +168,9 @@ def test_tools_that_a_rank_starts_are_alone(tmp_path, as_rank):
     penstock.save(tmp_path / "one", {**STATE, "name": "x"}, no_dist=True)
     if as_rank != "RANK":
         return
-    run = [sys.executable, "-m"]
     for command in (
         ["penstock", "salvage", tmp_path / "one", tmp_path / "two"],
         ["penstock.demo.train", "--store", tmp_path / "demo", "--steps", "1", "--save-every", "1"],
     ):
-        done = subprocess.run(
-            [*run, *map(str, command)], capture_output=True, text=True, check=False
-        )
+        done = forks.run(["-m", *command])
         assert done.returncode == 0, done.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 import warnings
 
@@ -11,6 +9,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.tensor import Shard
 
+import forks
 import penstock
 from compare import assert_same
 from dtensors import LINE, Layout, as_loaded, cleared, local_bytes, plain, rank, sharded, values
@@ -229,12 +228,7 @@ def shard_of(path, number):
 
 
 def run_cli(*arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = forks.run(["-m", "penstock", *arguments])
     return done.returncode, done.stdout + done.stderr
 
 

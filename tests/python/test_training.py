@@ -406,6 +406,7 @@ def test_arrays_are_filled_in_place_and_need_no_torch(tmp_path):
         print(json.dumps([bool(one) for one in same]))
         """,
             tmp_path,
+            is_fresh=True,
         )
         == [True] * 8
     )

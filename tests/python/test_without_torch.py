@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 
 import penstock
 from conftest import run_child
+
+# What a process has imported is what is tested.
+run_fresh = functools.partial(run_child, is_fresh=True)
 
 WITHOUT_TORCH = """
     import json, sys
@@ -24,7 +29,7 @@ WITHOUT_TORCH = """
 
 
 def test_importing_the_package_imports_nothing_heavy():
-    loaded = run_child(
+    loaded = run_fresh(
         """
         import json, sys
         import penstock
@@ -36,7 +41,7 @@ def test_importing_the_package_imports_nothing_heavy():
 
 
 def test_saving_and_loading_arrays_imports_no_torch(tmp_path):
-    assert run_child(
+    assert run_fresh(
         """
         import json, sys
         import numpy as np, penstock
@@ -72,7 +77,7 @@ def test_arrays_and_plain_values_work_without_torch(tmp_path):
     ]))
     """
     )
-    assert run_child(script, tmp_path / "ckpt") == [True, ["x"], True, True, True, True]
+    assert run_fresh(script, tmp_path / "ckpt") == [True, ["x"], True, True, True, True]
 
 
 def test_tensors_come_back_as_arrays_without_torch(tmp_path):
@@ -88,7 +93,7 @@ def test_tensors_come_back_as_arrays_without_torch(tmp_path):
     ]))
     """
     )
-    assert run_child(script, tmp_path / "ckpt") == [
+    assert run_fresh(script, tmp_path / "ckpt") == [
         ["ndarray"] * 3,
         base.t().tolist(),
         3,
@@ -119,12 +124,12 @@ def assert_names_torch(result):
 @pytest.mark.filterwarnings("ignore:.*experimental")
 def test_a_type_that_numpy_lacks_is_the_named_error_without_torch(tmp_path):
     penstock.save(tmp_path / "ckpt", {"t": torch.zeros(3, dtype=torch.complex32)})
-    assert_names_torch(run_child(MISSING, tmp_path / "ckpt"))
+    assert_names_torch(run_fresh(MISSING, tmp_path / "ckpt"))
 
 
 def test_bfloat16_is_an_array_of_ml_dtypes_or_the_named_error_without_torch(tmp_path):
     penstock.save(tmp_path / "ckpt", {"t": torch.zeros(3, dtype=torch.bfloat16)})
-    result = run_child(MISSING, tmp_path / "ckpt")
+    result = run_fresh(MISSING, tmp_path / "ckpt")
     if result is not None:
         name, message, _ = result
         assert name in ("torch", "ml_dtypes")
@@ -135,7 +140,7 @@ def test_values_of_torch_are_the_named_error_without_torch(tmp_path):
     for number, value in enumerate((torch.Size([1]), torch.float32, torch.device("cpu"))):
         path = tmp_path / f"ckpt{number}"
         penstock.save(path, {"v": value})
-        assert_names_torch(run_child(MISSING, path))
+        assert_names_torch(run_fresh(MISSING, path))
 
 
 def test_the_rest_of_such_a_state_can_be_selected_without_torch(tmp_path):
@@ -148,10 +153,10 @@ def test_the_rest_of_such_a_state_can_be_selected_without_torch(tmp_path):
                       [tensor.dtype for tensor in penstock.inspect(path).tensors]]))
     """
     )
-    assert run_child(script, tmp_path / "ckpt") == [["w"], True, ["float64", "complex32"]]
+    assert run_fresh(script, tmp_path / "ckpt") == [["w"], True, ["float64", "complex32"]]
 
 
 def test_a_device_without_torch_is_the_named_error(tmp_path):
     penstock.save(tmp_path / "ckpt", {"w": np.ones(3)})
     script = MISSING.replace("penstock.load(path)", 'penstock.load(path, device="cuda")')
-    assert_names_torch(run_child(script, tmp_path / "ckpt"))
+    assert_names_torch(run_fresh(script, tmp_path / "ckpt"))

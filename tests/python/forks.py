@@ -1,0 +1,193 @@
+"""Python programs that begin with PyTorch imported: forks of an interpreter that has done so.
+
+Importing PyTorch takes seconds, most tests that need a process of their own much less. `run` and
+`Popen` take what `subprocess` takes behind the interpreter: ``-c CODE``, ``-m MODULE`` or a file,
+and arguments. Only third parties are imported: Penstock comes as new as anywhere. A process ends as
+any other, through the end of the interpreter, and is a child of whoever has started it, as the
+server hands it over and tests adopt orphans (`leftovers`).
+
+Not for tests of what an interpreter does at its beginning, nor of one without PyTorch.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+IMPORTS = [
+    "click",
+    "numpy",
+    "psutil",
+    "rich.console",
+    "torch",
+]
+_REQUEST_BYTES_MAX = 1 << 20
+
+
+class _Server:
+    """The interpreter that is forked, begun when it is needed for the first time."""
+
+    def __init__(self) -> None:
+        self.pid: int | None = None
+        self._pipe: socket.socket | None = None
+
+    def fork(self, request: dict[str, Any], files: Sequence[int]) -> int:
+        """The process that runs a program."""
+        if self._pipe is None:
+            self._begin()
+        socket.send_fds(self._pipe, [json.dumps(request).encode()], files)
+        return int(self._pipe.recv(64))
+
+    def _begin(self) -> None:
+        self._pipe, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (self._pipe, there):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _REQUEST_BYTES_MAX)
+        with there:
+            command = [sys.executable, __file__, str(there.fileno())]
+            server = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=[there.fileno()], cwd="/"
+            )
+        self.pid = server.pid
+        # Its process is waited for by number.
+        server.returncode = 0
+
+    def end(self) -> None:
+        """Ends the server; the next program has another one."""
+        if self._pipe is not None:
+            self._pipe.close()
+            os.waitpid(self.pid, 0)
+            self._pipe = self.pid = None
+
+
+server = _Server()
+
+
+class Popen(subprocess.Popen):
+    """`subprocess.Popen` of a program for Python, without the interpreter in front."""
+
+    def _execute_child(self, args: Sequence[object], *rest: Any) -> None:  # type: ignore[override]
+        _, preexec_fn, _, pass_fds, cwd, env, _, _, has_shell, *pipes = rest[:15]
+        assert not any((preexec_fn, pass_fds, has_shell)), "a fork does not take that"
+        has_session = rest[20]
+        request = {
+            "arguments": [str(argument) for argument in args],
+            "directory": str(cwd or os.getcwd()),
+            "environment": dict(os.environ if env is None else env),
+            "has_session": has_session,
+        }
+        # Those of the child: it reads the first one, and writes the others.
+        ends = (pipes[0], pipes[3], pipes[5])
+        files = [own if end == -1 else end for own, end in enumerate(ends)]
+        self.pid = server.fork(request, files)
+        self._child_created = True
+        self._close_pipe_fds(*pipes)
+
+
+def run(
+    arguments: Sequence[object], *, timeout: float = 200, check: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """What `subprocess.run` gives, with the output as text."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    with Popen(arguments, **streams) as process:
+        try:
+            out, errors = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(arguments, process.returncode, out, errors)
+    if check:
+        done.check_returncode()
+    return done
+
+
+def _serve(pipe: socket.socket) -> dict[str, Any]:
+    """Forks; returns in forks only, with the program to run."""
+    while True:
+        data, files, _, _ = socket.recv_fds(pipe, _REQUEST_BYTES_MAX, 3)
+        if not data:
+            os._exit(0)
+        receiver, sender = os.pipe()
+        between = os.fork()
+        if between == 0:
+            if child := os.fork():
+                os.write(sender, str(child).encode())
+                # Without a parent the child is adopted by the tests.
+                os._exit(0)
+            for number, file in enumerate(files):
+                os.dup2(file, number)
+            for file in (*files, receiver, sender):
+                os.close(file)
+            pipe.close()
+            _open_streams()
+            return json.loads(data)
+        os.waitpid(between, 0)
+        for file in files:
+            os.close(file)
+        pipe.send(os.read(receiver, 64))
+        os.close(receiver)
+        os.close(sender)
+
+
+def _open_streams() -> None:
+    """As the interpreter opens them: those of the server know of its files."""
+    is_unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+    for name, errors in (("stdin", "strict"), ("stdout", "strict"), ("stderr", "backslashreplace")):
+        number = ("stdin", "stdout", "stderr").index(name)
+        raw = io.FileIO(number, "w" if number else "r", closefd=False)
+        stream = io.TextIOWrapper(
+            io.BufferedWriter(raw) if number else io.BufferedReader(raw),
+            encoding="utf-8",
+            errors=errors,
+            newline="\n" if number else None,
+            line_buffering=name == "stderr" or raw.isatty(),
+            write_through=number > 0 and is_unbuffered,
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _run(request: dict[str, Any]) -> None:
+    """Runs a program as the interpreter would."""
+    if request["has_session"]:
+        os.setsid()
+    os.chdir(request["directory"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    kind, *rest = request["arguments"]
+    if kind == "-c":
+        code, *sys.argv[1:] = rest
+        sys.argv[0], sys.path[0] = "-c", ""
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(code, "<string>", "exec", dont_inherit=True), vars(main))
+    elif kind == "-m":
+        sys.argv[1:], sys.path[0] = rest[1:], request["directory"]
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[:], sys.path[0] = [kind, *rest], os.path.dirname(os.path.abspath(kind))
+        runpy.run_path(kind, run_name="__main__")
+
+
+if __name__ == "__main__":
+    _pipe = socket.socket(fileno=int(sys.argv[1]))
+    # A signal for all of the foreground is none for the server.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for _name in IMPORTS:
+        __import__(_name)
+    # Forks share what is there, and do not have it copied and taken apart at their end.
+    gc.collect()
+    gc.freeze()
+    _request = _serve(_pipe)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _run(_request)
