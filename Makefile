@@ -23,6 +23,10 @@ TORTURE_SALVAGES ?= 500
 TORTURE_TESTS := --test crash --test every_step --test power_cut --test kill --test flips \
 	--test verdicts --test salvage_ranks
 TORTURE_SEED ?= $(shell date +%s)
+# Processes that test beside each other, one a processor: each has ranks of its own, some gigabytes.
+# Whoever is done takes tests from whoever has most left, in the order of the files, so that those
+# which share ranks and models stay together.
+PYTEST_WORKERS := --numprocesses logical --maxprocesses 4 --dist worksteal
 # Further arguments for pytest, as in: make test-python PYTEST_ARGS='-k resume -x'
 PYTEST_ARGS ?=
 # Arguments of the benchmarks, as in: make bench BENCH_ARGS='--quick' (see benches/README.md)
@@ -77,7 +81,15 @@ test-rust: toolchain ## Run the Rust tests, with and without io_uring.
 
 .PHONY: test-python
 test-python: $(VENV)/.develop $(NATIVE) ## Run the Python tests against a release build.
-	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)
+
+# The promises that changes break most often: what comes back, what is found out, what a power cut
+# leaves, what is kept, what a lazy save and ranks do. In Python they have the mark `quick`.
+.PHONY: quick
+quick: toolchain $(VENV)/.develop $(NATIVE) ## Run what breaks most often, in a minute and a half.
+	cargo test --locked -p penstock-store --test round_trip --test damage --test commit \
+		--test retention --test crash -- --skip mutant --skip large --skip after_a_death
+	$(VENV)/bin/python -m pytest -m quick $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
 .PHONY: bench
 bench: $(VENV)/.bench $(NATIVE) ## Compare with fio and other libraries: one table, JSON, a plot.
