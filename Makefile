@@ -167,7 +167,7 @@ torture: toolchain $(VENV)/.develop $(NATIVE) ## Cut the power 500 times on ext4
 		cargo test --locked --release -p penstock-store $(TORTURE_TESTS) -- \
 		--nocapture --test-threads=1
 	PENSTOCK_TORTURE_LAZY_SAVES=$(TORTURE_LAZY_SAVES) PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
-		$(VENV)/bin/python -m pytest tests/python/test_lazy_torn.py -k of_any_kind -s
+		$(VENV)/bin/python -m pytest tests/python/saving/test_lazy_torn.py -k of_any_kind -s
 
 .PHONY: fuzz
 fuzz: fuzz-rust fuzz-tree ## Fuzz each parser for FUZZ_SECONDS=60; needs a nightly toolchain.

@@ -37,8 +37,9 @@ import penstock
 import victim
 from compare import assert_same
 from conftest import MATRIX, mounted, run_child, tell, uring_refusal
-from test_interrupt import Ticker, assert_settles_at, settled
+from opened import assert_settles_at, settled
 from test_kill import Victim
+from ticker import Ticker
 
 MIB = 1 << 20
 

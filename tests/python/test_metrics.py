@@ -26,10 +26,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import penstock
 from conftest import REPOSITORY, mounted, run_child
+from damaged import damage, file_of
 from penstock.calls import events
 from penstock.saving.save import Save
 from test_async import SLOWLY, held
-from test_scrub import damage, file_of
 
 MIB = 1 << 20
 

@@ -18,6 +18,7 @@ import torch
 
 import penstock
 from compare import assert_same
+from damaged import damage, file_of
 
 
 def state_of(step):
@@ -31,18 +32,6 @@ def store(tmp_path):
     for step in (10, 20, 30, 40, 50):
         store.save(step, state_of(step))
     return store
-
-
-def file_of(store, step, kind):
-    name = next(name for name in os.listdir(store.path(step)) if name.startswith(kind))
-    return os.path.join(store.path(step), name)
-
-
-def damage(store, step, tensor="b"):
-    info = next(t for t in penstock.inspect(store.path(step)).tensors if t.name == tensor)
-    with open(os.path.join(store.path(step), info.file), "r+b") as file:
-        file.seek(info.end - 1)
-        file.write(b"\xee")
 
 
 def states(report):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from test_ranks_protocol import slow_writes
 from torch.distributed.tensor import Shard
 
 import penstock
@@ -18,7 +19,6 @@ from dtensors import Layout, rank, sharded
 from penstock.process import placement
 from penstock.ranks import exchange, neighbours
 from penstock.saving.save import Save
-from test_ranks_protocol import slow_writes
 
 SOON_SECONDS = 0.2
 LATE_SECONDS = 1

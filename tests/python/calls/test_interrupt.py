@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -12,6 +11,8 @@ import pytest
 import penstock
 from compare import assert_same
 from conftest import run_child
+from opened import assert_settles_at, settled
+from ticker import Ticker
 
 MIB = 1 << 20
 
@@ -181,25 +182,6 @@ def test_a_signal_handler_that_returns_stops_nothing(disk_path):
     assert run_child(script, disk_path / "ckpt", "auto") == [True, True]
 
 
-class Ticker:
-    """A Python thread that counts how often it gets to run."""
-
-    def __enter__(self):
-        self.ticks = 0
-        self.stop = threading.Event()
-        self.thread = threading.Thread(target=self._run)
-        self.thread.start()
-        return self
-
-    def _run(self):
-        while not self.stop.wait(0.002):
-            self.ticks += 1
-
-    def __exit__(self, *_):
-        self.stop.set()
-        self.thread.join()
-
-
 def test_other_threads_run_during_a_save_and_a_load(disk_path):
     state = [np.full(8 * MIB, i, np.uint8) for i in range(64)]
     options = penstock.Options(queue_depth=1, io_threads=1, extent_bytes=MIB)
@@ -331,27 +313,6 @@ def test_a_bar_shows_on_standard_error(disk_path, capfd):
 def test_progress_of_another_type_is_refused(tmp_path, progress):
     with pytest.raises(TypeError, match="progress"):
         penstock.save(tmp_path / "ckpt", {}, progress=progress)
-
-
-def count_files_and_threads():
-    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-
-
-def settled():
-    """What is open once threads of earlier tests have gone."""
-    least = count_files_and_threads()
-    for _ in range(20):
-        time.sleep(0.01)
-        least = min(least, count_files_and_threads(), key=lambda count: count[1])
-    return least
-
-
-def assert_settles_at(expected):
-    """A thread that was joined may still be listed for a moment."""
-    deadline = time.monotonic() + 5
-    while count_files_and_threads() != expected and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert count_files_and_threads() == expected
 
 
 def test_an_interrupted_save_closes_its_files_and_threads(disk_path):

@@ -14,6 +14,7 @@ import sys
 import time
 
 import pytest
+from test_bench_io import bench_io
 
 import penstock
 from penstock.bench import trials, tune
@@ -22,7 +23,6 @@ from penstock.bench.running import BenchError
 from penstock.bench.search import OutOfTime, Search, Trial, decide
 from penstock.cli.tune import _check_memory, _print
 from penstock.options import DEFAULTS
-from test_bench_io import bench_io
 
 DEFAULT = penstock.Options(**DEFAULTS)
 AXES = {
