@@ -115,6 +115,16 @@ def disk_path(tmp_path):
         shutil.rmtree(directory)
 
 
+@pytest.fixture
+def memory_path(tmp_path):
+    """A directory in memory, where there is one: for many saves whose disk is not the point."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="penstock-test-") as directory:
+        yield Path(directory)
+
+
 MATRIX = [("uring", "on"), ("uring", "off"), ("threads", "on"), ("threads", "off")]
 
 
@@ -197,3 +207,13 @@ def jobs():
     pool = Pool()
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def lone_job():
+    """This process as a job of its own."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

@@ -25,11 +25,11 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 import penstock
+from background import SLOWLY, held
 from conftest import REPOSITORY, mounted, run_child
 from damaged import damage, file_of
 from penstock.calls import events
 from penstock.saving.save import Save
-from test_async import SLOWLY, held
 
 MIB = 1 << 20
 

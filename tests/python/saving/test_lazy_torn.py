@@ -16,9 +16,9 @@ import torch
 
 import penstock
 import torn
+from background import held
 from compare import assert_same
 from conftest import run_child, tell, watch_refusal
-from test_async import held
 
 MIB = 1 << 20
 

@@ -1,0 +1,49 @@
+"""Saves in the background, as tests hold them up and make them fail."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import textwrap
+from contextlib import contextmanager
+from pathlib import Path
+
+import forks
+import penstock
+
+MIB = 1 << 20
+
+SLOWLY = penstock.Options(queue_depth=1, io_threads=1, extent_bytes=MIB)
+"""One request at a time: what is under way is seen under way."""
+
+
+@contextmanager
+def held(store, step):
+    """Keeps saves of a step from beginning, until the block ends or what it gives is called."""
+    directory = Path(store.path(step))
+    directory.mkdir(parents=True, exist_ok=True)
+    fd = os.open(directory, os.O_RDONLY)
+
+    def release():
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield release
+    finally:
+        release()
+        os.close(fd)
+
+
+def in_the_way(store, step):
+    """Makes the save of a step fail, whoever saves: a file is where its directory should be."""
+    path = Path(store.path(step))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"in the way")
+    return path
+
+
+def run_to_its_end(script, *arguments, **environment):
+    return forks.run(
+        ["-c", textwrap.dedent(script), *arguments], timeout=100, env=os.environ | environment
+    )
