@@ -27,6 +27,8 @@ from conftest import mounted, run_child, tell
 from forge import Forgery, encode
 from format_reader import CHUNK_BYTES
 
+pytestmark = pytest.mark.quick
+
 SEED = 1_986
 FLIPS = 100
 

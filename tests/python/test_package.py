@@ -7,7 +7,11 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import penstock
+
+pytestmark = pytest.mark.quick
 
 PACKAGE = Path(penstock.__file__).parent
 OFFERED = {"errors", "integrations", "loading", "options", "saving", "state"}

@@ -21,6 +21,8 @@ from conftest import run_child
 from penstock import cli
 from penstock.cli import paths, units
 
+pytestmark = pytest.mark.quick
+
 COMMANDS_WITH_A_PATH = ["ls", "inspect", "verify", "diff"]
 
 

@@ -27,6 +27,8 @@ from dtensors import (
     whole_dtensors,
 )
 
+pytestmark = pytest.mark.quick
+
 MIB = 1 << 20
 
 

@@ -175,6 +175,7 @@ def save_late_what_cannot_be_stored(root, step, late):
     return save_with_trouble(root, step, 2, "with_what_cannot_be_stored")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("late", [[], [0], [1, 3]], ids=["together", "coordinator", "members"])
 def test_the_others_are_told_who_failed_and_why_and_do_not_wait(jobs, disk_path, late):
     job, root = jobs.of(4), disk_path / "store"

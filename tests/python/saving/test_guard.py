@@ -13,6 +13,8 @@ import penstock
 from background import held
 from compare import assert_same
 
+pytestmark = pytest.mark.quick
+
 STEPS = int(os.environ.get("PENSTOCK_TORTURE_STEPS", "200"))
 """Optimizer steps that race with lazy saves, for each optimizer; the variable takes more."""
 

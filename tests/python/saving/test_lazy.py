@@ -28,6 +28,7 @@ def lazy_state():
     return {"w": torch.arange(2 * MIB, dtype=torch.float32), "b": torch.arange(10.0)}
 
 
+@pytest.mark.quick
 def test_a_lazy_save_returns_before_it_copies_and_stage_copies(disk_path):
     store = penstock.CheckpointStore(disk_path / "store")
     with held(store, 1):
@@ -57,6 +58,7 @@ def test_the_background_copies_what_nobody_stages(disk_path):
     assert_same(store.load(1), lazy_state())
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", ["w", "view"])
 def test_a_change_before_the_copy_fails_the_save_and_leaves_no_checkpoint(disk_path, name):
     store = penstock.CheckpointStore(disk_path / "store")
@@ -75,6 +77,7 @@ def test_a_change_before_the_copy_fails_the_save_and_leaves_no_checkpoint(disk_p
     assert store.steps() == [2]
 
 
+@pytest.mark.quick
 def test_a_thread_that_changes_everything_once_all_is_staged_tears_nothing(disk_path):
     """It hammers from the moment in which `stage` returns, while the save writes."""
     options = penstock.Options(io_threads=2, direct="off")

@@ -18,6 +18,8 @@ from compare import assert_same, tensor_bytes
 from conftest import tell
 from training import MODELS, SEED, Run
 
+pytestmark = pytest.mark.quick
+
 STEPS_BEFORE = 4
 STEPS_AFTER = 3
 

@@ -13,6 +13,8 @@ import pytest
 import penstock
 from conftest import mounted
 
+pytestmark = pytest.mark.quick
+
 
 def saved(root, steps, **retention):
     store = penstock.CheckpointStore(root, **retention)
