@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
+import sys
 import textwrap
 from contextlib import contextmanager
 from pathlib import Path
 
-import forks
 import penstock
 
 MIB = 1 << 20
@@ -44,6 +45,11 @@ def in_the_way(store, step):
 
 
 def run_to_its_end(script, *arguments, **environment):
-    return forks.run(
-        ["-c", textwrap.dedent(script), *arguments], timeout=100, env=os.environ | environment
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env=os.environ | environment,
     )

@@ -180,11 +180,12 @@ def run_child(
     Args:
         script: The program.
         arguments: Of it.
-        is_fresh: Whether a new interpreter runs it, and no fork of one that has imported PyTorch.
+        is_fresh: Whether a new interpreter runs it in any case. Else what names PyTorch runs in a
+            fork of one that has imported it.
         timeout_seconds: For how long.
     """
     command = ["-c", textwrap.dedent(script), *map(str, arguments)]
-    if is_fresh:
+    if is_fresh or "torch" not in script:
         done = subprocess.run(
             [sys.executable, *command],
             capture_output=True,

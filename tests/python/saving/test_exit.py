@@ -180,7 +180,7 @@ def test_after_any_of_12_kills_the_newest_acknowledged_step_loads(disk_path):
     newest, incomplete = -1, 0
     for kill in range(12):
         process = Victim("train_async", root, *engines[kill % len(engines)])
-        process.kill_after(0.01 + 0.17 * kill / 12)
+        process.kill_after(0.01 + 0.17 * kill / 12, acknowledged=kill % 2)
         newest = max([newest, *process.acknowledged])
         store = penstock.CheckpointStore(root)
         incomplete += any(info.state == "incomplete" for info in store.scan())
