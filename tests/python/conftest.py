@@ -7,7 +7,6 @@ import mmap
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,21 +21,13 @@ import pytest
 import forks
 import penstock
 
-pytest_plugins = ["leftovers", "turns"]
+pytest_plugins = ["dispositions", "leftovers", "turns"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 for _name in [name for name in os.environ if re.match("PENSTOCK_(?!TORTURE_)", name)]:
     # Settings of whoever runs the tests must not decide what is tested.
     del os.environ[_name]
-
-for _number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
-    # A shell has processes in the background ignore SIGINT, nohup SIGHUP, and children inherit it:
-    # tests send signals to these. A handler is not inherited, and does not end this process.
-    if signal.getsignal(_number) is signal.SIG_IGN:
-        is_interrupt = _number == signal.SIGINT
-        signal.signal(_number, signal.default_int_handler if is_interrupt else lambda *_: None)
-signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def supports_direct(directory: Path) -> bool:
