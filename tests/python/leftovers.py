@@ -99,7 +99,8 @@ def _is_over(pid: int) -> bool:
 
 
 def _started_threads() -> list[str]:
-    left = [one for one in threading.enumerate() if one not in _threads]
+    # Daemons are those of libraries, which nobody can end either.
+    left = [one for one in threading.enumerate() if not one.daemon and one not in _threads]
     for one in left:
         one.join(_ENDING_SECONDS_MAX)
     left = [one for one in left if one.is_alive()]

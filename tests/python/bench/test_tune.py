@@ -284,10 +284,14 @@ def test_the_command_writes_a_file_and_results_of_the_usual_form(disk_path, tmp_
 
 
 def test_the_command_tells_what_it_found_in_eighty_columns(disk_path, tmp_path):
-    done = bench_io(
-        disk_path, "--tune", tmp_path / "o.json", "--size", "1M", "--tune-seconds", 4,
-        env={**os.environ, "COLUMNS": "80"},
-    )  # fmt: skip
+    for seconds in (4, 60):
+        done = bench_io(
+            disk_path, "--tune", tmp_path / "o.json", "--size", "1M", "--tune-seconds", seconds,
+            env={**os.environ, "COLUMNS": "80"},
+        )  # fmt: skip
+        # Of a busy machine nothing can be said in so little time.
+        if "allow more time" not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     said = " ".join(done.stdout.split())
