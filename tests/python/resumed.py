@@ -208,7 +208,8 @@ class Campaign:
         while self.kills < kills:
             life = Life(self._kind, directory, self._steps)
             # Nearly half of a lifetime at most, so that the run ends some day; or at its beginning.
-            events = self._chooser.randrange(0, max(self._steps // 4, 2))
+            # Some lives come as far as to the next save, however slow the machine is.
+            events = self._chooser.randrange(0, max(self._steps // 4, 2 * EVERY))
             if not life.wait_for(events):
                 directory = self._finished(life, directory)
                 continue
