@@ -71,11 +71,28 @@ pub trait Engine {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    /// Gets something by which any thread ends a [`poll`](Engine::poll) that waits, so that this one
+    /// can take on what came meanwhile. A poll that is ended so appends what there is, which may be
+    /// nothing. A wake while nobody polls ends the next poll. Once at most, and before the first
+    /// operation.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`] from an engine that cannot, or the system's.
+    fn waker(&mut self) -> io::Result<Arc<dyn Wake>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// What this engine is and can do.
     fn capabilities(&self) -> Capabilities;
 
     /// Operations accepted and not yet handed back.
     fn in_flight(&self) -> usize;
+}
+
+/// Ends the wait of an engine; see [`Engine::waker`].
+pub trait Wake: Send + Sync {
+    /// Has the poll that waits come back, or the next one. Any number of wakes may count as one.
+    fn wake(&self);
 }
 
 /// One operation on an open file.

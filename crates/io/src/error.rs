@@ -57,6 +57,27 @@ pub enum Error {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// An operation of an executor failed.
+    #[error("cannot {operation} {} at byte {offset}", path.display())]
+    Transfer {
+        /// What was attempted: "read", "write" or "fdatasync".
+        operation: &'static str,
+        /// The file it was attempted on.
+        path: PathBuf,
+        /// Where in the file, in bytes; of a file that ends too early, where that is.
+        offset: u64,
+        /// The kernel's answer, or [`io::ErrorKind::UnexpectedEof`].
+        source: io::Error,
+    },
+    /// A transfer was given up by whoever asked for it.
+    #[error("the transfer was cancelled")]
+    Cancelled,
+    /// Threads do not live on in a fork.
+    #[error("process {process} moves these bytes, of which this one is a fork")]
+    Forked {
+        /// The process that does.
+        process: u32,
+    },
     /// A word that is none of those a setting takes.
     #[error("{setting} cannot be {word:?}: expected {expected}")]
     UnknownWord {

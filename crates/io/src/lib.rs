@@ -25,6 +25,7 @@ pub mod conformance;
 pub mod device;
 pub mod engine;
 mod error;
+pub mod executor;
 #[cfg(feature = "faulty")]
 pub mod faulty;
 pub mod file;

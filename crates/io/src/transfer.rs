@@ -19,7 +19,7 @@ use slab::Slab;
 
 use crate::Result;
 use crate::buffer::IoBuf;
-use crate::engine::{Capabilities, Completion, Deadline, Engine, Op, OpKind, Rejected};
+use crate::engine::{Capabilities, Completion, Deadline, Engine, Op, OpKind, Rejected, Wake};
 use crate::file::File;
 use crate::trace::{self, InFlight};
 
@@ -248,6 +248,10 @@ impl Engine for WholeTransfers {
 
     fn register(&mut self, buffers: &[&IoBuf], files: &[Arc<File>]) -> io::Result<()> {
         self.inner.register(buffers, files)
+    }
+
+    fn waker(&mut self) -> io::Result<Arc<dyn Wake>> {
+        self.inner.waker()
     }
 
     fn capabilities(&self) -> Capabilities {

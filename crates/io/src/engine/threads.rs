@@ -8,12 +8,15 @@
 //! and joins them.
 
 use std::io;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use crossbeam_channel::{Receiver, Sender, select};
 
-use super::{Capabilities, Completion, Deadline, Engine, Op, OpKind, Rejected, TRANSFER_BYTES_MAX};
+use super::{
+    Capabilities, Completion, Deadline, Engine, Op, OpKind, Rejected, TRANSFER_BYTES_MAX, Wake,
+};
 use crate::file::File;
 use crate::{Error, Result};
 
@@ -28,6 +31,8 @@ pub(super) struct Threads {
     /// `None` only while dropping: closing this channel is what ends the threads.
     ops: Option<Sender<Op>>,
     completions: Receiver<Completion>,
+    /// What [`Engine::waker`] sends; nobody sends before.
+    wakes: Receiver<()>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -61,6 +66,7 @@ impl Threads {
             in_flight: 0,
             ops: Some(ops),
             completions,
+            wakes: crossbeam_channel::never(),
             threads,
         })
     }
@@ -101,24 +107,26 @@ impl Engine for Threads {
             if wanted == 0 {
                 return Ok(());
             }
-            let received = match deadline.left() {
-                None => self
-                    .completions
-                    .recv()
-                    .map_err(|_| RecvTimeoutError::Disconnected),
-                Some(left) => self.completions.recv_timeout(left),
+            let timeout = match deadline.left() {
+                None => crossbeam_channel::never(),
+                Some(left) => crossbeam_channel::after(left),
             };
-            match received {
-                Ok(completion) => {
+            select! {
+                recv(self.completions) -> received => {
+                    let completion = received.expect("a thread outlives its engine");
                     self.take(completion, completed);
                     wanted -= 1;
                 }
-                Err(RecvTimeoutError::Timeout) => return Ok(()),
-                Err(RecvTimeoutError::Disconnected) => {
-                    unreachable!("a thread ends before its engine")
-                }
+                recv(self.wakes) -> _ => return Ok(()),
+                recv(timeout) -> _ => return Ok(()),
             }
         }
+    }
+
+    fn waker(&mut self) -> io::Result<Arc<dyn Wake>> {
+        let (wake, wakes) = crossbeam_channel::bounded(1);
+        self.wakes = wakes;
+        Ok(Arc::new(Waker { wake }))
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -131,6 +139,17 @@ impl Engine for Threads {
 
     fn in_flight(&self) -> usize {
         self.in_flight
+    }
+}
+
+struct Waker {
+    wake: Sender<()>,
+}
+
+impl Wake for Waker {
+    fn wake(&self) {
+        // Full, there is a wake already; gone, nobody waits.
+        let _ = self.wake.try_send(());
     }
 }
 

@@ -19,11 +19,14 @@ use std::time::Duration;
 
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{Builder, EnterFlags, IoUring, opcode, squeue};
-use rustix::fd::{AsFd, AsRawFd, RawFd};
+use rustix::event::{EventfdFlags, PollFlags};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use slab::Slab;
 
-use super::{Capabilities, Completion, Deadline, Engine, Op, OpKind, Rejected, TRANSFER_BYTES_MAX};
+use super::{
+    Capabilities, Completion, Deadline, Engine, Op, OpKind, Rejected, TRANSFER_BYTES_MAX, Wake,
+};
 use crate::buffer::{IoBuf, Owner};
 use crate::file::File;
 use crate::{Error, Result};
@@ -55,6 +58,25 @@ pub(super) struct Uring {
     /// Dropped after the ring, which pins the memory.
     registered: Registered,
     flying: Slab<Flying>,
+    /// What ends a wait, once there is that.
+    waker: Option<Arc<Waker>>,
+    /// Whether the wait that goes on, or the next one, is over for it.
+    is_woken: bool,
+}
+
+/// Stands for the waker where operations have their index.
+const WAKE: u64 = u64::MAX;
+
+/// A counter in the kernel that a ring looks at as it looks at a file.
+struct Waker {
+    counter: OwnedFd,
+}
+
+impl Wake for Waker {
+    fn wake(&self) {
+        // A counter that cannot grow has not been looked at: there is a wake already.
+        let _ = rustix::io::write(&self.counter, &1_u64.to_ne_bytes());
+    }
 }
 
 /// What the kernel has prepared once and for all.
@@ -111,18 +133,50 @@ impl Uring {
             queue_depth,
             registered: Registered::default(),
             flying: Slab::with_capacity(queue_depth),
+            waker: None,
+            is_woken: false,
         })
+    }
+
+    /// Has the ring look at the waker, until it has been woken once.
+    fn listen(&mut self) {
+        let Some(waker) = &self.waker else { return };
+        let flags = u32::from(PollFlags::IN.bits());
+        let entry = opcode::PollAdd::new(Fd(waker.counter.as_raw_fd()), flags);
+        let entry = entry.build().user_data(WAKE);
+        loop {
+            // SAFETY: the entry names no memory, and a descriptor that lives as long as the ring.
+            let pushed = unsafe { self.ring.submission().push(&entry) };
+            match pushed {
+                Ok(()) => return,
+                // Every entry is an operation that was not sent yet.
+                Err(_) => drop(self.ring.submit()),
+            }
+        }
     }
 
     /// Moves completions out of the ring; no system call.
     fn reap(&mut self, completed: &mut Vec<Completion>) -> usize {
         let before = completed.len();
+        let mut is_heard = false;
         for entry in self.ring.completion() {
+            if entry.user_data() == WAKE {
+                is_heard = true;
+                continue;
+            }
             let key = usize::try_from(entry.user_data()).expect("an index this backend gave");
             let Flying { token, buf, .. } = self.flying.remove(key);
             let result = usize::try_from(entry.result())
                 .map_err(|_| io::Error::from_raw_os_error(-entry.result()));
             completed.push(Completion { token, buf, result });
+        }
+        if is_heard {
+            if let Some(waker) = &self.waker {
+                // Back to nothing: an attempt that finds nothing has nothing to take.
+                let _ = rustix::io::read(&waker.counter, &mut [0; 8]);
+            }
+            self.is_woken = true;
+            self.listen();
         }
         completed.len() - before
     }
@@ -199,6 +253,9 @@ impl Engine for Uring {
                 refusals = 0;
             }
             wanted = wanted.saturating_sub(reaped);
+            if std::mem::take(&mut self.is_woken) {
+                wanted = 0;
+            }
             let queue = self.ring.submission();
             let idle = queue.is_empty() && !queue.taskrun();
             drop(queue);
@@ -206,7 +263,12 @@ impl Engine for Uring {
                 return Ok(());
             }
             let left = deadline.left();
-            let entered = self.enter(wanted, left);
+            // A wake is one completion, whatever is waited for.
+            let step = match self.waker {
+                Some(_) => wanted.min(1),
+                None => wanted,
+            };
+            let entered = self.enter(step, left);
             let errno = entered
                 .err()
                 .map(|error| (Errno::from_io_error(&error), error));
@@ -279,6 +341,15 @@ impl Engine for Uring {
             ),
         };
         Ok(())
+    }
+
+    fn waker(&mut self) -> io::Result<Arc<dyn Wake>> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let counter = rustix::event::eventfd(0, flags)?;
+        let waker = Arc::new(Waker { counter });
+        self.waker = Some(Arc::clone(&waker));
+        self.listen();
+        Ok(waker)
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -11,7 +11,7 @@ use super::log::Ticket;
 use super::{Faults, Logged, Verdict, mix};
 use crate::Result;
 use crate::buffer::IoBuf;
-use crate::engine::{Capabilities, Completion, Engine, Op, OpKind, Rejected};
+use crate::engine::{Capabilities, Completion, Engine, Op, OpKind, Rejected, Wake};
 use crate::file::File;
 
 /// An operation that the inner engine has.
@@ -158,6 +158,10 @@ impl Engine for Faulty {
 
     fn register(&mut self, buffers: &[&IoBuf], files: &[Arc<File>]) -> io::Result<()> {
         self.inner.register(buffers, files)
+    }
+
+    fn waker(&mut self) -> io::Result<Arc<dyn Wake>> {
+        self.inner.waker()
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -23,15 +23,18 @@ pub enum Role {
     Writer,
     /// Reads and verifies.
     Reader,
+    /// Moves bytes for many callers.
+    Executor,
 }
 
-const ROLES: [Role; 6] = [
+const ROLES: [Role; 7] = [
     Role::Stall,
     Role::Background,
     Role::Caller,
     Role::Stager,
     Role::Writer,
     Role::Reader,
+    Role::Executor,
 ];
 
 /// Rows of a role at most; further threads share the last.
@@ -46,6 +49,7 @@ impl Role {
             Role::Stager => "stager",
             Role::Writer => "writer",
             Role::Reader => "reader",
+            Role::Executor => "executor",
         }
     }
 

@@ -1,0 +1,279 @@
+//! A long-lived set of workers that many callers share.
+//!
+//! A whole save or load has its own workers, which end with it. Everything else that moves bytes
+//! hands its requests to an [`Executor`]: any number at a time, from any thread, at any offset and
+//! from or to memory that lies anyhow. Each worker has an engine, takes the pieces of requests as it
+//! has room, and waits in the kernel, so that the queue of the device stays full from one call to
+//! the next. A [`Share`] is one caller's claim on the device: shares that all have work move bytes
+//! in proportion to their weights.
+//!
+//! Promised: a transfer that ends well has moved every byte; the first thing that went wrong is its
+//! error, with operation, path and offset; what it holds is let go of when the last operation on it
+//! has ended, and no earlier; writes that have no byte in common do not disturb each other, whatever
+//! their alignment. An executor that is dropped finishes what was handed over.
+//!
+//! Not promised: any order among requests, and durability of writes without a sync. In a fork an
+//! executor answers [`Error::Forked`]: threads do not live on there.
+
+mod pieces;
+mod request;
+mod schedule;
+mod shared;
+mod transfer;
+mod worker;
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use crate::engine::{self, Engine, EngineChoice, EngineConfig};
+use crate::file::File;
+use crate::transfer::WholeTransfers;
+use crate::{Error, Result};
+
+pub use request::{Kind, Landing, Request, Source, Target};
+pub use transfer::Transfer;
+
+use pieces::Rest;
+use schedule::Schedule;
+use shared::{Shared, Staging};
+use transfer::Failure;
+use worker::Worker;
+
+/// How many workers, and what each has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExecutorConfig {
+    /// The backend of each worker.
+    pub engine: EngineChoice,
+    /// Threads; at least 1.
+    pub workers: usize,
+    /// Operations in flight of each; brought into 1..=4096.
+    pub queue_depth: usize,
+    /// What one operation moves at most; brought up to a multiple of 4096.
+    pub block_bytes: usize,
+    /// Memory for what direct I/O cannot reach.
+    pub staging_bytes: usize,
+    /// Requests that may wait; who hands over more waits as well.
+    pub queued_max: usize,
+}
+
+impl Default for ExecutorConfig {
+    fn default() -> ExecutorConfig {
+        ExecutorConfig {
+            engine: EngineChoice::Auto,
+            workers: 2,
+            queue_depth: 32,
+            block_bytes: 1 << 20,
+            staging_bytes: 64 << 20,
+            queued_max: 1 << 16,
+        }
+    }
+}
+
+/// How a worker gets its engine.
+pub type OpenEngine = Arc<dyn Fn() -> Result<Box<dyn Engine>> + Send + Sync>;
+
+/// See the module's description.
+pub struct Executor {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    fallback: Option<String>,
+    process: u32,
+}
+
+impl Executor {
+    /// Starts the workers.
+    ///
+    /// # Errors
+    /// [`Error::EngineUnavailable`] where no worker gets an engine.
+    pub fn open(config: &ExecutorConfig) -> Result<Executor> {
+        let engine = EngineConfig {
+            choice: config.engine,
+            queue_depth: config.queue_depth,
+        };
+        let fallback = engine::open(&engine)?.fallback;
+        let open: OpenEngine = Arc::new(move || Ok(engine::open(&engine)?.engine));
+        let mut executor = Executor::open_with(config, &open)?;
+        executor.fallback = fallback;
+        Ok(executor)
+    }
+
+    /// Starts workers over engines of another kind; they are made whole here.
+    ///
+    /// # Errors
+    /// What `open` says, where no worker gets an engine.
+    pub fn open_with(config: &ExecutorConfig, open: &OpenEngine) -> Result<Executor> {
+        let block_bytes = config.block_bytes.clamp(1, 1 << 30).next_multiple_of(4096);
+        let workers = config.workers.max(1);
+        let shared = Arc::new(Shared::new(
+            Schedule::new(block_bytes as u64),
+            workers,
+            Staging::new(block_bytes, config.staging_bytes),
+            config.queued_max.max(1),
+        ));
+        let mut threads = Vec::with_capacity(workers);
+        let mut refused = None;
+        for index in 0..workers {
+            match start(index, &shared, open) {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    shared.leave(&Failure::of_worker("it has no engine"));
+                    refused = refused.or(Some(error));
+                }
+            }
+        }
+        if let (Some(error), true) = (refused, threads.is_empty()) {
+            return Err(error);
+        }
+        Ok(Executor {
+            shared,
+            threads,
+            fallback: None,
+            process: std::process::id(),
+        })
+    }
+
+    /// Why there is no `io_uring`, where the choice was left open.
+    pub fn fallback(&self) -> Option<&str> {
+        self.fallback.as_deref()
+    }
+
+    /// A claim on the device, in proportion to its weight, which counts as 1 at the least.
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn share(&self, weight: u32) -> Result<Share> {
+        check_process(self.process)?;
+        Ok(Share {
+            id: self.shared.add_share(weight),
+            shared: Arc::clone(&self.shared),
+            process: self.process,
+        })
+    }
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        let threads = std::mem::take(&mut self.threads);
+        if self.process != std::process::id() {
+            // They are another process's, and a lock may be held for ever.
+            return std::mem::forget(threads);
+        }
+        self.shared.close();
+        for thread in threads {
+            drop(thread.join());
+        }
+    }
+}
+
+impl fmt::Debug for Executor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Executor")
+            .field("workers", &self.threads.len())
+            .field("process", &self.process)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One caller's claim on an executor. What was handed over goes on when it is dropped.
+pub struct Share {
+    id: usize,
+    shared: Arc<Shared>,
+    process: u32,
+}
+
+impl Share {
+    /// Hands requests over, waiting where too many wait already.
+    ///
+    /// Writes among them that have bytes in common leave either's there.
+    ///
+    /// # Errors
+    /// [`Error::Forked`]; what goes wrong later is the transfer's to tell.
+    pub fn submit(&self, requests: Vec<Request>) -> Result<Transfer> {
+        self.hand_over(requests, Vec::new())
+    }
+
+    /// As [`submit`](Share::submit), and syncs these files once all is written, before the transfer
+    /// ends.
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn submit_synced(&self, requests: Vec<Request>, files: Vec<Arc<File>>) -> Result<Transfer> {
+        self.hand_over(requests, files)
+    }
+
+    fn hand_over(&self, requests: Vec<Request>, syncs: Vec<Arc<File>>) -> Result<Transfer> {
+        check_process(self.process)?;
+        let rests: Vec<Rest> = requests
+            .into_iter()
+            .map(Rest::of)
+            .filter(|rest| !rest.is_empty())
+            .collect();
+        // One more than there are, until all are handed over.
+        let transfer = Transfer::new(rests.len() + 1, syncs, self.process);
+        if !rests.is_empty() {
+            self.shared.push(self.id, rests, &transfer.state);
+        }
+        self.shared.end(&transfer.state, Ok(0));
+        Ok(transfer)
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        if self.process == std::process::id() {
+            self.shared.remove_share(self.id);
+        }
+    }
+}
+
+impl fmt::Debug for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Share")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
+}
+
+fn check_process(process: u32) -> Result<()> {
+    match process == std::process::id() {
+        true => Ok(()),
+        false => Err(Error::Forked { process }),
+    }
+}
+
+/// Starts a worker, and waits until it has its engine.
+fn start(index: usize, shared: &Arc<Shared>, open: &OpenEngine) -> Result<JoinHandle<()>> {
+    let (said, heard) = crossbeam_channel::bounded(1);
+    let (shared, open) = (Arc::clone(shared), Arc::clone(open));
+    let work = move || {
+        let mut engine: Box<dyn Engine> = match open() {
+            Ok(engine) => Box::new(WholeTransfers::new(engine)),
+            Err(error) => return drop(said.send(Err(error))),
+        };
+        match engine.waker() {
+            Ok(waker) => shared.wakers.set(index, waker),
+            Err(source) => {
+                let operation = "waker";
+                return drop(said.send(Err(Error::Engine { operation, source })));
+            }
+        }
+        drop(said.send(Ok(())));
+        Worker::new(shared, index, engine).run();
+    };
+    let thread = std::thread::Builder::new()
+        .name(format!("penstock-exec-{index}"))
+        .spawn(work)
+        .map_err(|source| Error::Engine {
+            operation: "spawn",
+            source,
+        })?;
+    match heard.recv() {
+        Ok(Ok(())) => Ok(thread),
+        Ok(Err(error)) => {
+            drop(thread.join());
+            Err(error)
+        }
+        Err(_) => unreachable!("a worker says whether it has an engine"),
+    }
+}

@@ -1,0 +1,269 @@
+//! Requests cut into what one operation of an engine moves.
+//!
+//! What direct I/O can reach goes straight from and to the caller's memory. The rest goes through
+//! staging: reads of bytes whose address or offset is ragged, and writes of whole pages whose address
+//! is. A write of part of a page goes through the page cache: there the kernel keeps the rest of the
+//! page, whoever else writes to that. Direct writes are of whole pages only, so that no two writes
+//! that have no byte in common meet in a page, one in the cache and one past it.
+
+use std::sync::Arc;
+
+use super::request::{Kind, Landing, Request, Source, Target};
+use crate::buffer::{HostRegion, IoBuf};
+use crate::file::{Alignment, File};
+
+/// Ragged reads up to this size are one operation, though part of them could go straight.
+const READ_WHOLE_BYTES_MAX: u64 = 64 << 10;
+
+/// What no write shares with others: the page of the page cache, and every alignment there is.
+const PAGE_BYTES: u64 = 4096;
+
+/// A request, as far as it has not begun.
+pub(super) struct Rest {
+    target: Target,
+    offset: u64,
+    left: Left,
+}
+
+enum Left {
+    Read(Landing),
+    Write(Source, u64),
+    Sync(Arc<File>),
+    Nothing,
+}
+
+/// What one operation does, and with what memory.
+pub(super) struct Piece {
+    pub(super) file: Arc<File>,
+    /// Where the bytes of the caller begin.
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+    pub(super) way: Way,
+}
+
+pub(super) enum Way {
+    /// Straight into the caller's memory.
+    Read(IoBuf),
+    /// Into staging, which holds whole units from `offset - before` on, and from there.
+    ReadStaged {
+        landing: Landing,
+        before: u64,
+    },
+    /// Straight from the caller's memory.
+    Write(IoBuf),
+    /// From a copy in staging.
+    WriteStaged(Copied),
+    Sync,
+}
+
+impl Piece {
+    /// What it does, as a verb.
+    pub(super) fn operation(&self) -> &'static str {
+        match self.way {
+            Way::Read(_) | Way::ReadStaged { .. } => "read",
+            Way::Write(_) | Way::WriteStaged(_) => "write",
+            Way::Sync => "fdatasync",
+        }
+    }
+
+    /// The staging that it takes, in whole units of the file.
+    pub(super) fn staged_bytes(&self) -> usize {
+        let unit = self.file.alignment().offset;
+        match self.way {
+            Way::ReadStaged { before, .. } => {
+                (before + self.bytes).next_multiple_of(unit as u64) as usize
+            }
+            Way::WriteStaged(_) => self.bytes as usize,
+            Way::Read(_) | Way::Write(_) | Way::Sync => 0,
+        }
+    }
+}
+
+/// Bytes to be copied before they are written.
+pub(super) enum Copied {
+    Window(IoBuf),
+    Region(Arc<HostRegion>, u64),
+}
+
+impl Copied {
+    pub(super) fn copy_to(&self, to: &mut [u8]) {
+        match self {
+            Copied::Window(buf) => to.copy_from_slice(buf.as_slice()),
+            Copied::Region(region, start) => region.copy_to(*start, to),
+        }
+    }
+}
+
+impl Rest {
+    pub(super) fn of(request: Request) -> Rest {
+        let Request {
+            target,
+            offset,
+            kind,
+        } = request;
+        let left = match kind {
+            Kind::Read(landing) if landing.is_empty() => Left::Nothing,
+            Kind::Read(landing) => Left::Read(landing),
+            Kind::Write(source) if source.is_empty() => Left::Nothing,
+            Kind::Write(source) => Left::Write(source, 0),
+        };
+        Rest {
+            target,
+            offset,
+            left,
+        }
+    }
+
+    pub(super) fn sync(file: Arc<File>) -> Rest {
+        let target = Target {
+            file: Arc::clone(&file),
+            edges: None,
+        };
+        Rest {
+            target,
+            offset: 0,
+            left: Left::Sync(file),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        matches!(self.left, Left::Nothing)
+    }
+
+    /// The bytes that the next piece has at most, for shares.
+    pub(super) fn next_bytes(&self, block_bytes: u64) -> u64 {
+        let left = match &self.left {
+            Left::Read(landing) => landing.len(),
+            Left::Write(source, done) => source.len() - done,
+            Left::Sync(_) | Left::Nothing => 0,
+        };
+        left.min(block_bytes)
+    }
+
+    /// Takes the next piece off.
+    ///
+    /// # Panics
+    /// If nothing is left.
+    pub(super) fn take(&mut self, block_bytes: u64) -> Piece {
+        let block_left = block_bytes - self.offset % block_bytes;
+        match std::mem::replace(&mut self.left, Left::Nothing) {
+            Left::Read(landing) => self.take_read(landing, block_left),
+            Left::Write(source, done) => self.take_write(source, done, block_left),
+            Left::Sync(file) => Piece {
+                file,
+                offset: 0,
+                bytes: 0,
+                way: Way::Sync,
+            },
+            Left::Nothing => unreachable!("there is something left to do"),
+        }
+    }
+
+    fn take_read(&mut self, mut landing: Landing, block_left: u64) -> Piece {
+        let len = landing.len();
+        let file = Arc::clone(&self.target.file);
+        let straight = straight_read(&landing, self.offset, file.alignment());
+        let bytes = straight.bytes(len).min(block_left);
+        if bytes < len {
+            self.left = Left::Read(landing.split_off(bytes));
+        }
+        let offset = self.offset;
+        self.offset += bytes;
+        let way = match (straight, landing) {
+            (Straight::For(_), Landing::Window(buf)) => Way::Read(buf),
+            (_, landing) => {
+                let before = offset % file.alignment().offset as u64;
+                Way::ReadStaged { landing, before }
+            }
+        };
+        Piece {
+            file,
+            offset,
+            bytes,
+            way,
+        }
+    }
+
+    fn take_write(&mut self, source: Source, done: u64, block_left: u64) -> Piece {
+        let len = source.len() - done;
+        let file = Arc::clone(&self.target.file);
+        let alignment = file.alignment();
+        let offset = self.offset;
+        let (file, bytes) = match &self.target.edges {
+            Some(edges) if alignment.offset > 1 => match offset % PAGE_BYTES {
+                0 if len >= PAGE_BYTES => (file, (len - len % PAGE_BYTES).min(block_left)),
+                before => (Arc::clone(edges), len.min(PAGE_BYTES - before)),
+            },
+            // Where nothing else goes through the cache, the kernel judges what is ragged.
+            _ => (file, len.min(block_left)),
+        };
+        self.offset += bytes;
+        let (copied, rest) = match source {
+            Source::Window(mut buf) => {
+                let rest = buf.split_off(bytes as usize);
+                (Copied::Window(buf), Source::Window(rest))
+            }
+            Source::Gathered(region) => (
+                Copied::Region(Arc::clone(&region), done),
+                Source::Gathered(region),
+            ),
+        };
+        let done = match &rest {
+            Source::Window(_) => 0,
+            Source::Gathered(_) => done + bytes,
+        };
+        if rest.len() > done {
+            self.left = Left::Write(rest, done);
+        }
+        let memory = file.alignment().memory;
+        let way = match copied {
+            Copied::Window(buf) if buf.address() % memory == 0 => Way::Write(buf),
+            copied => Way::WriteStaged(copied),
+        };
+        Piece {
+            file,
+            offset,
+            bytes,
+            way,
+        }
+    }
+}
+
+/// How the next bytes of a read are reached.
+enum Straight {
+    /// So many, straight.
+    For(u64),
+    /// So many through staging, before others go straight.
+    After(u64),
+    /// None.
+    Never,
+}
+
+impl Straight {
+    fn bytes(&self, len: u64) -> u64 {
+        match *self {
+            Straight::For(bytes) | Straight::After(bytes) => bytes,
+            Straight::Never => len,
+        }
+    }
+}
+
+fn straight_read(landing: &Landing, offset: u64, alignment: Alignment) -> Straight {
+    let Landing::Window(buf) = landing else {
+        return Straight::Never;
+    };
+    let len = buf.len() as u64;
+    let (unit, memory) = (alignment.offset as u64, alignment.memory as u64);
+    let head = offset.next_multiple_of(unit) - offset;
+    if !(buf.address() as u64 + head).is_multiple_of(memory) {
+        return Straight::Never;
+    }
+    let is_ragged = head != 0 || !len.is_multiple_of(unit);
+    if is_ragged && len <= READ_WHOLE_BYTES_MAX {
+        return Straight::Never;
+    }
+    match head {
+        0 => Straight::For(len - len % unit),
+        head => Straight::After(head),
+    }
+}

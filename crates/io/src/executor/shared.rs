@@ -1,0 +1,267 @@
+//! What the workers of an executor and its callers share.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::pieces::Rest;
+use super::schedule::{Next, Schedule};
+use super::transfer::{Failure, State};
+use crate::buffer::Pool;
+use crate::engine::Wake;
+
+/// Staging for ragged reads and edges, which are small as a rule.
+const SMALL_BYTES: usize = 80 << 10;
+
+pub(super) struct Shared {
+    queue: Mutex<Queue>,
+    /// Something to do, or the end.
+    work: Condvar,
+    /// Room for more requests.
+    room: Condvar,
+    pub(super) wakers: Wakers,
+    pub(super) staging: Staging,
+    queued_max: usize,
+}
+
+struct Queue {
+    schedule: Schedule,
+    /// Workers that have nothing at all to do.
+    idle: usize,
+    /// Workers that still take work.
+    alive: usize,
+    is_closing: bool,
+}
+
+/// What a worker found.
+#[derive(PartialEq, Eq)]
+pub(super) enum Found {
+    /// Something, and perhaps there is more.
+    Some,
+    /// Nothing, and the worker may wait for what it has under way.
+    None,
+    /// Nothing, and there will be nothing any more.
+    End,
+}
+
+/// Buffers of two sizes.
+pub(super) struct Staging {
+    small: Pool,
+    large: Pool,
+}
+
+impl Staging {
+    pub(super) fn new(block_bytes: usize, budget_bytes: usize) -> Staging {
+        let large_bytes = block_bytes + 2 * 4096;
+        let small_bytes = SMALL_BYTES.min(large_bytes);
+        Staging {
+            small: Pool::new(small_bytes, budget_bytes / 4),
+            large: Pool::new(large_bytes, budget_bytes - budget_bytes / 4),
+        }
+    }
+
+    /// The buffers that hold so many bytes.
+    pub(super) fn of(&self, bytes: usize) -> &Pool {
+        match bytes <= self.small.buffer_bytes() {
+            true => &self.small,
+            false => &self.large,
+        }
+    }
+}
+
+/// What wakes the workers that wait for what they have under way.
+pub(super) struct Wakers {
+    slots: Box<[Slot]>,
+}
+
+#[derive(Default)]
+struct Slot {
+    waker: OnceLock<Arc<dyn Wake>>,
+    /// Whether it waits, and has room for more.
+    is_waiting: AtomicBool,
+}
+
+impl Wakers {
+    fn new(workers: usize) -> Wakers {
+        Wakers {
+            slots: (0..workers).map(|_| Slot::default()).collect(),
+        }
+    }
+
+    pub(super) fn set(&self, index: usize, waker: Arc<dyn Wake>) {
+        // A worker has one.
+        drop(self.slots[index].waker.set(waker));
+    }
+
+    /// A worker does not wait any more.
+    pub(super) fn is_up(&self, index: usize) {
+        self.slots[index].is_waiting.store(false, Ordering::Relaxed);
+    }
+
+    /// Wakes up to so many that wait.
+    fn wake(&self, mut workers: usize) {
+        for slot in &self.slots {
+            if workers == 0 {
+                return;
+            }
+            if slot.is_waiting.load(Ordering::Relaxed)
+                && slot.is_waiting.swap(false, Ordering::AcqRel)
+                && let Some(waker) = slot.waker.get()
+            {
+                waker.wake();
+                workers -= 1;
+            }
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn new(schedule: Schedule, workers: usize, staging: Staging, max: usize) -> Shared {
+        Shared {
+            queue: Mutex::new(Queue {
+                schedule,
+                idle: 0,
+                alive: workers,
+                is_closing: false,
+            }),
+            work: Condvar::new(),
+            room: Condvar::new(),
+            wakers: Wakers::new(workers),
+            staging,
+            queued_max: max,
+        }
+    }
+
+    pub(super) fn add_share(&self, weight: u32) -> usize {
+        self.lock().schedule.add_share(weight)
+    }
+
+    pub(super) fn remove_share(&self, share: usize) {
+        self.lock().schedule.remove_share(share);
+    }
+
+    /// Hands requests over, once there is room for any; they fail where no worker is left.
+    pub(super) fn push(&self, share: usize, rests: Vec<Rest>, state: &Arc<State>) {
+        let mut queue = self.lock();
+        while queue.schedule.queued() >= self.queued_max && queue.alive > 0 {
+            let waited = self.room.wait(queue);
+            queue = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+        if queue.alive == 0 {
+            drop(queue);
+            let failure = Failure::of_worker("no thread of it is left");
+            for _ in rests {
+                drop(state.end(Err(Some(failure.clone()))));
+            }
+            return;
+        }
+        let workers = rests.len();
+        queue.schedule.push(share, rests, state);
+        self.rouse(&queue, workers);
+    }
+
+    /// Has workers look for work: those that do nothing first.
+    fn rouse(&self, queue: &Queue, workers: usize) {
+        let idle = queue.idle.min(workers);
+        match idle {
+            0 => {}
+            1 => self.work.notify_one(),
+            _ => self.work.notify_all(),
+        }
+        self.wakers.wake(workers - idle);
+    }
+
+    /// Takes up to `room` pieces, waiting for some where the worker is idle.
+    pub(super) fn take(
+        &self,
+        index: usize,
+        room: usize,
+        is_idle: bool,
+        taken: &mut VecDeque<Next>,
+    ) -> Found {
+        let mut queue = self.lock();
+        loop {
+            let was_full = queue.schedule.queued() >= self.queued_max;
+            while taken.len() < room
+                && let Some(next) = queue.schedule.take()
+            {
+                taken.push_back(next);
+            }
+            if !taken.is_empty() {
+                if was_full && queue.schedule.queued() < self.queued_max {
+                    self.room.notify_all();
+                }
+                if !queue.schedule.is_empty() {
+                    // One request may be work for all.
+                    self.rouse(&queue, 1);
+                }
+                return Found::Some;
+            }
+            if !is_idle {
+                self.wakers.slots[index]
+                    .is_waiting
+                    .store(true, Ordering::Release);
+                return Found::None;
+            }
+            if queue.is_closing {
+                return Found::End;
+            }
+            queue.idle += 1;
+            queue = self
+                .work
+                .wait(queue)
+                .unwrap_or_else(PoisonError::into_inner);
+            queue.idle -= 1;
+        }
+    }
+
+    /// A piece has ended, or a request that need not begin; syncs follow where all is written.
+    pub(super) fn end(
+        &self,
+        state: &Arc<State>,
+        result: std::result::Result<u64, Option<Failure>>,
+    ) {
+        let syncs = state.end(result);
+        if !syncs.is_empty() {
+            let rests: Vec<Rest> = syncs.into_iter().map(Rest::sync).collect();
+            let mut queue = self.lock();
+            let workers = rests.len();
+            // A share of their own: nobody's turn is used up by them.
+            let share = queue.schedule.add_share(1);
+            queue.schedule.push(share, rests, state);
+            queue.schedule.remove_share(share);
+            self.rouse(&queue, workers);
+        }
+    }
+
+    /// Lets workers go once all is done.
+    pub(super) fn close(&self) {
+        let mut queue = self.lock();
+        queue.is_closing = true;
+        drop(queue);
+        self.work.notify_all();
+    }
+
+    /// A worker is gone. What is left by the last one fails.
+    pub(super) fn leave(&self, failure: &Failure) {
+        let mut queue = self.lock();
+        queue.alive -= 1;
+        if queue.alive > 0 {
+            return;
+        }
+        let mut left = Vec::new();
+        while let Some(next) = queue.schedule.take() {
+            left.push(next);
+        }
+        drop(queue);
+        self.room.notify_all();
+        for next in left {
+            let (Next::Piece(_, state) | Next::Over(state)) = next;
+            drop(state.end(Err(Some(failure.clone()))));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,239 @@
+//! What becomes of the requests that were handed over together.
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::engine::Deadline;
+use crate::file::File;
+use crate::{Error, Result};
+
+/// Requests that were handed over together: done when all of them are, or when one has failed and
+/// nothing of the others is under way any more.
+///
+/// Dropped, it goes on all the same; the memory is let go of at the end.
+#[derive(Clone)]
+pub struct Transfer {
+    pub(super) state: Arc<State>,
+}
+
+pub(super) struct State {
+    /// Whether what has not begun need not begin.
+    is_over: AtomicBool,
+    progress: Mutex<Progress>,
+    ended: Condvar,
+    /// The process whose threads carry it out.
+    process: u32,
+}
+
+struct Progress {
+    /// Requests that have not begun whole, and pieces under way.
+    left: usize,
+    bytes: u64,
+    failure: Option<Failure>,
+    is_cancelled: bool,
+    /// Files to be synced once everything is written.
+    syncs: Vec<Arc<File>>,
+    is_done: bool,
+    watchers: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+/// Why a transfer failed, as often as it is asked for.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    pub(super) operation: &'static str,
+    pub(super) path: Arc<Path>,
+    pub(super) offset: u64,
+    pub(super) cause: Cause,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Cause {
+    Os(i32),
+    Other(io::ErrorKind, String),
+    /// The file ended before.
+    End,
+}
+
+impl Cause {
+    pub(super) fn of(error: &io::Error) -> Cause {
+        match error.raw_os_error() {
+            Some(errno) => Cause::Os(errno),
+            None => Cause::Other(error.kind(), error.to_string()),
+        }
+    }
+}
+
+impl Failure {
+    /// What is told of everything that a worker does not come to any more.
+    pub(super) fn of_worker(why: &str) -> Failure {
+        let text = format!("the executor has given up: {why}");
+        Failure {
+            operation: "reach",
+            path: Arc::from(Path::new("")),
+            offset: 0,
+            cause: Cause::Other(io::ErrorKind::Other, text),
+        }
+    }
+
+    fn error(&self) -> Error {
+        let source = match &self.cause {
+            Cause::Os(errno) => io::Error::from_raw_os_error(*errno),
+            Cause::Other(kind, text) => io::Error::new(*kind, text.clone()),
+            Cause::End => io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before"),
+        };
+        Error::Transfer {
+            operation: self.operation,
+            path: self.path.to_path_buf(),
+            offset: self.offset,
+            source,
+        }
+    }
+}
+
+impl Transfer {
+    pub(super) fn new(requests: usize, syncs: Vec<Arc<File>>, process: u32) -> Transfer {
+        let progress = Progress {
+            left: requests,
+            bytes: 0,
+            failure: None,
+            is_cancelled: false,
+            syncs,
+            is_done: false,
+            watchers: Vec::new(),
+        };
+        Transfer {
+            state: Arc::new(State {
+                is_over: AtomicBool::new(false),
+                progress: Mutex::new(progress),
+                ended: Condvar::new(),
+                process,
+            }),
+        }
+    }
+
+    /// Whether it has come to an end, good or bad.
+    /// Never in a fork of the process that moves the bytes.
+    pub fn is_done(&self) -> bool {
+        self.state.check_process().is_ok() && self.state.lock().is_done
+    }
+
+    /// Waits for the end; returns the bytes moved, or `None` where the time is over before.
+    ///
+    /// # Errors
+    /// [`Error::Transfer`] with the first failure, [`Error::Cancelled`], or [`Error::Forked`] in a
+    /// process that is a fork of the one that moves the bytes.
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<Option<u64>> {
+        self.state.check_process()?;
+        let deadline = Deadline::after(timeout);
+        let mut progress = self.state.lock();
+        while !progress.is_done {
+            let ended = &self.state.ended;
+            progress = match deadline.left() {
+                None => ended.wait(progress).unwrap_or_else(PoisonError::into_inner),
+                Some(left) if left.is_zero() => return Ok(None),
+                Some(left) => {
+                    let waited = ended.wait_timeout(progress, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        match &progress.failure {
+            Some(failure) => Err(failure.error()),
+            None if progress.is_cancelled => Err(Error::Cancelled),
+            None => Ok(Some(progress.bytes)),
+        }
+    }
+
+    /// Gives up what has not begun; what is under way ends by itself. [`wait`](Transfer::wait) says
+    /// [`Error::Cancelled`] then, unless all was done before.
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn cancel(&self) -> Result<()> {
+        self.state.check_process()?;
+        let mut progress = self.state.lock();
+        if !progress.is_done {
+            progress.is_cancelled = true;
+            self.state.is_over.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Has a function called when it is done, on a thread of the executor or, if it is done already,
+    /// right now; in a fork, never. It must not wait.
+    pub fn on_done(&self, watcher: Box<dyn FnOnce() + Send>) {
+        if self.state.check_process().is_err() {
+            return;
+        }
+        let mut progress = self.state.lock();
+        if !progress.is_done {
+            progress.watchers.push(watcher);
+            return;
+        }
+        drop(progress);
+        watcher();
+    }
+}
+
+impl State {
+    /// Whether what has not begun need not begin.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// A piece of a request begins; the request has others to come, or not.
+    pub(super) fn begin(&self, is_last: bool) {
+        if !is_last {
+            self.lock().left += 1;
+        }
+    }
+
+    /// A piece, or a request that need not begin, has ended.
+    ///
+    /// # Returns
+    /// The files to sync now, where all is written.
+    #[must_use]
+    pub(super) fn end(&self, result: std::result::Result<u64, Option<Failure>>) -> Vec<Arc<File>> {
+        let mut progress = self.lock();
+        match result {
+            Ok(bytes) => progress.bytes += bytes,
+            Err(failure) => {
+                if progress.failure.is_none() {
+                    progress.failure = failure;
+                }
+                self.is_over.store(true, Ordering::Release);
+            }
+        }
+        progress.left -= 1;
+        if progress.left > 0 {
+            return Vec::new();
+        }
+        if !self.is_over() && !progress.syncs.is_empty() {
+            let syncs = std::mem::take(&mut progress.syncs);
+            progress.left = syncs.len();
+            return syncs;
+        }
+        progress.is_done = true;
+        let watchers = std::mem::take(&mut progress.watchers);
+        drop(progress);
+        self.ended.notify_all();
+        watchers.into_iter().for_each(|watcher| watcher());
+        Vec::new()
+    }
+
+    fn check_process(&self) -> Result<()> {
+        match std::process::id() == self.process {
+            true => Ok(()),
+            false => Err(Error::Forked {
+                process: self.process,
+            }),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

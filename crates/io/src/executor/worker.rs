@@ -1,0 +1,268 @@
+//! One thread of an executor: keeps the queue of its engine full, and waits in the kernel.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use slab::Slab;
+
+use super::pieces::{Piece, Way};
+use super::request::Landing;
+use super::schedule::Next;
+use super::shared::{Found, Shared};
+use super::transfer::{Cause, Failure, State};
+use crate::buffer::IoBuf;
+use crate::engine::{Completion, Engine, Op, OpKind};
+use crate::file::File;
+use crate::trace::{self, Role};
+use crate::{Error, Result};
+
+/// Pieces that a worker takes with one look at the schedule.
+const TAKEN_MAX: usize = 64;
+
+/// A thread's part of the work.
+pub(super) struct Worker {
+    shared: Arc<Shared>,
+    index: usize,
+    /// `None` once it has failed.
+    engine: Option<Box<dyn Engine>>,
+    queue_depth: usize,
+    flying: Slab<Flying>,
+    /// Taken from the schedule, and not begun.
+    taken: VecDeque<Next>,
+    /// Kept to reuse its memory.
+    completed: Vec<Completion>,
+    /// Why this worker gives up.
+    failure: Failure,
+}
+
+/// A piece under way.
+struct Flying {
+    state: Arc<State>,
+    file: Arc<File>,
+    operation: &'static str,
+    offset: u64,
+    bytes: u64,
+    /// Where the bytes go from staging, and how many others come before them there.
+    landing: Option<(Landing, u64)>,
+}
+
+impl Flying {
+    fn failure(&self, offset: u64, cause: Cause) -> Failure {
+        Failure {
+            operation: self.operation,
+            path: self.file.shared_path(),
+            offset,
+            cause,
+        }
+    }
+
+    /// What came of it.
+    fn end(mut self, completion: Completion) -> (Arc<State>, std::result::Result<u64, Failure>) {
+        let result = match completion.result {
+            Err(error) => Err(self.failure(self.offset, Cause::of(&error))),
+            Ok(moved) => self.land(moved as u64, completion.buf),
+        };
+        (self.state, result)
+    }
+
+    fn land(&mut self, moved: u64, buf: Option<IoBuf>) -> std::result::Result<u64, Failure> {
+        let before = self.landing.as_ref().map_or(0, |(_, before)| *before);
+        let arrived = moved.saturating_sub(before).min(self.bytes);
+        if arrived < self.bytes {
+            return Err(self.failure(self.offset + arrived, Cause::End));
+        }
+        if let (Some((landing, before)), Some(buf)) = (&mut self.landing, buf) {
+            let before = *before as usize;
+            landing.fill(&buf.as_slice()[before..before + self.bytes as usize]);
+        }
+        Ok(self.bytes)
+    }
+}
+
+impl Worker {
+    pub(super) fn new(shared: Arc<Shared>, index: usize, engine: Box<dyn Engine>) -> Worker {
+        let queue_depth = engine.capabilities().queue_depth_max;
+        Worker {
+            shared,
+            index,
+            engine: Some(engine),
+            queue_depth,
+            flying: Slab::with_capacity(queue_depth),
+            taken: VecDeque::with_capacity(TAKEN_MAX),
+            completed: Vec::with_capacity(queue_depth),
+            failure: Failure::of_worker("a thread of it has panicked"),
+        }
+    }
+
+    /// Works until the executor closes and nothing is left to do, or the engine fails. What is not
+    /// done then fails when the worker is dropped.
+    pub(super) fn run(mut self) {
+        let _row = trace::enter(Role::Executor);
+        let mut work = || -> Result<()> {
+            while self.fill()? {
+                self.wait()?;
+            }
+            Ok(())
+        };
+        if let Err(error) = work() {
+            self.failure = Failure::of_worker(&error.to_string());
+        }
+    }
+
+    fn engine(&mut self) -> &mut dyn Engine {
+        let engine = self.engine.as_mut();
+        engine.expect("it is there until the worker goes").as_mut()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.flying.len()
+    }
+
+    /// Takes on what there is room for.
+    ///
+    /// # Returns
+    /// Whether anything is under way.
+    fn fill(&mut self) -> Result<bool> {
+        loop {
+            let in_flight = self.in_flight();
+            let room = (self.queue_depth - in_flight).min(TAKEN_MAX);
+            if room == 0 {
+                return Ok(true);
+            }
+            let is_idle = in_flight == 0;
+            let found = self.shared.take(self.index, room, is_idle, &mut self.taken);
+            while let Some(next) = self.taken.pop_front() {
+                match next {
+                    Next::Over(state) => self.shared.end(&state, Err(None)),
+                    Next::Piece(piece, state) => self.start(piece, state)?,
+                }
+            }
+            match found {
+                Found::Some => {}
+                Found::None => return Ok(true),
+                Found::End => return Ok(false),
+            }
+        }
+    }
+
+    /// Waits for a completion, or to be woken, and deals with all that have come.
+    fn wait(&mut self) -> Result<()> {
+        let min = self.in_flight().min(1);
+        let mut completed = std::mem::take(&mut self.completed);
+        let polled = self.engine().poll(min, None, &mut completed);
+        self.shared.wakers.is_up(self.index);
+        for completion in completed.drain(..) {
+            let key = usize::try_from(completion.token).expect("a token of this worker");
+            let (state, result) = self.flying.remove(key).end(completion);
+            self.shared.end(&state, result.map_err(Some));
+        }
+        self.completed = completed;
+        polled
+    }
+
+    fn start(&mut self, piece: Piece, state: Arc<State>) -> Result<()> {
+        let staged_bytes = piece.staged_bytes();
+        let staging = match self.staging(staged_bytes) {
+            Ok(staging) => staging,
+            Err(error) => {
+                // Of the piece alone, where there is no memory for it.
+                let failure = Failure {
+                    operation: piece.operation(),
+                    path: piece.file.shared_path(),
+                    offset: piece.offset,
+                    cause: Cause::Other(std::io::ErrorKind::OutOfMemory, error.to_string()),
+                };
+                self.shared.end(&state, Err(Some(failure)));
+                return match error {
+                    Error::OutOfMemory { .. } => Ok(()),
+                    error => Err(error),
+                };
+            }
+        };
+        let operation = piece.operation();
+        let Piece {
+            file,
+            offset,
+            bytes,
+            way,
+        } = piece;
+        let mut landing = None;
+        let kind = match (way, staging) {
+            (
+                Way::ReadStaged {
+                    landing: to,
+                    before,
+                },
+                Some(buf),
+            ) => {
+                landing = Some((to, before));
+                let offset = offset - before;
+                OpKind::Read { offset, buf }
+            }
+            (Way::WriteStaged(copied), Some(mut buf)) => {
+                copied.copy_to(buf.as_mut_slice());
+                OpKind::Write { offset, buf }
+            }
+            (Way::Read(buf), _) => OpKind::Read { offset, buf },
+            (Way::Write(buf), _) => OpKind::Write { offset, buf },
+            (Way::Sync, _) => OpKind::SyncData,
+            (Way::ReadStaged { .. } | Way::WriteStaged(_), None) => {
+                unreachable!("there is staging for what is staged")
+            }
+        };
+        let key = self.flying.insert(Flying {
+            state,
+            file: Arc::clone(&file),
+            operation,
+            offset,
+            bytes,
+            landing,
+        });
+        let op = Op {
+            token: key as u64,
+            file,
+            kind,
+        };
+        self.engine()
+            .submit(op)
+            .expect("no more is taken than there is room for");
+        Ok(())
+    }
+
+    /// A buffer of so many bytes, once one is free; none for none.
+    fn staging(&mut self, bytes: usize) -> Result<Option<IoBuf>> {
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let pool = self.shared.staging.of(bytes).clone();
+        let mut buf = loop {
+            if let Some(buf) = pool.try_take()? {
+                break buf;
+            }
+            if self.in_flight() == 0 {
+                // The other workers have them all, and give them back as they go on.
+                break pool.take()?;
+            }
+            self.wait()?;
+        };
+        buf.set_len(bytes);
+        Ok(Some(buf))
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // First what the kernel works on: then nobody's memory is touched any more.
+        self.engine = None;
+        let flying = std::mem::take(&mut self.flying).into_iter();
+        let mut left: Vec<Arc<State>> = flying.map(|(_, flying)| flying.state).collect();
+        for next in self.taken.drain(..) {
+            let (Next::Piece(_, state) | Next::Over(state)) = next;
+            left.push(state);
+        }
+        for state in left {
+            self.shared.end(&state, Err(Some(self.failure.clone())));
+        }
+        self.shared.leave(&self.failure);
+    }
+}

@@ -1,0 +1,573 @@
+//! The executor: whole transfers of any alignment, errors with their place, shares, ends.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use penstock_io::Error;
+use penstock_io::buffer::{HostArrayMut, HostRegion, IoBuf, Memory, MemoryHandle};
+use penstock_io::engine::{self, EngineChoice, EngineConfig};
+use penstock_io::executor::{
+    Executor, ExecutorConfig, Kind, Landing, OpenEngine, Request, Share, Source, Target, Transfer,
+};
+use penstock_io::faulty::{Failure, Faults, Faulty, OpClass, Repeat};
+use penstock_io::file::{Direct, File};
+use proptest::prelude::*;
+
+/// Nothing here takes near that long: what does hangs.
+const HANG: Duration = Duration::from_secs(120);
+
+const SMALL: ExecutorConfig = ExecutorConfig {
+    engine: EngineChoice::Auto,
+    workers: 2,
+    queue_depth: 4,
+    block_bytes: 16 << 10,
+    staging_bytes: 1 << 20,
+    queued_max: 8,
+};
+
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn with_faults(config: &ExecutorConfig, faults: &Arc<Faults>) -> Executor {
+    let (engine, faults) = (
+        EngineConfig {
+            choice: config.engine,
+            queue_depth: config.queue_depth,
+        },
+        Arc::clone(faults),
+    );
+    let open: OpenEngine = Arc::new(move || {
+        let inner = engine::open(&engine)?.engine;
+        Ok(Box::new(Faulty::new(inner, Arc::clone(&faults))))
+    });
+    Executor::open_with(config, &open).unwrap()
+}
+
+fn bytes(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    std::iter::repeat_with(next).take(len).collect()
+}
+
+/// A file with this content, to read and write, and its twin in the page cache.
+fn target(path: &Path, content: &[u8], direct: Direct) -> Target {
+    std::fs::write(path, content).unwrap();
+    let file = Arc::new(File::open_to_write(path, direct).unwrap());
+    let edges = file
+        .is_direct()
+        .then(|| Arc::new(File::open_to_write(path, Direct::Off).unwrap()));
+    Target { file, edges }
+}
+
+/// A window that begins so many bytes behind a page, and what gets the memory back.
+fn window(len: usize, behind: usize) -> (MemoryHandle, IoBuf) {
+    let (handle, mut buf) = Memory::allocate(len + behind).unwrap().share();
+    let window = buf.split_off(behind);
+    (handle, window)
+}
+
+fn finish(transfer: &Transfer) -> Result<u64, Error> {
+    transfer
+        .wait(Some(HANG))
+        .map(|bytes| bytes.expect("it hangs"))
+}
+
+fn read(target: &Target, offset: u64, buf: IoBuf) -> Request {
+    Request {
+        target: target.clone(),
+        offset,
+        kind: Kind::Read(Landing::Window(buf)),
+    }
+}
+
+fn write(target: &Target, offset: u64, content: &[u8], behind: usize) -> Request {
+    let (_, mut buf) = window(content.len(), behind);
+    buf.as_mut_slice().copy_from_slice(content);
+    Request {
+        target: target.clone(),
+        offset,
+        kind: Kind::Write(Source::Window(buf)),
+    }
+}
+
+/// Reads that are checked when their memory is back.
+struct Wanted {
+    handle: MemoryHandle,
+    behind: usize,
+    offset: usize,
+    len: usize,
+}
+
+impl Wanted {
+    fn of(target: &Target, offset: usize, len: usize, behind: usize) -> (Request, Wanted) {
+        let (handle, buf) = window(len, behind);
+        let wanted = Wanted {
+            handle,
+            behind,
+            offset,
+            len,
+        };
+        (read(target, offset as u64, buf), wanted)
+    }
+
+    fn check(self, content: &[u8]) {
+        let memory = self
+            .handle
+            .reclaim()
+            .expect("memory is let go of at the end");
+        let found = &memory.as_slice()[self.behind..self.behind + self.len];
+        assert!(
+            found == &content[self.offset..self.offset + self.len],
+            "{} bytes at {}",
+            self.len,
+            self.offset
+        );
+    }
+}
+
+fn ends() -> impl Strategy<Value = Vec<usize>> {
+    let edge = prop_oneof![
+        (0_usize..40).prop_map(|page| page * 4096),
+        (0_usize..40).prop_map(|page| page * 512),
+        0_usize..160_000,
+    ];
+    prop::collection::vec(edge, 1..24)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    /// Writes that have no byte in common, from many shares at once, leave each its own, and all else
+    /// as it was; reads of any alignment find it.
+    #[test]
+    fn what_is_written_side_by_side_is_all_there(
+        mut ends in ends(),
+        behind in prop::collection::vec(prop_oneof![Just(0_usize), 0_usize..5000], 24),
+        skips in prop::collection::vec(any::<bool>(), 24),
+        is_direct in any::<bool>(),
+        is_threads in any::<bool>(),
+        short in prop_oneof![Just(0_u64), Just(50)],
+        seed in any::<u64>(),
+    ) {
+        const LEN: usize = 170_000;
+        let directory = directory();
+        let mut content = bytes(LEN, seed);
+        let direct = if is_direct { Direct::Auto } else { Direct::Off };
+        let target = target(&directory.path().join("file"), &content, direct);
+        let engine = if is_threads { EngineChoice::Threads } else { EngineChoice::Auto };
+        let config = ExecutorConfig { engine, ..SMALL };
+        let faults = Arc::new(Faults::new(seed).short_transfers(short).late_completions(30));
+        let executor = with_faults(&config, &faults);
+        let shares: Vec<Share> = (1..4).map(|weight| executor.share(weight).unwrap()).collect();
+        ends.sort_unstable();
+        let mut transfers = Vec::new();
+        for (index, pair) in ends.windows(2).enumerate() {
+            if skips[index] {
+                continue;
+            }
+            let new = bytes(pair[1] - pair[0], seed ^ index as u64);
+            content[pair[0]..pair[1]].copy_from_slice(&new);
+            let request = write(&target, pair[0] as u64, &new, behind[index]);
+            transfers.push((shares[index % 3].submit(vec![request]).unwrap(), new.len()));
+        }
+        for (transfer, len) in transfers {
+            prop_assert_eq!(finish(&transfer).unwrap(), len as u64);
+        }
+        prop_assert!(std::fs::read(directory.path().join("file")).unwrap() == content);
+        let (requests, wanted): (Vec<_>, Vec<_>) = ends
+            .windows(2)
+            .zip(&behind)
+            .map(|(pair, &behind)| Wanted::of(&target, pair[0], pair[1] - pair[0], behind))
+            .unzip();
+        finish(&shares[0].submit(requests).unwrap()).unwrap();
+        drop(executor);
+        wanted.into_iter().for_each(|one| one.check(&content));
+    }
+}
+
+#[test]
+fn strided_memory_is_filled_and_written_in_row_major_order() {
+    let directory = directory();
+    let content = bytes(1 << 20, 7);
+    let target = target(&directory.path().join("file"), &content, Direct::Auto);
+    let executor = Executor::open(&SMALL).unwrap();
+    let share = executor.share(1).unwrap();
+    // A transposed matrix of 4-byte items.
+    let (rows, columns) = (300_usize, 211_usize);
+    let mut memory = vec![0_u8; rows * columns * 4];
+    let strides = [4_isize, 4 * rows as isize];
+    let address = memory.as_mut_ptr().expose_provenance();
+    // SAFETY: the vector has all items, and is not looked at before the transfer has ended.
+    let array =
+        unsafe { HostArrayMut::new(address, 4, &[rows, columns], Some(&strides), Box::new(())) };
+    let scatter = array.unwrap().into_scatter(&[4 * columns, 4]);
+    let request = Request {
+        target: target.clone(),
+        offset: 1234,
+        kind: Kind::Read(Landing::Scattered(scatter)),
+    };
+    finish(&share.submit(vec![request]).unwrap()).unwrap();
+    for row in [0, 1, 150, rows - 1] {
+        for column in [0, 1, 100, columns - 1] {
+            let at = 1234 + (row * columns + column) * 4;
+            let found = (column * rows + row) * 4;
+            assert_eq!(memory[found..found + 4], content[at..at + 4]);
+        }
+    }
+    // SAFETY: the vector lives to the end of the test, and is not changed any more.
+    let region = unsafe { HostRegion::new(address, 4, &[rows, columns], &strides, Box::new(())) };
+    let request = Request {
+        target: target.clone(),
+        offset: 777,
+        kind: Kind::Write(Source::Gathered(Arc::new(region))),
+    };
+    finish(&share.submit(vec![request]).unwrap()).unwrap();
+    let mut expected = content.clone();
+    let moved = content[1234..1234 + rows * columns * 4].to_vec();
+    expected[777..777 + moved.len()].copy_from_slice(&moved);
+    assert!(std::fs::read(directory.path().join("file")).unwrap() == expected);
+}
+
+#[test]
+fn a_file_that_ends_before_is_an_error_that_says_where() {
+    let directory = directory();
+    let path = directory.path().join("file");
+    for direct in [Direct::Auto, Direct::Off] {
+        let target = target(&path, &bytes(10_000, 1), direct);
+        let executor = Executor::open(&SMALL).unwrap();
+        let share = executor.share(1).unwrap();
+        for (offset, len) in [(0, 16_384), (9_000, 2_000), (20_000, 10), (4096, 8192)] {
+            let (handle, buf) = window(len, 0);
+            let transfer = share.submit(vec![read(&target, offset, buf)]).unwrap();
+            let error = finish(&transfer).unwrap_err();
+            let Error::Transfer {
+                operation: "read",
+                path: named,
+                offset: at,
+                source,
+            } = error
+            else {
+                panic!("{error:?}")
+            };
+            assert_eq!(source.kind(), io::ErrorKind::UnexpectedEof);
+            assert_eq!((named, at), (path.clone(), offset.max(10_000)));
+            assert!(finish(&transfer).is_err(), "as often as it is asked");
+            assert!(handle.reclaim().is_ok());
+        }
+        let (_, buf) = window(100, 0);
+        let transfer = share.submit(vec![read(&target, 9_900, buf)]).unwrap();
+        assert_eq!(finish(&transfer).unwrap(), 100);
+    }
+}
+
+#[test]
+fn every_operation_that_fails_is_told_with_its_place_and_no_other_suffers() {
+    let directory = directory();
+    let content = bytes(1 << 20, 3);
+    for (class, operation) in [
+        (OpClass::Read, "read"),
+        (OpClass::Write, "write"),
+        (OpClass::Sync, "fdatasync"),
+    ] {
+        for errno in [5, 22, 28] {
+            for nth in [1, 3] {
+                let path = directory.path().join("file");
+                let target = target(&path, &content, Direct::Auto);
+                let failure = Failure {
+                    class: Some(class),
+                    nth,
+                    repeat: Repeat::Once,
+                    errno,
+                };
+                let faults = Arc::new(Faults::new(1).fail(failure));
+                let executor = with_faults(&SMALL, &faults);
+                let share = executor.share(1).unwrap();
+                let mut failed = 0;
+                for index in 0..8_u64 {
+                    let offset = index * 16_384;
+                    let transfer = match class {
+                        OpClass::Read => {
+                            let (_, buf) = window(16_384, 0);
+                            share.submit(vec![read(&target, offset, buf)])
+                        }
+                        _ => {
+                            let from = offset as usize;
+                            let same = &content[from..from + 16_384];
+                            let files = vec![Arc::clone(&target.file)];
+                            share.submit_synced(vec![write(&target, offset, same, 0)], files)
+                        }
+                    };
+                    match finish(&transfer.unwrap()) {
+                        Ok(moved) => assert_eq!(moved, 16_384),
+                        Err(Error::Transfer {
+                            operation: told,
+                            path: named,
+                            offset: at,
+                            source,
+                        }) => {
+                            assert_eq!(source.raw_os_error(), Some(errno));
+                            let expected = if class == OpClass::Sync { 0 } else { offset };
+                            assert_eq!((told, named, at), (operation, path.clone(), expected));
+                            failed += 1;
+                        }
+                        Err(error) => panic!("{error:?}"),
+                    }
+                }
+                assert_eq!(failed, 1);
+                drop(executor);
+                assert!(std::fs::read(&path).unwrap() == content);
+            }
+        }
+    }
+}
+
+#[test]
+fn of_many_requests_the_first_failure_is_told_and_the_memory_comes_back() {
+    let directory = directory();
+    let target = target(
+        &directory.path().join("file"),
+        &bytes(1 << 20, 3),
+        Direct::Auto,
+    );
+    let failure = Failure {
+        class: Some(OpClass::Read),
+        nth: 5,
+        repeat: Repeat::Forever,
+        errno: 5,
+    };
+    let executor = with_faults(&SMALL, &Arc::new(Faults::new(1).fail(failure)));
+    let share = executor.share(1).unwrap();
+    let mut handles = Vec::new();
+    let mut requests = Vec::new();
+    for index in 0..200 {
+        let (handle, buf) = window(4096, 0);
+        handles.push(handle);
+        requests.push(read(&target, index * 4096, buf));
+    }
+    let transfer = share.submit(requests).unwrap();
+    assert!(matches!(finish(&transfer), Err(Error::Transfer { .. })));
+    assert!(handles.into_iter().all(|handle| handle.reclaim().is_ok()));
+}
+
+#[test]
+fn what_is_synced_was_written_before() {
+    let directory = directory();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&order);
+    let faults = Faults::new(1).call(move |_, what, _| noted.lock().unwrap().push(what));
+    let target = target(
+        &directory.path().join("file"),
+        &bytes(1 << 18, 3),
+        Direct::Auto,
+    );
+    let executor = with_faults(&SMALL, &Arc::new(faults));
+    let share = executor.share(1).unwrap();
+    let request = write(&target, 100, &bytes(200_000, 4), 3);
+    let files = vec![Arc::clone(&target.file)];
+    finish(&share.submit_synced(vec![request], files).unwrap()).unwrap();
+    let order = order.lock().unwrap();
+    assert_eq!(
+        order.iter().filter(|what| **what == "fdatasync").count(),
+        1,
+        "{order:?}"
+    );
+    assert_eq!(order.last(), Some(&"fdatasync"));
+}
+
+#[test]
+fn a_transfer_that_is_cancelled_ends_and_lets_its_memory_go() {
+    let directory = directory();
+    let target = target(
+        &directory.path().join("file"),
+        &bytes(1 << 20, 3),
+        Direct::Auto,
+    );
+    let executor = Executor::open(&ExecutorConfig {
+        queued_max: 4096,
+        ..SMALL
+    })
+    .unwrap();
+    let share = executor.share(1).unwrap();
+    for round in 0..50 {
+        let mut handles = Vec::new();
+        let mut requests = Vec::new();
+        for index in 0..round * 8 {
+            let (handle, buf) = window(5000, 0);
+            handles.push(handle);
+            requests.push(read(&target, index * 999, buf));
+        }
+        let transfer = share.submit(requests).unwrap();
+        transfer.cancel().unwrap();
+        match transfer.wait(Some(HANG)) {
+            Ok(Some(_)) | Err(Error::Cancelled) => {}
+            other => panic!("{other:?}"),
+        }
+        assert!(handles.into_iter().all(|handle| handle.reclaim().is_ok()));
+    }
+}
+
+#[test]
+fn an_executor_that_is_dropped_finishes_what_was_handed_over() {
+    let directory = directory();
+    let path = directory.path().join("file");
+    let target = target(&path, &vec![0; 1 << 20], Direct::Auto);
+    let content = bytes(1 << 20, 9);
+    let executor = Executor::open(&SMALL).unwrap();
+    let share = executor.share(1).unwrap();
+    let transfers: Vec<Transfer> = content
+        .chunks(70_001)
+        .enumerate()
+        .map(|(index, part)| {
+            let request = write(&target, index as u64 * 70_001, part, 0);
+            share.submit(vec![request]).unwrap()
+        })
+        .collect();
+    drop(share);
+    drop(executor);
+    assert!(transfers.iter().all(Transfer::is_done));
+    assert!(std::fs::read(&path).unwrap() == content);
+}
+
+#[test]
+fn whoever_watches_hears_of_the_end_once() {
+    let directory = directory();
+    let target = target(
+        &directory.path().join("file"),
+        &bytes(1 << 20, 3),
+        Direct::Auto,
+    );
+    let executor = Executor::open(&SMALL).unwrap();
+    let share = executor.share(1).unwrap();
+    let heard = Arc::new(AtomicUsize::new(0));
+    for _ in 0..100 {
+        let (_, buf) = window(300_000, 0);
+        let transfer = share.submit(vec![read(&target, 11, buf)]).unwrap();
+        let counted = Arc::clone(&heard);
+        transfer.on_done(Box::new(move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+        }));
+        finish(&transfer).unwrap();
+    }
+    let nothing = share.submit(Vec::new()).unwrap();
+    assert_eq!(finish(&nothing).unwrap(), 0);
+    drop(executor);
+    assert_eq!(heard.load(Ordering::SeqCst), 100);
+}
+
+#[test]
+fn many_threads_hand_over_more_than_may_wait() {
+    let directory = directory();
+    let content = bytes(1 << 20, 3);
+    let target = target(&directory.path().join("file"), &content, Direct::Auto);
+    let executor = Executor::open(&ExecutorConfig {
+        queued_max: 2,
+        staging_bytes: 0,
+        ..SMALL
+    })
+    .unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4_usize {
+            let (executor, target, content) = (&executor, &target, &content);
+            scope.spawn(move || {
+                let share = executor.share(thread as u32).unwrap();
+                for round in 0..60 {
+                    let offset = (round * 7919 + thread * 104_729) % 900_000;
+                    let (request, wanted) = Wanted::of(target, offset, 9_000, 1);
+                    let transfer = share.submit(vec![request]).unwrap();
+                    finish(&transfer).unwrap();
+                    wanted.check(content);
+                }
+            });
+        }
+    });
+}
+
+/// With one worker, what comes while another request is under way does not wait for its end. Once in
+/// several attempts is enough: this thread may be kept from handing it over in time.
+#[test]
+fn a_worker_that_waits_takes_on_what_comes() {
+    const LARGE: usize = 96 << 20;
+    let directory = directory();
+    // Bytes that the device has to come up with: holes are read without waiting for anything.
+    let content = bytes(LARGE, 5);
+    let large = target(&directory.path().join("large"), &content, Direct::Auto);
+    large.file.sync_data().unwrap();
+    large.file.drop_cache().unwrap();
+    let small = target(
+        &directory.path().join("small"),
+        &bytes(4096, 3),
+        Direct::Auto,
+    );
+    for engine in [EngineChoice::Auto, EngineChoice::Threads] {
+        let executor = Executor::open(&ExecutorConfig {
+            engine,
+            workers: 1,
+            block_bytes: LARGE,
+            ..SMALL
+        })
+        .unwrap();
+        let share = executor.share(1).unwrap();
+        let is_first = || {
+            let order = Arc::new(Mutex::new(Vec::new()));
+            let transfers = [(&large, LARGE), (&small, 4096)].map(|(target, len)| {
+                let (_, buf) = window(len, 0);
+                let transfer = share.submit(vec![read(target, 0, buf)]).unwrap();
+                let order = Arc::clone(&order);
+                transfer.on_done(Box::new(move || order.lock().unwrap().push(len)));
+                transfer
+            });
+            transfers.iter().for_each(|transfer| {
+                finish(transfer).unwrap();
+            });
+            order.lock().unwrap()[0] == 4096
+        };
+        assert!((0..20).any(|_| is_first()), "{engine}");
+    }
+}
+
+/// A fork has neither the threads nor, perhaps, the locks: it is told, and ends without waiting.
+#[test]
+fn a_fork_is_told_that_the_threads_are_not_its_own() {
+    let directory = directory();
+    let target = target(
+        &directory.path().join("file"),
+        &bytes(4096, 3),
+        Direct::Auto,
+    );
+    let executor = Executor::open(&SMALL).unwrap();
+    let share = executor.share(1).unwrap();
+    let (_, buf) = window(4096, 0);
+    let transfer = share.submit(vec![read(&target, 0, buf)]).unwrap();
+    // SAFETY: the child calls what needs no lock of another thread, and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let is_told = [
+            share.submit(Vec::new()).err(),
+            executor.share(1).err(),
+            transfer.wait(None).err(),
+            transfer.cancel().err(),
+        ]
+        .iter()
+        .all(|error| matches!(error, Some(Error::Forked { .. })));
+        let is_told = is_told && !transfer.is_done();
+        drop((transfer, share, executor));
+        // SAFETY: it never returns.
+        unsafe { libc::_exit(if is_told { 0 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: the status is this thread's own.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!((waited, status), (child, 0));
+    assert_eq!(finish(&transfer).unwrap(), 4096);
+}
