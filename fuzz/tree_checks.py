@@ -1,4 +1,4 @@
-"""What the fuzzer of the tree asserts of an input; `tests/python/state/test_tree_seeds.py` runs the same.
+"""What the fuzzer of the tree asserts of an input; `test_tree_seeds.py` runs the same.
 
 The tree is decoded in Python, so it has a fuzzer of its own beside the targets in Rust.
 """

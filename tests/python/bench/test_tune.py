@@ -283,6 +283,8 @@ def test_the_command_writes_a_file_and_results_of_the_usual_form(disk_path, tmp_
     assert left(disk_path) == []
 
 
+# It compares what it measures.
+@pytest.mark.alone
 def test_the_command_tells_what_it_found_in_eighty_columns(disk_path, tmp_path):
     for seconds in (4, 60):
         done = bench_io(
