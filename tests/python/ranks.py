@@ -39,6 +39,10 @@ IMPORTS = [
 ]
 _START_SECONDS = 120
 
+_THREADS_MAX = 24
+"""A mesh keeps the threads of its groups, three for each, as long as the process lives; and one of
+them looks around a hundred times a second. After some hundred tests that is half a processor."""
+
 SIZE = 4
 
 TIMEOUT_SECONDS = 3
@@ -138,6 +142,10 @@ class Job:
                 pytest.fail(f"rank {rank} has not answered within {timeout_seconds} s, or died")
         return found
 
+    def threads(self) -> int:
+        """Threads of the rank that has the most."""
+        return max(len(os.listdir(f"/proc/{one.pid}/task")) for one in self._processes)
+
     def signal(self, rank: int, number: signal.Signals) -> None:
         """Sends a signal to a rank."""
         os.kill(self._processes[rank].pid, number)
@@ -185,7 +193,7 @@ def _serve(pipe: Connection, rank: int, size: int, port: int, is_master: bool) -
 
 
 class Pool:
-    """One job of each size for all tests, and another one after a test that broke it."""
+    """One job of each size for all tests, and another one after a test that broke it or grew it."""
 
     def __init__(self) -> None:
         self._jobs: dict[int, Job] = {}
@@ -193,7 +201,7 @@ class Pool:
     def of(self, size: int) -> Job:
         """The job of a size."""
         job = self._jobs.get(size)
-        if job is None or job.is_broken:
+        if job is None or job.is_broken or job.threads() > _THREADS_MAX:
             if job is not None:
                 job.close()
             job = self._jobs[size] = Job(size)
