@@ -192,7 +192,7 @@ impl Job {
         self.report(py, &written)
     }
 
-    /// Writes all but the part, for `seal`.
+    /// Writes all but the part, for `write_part`.
     fn write_shards(&self, py: Python<'_>, attempt: &Attempt, rank: u32) -> PyResult<()> {
         let progress = &self.progress;
         let write = |attempt: &mut save::Attempt| self.inner.write_shards(attempt, rank, progress);
@@ -201,7 +201,7 @@ impl Job {
     }
 
     /// Writes the part, with another tree than the state's if one is given, and casts the vote.
-    fn seal<'py>(
+    fn write_part<'py>(
         &self,
         py: Python<'py>,
         attempt: &Attempt,
@@ -209,7 +209,7 @@ impl Job {
     ) -> PyResult<Bound<'py, PyDict>> {
         let tree = tree.map(|tree| json(tree, "tree")).transpose()?;
         let Some(shards) = self.shards().take() else {
-            return Err(PyRuntimeError::new_err("there are no shards to seal"));
+            return Err(PyRuntimeError::new_err("there are no shards to describe"));
         };
         let describe = |attempt: &mut save::Attempt| shards.describe(attempt, tree);
         let written = self.run(py, attempt, describe)?;

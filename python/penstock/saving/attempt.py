@@ -155,7 +155,7 @@ class RankAttempt:
         job = self._job
         if job is None:
             raise AssertionError("the part says where in the shards tensors are: they come first")
-        return PartVote(*_run(job, partial(job.seal, self._native, tree))["vote"])
+        return PartVote(*_run(job, partial(job.write_part, self._native, tree))["vote"])
 
     def commit(
         self,
