@@ -8,6 +8,7 @@ from pathlib import Path
 
 import penstock
 from penstock import _native
+from penstock.loading import foreign
 
 _WHAT = {
     stat.S_IFREG: "a file",
@@ -48,12 +49,13 @@ def check_directory(path: Path) -> None:
     else:
         what = _WHAT.get(stat.S_IFMT(mode), "no directory")
     if what is None:
-        text = "there is no such directory; check the path"
+        text = ": there is no such directory; check the path"
     else:
-        text = f"this is {what}, and checkpoints and stores are directories"
-        if os.path.exists(path.parent / _native.MANIFEST):
-            text += f"; it lies in a checkpoint: give {path.parent}"
-    raise penstock.CheckpointNotFoundError(f"{path}: {text}", path=str(path))
+        # Of a file of others, what reads it.
+        told = foreign.describe(str(path))
+        what_else = f": this is {what}, and checkpoints and stores are directories"
+        text = what_else if told is None else f" {told}"
+    raise penstock.CheckpointNotFoundError(f"{path}{text}", path=str(path))
 
 
 def checkpoint_at(path: Path) -> tuple[Path, str | None]:

@@ -749,21 +749,23 @@ def on(command, path, tmp_path):
 @pytest.mark.parametrize("command", [*TAKES_A_PATH, "set-aside"])
 def test_what_is_no_directory_is_called_what_it_is(run, store, tmp_path, command):
     (tmp_path / "model.pt").write_bytes(b"x")
+    (tmp_path / "notes.txt").write_bytes(b"x")
     os.mkfifo(tmp_path / "pipe")
     os.symlink("nowhere", tmp_path / "link")
     os.symlink("itself", tmp_path / "itself")
     manifest = Path(store.path(10), "manifest.json")
     for path, what in [
-        (tmp_path / "model.pt", "this is a file, and checkpoints and stores are directories"),
+        (tmp_path / "model.pt", "is a file as torch.save writes them, not a checkpoint"),
+        (tmp_path / "notes.txt", "is a file, and a checkpoint is a directory"),
         (tmp_path / "pipe", "this is a pipe,"),
         (tmp_path / "link", "this is a link that leads nowhere,"),
         (tmp_path / "itself", "Too many levels of symbolic links"),
-        (manifest, f"give {store.path(10)}"),
+        (manifest, f"pass the directory that it is in, '{store.path(10)}'"),
         (tmp_path / "none", "there is no such directory"),
     ]:
         code, out, err = run(*on(command, path, tmp_path))
         assert (code, out) == (1, "")
-        assert f"{path}: " in err
+        assert f"{path}" in err
         assert what in err
 
 
