@@ -112,7 +112,7 @@ impl Store {
     }
 
     /// The marks of checkpoints that are still what was read, by step. Who looks at the checkpoints
-    /// in any case asks [`Store::known`], which reads none of their manifests.
+    /// in any case asks `known`, which reads none of their manifests.
     ///
     /// # Errors
     /// The system's errors, and [`Error::Corrupt`] for a file that says nothing sensible: who takes
