@@ -5,12 +5,14 @@
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use penstock_io::Error;
 use penstock_io::buffer::{HostArrayMut, HostRegion, IoBuf, Memory, MemoryHandle};
-use penstock_io::engine::{self, EngineChoice, EngineConfig};
+use penstock_io::engine::{
+    self, Capabilities, Completion, Engine, EngineChoice, EngineConfig, Op, OpKind, Rejected, Wake,
+};
 use penstock_io::executor::{
     Executor, ExecutorConfig, Kind, Landing, OpenEngine, Request, Share, Source, Target, Transfer,
 };
@@ -493,47 +495,120 @@ fn many_threads_hand_over_more_than_may_wait() {
     });
 }
 
-/// With one worker, what comes while another request is under way does not wait for its end. Once in
-/// several attempts is enough: this thread may be kept from handing it over in time.
+/// An engine whose operations end when they are let, the others having to wait meanwhile.
+struct Held {
+    hand: Arc<Hand>,
+    flying: Vec<Op>,
+}
+
+/// What holds the operations of an engine.
+#[derive(Default)]
+struct Hand {
+    state: Mutex<HandState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct HandState {
+    is_woken: bool,
+    is_waited_for: bool,
+    /// Operations from this offset on are let go.
+    held_below: u64,
+}
+
+impl Wake for Hand {
+    fn wake(&self) {
+        self.state.lock().unwrap().is_woken = true;
+        self.changed.notify_all();
+    }
+}
+
+impl Engine for Held {
+    fn submit(&mut self, op: Op) -> Result<(), Rejected> {
+        self.flying.push(op);
+        Ok(())
+    }
+
+    fn poll(
+        &mut self,
+        min: usize,
+        _: Option<Duration>,
+        completed: &mut Vec<Completion>,
+    ) -> Result<(), Error> {
+        let mut state = self.hand.state.lock().unwrap();
+        loop {
+            let mut index = 0;
+            while index < self.flying.len() {
+                let OpKind::Read { offset, .. } = self.flying[index].kind else {
+                    panic!("only reads are asked for")
+                };
+                if offset < state.held_below {
+                    index += 1;
+                    continue;
+                }
+                let Op { token, kind, .. } = self.flying.remove(index);
+                let buf = kind.into_buf();
+                let result = Ok(buf.as_ref().map_or(0, IoBuf::len));
+                completed.push(Completion { token, buf, result });
+            }
+            if completed.len() >= min || std::mem::take(&mut state.is_woken) {
+                return Ok(());
+            }
+            state.is_waited_for = true;
+            self.hand.changed.notify_all();
+            state = self.hand.changed.wait(state).unwrap();
+        }
+    }
+
+    fn waker(&mut self) -> io::Result<Arc<dyn Wake>> {
+        Ok(Arc::clone(&self.hand) as Arc<dyn Wake>)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let opened = engine::open(&EngineConfig::default()).unwrap();
+        opened.engine.capabilities()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.flying.len()
+    }
+}
+
+/// With one worker, what comes while it waits for another request does not wait for that.
 #[test]
 fn a_worker_that_waits_takes_on_what_comes() {
-    const LARGE: usize = 96 << 20;
     let directory = directory();
-    // Bytes that the device has to come up with: holes are read without waiting for anything.
-    let content = bytes(LARGE, 5);
-    let large = target(&directory.path().join("large"), &content, Direct::Auto);
-    large.file.sync_data().unwrap();
-    large.file.drop_cache().unwrap();
-    let small = target(
-        &directory.path().join("small"),
-        &bytes(4096, 3),
-        Direct::Auto,
-    );
-    for engine in [EngineChoice::Auto, EngineChoice::Threads] {
-        let executor = Executor::open(&ExecutorConfig {
-            engine,
-            workers: 1,
-            block_bytes: LARGE,
-            ..SMALL
-        })
-        .unwrap();
-        let share = executor.share(1).unwrap();
-        let is_first = || {
-            let order = Arc::new(Mutex::new(Vec::new()));
-            let transfers = [(&large, LARGE), (&small, 4096)].map(|(target, len)| {
-                let (_, buf) = window(len, 0);
-                let transfer = share.submit(vec![read(target, 0, buf)]).unwrap();
-                let order = Arc::clone(&order);
-                transfer.on_done(Box::new(move || order.lock().unwrap().push(len)));
-                transfer
-            });
-            transfers.iter().for_each(|transfer| {
-                finish(transfer).unwrap();
-            });
-            order.lock().unwrap()[0] == 4096
-        };
-        assert!((0..20).any(|_| is_first()), "{engine}");
+    let target = target(&directory.path().join("file"), &bytes(8192, 3), Direct::Off);
+    let hand = Arc::new(Hand::default());
+    hand.state.lock().unwrap().held_below = 4096;
+    let held = Arc::clone(&hand);
+    let open: OpenEngine = Arc::new(move || {
+        Ok(Box::new(Held {
+            hand: Arc::clone(&held),
+            flying: Vec::new(),
+        }))
+    });
+    let config = ExecutorConfig {
+        workers: 1,
+        ..SMALL
+    };
+    let executor = Executor::open_with(&config, &open).unwrap();
+    let share = executor.share(1).unwrap();
+    let submit = |offset: u64| {
+        let (_, buf) = window(4096, 0);
+        share.submit(vec![read(&target, offset, buf)]).unwrap()
+    };
+    let first = submit(0);
+    let mut state = hand.state.lock().unwrap();
+    while !state.is_waited_for {
+        state = hand.changed.wait(state).unwrap();
     }
+    drop(state);
+    assert_eq!(finish(&submit(4096)).unwrap(), 4096);
+    assert!(!first.is_done());
+    hand.state.lock().unwrap().held_below = 0;
+    hand.wake();
+    assert_eq!(finish(&first).unwrap(), 4096);
 }
 
 /// A fork has neither the threads nor, perhaps, the locks: it is told, and ends without waiting.
