@@ -84,10 +84,12 @@ test-python: $(VENV)/.develop $(NATIVE) ## Run the Python tests against a releas
 	$(VENV)/bin/python -m pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
 # The promises that changes break most often: what comes back, what is found out, what a power cut
-# leaves, what is kept, what a lazy save and ranks do. In Python they have the mark `quick`.
+# leaves, what is kept, what a lazy save and ranks do. In Python they have the mark `quick`. The packages
+# are those of `test-rust`, so that nothing is compiled for this alone.
 .PHONY: quick
 quick: toolchain $(VENV)/.develop $(NATIVE) ## Run what breaks most often, in a minute and a half.
-	cargo test --locked -p penstock-store --test round_trip --test damage --test commit \
+	cargo test --locked -p penstock-io -p penstock-store -p penstock-bench \
+		--test round_trip --test damage --test commit \
 		--test retention --test crash -- --skip mutant --skip large --skip after_a_death
 	$(VENV)/bin/python -m pytest -m quick $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
