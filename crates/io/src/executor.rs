@@ -49,7 +49,7 @@ pub struct ExecutorConfig {
     pub workers: usize,
     /// Operations in flight of each; brought into 1..=4096.
     pub queue_depth: usize,
-    /// What one operation moves at most; brought up to a multiple of 4096.
+    /// What one operation moves at most; brought up to whole pages.
     pub block_bytes: usize,
     /// Memory for what direct I/O cannot reach.
     pub staging_bytes: usize,
@@ -103,7 +103,10 @@ impl Executor {
     /// # Errors
     /// What `open` says, where no worker gets an engine.
     pub fn open_with(config: &ExecutorConfig, open: &OpenEngine) -> Result<Executor> {
-        let block_bytes = config.block_bytes.clamp(1, 1 << 30).next_multiple_of(4096);
+        let block_bytes = config
+            .block_bytes
+            .clamp(1, 1 << 30)
+            .next_multiple_of(pieces::page_bytes() as usize);
         let workers = config.workers.max(1);
         let shared = Arc::new(Shared::new(
             Schedule::new(block_bytes as u64),

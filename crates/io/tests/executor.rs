@@ -442,6 +442,26 @@ fn an_executor_that_is_dropped_finishes_what_was_handed_over() {
 }
 
 #[test]
+fn what_is_handed_over_too_late_is_an_error() {
+    let directory = directory();
+    let target = target(
+        &directory.path().join("file"),
+        &bytes(8192, 3),
+        Direct::Auto,
+    );
+    let executor = Executor::open(&SMALL).unwrap();
+    let share = executor.share(1).unwrap();
+    drop(executor);
+    let (handle, buf) = window(4096, 0);
+    let late = share.submit(vec![read(&target, 0, buf)]).unwrap();
+    assert!(matches!(finish(&late), Err(Error::Transfer { .. })));
+    assert!(handle.reclaim().is_ok());
+    let files = vec![Arc::clone(&target.file)];
+    let synced = share.submit_synced(Vec::new(), files).unwrap();
+    assert!(matches!(finish(&synced), Err(Error::Transfer { .. })));
+}
+
+#[test]
 fn whoever_watches_hears_of_the_end_once() {
     let directory = directory();
     let target = target(

@@ -15,8 +15,10 @@ use crate::file::{Alignment, File};
 /// Ragged reads up to this size are one operation, though part of them could go straight.
 const READ_WHOLE_BYTES_MAX: u64 = 64 << 10;
 
-/// What no write shares with others: the page of the page cache, and every alignment there is.
-const PAGE_BYTES: u64 = 4096;
+/// What no write shares with others: the page of the page cache, which no alignment exceeds.
+pub(super) fn page_bytes() -> u64 {
+    rustix::param::page_size() as u64
+}
 
 /// A request, as far as it has not begun.
 pub(super) struct Rest {
@@ -189,10 +191,11 @@ impl Rest {
         let file = Arc::clone(&self.target.file);
         let alignment = file.alignment();
         let offset = self.offset;
+        let page = page_bytes();
         let (file, bytes) = match &self.target.edges {
-            Some(edges) if alignment.offset > 1 => match offset % PAGE_BYTES {
-                0 if len >= PAGE_BYTES => (file, (len - len % PAGE_BYTES).min(block_left)),
-                before => (Arc::clone(edges), len.min(PAGE_BYTES - before)),
+            Some(edges) if alignment.offset > 1 => match offset % page {
+                0 if len >= page => (file, (len - len % page).min(block_left)),
+                before => (Arc::clone(edges), len.min(page - before)),
             },
             // Where nothing else goes through the cache, the kernel judges what is ragged.
             _ => (file, len.min(block_left)),

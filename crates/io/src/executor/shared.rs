@@ -147,6 +147,17 @@ impl Shared {
             let waited = self.room.wait(queue);
             queue = waited.unwrap_or_else(PoisonError::into_inner);
         }
+        self.put(queue, share, rests, state);
+    }
+
+    /// Hands requests over without waiting.
+    fn put(
+        &self,
+        mut queue: MutexGuard<'_, Queue>,
+        share: usize,
+        rests: Vec<Rest>,
+        state: &Arc<State>,
+    ) {
         if queue.alive == 0 {
             drop(queue);
             let failure = Failure::of_worker("no thread of it is left");
@@ -225,12 +236,10 @@ impl Shared {
         if !syncs.is_empty() {
             let rests: Vec<Rest> = syncs.into_iter().map(Rest::sync).collect();
             let mut queue = self.lock();
-            let workers = rests.len();
             // A share of their own: nobody's turn is used up by them.
             let share = queue.schedule.add_share(1);
-            queue.schedule.push(share, rests, state);
-            queue.schedule.remove_share(share);
-            self.rouse(&queue, workers);
+            self.put(queue, share, rests, state);
+            self.remove_share(share);
         }
     }
 
