@@ -111,10 +111,8 @@ class Optimizer(Component):
                     f"group {index} has {len(given)} parameters in the checkpoint, {len(names)} in "
                     "the training"
                 )
-            elif all(type(one) is int for one in given):
-                # As `optimizer.state_dict()` has them: by their order.
-                continue
-            else:
+            # Numbers are as `optimizer.state_dict()` has them: by their order.
+            elif not all(type(one) is int for one in given):
                 odd = [one for one in given if one not in set(names)]
                 if odd:
                     yield f"group {index} has {odd[0]!r} in the checkpoint, not in the training"

@@ -728,6 +728,21 @@ def test_an_optimizer_of_another_class_is_refused_before_anything_changes(store,
     optimizer.step()
 
 
+@pytest.mark.parametrize(("kind", "saved"), [("sgd", "adamw"), ("adamw", "sgd")])
+@pytest.mark.parametrize("has_parameters", [True, False])
+def test_so_it_is_where_parameters_go_by_their_order(store, kind, saved, has_parameters):
+    def made(kind):
+        return stepped(kind)[1] if has_parameters else STEPPED[kind]([{"params": []}])
+
+    store.save(1, penstock.Training(optimizer=made(saved)))
+    training = penstock.Training(optimizer=made(kind))
+    before = copy.deepcopy(training.state_dict())
+    with pytest.raises(penstock.StateMismatchError, match=r"nothing was changed.*another class"):
+        store.resume(training)
+    assert_same(training.state_dict(), before)
+    training.optimizer.step()
+
+
 def test_settings_that_versions_and_loops_add_are_no_other_class(store):
     model, optimizer = stepped("adamw")
     torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 10)
