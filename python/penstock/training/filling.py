@@ -40,6 +40,8 @@ def refilled(value: Any, state: Any) -> Any:
     if value is state:
         return value
     if is_array(value) and not any(differences_of(state, value)):
+        if _is_expanded(value):
+            return state
         if isinstance(value, np.ndarray):
             if not value.flags.writeable:
                 return state
@@ -156,6 +158,34 @@ def differences_of(state: Any, live: Any) -> Iterator[str]:
         yield f"shape {list(state.shape)} in the checkpoint, {list(live.shape)} in the training"
     elif state.dtype != live.dtype:
         yield f"dtype {state.dtype} in the checkpoint, {live.dtype} in the training"
+
+
+def unfillable(live: Any) -> Iterator[str]:
+    """Why nothing can be copied into a tensor of a model, whatever is stored of it.
+
+    PyTorch finds the second and the third when it has filled those before, and of the first it
+    warns, and leaves it without the values.
+    """
+    torch = sys.modules["torch"]
+    if not isinstance(live, torch.Tensor):
+        return
+    if live.is_meta:
+        yield "is on the meta device: give the model memory first, with model.to_empty(device=…)"
+    elif live.is_inference() and not torch.is_inference_mode_enabled():
+        yield "is of inference mode, in which alone it can be filled: make it outside of that"
+    elif _is_expanded(live):
+        yield "is expanded, so that its elements share memory: give it its own, with .clone()"
+
+
+def _is_expanded(value: Any) -> bool:
+    """Whether it is a tensor of which several elements are in one place, by a stride of 0."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return False
+    if _is_lazy(value) or not value.numel():
+        return False
+    dimensions = zip(value.stride(), value.shape, strict=True)
+    return any(stride == 0 and size > 1 for stride, size in dimensions)
 
 
 def _is_lazy(value: Any) -> bool:

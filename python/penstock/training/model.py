@@ -10,7 +10,7 @@ from penstock.errors import UnsupportedStateError
 from penstock.loading.target import NEW, is_sharded
 from penstock.state.tree import SKIPPED, Node, branches
 from penstock.training.component import Component
-from penstock.training.filling import differences_of, target_like
+from penstock.training.filling import differences_of, target_like, unfillable
 from penstock.training.naming import bare, canonical
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ class Model(Component):
                 yield f"{key} is in the checkpoint, not in the model"
             elif not _is_further(key):
                 yield from (f"{key}: {text}" for text in differences_of(value, live[key]))
+                yield from (f"{key} {text}" for text in unfillable(live[key]))
         if not is_partial:
             yield from (
                 f"{key} is in the model, not in the checkpoint" for key in live if key not in state

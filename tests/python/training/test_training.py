@@ -766,6 +766,50 @@ def test_moments_of_other_shapes_are_refused_without_a_model_too(store):
     assert_same(training.state_dict(), before)
 
 
+# Tensors that nothing can be copied into.
+
+
+class Masked(nn.Module):
+    def __init__(self, mask):
+        super().__init__()
+        self.first = nn.Linear(2, 2)
+        self.register_buffer("mask", mask)
+
+
+def inferred(count):
+    with torch.inference_mode():
+        return torch.ones(count)
+
+
+@pytest.mark.parametrize(
+    ("mask", "text"),
+    [
+        (lambda: torch.ones(1).expand(3), r"mask is expanded.*\.clone\(\)"),
+        (lambda: inferred(3), "mask is of inference mode"),
+        (lambda: torch.ones(3, device="meta"), r"mask is on the meta device.*to_empty"),
+    ],
+)
+def test_what_cannot_be_filled_is_refused_before_anything_changes(store, mask, text):
+    store.save(1, penstock.Training(model=Masked(torch.arange(3.0)), epoch=4))
+    training = penstock.Training(model=Masked(mask()), epoch=0)
+    before = training.model.first.weight.clone()
+    with pytest.raises(penstock.StateMismatchError, match=f"nothing was changed: model: {text}"):
+        store.resume(training)
+    assert training.epoch == 0
+    assert torch.equal(training.model.first.weight, before)
+    training.model = Masked(torch.zeros(3))
+    assert store.resume(training) == 1
+    assert training.model.mask.tolist() == [0, 1, 2]
+
+
+def test_what_was_saved_expanded_comes_back(store):
+    store.save(1, penstock.Training(mask=torch.ones(1).expand(3), more=[torch.ones(1).expand(2)]))
+    training = penstock.Training(mask=torch.zeros(1).expand(3), more=[torch.zeros(1).expand(2)])
+    assert store.resume(training) == 1
+    assert training.mask.tolist() == [1, 1, 1]
+    assert training.more[0].tolist() == [1, 1]
+
+
 # Random states that are not there.
 
 
