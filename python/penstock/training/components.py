@@ -52,9 +52,9 @@ def make(value: Any, name: str, names: Names) -> Component | None:
         return Optimizer(value, names)
     if Generator.is_one(value):
         return _Random(value)
-    if callable(getattr(value, "state_dict", None)) and callable(
-        getattr(value, "load_state_dict", None)
-    ):
+    methods = [getattr(value, name, None) for name in ("state_dict", "load_state_dict")]
+    # A class has the two as well, and no state.
+    if all(map(callable, methods)) and not isinstance(value, type):
         return Component(value)
     if type(value) in (list, tuple, dict):
         entries = value if isinstance(value, dict) else dict(enumerate(value))

@@ -83,6 +83,8 @@ class Generator:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Generator):
             return True
+        if isinstance(value, random.SystemRandom):
+            return False
         return isinstance(value, random.Random | np.random.Generator | np.random.RandomState)
 
     def capture(self) -> Any:

@@ -594,6 +594,10 @@ def test_what_cannot_be_saved_is_refused_when_it_is_given():
         penstock.Training(loader=loader)
     with pytest.raises(penstock.UnsupportedStateError, match="callback"):
         penstock.Training(callback=print)
+    with pytest.raises(penstock.UnsupportedStateError, match="model: "):
+        penstock.Training(model=nn.Linear)
+    with pytest.raises(penstock.UnsupportedStateError, match=r"own: .*SystemRandom"):
+        penstock.Training(own=random.SystemRandom())
     with pytest.raises(TypeError, match="has none"):
         penstock.Training(parts=[nn.Linear(1, 1), 3])
     with pytest.raises(TypeError, match="another name"):
