@@ -81,6 +81,9 @@ class Preemption:
         if self._is_closed:
             return
         self._is_closed = True
+        if threading.current_thread() is not threading.main_thread():
+            # No other thread can set a handler: this one gives the signal back when it comes.
+            return
         for number in self._previous:
             # One that others have set since is theirs.
             if signal.getsignal(number) == self._note:

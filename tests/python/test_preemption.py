@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import numpy as np
@@ -252,6 +253,20 @@ def test_what_was_closed_in_any_order_takes_no_signal(store, training, count):
         interrupt()
         assert calls == [signal.SIGTERM]
         assert [one.signal for one in found[:-1]] == [None] * (count - 1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_another_thread_may_close_it(store, training):
+    calls = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: calls.append(number))
+    try:
+        preempted = penstock.on_signal(store, training)
+        with ThreadPoolExecutor(1) as executor:
+            executor.submit(preempted.close).result()
+        interrupt()
+        assert calls == [signal.SIGTERM]
+        assert preempted.signal is None
     finally:
         signal.signal(signal.SIGTERM, before)
 
