@@ -457,6 +457,7 @@ class CheckpointStore:
             self._load(ranks, None, wanted, fallback=True, report=reports.append)
         except CheckpointNotFoundError:
             return None
+        self._turns.restored(reports[0].step)
         if report is not None:
             report(reports[0])
         return reports[0].step
@@ -752,7 +753,7 @@ class LastSave:
         return self._store._turns.last_seconds
 
     def covers(self, step: int) -> bool:
-        """Whether the last save is that of a step, complete or under way."""
+        """Whether a step is saved: last of all, or under way, or what was resumed from."""
         return self._store._turns.covers(step)
 
     @contextlib.contextmanager

@@ -105,6 +105,31 @@ def test_a_step_that_is_saved_already_is_not_saved_twice(store, training, way):
     assert reports[0].checkpoint_id == report.checkpoint_id
 
 
+def test_a_step_that_was_resumed_from_is_not_saved_again(store, training):
+    report = store.save(3, training)
+    again = penstock.CheckpointStore(store.root)
+    assert again.resume(training) == 3
+    with penstock.on_signal(again, training) as preempted:
+        interrupt()
+        assert preempted.at(3)
+    assert store.steps() == [3]
+    reports = []
+    store.load(3, report=reports.append)
+    assert reports[0].checkpoint_id == report.checkpoint_id
+
+
+def test_a_run_that_went_back_is_saved_at_a_step_that_it_comes_to_again(store, training):
+    for step in (1, 2):
+        training.step = step
+        store.save(step, training)
+    store.delete(2)
+    assert store.resume(training) == 1
+    with penstock.on_signal(store, training) as preempted:
+        interrupt()
+        assert preempted.at(2)
+    assert store.steps() == [1, 2]
+
+
 def test_where_another_save_would_take_too_long_only_the_last_one_is_finished(store, training):
     def each(step):
         if step == 2:

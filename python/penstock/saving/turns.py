@@ -37,6 +37,7 @@ class Turns:
         self._root = root
         self._pending: PendingSave | None = None
         self._last_report: SaveReport | None = None
+        self._last_step: int | None = None
         self._arena: _native.Arena | None = None
         self._process = os.getpid()
 
@@ -54,15 +55,22 @@ class Turns:
         return 0.0 if report is None else report.seconds
 
     def covers(self, step: int) -> bool:
-        """Whether the last save is that of a step, complete or under way."""
+        """Whether the last save, or what was restored since, is that of a step.
+
+        A save may still be under way.
+        """
         pending = self._pending
         if pending is not None and not (pending.done() and pending.report is None):
             return pending.step == step
-        return self._last_report is not None and self._last_report.step == step
+        return self._last_step == step
 
     def saved(self, report: SaveReport) -> None:
         """Takes note of a save that somebody has waited for."""
-        self._last_report = report
+        self._last_report, self._last_step = report, report.step
+
+    def restored(self, step: int | None) -> None:
+        """Takes note of the step that the state was brought back to."""
+        self._last_step = step
 
     def wait(self) -> None:
         """Waits for the save under way.
@@ -75,7 +83,8 @@ class Turns:
             return
         try:
             pending.wait_unseen()
-            self._last_report = pending.report or self._last_report
+            if pending.report is not None:
+                self.saved(pending.report)
         except BaseException:
             if not pending.done():
                 # A Ctrl-C: it is still under way.
