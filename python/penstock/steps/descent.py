@@ -116,7 +116,8 @@ class Descent:
             self._refused = self._refused or error
             self._skip(step, str(error))
         except (CheckpointNotFoundError, IncompleteCheckpointError):
-            self._skipped.append((step, "it was removed meanwhile"))
+            # A rank that lags behind the directory has the others pass over it as well.
+            self._skip(step, "it was removed meanwhile, or is not to be seen from here yet")
         return None
 
     def _read_twice(self, step: int, wanted: Wanted) -> Loaded:

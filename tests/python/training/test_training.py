@@ -15,6 +15,7 @@ from torch.optim import lr_scheduler
 import penstock
 from compare import assert_same
 from conftest import run_child
+from penstock.loading import load as loading
 
 torch.set_num_threads(1)
 
@@ -454,6 +455,23 @@ def test_it_falls_back_past_what_is_damaged_and_says_so(store):
     assert found == ["step 4 is passed over", "step 3 is passed over"]
     assert [step for step, _ in reports[0].skipped] == [4, 3]
     assert_same(other.state(), states[2])
+
+
+def test_a_step_that_is_gone_when_it_is_read_is_told(store, monkeypatch):
+    """As on a host whose view of the directory lags."""
+    run = Run()
+    for step in (1, 2):
+        store.save(step, run.steps(1).training)
+    read = loading.read
+
+    def lagging(path, *arguments):
+        if path == store.path(2):
+            raise penstock.CheckpointNotFoundError("no checkpoint there", path=path)
+        return read(path, *arguments)
+
+    monkeypatch.setattr(loading, "read", lagging)
+    with pytest.warns(penstock.PenstockWarning, match="step 2 is passed over.*not to be seen"):
+        assert store.resume(Run(seed=3).training) == 1
 
 
 def test_no_good_step_is_an_error_and_leaves_the_training_alone(store):
