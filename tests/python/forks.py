@@ -6,6 +6,9 @@ and arguments. Only third parties are imported: Penstock comes as new as anywher
 any other, through the end of the interpreter, and is a child of whoever has started it, as the
 server hands it over and tests adopt orphans (`leftovers`).
 
+`RankPopen` begins with what ranks and optimizers need as well, which takes longer again to import.
+It has a server of its own, as Penstock asks what is imported.
+
 Not for tests of what an interpreter does at its beginning, nor of one without PyTorch.
 """
 
@@ -33,13 +36,25 @@ IMPORTS = [
     "rich.console",
     "torch",
 ]
+IMPORTS_OF_RANKS = [
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    # What DTensor and optimizers import at their first use.
+    "torch._dynamo",
+]
 _REQUEST_BYTES_MAX = 1 << 20
 
 
 class _Server:
-    """The interpreter that is forked, begun when it is needed for the first time."""
+    """The interpreter that is forked, begun when it is needed for the first time.
 
-    def __init__(self) -> None:
+    Args:
+        imports: What it has imported.
+    """
+
+    def __init__(self, imports: Sequence[str]) -> None:
+        self._imports = imports
         self.pid: int | None = None
         self._pipe: socket.socket | None = None
 
@@ -55,7 +70,7 @@ class _Server:
         for end in (self._pipe, there):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _REQUEST_BYTES_MAX)
         with there:
-            command = [sys.executable, __file__, str(there.fileno())]
+            command = [sys.executable, __file__, str(there.fileno()), *self._imports]
             server = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, pass_fds=[there.fileno()], cwd="/"
             )
@@ -71,11 +86,14 @@ class _Server:
             self._pipe = self.pid = None
 
 
-server = _Server()
+server = _Server(IMPORTS)
+rank_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS])
 
 
 class Popen(subprocess.Popen):
     """`subprocess.Popen` of a program for Python, without the interpreter in front."""
+
+    server = server
 
     def _execute_child(self, args: Sequence[object], *rest: Any) -> None:  # type: ignore[override]
         _, preexec_fn, _, pass_fds, cwd, env, _, _, has_shell, *pipes = rest[:15]
@@ -90,9 +108,15 @@ class Popen(subprocess.Popen):
         # Those of the child: it reads the first one, and writes the others.
         ends = (pipes[0], pipes[3], pipes[5])
         files = [own if end == -1 else end for own, end in enumerate(ends)]
-        self.pid = server.fork(request, files)
+        self.pid = self.server.fork(request, files)
         self._child_created = True
         self._close_pipe_fds(*pipes)
+
+
+class RankPopen(Popen):
+    """One that begins with what ranks import, too."""
+
+    server = rank_server
 
 
 def run(
@@ -183,7 +207,7 @@ if __name__ == "__main__":
     _pipe = socket.socket(fileno=int(sys.argv[1]))
     # A signal for all of the foreground is none for the server.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for _name in IMPORTS:
+    for _name in sys.argv[2:]:
         __import__(_name)
     # Forks share what is there, and do not have it copied and taken apart at their end.
     gc.collect()

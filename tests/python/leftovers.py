@@ -51,6 +51,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Looks again when all is over, the servers that live as long as the tests too."""
     forks.server.end()
+    forks.rank_server.end()
     forkserver._forkserver._stop()
     resource_tracker._resource_tracker._stop()
     if left := _processes():
@@ -64,6 +65,7 @@ def _children() -> set[int]:
         forkserver._forkserver._forkserver_pid,
         resource_tracker._resource_tracker._pid,
         forks.server.pid,
+        forks.rank_server.pid,
     }
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():

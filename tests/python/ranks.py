@@ -22,6 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import forks
 import penstock
 
 if TYPE_CHECKING:
@@ -29,14 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from multiprocessing.connection import Connection
 
-IMPORTS = [
-    "torch.distributed.checkpoint.state_dict",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor.parallel",
-    # What DTensor imports at its first use.
-    "torch._dynamo",
-    "penstock",
-]
+IMPORTS = [*forks.IMPORTS_OF_RANKS, "penstock"]
 _START_SECONDS = 120
 
 _THREADS_MAX = 24

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -13,81 +14,111 @@ import pytest
 
 import forks
 from conftest import REPOSITORY, tell
+from ranks import free_port
 
 SEED = 90_210
 TIMEOUT_SECONDS = 120
 
 
 class Program:
-    """An example that runs, with what it has said so far."""
+    """An example that runs, with what it has said so far.
 
-    def __init__(self, name, directory, steps, ranks=None, every=4, *further):
-        launcher = []
-        if ranks is not None:
-            # --standalone takes a free port.
-            launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        command = [*launcher, str(REPOSITORY / "examples" / name), "--directory", str(directory)]
-        self.process = forks.Popen(
-            [*command, "--steps", str(steps), "--every", str(every), *further],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    Its ranks are forked: each that torchrun starts takes seconds to import PyTorch.
+    """
+
+    def __init__(self, name, directory, steps, ranks=None, every=4, *further, launcher=None):
+        command = [str(REPOSITORY / "examples" / name), "--directory", str(directory)]
+        command += ["--steps", str(steps), "--every", str(every), *further]
+        environments = [{}] if ranks is None or launcher else environments_of(ranks)
+        self.processes = [
+            forks.RankPopen(
+                [*(launcher or []), *command],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=os.environ | environment,
+            )
+            for environment in environments
+        ]
         self.lines = []
         self.errors = []
         self._threads = [
             threading.Thread(target=self._read, args=pair)
-            for pair in (
-                (self.process.stdout, self.lines),
-                (self.process.stderr, self.errors),
-            )
+            for process in self.processes
+            for pair in ((process.stdout, self.lines), (process.stderr, self.errors))
         ]
         for thread in self._threads:
             thread.start()
 
     def _read(self, stream, lines):
-        lines += (line.rstrip("\n") for line in self._watched(stream))
-
-    def _watched(self, stream):
         # One by one, as others look at what is there already.
         with stream:
-            yield from stream
+            for line in stream:
+                lines.append(line.rstrip("\n"))
 
     def wait(self, code=0):
         """Waits for its end, and returns what it said."""
         try:
-            self.process.wait(TIMEOUT_SECONDS)
+            for process in self.processes:
+                process.wait(TIMEOUT_SECONDS)
         finally:
             self.kill()
-        assert self.process.returncode == code, "\n".join(self.errors[-40:])
+        codes = {process.returncode for process in self.processes}
+        assert codes == {code}, "\n".join(self.errors[-40:])
         return self.lines
 
     def wait_for(self, text):
         """Waits for a line that begins so."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while not any(line.startswith(text) for line in list(self.lines)):
-            assert self.process.poll() is None, "\n".join(self.errors[-40:])
+            assert self.is_running(), "\n".join(self.errors[-40:])
             assert time.monotonic() < deadline, f"no {text!r} in {self.lines[-5:]}"
             time.sleep(0.001)
 
+    def is_running(self):
+        return all(process.poll() is None for process in self.processes)
+
     def kill(self):
-        """SIGKILL for all of its processes at once: ranks have sessions of their own."""
-        try:
-            launcher = psutil.Process(self.process.pid)
-            # Stopped first, it starts no rank anew and ends none in its own way.
-            launcher.send_signal(signal.SIGSTOP)
-            processes = [*launcher.children(recursive=True), launcher]
-        except psutil.NoSuchProcess:
-            processes = []
+        """SIGKILL for all of its processes at once: torchrun's ranks have sessions of their own."""
+        processes = []
+        for process in self.processes:
+            try:
+                first = psutil.Process(process.pid)
+                # Stopped first, a launcher starts no rank anew and ends none in its own way.
+                first.send_signal(signal.SIGSTOP)
+                processes += [*first.children(recursive=True), first]
+            except psutil.NoSuchProcess:
+                continue
         for process in processes:
             try:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
         psutil.wait_procs(processes, timeout=TIMEOUT_SECONDS)
-        self.process.wait()
+        for process in self.processes:
+            process.wait()
         for thread in self._threads:
             thread.join()
+
+
+def environments_of(ranks):
+    """What torchrun tells the ranks of one machine."""
+    common = {
+        "WORLD_SIZE": ranks,
+        "LOCAL_WORLD_SIZE": ranks,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_port(),
+        "OMP_NUM_THREADS": 1,
+    }
+    return [
+        {name: str(value) for name, value in (common | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+        for rank in range(ranks)
+    ]
+
+
+def by_torchrun(ranks):
+    """What starts as many; --standalone takes a free port."""
+    return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
 
 
 def said(lines, what):
@@ -109,7 +140,7 @@ def killed_and_resumed(name, tmp_path, steps=40, ranks=None):
     try:
         program.wait_for(f"step {last}:")
         time.sleep(seconds)
-        assert program.process.poll() is None, "it was over before it was killed"
+        assert program.is_running(), "it was over before it was killed"
     finally:
         program.kill()
     assert not any(line.startswith("digest") for line in program.lines)
@@ -150,7 +181,7 @@ def test_a_run_that_is_preempted_goes_on_as_if_it_had_not_been(tmp_path):
     program = Program("resume.py", tmp_path / "preempted", 2_000, every=500)
     try:
         program.wait_for("step 2:")
-        program.process.send_signal(signal.SIGUSR1)
+        program.processes[0].send_signal(signal.SIGUSR1)
         stopped = program.wait(code=75)
     finally:
         program.kill()
@@ -160,11 +191,13 @@ def test_a_run_that_is_preempted_goes_on_as_if_it_had_not_been(tmp_path):
 
 
 def test_ranks_that_torchrun_is_told_to_end_save_first(tmp_path):
-    program = Program("resume.py", tmp_path, 100_000, 2, 100_000, "--shard")
+    further = (100_000, "--shard")
+    program = Program("resume.py", tmp_path, 100_000, 2, *further, launcher=by_torchrun(2))
     try:
         program.wait_for("step 2:")
-        program.process.send_signal(signal.SIGTERM)
-        program.process.wait(TIMEOUT_SECONDS)
+        (launcher,) = program.processes
+        launcher.send_signal(signal.SIGTERM)
+        launcher.wait(TIMEOUT_SECONDS)
     finally:
         program.kill()
     last = int(said(program.lines, "preempted after step"))
