@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 # Forked from a process that has imported what all need and done nothing else: as good as a fresh
 # interpreter, and half of the run is not spent on importing PyTorch from a cold page cache.
 _FORKS = multiprocessing.get_context("forkserver")
+_preloaded: list[str] = []
 
 
 def preload(*modules: str) -> None:
     """What to import before processes are forked; to be called before the first `run`."""
-    _FORKS.set_forkserver_preload(list(modules))
+    _preloaded[:] = modules
 
 
 def run(
@@ -45,6 +46,9 @@ def run(
     Returns:
         What each call returned, or ``{"error": …}``.
     """
+    # Not before: it is a setting of the whole interpreter, and who imports a benchmark may have
+    # other forks.
+    _FORKS.set_forkserver_preload(_preloaded)
     results = [place / f"result-{index}.json" for index in range(len(arguments))]
     logs = [place / f"log-{index}" for index in range(len(arguments))]
     for path in results:

@@ -13,6 +13,7 @@ import importlib
 import multiprocessing
 import os
 import socket
+import sys
 import time
 import traceback
 from datetime import timedelta
@@ -169,6 +170,7 @@ def free_port() -> int:
 
 def _serve(pipe: Connection, rank: int, size: int, port: int, is_master: bool) -> None:
     """A rank."""
+    assert "torch._dynamo" in sys.modules, "somebody else has begun the server, with less imported"
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, size, is_master, timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)

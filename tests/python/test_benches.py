@@ -22,6 +22,7 @@ from benches.training.results import Results, Sample, lost_seconds
 from benches.workplace import workplace
 from penstock.bench.turns import rotated
 from penstock.bench.writers import WRITERS
+from ranks import IMPORTS
 
 
 @pytest.mark.parametrize("command", [training_command.main, ranks_command.main])
@@ -90,7 +91,9 @@ def answer(argument):
     return {"argument": argument}
 
 
-def test_a_process_gives_back_what_it_found_or_why_not(tmp_path):
+def test_a_process_gives_back_what_it_found_or_why_not(tmp_path, monkeypatch):
+    # The ranks of other tests are forked from the same server.
+    monkeypatch.setattr(process, "_preloaded", IMPORTS)
     found = process.run(answer, ["one", "fail"], tmp_path, timeout_seconds=240)
     assert found == [{"argument": "one"}, {"error": "ValueError: as asked"}]
 
