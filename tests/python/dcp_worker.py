@@ -1,4 +1,4 @@
-"""One rank of the tests of `penstock.integrations.dcp`: `dcp_worker.py COMMAND…`, under torchrun.
+"""One rank of the tests of `penstock.integrations.dcp`: `dcp_worker.py COMMAND…`, as by torchrun.
 
 A command is a function below with its arguments, as in ``save:/tmp/x:rows``; they run in order.
 Every rank checks what it can, and ends with an error if that is not as promised.

@@ -168,6 +168,21 @@ def free_port() -> int:
         return port
 
 
+def environments_of(ranks: int) -> list[dict[str, str]]:
+    """What torchrun tells the ranks of one machine."""
+    common = {
+        "WORLD_SIZE": ranks,
+        "LOCAL_WORLD_SIZE": ranks,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_port(),
+        "OMP_NUM_THREADS": 1,
+    }
+    return [
+        {name: str(value) for name, value in (common | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+        for rank in range(ranks)
+    ]
+
+
 def _serve(pipe: Connection, rank: int, size: int, port: int, is_master: bool) -> None:
     """A rank."""
     assert "torch._dynamo" in sys.modules, "somebody else has begun the server, with less imported"

@@ -14,7 +14,7 @@ import pytest
 
 import forks
 from conftest import REPOSITORY, tell
-from ranks import free_port
+from ranks import environments_of
 
 SEED = 90_210
 TIMEOUT_SECONDS = 120
@@ -99,21 +99,6 @@ class Program:
             process.wait()
         for thread in self._threads:
             thread.join()
-
-
-def environments_of(ranks):
-    """What torchrun tells the ranks of one machine."""
-    common = {
-        "WORLD_SIZE": ranks,
-        "LOCAL_WORLD_SIZE": ranks,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": free_port(),
-        "OMP_NUM_THREADS": 1,
-    }
-    return [
-        {name: str(value) for name, value in (common | {"RANK": rank, "LOCAL_RANK": rank}).items()}
-        for rank in range(ranks)
-    ]
 
 
 def by_torchrun(ranks):

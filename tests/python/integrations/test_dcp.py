@@ -35,7 +35,7 @@ from penstock.integrations.dcp import (  # noqa: E402
     StorageWriter,
     opened,
 )
-from ranks import Job  # noqa: E402
+from ranks import Job, environments_of  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is"),
@@ -54,17 +54,24 @@ def together(ranks, *commands):
 
 
 def launch(ranks, *commands):
-    """The same under torchrun; returns what they said if one failed.
-
-    Each of its processes imports PyTorch, for ten seconds of processor time.
-    """
-    arguments = ["--standalone", f"--nproc-per-node={ranks}", dcp_worker.__file__, *commands]
-    done = forks.run(
-        ["-m", "torch.distributed.run", *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=LAUNCH_SECONDS_MAX,
-    )
-    return None if done.returncode == 0 else done.stdout + done.stderr
+    """The same on ranks that are programs, which may have children; returns what they said."""
+    processes = [
+        forks.RankPopen(
+            [dcp_worker.__file__, *commands],
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for environment in environments_of(ranks)
+    ]
+    try:
+        said = [process.communicate(timeout=LAUNCH_SECONDS_MAX)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    return said if any(process.returncode for process in processes) else None
 
 
 def save(state, path, **arguments):
@@ -383,7 +390,7 @@ class TestFailures:
         chance = random.Random(seed)
         path = tmp_path / "a"
         for _ in range(4):
-            process = forks.Popen(
+            process = forks.RankPopen(
                 [dcp_worker.__file__, f"replace:{path}"], stdout=subprocess.PIPE, text=True
             )
             line = process.stdout.readline()
