@@ -223,7 +223,7 @@ class PendingSave:
         if self._is_seen or not self.is_ours:
             return None
         if not self._done.is_set():
-            return f"{self.path} was still being saved and is lost"
+            return f"{self.path} was still being saved: it is lost unless it is listed"
         return None if self._error is None else f"{self.path} was not saved: {self._error}"
 
     def _see(self) -> None:
