@@ -9,6 +9,7 @@ pub mod faults;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::buffer::{IoBuf, Memory, MemoryHandle, Pool};
@@ -193,6 +194,55 @@ pub fn round_trip(subject: &Subject) {
             assert_eq!(*completion.result.as_ref().unwrap(), len);
             assert_pattern(completion.buf.as_ref().unwrap().as_slice(), offset);
         }
+    }
+}
+
+/// Says that it is over, also where a promise is broken.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Wakes from other threads, at any moment, take no room from operations, lose none, and leave each
+/// poll to be called again. An engine that cannot be woken says so.
+pub fn woken(subject: &Subject) {
+    const OPERATIONS: u64 = 400;
+    let file = subject.file_with_pattern("file", 1 << 20);
+    for depth in [1, 3, 4, 32] {
+        let mut engine = (subject.open)(depth);
+        let waker = match engine.waker() {
+            Ok(waker) => waker,
+            Err(error) => return assert_eq!(error.kind(), std::io::ErrorKind::Unsupported),
+        };
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    waker.wake();
+                    std::thread::yield_now();
+                }
+            });
+            let _end = End(&is_over);
+            let (mut submitted, mut completed) = (0, Vec::new());
+            while (completed.len() as u64) < OPERATIONS {
+                while submitted < OPERATIONS && engine.in_flight() < depth {
+                    let op = read(submitted, &file, submitted % 256 * 4096, 4096);
+                    assert!(engine.submit(op).is_ok(), "there is room");
+                    submitted += 1;
+                }
+                engine.poll(1, Some(HANG), &mut completed).unwrap();
+            }
+            completed.sort_by_key(|completion| completion.token);
+            for (token, completion) in (0..).zip(&completed) {
+                assert_eq!(completion.token, token);
+                assert_eq!(*completion.result.as_ref().unwrap(), 4096);
+                let bytes = completion.buf.as_ref().unwrap().as_slice();
+                assert_pattern(bytes, token % 256 * 4096);
+            }
+        });
     }
 }
 

@@ -120,6 +120,7 @@ macro_rules! plain_suite {
             poll_minimum,
             poll_without_waiting,
             padded_tail,
+            woken,
         }
     };
 }

@@ -488,6 +488,28 @@ fn whoever_watches_hears_of_the_end_once() {
 }
 
 #[test]
+fn one_operation_at_a_time_is_enough() {
+    let directory = directory();
+    let content = bytes(1 << 20, 17);
+    let target = target(&directory.path().join("file"), &content, Direct::Auto);
+    for engine in [EngineChoice::Auto, EngineChoice::Threads] {
+        let executor = Executor::open(&ExecutorConfig {
+            engine,
+            workers: 1,
+            queue_depth: 1,
+            ..SMALL
+        })
+        .unwrap();
+        let share = executor.share(1).unwrap();
+        for round in 0..100 {
+            let (request, wanted) = Wanted::of(&target, round * 5_000, 60_000, round % 2);
+            finish(&share.submit(vec![request]).unwrap()).unwrap();
+            wanted.check(&content);
+        }
+    }
+}
+
+#[test]
 fn many_threads_hand_over_more_than_may_wait() {
     let directory = directory();
     let content = bytes(1 << 20, 3);

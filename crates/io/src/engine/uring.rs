@@ -124,7 +124,8 @@ impl Uring {
             reason: explain(&source, disabled_setting().as_deref()),
             source,
         };
-        let entries = u32::try_from(queue_depth).expect("bounded by QUEUE_DEPTH_MAX");
+        // One more, for the waker.
+        let entries = u32::try_from(queue_depth + 1).expect("bounded by QUEUE_DEPTH_MAX");
         let (ring, setup) = set_up(kinds, entries).map_err(unavailable)?;
         check(&ring).map_err(unavailable)?;
         Ok(Uring {
