@@ -10,6 +10,8 @@
 //! is not followed: whoever names a file within a directory of ours means a file that is there. Those
 //! on the way to it are.
 
+mod outside;
+
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -101,11 +103,24 @@ impl Alignment {
     };
 }
 
-/// Read and write, or read only.
+/// What a file is opened for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Access {
-    Create,
     Read,
+    /// To read and write it.
+    Write,
+    /// To read and write a new one.
+    Create,
+}
+
+impl Access {
+    fn flags(self) -> OFlags {
+        match self {
+            Access::Create => OFlags::RDWR | OFlags::CREATE | OFlags::EXCL,
+            Access::Write => OFlags::RDWR,
+            Access::Read => OFlags::RDONLY,
+        }
+    }
 }
 
 /// An open regular file.
@@ -125,7 +140,7 @@ impl File {
     /// [`Error::Storage`] from the file system; [`Error::DirectUnavailable`] for [`Direct::On`]
     /// where direct I/O does not work, and then no file is left behind.
     pub fn create(path: &Path, direct: Direct) -> Result<File> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let flags = Access::Create.flags() | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(0o666);
         let fd = rustix::fs::open(path, flags, mode).map_err(|e| storage("create", path, e))?;
         File::with_direct(fd, path, direct, Access::Create).inspect_err(|_| {
@@ -141,36 +156,44 @@ impl File {
     /// included;
     /// [`Error::DirectUnavailable`] for [`Direct::On`] where direct I/O does not work.
     pub fn open(path: &Path, direct: Direct) -> Result<File> {
-        File::open_as(path, OFlags::RDONLY, direct)
+        File::open_as(path, Access::Read, direct)
     }
 
-    fn open_as(path: &Path, access: OFlags, direct: Direct) -> Result<File> {
+    fn open_as(path: &Path, access: Access, direct: Direct) -> Result<File> {
         // O_NONBLOCK keeps open from waiting for the other end of a FIFO; it is taken off again
         // below, because io_uring fails rather than waits on a file that has it.
         let kept_out = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
-        let flags = access | OFlags::CLOEXEC | kept_out;
+        let flags = access.flags() | OFlags::CLOEXEC | kept_out;
         let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| Error::Storage {
             operation: "open",
             path: path.to_owned(),
             source: refusal(path, errno),
         })?;
+        File::of_regular(fd, path, access, direct)
+    }
+
+    /// Takes a descriptor that was just opened, if it is of a regular file.
+    fn of_regular(fd: OwnedFd, path: &Path, access: Access, direct: Direct) -> Result<File> {
         let stat = rustix::fs::fstat(&fd).map_err(|e| storage("open", path, e))?;
-        let source = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => None,
-            FileType::Directory => Some(io::Error::from(Errno::ISDIR)),
-            other => Some(io::Error::new(
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(File::not_regular(path, stat.st_mode));
+        }
+        File::with_direct(fd, path, direct, access)
+    }
+
+    fn not_regular(path: &Path, mode: u32) -> Error {
+        let source = match FileType::from_raw_mode(mode) {
+            FileType::Directory => io::Error::from(Errno::ISDIR),
+            other => io::Error::new(
                 io::ErrorKind::InvalidInput,
                 format!("not a regular file but {}", describe(other)),
-            )),
+            ),
         };
-        if let Some(source) = source {
-            return Err(Error::Storage {
-                operation: "open",
-                path: path.to_owned(),
-                source,
-            });
+        Error::Storage {
+            operation: "open",
+            path: path.to_owned(),
+            source,
         }
-        File::with_direct(fd, path, direct, Access::Read)
     }
 
     /// Opens an existing regular file to read and write.
@@ -178,7 +201,7 @@ impl File {
     /// # Errors
     /// As [`open`](File::open).
     pub fn open_to_write(path: &Path, direct: Direct) -> Result<File> {
-        File::open_as(path, OFlags::RDWR, direct)
+        File::open_as(path, Access::Write, direct)
     }
 
     /// The path it was opened by.
@@ -213,10 +236,14 @@ impl File {
     /// [`Error::Storage`], notably with `ENOSPC`, and with [`io::ErrorKind::Unsupported`] where the
     /// file system cannot reserve: then nothing is changed.
     pub fn allocate(&self, len: u64) -> Result<()> {
+        self.allocate_range(0, len)
+    }
+
+    fn allocate_range(&self, start: u64, len: u64) -> Result<()> {
         if len == 0 {
             return Ok(());
         }
-        let allocate = || rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), 0, len);
+        let allocate = || rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), start, len);
         match rustix::io::retry_on_intr(allocate) {
             // The same answer as a file system gives that has the call and not this use of it.
             Err(Errno::NOSYS) => Err(storage("allocate", &self.path, Errno::OPNOTSUPP)),
@@ -288,7 +315,7 @@ impl File {
     fn with_direct(fd: OwnedFd, path: &Path, direct: Direct, access: Access) -> Result<File> {
         let operation = match access {
             Access::Create => "create",
-            Access::Read => "open",
+            Access::Read | Access::Write => "open",
         };
         let alignment = match direct {
             Direct::Off => Ok(Alignment::NONE),

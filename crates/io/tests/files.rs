@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Read;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -227,4 +228,47 @@ fn choices_have_words() {
         error.to_string(),
         r#"direct cannot be "maybe": expected "auto", "on" or "off""#
     );
+}
+
+#[test]
+fn what_others_have_made_is_reached_by_links_and_descriptors() {
+    let directory = directory();
+    let path = directory.path().join("file");
+    fs::write(&path, vec![7; 10_000]).unwrap();
+    let link = directory.path().join("link");
+    symlink(&path, &link).unwrap();
+    for direct in [Direct::Auto, Direct::Off] {
+        assert_eq!(File::reach(&link, direct).unwrap().len().unwrap(), 10_000);
+        let file = File::reach_to_write(&link, direct).unwrap();
+        assert!(file.is_writable().unwrap());
+        let twin = file.again(Direct::Off).unwrap();
+        assert!(!twin.is_direct() && twin.is_writable().unwrap());
+        assert_eq!(twin.path(), file.path());
+        // Nothing is changed on the first one.
+        assert_eq!(
+            file.is_direct(),
+            File::reach(&path, direct).unwrap().is_direct()
+        );
+    }
+    let owned = fs::File::open(&path).unwrap();
+    let file = File::reopen(owned.as_raw_fd(), Direct::Off).unwrap();
+    assert!(!file.is_writable().unwrap());
+    assert_eq!(file.path(), path);
+    let refused = File::reopen(-1, Direct::Off).unwrap_err();
+    assert!(refused.to_string().contains("descriptor -1"), "{refused}");
+    let directory = fs::File::open(directory.path()).unwrap();
+    assert!(File::reopen(directory.as_raw_fd(), Direct::Off).is_err());
+}
+
+#[test]
+fn a_file_is_extended_and_never_shortened() {
+    let directory = directory();
+    let file = File::create(&directory.path().join("file"), Direct::Off).unwrap();
+    file.write_all(0, b"abc").unwrap();
+    for (end, len) in [(2, 3), (3, 3), (100_000, 100_000), (0, 100_000)] {
+        file.extend_to(end).unwrap();
+        assert_eq!(file.len().unwrap(), len);
+    }
+    file.sync_entry().unwrap();
+    assert!(file.extend_to(u64::MAX).is_err());
 }
