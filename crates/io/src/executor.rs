@@ -15,6 +15,7 @@
 //! Not promised: any order among requests, and durability of writes without a sync. In a fork an
 //! executor answers [`Error::Forked`]: threads do not live on there.
 
+mod bell;
 mod pieces;
 mod request;
 mod schedule;
@@ -31,8 +32,10 @@ use crate::file::File;
 use crate::transfer::WholeTransfers;
 use crate::{Error, Result};
 
+pub use bell::Bell;
+pub use pieces::page_bytes;
 pub use request::{Kind, Landing, Request, Source, Target};
-pub use transfer::Transfer;
+pub use transfer::{Moved, Transfer};
 
 use pieces::Rest;
 use schedule::Schedule;
@@ -77,6 +80,7 @@ pub type OpenEngine = Arc<dyn Fn() -> Result<Box<dyn Engine>> + Send + Sync>;
 pub struct Executor {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    engine: &'static str,
     fallback: Option<String>,
     process: u32,
 }
@@ -91,10 +95,12 @@ impl Executor {
             choice: config.engine,
             queue_depth: config.queue_depth,
         };
-        let fallback = engine::open(&engine)?.fallback;
+        let opened = engine::open(&engine)?;
+        let (name, fallback) = (opened.engine.capabilities().name, opened.fallback);
+        drop(opened.engine);
         let open: OpenEngine = Arc::new(move || Ok(engine::open(&engine)?.engine));
         let mut executor = Executor::open_with(config, &open)?;
-        executor.fallback = fallback;
+        (executor.engine, executor.fallback) = (name, fallback);
         Ok(executor)
     }
 
@@ -131,9 +137,15 @@ impl Executor {
         Ok(Executor {
             shared,
             threads,
+            engine: "given",
             fallback: None,
             process: std::process::id(),
         })
+    }
+
+    /// The backend in use, by its configuration word.
+    pub fn engine(&self) -> &'static str {
+        self.engine
     }
 
     /// Why there is no `io_uring`, where the choice was left open.
@@ -217,7 +229,7 @@ impl Share {
         if !rests.is_empty() {
             self.shared.push(self.id, rests, &transfer.state);
         }
-        self.shared.end(&transfer.state, Ok(0));
+        self.shared.end(&transfer.state, Ok(Moved::default()));
         Ok(transfer)
     }
 }

@@ -82,7 +82,7 @@ fn window(len: usize, behind: usize) -> (MemoryHandle, IoBuf) {
 fn finish(transfer: &Transfer) -> Result<u64, Error> {
     transfer
         .wait(Some(HANG))
-        .map(|bytes| bytes.expect("it hangs"))
+        .map(|moved| moved.expect("it hangs").bytes)
 }
 
 fn read(target: &Target, offset: u64, buf: IoBuf) -> Request {

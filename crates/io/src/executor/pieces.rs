@@ -16,7 +16,7 @@ use crate::file::{Alignment, File};
 const READ_WHOLE_BYTES_MAX: u64 = 64 << 10;
 
 /// What no write shares with others: the page of the page cache, which no alignment exceeds.
-pub(super) fn page_bytes() -> u64 {
+pub fn page_bytes() -> u64 {
     rustix::param::page_size() as u64
 }
 

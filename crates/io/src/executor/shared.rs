@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::pieces::Rest;
 use super::schedule::{Next, Schedule};
-use super::transfer::{Failure, State};
+use super::transfer::{Failure, Moved, State};
 use crate::buffer::Pool;
 use crate::engine::Wake;
 
@@ -230,7 +230,7 @@ impl Shared {
     pub(super) fn end(
         &self,
         state: &Arc<State>,
-        result: std::result::Result<u64, Option<Failure>>,
+        result: std::result::Result<Moved, Option<Failure>>,
     ) {
         let syncs = state.end(result);
         if !syncs.is_empty() {

@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::engine::Deadline;
 use crate::file::File;
@@ -19,6 +19,17 @@ pub struct Transfer {
     pub(super) state: Arc<State>,
 }
 
+/// What was moved, and by which way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Bytes of the caller.
+    pub bytes: u64,
+    /// Of those, the ones that were copied to or from staging.
+    pub staged_bytes: u64,
+    /// Of those, the ones that went through the page cache.
+    pub cached_bytes: u64,
+}
+
 pub(super) struct State {
     /// Whether what has not begun need not begin.
     is_over: AtomicBool,
@@ -31,12 +42,15 @@ pub(super) struct State {
 struct Progress {
     /// Requests that have not begun whole, and pieces under way.
     left: usize,
-    bytes: u64,
+    moved: Moved,
     failure: Option<Failure>,
     is_cancelled: bool,
     /// Files to be synced once everything is written.
     syncs: Vec<Arc<File>>,
     is_done: bool,
+    began: Instant,
+    /// For how long it ran, once it is done.
+    took: Duration,
     watchers: Vec<Box<dyn FnOnce() + Send>>,
 }
 
@@ -97,11 +111,13 @@ impl Transfer {
     pub(super) fn new(requests: usize, syncs: Vec<Arc<File>>, process: u32) -> Transfer {
         let progress = Progress {
             left: requests,
-            bytes: 0,
+            moved: Moved::default(),
             failure: None,
             is_cancelled: false,
             syncs,
             is_done: false,
+            began: Instant::now(),
+            took: Duration::ZERO,
             watchers: Vec::new(),
         };
         Transfer {
@@ -120,12 +136,12 @@ impl Transfer {
         self.state.check_process().is_ok() && self.state.lock().is_done
     }
 
-    /// Waits for the end; returns the bytes moved, or `None` where the time is over before.
+    /// Waits for the end; returns what was moved, or `None` where the time is over before.
     ///
     /// # Errors
     /// [`Error::Transfer`] with the first failure, [`Error::Cancelled`], or [`Error::Forked`] in a
     /// process that is a fork of the one that moves the bytes.
-    pub fn wait(&self, timeout: Option<Duration>) -> Result<Option<u64>> {
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<Option<Moved>> {
         self.state.check_process()?;
         let deadline = Deadline::after(timeout);
         let mut progress = self.state.lock();
@@ -143,7 +159,15 @@ impl Transfer {
         match &progress.failure {
             Some(failure) => Err(failure.error()),
             None if progress.is_cancelled => Err(Error::Cancelled),
-            None => Ok(Some(progress.bytes)),
+            None => Ok(Some(progress.moved)),
+        }
+    }
+
+    /// From when it was handed over to its end; zero before.
+    pub fn took(&self) -> Duration {
+        match self.state.check_process() {
+            Ok(()) => self.state.lock().took,
+            Err(_) => Duration::ZERO,
         }
     }
 
@@ -196,10 +220,21 @@ impl State {
     /// # Returns
     /// The files to sync now, where all is written.
     #[must_use]
-    pub(super) fn end(&self, result: std::result::Result<u64, Option<Failure>>) -> Vec<Arc<File>> {
+    pub(super) fn end(
+        &self,
+        result: std::result::Result<Moved, Option<Failure>>,
+    ) -> Vec<Arc<File>> {
         let mut progress = self.lock();
         match result {
-            Ok(bytes) => progress.bytes += bytes,
+            Ok(Moved {
+                bytes,
+                staged_bytes,
+                cached_bytes,
+            }) => {
+                progress.moved.bytes += bytes;
+                progress.moved.staged_bytes += staged_bytes;
+                progress.moved.cached_bytes += cached_bytes;
+            }
             Err(failure) => {
                 if progress.failure.is_none() {
                     progress.failure = failure;
@@ -217,6 +252,7 @@ impl State {
             return syncs;
         }
         progress.is_done = true;
+        progress.took = progress.began.elapsed();
         let watchers = std::mem::take(&mut progress.watchers);
         drop(progress);
         self.ended.notify_all();

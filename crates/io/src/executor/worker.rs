@@ -9,7 +9,7 @@ use super::pieces::{Piece, Way};
 use super::request::Landing;
 use super::schedule::Next;
 use super::shared::{Found, Shared};
-use super::transfer::{Cause, Failure, State};
+use super::transfer::{Cause, Failure, Moved, State};
 use crate::buffer::IoBuf;
 use crate::engine::{Completion, Engine, Op, OpKind};
 use crate::file::File;
@@ -42,6 +42,7 @@ struct Flying {
     operation: &'static str,
     offset: u64,
     bytes: u64,
+    is_staged: bool,
     /// Where the bytes go from staging, and how many others come before them there.
     landing: Option<(Landing, u64)>,
 }
@@ -57,7 +58,7 @@ impl Flying {
     }
 
     /// What came of it.
-    fn end(mut self, completion: Completion) -> (Arc<State>, std::result::Result<u64, Failure>) {
+    fn end(mut self, completion: Completion) -> (Arc<State>, std::result::Result<Moved, Failure>) {
         let result = match completion.result {
             Err(error) => Err(self.failure(self.offset, Cause::of(&error))),
             Ok(moved) => self.land(moved as u64, completion.buf),
@@ -65,7 +66,7 @@ impl Flying {
         (self.state, result)
     }
 
-    fn land(&mut self, moved: u64, buf: Option<IoBuf>) -> std::result::Result<u64, Failure> {
+    fn land(&mut self, moved: u64, buf: Option<IoBuf>) -> std::result::Result<Moved, Failure> {
         let before = self.landing.as_ref().map_or(0, |(_, before)| *before);
         let arrived = moved.saturating_sub(before).min(self.bytes);
         if arrived < self.bytes {
@@ -75,7 +76,11 @@ impl Flying {
             let before = *before as usize;
             landing.fill(&buf.as_slice()[before..before + self.bytes as usize]);
         }
-        Ok(self.bytes)
+        Ok(Moved {
+            bytes: self.bytes,
+            staged_bytes: if self.is_staged { self.bytes } else { 0 },
+            cached_bytes: if self.file.is_direct() { 0 } else { self.bytes },
+        })
     }
 }
 
@@ -216,6 +221,7 @@ impl Worker {
             operation,
             offset,
             bytes,
+            is_staged: staged_bytes > 0,
             landing,
         });
         let op = Op {

@@ -1,0 +1,69 @@
+//! A descriptor that becomes readable when transfers end, for event loops that wait for descriptors.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::event::EventfdFlags;
+
+use super::Transfer;
+use crate::{Error, Result};
+
+/// Told of the transfers that it is [hung](Bell::hang) on, by the keys that their owner gave.
+#[derive(Clone, Debug)]
+pub struct Bell {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    eventfd: OwnedFd,
+    ended: Mutex<Vec<u64>>,
+}
+
+impl Bell {
+    /// # Errors
+    /// [`Error::Engine`] where the process has too many descriptors.
+    pub fn new() -> Result<Bell> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let eventfd = rustix::event::eventfd(0, flags).map_err(|errno| Error::Engine {
+            operation: "eventfd",
+            source: errno.into(),
+        })?;
+        let ended = Mutex::default();
+        Ok(Bell {
+            inner: Arc::new(Inner { eventfd, ended }),
+        })
+    }
+
+    /// Has it rung once a transfer ends, or now if that has ended.
+    pub fn hang(&self, transfer: &Transfer, key: u64) {
+        let inner = Arc::clone(&self.inner);
+        transfer.on_done(Box::new(move || inner.ring(key)));
+    }
+
+    /// The keys of the transfers that have ended since they were asked for last; it is silent then.
+    pub fn take(&self) -> Vec<u64> {
+        let mut ended = self.inner.lock();
+        // Whether it rang is of no interest: the keys say what there is.
+        let _ = rustix::io::read(&self.inner.eventfd, &mut [0; 8]);
+        std::mem::take(&mut ended)
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.eventfd.as_fd()
+    }
+}
+
+impl Inner {
+    fn ring(&self, key: u64) {
+        self.lock().push(key);
+        // It fails where nobody has listened 2^64 - 1 times.
+        let _ = rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes());
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<u64>> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
