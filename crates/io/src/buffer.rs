@@ -18,6 +18,7 @@ mod bounds;
 mod memory;
 mod pool;
 mod region;
+mod stock;
 mod streaming;
 mod strided;
 mod watch;
@@ -33,6 +34,7 @@ pub use bounds::{Bounds, Tangled, find_overlap};
 pub use memory::{Memory, MemoryHandle};
 pub use pool::Pool;
 pub use region::{HostRegion, HostRegionMut};
+pub use stock::{Stock, Stocked};
 pub use watch::{Edges, Unwatchable, Watch};
 
 /// Whatever keeps the bytes of an [`IoBuf`] alive; dropped after the last window on it.

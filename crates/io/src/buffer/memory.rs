@@ -124,6 +124,47 @@ impl Memory {
         (MemoryHandle { memory }, buf)
     }
 
+    /// Has the kernel put pages behind the bytes of `range` now, so that a transfer finds them in
+    /// place. What the memory holds does not change. A kernel that does not know the request (before
+    /// 5.14) gives each page when it is touched, as always.
+    ///
+    /// # Panics
+    /// If the range is not within the memory.
+    pub fn populate(&self, range: Range<usize>) {
+        let page_bytes = rustix::param::page_size();
+        assert!(
+            range.start <= range.end && range.end <= self.len(),
+            "{range:?} exceeds {} bytes",
+            self.len()
+        );
+        if range.is_empty() || cfg!(miri) {
+            return;
+        }
+        let start = range.start - range.start % page_bytes;
+        let bytes = range.end.next_multiple_of(page_bytes) - start;
+        // SAFETY: `start` is within the memory.
+        let address = unsafe { self.address.add(start) };
+        // SAFETY: the range lies in the pages of this memory, which is mapped as long as it
+        // lives. They are faulted in as a write would, without writing: no content changes, and
+        // nothing is read or written that a window gives access to.
+        let _ = unsafe {
+            rustix::mm::madvise(address.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite)
+        };
+    }
+
+    /// Keeps the kernel from ever paging it out. It stays so until it is unmapped.
+    ///
+    /// # Errors
+    /// The system's, notably where the process may lock no more (`ulimit -l`).
+    pub fn lock(&self) -> std::io::Result<()> {
+        if cfg!(miri) {
+            return Ok(());
+        }
+        // SAFETY: the range is the mapping of this value; locking it changes no content.
+        let locked = unsafe { rustix::mm::mlock(self.address.as_ptr().cast(), self.mapped_bytes) };
+        Ok(locked?)
+    }
+
     /// The start of the mapping, for the pool that cuts it up.
     pub(super) fn as_non_null(&self) -> NonNull<u8> {
         self.address
@@ -171,33 +212,12 @@ impl MemoryHandle {
         self.memory.address()
     }
 
-    /// Has the kernel put pages behind the bytes of `range` now, so that a transfer finds them in
-    /// place; whoever has the windows may go on meanwhile. What the memory holds does not change. A
-    /// kernel that does not know the request (before 5.14) gives each page when it is touched, as
-    /// always.
+    /// As [`Memory::populate`]; whoever has the windows may go on meanwhile.
     ///
     /// # Panics
     /// If the range is not within the memory.
     pub fn populate(&self, range: Range<usize>) {
-        let page_bytes = rustix::param::page_size();
-        assert!(
-            range.start <= range.end && range.end <= self.len(),
-            "{range:?} exceeds {} bytes",
-            self.len()
-        );
-        if range.is_empty() || cfg!(miri) {
-            return;
-        }
-        let start = range.start - range.start % page_bytes;
-        let bytes = range.end.next_multiple_of(page_bytes) - start;
-        // SAFETY: `start` is within the memory.
-        let address = unsafe { self.memory.address.add(start) };
-        // SAFETY: the range lies in the pages of this memory, which is mapped as long as the handle
-        // lives. They are faulted in as a write would, without writing: no content changes, and
-        // nothing is read or written that a window gives access to.
-        let _ = unsafe {
-            rustix::mm::madvise(address.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite)
-        };
+        self.memory.populate(range);
     }
 
     /// The memory, once every [`IoBuf`] on it was dropped.

@@ -1,0 +1,259 @@
+//! Memory of any size that is kept for whoever needs some next.
+//!
+//! Fresh memory costs a page fault for each page, more than it takes to fill it from a fast device.
+//! A [`Pool`](super::Pool) has buffers of one size and lends them to operations; a [`Stock`] gives
+//! whole [`Memory`] of the size that is asked for, and gets it back when that is dropped.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use rustix::io::Errno;
+
+use super::Memory;
+use crate::{Error, Result};
+
+/// Whole huge pages from here on; below, whole pages.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// See the module's description.
+#[derive(Clone, Debug)]
+pub struct Stock {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    budget_bytes: usize,
+    is_locked: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What nobody has, by size.
+    free: BTreeMap<usize, Vec<Memory>>,
+    free_bytes: usize,
+    taken_bytes: usize,
+}
+
+/// Memory of a stock, which gets it back.
+#[derive(Debug)]
+pub struct Stocked {
+    memory: Option<Memory>,
+    len: usize,
+    home: Weak<Shared>,
+}
+
+impl Stock {
+    /// Memory of at most so many bytes in all, locked in place or not.
+    pub fn new(budget_bytes: usize, is_locked: bool) -> Stock {
+        let state = Mutex::default();
+        Stock {
+            shared: Arc::new(Shared {
+                budget_bytes,
+                is_locked,
+                state,
+            }),
+        }
+    }
+
+    /// Memory of `len` bytes, whose content is undefined. What is free goes first: the smallest that
+    /// is large enough and not a quarter too large; else new memory, for which free memory that does
+    /// not fit is given up where the budget needs it.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] where the budget, the system, or what may be locked has no room.
+    pub fn take(&self, len: usize) -> Result<Stocked> {
+        let bytes = whole_bytes(len).ok_or_else(|| out_of_memory(len, Errno::NOMEM.into()))?;
+        let found = self.shared.lock().take_free(bytes);
+        let memory = match found {
+            Some(memory) => memory,
+            None => self.shared.allocate(bytes)?,
+        };
+        Ok(Stocked {
+            memory: Some(memory),
+            len,
+            home: Arc::downgrade(&self.shared),
+        })
+    }
+
+    /// Gives what nobody has back to the system.
+    pub fn release(&self) {
+        let mut state = self.shared.lock();
+        let free = std::mem::take(&mut state.free);
+        state.free_bytes = 0;
+        drop(state);
+        drop(free);
+    }
+
+    /// Bytes that somebody has.
+    pub fn taken_bytes(&self) -> usize {
+        self.shared.lock().taken_bytes
+    }
+
+    /// Bytes that nobody has.
+    pub fn free_bytes(&self) -> usize {
+        self.shared.lock().free_bytes
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Memory> {
+        let given_up = {
+            let mut state = self.lock();
+            let room = self.budget_bytes.saturating_sub(state.taken_bytes);
+            if bytes > room {
+                let spent = "the budget of the buffers is spent".to_owned();
+                return Err(out_of_memory(bytes, std::io::Error::other(spent)));
+            }
+            state.taken_bytes += bytes;
+            state.give_up(room - bytes)
+        };
+        drop(given_up);
+        let made = Memory::allocate(bytes).and_then(|memory| {
+            match self.is_locked {
+                true => memory
+                    .lock()
+                    .map_err(|source| out_of_memory(bytes, source))?,
+                false => memory.populate(0..bytes),
+            }
+            Ok(memory)
+        });
+        made.inspect_err(|_| self.lock().taken_bytes -= bytes)
+    }
+}
+
+impl State {
+    fn take_free(&mut self, bytes: usize) -> Option<Memory> {
+        let most = bytes.saturating_add(bytes / 4);
+        let size = *self.free.range(bytes..=most).next()?.0;
+        let same = self.free.get_mut(&size)?;
+        let memory = same.pop()?;
+        if same.is_empty() {
+            self.free.remove(&size);
+        }
+        self.free_bytes -= size;
+        self.taken_bytes += size;
+        Some(memory)
+    }
+
+    /// Takes free memory off until so many bytes of it are left at most; the largest go first.
+    fn give_up(&mut self, left_bytes: usize) -> Vec<Memory> {
+        let mut given_up = Vec::new();
+        while self.free_bytes > left_bytes
+            && let Some(mut largest) = self.free.last_entry()
+        {
+            if let Some(memory) = largest.get_mut().pop() {
+                self.free_bytes -= memory.len();
+                given_up.push(memory);
+            }
+            if largest.get().is_empty() {
+                largest.remove();
+            }
+        }
+        given_up
+    }
+}
+
+impl Stocked {
+    /// Bytes that were asked for.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether none were.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where they start, at a page.
+    pub fn address(&self) -> usize {
+        self.memory.as_ref().map_or(0, Memory::address)
+    }
+}
+
+impl Drop for Stocked {
+    fn drop(&mut self) {
+        let Some(memory) = self.memory.take() else {
+            return;
+        };
+        let Some(home) = self.home.upgrade() else {
+            return;
+        };
+        let mut state = home.lock();
+        state.taken_bytes -= memory.len();
+        state.free_bytes += memory.len();
+        state.free.entry(memory.len()).or_default().push(memory);
+    }
+}
+
+fn whole_bytes(len: usize) -> Option<usize> {
+    let unit = match len < HUGE_PAGE_BYTES {
+        true => rustix::param::page_size(),
+        false => HUGE_PAGE_BYTES,
+    };
+    len.max(1).checked_next_multiple_of(unit)
+}
+
+fn out_of_memory(bytes: usize, source: std::io::Error) -> Error {
+    Error::OutOfMemory { bytes, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    #[test]
+    fn memory_comes_back_to_whoever_asks_for_about_as_much() {
+        let stock = Stock::new(64 * MIB, false);
+        let first = stock.take(10 * MIB).unwrap();
+        let address = first.address();
+        assert_eq!(address % HUGE_PAGE_BYTES, 0);
+        assert_eq!(stock.taken_bytes(), 10 * MIB);
+        drop(first);
+        assert_eq!((stock.taken_bytes(), stock.free_bytes()), (0, 10 * MIB));
+        let other = stock.take(4 * MIB).unwrap();
+        assert_ne!(other.address(), address);
+        let same = stock.take(9 * MIB).unwrap();
+        assert_eq!((same.address(), same.len()), (address, 9 * MIB));
+        assert_eq!(stock.free_bytes(), 0);
+    }
+
+    #[test]
+    fn the_budget_bounds_what_is_taken_and_free_together() {
+        let stock = Stock::new(16 * MIB, false);
+        let held = stock.take(8 * MIB).unwrap();
+        drop(stock.take(6 * MIB).unwrap());
+        // It takes what is free and does not fit.
+        let small: Vec<_> = (0..4).map(|_| stock.take(2 * MIB).unwrap()).collect();
+        assert_eq!((stock.taken_bytes(), stock.free_bytes()), (16 * MIB, 0));
+        assert!(matches!(stock.take(1), Err(Error::OutOfMemory { .. })));
+        assert!(matches!(
+            stock.take(usize::MAX),
+            Err(Error::OutOfMemory { .. })
+        ));
+        drop(small);
+        assert_eq!(stock.free_bytes(), 8 * MIB);
+        stock.release();
+        assert_eq!((stock.taken_bytes(), stock.free_bytes()), (8 * MIB, 0));
+        drop(held);
+        // Without a stock there is nobody to give it to.
+        let left = stock.take(MIB).unwrap();
+        drop(stock);
+        drop(left);
+    }
+
+    #[test]
+    fn nothing_has_an_address_too() {
+        let stock = Stock::new(MIB, false);
+        let nothing = stock.take(0).unwrap();
+        assert!(nothing.is_empty());
+        assert_ne!(nothing.address(), 0);
+    }
+}
