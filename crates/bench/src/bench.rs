@@ -98,9 +98,10 @@ impl Bench {
             source: self.source.as_ref(),
             stop: &self.stop,
         };
-        let gate = Gate::new(self.job.threads, start_at);
+        let callers = self.job.method.callers(self.job.threads);
+        let gate = Gate::new(callers, start_at);
         let tallies: Vec<Result<Tally>> = thread::scope(|scope| {
-            let shares = share(&self.plan.requests, self.job.threads);
+            let shares = share(&self.plan.requests, callers);
             let workers: Vec<_> = shares
                 .map(|requests| {
                     let (gate, shared) = (&gate, &shared);

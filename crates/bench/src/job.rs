@@ -19,6 +19,18 @@ pub enum Method {
     Uring,
     /// The same, with buffers and files registered.
     UringRegistered,
+    /// Batches of requests that an executor of as many threads gets from one.
+    Executor,
+}
+
+impl Method {
+    /// How many threads make requests, of a job that has so many.
+    pub(crate) fn callers(self, threads: usize) -> usize {
+        match self {
+            Method::Executor => 1,
+            _ => threads,
+        }
+    }
 }
 
 /// Which files the bytes lie in.

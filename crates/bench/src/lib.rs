@@ -8,6 +8,7 @@
 //! Nothing here decides what is worth measuring, starts processes or draws: that is the caller's.
 #![forbid(unsafe_code)]
 
+mod batches;
 pub mod bench;
 mod content;
 pub mod job;

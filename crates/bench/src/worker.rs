@@ -14,6 +14,7 @@ use penstock_io::transfer::WholeTransfers;
 use penstock_store::{Error, Result};
 use rustix::io::Errno;
 
+use crate::batches;
 use crate::content::Tag;
 use crate::job::{ALIGNMENT, Job, Method, Pattern};
 use crate::outcome::Tally;
@@ -35,11 +36,11 @@ pub(crate) struct Shared<'a> {
 
 /// A thread that is ready to begin.
 pub(crate) struct Worker<'a> {
-    shared: &'a Shared<'a>,
+    pub(crate) shared: &'a Shared<'a>,
     requests: &'a [Request],
     next: usize,
     free: Vec<IoBuf>,
-    tally: Tally,
+    pub(crate) tally: Tally,
     begun: Instant,
     deadline: Option<Instant>,
 }
@@ -50,9 +51,11 @@ impl<'a> Worker<'a> {
         let job = shared.job;
         let slot_bytes = (job.block_bytes as usize).next_multiple_of(ALIGNMENT as usize);
         // More than there is to do at a time would never be used.
-        let depth = match job.seconds {
-            Some(_) => job.depth,
-            None => job.depth.min(requests.len().max(1)),
+        let depth = match (job.method, job.seconds) {
+            // It has memory of its own, for a batch.
+            (Method::Executor, _) => 0,
+            (_, Some(_)) => job.depth,
+            (_, None) => job.depth.min(requests.len().max(1)),
         };
         let mut memory = Memory::allocate(slot_bytes * depth)?;
         // In place before anything is timed, and not all zeros, which some devices do not write.
@@ -88,6 +91,11 @@ impl<'a> Worker<'a> {
                 self.start(go);
                 self.run_engine(engine?.as_mut())?;
             }
+            Method::Executor => {
+                let batches = batches::Batches::open(self.shared);
+                self.start(go);
+                batches?.run(&mut self)?;
+            }
         }
         Ok(self.tally)
     }
@@ -101,8 +109,8 @@ impl<'a> Worker<'a> {
     fn open_engine(&mut self) -> Result<Box<dyn Engine>> {
         let job = self.shared.job;
         let choice = match job.method {
-            Method::Posix | Method::Threads => EngineChoice::Threads,
             Method::Uring | Method::UringRegistered => EngineChoice::Uring,
+            Method::Posix | Method::Threads | Method::Executor => EngineChoice::Threads,
         };
         let opened = engine::open(&EngineConfig {
             choice,
@@ -123,7 +131,7 @@ impl<'a> Worker<'a> {
     }
 
     /// The next request, until all are made or the time is over.
-    fn next(&mut self) -> Option<Request> {
+    pub(crate) fn next(&mut self) -> Option<Request> {
         if self.shared.stop.load(Ordering::Relaxed) {
             return None;
         }
@@ -141,7 +149,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Gives a buffer what a request writes.
-    fn fill(&self, request: &Request, buf: &mut IoBuf) {
+    pub(crate) fn fill(&self, request: &Request, buf: &mut IoBuf) {
         buf.set_len(request.bytes as usize);
         if self.shared.job.pattern != Pattern::Write {
             return;
@@ -175,7 +183,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Counts what is done, and looks at it.
-    fn count(&mut self, request: &Request, moved: usize, buf: &IoBuf, begun: Instant) {
+    pub(crate) fn count(&mut self, request: &Request, moved: usize, buf: &[u8], begun: Instant) {
         let now = Instant::now();
         let nanoseconds = u64::try_from((now - begun).as_nanos()).unwrap_or(u64::MAX);
         let elapsed = (now - self.begun).as_secs_f64();
@@ -184,7 +192,7 @@ impl<'a> Worker<'a> {
         if job.verifies && job.pattern != Pattern::Write {
             self.tally.checked += 1;
             let file = request.file as usize;
-            let bytes = &buf.as_slice()[..moved];
+            let bytes = &buf[..moved];
             let found = match moved < request.bytes as usize {
                 true => Some(request.offset + moved as u64),
                 false => self.shared.tags[file].check(bytes, request.offset),
@@ -202,7 +210,7 @@ impl<'a> Worker<'a> {
             self.fill(&request, &mut buf);
             let begun = Instant::now();
             let moved = self.transfer(&request, &mut buf)?;
-            self.count(&request, moved, &buf, begun);
+            self.count(&request, moved, buf.as_slice(), begun);
         }
         Ok(())
     }
@@ -268,7 +276,7 @@ impl<'a> Worker<'a> {
                 let (request, begun) = flying[slot].take().expect("it was in flight");
                 let buf = completion.buf.expect("transfers have buffers");
                 match completion.result {
-                    Ok(moved) => self.count(&request, moved, &buf, begun),
+                    Ok(moved) => self.count(&request, moved, buf.as_slice(), begun),
                     Err(error) => failed = failed.or(Some(self.failed(&request, error))),
                 }
                 self.free.push(buf);

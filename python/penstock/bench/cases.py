@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 Pattern = Literal["write", "read", "random_read"]
-Method = Literal["posix", "threads", "uring", "uring_registered"]
+Method = Literal["posix", "threads", "uring", "uring_registered", "executor"]
 Layout = Literal["file_per_tensor", "file_per_process", "shared_file"]
 
 
@@ -25,7 +25,7 @@ class Case:
     Attributes:
         pattern: What is asked of the files.
         method: How requests reach the kernel; ``"posix"`` has one in flight on each thread,
-            ``"threads"`` a pool for them.
+            ``"threads"`` a pool for them, ``"executor"`` batches of up to 1024 from one caller.
         direct: Whether they go past the page cache.
         layout: Which files the bytes lie in.
         aggregated: Whether tensors are packed into blocks; else no request spans two.
@@ -186,6 +186,10 @@ def total_bytes(case: Case, size: int) -> int:
 def buffer_bytes(case: Case, size: int) -> int:
     """Memory of the requests that all processes have in flight at most."""
     each = case.depth * case.threads
+    if case.method == "executor":
+        # Two batches of its own.
+        batch = min(1024, max(1, 64 * MIB // case.block_bytes))
+        return 2 * case.block_bytes * max(each, batch) * case.processes
     if case.method in ("posix", "threads") and case.pattern != "write":
         each = max(each, WRITTEN_DEPTH)
     in_flight = case.block_bytes * each * case.processes

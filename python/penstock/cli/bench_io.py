@@ -58,7 +58,7 @@ def _preset(_: click.Context, __: click.Parameter, name: str | None) -> str | No
     return name
 
 
-_METHODS = click.Choice(["posix", "threads", "uring", "uring_registered"])
+_METHODS = click.Choice(["posix", "threads", "uring", "uring_registered", "executor"])
 _PATTERNS = click.Choice(["write", "read", "random_read"])
 _LAYOUTS = click.Choice(["file_per_tensor", "file_per_process", "shared_file"])
 
@@ -68,7 +68,10 @@ _LAYOUTS = click.Choice(["file_per_tensor", "file_per_process", "shared_file"])
 @click.option("--preset", metavar="NAME", callback=_preset, help=f"One of {', '.join(PRESETS)}.")
 @click.option("--pattern", "patterns", type=_Several(_PATTERNS), help="write,read,random_read")
 @click.option(
-    "--method", "methods", type=_Several(_METHODS), help="posix,threads,uring,uring_registered"
+    "--method",
+    "methods",
+    type=_Several(_METHODS),
+    help="posix,threads,uring,uring_registered,executor",
 )
 @click.option("--direct", type=_Several(click.Choice(["on", "off"])), help="on,off")
 @click.option("--layout", "layouts", type=_Several(_LAYOUTS), help="Files for tensors.")

@@ -89,7 +89,7 @@ def test_every_layout_is_read_back_as_it_was_written(disk_path, layout, direct, 
 
 def test_every_method_makes_the_same_requests(disk_path):
     counts = set()
-    for method in ("posix", "uring", "uring_registered"):
+    for method in ("posix", "uring", "uring_registered", "executor"):
         case = Case(method=method, depth=1 if method == "posix" else 8)
         made = run(case, disk_path / "work", 16 * MIB, seed=1, verifies=False, round_index=0)
         counts.add((made.nbytes, made.requests))
