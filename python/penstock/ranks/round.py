@@ -165,9 +165,9 @@ class Round(Exchange):
         """The error for a rank that is about something else than the coordinator."""
         opened = self._look("round") or {"label": "something else"}
         return RankError(
-            f"rank 0 saves {opened['label']} where rank {self.rank} saves {self.label}: every rank "
-            "has to save the same in the same order, with step= if one may leave a save out; "
-            "nothing was committed",
+            f"rank 0 is at {opened['label']} where rank {self.rank} is at {self.label}: all ranks "
+            "have to save and load the same in the same order, with step= if one may leave a save "
+            "out; nothing was committed",
             rank=self.rank,
         )
 
