@@ -17,6 +17,7 @@ from penstock.native_threads import rest_at_exit
 
 if TYPE_CHECKING:
     from penstock import metrics as metrics
+    from penstock import offload as offload
     from penstock.checkpoint import inspect as inspect
     from penstock.checkpoint import load as load
     from penstock.checkpoint import save as save
@@ -78,15 +79,18 @@ imports this package for one of its errors, or for the help of its command line,
 
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = sorted([*errors.__all__, *_HOME_OF, "__version__", "metrics"])
+_MODULES = ("metrics", "offload")
+"""What is public as a module, imported likewise."""
+
+__all__ = sorted([*errors.__all__, *_HOME_OF, *_MODULES, "__version__"])
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         if name == "__version__":
             value = importlib.import_module("importlib.metadata").version("penstock")
-        elif name == "metrics":
-            return importlib.import_module("penstock.metrics")
+        elif name in _MODULES:
+            return importlib.import_module(f"penstock.{name}")
         elif name in _HOME_OF:
             value = getattr(importlib.import_module(f"penstock.{_HOME_OF[name]}"), name)
         else:

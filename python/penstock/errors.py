@@ -30,6 +30,8 @@ __all__ = [
     "SaveInProgressError",
     "StateMismatchError",
     "StorageError",
+    "TransferCancelledError",
+    "TransferError",
     "UnsupportedPathError",
     "UnsupportedStateError",
 ]
@@ -276,7 +278,7 @@ class StorageError(PenstockError, OSError):
             was written. What is missing is the difference of the two.
     """
 
-    _fields = ("path", "errno", "needed_bytes", "free_bytes")
+    _fields: ClassVar[tuple[str, ...]] = ("path", "errno", "needed_bytes", "free_bytes")
 
     def __init__(
         self,
@@ -292,6 +294,31 @@ class StorageError(PenstockError, OSError):
         self.errno = errno
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
+
+
+class TransferError(StorageError):
+    """Bytes of a file could not be read or written: I/O error, disk full, the file ends before.
+
+    Attributes:
+        path: The file.
+        offset: Where in the file, in bytes; of a file that ends before, where that is.
+        errno: The error number, as in the `errno` module; ``ENODATA`` where the file ends before.
+    """
+
+    _fields = ("path", "errno", "offset")
+
+    def __init__(self, message: str, *, path: str, errno: int | None, offset: int) -> None:
+        super().__init__(message, path=path, errno=errno)
+        self.offset = offset
+
+
+class TransferCancelledError(PenstockError):
+    """A transfer was given up by `penstock.offload.Transfer.cancel`.
+
+    What had begun was finished, so a part of the bytes may have been moved.
+    """
+
+    _result = "cancelled"
 
 
 class RankError(PenstockError):

@@ -12,16 +12,70 @@ use pyo3::types::PyDict;
 
 /// `errno` of an error that the system did not number.
 const EIO: i32 = 5;
+const EBADF: i32 = 9;
 const ENOMEM: i32 = 12;
 const EBUSY: i32 = 16;
 const ENOTDIR: i32 = 20;
 const EINVAL: i32 = 22;
 const ENOTEMPTY: i32 = 39;
+const ENODATA: i32 = 61;
 
 /// The exception for an error: message, what can be done, and the facts as attributes.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     let message = format!("{}; {}", error.full_message(), error.remedy());
     exception(py, &message, error).unwrap_or_else(|failure| failure)
+}
+
+/// The exception for an error of a transfer, or of what it takes to make one.
+pub(crate) fn raise_transfer(py: Python<'_>, error: &penstock_io::Error) -> PyErr {
+    let fields = PyDict::new(py);
+    let described = match error {
+        penstock_io::Error::Cancelled => Ok("TransferCancelledError"),
+        penstock_io::Error::Forked { .. } => Ok("PenstockError"),
+        error => io_error(&fields, error),
+    };
+    let message = format!("{}; {}", in_full(error), transfer_remedy(error));
+    described
+        .and_then(|class| construct(py, class, &message, &fields))
+        .unwrap_or_else(|failure| failure)
+}
+
+/// What went wrong, and why.
+fn in_full(error: &penstock_io::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
+fn transfer_remedy(error: &penstock_io::Error) -> &'static str {
+    use penstock_io::Error as Io;
+    match error {
+        Io::Transfer { source, .. } | Io::Storage { source, .. } => match source.kind() {
+            io::ErrorKind::UnexpectedEof => "ask for what the file holds, as its size says",
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                "free space, or write elsewhere"
+            }
+            io::ErrorKind::NotFound => "check the path; a write makes the file, not its directory",
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                "check the mode of the file, its owner, and how it is mounted"
+            }
+            io::ErrorKind::IsADirectory | io::ErrorKind::InvalidInput => "name a regular file",
+            io::ErrorKind::FileTooLarge => "check the offset, and the limit of file sizes",
+            io::ErrorKind::OutOfMemory => "free memory, or give less staging_bytes",
+            _ if source.raw_os_error() == Some(EIO) => {
+                "the device or what it is reached by fails: see the kernel's log"
+            }
+            _ if source.raw_os_error() == Some(EBADF) => "open the file for this",
+            _ => "see the system's message",
+        },
+        Io::EngineUnavailable { .. } => "use engine=\"auto\" or engine=\"threads\"",
+        Io::DirectUnavailable { .. } => "use direct=\"auto\" or direct=\"off\"",
+        Io::OutOfMemory { .. } => "free memory or raise its limit",
+        Io::Cancelled => "what had begun was finished",
+        Io::Forked { .. } => "hand requests over in the process that waits for them",
+        _ => "see the system's message",
+    }
 }
 
 /// The exception for a broken invariant. It is our fault, and says so.
@@ -148,6 +202,20 @@ fn io_error(fields: &Bound<'_, PyDict>, error: &penstock_io::Error) -> PyResult<
     match error {
         Io::Storage { path, source, .. } => {
             storage(fields, path.as_os_str().to_owned(), errno(source))
+        }
+        Io::Transfer {
+            path,
+            offset,
+            source,
+            ..
+        } => {
+            fields.set_item("offset", offset)?;
+            let errno = match source.kind() {
+                io::ErrorKind::UnexpectedEof => ENODATA,
+                _ => errno(source),
+            };
+            storage(fields, path.as_os_str().to_owned(), errno)?;
+            Ok("TransferError")
         }
         Io::DirectUnavailable { path, .. } => storage(fields, path.as_os_str().to_owned(), EINVAL),
         Io::EngineUnavailable { engine, source, .. } => {

@@ -17,6 +17,7 @@ mod digests;
 mod errors;
 mod job;
 mod names;
+mod offload;
 mod options;
 mod report;
 mod salvage;
@@ -49,6 +50,8 @@ mod _native {
     use crate::job::{Arena, Job};
     #[pymodule_export]
     use crate::names::{is_part_file, parse_step, part_file, rank_of_file, step_directory};
+    #[pymodule_export]
+    use crate::offload::{Bell, DataFile, Executor, Share, Stock, Transfer};
     #[pymodule_export]
     use crate::salvage::{salvage, survey};
     #[pymodule_export]

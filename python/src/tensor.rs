@@ -6,8 +6,10 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
+use std::sync::Arc;
 
-use penstock_io::buffer::{HostArrayMut, HostRegion, HostRegionMut, Memory};
+use penstock_io::buffer::{HostArrayMut, HostRegion, HostRegionMut, Memory, Stocked};
+use penstock_io::executor::{Landing, Source};
 use penstock_store::format::part::TensorBox;
 use penstock_store::load::fill::{Fill, Whole};
 use penstock_store::plan::write::TensorSpec;
@@ -154,15 +156,33 @@ pub(crate) fn fill(fill: NativeFill) -> PyResult<Fill> {
     Ok(Fill { of, start, into })
 }
 
-/// Page-aligned memory that loaded tensors live in; freed with the last of them.
+/// Page-aligned memory that tensors live in; freed, or given back to where it is from, with the last
+/// of them.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct HostBuffer {
-    memory: Memory,
+    address: usize,
+    len: usize,
+    /// Held for that long.
+    _memory: Box<dyn Send + Sync>,
 }
 
 impl HostBuffer {
     pub(crate) fn new(memory: Memory) -> HostBuffer {
-        HostBuffer { memory }
+        HostBuffer {
+            address: memory.address(),
+            len: memory.len(),
+            _memory: Box::new(memory),
+        }
+    }
+}
+
+impl From<Stocked> for HostBuffer {
+    fn from(memory: Stocked) -> HostBuffer {
+        HostBuffer {
+            address: memory.address(),
+            len: memory.len(),
+            _memory: Box::new(memory),
+        }
     }
 }
 
@@ -171,11 +191,11 @@ impl HostBuffer {
     /// Size in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
-        self.memory.len()
+        self.len
     }
 
     fn __len__(&self) -> usize {
-        self.memory.len()
+        self.len
     }
 
     /// Gives out the memory, writable, as bytes.
@@ -187,7 +207,7 @@ impl HostBuffer {
         const WRITABLE: c_int = 0;
         let (address, bytes) = {
             let buffer = slf.get();
-            (buffer.memory.address(), buffer.memory.len())
+            (buffer.address, buffer.len)
         };
         let pointer = std::ptr::with_exposed_provenance_mut(address);
         let py = slf.py();
@@ -202,4 +222,77 @@ impl HostBuffer {
             Err(PyErr::fetch(py))
         }
     }
+}
+
+/// Address of the first item, dimensions, strides in bytes or None, bytes an item, owner.
+pub(crate) type NativeArray = (usize, Vec<usize>, Option<Vec<isize>>, usize, Py<PyAny>);
+
+/// The bytes of an array, where they are a number that memory can have.
+fn checked_bytes(array: &NativeArray) -> PyResult<usize> {
+    let (address, shape, strides, item_bytes, _) = array;
+    let items = shape
+        .iter()
+        .try_fold(1usize, |items, &dim| items.checked_mul(dim));
+    let bytes = items.and_then(|items| items.checked_mul(*item_bytes));
+    let Some(bytes) = bytes.filter(|&bytes| isize::try_from(bytes).is_ok()) else {
+        return Err(PyValueError::new_err("the array is too large"));
+    };
+    if bytes > 0 && *address == 0 {
+        return Err(PyValueError::new_err(format!(
+            "{bytes} bytes at a null address"
+        )));
+    }
+    if strides
+        .as_ref()
+        .is_some_and(|strides| strides.len() != shape.len())
+    {
+        return Err(PyValueError::new_err("one stride a dimension is needed"));
+    }
+    Ok(bytes)
+}
+
+/// An array to read into.
+pub(crate) fn landing(array: NativeArray) -> PyResult<Landing> {
+    let bytes = checked_bytes(&array)?;
+    let (address, shape, strides, item_bytes, owner) = array;
+    if bytes == 0 || strides.is_none() {
+        // SAFETY: as for `target`.
+        let region = unsafe { HostRegionMut::new(address, bytes, Box::new(owner)) };
+        return Ok(Landing::Window(region.into_buf()));
+    }
+    let strides = strides.as_deref();
+    // SAFETY: as for `fill`.
+    let array = unsafe { HostArrayMut::new(address, item_bytes, &shape, strides, Box::new(owner)) };
+    let array = array.ok_or_else(|| PyValueError::new_err("its items lie in each other"))?;
+    Ok(match array.into_region() {
+        Ok(region) => Landing::Window(region.into_buf()),
+        Err(array) => {
+            let mut strides = vec![item_bytes; shape.len()];
+            for dim in (1..shape.len()).rev() {
+                strides[dim - 1] = strides[dim] * shape[dim];
+            }
+            Landing::Scattered(array.into_scatter(&strides))
+        }
+    })
+}
+
+/// An array to write from.
+pub(crate) fn supply(array: NativeArray) -> PyResult<Source> {
+    let bytes = checked_bytes(&array)?;
+    let (address, shape, strides, item_bytes, owner) = array;
+    let owner = Box::new(owner);
+    Ok(match strides.filter(|_| bytes > 0) {
+        None => {
+            // SAFETY: the package passes the data pointer and size of a live, contiguous tensor or
+            // array, with the object as the owner. It is only read from here, so others may read
+            // it as well; whoever changes it meanwhile races in their own data.
+            let region = unsafe { HostRegionMut::new(address, bytes, owner) };
+            Source::Window(region.into_buf())
+        }
+        Some(strides) => {
+            // SAFETY: as for `source`.
+            let region = unsafe { HostRegion::new(address, item_bytes, &shape, &strides, owner) };
+            Source::Gathered(Arc::new(region))
+        }
+    })
 }

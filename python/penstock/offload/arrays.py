@@ -1,0 +1,68 @@
+"""Tensors, arrays and buffers as memory that the native module reads or fills."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.errors import UnsupportedStateError
+from penstock.state.memory import CPU, Memory, of_array, of_tensor
+
+if TYPE_CHECKING:
+    from penstock._native import _Array
+
+
+def to_read_into(value: Any) -> _Array:
+    """What the native module fills.
+
+    Raises:
+        UnsupportedStateError: It has no plain memory of the host, or none that may be written to.
+        TypeError: It is neither a tensor nor an array nor a buffer.
+    """
+    memory = _memory(value)
+    if memory.owner is not value and isinstance(memory.owner, type(value)):
+        # The values of a conjugate view are others than those in memory.
+        raise _refusal("a conjugate or negated view cannot be read into: use the plain tensor")
+    if isinstance(memory.owner, np.ndarray) and not memory.owner.flags.writeable:
+        raise _refusal("it is read-only and cannot be read into: use a writable copy")
+    return _native(memory)
+
+
+def to_write_from(value: Any) -> _Array:
+    """What the native module writes.
+
+    Raises:
+        UnsupportedStateError: It has no plain memory of the host.
+        TypeError: It is neither a tensor nor an array nor a buffer.
+    """
+    return _native(_memory(value))
+
+
+def _memory(value: Any) -> Memory:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        memory = of_tensor(value, "the tensor")
+        if memory.device != CPU:
+            raise _refusal(f"it is on {memory.device}: use a tensor of the host, as of .cpu()")
+        return memory
+    if isinstance(value, np.ndarray):
+        return of_array(value, "the array")
+    try:
+        bytes_of = np.frombuffer(value, np.uint8)
+    except (TypeError, ValueError, BufferError) as error:
+        raise TypeError(
+            f"{type(value).__name__}: pass a tensor, an array or a contiguous buffer"
+        ) from error
+    return of_array(bytes_of, "the buffer")
+
+
+def _native(memory: Memory) -> _Array:
+    if memory.strides is None:
+        return memory.address, (memory.nbytes,), None, 1, memory.owner
+    return memory.address, memory.shape, memory.strides, memory.item_bytes, memory.owner
+
+
+def _refusal(problem: str) -> UnsupportedStateError:
+    return UnsupportedStateError(f"the tensor: {problem}", key="the tensor")

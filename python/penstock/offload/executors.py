@@ -1,0 +1,138 @@
+"""The workers that move bytes: one set in a process for all who ask for the same settings."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+from penstock import _native
+from penstock.option_kinds import Number
+from penstock.options import Options
+
+_MIB = 1 << 20
+
+_NUMBERS = {
+    "block_bytes": Number(4096, 1 << 30, "bytes", multiple_of=4096),
+    "queue_depth": Number(1, 4096, "requests"),
+    "workers": Number(1, 1024, "threads"),
+    "staging_bytes": Number(4 * _MIB, 1 << 50, "bytes"),
+}
+_DEFAULTS = {"block_bytes": _MIB, "queue_depth": 32, "workers": 2, "staging_bytes": 64 * _MIB}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What workers are started with.
+
+    Attributes:
+        engine: ``"auto"``, ``"uring"`` or ``"threads"``.
+        workers: Threads.
+        queue_depth: Operations in flight of each.
+        block_bytes: What one operation moves at most.
+        staging_bytes: Memory for what cannot go straight.
+    """
+
+    engine: str
+    workers: int
+    queue_depth: int
+    block_bytes: int
+    staging_bytes: int
+
+    @classmethod
+    def of(cls, engine: str | None, **numbers: int | None) -> Settings:
+        """What is given, else what the environment says, else the defaults.
+
+        Raises:
+            ValueError: A value is out of range.
+            TypeError: A value has the wrong type.
+        """
+        for name, value in numbers.items():
+            _NUMBERS[name].check(name, value)
+        options = Options() if engine is None else Options(engine=engine)
+        said = {
+            "queue_depth": options.queue_depth,
+            "workers": options.io_threads,
+            "staging_bytes": options.staging_bytes,
+            "block_bytes": options.extent_bytes,
+        }
+        chosen = {
+            name: _first(numbers.get(name), said[name], default)
+            for name, default in _DEFAULTS.items()
+        }
+        # A piece of each worker has to find room.
+        block_bytes, staging_bytes = chosen["block_bytes"], chosen["staging_bytes"]
+        if staging_bytes < 2 * block_bytes:
+            if numbers.get("staging_bytes") is not None:
+                Number(2 * block_bytes, 1 << 50, "bytes").check("staging_bytes", staging_bytes)
+            chosen["staging_bytes"] = 4 * block_bytes
+        return cls(engine=options.engine, **chosen)
+
+
+def _first(*values: int | None) -> int:
+    return next(value for value in values if value is not None)
+
+
+_lock = threading.RLock()  # Garbage may be collected while it is held, and release.
+_shared: dict[Settings, _native.Executor] = {}
+_users: Counter[Settings] = Counter()
+_process = os.getpid()
+
+
+def hold(settings: Settings) -> _native.Executor:
+    """The workers with these settings, which all in this process share who hold them.
+
+    Raises:
+        StorageError: The engine that was asked for cannot run here.
+    """
+    global _process
+    with _lock:
+        if _process != os.getpid():
+            # Those of the process that this one is a fork of.
+            _shared.clear()
+            _users.clear()
+            _process = os.getpid()
+        executor = _shared.get(settings)
+        if executor is None:
+            executor = _shared[settings] = _native.Executor(
+                engine=settings.engine,
+                workers=settings.workers,
+                queue_depth=settings.queue_depth,
+                block_bytes=settings.block_bytes,
+                staging_bytes=settings.staging_bytes,
+            )
+        _users[settings] += 1
+        return executor
+
+
+def release(settings: Settings, *, is_idle: bool) -> None:
+    """Has workers go that nobody holds any more.
+
+    Args:
+        settings: As they were held with.
+        is_idle: Whether nothing is under way of whoever releases; else they stay until the end of
+            the program, which waits for that.
+    """
+    with _lock:
+        _users[settings] -= 1
+        if is_idle and _users[settings] == 0:
+            _shared.pop(settings).close()
+            del _users[settings]
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    """Finishes what was handed over: threads of ours end with the process, wherever they are."""
+    if _process == os.getpid():
+        for executor in _shared.values():
+            executor.close()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

@@ -1,0 +1,333 @@
+"""`TensorIO`: reads and writes tensors at offsets of files, many at a time."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateError
+from penstock.loading.copying import bump_versions
+from penstock.offload.arrays import to_read_into, to_write_from
+from penstock.offload.data_file import AnyFile, DataFile, reach
+from penstock.offload.executors import Settings, hold, release
+from penstock.offload.transfer import Transfer, wait_all
+from penstock.option_kinds import Number
+from penstock.options import Options
+from penstock.reports import Fallback
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Self
+
+    from penstock import _native
+
+_OFFSET = Number(0, (1 << 63) - 1, "bytes", is_open=False)
+_SWEPT_MIN = 1024
+
+
+class TensorIO:
+    """Reads and writes tensors at offsets of files, without blocking Python.
+
+    Any thread may hand over any number of transfers; each is whole or an error. Bytes go past the
+    page cache where the file system allows it, straight from and to the tensors' memory; what lies
+    across the device's alignment, and strided tensors, are copied on the way. Nothing is promised
+    of the order of transfers, so wait for a write before its bytes are read.
+
+    All with the same settings share one set of threads; who has much to move does not keep others
+    from the device.
+
+    Args:
+        block_bytes: What one request to the device moves at most, a multiple of 4096; 1 MiB.
+        queue_depth: Requests in flight of each worker, 1 to 4096; 32.
+        workers: Threads, 1 to 1024; 2.
+        staging_bytes: Memory for what is copied on the way, 4 MiB to 1 PiB; 64 MiB.
+        engine: ``"uring"``, ``"threads"`` or ``"auto"``.
+        direct: Whether the page cache is bypassed: ``"on"``, ``"off"`` or ``"auto"``.
+        weight: The share of the device, beside those of others: twice the weight moves twice the
+            bytes while both have something to move, 1 to 1000.
+
+    What is not given comes from the environment, as `penstock.Options` says (``PENSTOCK_ENGINE``,
+    ``PENSTOCK_DIRECT``, ``PENSTOCK_QUEUE_DEPTH``, ``PENSTOCK_IO_THREADS``,
+    ``PENSTOCK_STAGING_BYTES``, ``PENSTOCK_EXTENT_BYTES`` for the block), else it is as said here.
+
+    Raises:
+        ValueError: A value is out of range.
+        TypeError: A value has the wrong type.
+        StorageError: The engine that was asked for cannot run here.
+
+    Example:
+        >>> import numpy as np, penstock.offload, tempfile
+        >>> path = tempfile.mkdtemp() + "/state"
+        >>> rows = np.arange(12.0).reshape(4, 3)
+        >>> with penstock.offload.TensorIO() as io:
+        ...     report = io.write(rows, path, sync=True).result()
+        ...     column = np.empty((4, 1))
+        ...     transfers = [io.read(column[row], path, row * 24) for row in range(4)]
+        ...     reports = penstock.offload.wait_all(transfers)
+        >>> column.ravel()
+        array([0., 3., 6., 9.])
+    """
+
+    def __init__(
+        self,
+        *,
+        block_bytes: int | None = None,
+        queue_depth: int | None = None,
+        workers: int | None = None,
+        staging_bytes: int | None = None,
+        engine: str | None = None,
+        direct: str | None = None,
+        weight: int = 1,
+    ) -> None:
+        Number(1, 1000, "shares", is_open=False).check("weight", weight)
+        self._settings = Settings.of(
+            engine,
+            block_bytes=block_bytes,
+            queue_depth=queue_depth,
+            workers=workers,
+            staging_bytes=staging_bytes,
+        )
+        self._direct = (Options() if direct is None else Options(direct=direct)).direct
+        self._weight = weight
+        self._is_closed = False
+        self._process = -1
+        self._share_here()
+        _live.add(self)
+
+    def open(self, file: AnyFile, mode: Literal["r", "w"] = "r") -> DataFile:
+        """Opens a file for more than one transfer.
+
+        Args:
+            file: A path, a descriptor, or an object with a ``fileno``. Of a descriptor the file is
+                opened again; the descriptor itself is not kept.
+            mode: ``"r"`` to read; ``"w"`` to write and read: a path that is not there is made, and
+                nothing that is there is shortened.
+
+        Raises:
+            StorageError: The system does not open it, or it is no regular file.
+            UnsupportedPathError: It is a URL.
+        """
+        if mode not in ("r", "w"):
+            raise ValueError(f"mode={mode!r}: must be 'r' or 'w'")
+        return DataFile(reach(file, mode, self._direct))
+
+    def read(self, tensor: Any, file: AnyFile, offset: int = 0) -> Transfer:
+        """Reads as many bytes as a tensor has, in row-major order, into it.
+
+        The tensor must not be used before the transfer is done.
+
+        Args:
+            tensor: A tensor or array of the host, strided as it may be, or a writable buffer.
+            file: A path, a descriptor, an object with a ``fileno``, or an open `DataFile`.
+            offset: Where in the file its bytes begin.
+
+        Raises:
+            StorageError: The file cannot be opened.
+            UnsupportedStateError: The tensor has no plain memory of the host to be read into.
+            ValueError: The offset is negative, or this is closed.
+        """
+        return self.read_all([(tensor, file, offset)])
+
+    def write(self, tensor: Any, file: AnyFile, offset: int = 0, *, sync: bool = False) -> Transfer:
+        """Writes the bytes of a tensor, in row-major order.
+
+        The tensor must not be changed before the transfer is done. A file that is not there is
+        made, one that is too short is extended, with its space reserved; none is shortened.
+
+        Args:
+            tensor: A tensor or array of the host, strided as it may be, or a buffer.
+            file: A path, a descriptor, an object with a ``fileno``, or a `DataFile` open to write.
+            offset: Where in the file its bytes begin.
+            sync: Whether the transfer is done only when its bytes survive a power cut.
+
+        Raises:
+            StorageError: The file cannot be opened or extended.
+            UnsupportedStateError: The tensor has no plain memory of the host.
+            ValueError: The offset is negative, the file is open to be read only, or this is closed.
+        """
+        return self.write_all([(tensor, file, offset)], sync=sync)
+
+    def read_all(self, requests: Iterable[tuple[Any, AnyFile, int]]) -> Transfer:
+        """Reads many tensors as one transfer; see `read`.
+
+        Args:
+            requests: ``(tensor, file, offset)`` of each. Tensors that share memory are an error of
+                the caller: it is not said whose bytes they hold.
+        """
+        arrays, files, tensors = [], _Files(self._direct, "r"), []
+        for tensor, file, offset in requests:
+            _OFFSET.check("offset", offset)
+            arrays.append((files.of(file), offset, to_read_into(tensor)))
+            tensors.append(tensor)
+        share = self._share_here()
+        # They change from now on, as autograd has to know.
+        bump_versions(tensors)
+        return self._started(lambda: share.read(arrays), files)
+
+    def write_all(
+        self, requests: Iterable[tuple[Any, AnyFile, int]], *, sync: bool = False
+    ) -> Transfer:
+        """Writes many tensors as one transfer; see `write`.
+
+        Args:
+            requests: ``(tensor, file, offset)`` of each. Where two meet in a file, either's bytes
+                are left.
+            sync: Whether the transfer is done only when all its bytes survive a power cut.
+        """
+        arrays, files = [], _Files(self._direct, "w")
+        for tensor, file, offset in requests:
+            _OFFSET.check("offset", offset)
+            arrays.append((files.of(file), offset, to_write_from(tensor)))
+        share = self._share_here()
+        return self._started(lambda: share.write(arrays, bool(sync)), files)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits for all that was handed over here.
+
+        Args:
+            timeout: For how many seconds at most; for ever without.
+
+        Raises:
+            TransferError: One failed whose error nobody has seen.
+            TimeoutError: Not all have ended in time.
+        """
+        self._share_here()
+        try:
+            wait_all([one for one in self._pending if not one.is_seen], timeout)
+        finally:
+            self._sweep()
+
+    def close(self) -> None:
+        """Waits for all that was handed over, and lets the workers go.
+
+        Raises:
+            TransferError: One failed whose error nobody has seen.
+        """
+        if self._is_closed or self._process != os.getpid():
+            self._is_closed = True
+            return
+        try:
+            self.wait()
+        finally:
+            self._is_closed = True
+            self._let_go()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except PenstockError:
+            # What went wrong before is what the caller has to hear.
+            if kind is None:
+                raise
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for transfer in self._pending:
+            await transfer.ended()
+        self.__exit__(kind)
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_closed", True) and self._process == os.getpid():
+            self._is_closed = True
+            _left.extend(one for one in self._pending if not one.is_settled)
+            self._let_go()
+
+    def _share_here(self) -> _native.Share:
+        """The claim on the workers of this process, which may be a fork of another."""
+        if self._is_closed:
+            raise ValueError("this TensorIO is closed: make another one")
+        if self._process != os.getpid():
+            self._executor = hold(self._settings)
+            self._share = self._executor.share(self._weight)
+            self._pending: list[Transfer] = []
+            self._sweep_at = _SWEPT_MIN
+            self._process = os.getpid()
+        return self._share
+
+    def _let_go(self) -> None:
+        """Has the workers go, if nobody else holds them."""
+        del self._share, self._executor
+        release(self._settings, is_idle=all(one.done() for one in self._pending))
+
+    def _started(self, start: Callable[[], _native.Transfer], files: _Files) -> Transfer:
+        try:
+            native = start()
+        except ValueError as error:
+            raise UnsupportedStateError(
+                f"the tensor: {error}: use a contiguous one", key="the tensor"
+            ) from error
+        executor = self._executor
+        fallbacks = files.fallbacks
+        if executor.fallback is not None:
+            fallbacks = (Fallback(executor.fallback, "engine"), *fallbacks)
+        transfer = Transfer(native, executor.engine, fallbacks)
+        self._pending.append(transfer)
+        if len(self._pending) > self._sweep_at:
+            self._sweep()
+        return transfer
+
+    def _sweep(self) -> None:
+        """Forgets those that nobody has to hear of any more."""
+        self._pending = [one for one in self._pending if not one.is_settled]
+        self._sweep_at = max(_SWEPT_MIN, 2 * len(self._pending))
+
+    def _take_pending(self) -> list[Transfer]:
+        """What was handed over in this process, at the end of the program."""
+        return self._pending if self._process == os.getpid() else []
+
+
+class _Files:
+    """The files of one call, each opened once."""
+
+    def __init__(self, direct: str, mode: Literal["r", "w"]) -> None:
+        self._direct = direct
+        self._mode = mode
+        self._known: dict[Any, _native.DataFile] = {}
+
+    def of(self, file: AnyFile) -> _native.DataFile:
+        """The native file of one."""
+        key = file if isinstance(file, str | int | os.PathLike) else (id(file),)
+        native = self._known.get(key)
+        if native is None:
+            native = self._known[key] = reach(file, self._mode, self._direct)
+        return native
+
+    @property
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        """Why the page cache is not bypassed, of whichever it is not."""
+        reasons = {file.fallback for file in self._known.values()} - {None}
+        return tuple(Fallback(reason, "buffered") for reason in sorted(map(str, reasons)))
+
+
+_live: weakref.WeakSet[TensorIO] = weakref.WeakSet()
+_left: list[Transfer] = []
+"""What was under way when its `TensorIO` was dropped."""
+
+
+@atexit.register
+def _finish_at_exit() -> None:
+    """Finishes what is under way, and tells of what failed and nobody heard of."""
+    pending = [transfer for one in list(_live) for transfer in one._take_pending()]
+    for transfer in [*_left, *pending]:
+        if transfer.is_settled:
+            continue
+        try:
+            transfer.result()
+        except PenstockError as error:
+            told = f"a transfer that nobody waited for failed: {error}"
+            warnings.warn(PenstockWarning(told), stacklevel=1)
+
+
+def _forget_in_child() -> None:
+    _left.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,169 @@
+"""`Transfer`: what becomes of reads and writes that were handed over together."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.errors import PenstockError
+from penstock.offload.bells import bell_of_loop
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable
+
+    from penstock import _native
+    from penstock.reports import Fallback
+
+
+@dataclass(frozen=True, slots=True)
+class TransferReport:
+    """What was moved, and by which way.
+
+    Attributes:
+        nbytes: Bytes of the tensors.
+        seconds: From the call to the end.
+        engine: ``"uring"`` or ``"threads"``.
+        staged_bytes: Of the bytes, those that were copied on the way: of strided tensors, and what
+            lies across the alignment that direct I/O needs.
+        cached_bytes: Of the bytes, those that went through the page cache.
+        fallbacks: Ways that were left open and cannot be gone, each with its reason.
+    """
+
+    nbytes: int
+    seconds: float
+    engine: str
+    staged_bytes: int
+    cached_bytes: int
+    fallbacks: tuple[Fallback, ...]
+
+    @property
+    def direct(self) -> bool:
+        """Whether all bytes went past the page cache."""
+        return self.cached_bytes == 0
+
+    @property
+    def gb_per_second(self) -> float:
+        """GB (10**9 bytes) a second, waiting for others included."""
+        return self.nbytes / self.seconds / 1e9 if self.seconds > 0 else 0.0
+
+
+class Transfer:
+    """Reads or writes under way. It may be dropped: they go on, and hold on to their memory.
+
+    It can be awaited too, which is `result`; a task that is cancelled while it awaits cancels the
+    transfer.
+    """
+
+    __slots__ = ("__weakref__", "_engine", "_fallbacks", "_native", "is_seen")
+
+    def __init__(
+        self, native: _native.Transfer, engine: str, fallbacks: tuple[Fallback, ...]
+    ) -> None:
+        self._native = native
+        self._engine = engine
+        self._fallbacks = fallbacks
+        self.is_seen = False
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._native.done()
+
+    def cancel(self) -> None:
+        """Gives up what has not begun.
+
+        `result` raises `TransferCancelledError` then, unless all was done before.
+
+        Raises:
+            PenstockError: This process is a fork of the one that moves the bytes.
+        """
+        self._native.cancel()
+        # Who gives it up need not be told of its end.
+        self.is_seen = True
+
+    def result(self, timeout: float | None = None) -> TransferReport:
+        """Waits for the end.
+
+        Args:
+            timeout: For how many seconds at most; for ever without.
+
+        Raises:
+            TransferError: Not every byte was moved. Of several failures it is the first.
+            TransferCancelledError: It was given up.
+            TimeoutError: It has not ended in time; it goes on.
+            PenstockError: This process is a fork of the one that moves the bytes.
+        """
+        report = self._wait(timeout)
+        if report is None:
+            raise TimeoutError(f"the transfer has not ended in {timeout} s")
+        return report
+
+    def __await__(self) -> Generator[None, None, TransferReport]:
+        if not self.done():
+            yield from bell_of_loop().wait(self._native, self.cancel).__await__()
+        return self.result()
+
+    async def ended(self) -> None:
+        """Waits for the end, well or not."""
+        if not self.done():
+            await bell_of_loop().wait(self._native, lambda: None)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nobody has to hear of it any more: it went well, or its error was raised."""
+        if not self.done():
+            return False
+        try:
+            return self.is_seen or self._native.wait(0) is not None
+        except PenstockError:
+            return False
+
+    def __repr__(self) -> str:
+        return f"<Transfer {'done' if self.done() else 'under way'}>"
+
+    def _wait(self, timeout: float | None) -> TransferReport | None:
+        try:
+            moved = self._native.wait(timeout)
+        except Exception:
+            self.is_seen = True
+            raise
+        if moved is None:
+            return None
+        self.is_seen = True
+        nbytes, staged, cached, seconds = moved
+        return TransferReport(nbytes, seconds, self._engine, staged, cached, self._fallbacks)
+
+
+def wait_all(transfers: Iterable[Transfer], timeout: float | None = None) -> list[TransferReport]:
+    """Waits for transfers, whatever becomes of each.
+
+    Args:
+        transfers: Any number of them.
+        timeout: For how many seconds at most, for all together; for ever without.
+
+    Returns:
+        Their reports, in the same order.
+
+    Raises:
+        TransferError: Of the transfers that failed it is the first in the order given; its notes
+            tell of the others.
+        TransferCancelledError: The first that did not end well was given up; likewise.
+        TimeoutError: Not all have ended in time; they go on.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    reports: list[TransferReport] = []
+    failures: list[Exception] = []
+    for transfer in transfers:
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        try:
+            reports.append(transfer.result(left))
+        except TimeoutError as error:
+            raise TimeoutError(f"not all transfers have ended in {timeout} s") from error
+        except Exception as error:
+            failures.append(error)
+    if failures:
+        first, *others = failures
+        for other in others:
+            first.add_note(f"another one: {other}")
+        raise first
+    return reports

@@ -1,0 +1,107 @@
+"""Transfers that are awaited, in event loops of any number."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.offload import TensorIO
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(100_000))
+    return path
+
+
+async def _result(transfer: penstock.offload.Transfer) -> penstock.offload.TransferReport:
+    return await transfer
+
+
+def test_many_are_awaited_at_a_time(file: Path) -> None:
+    content = file.read_bytes()
+
+    async def main() -> None:
+        async with TensorIO() as io:
+            rows = [bytearray(500) for _ in range(300)]
+            transfers = [io.read(row, file, 300 * i) for i, row in enumerate(rows)]
+            reports = await asyncio.gather(*map(_result, transfers))
+            assert [report.nbytes for report in reports] == [500] * 300
+            assert all(row == content[300 * i :][:500] for i, row in enumerate(rows))
+            # One that has ended is there at once.
+            assert (await transfers[0]).nbytes == 500
+
+    # A loop of its own each time, whose number the system may give again.
+    for _ in range(3):
+        asyncio.run(main())
+
+
+def test_the_loop_goes_on_meanwhile(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with TensorIO(workers=1, queue_depth=1, block_bytes=4096) as io:
+            transfer = io.write(np.zeros(32 << 20, np.uint8), tmp_path / "file")
+            task = asyncio.ensure_future(_result(transfer))
+            turns = 0
+            while not task.done():
+                await asyncio.sleep(0)
+                turns += 1
+            assert (await task).nbytes == 32 << 20
+            assert turns > 1
+
+    asyncio.run(main())
+
+
+def test_an_error_is_raised_where_it_is_awaited(file: Path) -> None:
+    async def main() -> None:
+        async with TensorIO() as io:
+            with pytest.raises(penstock.TransferError):
+                await io.read(bytearray(10), file, 200_000)
+
+    asyncio.run(main())
+
+
+def test_an_error_that_nobody_awaited_comes_at_the_end(file: Path) -> None:
+    async def main() -> None:
+        async with TensorIO() as io:
+            io.read(bytearray(10), file, 200_000)
+
+    with pytest.raises(penstock.TransferError):
+        asyncio.run(main())
+
+
+def test_a_task_that_is_cancelled_gives_its_transfer_up(tmp_path: Path) -> None:
+    async def main() -> None:
+        io = TensorIO(workers=1, queue_depth=1, block_bytes=4096)
+        transfer = io.write(np.zeros(256 << 20, np.uint8), tmp_path / "file")
+        task = asyncio.ensure_future(_result(transfer))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(penstock.TransferCancelledError):
+            transfer.result(120)
+        io.close()
+
+    asyncio.run(main())
+
+
+def test_who_awaits_no_more_is_no_longer_told(file: Path) -> None:
+    """A loop without anybody waiting looks at no descriptor of ours."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        before = len(loop._selector.get_map())  # type: ignore[attr-defined]
+        async with TensorIO() as io:
+            await asyncio.gather(*(_result(io.read(bytearray(10), file)) for _ in range(20)))
+            assert len(loop._selector.get_map()) == before  # type: ignore[attr-defined]
+
+    asyncio.run(main())

@@ -1,0 +1,189 @@
+"""`penstock.offload`: what cannot be is refused by a named error, and harms nothing."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from conftest import mounted
+from penstock.offload import TensorIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HANG_SECONDS = 120
+
+
+@pytest.fixture
+def io() -> Iterator[TensorIO]:
+    with TensorIO() as io:
+        yield io
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(10_000))
+    return path
+
+
+@pytest.mark.parametrize("offset", [9_000, 10_000, 1 << 40])
+def test_a_file_that_ends_before(io: TensorIO, file: Path, offset: int) -> None:
+    with pytest.raises(penstock.TransferError, match="the file ends before") as caught:
+        io.read(bytearray(2_000), file, offset).result(HANG_SECONDS)
+    assert caught.value.path == os.fspath(file)
+    assert caught.value.offset >= 9_000
+    assert caught.value.errno is not None
+
+
+def test_what_is_no_file(io: TensorIO, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for name, error in [
+        ("none", FileNotFoundError),
+        (".", IsADirectoryError),
+        ("fifo", penstock.StorageError),
+        ("none/file", FileNotFoundError),
+    ]:
+        for call in (io.read, io.write):
+            if call == io.write and name == "none":
+                continue
+            with pytest.raises(penstock.StorageError) as caught:
+                call(bytearray(10), tmp_path / name)
+            assert caught.value.errno is not None, error
+    with pytest.raises(penstock.StorageError):
+        io.read(bytearray(10), 12345)
+    with pytest.raises(penstock.StorageError):
+        io.read(bytearray(10), -1)
+    reading, writing = os.pipe()
+    for end in (reading, writing):
+        with pytest.raises(penstock.StorageError, match="not a regular file"):
+            io.read(bytearray(10), end)
+        os.close(end)
+    with pytest.raises(penstock.UnsupportedPathError):
+        io.read(bytearray(10), "s3://bucket/key")
+    with pytest.raises(TypeError):
+        io.read(bytearray(10), None)
+
+
+def test_offsets(io: TensorIO, file: Path) -> None:
+    for offset in (-1, 1 << 63, 1 << 70):
+        with pytest.raises(ValueError, match="offset"):
+            io.read(bytearray(10), file, offset)
+        with pytest.raises(ValueError, match="offset"):
+            io.write(bytearray(10), file, offset)
+    for offset in (1.0, "1", None):
+        with pytest.raises(TypeError, match="offset"):
+            io.read(bytearray(10), file, offset)  # type: ignore[arg-type]
+    # Beyond what a file system holds.
+    with pytest.raises(penstock.StorageError):
+        io.write(bytearray(10), file, (1 << 63) - 2).result(HANG_SECONDS)
+    assert file.stat().st_size == 10_000
+
+
+def test_tensors_without_memory_to_read_into(io: TensorIO, file: Path) -> None:
+    conjugate = torch.zeros(4, dtype=torch.complex64).conj()
+    read_only = np.zeros(4)
+    read_only.flags.writeable = False
+    refused: list[Any] = [
+        torch.zeros(4, device="meta"),
+        torch.zeros(4).to_sparse(),
+        torch.zeros(1).expand(5),
+        conjugate,
+        read_only,
+        b"bytes",
+        np.array([object()]),
+        np.lib.stride_tricks.as_strided(np.zeros(4), (4, 4), (8, 8)),
+    ]
+    freed = torch.zeros(100)
+    freed.untyped_storage().resize_(0)
+    refused.append(freed)
+    for tensor in refused:
+        with pytest.raises(penstock.UnsupportedStateError):
+            io.read(tensor, file)
+    for other in (3, None, "text", [1, 2]):
+        with pytest.raises(TypeError):
+            io.read(other, file)
+    # Their values can be written, all the same.
+    io.write(conjugate, file).result(HANG_SECONDS)
+    io.write(torch.zeros(1).expand(5), file).result(HANG_SECONDS)
+    io.write(read_only, file).result(HANG_SECONDS)
+
+
+def test_a_file_without_permission(io: TensorIO, file: Path) -> None:
+    with file.open("rb") as opened, pytest.raises(ValueError, match="read only"):
+        io.write(b"abc", opened)
+    if os.geteuid() != 0:
+        file.chmod(0o444)
+        with pytest.raises(PermissionError):
+            io.write(b"abc", file)
+    elif subprocess.run(["chattr", "+i", file], capture_output=True).returncode == 0:
+        try:
+            with pytest.raises(penstock.StorageError):
+                io.write(b"abc", file)
+        finally:
+            subprocess.run(["chattr", "-i", file], check=True)
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+def test_a_device_that_is_full(tmp_path: Path, io: TensorIO, kind: str) -> None:
+    with mounted(kind, tmp_path / "disk", 16 << 20) as disk:
+        path = disk / "file"
+        io.write(b"abc", path).result(HANG_SECONDS)
+        assert _number_of_failure(io, path) == errno.ENOSPC
+        # With the traceback goes the open file.
+        gc.collect()
+        assert path.read_bytes()[:3] == b"abc"
+
+
+def _number_of_failure(io: TensorIO, path: Path) -> int | None:
+    with pytest.raises(penstock.StorageError, match="free space") as caught:
+        io.write(np.zeros(32 << 20, np.uint8), path, 3).result(HANG_SECONDS)
+    return caught.value.errno
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"block_bytes": 1000}, ValueError),
+        ({"block_bytes": 4097}, ValueError),
+        ({"block_bytes": 1 << 31}, ValueError),
+        ({"queue_depth": 0}, ValueError),
+        ({"queue_depth": 5000}, ValueError),
+        ({"workers": 0}, ValueError),
+        ({"workers": 1.5}, TypeError),
+        ({"staging_bytes": 1}, ValueError),
+        ({"staging_bytes": 4 << 20, "block_bytes": 4 << 20}, ValueError),
+        ({"engine": "libaio"}, ValueError),
+        ({"direct": True}, TypeError),
+        ({"weight": 0}, ValueError),
+        ({"weight": 1001}, ValueError),
+    ],
+    ids=str,
+)
+def test_settings(settings: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error, match=next(iter(settings))):
+        TensorIO(**settings)
+
+
+def test_a_closed_one(file: Path) -> None:
+    io = TensorIO()
+    io.close()
+    io.close()
+    with pytest.raises(ValueError, match="closed"):
+        io.read(bytearray(10), file)
+    with pytest.raises(ValueError, match="closed"):
+        io.write(bytearray(10), file)
+
+
+def test_a_mode(io: TensorIO, file: Path) -> None:
+    with pytest.raises(ValueError, match="mode"):
+        io.open(file, "a")  # type: ignore[arg-type]
