@@ -59,9 +59,13 @@ def _memory(value: Any) -> Memory:
 
 
 def _native(memory: Memory) -> _Array:
+    owner = memory.owner
+    if not isinstance(owner, np.ndarray):
+        # Another storage may be set on a tensor at any time (`tensor.data = …`).
+        owner = owner, owner.untyped_storage()
     if memory.strides is None:
-        return memory.address, (memory.nbytes,), None, 1, memory.owner
-    return memory.address, memory.shape, memory.strides, memory.item_bytes, memory.owner
+        return memory.address, (memory.nbytes,), None, 1, owner
+    return memory.address, memory.shape, memory.strides, memory.item_bytes, owner
 
 
 def _refusal(problem: str) -> UnsupportedStateError:

@@ -271,6 +271,19 @@ def test_memory_is_held_until_the_end_and_no_longer(tmp_path: Path) -> None:
         assert alive() is None
 
 
+def test_memory_is_held_when_a_tensor_gets_another(tmp_path: Path) -> None:
+    """As whoever moves parameters out sets an empty one on them at once."""
+    tensor = torch.full((64 << 20,), 7, dtype=torch.uint8)
+    with TensorIO(workers=1, queue_depth=1, block_bytes=4096) as io:
+        transfer = io.write(tensor, tmp_path / "file")
+        tensor.data = torch.empty(0, dtype=torch.uint8)
+        # What was freed would be given to these.
+        others = [torch.full((64 << 20,), 9, dtype=torch.uint8) for _ in range(3)]
+        transfer.result(HANG_SECONDS)
+        del others
+        assert (np.fromfile(tmp_path / "file", np.uint8) == 7).all()
+
+
 def test_of_a_cancelled_transfer_nothing_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "file"
     content = np.zeros(64 << 20, np.uint8)
