@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,14 +67,18 @@ class Buffers:
             torch = dtypes.import_torch()
             if count == 0:
                 return torch.empty(sizes, dtype=dtype)
-            held = self._native.take(count * dtype.itemsize)
+            held = self._take(count * dtype.itemsize)
             return torch.frombuffer(held, dtype=dtype).view(sizes)
         kind = np.dtype(dtype)
         if kind.hasobject or kind.itemsize == 0:
             raise TypeError(f"dtype={dtype!r}: its elements have no bytes of their own")
-        held = self._native.take(count * kind.itemsize)
+        held = self._take(count * kind.itemsize)
         elements = np.frombuffer(held, kind, count)  # type: ignore[call-overload]
         return elements.reshape(sizes)
+
+    def _take(self, nbytes: int) -> _native.HostBuffer:
+        # What is beyond any address is refused like what is beyond the budget.
+        return self._native.take(min(nbytes, sys.maxsize))
 
     def empty_like(self, tensor: Any) -> Any:
         """A contiguous tensor or array of the shape and type of another.

@@ -55,6 +55,10 @@ def test_the_budget_is_kept() -> None:
     held = buffers.empty(6 << 20, np.uint8)
     with pytest.raises(penstock.StorageError, match="budget"):
         buffers.empty(4 << 20, np.uint8)
+    for shape in ((1 << 61,), (1 << 62, 1 << 62)):
+        for dtype in (np.float32, torch.float32):
+            with pytest.raises(penstock.StorageError, match="allocate"):
+                buffers.empty(shape, dtype)
     del held
     assert buffers.empty(8 << 20, np.uint8).nbytes == 8 << 20
 
