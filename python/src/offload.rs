@@ -13,7 +13,7 @@ use penstock_io::executor::{
     self, ExecutorConfig, Kind, Landing, Request, Source, Target, page_bytes,
 };
 use penstock_io::file::{Direct, File};
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::call::TURN;
@@ -317,6 +317,10 @@ impl Transfer {
 
     /// Waits for the end; None where the time is over before. Signals have their turn meanwhile.
     fn wait(&self, py: Python<'_>, timeout_seconds: Option<f64>) -> PyResult<Option<NativeMoved>> {
+        if timeout_seconds.is_some_and(f64::is_nan) {
+            let problem = "timeout=nan: must be seconds, or None to wait for ever";
+            return Err(PyValueError::new_err(problem));
+        }
         let seconds = timeout_seconds.map(|seconds| seconds.clamp(0.0, 1e9));
         let deadline = seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
         loop {

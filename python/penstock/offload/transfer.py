@@ -91,6 +91,7 @@ class Transfer:
             TransferError: Not every byte was moved. Of several failures it is the first.
             TransferCancelledError: It was given up.
             TimeoutError: It has not ended in time; it goes on.
+            ValueError: The time is no number (NaN).
             PenstockError: This process is a fork of the one that moves the bytes.
         """
         report = self._wait(timeout)

@@ -184,6 +184,14 @@ def test_a_closed_one(file: Path) -> None:
         io.write(bytearray(10), file)
 
 
+def test_a_time_that_is_no_number(io: TensorIO, file: Path) -> None:
+    transfer = io.read(bytearray(10), file)
+    for wait in (transfer.result, io.wait):
+        with pytest.raises(ValueError, match="timeout"):
+            wait(float("nan"))
+    assert transfer.result(float("inf")).nbytes == 10
+
+
 def test_a_mode(io: TensorIO, file: Path) -> None:
     with pytest.raises(ValueError, match="mode"):
         io.open(file, "a")  # type: ignore[arg-type]
