@@ -365,8 +365,8 @@ impl Bell {
     }
 
     /// Has it rung when a transfer ends.
-    fn hang(&self, transfer: &Transfer, key: u64) {
-        self.inner.hang(&transfer.inner, key);
+    fn hang(&self, py: Python<'_>, transfer: &Transfer, key: u64) -> PyResult<()> {
+        raised(py, self.inner.hang(&transfer.inner, key))
     }
 
     /// The keys of those that have ended since.

@@ -26,15 +26,19 @@ class Bell:
         self._keys = itertools.count()
 
     async def wait(self, transfer: _native.Transfer, cancel: Callable[[], None]) -> None:
-        """Waits until a transfer has ended; ``cancel`` is called if the task is cancelled."""
+        """Waits until a transfer has ended; ``cancel`` is called if the task is cancelled.
+
+        Raises:
+            PenstockError: This process is a fork of the one that moves the bytes.
+        """
         loop = asyncio.get_running_loop()
         key = next(self._keys)
         future = loop.create_future()
         if not self._waiting:
             loop.add_reader(self._native.fileno(), self._answer)
         self._waiting[key] = future
-        self._native.hang(transfer, key)
         try:
+            self._native.hang(transfer, key)
             await future
         except asyncio.CancelledError:
             cancel()

@@ -66,7 +66,7 @@ class Transfer:
         self.is_seen = False
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has ended, well or not; never so in a fork of the process that moves it."""
         return self._native.done()
 
     def cancel(self) -> None:

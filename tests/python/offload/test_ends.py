@@ -74,9 +74,11 @@ def test_a_fork_has_workers_of_its_own_and_no_transfer_of_its_parent(tmp_path: P
     path.write_bytes(random.Random(1).randbytes(100_000))
     said, _ = _run(
         """
-        import os, sys, penstock
+        import asyncio, os, sys, penstock
         from penstock.offload import TensorIO
         path = sys.argv[1]
+        async def awaited():
+            await transfer
         content = open(path, "rb").read()
         io = TensorIO()
         transfer = io.read(bytearray(50_000), path)
@@ -85,7 +87,7 @@ def test_a_fork_has_workers_of_its_own_and_no_transfer_of_its_parent(tmp_path: P
         assert io.read(into, path, 5).result(60).nbytes == 1000
         assert into == content[5:1005]
         if child == 0:
-            for call in (transfer.result, transfer.cancel):
+            for call in (transfer.result, transfer.cancel, lambda: asyncio.run(awaited())):
                 try:
                     call()
                 except penstock.PenstockError as error:

@@ -36,9 +36,12 @@ impl Bell {
     }
 
     /// Has it rung once a transfer ends, or now if that has ended.
-    pub fn hang(&self, transfer: &Transfer, key: u64) {
+    ///
+    /// # Errors
+    /// [`Error::Forked`]: it would never ring.
+    pub fn hang(&self, transfer: &Transfer, key: u64) -> Result<()> {
         let inner = Arc::clone(&self.inner);
-        transfer.on_done(Box::new(move || inner.ring(key)));
+        transfer.on_done(Box::new(move || inner.ring(key)))
     }
 
     /// The keys of the transfers that have ended since they were asked for last; it is silent then.

@@ -187,18 +187,20 @@ impl Transfer {
     }
 
     /// Has a function called when it is done, on a thread of the executor or, if it is done already,
-    /// right now; in a fork, never. It must not wait.
-    pub fn on_done(&self, watcher: Box<dyn FnOnce() + Send>) {
-        if self.state.check_process().is_err() {
-            return;
-        }
+    /// right now. It must not wait.
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn on_done(&self, watcher: Box<dyn FnOnce() + Send>) -> Result<()> {
+        self.state.check_process()?;
         let mut progress = self.state.lock();
         if !progress.is_done {
             progress.watchers.push(watcher);
-            return;
+            return Ok(());
         }
         drop(progress);
         watcher();
+        Ok(())
     }
 }
 
