@@ -126,7 +126,7 @@ def release(settings: Settings, *, is_idle: bool) -> None:
 def _close_at_exit() -> None:
     """Finishes what was handed over: threads of ours end with the process, wherever they are."""
     if _process == os.getpid():
-        for executor in _shared.values():
+        for executor in list(_shared.values()):
             executor.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +14,7 @@ from penstock.loading.copying import bump_versions
 from penstock.offload.arrays import to_read_into, to_write_from
 from penstock.offload.data_file import AnyFile, DataFile, reach
 from penstock.offload.executors import Settings, hold, release
+from penstock.offload.pending import Pending
 from penstock.offload.transfer import Transfer, wait_all
 from penstock.option_kinds import Number
 from penstock.options import Options
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from penstock import _native
 
 _OFFSET = Number(0, (1 << 63) - 1, "bytes", is_open=False)
-_SWEPT_MIN = 1024
 
 
 class TensorIO:
@@ -92,9 +93,7 @@ class TensorIO:
         )
         self._direct = (Options() if direct is None else Options(direct=direct)).direct
         self._weight = weight
-        self._is_closed = False
-        self._process = -1
-        self._share_here()
+        self._claim: _Claim | None = _Claim(self._settings, weight)
         _live.add(self)
 
     def open(self, file: AnyFile, mode: Literal["r", "w"] = "r") -> DataFile:
@@ -162,10 +161,10 @@ class TensorIO:
             _OFFSET.check("offset", offset)
             arrays.append((files.of(file), offset, to_read_into(tensor)))
             tensors.append(tensor)
-        share = self._share_here()
+        claim = self._claim_here()
         # They change from now on, as autograd has to know.
         bump_versions(tensors)
-        return self._started(lambda: share.read(arrays), files)
+        return self._started(claim, lambda: claim.share.read(arrays), files)
 
     def write_all(
         self, requests: Iterable[tuple[Any, AnyFile, int]], *, sync: bool = False
@@ -181,8 +180,8 @@ class TensorIO:
         for tensor, file, offset in requests:
             _OFFSET.check("offset", offset)
             arrays.append((files.of(file), offset, to_write_from(tensor)))
-        share = self._share_here()
-        return self._started(lambda: share.write(arrays, bool(sync)), files)
+        claim = self._claim_here()
+        return self._started(claim, lambda: claim.share.write(arrays, bool(sync)), files)
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits for all that was handed over here.
@@ -194,11 +193,7 @@ class TensorIO:
             TransferError: One failed whose error nobody has seen.
             TimeoutError: Not all have ended in time.
         """
-        self._share_here()
-        try:
-            wait_all([one for one in self._pending if not one.is_seen], timeout)
-        finally:
-            self._sweep()
+        self._claim_here().wait(timeout)
 
     def close(self) -> None:
         """Waits for all that was handed over, and lets the workers go.
@@ -206,13 +201,12 @@ class TensorIO:
         Raises:
             TransferError: One failed whose error nobody has seen.
         """
-        if self._is_closed or self._process != os.getpid():
-            self._is_closed = True
+        if (claim := self._claim) is None:
             return
         try:
-            self.wait()
+            if claim.is_here:
+                claim.wait(None)
         finally:
-            self._is_closed = True
             self._let_go()
 
     def __enter__(self) -> Self:
@@ -230,58 +224,97 @@ class TensorIO:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for transfer in self._pending:
-            await transfer.ended()
+        claim = self._claim
+        if claim is not None and claim.is_here:
+            for transfer in claim.pending:
+                await transfer.ended()
         self.__exit__(kind)
 
     def __del__(self) -> None:
-        if not getattr(self, "_is_closed", True) and self._process == os.getpid():
-            self._is_closed = True
-            _left.extend(one for one in self._pending if not one.is_settled)
+        if hasattr(self, "_claim"):
             self._let_go()
 
-    def _share_here(self) -> _native.Share:
+    def _claim_here(self) -> _Claim:
         """The claim on the workers of this process, which may be a fork of another."""
-        if self._is_closed:
+        claim = self._claim
+        if claim is not None and not claim.is_here:
+            with _lock:
+                claim = self._claim
+                if claim is not None and not claim.is_here:
+                    claim = self._claim = _Claim(self._settings, self._weight)
+        if claim is None:
             raise ValueError("this TensorIO is closed: make another one")
-        if self._process != os.getpid():
-            self._executor = hold(self._settings)
-            self._share = self._executor.share(self._weight)
-            self._pending: list[Transfer] = []
-            self._sweep_at = _SWEPT_MIN
-            self._process = os.getpid()
-        return self._share
+        return claim
 
     def _let_go(self) -> None:
-        """Has the workers go, if nobody else holds them."""
-        del self._share, self._executor
-        release(self._settings, is_idle=all(one.done() for one in self._pending))
+        """Gives the claim up, which one of several threads does."""
+        with _lock:
+            claim, self._claim = self._claim, None
+        if claim is not None and claim.is_here:
+            claim.let_go()
 
-    def _started(self, start: Callable[[], _native.Transfer], files: _Files) -> Transfer:
+    def _started(
+        self, claim: _Claim, start: Callable[[], _native.Transfer], files: _Files
+    ) -> Transfer:
         try:
             native = start()
         except ValueError as error:
             raise UnsupportedStateError(
                 f"the tensor: {error}: use a contiguous one", key="the tensor"
             ) from error
-        executor = self._executor
+        executor = claim.executor
         fallbacks = files.fallbacks
         if executor.fallback is not None:
             fallbacks = (Fallback(executor.fallback, "engine"), *fallbacks)
         transfer = Transfer(native, executor.engine, fallbacks)
-        self._pending.append(transfer)
-        if len(self._pending) > self._sweep_at:
-            self._sweep()
+        claim.pending.add(transfer)
+        if self._claim is not claim:
+            # Another thread has closed this one meanwhile, and perhaps not waited for it.
+            _left.add(transfer)
         return transfer
-
-    def _sweep(self) -> None:
-        """Forgets those that nobody has to hear of any more."""
-        self._pending = [one for one in self._pending if not one.is_settled]
-        self._sweep_at = max(_SWEPT_MIN, 2 * len(self._pending))
 
     def _take_pending(self) -> list[Transfer]:
         """What was handed over in this process, at the end of the program."""
-        return self._pending if self._process == os.getpid() else []
+        claim = self._claim
+        return list(claim.pending) if claim is not None and claim.is_here else []
+
+
+class _Claim:
+    """What one process has of a `TensorIO`.
+
+    Attributes:
+        executor: The workers.
+        share: The claim on them.
+        pending: What was handed over.
+    """
+
+    def __init__(self, settings: Settings, weight: int) -> None:
+        self._settings = settings
+        self._process = os.getpid()
+        self.executor = hold(settings)
+        self.share = self.executor.share(weight)
+        self.pending = Pending()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this process."""
+        return self._process == os.getpid()
+
+    def wait(self, timeout: float | None) -> None:
+        """Waits for all that was handed over."""
+        try:
+            wait_all([one for one in self.pending if not one.is_seen], timeout)
+        finally:
+            self.pending.sweep()
+
+    def let_go(self) -> None:
+        """Has the workers go, if nobody else holds them."""
+        is_idle = True
+        for transfer in self.pending:
+            is_idle = is_idle and transfer.done()
+            if not transfer.is_settled:
+                _left.add(transfer)
+        release(self._settings, is_idle=is_idle)
 
 
 class _Files:
@@ -308,8 +341,9 @@ class _Files:
 
 
 _live: weakref.WeakSet[TensorIO] = weakref.WeakSet()
-_left: list[Transfer] = []
-"""What was under way when its `TensorIO` was dropped."""
+_left = Pending()
+"""What was under way when its `TensorIO` was dropped or closed."""
+_lock = threading.RLock()  # Garbage may be collected while it is held.
 
 
 @atexit.register
@@ -327,7 +361,9 @@ def _finish_at_exit() -> None:
 
 
 def _forget_in_child() -> None:
+    global _lock
     _left.clear()
+    _lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

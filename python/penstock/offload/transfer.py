@@ -77,6 +77,8 @@ class Transfer:
         Raises:
             PenstockError: This process is a fork of the one that moves the bytes.
         """
+        if self.done():
+            return
         self._native.cancel()
         # Who gives it up need not be told of its end.
         self.is_seen = True
@@ -122,10 +124,18 @@ class Transfer:
     def __repr__(self) -> str:
         return f"<Transfer {'done' if self.done() else 'under way'}>"
 
+    def ends_within(self, timeout: float | None) -> bool:
+        """Waits for the end, well or not; whoever asks has not heard which."""
+        try:
+            return self._native.wait(timeout) is not None
+        except PenstockError:
+            return True
+
     def _wait(self, timeout: float | None) -> TransferReport | None:
         try:
             moved = self._native.wait(timeout)
-        except Exception:
+        except PenstockError:
+            # Nothing else, as of a signal handler, is the transfer's own end.
             self.is_seen = True
             raise
         if moved is None:
@@ -152,15 +162,18 @@ def wait_all(transfers: Iterable[Transfer], timeout: float | None = None) -> lis
         TimeoutError: Not all have ended in time; they go on.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
-    reports: list[TransferReport] = []
-    failures: list[Exception] = []
+    transfers = list(transfers)
+    # No failure counts as heard of before all have ended: a time-out or a signal would swallow it.
     for transfer in transfers:
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        if not transfer.ends_within(left):
+            raise TimeoutError(f"not all transfers have ended in {timeout} s")
+    reports: list[TransferReport] = []
+    failures: list[PenstockError] = []
+    for transfer in transfers:
         try:
-            reports.append(transfer.result(left))
-        except TimeoutError as error:
-            raise TimeoutError(f"not all transfers have ended in {timeout} s") from error
-        except Exception as error:
+            reports.append(transfer.result())
+        except PenstockError as error:
             failures.append(error)
     if failures:
         first, *others = failures

@@ -127,6 +127,90 @@ def test_waiting_can_be_interrupted(tmp_path: Path) -> None:
     assert said == "heard False\n"
 
 
+def test_a_failure_is_heard_of_though_waiting_was_broken_off(tmp_path: Path) -> None:
+    """By a time-out, by the handler of a signal, and in a block that Ctrl-C ended."""
+    path = tmp_path / "short"
+    path.write_bytes(b"short")
+    said, warned = _run(
+        """
+        import signal, sys, numpy as np, penstock
+        from penstock.offload import TensorIO, wait_all
+        short, path = sys.argv[1:]
+        content = np.zeros(256 << 20, np.uint8)
+        def heard(*_):
+            raise TimeoutError("the handler's")
+        signal.signal(signal.SIGALRM, heard)
+        def begin():
+            io = TensorIO(workers=1, queue_depth=1, block_bytes=4096)
+            failed = io.read(bytearray(10), short)
+            while not failed.done():
+                pass
+            return io, failed, io.write(content, path)
+        for wait in (lambda io: io.wait(0), lambda io: wait_all([slow], 100), lambda io: io.wait()):
+            io, failed, slow = begin()
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            try:
+                wait(io)
+            except TimeoutError as error:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                print(error)
+            failed.cancel()
+            slow.cancel()
+            try:
+                io.close()
+            except penstock.TransferError as error:
+                print(error.path == short)
+        io, failed, slow = begin()
+        del failed, slow
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        try:
+            with io:
+                pass
+        except KeyboardInterrupt:
+            print("interrupted")
+        del io
+        """,
+        path,
+        tmp_path / "file",
+    )
+    assert said.splitlines() == [
+        "not all transfers have ended in 0 s",
+        "True",
+        "the handler's",
+        "True",
+        "the handler's",
+        "True",
+        "interrupted",
+    ]
+    assert warned.count("a transfer that nobody waited for failed") == 1
+
+
+def test_a_thread_that_hands_over_while_another_closes_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(10))
+    told: list[type[Exception]] = []
+
+    def hand_over(io: TensorIO) -> None:
+        try:
+            while True:
+                io.read(bytearray(10), path)
+        except Exception as error:
+            told.append(type(error))
+
+    for _ in range(50):
+        io = TensorIO()
+        threads = [threading.Thread(target=hand_over, args=(io,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        closing = [threading.Thread(target=io.close) for _ in range(2)]
+        for thread in closing:
+            thread.start()
+        for thread in threads + closing:
+            thread.join(HANG_SECONDS)
+    assert told == [ValueError] * 150
+
+
 def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
 

@@ -337,6 +337,29 @@ def test_an_error_that_nobody_has_seen_comes_at_the_end(file: Path) -> None:
         _leave(file)
 
 
+def test_no_failure_is_lost_among_threads(file: Path) -> None:
+    """Whoever waits forgets what is settled, and nothing that another hands over meanwhile."""
+    threads, turns = 4, 2000
+    heard = 0
+    with TensorIO() as io:
+
+        def fail() -> None:
+            for _ in range(turns):
+                io.read(bytearray(10), file, 400_000)
+
+        running = [threading.Thread(target=fail) for _ in range(threads)]
+        for thread in running:
+            thread.start()
+        is_last = False
+        while not is_last:
+            is_last = not any(thread.is_alive() for thread in running)
+            try:
+                io.wait(HANG_SECONDS)
+            except penstock.TransferError as error:
+                heard += 1 + len(getattr(error, "__notes__", ()))
+    assert heard == threads * turns
+
+
 def _leave(file: Path) -> None:
     with TensorIO() as io:
         io.read(bytearray(10), file, 400_000)
