@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import random
 import threading
+import warnings
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,9 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.offload import DataFile, TensorIO, Transfer, wait_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HANG_SECONDS = 120
 
@@ -173,6 +177,31 @@ def test_a_descriptor_or_a_file_object_is_as_good_as_a_path(file: Path) -> None:
 def _flags(descriptor: int) -> str:
     with open(f"/proc/self/fdinfo/{descriptor}") as info:
         return next(line for line in info if line.startswith("flags:"))
+
+
+def test_files_that_are_gone_when_the_next_comes_are_not_taken_for_it(tmp_path: Path) -> None:
+    for index in range(20):
+        (tmp_path / str(index)).write_bytes(bytes([index]) * 10)
+
+    def objects() -> Iterator[tuple[bytearray, Any, int]]:
+        for index, row in enumerate(rows):
+            yield row, (tmp_path / str(index)).open("rb"), 0
+
+    def paths() -> Iterator[tuple[bytearray, Any, int]]:
+        for index, row in enumerate(rows):
+            yield row, os.fsencode(tmp_path / str(index)), 0
+
+    def descriptors() -> Iterator[tuple[bytearray, Any, int]]:
+        for index, row in enumerate(rows):
+            with (tmp_path / str(index)).open("rb") as opened:
+                yield row, opened.fileno(), 0
+
+    with TensorIO() as io, warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        for requests in (objects, paths, descriptors):
+            rows = [bytearray(10) for _ in range(20)]
+            io.read_all(requests()).result(HANG_SECONDS)
+            assert [row[0] for row in rows] == list(range(20)), requests
 
 
 def test_an_open_file_is_used_until_it_is_closed(file: Path) -> None:
