@@ -31,8 +31,8 @@ pub struct DataFile {
     /// The same file through the page cache; opened when a write needs it.
     edges: OnceLock<Arc<File>>,
     is_writable: bool,
-    /// Whether its entry in its directory may not be durable.
-    is_new: AtomicBool,
+    /// Whether its entry in its directory may not be durable, whoever made it.
+    is_entry_unsynced: AtomicBool,
 }
 
 #[pymethods]
@@ -46,8 +46,9 @@ impl DataFile {
             let file = raised(py, py.detach(|| File::reach(&path, direct)))?;
             return Ok(DataFile::of(file, false, false));
         }
-        let (file, is_new) = raised(py, py.detach(|| reach_or_create(&path, direct)))?;
-        Ok(DataFile::of(file, true, is_new))
+        // Who found it may have made it a moment ago, in a write that was not to be durable.
+        let file = raised(py, py.detach(|| reach_or_create(&path, direct)))?;
+        Ok(DataFile::of(file, true, true))
     }
 
     /// Opens the file of a descriptor again, which its owner keeps.
@@ -88,12 +89,12 @@ impl DataFile {
 }
 
 impl DataFile {
-    fn of(file: File, is_writable: bool, is_new: bool) -> DataFile {
+    fn of(file: File, is_writable: bool, is_entry_unsynced: bool) -> DataFile {
         DataFile {
             file: Arc::new(file),
             edges: OnceLock::new(),
             is_writable,
-            is_new: AtomicBool::new(is_new),
+            is_entry_unsynced: AtomicBool::new(is_entry_unsynced),
         }
     }
 
@@ -107,9 +108,9 @@ impl DataFile {
     /// Makes it ready for a write that ends there.
     fn prepare(&self, end: u64, has_edges: bool, is_durable: bool) -> Result<Target, Error> {
         self.file.extend_to(end)?;
-        if is_durable && self.is_new.load(Ordering::Acquire) {
+        if is_durable && self.is_entry_unsynced.load(Ordering::Acquire) {
             self.file.sync_entry()?;
-            self.is_new.store(false, Ordering::Release);
+            self.is_entry_unsynced.store(false, Ordering::Release);
         }
         self.to_write(has_edges)
     }
@@ -129,19 +130,19 @@ impl DataFile {
     }
 }
 
-/// The file, and whether it was made.
-fn reach_or_create(path: &Path, direct: Direct) -> Result<(File, bool), Error> {
+/// The file, made where it is not there.
+fn reach_or_create(path: &Path, direct: Direct) -> Result<File, Error> {
     use std::io::ErrorKind;
     match File::reach_to_write(path, direct) {
         Err(error) if error.kind() == Some(ErrorKind::NotFound) => {}
-        file => return Ok((file?, false)),
+        file => return file,
     }
     match File::create(path, direct) {
         // Somebody else was faster.
         Err(error) if error.kind() == Some(ErrorKind::AlreadyExists) => {
-            Ok((File::reach_to_write(path, direct)?, true))
+            File::reach_to_write(path, direct)
         }
-        file => Ok((file?, true)),
+        file => file,
     }
 }
 

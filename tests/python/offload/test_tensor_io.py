@@ -148,6 +148,21 @@ def _umask() -> int:
     return old
 
 
+def test_a_name_is_made_durable_where_the_file_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where its path would lead from another directory; nor where it has none any more."""
+    (tmp_path / "directory").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with TensorIO() as io:
+        moved, gone = (io.open(f"directory/{name}", "w") for name in ("moved", "gone"))
+        monkeypatch.chdir("/")
+        (tmp_path / "directory" / "gone").unlink()
+        for file in (moved, gone):
+            assert io.write(b"abc", file, sync=True).result(HANG_SECONDS).nbytes == 3
+    assert (tmp_path / "directory" / "moved").read_bytes() == b"abc"
+
+
 def test_links_are_followed(tmp_path: Path, file: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(file)

@@ -16,7 +16,7 @@ impl File {
     /// # Errors
     /// As [`open`](File::open), but for links.
     pub fn reach(path: &Path, direct: Direct) -> Result<File> {
-        File::reach_as(path, Access::Read, direct)
+        File::reach_as(path, path, Access::Read, direct)
     }
 
     /// Opens a regular file to read and write, also by a link to one.
@@ -24,12 +24,13 @@ impl File {
     /// # Errors
     /// As [`reach`](File::reach).
     pub fn reach_to_write(path: &Path, direct: Direct) -> Result<File> {
-        File::reach_as(path, Access::Write, direct)
+        File::reach_as(path, path, Access::Write, direct)
     }
 
-    fn reach_as(path: &Path, access: Access, direct: Direct) -> Result<File> {
+    /// Opens what `way` leads to, which is called `path`.
+    fn reach_as(way: &Path, path: &Path, access: Access, direct: Direct) -> Result<File> {
         let flags = access.flags() | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let fd = rustix::fs::open(path, flags, Mode::empty())
+        let fd = rustix::fs::open(way, flags, Mode::empty())
             .map_err(|errno| storage("open", path, errno))?;
         File::of_regular(fd, path, access, direct)
     }
@@ -52,9 +53,7 @@ impl File {
         };
         let stat = rustix::fs::stat(&way).map_err(|errno| storage("open", &path, errno))?;
         if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
-            let mut file = File::reach_as(&way, access, direct)?;
-            file.path = path.into();
-            return Ok(file);
+            return File::reach_as(&way, &path, access, direct);
         }
         // To open a device or a FIFO may do something to it.
         Err(File::not_regular(&path, stat.st_mode))
@@ -65,9 +64,12 @@ impl File {
     /// # Errors
     /// As [`reopen`](File::reopen).
     pub fn again(&self, direct: Direct) -> Result<File> {
-        let mut twin = File::reopen(self.as_fd().as_raw_fd(), direct)?;
-        twin.path = self.shared_path();
-        Ok(twin)
+        let way = PathBuf::from(format!("/proc/self/fd/{}", self.as_fd().as_raw_fd()));
+        let access = match self.is_writable()? {
+            true => Access::Write,
+            false => Access::Read,
+        };
+        File::reach_as(&way, self.path(), access, direct)
     }
 
     /// Whether it may be written to.
@@ -80,12 +82,21 @@ impl File {
         Ok(flags & OFlags::RWMODE != OFlags::RDONLY)
     }
 
-    /// Makes its entry in its directory durable, as a new file needs it beside its content.
+    /// Makes its entry in its directory durable, as a new file needs it beside its content. It is
+    /// the directory where the file is now: the path that it was opened by may be a link, or lead
+    /// from a working directory that has changed.
     ///
     /// # Errors
     /// [`Error::Storage`](crate::Error::Storage) from the system.
     pub fn sync_entry(&self) -> Result<()> {
-        let parent = match self.path().parent() {
+        let stat = rustix::fs::fstat(self.as_fd()).map_err(|e| storage("stat", self.path(), e))?;
+        if stat.st_nlink == 0 {
+            // There is no entry any more.
+            return Ok(());
+        }
+        let way = format!("/proc/self/fd/{}", self.as_fd().as_raw_fd());
+        let path = std::fs::read_link(way).unwrap_or_else(|_| self.path().to_owned());
+        let parent = match path.parent() {
             Some(parent) if parent != Path::new("") => parent,
             _ => Path::new("."),
         };
