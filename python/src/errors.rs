@@ -17,6 +17,7 @@ const ENOMEM: i32 = 12;
 const EBUSY: i32 = 16;
 const ENOTDIR: i32 = 20;
 const EINVAL: i32 = 22;
+const EMFILE: i32 = 24;
 const ENOTEMPTY: i32 = 39;
 const ENODATA: i32 = 61;
 
@@ -48,6 +49,8 @@ fn in_full(error: &penstock_io::Error) -> String {
     }
 }
 
+const TOO_MANY_OPEN: &str = "close files, or raise their number (ulimit -n)";
+
 fn transfer_remedy(error: &penstock_io::Error) -> &'static str {
     use penstock_io::Error as Io;
     match error {
@@ -67,8 +70,10 @@ fn transfer_remedy(error: &penstock_io::Error) -> &'static str {
                 "the device or what it is reached by fails: see the kernel's log"
             }
             _ if source.raw_os_error() == Some(EBADF) => "open the file for this",
+            _ if source.raw_os_error() == Some(EMFILE) => TOO_MANY_OPEN,
             _ => "see the system's message",
         },
+        Io::Engine { source, .. } if source.raw_os_error() == Some(EMFILE) => TOO_MANY_OPEN,
         Io::EngineUnavailable { .. } => "use engine=\"auto\" or engine=\"threads\"",
         Io::DirectUnavailable { .. } => "use direct=\"auto\" or direct=\"off\"",
         Io::OutOfMemory { .. } => "free memory or raise its limit",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import resource
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +132,27 @@ def test_a_file_without_permission(io: TensorIO, file: Path) -> None:
                 io.write(b"abc", file)
         finally:
             subprocess.run(["chattr", "-i", file], check=True)
+
+
+def test_no_more_descriptors(io: TensorIO, file: Path) -> None:
+    """Each error names the file that was asked for, and what helps."""
+    opened = io.open(file, "w")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.open(os.devnull, os.O_RDONLY)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 1, hard))
+    try:
+        calls: list[Any] = [lambda: io.read(bytearray(10), file)]
+        if opened.is_direct:
+            # It takes the page cache's way for what is less than a page.
+            calls.append(lambda: io.write(b"abc", opened, 3))
+        for call in calls:
+            with pytest.raises(penstock.StorageError, match="ulimit -n") as caught:
+                call()
+            assert caught.value.errno == errno.EMFILE
+            assert caught.value.path == os.fspath(file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(held[0])
 
 
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
