@@ -68,7 +68,9 @@ class Buffers:
             if count == 0:
                 return torch.empty(sizes, dtype=dtype)
             held = self._take(count * dtype.itemsize)
-            return torch.frombuffer(held, dtype=dtype).view(sizes)
+            flat = torch.frombuffer(held, dtype=dtype)
+            # Itself where it can be: views of a view keep alive what that is a view of, not that.
+            return flat if len(sizes) == 1 else flat.view(sizes)
         kind = np.dtype(dtype)
         if kind.hasobject or kind.itemsize == 0:
             raise TypeError(f"dtype={dtype!r}: its elements have no bytes of their own")
