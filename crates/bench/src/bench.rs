@@ -12,6 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::content::Tag;
 use crate::job::{Job, Layout, Pattern};
+use crate::method;
 use crate::outcome::{Metadata, Outcome, Tally};
 use crate::plan::{Plan, Request};
 use crate::worker::{Shared, Worker};
@@ -111,7 +112,7 @@ impl Bench {
                         let worker = worker.inspect_err(|_| {
                             gate.pass();
                         })?;
-                        worker.run(|| gate.pass())
+                        method::run(worker, || gate.pass())
                     })
                 })
                 .collect();

@@ -12,6 +12,7 @@ mod batches;
 pub mod bench;
 mod content;
 pub mod job;
+mod method;
 pub mod outcome;
 pub mod plan;
 mod worker;

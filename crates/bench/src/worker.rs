@@ -14,7 +14,6 @@ use penstock_io::transfer::WholeTransfers;
 use penstock_store::{Error, Result};
 use rustix::io::Errno;
 
-use crate::batches;
 use crate::content::Tag;
 use crate::job::{ALIGNMENT, Job, Method, Pattern};
 use crate::outcome::Tally;
@@ -77,36 +76,13 @@ impl<'a> Worker<'a> {
         })
     }
 
-    /// Does everything, once `go` returns the moment to count from.
-    pub(crate) fn run(mut self, go: impl FnOnce() -> Instant) -> Result<Tally> {
-        match self.shared.job.method {
-            Method::Posix => {
-                self.tally.setup = "pread, pwrite".to_owned();
-                self.start(go);
-                self.run_blocking()?;
-            }
-            Method::Threads | Method::Uring | Method::UringRegistered => {
-                let engine = self.open_engine();
-                // Whatever comes of it: the other threads wait for this one.
-                self.start(go);
-                self.run_engine(engine?.as_mut())?;
-            }
-            Method::Executor => {
-                let batches = batches::Batches::open(self.shared);
-                self.start(go);
-                batches?.run(&mut self)?;
-            }
-        }
-        Ok(self.tally)
-    }
-
-    fn start(&mut self, go: impl FnOnce() -> Instant) {
+    pub(crate) fn start(&mut self, go: impl FnOnce() -> Instant) {
         self.begun = go();
         let seconds = self.shared.job.seconds;
         self.deadline = seconds.map(|seconds| self.begun + Duration::from_secs_f64(seconds));
     }
 
-    fn open_engine(&mut self) -> Result<Box<dyn Engine>> {
+    pub(crate) fn open_engine(&mut self) -> Result<Box<dyn Engine>> {
         let job = self.shared.job;
         let choice = match job.method {
             Method::Uring | Method::UringRegistered => EngineChoice::Uring,
@@ -204,7 +180,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn run_blocking(&mut self) -> Result<()> {
+    pub(crate) fn run_blocking(&mut self) -> Result<()> {
         let mut buf = self.free.pop().expect("one for each request in flight");
         while let Some(request) = self.next() {
             self.fill(&request, &mut buf);
@@ -240,7 +216,7 @@ impl<'a> Worker<'a> {
         Ok(done)
     }
 
-    fn run_engine(&mut self, engine: &mut dyn Engine) -> Result<()> {
+    pub(crate) fn run_engine(&mut self, engine: &mut dyn Engine) -> Result<()> {
         let depth = self.free.len();
         let mut flying: Vec<Option<(Request, Instant)>> = vec![None; depth];
         let mut slots: Vec<usize> = (0..depth).rev().collect();

@@ -1,0 +1,33 @@
+//! The ways to move bytes that a thread can take.
+
+use std::time::Instant;
+
+use penstock_store::Result;
+
+use crate::batches::Batches;
+use crate::job::Method;
+use crate::outcome::Tally;
+use crate::worker::Worker;
+
+/// Does everything, once `go` returns the moment to count from.
+pub(crate) fn run(mut worker: Worker<'_>, go: impl FnOnce() -> Instant) -> Result<Tally> {
+    match worker.shared.job.method {
+        Method::Posix => {
+            worker.tally.setup = "pread, pwrite".to_owned();
+            worker.start(go);
+            worker.run_blocking()?;
+        }
+        Method::Threads | Method::Uring | Method::UringRegistered => {
+            let engine = worker.open_engine();
+            // Whatever comes of it: the other threads wait for this one.
+            worker.start(go);
+            worker.run_engine(engine?.as_mut())?;
+        }
+        Method::Executor => {
+            let batches = Batches::open(worker.shared);
+            worker.start(go);
+            batches?.run(&mut worker)?;
+        }
+    }
+    Ok(worker.tally)
+}
