@@ -476,7 +476,9 @@ fn whoever_watches_hears_of_the_end_once() {
         let (_, buf) = window(300_000, 0);
         let transfer = share.submit(vec![read(&target, 11, buf)]).unwrap();
         let counted = Arc::clone(&heard);
-        let watcher = move || drop(counted.fetch_add(1, Ordering::SeqCst));
+        let watcher = move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+        };
         transfer.on_done(Box::new(watcher)).unwrap();
         finish(&transfer).unwrap();
     }
