@@ -136,7 +136,7 @@ def test_a_failure_is_heard_of_though_waiting_was_broken_off(tmp_path: Path) -> 
         import signal, sys, numpy as np, penstock
         from penstock.offload import TensorIO, wait_all
         short, path = sys.argv[1:]
-        content = np.zeros(256 << 20, np.uint8)
+        content = np.zeros(32 << 20, np.uint8)
         def heard(*_):
             raise TimeoutError("the handler's")
         signal.signal(signal.SIGALRM, heard)
