@@ -34,6 +34,10 @@ BENCH_ARGS ?=
 # Where the checks of `make reframe` write, and further arguments of ReFrame (see reframe/README.md)
 REFRAME_DIRECTORY ?= .cache/reframe
 REFRAME_ARGS ?=
+# A checkout of DeepSpeed at the commit that docs/deepspeed.md speaks of, and what is run of it.
+DEEPSPEED_COMMIT := edaa7221267243c7be7fb49c5d5f5c4fb97b4641
+DEEPSPEED_CHECKOUT ?= .cache/deepspeed-$(DEEPSPEED_COMMIT)
+DEEPSPEED_TESTS ?= v1/nvme v1/pin_memory runtime/zero/test_nvme_checkpointing.py
 # Arguments of the release, as in: make release RELEASE_ARGS='--target x86_64-unknown-linux-gnu'
 RELEASE_ARGS ?=
 CARGO_FUZZ_VERSION := 0.13.2
@@ -93,6 +97,17 @@ quick: toolchain $(VENV)/.develop $(NATIVE) ## Run what breaks most often, in a 
 		--test retention --test crash -- --skip mutant --skip large --skip after_a_death
 	$(VENV)/bin/python -m pytest -m quick $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
+# Their tests are not in their package; the checkout is left as it is. What of them asks for a GPU is
+# skipped. `sequential` ones, which their settings leave out, are run too.
+.PHONY: peers-deepspeed
+peers-deepspeed: $(VENV)/.develop $(NATIVE) $(DEEPSPEED_CHECKOUT) ## Run DeepSpeed's tests of its I/O on ours; DEEPSPEED_CHECKOUT=PATH fetches nothing.
+	cd $(DEEPSPEED_CHECKOUT)/tests && \
+	DS_ACCELERATOR=cpu PYTHONDONTWRITEBYTECODE=1 TORCH_EXTENSIONS_DIR=$(CURDIR)/.cache/torch-extensions \
+		penstock deepspeed -- python -m pytest -p no:cacheprovider --override-ini=addopts= \
+		--quiet $(addprefix unit/,$(DEEPSPEED_TESTS)) $(PYTEST_ARGS)
+	DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR=$(CURDIR)/.cache/torch-extensions \
+		$(VENV)/bin/python -m pytest tests/python/integrations/peers_deepspeed.py
+
 .PHONY: bench
 bench: $(VENV)/.bench $(NATIVE) ## Compare with fio and other libraries: one table, JSON, a plot.
 	$(VENV)/bin/python -m benches $(BENCH_ARGS)
@@ -104,6 +119,11 @@ bench-training: $(VENV)/.bench $(NATIVE) ## Train and save: what training loses,
 .PHONY: bench-ranks
 bench-ranks: $(VENV)/.bench $(NATIVE) ## Save and load with four ranks, and plan for thousands.
 	$(VENV)/bin/python -m benches.ranks $(BENCH_ARGS)
+
+.PHONY: bench-offload
+bench-offload: $(VENV)/.bench $(NATIVE) ## Move tensors from and to files: we, DeepSpeed (libaio-dev) and fio.
+	TORCH_EXTENSIONS_DIR=$(CURDIR)/.cache/torch-extensions \
+		$(VENV)/bin/python -m benches.offload $(BENCH_ARGS)
 
 # Serial: checks at the same time would measure each other.
 .PHONY: reframe
@@ -248,6 +268,12 @@ $(VENV)/.demo: requirements/demo.txt $(VENV)/.uv
 $(VENV)/.develop: requirements/develop.txt $(VENV)/.demo
 	$(UV_INSTALL) -r $<
 	touch $@
+
+.cache/deepspeed-$(DEEPSPEED_COMMIT):
+	git init --quiet $@.partial
+	git -C $@.partial fetch --quiet --depth 1 https://github.com/deepspeedai/DeepSpeed $(DEEPSPEED_COMMIT)
+	git -C $@.partial checkout --quiet FETCH_HEAD
+	mv $@.partial $@
 
 # What drives the fuzzing of Python.
 $(VENV)/.fuzz: requirements/fuzz.txt $(VENV)/.develop

@@ -1,0 +1,96 @@
+"""Locked tensors, which one process has one registry of, whichever op they are from."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from penstock.errors import PenstockWarning, StorageError
+from penstock.offload import Buffers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_UNBOUNDED = 1 << 62
+
+_lock = threading.Lock()
+_regions: dict[int, tuple[int, torch.Tensor]] = {}
+"""By address: where a region ends, and what keeps it."""
+
+_locked = Buffers(_UNBOUNDED, lock=True)
+_plain = Buffers(_UNBOUNDED)
+_has_warned = False
+
+
+def new(count: int, example: torch.Tensor) -> torch.Tensor:
+    """A tensor of one dimension, with the type of another, page-aligned and locked; uninitialized.
+
+    Raises:
+        StorageError: There is no memory for it.
+    """
+    global _has_warned
+    tensor: torch.Tensor
+    try:
+        tensor = _locked.empty(count, example.dtype)
+    except StorageError as error:
+        tensor = _plain.empty(count, example.dtype)
+        if not _has_warned:
+            _has_warned = True
+            warnings.warn(
+                PenstockWarning(f"tensors are not locked: {error} (raise `ulimit -l`)"),
+                stacklevel=3,
+            )
+    if count > 0:
+        with _lock:
+            # Another tensor of the same memory: who waits for the first one to go must hear of it.
+            _regions[tensor.data_ptr()] = (tensor.data_ptr() + tensor.nbytes, tensor.detach())
+    return tensor
+
+
+def free(address: int) -> bool:
+    """Forgets a region by its address; the memory goes with the last tensor in it.
+
+    Returns:
+        Whether there was one.
+    """
+    with _lock:
+        return _regions.pop(address, None) is not None
+
+
+def is_pinned(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of the host lies in locked memory, PyTorch's or ours."""
+    if tensor.device.type != "cpu":
+        return False
+    if torch.cuda.is_available() and tensor.is_pinned():
+        return True
+    begin = tensor.data_ptr()
+    end = begin + tensor.nbytes
+    with _lock:
+        return any(base <= begin and end <= last for base, last in _spans())
+
+
+def _spans() -> Iterator[tuple[int, int]]:
+    return ((base, last) for base, (last, _) in _regions.items())
+
+
+class PinHandle:
+    """The op ``pin_memory``: locked tensors without I/O."""
+
+    def new_cpu_locked_tensor(self, num_elem: int, example_tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of one dimension, with the type of another, page-aligned and locked."""
+        return new(num_elem, example_tensor)
+
+    def free_cpu_locked_tensor(self, locked_tensor: torch.Tensor) -> bool:
+        """Whether it was a locked one; it is forgotten then."""
+        return free(locked_tensor.data_ptr())
+
+    def free_cpu_locked_tensor_by_ptr(self, address: int) -> bool:
+        """The same, by the address of its first element."""
+        return free(address)
+
+    def is_pinned(self, buffer: Any) -> bool:
+        """Whether a tensor lies in locked memory."""
+        return is_pinned(buffer)

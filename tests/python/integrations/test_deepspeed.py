@@ -1,0 +1,438 @@
+"""DeepSpeed's ops on Penstock: what they return and raise, and that every process gets them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import penstock
+from penstock.integrations import deepspeed
+from penstock.integrations.deepspeed import ops
+from penstock.integrations.deepspeed.variables import environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HANG_SECONDS = 300
+MIB = 1 << 20
+
+aio = ops.module("async_io")
+
+
+@pytest.fixture(params=["aio", "gds"])
+def handle(request: pytest.FixtureRequest) -> Any:
+    """One with small blocks, so that a tensor takes several."""
+    if request.param == "gds":
+        return ops.module("gds").gds_handle(4096, 4, False, True, 2)
+    return aio.aio_handle(4096, 4, False, True, 2)
+
+
+@pytest.fixture
+def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under `install(strict=False)`."""
+    for name, value in environment({}, strict=False).items():
+        if name != "PYTHONPATH":
+            monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def tensor() -> torch.Tensor:
+    return torch.arange(50_000, dtype=torch.int32)
+
+
+@pytest.fixture
+def file(tmp_path: Path, tensor: torch.Tensor) -> str:
+    path = tmp_path / "tensor"
+    path.write_bytes(tensor.numpy().tobytes())
+    return str(path)
+
+
+def test_a_handle_has_their_defaults_and_says_what_it_was_given() -> None:
+    plain = aio.aio_handle()
+    assert _settings(plain) == (1 << 20, 128, False, False, 1)
+    assert plain.get_alignment() == 512
+    given = aio.aio_handle(1000, 3, True, True, 2)
+    assert _settings(given) == (1000, 3, True, True, 2)
+    assert given.get_alignment() == 1024
+    keywords = aio.aio_handle(block_size=4096, queue_depth=2, intra_op_parallelism=3)
+    assert _settings(keywords) == (4096, 2, False, False, 3)
+
+
+def _settings(handle: Any) -> tuple[int, int, bool, bool, int]:
+    return (
+        handle.get_block_size(),
+        handle.get_queue_depth(),
+        handle.get_single_submit(),
+        handle.get_overlap_events(),
+        handle.get_intra_op_parallelism(),
+    )
+
+
+def test_every_way_to_write_and_to_read(tmp_path: Path, handle: Any, tensor: torch.Tensor) -> None:
+    path = str(tmp_path / "tensor")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+    try:
+        writes = [
+            lambda: handle.write(tensor, path, True),
+            lambda: handle.pwrite(tensor, path, False, False) - 1,
+            lambda: handle.pwrite(tensor, path, False, True, 0),
+            lambda: handle.pwrite(tensor, path, validate=True, **{"async": True}),
+            lambda: handle.pwrite(buffer=tensor, filename=path, validate=False, **{"async": True}),
+            lambda: handle.sync_pwrite(tensor, path) - 1,
+            lambda: handle.sync_pwrite(tensor, path, 0) - 1,
+            lambda: handle.async_pwrite(tensor, path),
+            lambda: handle.async_pwrite(tensor, path, 0),
+            lambda: handle.async_pwrite(tensor, fd, 0),
+            lambda: handle.async_pwrite(buffer=tensor, fd=fd, file_offset=0),
+            lambda: handle.async_pwrite(buffer=tensor, filename=path),
+        ]
+        reads = [
+            lambda into: handle.read(into, path, True),
+            lambda into: handle.read(into, path, validate=False, file_offset=0),
+            lambda into: handle.pread(into, path, True, False) - 1,
+            lambda into: handle.pread(into, path, False, True),
+            lambda into: handle.pread(into, path, False, file_offset=0, **{"async": True}),
+            lambda into: handle.sync_pread(into, path) - 1,
+            lambda into: handle.async_pread(into, path, file_offset=0),
+        ]
+        pending = {2, 3, 4, 7, 8, 9, 10, 11}
+        for number, write in enumerate(writes):
+            Path(path).write_bytes(b"")
+            assert write() == 0
+            if number in pending:
+                assert handle.wait() == 1
+            assert Path(path).read_bytes() == tensor.numpy().tobytes()
+        for number, read in enumerate(reads):
+            into = torch.zeros_like(tensor)
+            assert read(into) == 0
+            if number in {3, 4, 6}:
+                assert handle.wait() == 1
+            assert torch.equal(into, tensor)
+    finally:
+        os.close(fd)
+
+
+def test_offsets_and_many_at_a_time(handle: Any, file: str, tensor: torch.Tensor) -> None:
+    parts = [torch.zeros(1000, dtype=torch.int32) for _ in range(50)]
+    for number, part in enumerate(parts):
+        assert handle.async_pread(part, file, 4000 * number) == 0
+    assert handle.wait() == 50
+    assert torch.equal(torch.cat(parts), tensor)
+    assert handle.async_pwrite(parts[3], file, 4) == 0
+    # As theirs: whoever waits at the call waits for what was begun before it, too.
+    assert handle.sync_pwrite(parts[3], file, 100_001) == 2
+    content = bytearray(tensor.numpy().tobytes())
+    content[4:4004] = content[100_001:104_001] = parts[3].numpy().tobytes()
+    assert Path(file).read_bytes() == content
+
+
+def test_strided_and_empty_tensors(tmp_path: Path, handle: Any) -> None:
+    path = str(tmp_path / "tensor")
+    matrix = torch.randn(100, 70)
+    assert handle.sync_pwrite(matrix.t(), path) == 1
+    into = torch.zeros(100, 140)[:, ::2].t()
+    assert handle.read(into, path, True) == 0
+    assert torch.equal(into, matrix.t())
+    assert handle.sync_pread(torch.empty(0), path) == 1
+
+
+def test_functions_of_the_module(tmp_path: Path, tensor: torch.Tensor) -> None:
+    path = str(tmp_path / "tensor")
+    assert aio.aio_write(tensor, path, 4096, 8, False, True, True) == 0
+    into = torch.zeros_like(tensor)
+    assert aio.aio_read(into, path, 4096, 8, False, True, True) == 0
+    assert torch.equal(into, tensor)
+    assert aio.deepspeed_memcpy(into, tensor + 1) == 0
+    assert torch.equal(into, tensor + 1)
+
+
+def test_what_is_wrong_raises(tmp_path: Path, handle: Any, file: str, tensor: torch.Tensor) -> None:
+    gone = str(tmp_path / "gone")
+    calls: list[Any] = [
+        lambda: handle.read(tensor, gone, False),
+        lambda: handle.read(tensor[:100], file, False),
+        lambda: handle.pread(tensor, gone, False, True),
+        lambda: handle.sync_pread(tensor, file, 4),
+        lambda: handle.async_pwrite(tensor, str(tmp_path)),
+        lambda: handle.wait(),
+    ]
+    for call in calls:
+        with pytest.raises(penstock.PenstockError):
+            call()
+    with pytest.raises(TypeError, match="filename or an fd"):
+        handle.async_pwrite(tensor)
+    for arguments, keywords in [((), {}), ((True, 0, 1), {}), ((True,), {"async": True})]:
+        with pytest.raises(TypeError, match="the arguments are"):
+            handle.pread(tensor, file, False, *arguments, **keywords)
+    # Nothing of this is left to wait for.
+    with pytest.raises(penstock.PenstockError, match="without an operation"):
+        handle.wait()
+
+
+def test_all_that_fails_is_told_and_all_has_ended(
+    handle: Any, file: str, tensor: torch.Tensor
+) -> None:
+    into = torch.zeros_like(tensor)
+    handle.async_pread(torch.empty(10), file, 200_000)
+    handle.async_pread(into, file)
+    handle.async_pread(torch.empty(10), file, 199_980)
+    with pytest.raises(penstock.TransferError, match="another one") as caught:
+        handle.wait()
+    assert caught.value.path == file
+    assert torch.equal(into, tensor)
+
+
+@pytest.mark.usefixtures("lenient")
+def test_lenient_calls_return_what_theirs_do(
+    tmp_path: Path, handle: Any, file: str, tensor: torch.Tensor
+) -> None:
+    gone = str(tmp_path / "gone")
+    assert handle.read(tensor, gone, False) == -1
+    assert handle.read(tensor[:100], file, False) == -1
+    assert handle.pread(tensor, gone, False, True) == -1
+    assert handle.wait() == 0
+    assert handle.async_pread(tensor, file, 4) == 0
+    with pytest.warns(penstock.PenstockWarning, match="ends"):
+        assert handle.wait() == 1
+
+
+def test_validate_compares_with_what_is_stored(tmp_path: Path, tensor: torch.Tensor) -> None:
+    path = str(tmp_path / "tensor")
+    handle = aio.aio_handle()
+    handle.sync_pwrite(tensor, path)
+    handle.pread(tensor, path, True, True)
+    # What is stored changes before the read is waited for.
+    wrong = tensor.clone()
+    wrong[-1] += 1
+    while not handle._pending[0].transfer.done():
+        pass
+    Path(path).write_bytes(wrong.numpy().tobytes())
+    with pytest.raises(penstock.PenstockError, match="not what was moved"):
+        handle.wait()
+
+
+def test_locked_tensors(handle: Any) -> None:
+    like = torch.empty(0, dtype=torch.float16)
+    locked = handle.new_cpu_locked_tensor(1000, like)
+    assert (locked.shape, locked.dtype, locked.device) == ((1000,), torch.float16, like.device)
+    assert locked.data_ptr() % 4096 == 0
+    pin = ops.module("pin_memory").pin_handle()
+    for one in (handle, pin):
+        assert one.is_pinned(locked)
+        assert one.is_pinned(locked[10:20])
+        assert not one.is_pinned(torch.empty(1000))
+    # More than there is of it.
+    beyond = locked.as_strided((1000,), (1,))
+    assert handle.is_pinned(beyond)
+    assert pin.free_cpu_locked_tensor(locked)
+    assert not handle.is_pinned(locked)
+    assert not handle.free_cpu_locked_tensor(locked)
+    # It is memory still.
+    assert torch.equal(locked.fill_(3), torch.full((1000,), 3, dtype=torch.float16))
+    other = pin.new_cpu_locked_tensor(num_elem=10, example_tensor=like)
+    assert pin.free_cpu_locked_tensor_by_ptr(other.data_ptr())
+    assert not pin.free_cpu_locked_tensor_by_ptr(other.data_ptr())
+
+
+def test_tensors_of_devices_by_gds() -> None:
+    handle = ops.module("gds").gds_handle()
+    tensor = handle.new_pinned_device_tensor(10, torch.empty(0, dtype=torch.int8))
+    assert (tensor.shape, tensor.dtype) == ((10,), torch.int8)
+    assert handle.pin_device_tensor(tensor)
+    assert handle.unpin_device_tensor(tensor)
+    assert handle.free_pinned_device_tensor(tensor)
+
+
+# ---- DeepSpeed itself
+
+
+def _run(
+    code: str, *arguments: object, command: tuple[str, ...] = (), **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """A program of a file of its own, as `spawn` imports it again."""
+    directory = Path(str(arguments[0]))
+    program = directory / "program.py"
+    program.write_text(textwrap.dedent(code))
+    return subprocess.run(
+        [*command, sys.executable, str(program), *map(str, arguments)],
+        env={**os.environ, "DS_ACCELERATOR": "cpu", **variables},
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        cwd=directory,
+    )
+
+
+def test_deepspeed_has_our_ops_in_every_process(tmp_path: Path) -> None:
+    """In its children of either kind, too."""
+    done = _run(
+        """
+        import multiprocessing, sys
+
+        def look(directory):
+            import torch
+            from deepspeed.ops.op_builder import AsyncIOBuilder, PinMemoryBuilder
+            for builder in (AsyncIOBuilder, PinMemoryBuilder):
+                assert builder().is_compatible()
+                assert "by Penstock" in builder().load().__doc__, builder
+            handle = AsyncIOBuilder().load().aio_handle()
+            tensor = torch.arange(1000)
+            assert handle.sync_pwrite(tensor, directory + "/tensor") == 1
+            return handle.sync_pread(torch.zeros(1000), directory + "/tensor")
+
+        if __name__ == "__main__":
+            from penstock.integrations import deepspeed as ours
+            ours.install()
+            import deepspeed
+            # Their own finding out would compile a probe.
+            assert deepspeed.ops.__compatible_ops__["async_io"]
+            assert look(sys.argv[1]) == 1
+            for method in ("spawn", "forkserver"):
+                with multiprocessing.get_context(method).Pool(1) as pool:
+                    assert pool.apply(look, (sys.argv[1],)) == 1
+            print("all of them")
+        """,
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("all of them\n")
+
+
+def test_a_whole_program_by_the_command(tmp_path: Path) -> None:
+    """Their file writer and their swapper, unchanged; and a `sitecustomize` of somebody else."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import sys\nsys.of_somebody_else = True\n")
+    done = _run(
+        """
+        import sys
+        from pathlib import Path
+        from types import SimpleNamespace
+        import torch
+        from deepspeed.io import fast_file_writer
+        from deepspeed.io import FastFileWriter, FastFileWriterConfig
+        from deepspeed.ops.op_builder import AsyncIOBuilder, PinMemoryBuilder
+        from deepspeed.runtime.swap_tensor.utils import swap_in_tensors, swap_out_tensors
+
+        assert sys.of_somebody_else
+        directory = Path(sys.argv[1])
+        handle = AsyncIOBuilder().load().aio_handle(block_size=1 << 20, queue_depth=8)
+        # Another op, which their backend of the CPU lacks.
+        bytes_of = SimpleNamespace(cast_to_byte_tensor=lambda one: one.view(-1).view(torch.uint8))
+        fast_file_writer.UtilsBuilder = lambda: SimpleNamespace(load=lambda: bytes_of)
+        pin = PinMemoryBuilder().load().pin_handle()
+        pinned = pin.new_cpu_locked_tensor(8 << 20, torch.empty(0, dtype=torch.uint8))
+        config = FastFileWriterConfig(
+            dnvme_handle=handle, pinned_tensor=pinned, double_buffer=True,
+            num_parallel_writers=1, writer_rank=0,
+        )
+        state = {"weights": torch.randn(1_234_567), "name": "of a model"}
+        writer = FastFileWriter(file_path=str(directory / "state.pt"), config=config)
+        torch.save(state, writer, _use_new_zipfile_serialization=False)
+        writer.close()
+        again = torch.load(directory / "state.pt")
+        assert torch.equal(again["weights"], state["weights"])
+        assert again["name"] == "of a model"
+
+        buffers = [torch.randn(1 << 18) for _ in range(3)]
+        paths = [str(directory / f"{number}.swp") for number in range(3)]
+        swap_out_tensors(handle, buffers, paths)
+        assert handle.wait() == 3
+        into = [torch.zeros(1 << 18) for _ in range(3)]
+        swap_in_tensors(handle, into, paths)
+        assert handle.wait() == 3
+        assert all(map(torch.equal, into, buffers))
+        print("all of it")
+        """,
+        tmp_path,
+        command=(str(Path(sys.executable).with_name("penstock")), "deepspeed", "--"),
+        PYTHONPATH=str(tmp_path / "site"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("all of it\n")
+
+
+def test_ds_io_runs_without_libaio(tmp_path: Path) -> None:
+    """It spawns what moves the bytes."""
+    command = [
+        *(str(Path(sys.executable).with_name("penstock")), "deepspeed", "--"),
+        *(str(Path(sys.executable).with_name("ds_io")), "--engine", "aio_handle"),
+        *("--io_size", "4M", "--block_size", "1M", "--loops", "2", "--read", "--validate"),
+        *("--folder_to_device_mapping", f"{tmp_path}:0"),
+    ]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "DS_ACCELERATOR": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "E2E Read" in done.stdout
+
+
+def test_the_command_says_what_it_cannot_run() -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("penstock"), "deepspeed", "--", "no-such-program"],
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "Error: no-such-program cannot be run: No such file or directory\n"
+
+
+# ---- The hook, without DeepSpeed
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package as a checkout of DeepSpeed has it on the path."""
+    package = tmp_path / "op_builder"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "builder.py").write_text("class OpBuilder:\n    def load(self): return 'theirs'\n")
+    meta, modules = sys.meta_path[:], set(sys.modules)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("PENSTOCK_DEEPSPEED", "PYTHONPATH"):
+        monkeypatch.setenv(name, "")
+    yield tmp_path
+    sys.meta_path[:] = meta
+    for name in set(sys.modules) - modules:
+        if name.split(".")[0] == "op_builder":
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("first", ["install", "import"])
+def test_builders_are_changed_whenever_they_are_defined(checkout: Path, first: str) -> None:
+    import importlib
+
+    if first == "install":
+        deepspeed.install()
+    builder = importlib.import_module("op_builder.builder").OpBuilder
+    early: Any = type("Early", (builder,), {"NAME": "async_io", "load": lambda self: "theirs"})
+    if first == "import":
+        deepspeed.install()
+        deepspeed.install()
+    late: Any = type("Late", (early,), {"NAME": "gds", "load": lambda self: "theirs"})
+    other: Any = type("Other", (builder,), {"NAME": "cpu_adam"})
+    assert early().load() is ops.module("async_io")
+    assert late().load(verbose=True) is ops.module("gds")
+    assert late().is_compatible(verbose=False)
+    assert other().load() == "theirs"
+    assert os.environ["PENSTOCK_DEEPSPEED"] == "strict"
+
+
+def test_the_variables_are_added_once(tmp_path: Path) -> None:
+    once = environment({"PYTHONPATH": f"{tmp_path}{os.pathsep}", "HOME": "/"}, strict=False)
+    site, other = once["PYTHONPATH"].split(os.pathsep)
+    assert (Path(site) / "sitecustomize.py").exists()
+    assert other == str(tmp_path)
+    assert (once["PENSTOCK_DEEPSPEED"], once["HOME"]) == ("lenient", "/")
+    assert environment(once, strict=False) == once
