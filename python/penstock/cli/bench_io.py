@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import shutil
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.bench import cases, fio, scaling
+from penstock.bench import cases, fio, movers, scaling
 from penstock.bench.cases import PRESETS, Case
 from penstock.bench.compare import rounds_needed
 from penstock.bench.results import Measurement, Results
@@ -58,6 +59,7 @@ def _preset(_: click.Context, __: click.Parameter, name: str | None) -> str | No
     return name
 
 
+_PEERS = ("fio", movers.TENSOR_IO, movers.DEEPSPEED)
 _METHODS = click.Choice(["posix", "threads", "uring", "uring_registered", "executor"])
 _PATTERNS = click.Choice(["write", "read", "random_read"])
 _LAYOUTS = click.Choice(["file_per_tensor", "file_per_process", "shared_file"])
@@ -87,7 +89,11 @@ _LAYOUTS = click.Choice(["file_per_tensor", "file_per_process", "shared_file"])
 )
 @click.option("--no-fsync", is_flag=True, help="Do not sync what was written.")
 @click.option("--verify", is_flag=True, help="Check every block that is read.")
-@click.option("--vs", type=click.Choice(["fio"]), help="Also measure with this, in turns.")
+@click.option(
+    "--vs",
+    type=_Several(click.Choice(_PEERS)),
+    help="Also measure with these, in turns. [of the preset ds_io: tensor_io and deepspeed]",
+)
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=1, show_default=True)
 @click.option(
     "--tune",
@@ -104,7 +110,7 @@ def bench_io(
     size: int,
     rounds: int | None,
     verify: bool,
-    vs: str | None,
+    vs: list[str] | None,
     seed: int,
     tune: Path | None,
     tune_seconds: float,
@@ -140,14 +146,16 @@ def bench_io(
         return run(case, work, size, seed=seed, verifies=verify, round_index=number)
 
     measures["penstock"] = ours
-    if vs == "fio":
-        if fio.is_there():
-            measures["fio"] = lambda case, number: fio.run(
-                case, work, size, seed=seed, round_index=number
-            )
-        else:
-            console(stderr=True).print(f"without fio: {fio.MISSING}")
-    settings = {"size_bytes": size, "rounds": rounds, "verify": verify, "seed": seed, "vs": vs}
+    peers = _peers(vs, axes["preset"])
+    for by in peers:
+        measures[by] = partial(_beside, by, work=work, size=size, seed=seed)
+    settings = {
+        "size_bytes": size,
+        "rounds": rounds,
+        "verify": verify,
+        "seed": seed,
+        "vs": ",".join(peers) or None,
+    }
     results = Results(kind="io", machine=facts.machine(), disk=facts.disk(place), settings=settings)
     results.cases = {case.label: case.as_json() for case in chosen}
     with endings.tidy():
@@ -158,6 +166,26 @@ def bench_io(
     else:
         _print(results)
     return 0 if any(not one.error for one in results.measurements) else 1
+
+
+def _peers(vs: list[str] | None, preset: str | None) -> list[str]:
+    """Who else measures; what is not installed is left out, and told where it was asked for."""
+    implied = [movers.TENSOR_IO, movers.DEEPSPEED] if preset == "ds_io" else []
+    found = []
+    for by in dict.fromkeys(implied if vs is None else vs):
+        is_there = fio.is_there() if by == "fio" else movers.is_there(by)
+        if is_there:
+            found.append(by)
+        elif vs is not None:
+            missing = fio.MISSING if by == "fio" else movers.MISSING
+            console(stderr=True).print(f"without {by}: {missing}")
+    return found
+
+
+def _beside(by: str, case: Case, number: int, *, work: Path, size: int, seed: int) -> Measurement:
+    if by == "fio":
+        return fio.run(case, work, size, seed=seed, round_index=number)
+    return movers.run(case, by, work, size, round_index=number)
 
 
 def _cases(axes: dict[str, Any]) -> list[Case]:
@@ -263,25 +291,26 @@ def _print(results: Results) -> None:
 
 def _table(results: Results, *, is_wide: bool) -> Table:
     names = list(dict.fromkeys(one.by for one in results.measurements))
-    has_fio = len(names) > 1
+    is_shared = len(names) > 1
+    peer = next((by for by in ("fio", movers.DEEPSPEED) if by in names), None)
     numbers = ["GB/s", "IOPS", "p50 us", "p99 us", "CPU s/GiB"]
-    if has_fio:
+    if peer is not None:
         # Of the processor the other columns matter more where they are to fit.
-        numbers[-1] = "of fio"
+        numbers[-1] = f"of {peer}"
     if is_wide:
         numbers += ["no fsync", "file calls"]
-    columns = ["case", *(["by"] if has_fio else []), *numbers]
+    columns = ["case", *(["by"] if is_shared else []), *numbers]
     rows = table(*columns, numbers=numbers, folded=["case"])
     for case in results.cases:
         for by in names:
-            cells = [case if by == names[0] else "", *([by] if has_fio else [])]
-            figures = _figures(results, case, by, has_fio=has_fio)
+            cells = [case if by == names[0] else "", *([by] if is_shared else [])]
+            figures = _figures(results, case, by, peer=peer)
             beside = _figures_beside(results, case, by) if is_wide else []
             rows.add_row(*cells, *figures, *beside)
     return rows
 
 
-def _figures(results: Results, case: str, by: str, *, has_fio: bool) -> list[str]:
+def _figures(results: Results, case: str, by: str, *, peer: str | None) -> list[str]:
     """Medians of a case; of what was written, rates with the sync."""
     rate = results.spread(case, by, lambda one: one.durable_gb_per_second)
     if rate is None:
@@ -291,17 +320,22 @@ def _figures(results: Results, case: str, by: str, *, has_fio: bool) -> list[str
         spread = results.spread(case, by, value)
         return "-" if spread is None else format(spread.median, form)
 
+    def latency(name: str) -> str:
+        # Who moves a tensor by one call says nothing of its requests.
+        is_told = all(one.latency_us for one in results.of(case, by))
+        return median(lambda one: one.latency_us[name], ",.0f") if is_told else "-"
+
     figures = [
         f"{rate.median:.2f} [{rate.least:.2f}, {rate.most:.2f}]",
         median(lambda one: one.requests_per_second, ",.0f"),
-        median(lambda one: one.latency_us.get("p50", 0.0), ",.0f"),
-        median(lambda one: one.latency_us.get("p99", 0.0), ",.0f"),
+        latency("p50"),
+        latency("p99"),
     ]
-    if not has_fio:
+    if peer is None:
         return [*figures, median(lambda one: one.cpu_seconds_per_gib, ".2f")]
-    peer = results.spread(case, "fio", lambda one: one.durable_gb_per_second)
-    is_compared = by != "fio" and peer is not None
-    return [*figures, f"{rate.median / peer.median:.2f}" if is_compared and peer else ""]
+    theirs = results.spread(case, peer, lambda one: one.durable_gb_per_second)
+    is_compared = by != peer and theirs is not None
+    return [*figures, f"{rate.median / theirs.median:.2f}" if is_compared and theirs else ""]
 
 
 def _figures_beside(results: Results, case: str, by: str) -> list[str]:

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from penstock.bench import cases, fio
+from penstock.bench import cases, fio, movers
 from penstock.bench.cases import Case
 from penstock.bench.results import Results, ResultsError
 from penstock.bench.running import BenchError, percentiles, run
 from penstock.cli import cli
+from penstock.integrations.deepspeed import environment
 
 MIB = 1 << 20
 
@@ -32,8 +33,8 @@ def bench_io(*arguments, **options):
     )
 
 
-def measured(directory, *arguments):
-    done = bench_io(directory, "--json", *arguments)
+def measured(directory, *arguments, **options):
+    done = bench_io(directory, "--json", *arguments, **options)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -235,6 +236,38 @@ def test_fio_does_the_same(disk_path):
         assert ours["error"] is None
         assert theirs["error"] is None
         assert (ours["nbytes"], ours["requests"]) == (theirs["nbytes"], theirs["requests"])
+    assert list(disk_path.iterdir()) == []
+
+
+def test_who_moves_whole_tensors_moves_as_many_bytes(disk_path):
+    """DeepSpeed's op is compiled at its first use: measured here by ours in its place."""
+    arguments = ["--pattern", "write,read,random_read", "--size", "16M", "--rounds", 1]
+    found = measured(
+        disk_path, *arguments, "--vs", "tensor_io,deepspeed",
+        env={**environment(os.environ), "DS_ACCELERATOR": "cpu"},
+    )  # fmt: skip
+    for case, settings in found["cases"].items():
+        ours, *others = [one for one in found["measurements"] if one["case"] == case]
+        assert {one["by"] for one in others} == {"tensor_io", "deepspeed"}
+        for one in others:
+            if settings["pattern"] == "random_read":
+                assert "in order" in one["error"]
+            else:
+                assert one["error"] is None
+                assert (one["nbytes"], one["requests"]) == (ours["nbytes"], ours["requests"])
+                assert one["seconds"] > 0
+    assert list(disk_path.iterdir()) == []
+
+
+def test_a_library_says_why_it_moves_nothing(disk_path):
+    refused = [
+        (Case(direct=False), "deepspeed", "page cache"),
+        (Case(processes=2), "tensor_io", "one process"),
+        (Case(block_bytes=4096, depth=5000), "tensor_io", "queue_depth"),
+    ]
+    for case, library, why in refused:
+        made = movers.run(case, library, disk_path / "work", MIB, round_index=0)
+        assert why in made.error
     assert list(disk_path.iterdir()) == []
 
 

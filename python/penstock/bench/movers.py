@@ -1,0 +1,87 @@
+"""Who moves one tensor from or to one file: `penstock.offload`, and DeepSpeed's async_io."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+from penstock.bench.cases import share_bytes
+from penstock.bench.rest import settle_after
+from penstock.bench.results import Measurement
+from penstock.bench.running import interpreter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.bench.cases import Case
+
+TENSOR_IO, DEEPSPEED = "tensor_io", "deepspeed"
+
+MISSING = "DeepSpeed is not installed: pip install deepspeed"
+
+
+def is_there(library: str) -> bool:
+    """Whether a library is installed."""
+    return library == TENSOR_IO or importlib.util.find_spec("deepspeed") is not None
+
+
+def run(
+    case: Case, library: str, directory: Path, total_bytes: int, *, round_index: int
+) -> Measurement:
+    """Measures a case: the tensor is moved by one call, in blocks, as ds_io does.
+
+    Leaves nothing behind. What a library cannot do is a measurement with an error.
+
+    Args:
+        case: What to measure; its method is the library's.
+        library: `TENSOR_IO` or `DEEPSPEED`.
+        directory: Where; must not exist, and does not afterwards.
+        total_bytes: Of the tensor.
+        round_index: The round.
+    """
+    made = Measurement(case=case.label, by=library, round_index=round_index)
+    made.error = _refusal(case, library)
+    if made.error is not None:
+        return made
+    settle_after(directory.parent, total_bytes)
+    directory.mkdir()
+    try:
+        found = _child(case, library, directory, share_bytes(case, total_bytes))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    if "error" in found:
+        made.error = found["error"]
+        return made
+    for name, value in found.items():
+        setattr(made, name, value)
+    return made
+
+
+def _refusal(case: Case, library: str) -> str | None:
+    if case.tensors or case.processes > 1 or case.pattern == "random_read":
+        return f"{library} is measured with one tensor, in order, in one process"
+    if library == DEEPSPEED and not case.direct:
+        return "DeepSpeed has no way through the page cache"
+    return None
+
+
+def _child(case: Case, library: str, directory: Path, nbytes: int) -> dict[str, Any]:
+    job = {"library": library, "path": str(directory / "tensor"), "nbytes": nbytes}
+    job |= case.as_json()
+    done = subprocess.run(
+        interpreter("penstock.bench.mover"),
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # Before it, whatever the library has to say.
+    last = done.stdout.strip().rpartition("\n")[2]
+    if done.returncode == 0:
+        found: dict[str, Any] = json.loads(last)
+        return found
+    tail = " ".join(done.stderr.split())[-300:]
+    return {"error": f"{library} ended with {done.returncode}: {tail}"}
