@@ -1,14 +1,19 @@
 //! What the workers of an executor and its callers share.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::pieces::Rest;
 use super::schedule::{Next, Schedule};
 use super::transfer::{Failure, Moved, State};
 use crate::buffer::Pool;
 use crate::engine::Wake;
+
+/// For how long a worker that has nothing left to do looks out for more before it sleeps. To wake it
+/// takes as long as a short read; who reads one by one comes back sooner than this.
+const LOOKOUT: Duration = Duration::from_micros(50);
 
 /// Staging for ragged reads and edges, which are small as a rule.
 const SMALL_BYTES: usize = 80 << 10;
@@ -19,6 +24,8 @@ pub(super) struct Shared {
     work: Condvar,
     /// Room for more requests.
     room: Condvar,
+    /// How often there was something more to do, for who looks out for it.
+    more: AtomicUsize,
     pub(super) wakers: Wakers,
     pub(super) staging: Staging,
     queued_max: usize,
@@ -28,6 +35,8 @@ struct Queue {
     schedule: Schedule,
     /// Workers that have nothing at all to do.
     idle: usize,
+    /// Whether a worker that has nothing to do looks out for something, and will look here again.
+    is_looked_out: bool,
     /// Workers that still take work.
     alive: usize,
     is_closing: bool,
@@ -121,11 +130,13 @@ impl Shared {
             queue: Mutex::new(Queue {
                 schedule,
                 idle: 0,
+                is_looked_out: false,
                 alive: workers,
                 is_closing: false,
             }),
             work: Condvar::new(),
             room: Condvar::new(),
+            more: AtomicUsize::new(0),
             wakers: Wakers::new(workers),
             staging,
             queued_max: max,
@@ -173,6 +184,8 @@ impl Shared {
 
     /// Has workers look for work: those that do nothing first.
     fn rouse(&self, queue: &Queue, workers: usize) {
+        self.more.fetch_add(1, Ordering::Relaxed);
+        let workers = workers - usize::from(queue.is_looked_out).min(workers);
         let idle = queue.idle.min(workers);
         match idle {
             0 => {}
@@ -191,6 +204,7 @@ impl Shared {
         taken: &mut VecDeque<Next>,
     ) -> Found {
         let mut queue = self.lock();
+        let mut has_looked_out = false;
         loop {
             let was_full = queue.schedule.queued() >= self.queued_max;
             while taken.len() < room
@@ -217,6 +231,11 @@ impl Shared {
             if queue.is_closing {
                 return Found::End;
             }
+            if !has_looked_out && !queue.is_looked_out {
+                has_looked_out = true;
+                queue = self.look_out(queue);
+                continue;
+            }
             queue.idle += 1;
             queue = self
                 .work
@@ -224,6 +243,20 @@ impl Shared {
                 .unwrap_or_else(PoisonError::into_inner);
             queue.idle -= 1;
         }
+    }
+
+    /// Waits for a moment, without sleeping, for something to be handed over.
+    fn look_out<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        let before = self.more.load(Ordering::Relaxed);
+        queue.is_looked_out = true;
+        drop(queue);
+        let until = Instant::now() + LOOKOUT;
+        while self.more.load(Ordering::Relaxed) == before && Instant::now() < until {
+            std::hint::spin_loop();
+        }
+        let mut queue = self.lock();
+        queue.is_looked_out = false;
+        queue
     }
 
     /// A piece has ended, or a request that need not begin; syncs follow where all is written.

@@ -19,6 +19,12 @@ pub struct Transfer {
     pub(super) state: Arc<State>,
 }
 
+/// For how long who waits looks out before it sleeps: a short read takes less than to be woken.
+const LOOKOUT: Duration = Duration::from_micros(100);
+
+/// Whether a thread does so: one at a time, as it takes a processor.
+static LOOKS_OUT: AtomicBool = AtomicBool::new(false);
+
 /// What was moved, and by which way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
@@ -33,6 +39,8 @@ pub struct Moved {
 pub(super) struct State {
     /// Whether what has not begun need not begin.
     is_over: AtomicBool,
+    /// Whether it is done, for who looks without a lock.
+    is_ended: AtomicBool,
     progress: Mutex<Progress>,
     ended: Condvar,
     /// The process whose threads carry it out.
@@ -123,6 +131,7 @@ impl Transfer {
         Transfer {
             state: Arc::new(State {
                 is_over: AtomicBool::new(false),
+                is_ended: AtomicBool::new(false),
                 progress: Mutex::new(progress),
                 ended: Condvar::new(),
                 process,
@@ -144,6 +153,7 @@ impl Transfer {
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Option<Moved>> {
         self.state.check_process()?;
         let deadline = Deadline::after(timeout);
+        self.state.look_out(timeout.unwrap_or(LOOKOUT));
         let mut progress = self.state.lock();
         while !progress.is_done {
             let ended = &self.state.ended;
@@ -205,6 +215,18 @@ impl Transfer {
 }
 
 impl State {
+    /// Waits for the end for a moment without sleeping, unless another thread does so too.
+    fn look_out(&self, timeout: Duration) {
+        if LOOKS_OUT.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let until = Instant::now() + timeout.min(LOOKOUT);
+        while !self.is_ended.load(Ordering::Acquire) && Instant::now() < until {
+            std::hint::spin_loop();
+        }
+        LOOKS_OUT.store(false, Ordering::Relaxed);
+    }
+
     /// Whether what has not begun need not begin.
     pub(super) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
@@ -254,6 +276,7 @@ impl State {
             return syncs;
         }
         progress.is_done = true;
+        self.is_ended.store(true, Ordering::Release);
         progress.took = progress.began.elapsed();
         let watchers = std::mem::take(&mut progress.watchers);
         drop(progress);
