@@ -145,7 +145,7 @@ def mounted(kind: str, directory: Path, size_bytes: int):
         image = directory.with_suffix(".img")
         image.touch()
         os.truncate(image, size_bytes)
-        _run_or_skip([f"mkfs.{kind}", "-q", "-F", image])
+        _run_or_skip([f"mkfs.{kind}", "-q", "-f" if kind == "btrfs" else "-F", image])
         command = ["mount", "-o", "loop", image, directory]
     _run_or_skip(command)
     try:
