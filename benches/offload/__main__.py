@@ -18,6 +18,7 @@ from benches.offload.results import (
     LATENCY,
     PENSTOCK,
     PENSTOCK_PLAIN,
+    PENSTOCK_REUSED,
     ROWS,
     Results,
     Sample,
@@ -88,7 +89,9 @@ class _Runner:
         self._names = names
         self._place = place
         self._timeout_seconds = timeout_seconds
-        self._file = place / "tensor"
+        # What is read stays as it is; all write over the same other one, so that where its parts
+        # lie makes no difference between them.
+        self._file, self._written = place / "tensor", place / "written"
         self._best: dict[tuple[str, int], Setting] = {}
 
     def run(self) -> None:
@@ -98,7 +101,7 @@ class _Runner:
         turns: list[tuple[str, str, int]] = [
             (name, operation, block)
             for operation, block in blocks
-            for name in (PENSTOCK, DEEPSPEED, FIO)
+            for name in (PENSTOCK, DEEPSPEED, PENSTOCK_REUSED, FIO)
         ]
         turns += [
             (name, operation, 0)
@@ -109,7 +112,8 @@ class _Runner:
         turns = [turn for turn in turns if turn[0] in self._names]
         with progress.shown(len(blocks) + rounds * len(turns), "touching memory") as tell:
             memory.warm(2 * self._results.settings["size_bytes"])
-            self._process(worker.fill, self._task(PENSTOCK, WRITE))
+            for operation in (READ, WRITE):
+                self._process(worker.fill, self._task(PENSTOCK, operation))
             for operation, block in blocks:
                 tell(f"DeepSpeed's sweep: {_named(operation, block)}", 0)
                 if DEEPSPEED in self._names:
@@ -138,7 +142,7 @@ class _Runner:
 
     def _turn(self, name: str, operation: str, block: int, index: int) -> None:
         size_bytes = self._results.settings["size_bytes"]
-        sample = Sample(name, index, _named(operation, block), nbytes=size_bytes)
+        sample = Sample(name, index, _named(operation, block), nbytes=worker.TIMES * size_bytes)
         settle(self._place)
         if name == FIO:
             found = self._fio(operation, block)
@@ -148,10 +152,12 @@ class _Runner:
             task = self._task(name, operation)
             if block:
                 ours = Setting(block, _DEPTH, _THREADS)
-                setting = ours if name == PENSTOCK else self._best.get((operation, block))
+                setting = self._best.get((operation, block)) if name == DEEPSPEED else ours
                 if setting is None:
                     return
                 task = replace(task, settings=(setting,))
+            if name == PENSTOCK_REUSED:
+                task = replace(task, memory_bytes=min(size_bytes, _DEPTH * _THREADS * block))
             found = self._process(worker.run, task)
         sample.error = found.get("error")
         sample.seconds = found.get("seconds", 0.0)
@@ -159,12 +165,14 @@ class _Runner:
         self._results.samples.append(sample)
 
     def _task(self, name: str, operation: str) -> Task:
+        size_bytes = self._results.settings["size_bytes"]
         return Task(
             library="deepspeed" if name in (DEEPSPEED, DEEPSPEED_PLAIN) else "penstock",
             operation=operation,
-            path=str(self._file),
-            nbytes=self._results.settings["size_bytes"],
-            is_pinned=name in (PENSTOCK, DEEPSPEED),
+            path=str(self._written if operation == WRITE else self._file),
+            nbytes=size_bytes,
+            memory_bytes=size_bytes,
+            is_pinned=name not in (PENSTOCK_PLAIN, DEEPSPEED_PLAIN),
         )
 
     def _process(self, function: Any, task: Task) -> dict[str, Any]:
@@ -174,9 +182,9 @@ class _Runner:
     def _fio(self, operation: str, block: int) -> dict[str, Any]:
         """The same by fio: each of its threads its part of the file, or a page at a time."""
         size_bytes = self._results.settings["size_bytes"]
-        command = ["fio", "--name=bench", f"--filename={self._file}", "--direct=1"]
+        path = self._written if operation == WRITE else self._file
+        command = ["fio", "--name=bench", f"--filename={path}", "--direct=1"]
         command += ["--ioengine=io_uring", "--iomem_align=2m", "--output-format=json"]
-        # Reads of what was written, as nobody else changes it: fio would write other bytes.
         command += ["--overwrite=1", "--fallocate=none", "--group_reporting"]
         if operation == LATENCY:
             command += ["--rw=randread", "--bs=4k", "--iodepth=1", f"--size={size_bytes}"]
@@ -184,14 +192,9 @@ class _Runner:
         else:
             share = size_bytes // _THREADS
             command += [f"--rw={operation}", f"--bs={block}", f"--iodepth={_DEPTH}", "--thread"]
+            command += [f"--loops={worker.TIMES}"]
             command += [f"--numjobs={_THREADS}", f"--size={share}", f"--offset_increment={share}"]
-        if operation == WRITE:
-            # A file of its own, which is there in full.
-            command[2] += ".fio"
         try:
-            if operation == WRITE and not self._file.with_name("tensor.fio").exists():
-                fio.job(command)
-                settle(self._place)
             told = fio.job(command)
         except (FioError, OSError) as error:
             return {"error": str(error)}

@@ -15,6 +15,7 @@ from benches.offload.results import (
     LATENCY,
     PENSTOCK,
     PENSTOCK_PLAIN,
+    PENSTOCK_REUSED,
     ROWS,
 )
 from benches.report import describe, with_range
@@ -67,6 +68,7 @@ def _ratios(results: Results) -> Table:
         for upper, lower in (
             (PENSTOCK, DEEPSPEED),
             (PENSTOCK, FIO),
+            (PENSTOCK_REUSED, FIO),
             (PENSTOCK_PLAIN, DEEPSPEED_PLAIN),
         ):
             for what, words in ((_RATES, operation), (_PROCESSOR, f"{operation}, processor")):

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 PENSTOCK, PENSTOCK_PLAIN = "penstock", "penstock-plain"
 DEEPSPEED, DEEPSPEED_PLAIN = "deepspeed", "deepspeed-plain"
-FIO = "fio"
+PENSTOCK_REUSED, FIO = "penstock-reused", "fio"
 ROWS = {
     PENSTOCK: "TensorIO, tensors of Buffers, at the block size; else its defaults",
     DEEPSPEED: "async_io, pinned tensors, at the best point of its sweep at the block size",
-    FIO: "io_uring, O_DIRECT, as many bytes in flight as Penstock",
+    PENSTOCK_REUSED: "the same, of no more memory than fio uses, over and over as fio does",
+    FIO: "io_uring, O_DIRECT, huge pages, as many bytes in flight as Penstock",
     PENSTOCK_PLAIN: "TensorIO, tensors of PyTorch, all defaults",
     DEEPSPEED_PLAIN: "async_io, tensors of PyTorch, all defaults",
 }
