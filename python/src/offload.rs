@@ -5,10 +5,12 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use penstock_io::Error;
 use penstock_io::buffer;
+use penstock_io::device::{Device, Requests};
 use penstock_io::executor::{
     self, ExecutorConfig, Kind, Landing, Request, Source, Target, page_bytes,
 };
@@ -79,6 +81,22 @@ impl DataFile {
     #[getter]
     fn writable(&self) -> bool {
         self.is_writable
+    }
+
+    /// What suits its device: the bytes of a request, requests in flight of a worker, workers.
+    #[getter]
+    fn suited(&self) -> (usize, usize, usize) {
+        let device = Device::of(&*self.file);
+        let suited = Requests::suited(device.as_ref());
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let bytes = suited.whole_stripes(device.as_ref(), page_bytes() as usize);
+        // Twice as many in flight as a save has, which stages them: these need no memory of ours,
+        // and many of them are small.
+        (
+            bytes.unwrap_or(suited.bytes),
+            2 * suited.queue_depth,
+            cores.min(suited.workers_max),
+        )
     }
 
     /// Why it is not direct, where that was left open.

@@ -5,6 +5,7 @@
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -13,6 +14,60 @@ const LEVELS_MAX: u32 = 8;
 
 /// What SCSI disks of hypervisors call their maker: QEMU, Hyper-V, VMware, VirtualBox, Google.
 const VIRTUAL_VENDORS: [&str; 5] = ["QEMU", "Msft", "VMware", "VBOX", "Google"];
+
+/// What suits a device without a head to move: enough requests that it has something to do while
+/// a worker is away, and little memory for them. Measured in docs/performance.md.
+const FAST: Requests = Requests {
+    bytes: 1 << 20,
+    queue_depth: 16,
+    workers_max: 4,
+};
+/// What suits a rotating disk: long runs, and nobody else to move the head.
+const ROTATIONAL: Requests = Requests {
+    bytes: 4 << 20,
+    queue_depth: 4,
+    workers_max: 1,
+};
+/// Requests grow to a whole stripe of an array, up to this.
+const STRIPE_BYTES_MAX: usize = 16 << 20;
+
+/// How a kind of device is best asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Requests {
+    /// Of one.
+    pub bytes: usize,
+    /// In flight of a worker.
+    pub queue_depth: usize,
+    /// One worker copies and digests several gigabytes a second; so many saturate what a process
+    /// gets of most drives.
+    pub workers_max: usize,
+}
+
+impl Requests {
+    /// What suits a device, or one that is not known.
+    pub fn suited(device: Option<&Device>) -> Requests {
+        if device.is_some_and(|device| device.is_rotational) {
+            ROTATIONAL
+        } else {
+            FAST
+        }
+    }
+
+    /// Bytes of a request in whole units that is whole stripes of an array too, where there is such
+    /// a size within bounds.
+    pub fn whole_stripes(&self, device: Option<&Device>, unit_bytes: usize) -> Option<usize> {
+        let stripe_bytes = device.map_or(0, |device| device.optimal_io_bytes);
+        if !(1..=STRIPE_BYTES_MAX).contains(&stripe_bytes) {
+            return None;
+        }
+        let mut common = stripe_bytes;
+        while !common.is_multiple_of(unit_bytes) && common <= STRIPE_BYTES_MAX {
+            common += stripe_bytes;
+        }
+        let bytes = self.bytes.next_multiple_of(common);
+        (bytes <= STRIPE_BYTES_MAX).then_some(bytes)
+    }
+}
 
 /// A block device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,10 +88,16 @@ impl Device {
     pub fn behind(path: &Path) -> Option<Device> {
         let mut existing = path.ancestors().chain([Path::new(".")]);
         let stat = existing.find_map(|path| rustix::fs::stat(path).ok())?;
-        let (major, minor) = (
-            rustix::fs::major(stat.st_dev),
-            rustix::fs::minor(stat.st_dev),
-        );
+        Device::numbered(stat.st_dev)
+    }
+
+    /// The device that holds an open file; `None` as for [`Device::behind`].
+    pub fn of(file: impl AsFd) -> Option<Device> {
+        Device::numbered(rustix::fs::fstat(file).ok()?.st_dev)
+    }
+
+    fn numbered(number: u64) -> Option<Device> {
+        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
         Device::at(Path::new(&format!("/sys/dev/block/{major}:{minor}")))
     }
 
@@ -144,6 +205,30 @@ mod tests {
         assert_eq!(device.to_string(), "sda (sd)");
         assert!(device.is_rotational);
         assert_eq!(device.optimal_io_bytes, 1 << 20);
+    }
+
+    #[test]
+    fn requests_are_whole_stripes_within_bounds() {
+        let bytes = |kind: Requests, stripe, unit| {
+            let device = Device {
+                name: "md0".to_owned(),
+                driver: None,
+                is_rotational: false,
+                optimal_io_bytes: stripe,
+            };
+            kind.whole_stripes(Some(&device), unit)
+        };
+        assert_eq!(bytes(FAST, 0, 1 << 20), None);
+        assert_eq!(bytes(FAST, 512 << 10, 1 << 20), Some(1 << 20));
+        assert_eq!(bytes(FAST, 6 << 20, 1 << 20), Some(6 << 20));
+        // Five data disks with chunks of 512 KiB.
+        assert_eq!(bytes(FAST, 5 << 19, 1 << 20), Some(5 << 20));
+        assert_eq!(bytes(FAST, 5 << 19, 4096), Some(5 << 19));
+        assert_eq!(bytes(FAST, (6 << 20) + 4096, 1 << 20), None);
+        assert_eq!(bytes(FAST, 32 << 20, 4096), None);
+        assert_eq!(bytes(FAST, usize::MAX, 4096), None);
+        assert_eq!(bytes(ROTATIONAL, 3 << 20, 1 << 20), Some(6 << 20));
+        assert_eq!(FAST.whole_stripes(None, 4096), None);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 
 use penstock_io::buffer::Pool;
-use penstock_io::device::Device;
+use penstock_io::device::{Device, Requests};
 use penstock_io::engine::{self, EngineChoice, EngineConfig, Opened};
 use penstock_io::file::Direct;
 use penstock_io::file_system::{FileSystem, Native};
@@ -16,21 +16,6 @@ use serde::de::{Deserialize, Deserializer, Error as _};
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::shard::PAGE_BYTES;
 
-/// What suits a device without a head to move: enough requests that it has something to do while
-/// a worker is away, and little memory for them. Measured in docs/performance.md.
-const FAST: Requests = Requests {
-    extent_bytes: 1 << 20,
-    queue_depth: 16,
-    io_threads_max: 4,
-};
-/// What suits a rotating disk: long runs, and nobody else to move the head.
-const ROTATIONAL: Requests = Requests {
-    extent_bytes: 4 << 20,
-    queue_depth: 4,
-    io_threads_max: 1,
-};
-/// Extents grow to a whole stripe of an array, up to this.
-const STRIPE_BYTES_MAX: usize = 16 << 20;
 /// Data that is worth a worker: less is moved before a second one has started.
 const WORKER_BYTES_MIN: u64 = 16 << 20;
 /// Budget for staging; what a call holds at most, whatever the checkpoint's size.
@@ -50,15 +35,6 @@ const EXTENT_BYTES_MAX: usize = 1 << 30;
 const IO_THREADS_MAX: usize = 1024;
 const STAGING_BYTES_MAX: usize = 1 << 50;
 const SHARD_BYTES_MAX: u64 = 1 << 50;
-
-/// How a kind of device is best asked.
-struct Requests {
-    extent_bytes: usize,
-    queue_depth: usize,
-    /// One worker copies and digests several gigabytes a second; four saturate what a process
-    /// gets of most drives.
-    io_threads_max: usize,
-}
 
 /// Makes the engine of one worker, given its queue depth.
 pub type EngineFactory = Arc<dyn Fn(usize) -> penstock_io::Result<Opened> + Send + Sync>;
@@ -177,7 +153,7 @@ impl Options {
         let device = Device::behind(path);
         let mut choices = Vec::new();
         let is_rotational = device.as_ref().is_some_and(|device| device.is_rotational);
-        let suited = if is_rotational { ROTATIONAL } else { FAST };
+        let suited = Requests::suited(device.as_ref());
         let kind = match (&device, is_rotational) {
             (None, _) => "the device is not known".to_owned(),
             (Some(device), true) => format!("{device} rotates"),
@@ -317,12 +293,11 @@ fn choose_extent(
     budget_bytes: usize,
 ) -> (usize, Option<&'static str>) {
     let chunk_bytes = CHUNK_BYTES as usize;
-    let optimal_bytes = device.map_or(0, |device| device.optimal_io_bytes);
-    let (wanted, reason) = match stripes(optimal_bytes, suited.extent_bytes) {
-        Some(stripes) if stripes != suited.extent_bytes => {
+    let (wanted, reason) = match suited.whole_stripes(device, chunk_bytes) {
+        Some(stripes) if stripes != suited.bytes => {
             (stripes, Some("whole requests as the device prefers them"))
         }
-        _ => (suited.extent_bytes, None),
+        _ => (suited.bytes, None),
     };
     let room_bytes = (budget_bytes / 2).saturating_sub(STAGING_SLACK_BYTES);
     if wanted <= room_bytes {
@@ -332,25 +307,11 @@ fn choose_extent(
     (chosen, Some("staging_bytes has to hold two extents"))
 }
 
-/// The least multiple of a device's preferred request, in whole chunks, from `least` on.
-fn stripes(optimal_bytes: usize, least: usize) -> Option<usize> {
-    let chunk_bytes = CHUNK_BYTES as usize;
-    if !(1..=STRIPE_BYTES_MAX).contains(&optimal_bytes) {
-        return None;
-    }
-    let mut common = optimal_bytes;
-    while !common.is_multiple_of(chunk_bytes) && common <= STRIPE_BYTES_MAX {
-        common += optimal_bytes;
-    }
-    let bytes = least.next_multiple_of(common);
-    (bytes <= STRIPE_BYTES_MAX).then_some(bytes)
-}
-
 /// The number of workers, and the reason if it is not the kind of device.
 fn choose_threads(suited: &Requests, bytes: u64) -> (usize, Option<&'static str>) {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let useful = usize::try_from(bytes.div_ceil(WORKER_BYTES_MIN)).unwrap_or(usize::MAX);
-    let most = suited.io_threads_max;
+    let most = suited.workers_max;
     if most <= cores.min(useful) {
         (most, (most > 1).then_some("as many as pay"))
     } else if useful < cores {
@@ -364,28 +325,30 @@ fn choose_threads(suited: &Requests, bytes: u64) -> (usize, Option<&'static str>
 mod tests {
     use super::*;
 
-    fn device(optimal_io_bytes: usize) -> Device {
+    fn device(optimal_io_bytes: usize, is_rotational: bool) -> Device {
         Device {
             name: "md0".to_owned(),
             driver: None,
-            is_rotational: false,
+            is_rotational,
             optimal_io_bytes,
         }
     }
 
     #[test]
-    fn extents_are_whole_stripes_within_bounds() {
-        let extent = |stripe| choose_extent(&FAST, Some(&device(stripe)), STAGING_BYTES).0;
-        assert_eq!(extent(0), 1 << 20);
-        assert_eq!(extent(512 << 10), 1 << 20);
-        assert_eq!(extent(6 << 20), 6 << 20);
-        // Five data disks with chunks of 512 KiB.
-        assert_eq!(extent(5 << 19), 5 << 20);
-        assert_eq!(extent((6 << 20) + 4096), 1 << 20);
-        assert_eq!(extent(32 << 20), 1 << 20);
-        assert_eq!(extent(usize::MAX), 1 << 20);
-        let rotating = choose_extent(&ROTATIONAL, Some(&device(3 << 20)), STAGING_BYTES).0;
-        assert_eq!(rotating, 6 << 20);
+    fn extents_are_whole_stripes() {
+        let extent = |stripe, is_rotational| {
+            let device = device(stripe, is_rotational);
+            choose_extent(
+                &Requests::suited(Some(&device)),
+                Some(&device),
+                STAGING_BYTES,
+            )
+            .0
+        };
+        assert_eq!(extent(0, false), 1 << 20);
+        assert_eq!(extent(6 << 20, false), 6 << 20);
+        assert_eq!(extent(32 << 20, false), 1 << 20);
+        assert_eq!(extent(3 << 20, true), 6 << 20);
     }
 
     #[test]
@@ -416,7 +379,8 @@ mod tests {
             "{:?}",
             settings.choices
         );
-        let little = choose_extent(&ROTATIONAL, None, 5 << 20).0;
+        let rotational = Requests::suited(Some(&device(0, true)));
+        let little = choose_extent(&rotational, None, 5 << 20).0;
         assert_eq!(little, 2 << 20);
     }
 
@@ -460,10 +424,12 @@ mod tests {
 
     #[test]
     fn little_data_takes_few_workers() {
-        assert_eq!(choose_threads(&FAST, 0).0, 1);
-        assert_eq!(choose_threads(&FAST, 3 << 20).0, 1);
-        assert!(choose_threads(&FAST, u64::MAX).0 >= 1);
-        assert_eq!(choose_threads(&ROTATIONAL, u64::MAX).0, 1);
+        let [fast, rotational] =
+            [false, true].map(|rotates| Requests::suited(Some(&device(0, rotates))));
+        assert_eq!(choose_threads(&fast, 0).0, 1);
+        assert_eq!(choose_threads(&fast, 3 << 20).0, 1);
+        assert!(choose_threads(&fast, u64::MAX).0 >= 1);
+        assert_eq!(choose_threads(&rotational, u64::MAX).0, 1);
     }
 
     #[test]

@@ -12,15 +12,15 @@ from penstock import _native
 from penstock.option_kinds import Number
 from penstock.options import Options
 
-_MIB = 1 << 20
+_MIB, _PAGE_BYTES = 1 << 20, 4096
 
 _NUMBERS = {
-    "block_bytes": Number(4096, 1 << 30, "bytes", multiple_of=4096),
+    "block_bytes": Number(_PAGE_BYTES, 1 << 30, "bytes", multiple_of=_PAGE_BYTES),
     "queue_depth": Number(1, 4096, "requests"),
     "workers": Number(1, 1024, "threads"),
     "staging_bytes": Number(4 * _MIB, 1 << 50, "bytes"),
 }
-_DEFAULTS = {"block_bytes": _MIB, "queue_depth": 32, "workers": 2, "staging_bytes": 64 * _MIB}
+_STAGING_BYTES = 64 * _MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,20 @@ class Settings:
     block_bytes: int
     staging_bytes: int
 
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What of the `Settings` is given; the rest is left to the device."""
+
+    engine: str
+    workers: int | None
+    queue_depth: int | None
+    block_bytes: int | None
+    staging_bytes: int | None
+
     @classmethod
-    def of(cls, engine: str | None, **numbers: int | None) -> Settings:
-        """What is given, else what the environment says, else the defaults.
+    def of(cls, engine: str | None, **numbers: int | None) -> Choice:
+        """What is given, else what the environment says.
 
         Raises:
             ValueError: A value is out of range.
@@ -58,21 +69,31 @@ class Settings:
             "staging_bytes": options.staging_bytes,
             "block_bytes": options.extent_bytes,
         }
-        chosen = {
-            name: _first(numbers.get(name), said[name], default)
-            for name, default in _DEFAULTS.items()
-        }
-        # A piece of each worker has to find room.
-        block_bytes, staging_bytes = chosen["block_bytes"], chosen["staging_bytes"]
-        if staging_bytes < 2 * block_bytes:
-            if numbers.get("staging_bytes") is not None:
-                Number(2 * block_bytes, 1 << 50, "bytes").check("staging_bytes", staging_bytes)
-            chosen["staging_bytes"] = 4 * block_bytes
+        chosen = {name: numbers.get(name) or value for name, value in said.items()}
+        if chosen["block_bytes"] and numbers.get("staging_bytes"):
+            # A piece of each of two workers has to find room.
+            least = Number(2 * chosen["block_bytes"], 1 << 50, "bytes")
+            least.check("staging_bytes", numbers["staging_bytes"])
         return cls(engine=options.engine, **chosen)
 
+    def settings(self, file: _native.DataFile | None) -> Settings:
+        """All of them, as they suit the device that holds a file.
 
-def _first(*values: int | None) -> int:
-    return next(value for value in values if value is not None)
+        Args:
+            file: None where there is none: a transfer of nothing.
+        """
+        block_bytes, queue_depth, workers = file.suited if file else (_MIB, 32, 1)
+        staging_bytes = self.staging_bytes or _STAGING_BYTES
+        if self.block_bytes:
+            block_bytes = self.block_bytes
+            staging_bytes = max(staging_bytes, 2 * block_bytes)
+        return Settings(
+            engine=self.engine,
+            workers=self.workers or workers,
+            queue_depth=self.queue_depth or queue_depth,
+            block_bytes=min(block_bytes, staging_bytes // 2 // _PAGE_BYTES * _PAGE_BYTES),
+            staging_bytes=staging_bytes,
+        )
 
 
 _lock = threading.RLock()  # Garbage may be collected while it is held, and release.

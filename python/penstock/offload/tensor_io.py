@@ -14,7 +14,7 @@ from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateErro
 from penstock.loading.copying import bump_versions
 from penstock.offload.arrays import to_read_into, to_write_from
 from penstock.offload.data_file import AnyFile, DataFile, reach
-from penstock.offload.executors import Settings, hold, release
+from penstock.offload.executors import Choice, Settings, hold, release
 from penstock.offload.pending import Pending
 from penstock.offload.transfer import Transfer, wait_all
 from penstock.option_kinds import Number
@@ -22,11 +22,12 @@ from penstock.options import Options
 from penstock.reports import Fallback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Generator, Iterable
     from typing import Self
 
     from penstock import _native
 
+_CLOSED = "this TensorIO is closed: make another one"
 _OFFSET = Number(0, (1 << 63) - 1, "bytes", is_open=False)
 
 
@@ -38,13 +39,13 @@ class TensorIO:
     across the device's alignment, and strided tensors, are copied on the way. Nothing is promised
     of the order of transfers, so wait for a write before its bytes are read.
 
-    All with the same settings share one set of threads; who has much to move does not keep others
-    from the device.
+    All with the same settings share one set of threads, which start with the first transfer; who
+    has much to move does not keep others from the device.
 
     Args:
-        block_bytes: What one request to the device moves at most, a multiple of 4096; 1 MiB.
-        queue_depth: Requests in flight of each worker, 1 to 4096; 32.
-        workers: Threads, 1 to 1024; 2.
+        block_bytes: What one request to the device moves at most, a multiple of 4096.
+        queue_depth: Requests in flight of each worker, 1 to 4096.
+        workers: Threads, 1 to 1024.
         staging_bytes: Memory for what is copied on the way, 4 MiB to 1 PiB; 64 MiB.
         engine: ``"uring"``, ``"threads"`` or ``"auto"``.
         direct: Whether the page cache is bypassed: ``"on"``, ``"off"`` or ``"auto"``.
@@ -53,12 +54,14 @@ class TensorIO:
 
     What is not given comes from the environment, as `penstock.Options` says (``PENSTOCK_ENGINE``,
     ``PENSTOCK_DIRECT``, ``PENSTOCK_QUEUE_DEPTH``, ``PENSTOCK_IO_THREADS``,
-    ``PENSTOCK_STAGING_BYTES``, ``PENSTOCK_EXTENT_BYTES`` for the block), else it is as said here.
+    ``PENSTOCK_STAGING_BYTES``, ``PENSTOCK_EXTENT_BYTES`` for the block). Else it is chosen for the
+    device of the first file that something is read from or written to: blocks of 1 MiB, or whole
+    stripes of an array, 32 in flight of each of up to four workers, no more than there are cores;
+    4 MiB, 8 and one on a rotating disk. Who uses devices of both kinds makes one of these for each.
 
     Raises:
         ValueError: A value is out of range.
         TypeError: A value has the wrong type.
-        StorageError: The engine that was asked for cannot run here.
 
     Example:
         >>> import numpy as np, penstock.offload, tempfile
@@ -85,7 +88,7 @@ class TensorIO:
         weight: int = 1,
     ) -> None:
         Number(1, 1000, "shares", is_open=False).check("weight", weight)
-        self._settings = Settings.of(
+        self._choice = Choice.of(
             engine,
             block_bytes=block_bytes,
             queue_depth=queue_depth,
@@ -94,7 +97,7 @@ class TensorIO:
         )
         self._direct = (Options() if direct is None else Options(direct=direct)).direct
         self._weight = weight
-        self._claim: _Claim | None = _Claim(self._settings, weight)
+        self._claim: _Claim | None = _Claim(self._choice, weight)
         _live.add(self)
 
     def open(self, file: AnyFile, mode: Literal["r", "w"] = "r") -> DataFile:
@@ -125,7 +128,7 @@ class TensorIO:
             offset: Where in the file its bytes begin.
 
         Raises:
-            StorageError: The file cannot be opened.
+            StorageError: The file cannot be opened, or the engine that was asked for cannot run.
             UnsupportedStateError: The tensor has no plain memory of the host to be read into.
             ValueError: The offset is negative, or this is closed.
         """
@@ -144,7 +147,8 @@ class TensorIO:
             sync: Whether the transfer is done only when its bytes survive a power cut.
 
         Raises:
-            StorageError: The file cannot be opened or extended.
+            StorageError: The file cannot be opened or extended, or the engine that was asked for
+                cannot run.
             UnsupportedStateError: The tensor has no plain memory of the host.
             ValueError: The offset is negative, the file is open to be read only, or this is closed.
         """
@@ -165,7 +169,7 @@ class TensorIO:
         claim = self._claim_here()
         # They change from now on, as autograd has to know.
         bump_versions(tensors)
-        return self._started(claim, lambda: claim.share.read(arrays), files)
+        return self._started(claim, files, lambda share: share.read(arrays))
 
     def write_all(
         self, requests: Iterable[tuple[Any, AnyFile, int]], *, sync: bool = False
@@ -182,7 +186,7 @@ class TensorIO:
             _OFFSET.check("offset", offset)
             arrays.append((files.of(file), offset, to_write_from(tensor)))
         claim = self._claim_here()
-        return self._started(claim, lambda: claim.share.write(arrays, bool(sync)), files)
+        return self._started(claim, files, lambda share: share.write(arrays, bool(sync)))
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits for all that was handed over here.
@@ -242,9 +246,9 @@ class TensorIO:
             with _lock:
                 claim = self._claim
                 if claim is not None and not claim.is_here:
-                    claim = self._claim = _Claim(self._settings, self._weight)
+                    claim = self._claim = _Claim(self._choice, self._weight)
         if claim is None:
-            raise ValueError("this TensorIO is closed: make another one")
+            raise ValueError(_CLOSED)
         return claim
 
     def _let_go(self) -> None:
@@ -255,24 +259,24 @@ class TensorIO:
             claim.let_go()
 
     def _started(
-        self, claim: _Claim, start: Callable[[], _native.Transfer], files: _Files
+        self, claim: _Claim, files: _Files, start: Callable[[_native.Share], _native.Transfer]
     ) -> Transfer:
-        try:
-            native = start()
-        except ValueError as error:
-            raise UnsupportedStateError(
-                f"the tensor: {error}: use a contiguous one", key="the tensor"
-            ) from error
-        executor = claim.executor
-        fallbacks = files.fallbacks
-        if executor.fallback is not None:
-            fallbacks = (Fallback(executor.fallback, "engine"), *fallbacks)
-        transfer = Transfer(native, executor.engine, fallbacks)
-        claim.pending.add(transfer)
-        if self._claim is not claim:
-            # Another thread has closed this one meanwhile, and perhaps not waited for it.
-            _left.add(transfer)
-        return transfer
+        with claim.workers(files.first) as (executor, share):
+            try:
+                native = start(share)
+            except ValueError as error:
+                raise UnsupportedStateError(
+                    f"the tensor: {error}: use a contiguous one", key="the tensor"
+                ) from error
+            fallbacks = files.fallbacks
+            if executor.fallback is not None:
+                fallbacks = (Fallback(executor.fallback, "engine"), *fallbacks)
+            transfer = Transfer(native, executor.engine, fallbacks)
+            claim.pending.add(transfer)
+            if self._claim is not claim:
+                # Another thread has closed this one meanwhile, and perhaps not waited for it.
+                _left.add(transfer)
+            return transfer
 
     def _take_pending(self) -> list[Transfer]:
         """What was handed over in this process, at the end of the program."""
@@ -284,17 +288,52 @@ class _Claim:
     """What one process has of a `TensorIO`.
 
     Attributes:
-        executor: The workers.
-        share: The claim on them.
         pending: What was handed over.
     """
 
-    def __init__(self, settings: Settings, weight: int) -> None:
-        self._settings = settings
+    def __init__(self, choice: Choice, weight: int) -> None:
+        self._choice = choice
+        self._weight = weight
         self._process = os.getpid()
-        self.executor = hold(settings)
-        self.share = self.executor.share(weight)
+        self._settings: Settings | None = None
+        self._workers: tuple[_native.Executor, _native.Share] | None = None
+        self._callers = 0
+        self._is_gone = False
         self.pending = Pending()
+
+    @contextlib.contextmanager
+    def workers(
+        self, file: _native.DataFile | None
+    ) -> Generator[tuple[_native.Executor, _native.Share]]:
+        """The workers and the claim on them, which stay while something is handed over.
+
+        Args:
+            file: It decides, if it is the first, what suits its device.
+
+        Raises:
+            StorageError: The engine that was asked for cannot run here.
+            ValueError: They were let go.
+        """
+        with _lock:
+            if self._is_gone:
+                raise ValueError(_CLOSED)
+            if self._workers is None:
+                settings = self._choice.settings(file)
+                executor = hold(settings)
+                self._settings = settings
+                self._workers = executor, executor.share(self._weight)
+            workers = self._workers
+            self._callers += 1
+        try:
+            yield workers
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        with _lock:
+            self._callers -= 1
+            if self._is_gone and self._callers == 0:
+                self._release(is_idle=False)
 
     @property
     def is_here(self) -> bool:
@@ -315,7 +354,15 @@ class _Claim:
             is_idle = is_idle and transfer.done()
             if not transfer.is_settled:
                 _left.add(transfer)
-        release(self._settings, is_idle=is_idle)
+        with _lock:
+            self._is_gone = True
+            if self._callers == 0:
+                self._release(is_idle=is_idle)
+
+    def _release(self, *, is_idle: bool) -> None:
+        settings, self._settings = self._settings, None
+        if settings is not None:
+            release(settings, is_idle=is_idle)
 
 
 class _Files:
@@ -336,6 +383,11 @@ class _Files:
         if key not in self._known:
             self._known[key] = reach(file, self._mode, self._direct), file
         return self._known[key][0]
+
+    @property
+    def first(self) -> _native.DataFile | None:
+        """One of them, if there are any."""
+        return next((native for native, _ in self._known.values()), None)
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:

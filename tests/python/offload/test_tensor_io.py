@@ -8,6 +8,7 @@ import threading
 import warnings
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.offload import DataFile, TensorIO, Transfer, wait_all
+from penstock.offload.executors import Choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -417,7 +419,9 @@ def test_those_with_the_same_settings_share_their_threads(file: Path) -> None:
         return sum(name.startswith("penstock-exec") for name in names)
 
     one = TensorIO(block_bytes=12288)
+    one.read(bytearray(10), file).result(HANG_SECONDS)
     before = workers()
+    assert before
     others = [TensorIO(block_bytes=12288, weight=weight) for weight in (1, 2, 3)]
     for io in [one, *others]:
         io.read(bytearray(10), file).result(HANG_SECONDS)
@@ -444,3 +448,27 @@ def test_transfers_say_what_they_are(file: Path) -> None:
         assert isinstance(transfer, Transfer)
         assert repr(transfer) == "<Transfer done>"
         assert repr(io.open(file)) == f"<DataFile {os.fspath(file)!r}>"
+
+
+def test_what_is_not_given_suits_the_device_of_the_first_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is given is kept; memory for staging bounds the rest."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(10))
+    with TensorIO() as io, io.open(path) as file:
+        block_bytes, queue_depth, workers = file._opened.suited
+        assert block_bytes % 4096 == 0
+        assert workers <= len(os.sched_getaffinity(0))
+        chosen = Choice.of(None).settings(file._opened)
+        assert (chosen.block_bytes, chosen.queue_depth) == (block_bytes, queue_depth)
+        assert chosen.workers == workers
+        monkeypatch.setenv("PENSTOCK_EXTENT_BYTES", str(8 << 20))
+        monkeypatch.setenv("PENSTOCK_IO_THREADS", "3")
+        given = Choice.of(None, queue_depth=5).settings(file._opened)
+        assert (given.block_bytes, given.queue_depth, given.workers) == (8 << 20, 5, 3)
+        array: Any = SimpleNamespace(suited=(6 << 20, 32, 4))
+        monkeypatch.undo()
+        for staging_bytes, expected in ((None, 6 << 20), (4 << 20, 2 << 20)):
+            bounded = Choice.of(None, staging_bytes=staging_bytes).settings(array)
+            assert bounded.block_bytes == expected

@@ -1,0 +1,241 @@
+"""A program: transfers drawn at random, ended in every way there is, and what is left of them.
+
+    campaign.py DIRECTORY TRANSFERS SEED
+
+Every byte is looked at: what was read, what a write has left, and memory that was the caller's
+again, which nobody may have touched since. It says what was leaked as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import random
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+import penstock
+from penstock.offload import Buffers, TensorIO
+
+SLOT_BYTES, SLOTS = 96 << 10, 64
+FILE_BYTES = SLOT_BYTES * SLOTS
+HANG_SECONDS = 60
+MARK = 0xA5
+"""What memory is filled with that is the caller's again."""
+MEMORIES_MAX = 200
+
+
+class Campaign:
+    """Draws transfers, and knows what every byte has to be."""
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self.drawn = random.Random(seed)
+        self.counts: Counter[str] = Counter()
+        self.content = np.frombuffer(self.drawn.randbytes(FILE_BYTES), np.uint8)
+        self.source, self.sink = directory / "source", directory / "sink"
+        self.source.write_bytes(self.content.tobytes())
+        self.sink.write_bytes(bytes(FILE_BYTES))
+        self.expected = np.zeros(FILE_BYTES, np.uint8)
+        """What the file that is written holds, where nothing is under way."""
+        self.buffers = Buffers(64 << 20)
+        self.memories: list[Any] = []
+        self.dropped: dict[int, np.ndarray] = {}
+        """Of each slot that is written by a transfer nobody has, what it will hold."""
+        self.io = self.made()
+
+    def made(self) -> TensorIO:
+        """One with settings drawn."""
+        return TensorIO(
+            block_bytes=self.drawn.choice([4096, 16384, 1 << 20]),
+            queue_depth=self.drawn.choice([1, 4, 32]),
+            workers=self.drawn.choice([1, 2, 3]),
+            engine=self.drawn.choice(["auto", "threads"]),
+            direct=self.drawn.choice(["auto", "off"]),
+        )
+
+    def memory(self, nbytes: int) -> Any:
+        """A tensor or array of bytes, pinned, plain or strided."""
+        match self.drawn.randrange(4):
+            case 0:
+                return self.buffers.empty(nbytes, torch.uint8)
+            case 1:
+                return torch.empty(2 * nbytes, dtype=torch.uint8)[::2]
+            case 2:
+                return np.empty(nbytes + 1, np.uint8)[1:]
+            case _:
+                return torch.empty(nbytes, dtype=torch.uint8)
+
+    def read(self) -> None:
+        """Reads somewhere, ended somehow."""
+        begin = self.drawn.randrange(FILE_BYTES)
+        nbytes = min(FILE_BYTES - begin, self.drawn.randrange(SLOT_BYTES))
+        memory = self.memory(nbytes)
+        memory[:] = 0
+        transfer = self.io.read(memory, self.source, begin)
+        wanted = self.content[begin : begin + nbytes]
+        how = self.end(transfer)
+        found = np.asarray(memory)
+        if how == "moved":
+            assert np.array_equal(found, wanted), "read wrong bytes"
+        elif how == "cancelled":
+            assert ((found == wanted) | (found == 0)).all(), "read bytes that nobody stored"
+        else:
+            return
+        self.give_back(memory)
+
+    def write(self) -> None:
+        """Writes somewhere, ended somehow."""
+        slot = self.drawn.randrange(SLOTS)
+        if slot in self.dropped:
+            self.settle()
+        begin = slot * SLOT_BYTES + self.drawn.choice([0, self.drawn.randrange(SLOT_BYTES)])
+        nbytes = self.drawn.randrange((slot + 1) * SLOT_BYTES - begin + 1)
+        memory = self.memory(nbytes)
+        memory[:] = self.drawn.randrange(256)
+        after = self.expected[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES].copy()
+        inside = begin - slot * SLOT_BYTES
+        after[inside : inside + nbytes] = np.asarray(memory)
+        transfer = self.io.write(memory, self.sink, begin, sync=self.drawn.random() < 0.02)
+        how = self.end(transfer)
+        if how == "dropped":
+            # Its memory is not ours before it has ended.
+            self.dropped[slot] = after
+            return
+        self.look(slot, after, is_whole=how == "moved")
+        self.give_back(memory)
+
+    def look(self, slot: int, after: np.ndarray, *, is_whole: bool) -> None:
+        """At what a write has left in its slot: the new bytes, or each the old or the new."""
+        begin = slot * SLOT_BYTES
+        found = np.fromfile(self.sink, np.uint8, SLOT_BYTES, offset=begin)
+        before = self.expected[begin : begin + SLOT_BYTES]
+        if is_whole:
+            assert np.array_equal(found, after), "wrote wrong bytes"
+        else:
+            assert ((found == before) | (found == after)).all(), "wrote bytes that nobody gave"
+        self.expected[begin : begin + SLOT_BYTES] = found
+
+    def end(self, transfer: Any) -> str:
+        """Ends a transfer in a way drawn: ``moved``, ``cancelled`` or ``dropped``."""
+        way = self.drawn.choice(["wait", "wait", "cancel", "drop", "fork", "await", "give up"])
+        way = "wait" if way == "fork" and self.drawn.random() < 0.9 else way
+        self.counts[way] += 1
+        if way == "drop":
+            return "dropped"
+        if way == "fork":
+            self.fork(transfer)
+        elif way == "cancel":
+            transfer.cancel()
+        try:
+            if way == "await":
+                report = asyncio.run(awaited(transfer, self.drawn.choice([None, 0.0001])))
+            elif way == "give up":
+                report = given_up(transfer)
+            else:
+                report = transfer.result(HANG_SECONDS)
+        except penstock.TransferCancelledError:
+            self.counts["cancelled"] += 1
+            return "cancelled"
+        assert report.nbytes >= 0
+        return "moved"
+
+    def fork(self, transfer: Any) -> None:
+        """A child that knows of the transfer, and reads something of its own or does not."""
+        begin, reads = self.drawn.randrange(FILE_BYTES - 100), self.drawn.random() < 0.5
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                if reads:
+                    into = bytearray(100)
+                    self.io.read(into, self.source, begin).result(HANG_SECONDS)
+                    assert into == self.content[begin : begin + 100].tobytes()
+                    self.io.close()
+                assert not transfer.done()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "a fork went wrong"
+
+    def settle(self) -> None:
+        """Waits for what nobody has any more, by closing or not, and looks at what it left."""
+        if self.drawn.random() < 0.5:
+            self.io.wait(HANG_SECONDS)
+        else:
+            self.io.close()
+            self.io = self.made()
+        for slot, after in self.dropped.items():
+            self.look(slot, after, is_whole=True)
+        self.dropped.clear()
+
+    def give_back(self, memory: Any) -> None:
+        """Marks memory whose transfer has ended, to be looked at when others have gone on."""
+        memory[:] = MARK
+        self.memories.append(memory)
+        if len(self.memories) == MEMORIES_MAX:
+            self.check_memories()
+
+    def check_memories(self) -> None:
+        """That nobody has touched memory since."""
+        for memory in self.memories:
+            assert (np.asarray(memory) == MARK).all(), "memory was touched after the end"
+        self.memories.clear()
+
+    def held(self) -> dict[str, int]:
+        """What the process has, with nothing under way."""
+        self.settle()
+        self.check_memories()
+        self.io.close()
+        # Event loops and what tasks have raised know each other.
+        gc.collect()
+        held = {
+            "threads": len(os.listdir("/proc/self/task")),
+            "descriptors": len(os.listdir("/proc/self/fd")),
+            "resident_bytes": psutil.Process().memory_info().rss,
+            "pinned_bytes": self.buffers.taken_bytes,
+        }
+        self.io = self.made()
+        return held
+
+
+async def awaited(transfer: Any, timeout_seconds: float | None) -> Any:
+    """Its result, or what comes of giving it up after a while."""
+    try:
+        return await asyncio.wait_for(transfer, timeout_seconds)
+    except TimeoutError:
+        return transfer.result(HANG_SECONDS)
+
+
+def given_up(transfer: Any) -> Any:
+    """Its result, while another thread gives it up."""
+    thread = threading.Thread(target=transfer.cancel)
+    thread.start()
+    try:
+        return transfer.result(HANG_SECONDS)
+    finally:
+        thread.join()
+
+
+def main(directory: Path, transfers: int, seed: int) -> None:
+    campaign = Campaign(directory, seed)
+    before: dict[str, int] = {}
+    for number in range(transfers):
+        campaign.drawn.choice([campaign.read, campaign.write])()
+        if number == transfers // 4:
+            before = campaign.held()
+    after = campaign.held()
+    campaign.io.close()
+    json.dump({"before": before, "after": after, "ways": campaign.counts}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
