@@ -24,10 +24,11 @@ TORTURE_TRANSFERS ?= 10000
 TORTURE_TESTS := --test crash --test every_step --test power_cut --test kill --test flips \
 	--test verdicts --test salvage_ranks
 TORTURE_SEED ?= $(shell date +%s)
-# Processes that test beside each other, one a processor: each has ranks of its own, some gigabytes.
+# Processes that test beside each other: each has ranks of its own, some gigabytes.
 # Whoever is done takes tests from whoever has most left, in the order of the files, so that those
 # which share ranks and models stay together.
-PYTEST_WORKERS := --numprocesses logical --maxprocesses 4 --dist worksteal
+# One more than there are cores, as many tests wait for a disk or for other processes.
+PYTEST_WORKERS := --numprocesses $(shell expr $$(nproc) + 1) --maxprocesses 4 --dist worksteal
 # Further arguments for pytest, as in: make test-python PYTEST_ARGS='-k resume -x'
 PYTEST_ARGS ?=
 # Arguments of the benchmarks, as in: make bench BENCH_ARGS='--quick' (see benches/README.md)

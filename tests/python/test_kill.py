@@ -18,7 +18,7 @@ from compare import assert_same
 from conftest import tell, uring_refusal
 from victim import make_state
 
-KILLS = 50
+KILLS = 30
 SEED = 4_711
 
 
@@ -68,7 +68,7 @@ def is_orphan(file, path):
 
 
 @pytest.mark.slow
-def test_the_newest_acknowledged_step_loads_after_any_of_50_kills(disk_path):
+def test_the_newest_acknowledged_step_loads_after_any_of_30_kills(disk_path):
     tell("seed", SEED)
     chooser = random.Random(SEED)
     root = disk_path / "store"
@@ -97,12 +97,12 @@ def test_the_newest_acknowledged_step_loads_after_any_of_50_kills(disk_path):
         assert penstock.verify(root / f"step-{step:010}").ok
 
 
-def test_a_checkpoint_that_is_being_replaced_survives_any_of_15_kills(disk_path):
+def test_a_checkpoint_that_is_being_replaced_survives_any_of_10_kills(disk_path):
     tell("seed", SEED)
     chooser = random.Random(SEED)
     path = disk_path / "ckpt"
     newest, orphans = -1, 0
-    for kill in range(15):
+    for kill in range(10):
         process = Victim("replace", path, *engines()[kill % len(engines())])
         process.kill_after(chooser.uniform(0.02, 0.25), acknowledged=kill % 2)
         newest = max([newest, *process.acknowledged])

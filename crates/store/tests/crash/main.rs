@@ -98,7 +98,7 @@ fn no_cut_breaks_a_small_scenario() {
 #[test]
 fn no_cut_of_a_sample_breaks_a_large_scenario() {
     let seed = seed();
-    let states_per_moment = common::number("PENSTOCK_TORTURE_STATES", 6);
+    let states_per_moment = common::number("PENSTOCK_TORTURE_STATES", 4);
     let mut random = Rng::new(seed);
     for &engine in common::engines() {
         let mut world = World::large(engine, seed, &mut random);
@@ -343,7 +343,7 @@ fn no_cut_breaks_what_goes_on_after_a_death() {
         "set aside",
     ];
     // Every so many of them, unless there is time for all.
-    let stride = common::number("PENSTOCK_TORTURE_STRIDE", 27);
+    let stride = common::number("PENSTOCK_TORTURE_STRIDE", 41);
     let (mut counted, mut runs, mut states, mut violations) = (0, 0, 0, Vec::new());
     let mut random = Rng::new(seed());
     for scenario in SCENARIOS
