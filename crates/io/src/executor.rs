@@ -200,7 +200,8 @@ pub struct Share {
 impl Share {
     /// Hands requests over, waiting where too many wait already.
     ///
-    /// Writes among them that have bytes in common leave either's there.
+    /// Of writes among them that have bytes in common, one past the page cache and one through it, it
+    /// is not said what the pages hold then, and the system may call it an I/O error.
     ///
     /// # Errors
     /// [`Error::Forked`]; what goes wrong later is the transfer's to tell.

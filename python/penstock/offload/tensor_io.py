@@ -177,8 +177,9 @@ class TensorIO:
         """Writes many tensors as one transfer; see `write`.
 
         Args:
-            requests: ``(tensor, file, offset)`` of each. Where two meet in a file, either's bytes
-                are left.
+            requests: ``(tensor, file, offset)`` of each. Two that have a byte of a file in common
+                are an error of the caller: it is not said what the pages around it hold then, and
+                the system may call it an I/O error.
             sync: Whether the transfer is done only when all its bytes survive a power cut.
         """
         arrays, files = [], _Files(self._direct, "w")
