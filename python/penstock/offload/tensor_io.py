@@ -232,8 +232,13 @@ class TensorIO:
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         claim = self._claim
         if claim is not None and claim.is_here:
-            for transfer in claim.pending:
-                await transfer.ended()
+            try:
+                for transfer in claim.pending:
+                    await transfer.ended()
+            except BaseException:
+                # The task was cancelled meanwhile, which may not wait for what is under way.
+                self._let_go()
+                raise
         self.__exit__(kind)
 
     def __del__(self) -> None:

@@ -94,6 +94,31 @@ def test_a_task_that_is_cancelled_gives_its_transfer_up(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_block_whose_task_is_cancelled_is_closed(tmp_path: Path) -> None:
+    content = np.full(32 << 20, 7, np.uint8)
+
+    async def main() -> None:
+        io = TensorIO(workers=1, queue_depth=1, block_bytes=4096)
+        transfers = []
+
+        async def block() -> None:
+            async with io:
+                transfers.append(io.write(content, tmp_path / "file"))
+
+        task = asyncio.create_task(block())
+        while not transfers:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(ValueError, match="closed"):
+            io.read(bytearray(10), tmp_path / "file")
+        # It was not the transfer that was cancelled.
+        assert (await transfers[0]).nbytes == content.nbytes
+
+    asyncio.run(main())
+
+
 def test_who_awaits_no_more_is_no_longer_told(file: Path) -> None:
     """A loop without anybody waiting looks at no descriptor of ours."""
 
