@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 import threading
 import warnings
 import weakref
@@ -324,6 +325,7 @@ class _Claim:
             if self._is_gone:
                 raise ValueError(_CLOSED)
             if self._workers is None:
+                _finish_with_multiprocessing()
                 settings = self._choice.settings(file)
                 executor = hold(settings)
                 self._settings = settings
@@ -419,6 +421,13 @@ _left = Pending()
 _lock = threading.RLock()  # Garbage may be collected while it is held.
 
 
+_FINISH_PRIORITY = -50
+"""Lower than what others want done at the exit, and higher than that of the end of a trace."""
+
+_finisher: int | None = None
+"""The child of multiprocessing that finishes what is under way when it ends."""
+
+
 @atexit.register
 def _finish_at_exit() -> None:
     """Finishes what is under way, and tells of what failed and nobody heard of."""
@@ -431,6 +440,18 @@ def _finish_at_exit() -> None:
         except PenstockError as error:
             told = f"a transfer that nobody waited for failed: {error}"
             warnings.warn(PenstockWarning(told), stacklevel=1)
+
+
+def _finish_with_multiprocessing() -> None:
+    """Has a child of multiprocessing finish too: but for ``spawn``, they end without `atexit`."""
+    global _finisher
+    module = sys.modules.get("multiprocessing.process")
+    if module is None or module.parent_process() is None or _finisher == os.getpid():
+        return
+    from multiprocessing.util import Finalize
+
+    Finalize(None, _finish_at_exit, exitpriority=_FINISH_PRIORITY)
+    _finisher = os.getpid()
 
 
 def _forget_in_child() -> None:

@@ -54,6 +54,36 @@ def test_a_program_that_ends_finishes_what_it_has_handed_over(tmp_path: Path) ->
         assert (content == 7).all()
 
 
+def test_a_child_of_multiprocessing_finishes_too(tmp_path: Path) -> None:
+    """But for those that are spawned, they end without `atexit`."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent("""
+        import multiprocessing, sys, numpy as np
+        from penstock.offload import TensorIO
+        def leave(path):
+            held = np.full(32 << 20, 7, np.uint8)
+            TensorIO(workers=1, queue_depth=1, block_bytes=4096).write(held, path)
+            TensorIO().read(bytearray(10), path, 32 << 20)
+        if __name__ == "__main__":
+            TensorIO().write(b"of the parent", sys.argv[1] + "parent").result()
+            for method in ("fork", "spawn", "forkserver"):
+                context = multiprocessing.get_context(method)
+                child = context.Process(target=leave, args=(sys.argv[1] + method,))
+                child.start()
+                child.join()
+                assert child.exitcode == 0, method
+        """)
+    )
+    done = forks.run([str(program), f"{tmp_path}/"], timeout=HANG_SECONDS)
+    assert done.returncode == 0, done.stderr
+    for method in ("fork", "spawn", "forkserver"):
+        content = np.fromfile(tmp_path / method, np.uint8)
+        assert content.size == 32 << 20
+        assert (content == 7).all(), method
+    assert done.stderr.count("a transfer that nobody waited for failed") == 3
+
+
 def test_a_program_that_ends_tells_of_what_failed(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"short")
