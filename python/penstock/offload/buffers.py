@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from penstock.state import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import SupportsIndex
 
 _BUDGET = Number(1, (1 << 63) - 1, "bytes", is_open=False)
 
@@ -47,7 +49,7 @@ class Buffers:
         _BUDGET.check("budget_bytes", budget_bytes)
         self._native = _native.Stock(budget_bytes, bool(lock))
 
-    def empty(self, shape: int | Sequence[int], dtype: Any) -> Any:
+    def empty(self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: Any) -> Any:
         """A tensor or array whose content is undefined.
 
         Args:
@@ -59,7 +61,7 @@ class Buffers:
             ValueError: A size is negative.
             TypeError: The type has no plain elements.
         """
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        sizes = _sizes(shape)
         if any(size < 0 for size in sizes):
             raise ValueError(f"shape={shape!r}: no size may be negative")
         count = math.prod(sizes)
@@ -103,3 +105,11 @@ class Buffers:
     def free_bytes(self) -> int:
         """Bytes that are kept for the next ones."""
         return self._native.free_bytes
+
+
+def _sizes(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
+    """As numbers of Python, whose product no number of bits limits."""
+    try:
+        return (operator.index(shape),)  # type: ignore[arg-type]
+    except TypeError:
+        return tuple(map(operator.index, shape))  # type: ignore[arg-type]

@@ -50,6 +50,15 @@ def test_nothing_and_scalars() -> None:
     assert buffers.empty((), torch.float32).shape == ()
 
 
+def test_sizes_are_any_whole_numbers() -> None:
+    buffers = Buffers(1 << 20)
+    assert buffers.empty(np.int64(5), torch.float32).shape == (5,)
+    assert buffers.empty((np.int32(2), 3), np.uint8).shape == (2, 3)
+    # Their product is not that of 64 bits.
+    with pytest.raises(penstock.StorageError):
+        buffers.empty((np.int64(1 << 32), np.int64(1 << 32)), np.uint8)
+
+
 def test_the_budget_is_kept() -> None:
     buffers = Buffers(8 << 20)
     held = buffers.empty(6 << 20, np.uint8)
