@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -187,6 +191,57 @@ def test_all_that_fails_is_told_and_all_has_ended(
         handle.wait()
     assert caught.value.path == file
     assert torch.equal(into, tensor)
+
+
+def test_who_waits_goes_on_when_all_is_there_whichever_thread_waited(
+    tmp_path: Path, lenient: None, tensor: torch.Tensor, file: str
+) -> None:
+    """Theirs hold a lock meanwhile: threads share handles."""
+    handle = aio.aio_handle(4096, 1)
+    slow = tmp_path / "slow"
+    slow.write_bytes(b"\x07" * (64 * MIB))
+    into, again = torch.zeros(64 * MIB, dtype=torch.uint8), torch.zeros_like(tensor)
+    handle.async_pread(into, str(slow))
+    other = threading.Thread(target=handle.sync_pread, args=(again, file))
+    other.start()
+    while handle._pending:
+        pass
+    handle.wait()
+    assert int((into != 7).sum()) == 0
+    other.join(HANG_SECONDS)
+    assert torch.equal(again, tensor)
+
+
+def test_what_a_signal_broke_off_is_waited_for_again(tmp_path: Path) -> None:
+    handle = aio.aio_handle(4096, 1)
+    content = torch.full((32 * MIB,), 7, dtype=torch.uint8)
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for number in range(2):
+            handle.async_pwrite(content, str(tmp_path / f"file{number}"))
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        with pytest.raises(InterruptedError):
+            handle.wait()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert handle.wait() == 2
+    for number in range(2):
+        assert (tmp_path / f"file{number}").read_bytes() == b"\x07" * (32 * MIB)
+
+
+def test_numbers_of_numpy_are_numbers(file: str, tensor: torch.Tensor) -> None:
+    """As to theirs: programs compute offsets and sizes with it."""
+    handle = aio.aio_handle(np.int64(4096), np.int32(4), False, True, np.int64(2))
+    into = torch.zeros(10, dtype=torch.int32)
+    assert handle.sync_pread(into, file, np.int64(400)) == 1
+    assert torch.equal(into, tensor[100:110])
+    assert handle.pread(into, file, False, False, np.uint32(4)) == 1
+    assert torch.equal(into, tensor[1:11])
+    assert handle.new_cpu_locked_tensor(np.int64(5), tensor).shape == (5,)
 
 
 @pytest.mark.usefixtures("lenient")
@@ -385,6 +440,43 @@ def test_the_command_says_what_it_cannot_run() -> None:
     )
     assert done.returncode == 1
     assert done.stderr == "Error: no-such-program cannot be run: No such file or directory\n"
+    done = subprocess.run(
+        [Path(sys.executable).with_name("penstock"), "deepspeed", "--", ""],
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith("Error: the name of COMMAND is empty\n")
+
+
+@pytest.mark.parametrize("theirs", ["sys.seen = __file__, __spec__.origin", "raise KeyError", None])
+def test_a_sitecustomize_of_somebody_else_runs_as_itself(
+    tmp_path: Path, theirs: str | None
+) -> None:
+    """One that fails, or is that of another Penstock, leaves the ops installed."""
+    path = tmp_path / "sitecustomize.py"
+    if theirs is None:
+        ours = environment({})["PYTHONPATH"]
+        shutil.copy(Path(ours) / "sitecustomize.py", path)
+    else:
+        path.write_text(f"import sys\n{theirs}\n")
+    code = """
+        import sys
+        print(any("deepspeed.hook" in type(one).__module__ for one in sys.meta_path))
+        print(getattr(sys, "seen", None))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=environment({**os.environ, "PYTHONPATH": str(tmp_path)}),
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+    )
+    seen = (str(path), str(path)) if theirs and "seen" in theirs else None
+    assert done.stdout == f"True\n{seen}\n", done.stderr
+    assert ("KeyError" in done.stderr) == (theirs == "raise KeyError")
+    assert "Recursion" not in done.stderr
 
 
 # ---- The hook, without DeepSpeed

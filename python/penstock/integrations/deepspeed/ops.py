@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 import warnings
@@ -56,17 +57,21 @@ class AioHandle:
         overlap_events: bool = False,
         intra_op_parallelism: int = 1,
     ) -> None:
+        # As theirs, what counts as a whole number, as of NumPy.
+        block_size, queue_depth = operator.index(block_size), operator.index(queue_depth)
         self._settings = (block_size, queue_depth, single_submit, overlap_events)
-        self._threads = intra_op_parallelism
+        self._threads = operator.index(intra_op_parallelism)
         block_bytes = -(-block_size // _PAGE_BYTES) * _PAGE_BYTES
         self._io = TensorIO(
             block_bytes=block_bytes,
             queue_depth=queue_depth,
-            workers=intra_op_parallelism,
+            workers=self._threads,
             staging_bytes=max(64 << 20, 4 * block_bytes),
         )
         self._lock = threading.Lock()
         self._pending: list[_Pending] = []
+        self._waiting = threading.Lock()
+        """Held by the thread that waits: another one's `wait` may be for the same operations."""
 
     def get_block_size(self) -> int:
         """As it was given, in bytes."""
@@ -165,14 +170,14 @@ class AioHandle:
             TransferError: One has failed; all have ended.
             PenstockError: Nothing was begun.
         """
-        with self._lock:
-            pending, self._pending = self._pending, []
-        if not pending and is_strict():
-            raise PenstockError(
-                "wait() without an operation under way: each is waited for once, and sync_pread, "
-                "sync_pwrite, read and write wait themselves"
-            )
-        return self._finish(pending)
+        with self._waiting:
+            pending = self._take_pending()
+            if not pending and is_strict():
+                raise PenstockError(
+                    "wait() without an operation under way: each is waited for once, and "
+                    "sync_pread, sync_pwrite, read and write wait themselves"
+                )
+            return self._finish(pending)
 
     def new_cpu_locked_tensor(self, num_elem: int, example_tenosr: torch.Tensor) -> torch.Tensor:
         """A tensor of one dimension, with the type of another, page-aligned and locked."""
@@ -188,6 +193,7 @@ class AioHandle:
 
     def _read(self, buffer: torch.Tensor, filename: str, validate: bool, offset: int) -> _Pending:
         host = buffer if buffer.device.type == "cpu" else torch.empty_like(buffer, device="cpu")
+        offset = operator.index(offset)
         transfer = self._io.read(host, filename, offset)
 
         def finish() -> None:
@@ -215,6 +221,7 @@ class AioHandle:
         self, buffer: torch.Tensor, file: str | int, validate: bool, offset: int
     ) -> _Pending:
         host = buffer if buffer.device.type == "cpu" else buffer.to("cpu")
+        offset = operator.index(offset)
         transfer = self._io.write(host, file, offset)
 
         def finish() -> None:
@@ -240,18 +247,33 @@ class AioHandle:
             if is_strict():
                 raise
             return -1
+        if is_async:
+            with self._lock:
+                self._pending.append(one)
+            return 0
+        with self._waiting:
+            # Its own is not among those that another thread may take to wait for.
+            return self._finish([*self._take_pending(), one])
+
+    def _take_pending(self) -> list[_Pending]:
         with self._lock:
-            self._pending.append(one)
-        return 0 if is_async else self.wait()
+            pending, self._pending = self._pending, []
+        return pending
 
     def _finish(self, pending: list[_Pending]) -> int:
         failures: list[Exception] = []
-        for one in pending:
-            try:
-                one.transfer.result()
-                one.finish()
-            except PenstockError as error:
-                failures.append(error)
+        try:
+            for one in pending:
+                try:
+                    one.transfer.result()
+                    one.finish()
+                except PenstockError as error:
+                    failures.append(error)
+        except BaseException:
+            # As of a signal: they are still there to be waited for.
+            with self._lock:
+                self._pending = pending + self._pending
+            raise
         if failures:
             first, *others = failures
             for other in others:

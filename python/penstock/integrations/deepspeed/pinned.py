@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ def new(count: int, example: torch.Tensor) -> torch.Tensor:
         StorageError: There is no memory for it.
     """
     global _has_warned
+    count = operator.index(count)
     tensor: torch.Tensor
     try:
         tensor = _locked.empty(count, example.dtype)
