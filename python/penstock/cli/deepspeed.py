@@ -27,3 +27,5 @@ def deepspeed(strict: bool, command: tuple[str, ...]) -> None:
         os.execvpe(command[0], command, environment(os.environ, strict=strict))
     except OSError as error:
         raise click.ClickException(f"{command[0]} cannot be run: {error.strerror}") from error
+    except ValueError as error:
+        raise click.UsageError("the name of COMMAND is empty") from error

@@ -522,8 +522,10 @@ def test_builders_are_changed_whenever_they_are_defined(checkout: Path, first: s
 
 def test_the_variables_are_added_once(tmp_path: Path) -> None:
     once = environment({"PYTHONPATH": f"{tmp_path}{os.pathsep}", "HOME": "/"}, strict=False)
-    site, other = once["PYTHONPATH"].split(os.pathsep)
+    site, *others = once["PYTHONPATH"].split(os.pathsep)
     assert (Path(site) / "sitecustomize.py").exists()
-    assert other == str(tmp_path)
+    # The working directory is among them.
+    assert others == [str(tmp_path), ""]
     assert (once["PENSTOCK_DEEPSPEED"], once["HOME"]) == ("lenient", "/")
     assert environment(once, strict=False) == once
+    assert environment({"PYTHONPATH": ""})["PYTHONPATH"] == site

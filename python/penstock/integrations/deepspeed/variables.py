@@ -21,7 +21,9 @@ def environment(variables: Mapping[str, str], *, strict: bool = True) -> dict[st
         variables: Those that it would have.
         strict: As for `install`.
     """
-    path = [one for one in variables.get("PYTHONPATH", "").split(os.pathsep) if one]
+    said = variables.get("PYTHONPATH")
+    # An empty one among them is the working directory.
+    path = said.split(os.pathsep) if said else []
     if str(_SITE) not in path:
         path.insert(0, str(_SITE))
     return {
