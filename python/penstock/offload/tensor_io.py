@@ -243,7 +243,8 @@ class TensorIO:
         self.__exit__(kind)
 
     def __del__(self) -> None:
-        if hasattr(self, "_claim"):
+        # When the interpreter is taken apart, all has been finished.
+        if hasattr(self, "_claim") and not sys.is_finalizing():
             self._let_go()
 
     def _claim_here(self) -> _Claim:

@@ -84,6 +84,31 @@ def test_a_child_of_multiprocessing_finishes_too(tmp_path: Path) -> None:
     assert done.stderr.count("a transfer that nobody waited for failed") == 3
 
 
+def test_who_reads_when_the_interpreter_is_taken_apart_is_told(tmp_path: Path) -> None:
+    """And nobody else."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(10))
+    said, warned = _run(
+        """
+        import sys
+        from penstock.offload import TensorIO
+        class Late:
+            def __init__(self):
+                self.io = TensorIO()
+                self.io.read(bytearray(10), sys.argv[1]).result()
+            def __del__(self, path=sys.argv[1]):
+                try:
+                    self.io.read(bytearray(10), path).result()
+                except Exception:
+                    print("told")
+        sys.modules["kept"] = Late()
+        """,
+        path,
+    )
+    assert said == "told\n"
+    assert warned == ""
+
+
 def test_a_program_that_ends_tells_of_what_failed(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"short")
