@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+import forks
 import penstock
 from penstock.integrations import deepspeed
 from penstock.integrations.deepspeed import ops
@@ -210,6 +211,30 @@ def test_who_waits_goes_on_when_all_is_there_whichever_thread_waited(
     assert int((into != 7).sum()) == 0
     other.join(HANG_SECONDS)
     assert torch.equal(again, tensor)
+
+
+def test_a_fork_does_not_wait_for_who_waits_in_its_parent(tmp_path: Path, file: str) -> None:
+    slow = tmp_path / "slow"
+    slow.write_bytes(bytes(64 * MIB))
+    code = """
+        import os, signal, sys, threading, torch
+        from penstock.integrations.deepspeed import ops
+        slow, file = sys.argv[1:]
+        handle = ops.module("async_io").aio_handle(4096, 1)
+        handle.async_pread(torch.zeros(64 << 20, dtype=torch.uint8), slow)
+        other = threading.Thread(target=handle.wait)
+        other.start()
+        while handle._pending:
+            pass
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            os._exit(handle.sync_pread(torch.zeros(10), file))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+        other.join()
+    """
+    done = forks.run(["-c", textwrap.dedent(code), str(slow), file], timeout=HANG_SECONDS)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_a_signal_broke_off_is_waited_for_again(tmp_path: Path) -> None:

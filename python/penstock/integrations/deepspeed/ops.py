@@ -6,6 +6,7 @@ import operator
 import os
 import threading
 import warnings
+import weakref
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,7 @@ class AioHandle:
         self._pending: list[_Pending] = []
         self._waiting = threading.Lock()
         """Held by the thread that waits: another one's `wait` may be for the same operations."""
+        _handles.add(self)
 
     def get_block_size(self) -> int:
         """As it was given, in bytes."""
@@ -302,6 +304,18 @@ class GdsHandle(AioHandle):
     def unpin_device_tensor(self, tensor: torch.Tensor) -> bool:
         """True: nothing was prepared."""
         return True
+
+
+_handles: weakref.WeakSet[AioHandle] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    for handle in list(_handles):
+        # A thread of the parent may hold them.
+        handle._lock, handle._waiting = threading.Lock(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _async_and_offset(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[bool, int]:
