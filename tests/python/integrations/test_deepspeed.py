@@ -298,6 +298,32 @@ def test_validate_compares_with_what_is_stored(tmp_path: Path, tensor: torch.Ten
         handle.wait()
 
 
+def test_validate_takes_any_layout(tmp_path: Path, handle: Any) -> None:
+    complex_ones = torch.randn(10, dtype=torch.complex64)
+    tensors = complex_ones.conj(), complex_ones.conj().imag, torch.randn(1).expand(1, 5).T
+    for number, tensor in enumerate(tensors):
+        path = tmp_path / str(number)
+        assert handle.pwrite(tensor, str(path), True, False) == 1
+        assert path.read_bytes() == tensor.resolve_neg().numpy(force=True).tobytes()
+
+
+def test_what_fails_behind_a_transfer_fails_once(
+    tmp_path: Path, handle: Any, monkeypatch: pytest.MonkeyPatch, tensor: torch.Tensor
+) -> None:
+    """As a copy to a device."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("of a device")
+
+    monkeypatch.setattr(ops, "_compare", fail)
+    handle.pwrite(tensor, str(tmp_path / "validated"), True, True)
+    handle.pwrite(tensor, str(tmp_path / "plain"), False, True)
+    with pytest.raises(RuntimeError, match="of a device"):
+        handle.wait()
+    assert (tmp_path / "plain").read_bytes() == tensor.numpy().tobytes()
+    assert handle.sync_pwrite(tensor, str(tmp_path / "plain")) == 1
+
+
 def test_locked_tensors(handle: Any) -> None:
     like = torch.empty(0, dtype=torch.float16)
     locked = handle.new_cpu_locked_tensor(1000, like)
@@ -328,6 +354,24 @@ def test_tensors_of_devices_by_gds() -> None:
     assert handle.pin_device_tensor(tensor)
     assert handle.unpin_device_tensor(tensor)
     assert handle.free_pinned_device_tensor(tensor)
+
+
+class _OfADevice(torch.Tensor):
+    """One that says so: there is no device here."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    device = torch.device("cuda")  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("mode", ["plain", "parameter", "inference"])
+def test_a_tensor_of_a_device_is_filled_whatever_autograd_thinks_of_it(
+    mode: str, handle: Any, file: str, tensor: torch.Tensor
+) -> None:
+    with torch.inference_mode(mode == "inference"):
+        into = torch.zeros(tensor.numel()).as_subclass(_OfADevice)
+        into.requires_grad_(mode == "parameter")
+    assert handle.pread(into, file, True, False) == 1
+    assert torch.equal(into.detach().as_subclass(torch.Tensor).view(torch.int32), tensor)
 
 
 # ---- DeepSpeed itself

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from penstock.errors import PenstockError, PenstockWarning, StateMismatchError
 from penstock.integrations.deepspeed import pinned
 from penstock.integrations.deepspeed.variables import is_strict
+from penstock.loading.copying import bytes_of, copy_elements
 from penstock.offload import TensorIO, Transfer
 
 if TYPE_CHECKING:
@@ -200,7 +202,7 @@ class AioHandle:
 
         def finish() -> None:
             if host is not buffer:
-                buffer.copy_(host)
+                copy_elements(buffer, host)
             if validate:
                 _compare(host, filename, offset)
 
@@ -268,8 +270,13 @@ class AioHandle:
             for one in pending:
                 try:
                     one.transfer.result()
-                    one.finish()
                 except PenstockError as error:
+                    failures.append(error)
+                    continue
+                try:
+                    one.finish()
+                except Exception as error:
+                    # Also PyTorch's: it would be raised by every other wait as well.
                     failures.append(error)
         except BaseException:
             # As of a signal: they are still there to be waited for.
@@ -280,7 +287,7 @@ class AioHandle:
             first, *others = failures
             for other in others:
                 first.add_note(f"another one: {other}")
-            if is_strict():
+            if is_strict() or not isinstance(first, PenstockError):
                 raise first
             warnings.warn(PenstockWarning(str(first)), stacklevel=3)
         return len(pending)
@@ -337,7 +344,8 @@ def _compare(host: torch.Tensor, file: str | int, offset: int) -> None:
     with TensorIO(direct="off") as io:
         again = torch.empty_like(host, memory_format=torch.contiguous_format)
         io.read(again, file, offset).result()
-    if not torch.equal(again.view(-1).view(torch.uint8), host.reshape(-1).view(torch.uint8)):
+    plain = host.detach().resolve_conj().resolve_neg().contiguous()
+    if not np.array_equal(bytes_of(again), bytes_of(plain)):
         raise PenstockError(f"{file}: what is stored is not what was moved")
 
 
