@@ -14,7 +14,18 @@ array([3, 4, 5])
 
 from penstock.offload.buffers import Buffers
 from penstock.offload.data_file import DataFile
+from penstock.offload.streaming.model import StreamReport, report, stream
 from penstock.offload.tensor_io import TensorIO
 from penstock.offload.transfer import Transfer, TransferReport, wait_all
 
-__all__ = ["Buffers", "DataFile", "TensorIO", "Transfer", "TransferReport", "wait_all"]
+__all__ = [
+    "Buffers",
+    "DataFile",
+    "StreamReport",
+    "TensorIO",
+    "Transfer",
+    "TransferReport",
+    "report",
+    "stream",
+    "wait_all",
+]

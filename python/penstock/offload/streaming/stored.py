@@ -1,0 +1,73 @@
+"""Where in which file the bytes of each weight lie."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The bytes of one tensor, contiguous, in row-major order.
+
+    Attributes:
+        path: The file.
+        offset: Of the first byte.
+        shape: Its sizes.
+        dtype: A `torch.dtype`.
+    """
+
+    path: str
+    offset: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of it."""
+        return math.prod(self.shape) * int(self.dtype.itemsize)
+
+    @property
+    def end(self) -> int:
+        """Behind the last byte."""
+        return self.offset + self.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """All tensors that there are, and what was known of their files when they were looked at.
+
+    Attributes:
+        tensors: By name.
+        marks: Of each file by its path, what tells whether it has changed: see `FileMark`.
+    """
+
+    tensors: Mapping[str, Stored]
+    marks: Mapping[str, FileMark]
+
+
+@dataclass(frozen=True, slots=True)
+class FileMark:
+    """What changes when somebody writes to a file or puts another in its place.
+
+    Attributes:
+        nbytes: Its length.
+        modified_ns: When it was written, nanoseconds since 1970.
+        device: The file system.
+        number: Its inode.
+    """
+
+    nbytes: int
+    modified_ns: int
+    device: int
+    number: int
+
+    @classmethod
+    def of(cls, stat: os.stat_result) -> FileMark:
+        """That of a file that was looked at."""
+        return cls(stat.st_size, stat.st_mtime_ns, stat.st_dev, stat.st_ino)

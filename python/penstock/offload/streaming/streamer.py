@@ -1,0 +1,320 @@
+"""Reads units ahead of their use, binds them to their modules, and lets them go."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import (
+    CorruptCheckpointError,
+    PenstockError,
+    TransferError,
+    UnsupportedStateError,
+)
+from penstock.offload.buffers import Buffers
+from penstock.offload.streaming.ring import Ring
+from penstock.offload.streaming.stored import FileMark
+from penstock.state import dtypes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.offload.data_file import DataFile
+    from penstock.offload.streaming.ring import Claim
+    from penstock.offload.streaming.shares import Shares
+    from penstock.offload.streaming.units import Unit
+    from penstock.offload.tensor_io import TensorIO
+    from penstock.offload.transfer import Transfer
+
+_WINDOW_BYTES_MIN = 256 << 20
+"""Of what is to stay, so much is read ahead at least."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was done since the model was made.
+
+    Attributes:
+        read_bytes: That were asked of storage.
+        stalled_seconds: That calls of blocks have waited for their weights.
+        uses: Calls of blocks, and of what stands beside them.
+        hits: Of them, those whose weights were there already.
+    """
+
+    read_bytes: int = 0
+    stalled_seconds: float = 0.0
+    uses: int = 0
+    hits: int = 0
+
+
+@dataclass(eq=False)
+class _Loaded:
+    """A unit whose weights are there, or come."""
+
+    memory: Any
+    claim: Claim | None
+    transfer: Transfer
+    users: int = 0
+    is_used: bool = False
+    parameters: list[Any] = field(default_factory=list)
+
+
+class Streamer:
+    """Has the weights of each unit there when its module is called.
+
+    Args:
+        units: In the order of their use.
+        shares: Which of them stay, and memory for the others.
+        io: Reads.
+        marks: Of each file, what it was when it was looked at.
+    """
+
+    def __init__(
+        self, units: list[Unit], shares: Shares, io: TensorIO, marks: Mapping[str, FileMark]
+    ) -> None:
+        torch = dtypes.import_torch()
+        self.counts = Counts()
+        self.units = self._units = units
+        self.shares = shares
+        self._resident = shares.resident
+        self._io = io
+        self._marks = marks
+        self._files: dict[str, DataFile] = {}
+        self._ring = Ring(shares.ring_bytes)
+        # Huge pages need room to begin at one.
+        self._buffers = Buffers(shares.resident_bytes + shares.ring_bytes + (len(units) + 1 << 21))
+        self._arena = self._buffers.empty(shares.ring_bytes, torch.uint8)
+        self._window_bytes = max(shares.ring_bytes, _WINDOW_BYTES_MIN)
+        self._loaded: dict[int, _Loaded] = {}
+        self._cursor = 0
+        self._here = threading.local()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._placeholders = [_placeholders(unit) for unit in units]
+        for index, unit in enumerate(units):
+            _bind(unit, self._placeholders[index])
+
+    # ---- Called by the hooks
+
+    def enter(self, index: int) -> None:
+        """Has a unit's weights there, and keeps them until it is left as often as it was entered.
+
+        Raises:
+            TransferError: They cannot be read.
+            CorruptCheckpointError: Their file has changed.
+        """
+        begun = time.perf_counter()
+        held = self._held_here()
+        with self._lock:
+            while (loaded := self._loaded.get(index)) is None and not self._demand(index):
+                if passing := set(+held) - self._resident:
+                    raise UnsupportedStateError(
+                        f"{self._units[index].name!r} is called while"
+                        f" {self._units[passing.pop()].name!r} is: make one block"
+                        " of them (blocks=)",
+                        key=self._units[index].name,
+                    )
+                self._changed.wait()
+            loaded = self._loaded[index]
+            loaded.users += 1
+            self._read_ahead()
+        is_hit = loaded.transfer.done()
+        try:
+            self._finish(self._units[index], loaded.transfer)
+        except BaseException:
+            self._give_up(index, is_failed=True)
+            raise
+        held[index] += 1
+        with self._lock:
+            if not loaded.is_used:
+                loaded.is_used = True
+                loaded.parameters = _views(self._units[index], loaded.memory)
+                _bind(self._units[index], loaded.parameters)
+            self.counts.uses += 1
+            self.counts.hits += is_hit
+            self.counts.stalled_seconds += 0.0 if is_hit else time.perf_counter() - begun
+            self._read_ahead()
+
+    def leave(self, index: int) -> None:
+        """Lets go of what passes through.
+
+        PyTorch calls it behind a call that failed, too: perhaps this thread has nothing to leave.
+        """
+        held = self._held_here()
+        if held[index]:
+            held[index] -= 1
+            self._give_up(index)
+
+    def _held_here(self) -> Counter[int]:
+        """How often this thread has entered each unit."""
+        if not hasattr(self._here, "held"):
+            self._here.held = Counter()
+        held: Counter[int] = self._here.held
+        return held
+
+    def _give_up(self, index: int, *, is_failed: bool = False) -> None:
+        with self._lock:
+            loaded = self._loaded[index]
+            loaded.users -= 1
+            if loaded.users > 0 or (index in self._resident and not is_failed):
+                return
+            self._let_go(index)
+            if not is_failed:
+                self._read_ahead()
+            self._changed.notify_all()
+
+    # ---- With the lock held
+
+    def _demand(self, index: int) -> bool:
+        """Begins to read what nobody has foreseen; says whether there was room."""
+        self._cursor = index
+        if self._begin(index):
+            self._cursor = self._following(index)
+            return True
+        unused = [
+            one
+            for one, loaded in self._loaded.items()
+            if loaded.users == 0 and one not in self._resident
+        ]
+        for other in unused:
+            self._loaded[other].transfer.cancel()
+        for other in unused:
+            self._let_go(other)
+        if self._begin(index):
+            self._cursor = self._following(index)
+            return True
+        return False
+
+    def _read_ahead(self) -> None:
+        """Begins to read what comes next, as far as there is room."""
+        ahead = sum(
+            self._units[index].nbytes for index, one in self._loaded.items() if not one.is_used
+        )
+        for _ in self._units:
+            index = self._cursor
+            if index not in self._loaded:
+                ahead += self._units[index].nbytes
+                if ahead > self._window_bytes or not self._begin(index):
+                    return
+            elif index not in self._resident:
+                return
+            self._cursor = self._following(index)
+
+    def _following(self, index: int) -> int:
+        return (index + 1) % len(self._units)
+
+    def _begin(self, index: int) -> bool:
+        """Begins to read a unit, if there is room."""
+        torch = dtypes.import_torch()
+        unit = self._units[index]
+        claim = None
+        if index in self._resident:
+            memory = self._buffers.empty(unit.nbytes, torch.uint8)
+        else:
+            claim = self._ring.take(unit.nbytes)
+            if claim is None:
+                return False
+            memory = self._arena[claim.begin : claim.begin + unit.nbytes]
+        requests = [
+            (memory[span.place : span.place + span.nbytes], self._file(span.path), span.offset)
+            for span in unit.spans
+        ]
+        transfer = self._io.read_all(requests)
+        # Whoever needs the weights hears what went wrong; perhaps nobody does.
+        transfer.is_seen = True
+        self.counts.read_bytes += sum(span.nbytes for span in unit.spans)
+        self._loaded[index] = _Loaded(memory, claim, transfer)
+        return True
+
+    def _let_go(self, index: int) -> None:
+        loaded = self._loaded.pop(index)
+        # Its memory is the kernel's until then, however it ends.
+        with contextlib.suppress(PenstockError):
+            loaded.transfer.result()
+        if loaded.is_used:
+            _bind(self._units[index], self._placeholders[index])
+        if loaded.claim is not None:
+            self._ring.give_back(loaded.claim)
+
+    # ---- Of one unit
+
+    def _file(self, path: str) -> DataFile:
+        if path not in self._files:
+            self._files[path] = self._io.open(path)
+        return self._files[path]
+
+    def _finish(self, unit: Unit, transfer: Transfer) -> None:
+        """Waits for the weights of a unit."""
+        try:
+            transfer.result()
+        except TransferError as error:
+            self._check_files(unit)
+            raise TransferError(
+                f"{_named(unit, error.path, error.offset)}: {error}",
+                path=error.path,
+                errno=error.errno,
+                offset=error.offset,
+            ) from error
+        self._check_files(unit)
+
+    def _check_files(self, unit: Unit) -> None:
+        """That nobody has written to them, or put others in their place."""
+        for span in unit.spans:
+            path = Path(span.path)
+            try:
+                mark = FileMark.of(path.stat())
+            except OSError:
+                mark = None
+            if mark != self._marks[span.path]:
+                name = _named(unit, span.path, span.offset)
+                raise CorruptCheckpointError(
+                    f"{name}: {path} has changed since the model was made: make it again",
+                    path=str(path.parent),
+                    file=path.name,
+                    tensor=name,
+                )
+
+
+def _named(unit: Unit, path: str, offset: int) -> str:
+    """The tensor that has a byte of a file, or the first behind it."""
+    seats = [seat for seat in unit.seats if seat.stored.path == path and seat.stored.end > offset]
+    return min(seats, key=lambda seat: seat.stored.offset).name if seats else unit.name
+
+
+def _views(unit: Unit, memory: Any) -> list[Any]:
+    """The parameters of a unit, in its memory."""
+    torch = dtypes.import_torch()
+    found: dict[Any, Any] = {}
+    for seat, place in zip(unit.seats, unit.places, strict=True):
+        stored = seat.stored
+        if stored in found:
+            continue
+        values = memory[place : place + stored.nbytes].view(stored.dtype).view(stored.shape)
+        if seat.is_converted:
+            place = unit.converted[stored]
+            room = memory[place : place + values.numel() * seat.dtype.itemsize]
+            values = room.view(seat.dtype).view(stored.shape).copy_(values)
+        found[stored] = torch.nn.Parameter(values, requires_grad=False)
+    return [found[seat.stored] for seat in unit.seats]
+
+
+def _bind(unit: Unit, parameters: list[Any]) -> None:
+    for seat, parameter in zip(unit.seats, parameters, strict=True):
+        seat.module._parameters[seat.attribute] = parameter
+
+
+def _placeholders(unit: Unit) -> list[Any]:
+    """Parameters without memory."""
+    torch = dtypes.import_torch()
+    found: dict[Any, Any] = {}
+    for seat in unit.seats:
+        stored = seat.stored
+        if stored not in found:
+            empty = torch.empty(stored.shape, dtype=seat.dtype, device="meta")
+            found[stored] = torch.nn.Parameter(empty, requires_grad=False)
+    return [found[seat.stored] for seat in unit.seats]

@@ -1,0 +1,154 @@
+"""Models of Hugging Face transformers without their weights, and where those lie."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import MissingDependencyError, StateMismatchError, UnsupportedStateError
+from penstock.state import dtypes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from penstock.offload.streaming.stored import Stored
+
+_making = threading.Lock()
+_SHOWN_MAX = 5
+
+
+def model_of(directory: str, dtype: Any = None) -> Any:
+    """The model that a directory describes, ready to be called but for its weights.
+
+    Args:
+        directory: With ``config.json`` and, if there is one, ``generation_config.json``.
+        dtype: Of the parameters; as the directory says without.
+
+    Raises:
+        MissingDependencyError: transformers is not there.
+        UnsupportedStateError: transformers knows no such model.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingDependencyError(
+            "models of Hugging Face take transformers: pip install transformers",
+            name="transformers",
+        ) from error
+    config = transformers.AutoConfig.from_pretrained(directory)
+    names = config.architectures or []
+    kind = next(
+        (getattr(transformers, name) for name in names if hasattr(transformers, name)), None
+    )
+    if kind is None:
+        raise UnsupportedStateError(
+            f"{directory}: transformers {transformers.__version__} knows none of {names}",
+            key="architectures",
+        )
+    with _without_memory():
+        model = kind._from_config(config, **({} if dtype is None else {"dtype": dtype}))
+    if (Path(directory) / "generation_config.json").exists():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(directory)
+    model.tie_weights()
+    return model.eval()
+
+
+@contextlib.contextmanager
+def _without_memory() -> Iterator[None]:
+    """Parameters that modules make have no memory; buffers have, as some are computed."""
+    torch = dtypes.import_torch()
+    register = torch.nn.Module.register_parameter
+    here = threading.get_ident()
+
+    def register_empty(module: Any, name: str, parameter: Any) -> None:
+        if parameter is not None and threading.get_ident() == here:
+            parameter = torch.nn.Parameter(
+                parameter.detach().to("meta"), requires_grad=parameter.requires_grad
+            )
+        register(module, name, parameter)
+
+    with _making:
+        torch.nn.Module.register_parameter = register_empty
+        try:
+            yield
+        finally:
+            torch.nn.Module.register_parameter = register
+
+
+def blocks_of(model: Any) -> list[str]:
+    """Names of the modules that transformers never takes apart: the blocks of the model."""
+    kinds = set(model._no_split_modules or ())
+    names = [name for name, one in model.named_modules() if type(one).__name__ in kinds]
+    # Of blocks in blocks, the outer ones.
+    return [name for name in names if not any(name.startswith(f"{other}.") for other in names)]
+
+
+def renamed(model: Any, tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+    """Where the parameters of a model lie, by their names in it, ties included.
+
+    Raises:
+        StateMismatchError: Some are not there, or are of another shape.
+        UnsupportedStateError: Some have to be computed from what is there.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, rename_source_key
+
+    conversions = get_model_conversion_mapping(model)
+    converters = [one for one in conversions if isinstance(one, WeightConverter)]
+    renamings = [one for one in conversions if not isinstance(one, WeightConverter)]
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    found: dict[str, Stored] = {}
+    for key, stored in tensors.items():
+        name, converter = rename_source_key(
+            key,
+            renamings,  # type: ignore[arg-type]
+            converters,
+            model.base_model_prefix,
+            parameters,
+        )
+        if converter is not None and name in parameters:
+            raise UnsupportedStateError(
+                f"{name!r} is computed from {key!r} and others, which is not supported: load it"
+                " whole",
+                key=name,
+            )
+        if name in parameters:
+            found[name] = stored
+    return matched(model, found)
+
+
+def matched(model: Any, found: dict[str, Stored]) -> dict[str, Stored]:
+    """Where the parameters of a model lie, by their names in it, ties included.
+
+    Raises:
+        StateMismatchError: Some are not there, or are of another shape.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    found = {name: stored for name, stored in found.items() if name in parameters}
+    # Of tied ones the first counts, whichever of their names the files have.
+    by_identity: dict[int, Stored] = {}
+    for name, parameter in parameters.items():
+        if name in found:
+            by_identity.setdefault(id(parameter), found[name])
+    found = {
+        name: by_identity[id(parameter)]
+        for name, parameter in parameters.items()
+        if id(parameter) in by_identity
+    }
+    missing = sorted(set(parameters) - set(found))
+    if missing:
+        raise _mismatch("not in the files", missing)
+    wrong = [name for name, one in found.items() if one.shape != tuple(parameters[name].shape)]
+    if wrong:
+        raise _mismatch("of another shape in the files", wrong)
+    return found
+
+
+def _mismatch(text: str, names: list[str]) -> StateMismatchError:
+    more = f" and {len(names) - _SHOWN_MAX} more" if len(names) > _SHOWN_MAX else ""
+    shown = ", ".join(names[:_SHOWN_MAX])
+    return StateMismatchError(
+        f"the model has parameters that are {text}: {shown}{more}", key=names[0]
+    )

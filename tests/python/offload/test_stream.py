@@ -1,0 +1,417 @@
+"""`penstock.offload.stream`: the same outputs as of the model in memory, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+import penstock
+from penstock import offload
+from penstock.offload.streaming.ring import Claim, Ring
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+transformers = pytest.importorskip("transformers")
+
+HANG_SECONDS = 120
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "pad_token_id": 0,
+}
+CONFIGS = {
+    "llama": lambda: transformers.LlamaConfig(**SMALL, dtype=torch.bfloat16),
+    "llama, tied": lambda: transformers.LlamaConfig(**SMALL, tie_word_embeddings=True),
+    "qwen2": lambda: transformers.Qwen2Config(**SMALL),
+    "gemma2": lambda: transformers.Gemma2Config(**SMALL, head_dim=16),
+    "gpt2": lambda: transformers.GPT2Config(n_embd=64, n_layer=6, n_head=4, vocab_size=300),
+    "opt": lambda: transformers.OPTConfig(
+        hidden_size=64,
+        ffn_dim=96,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        vocab_size=300,
+        word_embed_proj_dim=64,
+    ),
+    "bert": lambda: transformers.BertConfig(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        vocab_size=300,
+        architectures=["BertForMaskedLM"],
+    ),
+}
+
+
+def saved(directory: Path, kind: str) -> Any:
+    """A model in memory, and its files in several shards."""
+    torch.manual_seed(7)
+    config = CONFIGS[kind]()
+    auto = (
+        transformers.AutoModelForMaskedLM if kind == "bert" else transformers.AutoModelForCausalLM
+    )
+    auto.from_config(config).save_pretrained(directory, max_shard_size="200KB")
+    return auto.from_pretrained(directory).eval()
+
+
+def least(directory: Path) -> int:
+    """The smallest budget that works, as the error says."""
+    with pytest.raises(ValueError, match="is the least that works") as caught:
+        offload.stream(directory, memory_bytes=1)
+    return int(re.findall(r"(\d+) is the least", str(caught.value))[0])
+
+
+@pytest.fixture(scope="module")
+def tokens() -> torch.Tensor:
+    return torch.randint(1, 300, (2, 9), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_outputs_have_the_bits_of_those_of_the_model_in_memory(
+    tmp_path: Path, kind: str, tokens: torch.Tensor
+) -> None:
+    """Whatever stays, from the least to everything, and pass after pass."""
+    model = saved(tmp_path, kind)
+    smallest = least(tmp_path)
+    with torch.inference_mode():
+        expected = model(tokens).logits
+    for memory_bytes in (smallest, smallest + 50_000, 2 * smallest, 1 << 30):
+        streamed = offload.stream(tmp_path, memory_bytes=memory_bytes)
+        told = offload.report(streamed)
+        assert told.read_bytes == told.uses == 0
+        assert told.resident_bytes + told.passing_bytes <= memory_bytes
+        with torch.inference_mode():
+            for _ in range(3):
+                assert torch.equal(streamed(tokens).logits, expected)
+        told = offload.report(streamed)
+        assert told.weight_bytes == sum(one.nbytes for one in model.parameters())
+        if memory_bytes == 1 << 30:
+            assert told.pass_bytes == 0
+            assert told.read_bytes < 1.5 * told.weight_bytes
+        else:
+            assert told.pass_bytes > 0
+            assert told.read_bytes <= told.weight_bytes * 1.5 + 3 * told.pass_bytes
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"do_sample": False},
+        {"num_beams": 3, "do_sample": False},
+        {"do_sample": True, "top_p": 0.9},
+        {"do_sample": False, "use_cache": False},
+    ],
+)
+def test_generate(tmp_path: Path, how: dict[str, Any], tokens: torch.Tensor) -> None:
+    model = saved(tmp_path, "llama")
+    streamed = offload.stream(str(tmp_path), memory_bytes=2 * least(tmp_path))
+    found = []
+    for one in (model, streamed):
+        torch.manual_seed(5)
+        found.append(one.generate(tokens, max_new_tokens=6, **how))
+    assert torch.equal(*found)
+
+
+class Tower(torch.nn.Module):
+    """A model of nobody's library: blocks of several sizes, one called twice, one not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = [8, 200, 16, 120, 8]
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(32, size), torch.nn.Linear(size, 32))
+            for size in sizes
+        )
+        self.scale = torch.nn.Parameter(torch.randn(()))
+        self.register_buffer("shift", torch.randn(32))
+        self.head = torch.nn.Linear(32, 5, bias=False)
+
+    def forward(self, x: torch.Tensor, order: tuple[int, ...] = (0, 1, 2, 1, 4)) -> torch.Tensor:
+        for index in order:
+            x = x + self.blocks[index](x)
+        return self.head(x * self.scale + self.shift)
+
+
+@pytest.fixture
+def tower(tmp_path: Path) -> tuple[Tower, Path]:
+    torch.manual_seed(1)
+    model = Tower()
+    save_file(dict(model.named_parameters()), tmp_path / "model.safetensors")
+    return model, tmp_path
+
+
+def copy_of(model: Tower) -> Tower:
+    other = Tower()
+    other.load_state_dict(model.state_dict())
+    return other
+
+
+def test_a_module_of_ones_own_in_any_order_of_its_blocks(tower: tuple[Tower, Path]) -> None:
+    model, directory = tower
+    streamed = offload.stream(copy_of(model), weights=directory, memory_bytes=100_000)
+    assert offload.report(streamed).pass_bytes > 0
+    x = torch.randn(3, 32)
+    generator = torch.Generator().manual_seed(2)
+    with torch.inference_mode():
+        for _ in range(40):
+            order = tuple(torch.randint(5, (4,), generator=generator).tolist())
+            assert torch.equal(streamed(x, order), model(x, order))
+
+
+def test_threads_share_a_model(tower: tuple[Tower, Path]) -> None:
+    model, directory = tower
+    streamed = offload.stream(copy_of(model), weights=directory, memory_bytes=100_000)
+    x = torch.randn(3, 32)
+    wrong: list[Any] = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        try:
+            with torch.inference_mode():
+                for _ in range(30):
+                    order = tuple(torch.randint(5, (4,), generator=generator).tolist())
+                    if not torch.equal(streamed(x, order), model(x, order)):
+                        wrong.append(order)
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG_SECONDS)
+        assert not thread.is_alive()
+    assert wrong == []
+
+
+def test_what_is_stored_as_another_type_is_converted(tower: tuple[Tower, Path]) -> None:
+    model, directory = tower
+    half = {name: one.to(torch.bfloat16) for name, one in model.named_parameters()}
+    save_file(half, directory / "model.safetensors")
+    model.load_state_dict(half, strict=False)
+    streamed = offload.stream(copy_of(model), weights=directory, memory_bytes=150_000)
+    x = torch.randn(3, 32)
+    with torch.inference_mode():
+        assert torch.equal(streamed(x), model(x))
+
+
+def test_tensors_at_odd_offsets_are_read(tower: tuple[Tower, Path]) -> None:
+    """Others than the library write such headers."""
+    model, directory = tower
+    path = directory / "model.safetensors"
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length].rstrip() + b" " * 3
+    path.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + length :])
+    streamed = offload.stream(copy_of(model), weights=directory, memory_bytes=100_000)
+    x = torch.randn(3, 32)
+    with torch.inference_mode():
+        assert torch.equal(streamed(x), model(x))
+
+
+def test_hooks_of_others_find_the_weights_and_parameters_have_their_shapes(
+    tower: tuple[Tower, Path],
+) -> None:
+    model, directory = tower
+    other = copy_of(model)
+    seen = []
+    other.blocks[1].register_forward_pre_hook(lambda one, _: seen.append(one[0].weight.clone()))
+    other.blocks[1].register_forward_hook(lambda one, *_: seen.append(one[1].bias.clone()))
+    streamed = offload.stream(other, weights=directory, memory_bytes=100_000)
+    shapes = {name: one.shape for name, one in model.named_parameters()}
+    assert {name: one.shape for name, one in streamed.named_parameters()} == shapes
+    with torch.inference_mode():
+        streamed(torch.randn(1, 32), (1,))
+    assert torch.equal(seen[0], model.blocks[1][0].weight)
+    assert torch.equal(seen[1], model.blocks[1][1].bias)
+
+
+def test_a_block_that_raises_is_let_go_of(tower: tuple[Tower, Path]) -> None:
+    model, directory = tower
+    streamed = offload.stream(copy_of(model), weights=directory, memory_bytes=100_000)
+    for _ in range(20):
+        with pytest.raises(RuntimeError):
+            streamed(torch.randn(1, 31))
+    x = torch.randn(1, 32)
+    assert torch.equal(streamed(x), model(x))
+
+
+def test_it_stays_where_and_what_it_is(tower: tuple[Tower, Path]) -> None:
+    model, directory = tower
+    streamed = offload.stream(copy_of(model), weights=directory, memory_bytes=100_000)
+    assert streamed.to("cpu") is streamed
+    for change in (streamed.half, streamed.blocks[1].bfloat16, lambda: streamed.to("meta")):
+        with pytest.raises(penstock.UnsupportedStateError, match="stays on the CPU"):
+            change()
+    with pytest.raises(ValueError, match="has not made it"):
+        offload.report(model)
+
+
+def test_a_block_that_is_called_within_another_one_is_an_error_where_there_is_no_room(
+    tower: tuple[Tower, Path],
+) -> None:
+    model, directory = tower
+    other = copy_of(model)
+    other.blocks[3].register_forward_hook(lambda _, args, out: out + other.blocks[1](args[0]))
+    streamed = offload.stream(other, weights=directory, memory_bytes=70_000)
+    for _ in range(2):
+        with pytest.raises(penstock.UnsupportedStateError, match=r"'blocks\.1' is called while"):
+            streamed(torch.randn(1, 32), (3,))
+    x = torch.randn(1, 32)
+    assert torch.equal(streamed(x, (1, 0)), model(x, (1, 0)))
+
+
+# ---- What goes wrong
+
+
+def test_too_little_memory(tower: tuple[Tower, Path]) -> None:
+    model, directory = tower
+    with pytest.raises(ValueError, match=r"'blocks.1' takes \d+, .* \d+ is the least that works"):
+        offload.stream(model, weights=directory, memory_bytes=50_000)
+    for wrong in (0, -1, 1.5, "4GB"):
+        with pytest.raises((ValueError, TypeError), match="memory_bytes"):
+            offload.stream(model, weights=directory, memory_bytes=wrong)  # type: ignore[arg-type]
+
+
+def test_files_that_do_not_fit_the_model(tower: tuple[Tower, Path], tmp_path: Path) -> None:
+    model, directory = tower
+    with pytest.raises(TypeError, match="weights="):
+        offload.stream(model, memory_bytes=1 << 20)
+    with pytest.raises(ValueError, match="no module 'block'"):
+        offload.stream(model, weights=directory, memory_bytes=1 << 20, blocks=["block"])
+    held = dict(model.named_parameters())
+    for change, message in (
+        ({"head.weight": None}, "not in the files: head.weight"),
+        ({"head.weight": torch.zeros(5, 33)}, "another shape in the files: head.weight"),
+    ):
+        content = {name: one for name, one in {**held, **change}.items() if one is not None}
+        save_file(content, directory / "model.safetensors")
+        with pytest.raises(penstock.StateMismatchError, match=message):
+            offload.stream(model, weights=directory, memory_bytes=1 << 20)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(penstock.CheckpointNotFoundError, match="no safetensors"):
+        offload.stream(model, weights=tmp_path / "empty", memory_bytes=1 << 20)
+
+
+def test_parameters_that_are_computed_of_several_tensors_are_refused(tmp_path: Path) -> None:
+    config = transformers.MixtralConfig(**SMALL, num_local_experts=2)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(penstock.UnsupportedStateError, match=r"experts\..* is computed from"):
+        offload.stream(tmp_path, memory_bytes=1 << 30)
+
+
+def entry(**changes: Any) -> bytes:
+    one = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}
+    text = json.dumps({"a": {key: value for key, value in one.items() if value is not None}})
+    return len(text).to_bytes(8, "little") + text.encode() + bytes(8)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "header would have"),
+        (b"1234", "header would have"),
+        ((1 << 40).to_bytes(8, "little"), "header would have 1099511627776"),
+        ((5).to_bytes(8, "little") + b"nope!", "no JSON"),
+        ((2).to_bytes(8, "little") + b"[]", "no JSON object"),
+        ((3).to_bytes(8, "little") + b"\xff{}", "no JSON"),
+        (entry(dtype=None), "does not say where 'a' lies"),
+        (entry(data_offsets=[0]), "does not say where 'a' lies"),
+        (entry(data_offsets=[-8, 0]), "does not say where 'a' lies"),
+        (entry(data_offsets=[0, 8.0]), "does not say where 'a' lies"),
+        (entry(data_offsets=[0, 1 << 70], shape=[1 << 68]), "ends before 'a' does"),
+        (entry(shape=[3]), "its shape takes 12"),
+        (entry(shape=[True, 2]), "does not say where 'a' lies"),
+        (entry(dtype="F33"), "the type F33, which is not known"),
+        (entry(dtype=["F32"]), "which is not known"),
+        (entry()[:-1], "ends before 'a' does"),
+    ],
+)
+def test_headers_that_make_no_sense(
+    tower: tuple[Tower, Path], content: bytes, message: str
+) -> None:
+    model, directory = tower
+    (directory / "model.safetensors").write_bytes(content)
+    with pytest.raises(penstock.CorruptCheckpointError, match=message) as caught:
+        offload.stream(model, weights=directory, memory_bytes=1 << 20)
+    assert caught.value.file == "model.safetensors"
+
+
+def test_a_tensor_that_is_in_two_files(tower: tuple[Tower, Path]) -> None:
+    model, directory = tower
+    save_file({"scale": torch.zeros(())}, directory / "other.safetensors")
+    with pytest.raises(penstock.CorruptCheckpointError, match="'scale' is in"):
+        offload.stream(model, weights=directory, memory_bytes=1 << 20)
+
+
+def test_a_file_that_changes_under_a_running_model(tower: tuple[Tower, Path]) -> None:
+    """Whatever happens to it, no output is computed of what is not the model's."""
+    model, directory = tower
+    path = directory / "model.safetensors"
+    content = path.read_bytes()
+    x = torch.randn(2, 32)
+
+    def touched() -> None:
+        with path.open("r+b") as file:
+            file.seek(-4, os.SEEK_END)
+            file.write(b"\x00\x00\x80\x3f")
+
+    def cut() -> None:
+        os.truncate(path, len(content) // 2)
+
+    def replaced() -> None:
+        path.unlink()
+        path.write_bytes(content)
+
+    for change in (touched, cut, replaced, path.unlink):
+        path.write_bytes(content)
+        streamed = offload.stream(copy_of(model), weights=directory, memory_bytes=100_000)
+        with torch.inference_mode():
+            assert torch.equal(streamed(x), model(x))
+            change()
+            for _ in range(2):
+                with pytest.raises(penstock.CorruptCheckpointError, match="has changed") as caught:
+                    streamed(x)
+        assert caught.value.tensor in dict(model.named_parameters())
+        assert caught.value.file == "model.safetensors"
+
+
+# ---- The ring
+
+
+@given(
+    size=st.integers(1, 100),
+    steps=st.lists(st.tuples(st.booleans(), st.integers(1, 60)), max_size=60),
+)
+def test_no_two_claims_on_a_ring_overlap(size: int, steps: list[tuple[bool, int]]) -> None:
+    ring, held = Ring(size), list[Claim]()
+    for takes, number in steps:
+        if takes:
+            claim = ring.take(number)
+            if claim is None:
+                assert held or number > size
+                continue
+            assert 0 <= claim.begin <= claim.begin + claim.nbytes <= size
+            for other in held:
+                assert (
+                    claim.begin + claim.nbytes <= other.begin
+                    or other.begin + other.nbytes <= claim.begin
+                )
+            held.append(claim)
+        elif held:
+            ring.give_back(held.pop(number % len(held)))
