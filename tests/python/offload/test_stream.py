@@ -210,6 +210,21 @@ def test_what_is_stored_as_another_type_is_converted(tower: tuple[Tower, Path]) 
         assert torch.equal(streamed(x), model(x))
 
 
+def test_buffers_that_are_stored_are_read(tower: tuple[Tower, Path]) -> None:
+    model, directory = tower
+    save_file(model.state_dict(), directory / "model.safetensors")
+    # Whose buffer holds something else.
+    streamed = offload.stream(Tower(), weights=directory, memory_bytes=100_000)
+    x = torch.randn(3, 32)
+    assert torch.equal(streamed.shift, model.shift)
+    with torch.inference_mode():
+        assert torch.equal(streamed(x), model(x))
+    other = Tower()
+    other.shift = torch.zeros(31)
+    with pytest.raises(penstock.StateMismatchError, match="'shift' is of another shape"):
+        offload.stream(other, weights=directory, memory_bytes=100_000)
+
+
 def test_tensors_at_odd_offsets_are_read(tower: tuple[Tower, Path]) -> None:
     """Others than the library write such headers."""
     model, directory = tower

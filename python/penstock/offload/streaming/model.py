@@ -7,7 +7,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import UnsupportedStateError
+from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.offload.streaming import transformers as of_transformers
 from penstock.offload.streaming.safetensors import weights_of
 from penstock.offload.streaming.shares import shared_out
@@ -18,7 +18,9 @@ from penstock.option_kinds import Number
 from penstock.state import dtypes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
+
+    from penstock.offload.streaming.stored import Stored
 
 _BYTES = Number(1, (1 << 63) - 1, "bytes", is_open=False)
 
@@ -58,7 +60,8 @@ def stream(
 ) -> Any:
     """A model for inference whose weights need not fit into memory.
 
-    Nothing is loaded before the first call and nothing is written: each block's weights are read
+    Before the first call only stored buffers are read, and nothing is written. Each block's weights
+    are read
     from their safetensors files, past the page cache, while the blocks before it compute. As many
     as there is room for stay in memory after the first pass.
 
@@ -97,14 +100,17 @@ def stream(
     else:
         found = weights_of(os.fspath(weights))
     if getattr(model, "_no_split_modules", None) is not None:
-        stored = of_transformers.renamed(model, found.tensors)
+        tensors = of_transformers.renamed(model, found.tensors)
         named = of_transformers.blocks_of(model) if blocks is None else list(blocks)
     else:
-        stored = of_transformers.matched(model, dict(found.tensors))
+        tensors = dict(found.tensors)
         named = _members(model) if blocks is None else list(blocks)
+    stored = of_transformers.matched(model, tensors)
     units = units_of(model, _checked(model, named), stored)
     shares = shared_out(units, memory_bytes)
-    streamer = Streamer(units, shares, io or TensorIO(), found.marks)
+    io = io or TensorIO()
+    _fill_buffers(model, tensors, io)
+    streamer = Streamer(units, shares, io, found.marks)
     for index, unit in enumerate(units):
         for module in unit.modules:
             _hook(module, index, streamer)
@@ -139,6 +145,20 @@ def report(model: Any) -> StreamReport:
 
 
 _streamers: weakref.WeakKeyDictionary[Any, Streamer] = weakref.WeakKeyDictionary()
+
+
+def _fill_buffers(model: Any, tensors: Mapping[str, Stored], io: TensorIO) -> None:
+    """Reads what is stored of the buffers, which are small and stay."""
+    torch = dtypes.import_torch()
+    for name, buffer in list(model.named_buffers(remove_duplicate=False)):
+        if (stored := tensors.get(name)) is None:
+            continue
+        if stored.shape != tuple(buffer.shape):
+            raise StateMismatchError(f"{name!r} is of another shape in the files", key=name)
+        content = torch.empty(stored.shape, dtype=stored.dtype)
+        io.read(content, stored.path, stored.offset).result()
+        owner, _, attribute = name.rpartition(".")
+        model.get_submodule(owner)._buffers[attribute] = content.to(buffer.dtype)
 
 
 def _members(model: Any) -> list[str]:

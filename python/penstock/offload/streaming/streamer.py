@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,6 @@ class _Loaded:
     transfer: Transfer
     users: int = 0
     is_used: bool = False
-    parameters: list[Any] = field(default_factory=list)
 
 
 class Streamer:
@@ -133,8 +132,7 @@ class Streamer:
         with self._lock:
             if not loaded.is_used:
                 loaded.is_used = True
-                loaded.parameters = _views(self._units[index], loaded.memory)
-                _bind(self._units[index], loaded.parameters)
+                _bind(self._units[index], _views(self._units[index], loaded.memory))
             self.counts.uses += 1
             self.counts.hits += is_hit
             self.counts.stalled_seconds += 0.0 if is_hit else time.perf_counter() - begun

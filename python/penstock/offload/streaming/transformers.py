@@ -19,12 +19,11 @@ _making = threading.Lock()
 _SHOWN_MAX = 5
 
 
-def model_of(directory: str, dtype: Any = None) -> Any:
+def model_of(directory: str) -> Any:
     """The model that a directory describes, ready to be called but for its weights.
 
     Args:
         directory: With ``config.json`` and, if there is one, ``generation_config.json``.
-        dtype: Of the parameters; as the directory says without.
 
     Raises:
         MissingDependencyError: transformers is not there.
@@ -48,7 +47,7 @@ def model_of(directory: str, dtype: Any = None) -> Any:
             key="architectures",
         )
     with _without_memory():
-        model = kind._from_config(config, **({} if dtype is None else {"dtype": dtype}))
+        model = kind._from_config(config)
     if (Path(directory) / "generation_config.json").exists():
         model.generation_config = transformers.GenerationConfig.from_pretrained(directory)
     model.tie_weights()
@@ -86,10 +85,9 @@ def blocks_of(model: Any) -> list[str]:
 
 
 def renamed(model: Any, tensors: Mapping[str, Stored]) -> dict[str, Stored]:
-    """Where the parameters of a model lie, by their names in it, ties included.
+    """What is stored of a model, parameters and buffers, by the names that it has for them.
 
     Raises:
-        StateMismatchError: Some are not there, or are of another shape.
         UnsupportedStateError: Some have to be computed from what is there.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
@@ -98,7 +96,8 @@ def renamed(model: Any, tensors: Mapping[str, Stored]) -> dict[str, Stored]:
     conversions = get_model_conversion_mapping(model)
     converters = [one for one in conversions if isinstance(one, WeightConverter)]
     renamings = [one for one in conversions if not isinstance(one, WeightConverter)]
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    known = dict(model.named_parameters(remove_duplicate=False))
+    known.update(model.named_buffers(remove_duplicate=False))
     found: dict[str, Stored] = {}
     for key, stored in tensors.items():
         name, converter = rename_source_key(
@@ -106,17 +105,16 @@ def renamed(model: Any, tensors: Mapping[str, Stored]) -> dict[str, Stored]:
             renamings,  # type: ignore[arg-type]
             converters,
             model.base_model_prefix,
-            parameters,
+            known,
         )
-        if converter is not None and name in parameters:
+        if converter is not None and name in known:
             raise UnsupportedStateError(
                 f"{name!r} is computed from {key!r} and others, which is not supported: load it"
                 " whole",
                 key=name,
             )
-        if name in parameters:
-            found[name] = stored
-    return matched(model, found)
+        found[name] = stored
+    return found
 
 
 def matched(model: Any, found: dict[str, Stored]) -> dict[str, Stored]:
