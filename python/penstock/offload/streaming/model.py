@@ -61,9 +61,8 @@ def stream(
     """A model for inference whose weights need not fit into memory.
 
     Before the first call only stored buffers are read, and nothing is written. Each block's weights
-    are read
-    from their safetensors files, past the page cache, while the blocks before it compute. As many
-    as there is room for stay in memory after the first pass.
+    are read from their safetensors files, past the page cache, while the blocks before it compute.
+    As many as there is room for stay in memory after the first pass.
 
     Args:
         model: A directory as `save_pretrained` of transformers makes it, or a module, whose own
