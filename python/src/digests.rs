@@ -1,4 +1,4 @@
-//! `digests` and `dtypes`: what is known of tensors without a checkpoint.
+//! `digests`, `chunk_digests` and `dtypes`: what is known of tensors without a checkpoint.
 
 use penstock_store::format::digest::Digest;
 use penstock_store::format::dtype;
@@ -17,6 +17,16 @@ pub(crate) fn digests(py: Python<'_>, tensors: Vec<TensorSource>) -> PyResult<Ve
     call::without_gil(py, || {
         let found = regions.iter().map(|region| Digest::of_memory(region).0);
         Ok(found.collect())
+    })
+}
+
+/// CRC-64/NVME of each chunk of the elements of a tensor, in row-major order.
+#[pyfunction]
+pub(crate) fn chunk_digests(py: Python<'_>, tensor: TensorSource) -> PyResult<Vec<u64>> {
+    let (_, region) = tensor::source(tensor)?;
+    call::without_gil(py, || {
+        let found = Digest::chunks_of_memory(&region);
+        Ok(found.iter().map(|digest| digest.0).collect())
     })
 }
 

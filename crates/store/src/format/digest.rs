@@ -12,6 +12,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 /// Bytes of a file that share one digest. The last chunk of a file may be shorter.
 pub const CHUNK_BYTES: u64 = 1 << 20;
 
+/// Bytes that are copied at a time to be digested.
+const PIECE_BYTES: u64 = 32 << 10;
+
 const PREFIX: &str = "crc64nvme:";
 
 /// The generator polynomial, its highest coefficient in the lowest bit (the leading x⁶⁴ left out).
@@ -73,17 +76,28 @@ impl Digest {
 
     /// Digests what memory holds, in row-major order.
     pub fn of_memory(memory: &HostRegion) -> Digest {
-        let mut buffer = vec![0; memory.len().min(CHUNK_BYTES) as usize];
-        let mut digest = Digest::EMPTY;
-        let mut at = 0;
-        while at < memory.len() {
-            let bytes = (memory.len() - at).min(CHUNK_BYTES);
-            let chunk = &mut buffer[..bytes as usize];
-            memory.copy_to(at, chunk);
-            digest = digest.then(Digest::of(chunk), bytes);
-            at += bytes;
-        }
-        digest
+        let chunks = Digest::chunks_of_memory(memory);
+        Digest::of_chunks(&chunks, memory.len())
+    }
+
+    /// Digests each chunk of what memory holds, in row-major order.
+    pub fn chunks_of_memory(memory: &HostRegion) -> Vec<Digest> {
+        // Copied, as others may write to it meanwhile, and in pieces that stay in the caches.
+        let mut buffer = vec![0; memory.len().min(PIECE_BYTES) as usize];
+        let chunk = |first: u64| {
+            let end = (first + CHUNK_BYTES).min(memory.len());
+            let mut digest = crc_fast::Digest::new(Crc64Nvme);
+            let mut at = first;
+            while at < end {
+                let piece = &mut buffer[..(end - at).min(PIECE_BYTES) as usize];
+                memory.copy_to(at, piece);
+                digest.update(piece);
+                at += piece.len() as u64;
+            }
+            Digest(digest.finalize())
+        };
+        let firsts = (0..memory.len()).step_by(CHUNK_BYTES as usize);
+        firsts.map(chunk).collect()
     }
 
     /// The digest of the bytes of `self` followed by `next_bytes` bytes whose digest is `next`.
