@@ -278,6 +278,16 @@ impl File {
             .map_err(|errno| storage("truncate", &self.path, errno))
     }
 
+    /// Shares the blocks of another file of the file system (`FICLONE`): this one gets its bytes and
+    /// its length, and either may be changed without the other.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] from the file system, notably where it cannot; then nothing is changed.
+    pub fn reflink(&self, other: &File) -> Result<()> {
+        rustix::io::retry_on_intr(|| rustix::fs::ioctl_ficlone(&self.fd, &other.fd))
+            .map_err(|errno| storage("clone to", &self.path, errno))
+    }
+
     /// Makes completed writes durable (`fdatasync`). After an error the file's content on the
     /// medium is unknown and a second call proves nothing: write a new file.
     ///

@@ -30,6 +30,13 @@ pub enum Change<'a> {
     Write(&'a File, &'a [u8]),
     /// Cuts a file ([`File::truncate`]).
     Truncate(&'a File, u64),
+    /// Has an empty file share the bytes of another one, all of them ([`File::reflink`]).
+    Clone {
+        /// The file that has them.
+        from: &'a File,
+        /// The file that gets them as well.
+        to: &'a File,
+    },
     /// Makes a file's completed writes durable ([`File::sync_data`]).
     SyncData(&'a File),
     /// Renames a file, replacing what has the new name.
@@ -67,6 +74,7 @@ impl Change<'_> {
             Change::Allocate(..) => "allocate",
             Change::Write(..) => "write",
             Change::Truncate(..) => "truncate",
+            Change::Clone { .. } => "clone to",
             Change::SyncData(_) => "fdatasync",
             Change::Rename { .. } | Change::RenameNew { .. } => "rename to",
             Change::Link { .. } => "link to",
@@ -83,6 +91,7 @@ impl Change<'_> {
             Change::Allocate(file, _)
             | Change::Write(file, _)
             | Change::Truncate(file, _)
+            | Change::Clone { to: file, .. }
             | Change::SyncData(file) => file.path(),
             Change::Rename { to, .. } | Change::RenameNew { to, .. } | Change::Link { to, .. } => {
                 to
@@ -128,6 +137,7 @@ impl FileSystem for Native {
             Change::Allocate(file, len) => return file.allocate(len),
             Change::Write(file, bytes) => return file.write_all(0, bytes),
             Change::Truncate(file, len) => return file.truncate(len),
+            Change::Clone { from, to } => return to.reflink(from),
             Change::SyncData(file) => return file.sync_data(),
             Change::CreateDirectory(path) => fs::create_dir(path),
             Change::RemoveDirectory(path) => fs::remove_dir(path),

@@ -46,9 +46,9 @@ pub enum Logged {
         /// What was renamed.
         node: Node,
     },
-    /// A file got a further name in its directory.
+    /// A file got a further name.
     Link {
-        /// The directory.
+        /// The directory of that.
         parent: usize,
         /// The new name.
         to: OsString,
@@ -195,10 +195,8 @@ impl Log {
                 }
             }
             Change::Link { from, to } => {
-                let (parent, _, to, node) = self.names(&state, from, to)?;
-                let Node::File(file) = node else {
-                    return None;
-                };
+                let file = state.file(self.relative(from)?)?;
+                let (parent, to) = state.locate(self.relative(to)?)?;
                 Logged::Link { parent, to, file }
             }
             Change::Write(file, bytes) => Logged::Write {
@@ -213,6 +211,11 @@ impl Log {
             Change::Truncate(file, len) => Logged::Truncate {
                 file: state.file(self.relative(file.path())?)?,
                 len,
+            },
+            Change::Clone { from, to } => Logged::Write {
+                file: state.file(self.relative(to.path())?)?,
+                offset: 0,
+                bytes: std::fs::read(from.path()).ok()?.into(),
             },
             Change::SyncData(file) => Logged::SyncData(state.file(self.relative(file.path())?)?),
         };
@@ -275,7 +278,7 @@ impl Log {
     ) -> Option<(usize, OsString, OsString, Node)> {
         let (parent, old) = state.locate(self.relative(from)?)?;
         let (other, new) = state.locate(self.relative(to)?)?;
-        assert_eq!(parent, other, "nothing leaves its directory");
+        assert_eq!(parent, other, "nothing is moved to another directory");
         let node = *state.directories[parent].get(&old)?;
         Some((parent, old, new, node))
     }
