@@ -55,6 +55,9 @@ _Box: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...]]
 _TensorSource: TypeAlias = tuple[
     str, str, tuple[int, ...], int, tuple[int, ...] | None, int, object, _Box | None
 ]
+_LinkedFile: TypeAlias = tuple[str, int, list[int], object]
+_LinkedTensor: TypeAlias = tuple[str, str, tuple[int, ...], int, int, int, str, _Box | None]
+_Linked: TypeAlias = tuple[list[_LinkedFile], list[_LinkedTensor]]
 _Fill: TypeAlias = tuple[
     str | int, tuple[int, ...], tuple[int, ...], int, tuple[int, ...] | None, int, object
 ]
@@ -158,6 +161,7 @@ class Job:
         aliases: list[_Alias],
         tree: str,
         *,
+        linked: _Linked | None = None,
         options: dict[str, object],
         arena: Arena | None,
         lazy: bool,
@@ -222,6 +226,7 @@ def save(
     aliases: list[_Alias],
     tree: str,
     *,
+    linked: _Linked | None = None,
     step: int | None,
     metadata: str,
     overwrite: bool,

@@ -7,11 +7,17 @@ from. GB is 10**9 bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
 
 def _gb_per_second(nbytes: int, seconds: float) -> float:
     return nbytes / seconds / 1e9 if seconds > 0 else 0.0
+
+
+FallbackKind: TypeAlias = Literal[
+    "engine", "buffered", "eager", "unreserved", "unlinked", "leftover"
+]
+"""What a `Fallback` may be a reason for."""
 
 
 class Fallback(str):
@@ -20,16 +26,15 @@ class Fallback(str):
     Attributes:
         kind: ``"engine"`` (threads move the bytes, not io_uring), ``"buffered"`` (they go through
             the page cache, though nobody asked for that), ``"eager"`` (a lazy save copied the state
-            at its call), ``"unreserved"`` (space is not reserved before it is written) or
-            ``"leftover"`` (replaced files are not removed yet).
+            at its call), ``"unreserved"`` (space is not reserved before it is written),
+            ``"unlinked"`` (a file of tensors could not have a second name: its blocks are shared,
+            or it is copied) or ``"leftover"`` (replaced files are not removed yet).
     """
 
     __slots__ = ("kind",)
-    kind: Literal["engine", "buffered", "eager", "unreserved", "leftover"]
+    kind: FallbackKind
 
-    def __new__(
-        cls, reason: str, kind: Literal["engine", "buffered", "eager", "unreserved", "leftover"]
-    ) -> Self:
+    def __new__(cls, reason: str, kind: FallbackKind) -> Self:
         """A reason of a kind."""
         self = super().__new__(cls, reason)
         self.kind = kind
@@ -48,14 +53,14 @@ class SaveReport:
         path: The checkpoint's directory.
         step: The step it was saved as, if any.
         checkpoint_id: Identity of this very save; `penstock.inspect` reports the same.
-        bytes: Bytes of all files, manifest included.
-        tensor_bytes: Bytes of tensor data.
+        bytes: Bytes of all files that were written, manifest included.
+        tensor_bytes: Bytes of tensor data in them.
         seconds: Wall time of the whole call.
         phases: Wall time of each phase: ``flatten`` (walking the state), ``plan``, ``write``,
             ``sync``, ``commit``. ``stage``, the copying of an asynchronous save, overlaps with
             others; ``commit`` includes waiting for other ranks.
         tensors: Tensors stored; tied ones count once.
-        files: Files written.
+        files: Files of the checkpoint.
         engine: ``"uring"`` or ``"threads"``.
         engine_setup: How the engine runs: the ring's flags, or the calls that the threads make.
         direct_io: Whether the page cache was bypassed.
@@ -69,6 +74,8 @@ class SaveReport:
         queue_depth: Requests in flight per thread, at most.
         extent_bytes: Bytes of one request, at most.
         staging_peak_bytes: Most memory that was staged at one time.
+        linked_bytes: Bytes of the files that became part of it without being written: those of an
+            optimizer that keeps its state on storage. They are not among ``bytes``.
         rank: Number of the rank that this is the report of; bytes, tensors and files are its own.
         world_size: How many ranks saved together.
     """
@@ -92,12 +99,13 @@ class SaveReport:
     queue_depth: int
     extent_bytes: int
     staging_peak_bytes: int
+    linked_bytes: int = 0
     rank: int = 0
     world_size: int = 1
 
     @property
     def gb_per_second(self) -> float:
-        """Bytes of all files over the whole call's time."""
+        """Bytes of all files that were written over the whole call's time."""
         return _gb_per_second(self.bytes, self.seconds)
 
 

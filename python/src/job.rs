@@ -16,7 +16,7 @@ use crate::attempt::Attempt;
 use crate::call;
 use crate::options::NativeOptions;
 use crate::report;
-use crate::save::{NativeAlias, json, state};
+use crate::save::{NativeAlias, NativeLinked, json, state};
 use crate::tensor::TensorSource;
 
 /// Staging memory that is kept from save to save.
@@ -106,7 +106,8 @@ impl Job {
 impl Job {
     #[new]
     #[pyo3(signature = (
-        path, tensors, aliases, tree, *, options, arena, lazy, nice, watched=false, at_once=vec![]
+        path, tensors, aliases, tree, *, linked=None, options, arena, lazy, nice, watched=false,
+        at_once=vec![]
     ))]
     #[expect(
         clippy::too_many_arguments,
@@ -118,6 +119,7 @@ impl Job {
         tensors: Vec<TensorSource>,
         aliases: Vec<NativeAlias>,
         tree: String,
+        linked: Option<NativeLinked>,
         options: NativeOptions,
         arena: Option<PyRef<'_, Arena>>,
         lazy: bool,
@@ -125,7 +127,7 @@ impl Job {
         watched: bool,
         at_once: Vec<usize>,
     ) -> PyResult<Job> {
-        let state = state(tensors, aliases, tree)?;
+        let state = state(tensors, aliases, tree, linked)?;
         let mut options = options.0;
         options.nice = nice;
         let staging = Staging {

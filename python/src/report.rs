@@ -18,6 +18,7 @@ pub(crate) fn of_save<'py>(py: Python<'py>, report: &SaveReport) -> PyResult<Bou
     dict.set_item("checkpoint_id", &report.id)?;
     dict.set_item("bytes", report.bytes)?;
     dict.set_item("tensor_bytes", report.tensor_bytes)?;
+    dict.set_item("linked_bytes", report.linked_bytes)?;
     dict.set_item("tensors", report.tensors)?;
     dict.set_item("files", report.files)?;
     dict.set_item("seconds", report.seconds)?;
@@ -36,6 +37,7 @@ pub(crate) fn of_written<'py>(
     dict.set_item("path", path.as_os_str())?;
     dict.set_item("bytes", written.bytes)?;
     dict.set_item("tensor_bytes", written.tensor_bytes)?;
+    dict.set_item("linked_bytes", written.linked_bytes)?;
     dict.set_item("tensors", written.tensors)?;
     dict.set_item("files", written.files)?;
     set_phases(&dict, &written.phases)?;

@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+use penstock_store::format::digest::Digest;
 use penstock_store::format::part::{Alias, View};
-use penstock_store::save::{Publication, State};
+use penstock_store::plan::write::TensorSpec;
+use penstock_store::save::{Linked, LinkedFile, LinkedTensor, Publication, State};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -12,14 +14,33 @@ use serde_json::value::RawValue;
 use crate::call::{self, Callback};
 use crate::options::NativeOptions;
 use crate::report;
-use crate::tensor::{self, TensorSource};
+use crate::tensor::{self, NativeBox, TensorSource};
 
 /// `(name, tensor, view)` with `view` either nothing or `(shape, strides, offset)` in items.
 pub(crate) type NativeAlias = (String, usize, Option<(Vec<u64>, Vec<i64>, u64)>);
 
+/// Files that become shards, as `(path, bytes, digests of chunks, owner)`, and the tensors in them, as
+/// `(name, dtype, shape, bytes an item, index of the file, offset, name in the file, box)`.
+pub(crate) type NativeLinked = (Vec<NativeFile>, Vec<NativeFileTensor>);
+
+pub(crate) type NativeFile = (PathBuf, u64, Vec<u64>, Py<PyAny>);
+
+pub(crate) type NativeFileTensor = (
+    String,
+    String,
+    Vec<u64>,
+    usize,
+    usize,
+    u64,
+    String,
+    Option<NativeBox>,
+);
+
 /// Saves a flattened state; see `penstock.save`.
 #[pyfunction]
-#[pyo3(signature = (path, tensors, aliases, tree, *, step, metadata, overwrite, options, progress))]
+#[pyo3(signature = (
+    path, tensors, aliases, tree, *, linked=None, step, metadata, overwrite, options, progress
+))]
 #[expect(
     clippy::too_many_arguments,
     reason = "all but the first four are keywords"
@@ -30,13 +51,14 @@ pub fn save<'py>(
     tensors: Vec<TensorSource>,
     aliases: Vec<NativeAlias>,
     tree: String,
+    linked: Option<NativeLinked>,
     step: Option<u64>,
     metadata: String,
     overwrite: bool,
     options: NativeOptions,
     progress: Callback,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let state = state(tensors, aliases, tree)?;
+    let state = state(tensors, aliases, tree, linked)?;
     let publication = Publication {
         path,
         step,
@@ -55,10 +77,12 @@ pub(crate) fn state(
     tensors: Vec<TensorSource>,
     aliases: Vec<NativeAlias>,
     tree: String,
+    linked: Option<NativeLinked>,
 ) -> PyResult<State> {
     let mut state = State {
         tensors: Vec::with_capacity(tensors.len()),
         sources: Vec::with_capacity(tensors.len()),
+        linked: linked.map(self::linked).transpose()?.unwrap_or_default(),
         aliases: aliases.into_iter().map(alias).collect(),
         tree: json(tree, "tree")?,
     };
@@ -68,6 +92,39 @@ pub(crate) fn state(
         state.sources.push(region);
     }
     Ok(state)
+}
+
+fn linked((files, tensors): NativeLinked) -> PyResult<Linked> {
+    let mut linked = Linked::default();
+    for (path, bytes, chunks, owner) in files {
+        let chunks = chunks.into_iter().map(Digest).collect();
+        linked.files.push(LinkedFile {
+            path,
+            bytes,
+            chunks,
+        });
+        linked.holders.push(Box::new(owner));
+    }
+    for (name, dtype, shape, item_bytes, file, start, stored_name, region) in tensors {
+        if file >= linked.files.len() {
+            return Err(PyValueError::new_err(format!(
+                "{name}: there is no file {file}"
+            )));
+        }
+        linked.tensors.push(LinkedTensor {
+            spec: TensorSpec {
+                name,
+                dtype,
+                shape,
+                item_bytes,
+                region: region.map(tensor::region),
+            },
+            file,
+            start,
+            stored_name,
+        });
+    }
+    Ok(linked)
 }
 
 fn alias((name, tensor, view): NativeAlias) -> Alias {

@@ -72,14 +72,19 @@ pub(crate) fn source(source: TensorSource) -> PyResult<(TensorSpec, HostRegion)>
             dtype,
             shape,
             item_bytes,
-            region: region.map(|(tensor, shape, start)| TensorBox {
-                tensor,
-                shape,
-                start,
-            }),
+            region: region.map(self::region),
         },
         memory,
     ))
+}
+
+/// What a tensor is of a global one.
+pub(crate) fn region((tensor, shape, start): NativeBox) -> TensorBox {
+    TensorBox {
+        tensor,
+        shape,
+        start,
+    }
 }
 
 /// The memory of a target.

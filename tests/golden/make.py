@@ -129,6 +129,25 @@ def training() -> Any:
     return {"model": model.state_dict(), "optimizer": state, "count": count, "chunks": chunks}
 
 
+def linked() -> Any:
+    """Tensors of which some lie in a file that a link has made part of it (5.5)."""
+    moments = (torch.arange(300_000) % 241).to(torch.float32)
+    state = {"weights": torch.arange(70.0), "moments": {0: moments, 1: pattern("bfloat16")}}
+    return {**state, "again": moments, "scalar": torch.tensor(2.5), "empty": torch.empty(0, 3)}
+
+
+def in_file(state: Any, path: Path) -> Any:
+    """The same with the tensors in a file."""
+    from held_files import Held
+
+    moments = state["moments"]
+    labels = {"nobody's": torch.ones(5), "first": moments[0], "second": moments[1]}
+    held = Held(path, {**labels, "scalar": state["scalar"], "empty": state["empty"]})
+    first = held.tensor("first")
+    found = {"moments": {0: first, 1: held.tensor("second")}, "again": first}
+    return {**state, **found, "scalar": held.tensor("scalar"), "empty": held.tensor("empty")}
+
+
 def leaf() -> Any:
     """A state that is one tensor (6.4)."""
     return torch.arange(3)
@@ -141,6 +160,7 @@ STATES = {
     "arrays": arrays,
     "names": names,
     "training": training,
+    "linked": linked,
     "leaf": leaf,
 }
 
@@ -151,13 +171,15 @@ def main() -> None:
     """Writes the named checkpoints that are not there yet."""
     import penstock
 
+    sys.path.append(str(Path(__file__).parent.parent / "python"))
     for name in sys.argv[1:]:
         if (VERSION / name).exists():
             sys.exit(f"{VERSION / name} is there already: golden files never change")
         options = penstock.Options(shard_bytes=SHARD_BYTES.get(name))
-        penstock.save(
-            VERSION / name, STATES[name](), step=7, metadata={"golden": name}, options=options
-        )
+        state = STATES[name]()
+        if name == "linked":
+            state = in_file(state, VERSION / "held")
+        penstock.save(VERSION / name, state, step=7, metadata={"golden": name}, options=options)
 
 
 if __name__ == "__main__":

@@ -182,6 +182,7 @@ class Checkpoint:
         _require(0 <= row["file"] < len(self.shards), "4.7: file")
         shard = self.shards[row["file"]]
         _require(0 <= first <= after_last <= len(shard), "4.7: range")
+        _require(type(row.get("stored_name", "")) is str, "4.2: stored_name")
         shape = tuple(row["shape"])
         _require(all(type(dim) is int and dim >= 0 for dim in shape), "4.2: shape")
         item_bytes = _item_bytes(row, shape)

@@ -344,7 +344,8 @@ def test_5_1_headers_and_parts_agree(checkpoint):
     for row in reader.part["tensors"]:
         natural = {"dtype": format_reader.NATURAL.get(row["dtype"], (0, ""))[1]}
         stored = row.get("stored", {**natural, "shape": row["shape"]})
-        listed[row["name"]] = (row["file"], *row["range"], stored["dtype"], stored["shape"])
+        name = row.get("stored_name", row["name"])
+        listed[name] = (row["file"], *row["range"], stored["dtype"], stored["shape"])
     found = {}
     for index in range(len(reader.shards)):
         start, header = reader.header(index)

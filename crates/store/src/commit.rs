@@ -150,23 +150,43 @@ impl Attempt {
         self.create_file(name, direct).map(Arc::new)
     }
 
-    /// Where nobody sees our lease, a deletion may have removed the directory while it was empty.
+    /// Gives a file of somebody else's a name as a data file of this attempt; returns its path by
+    /// that. The file is durable already, and the name is with the part's.
+    pub(crate) fn link(&mut self, from: &Path, name: &str) -> Result<PathBuf> {
+        let to = self.path.join(name);
+        self.make(&to, |file_system| {
+            let to = to.as_path();
+            file_system.change(Change::Link { from, to })
+        })?;
+        Ok(to)
+    }
+
     fn create_file(&mut self, name: &str, direct: Direct) -> Result<File> {
         let path = self.path.join(name);
-        let created = match self.file_system.create(&path, direct) {
+        self.make(&path, |file_system| file_system.create(&path, direct))
+    }
+
+    /// Where nobody sees our lease, a deletion may have removed the directory while it was empty.
+    fn make<T>(
+        &mut self,
+        path: &Path,
+        make: impl Fn(&dyn FileSystem) -> penstock_io::Result<T>,
+    ) -> Result<T> {
+        let file_system = self.file_system.as_ref();
+        let made = match make(file_system) {
             Err(error)
                 if error.kind() == Some(io::ErrorKind::NotFound)
                     && self.made.is_empty()
                     && !self.is_guarded() =>
             {
-                make_directory(&self.path, self.file_system.as_ref())?;
-                sync_ancestors(&self.path, self.file_system.as_ref())?;
-                self.file_system.create(&path, direct)
+                make_directory(&self.path, file_system)?;
+                sync_ancestors(&self.path, file_system)?;
+                make(file_system)
             }
-            created => created,
+            made => made,
         }?;
-        self.made.push(path);
-        Ok(created)
+        self.made.push(path.to_owned());
+        Ok(made)
     }
 
     /// Writes the part and makes it and all data files reachable after a crash.

@@ -255,6 +255,16 @@ impl Error {
         }
     }
 
+    /// The system's answer in its own words, or else the whole message.
+    pub(crate) fn source_text(&self) -> String {
+        match self {
+            Error::Storage { source, .. }
+            | Error::Full { source, .. }
+            | Error::Unsynced { source, .. } => source.to_string(),
+            error => error.to_string(),
+        }
+    }
+
     /// The system's answer by kind, where the system refused an operation on a path.
     pub(crate) fn kind(&self) -> Option<io::ErrorKind> {
         match self {

@@ -4,6 +4,7 @@
 //! pool with a budget; waiting for a buffer is the back-pressure. The first failure stops all
 //! workers; whatever is in flight is waited for before any memory is released.
 
+pub(crate) mod copy;
 pub(crate) mod damage;
 pub(crate) mod feed;
 mod placed;

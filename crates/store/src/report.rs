@@ -15,6 +15,8 @@ pub enum FallbackKind {
     Eager,
     /// Space is not reserved before it is written.
     Unreserved,
+    /// A file that was to be linked to has no second name: its blocks are shared, or it is copied.
+    Unlinked,
     /// Files of a checkpoint that was replaced could not be removed yet.
     Leftover,
 }
@@ -27,6 +29,7 @@ impl FallbackKind {
             FallbackKind::Buffered => "buffered",
             FallbackKind::Eager => "eager",
             FallbackKind::Unreserved => "unreserved",
+            FallbackKind::Unlinked => "unlinked",
             FallbackKind::Leftover => "leftover",
         }
     }
@@ -125,13 +128,15 @@ pub struct SaveReport {
     pub step: Option<u64>,
     /// Identity of the checkpoint.
     pub id: String,
-    /// Bytes of all files.
+    /// Bytes of all files that were written.
     pub bytes: u64,
-    /// Bytes of tensor data.
+    /// Bytes of tensor data in them.
     pub tensor_bytes: u64,
+    /// Bytes of the files that were linked to instead, or whose blocks are shared.
+    pub linked_bytes: u64,
     /// Tensors stored.
     pub tensors: usize,
-    /// Files written, the manifest included.
+    /// Files of the checkpoint, the manifest included.
     pub files: usize,
     /// Time from the call to the acknowledgement.
     pub seconds: f64,

@@ -7,7 +7,9 @@
 
 mod arena;
 mod job;
+mod linked;
 mod planned;
+mod shard_files;
 mod state;
 mod written;
 
@@ -27,6 +29,7 @@ use crate::progress::Progress;
 use crate::report::{Fallback, FallbackKind, SaveReport};
 pub use arena::Arena;
 pub use job::{Job, Shards, Staging};
+pub use linked::{Holder, Linked, LinkedFile, LinkedTensor};
 use planned::unreadable;
 pub use state::State;
 pub use written::Written;
@@ -92,6 +95,7 @@ pub fn save(
         id: committed.id,
         bytes: written.bytes + committed.manifest_bytes,
         tensor_bytes: written.tensor_bytes,
+        linked_bytes: written.linked_bytes,
         tensors: written.tensors,
         files: written.files + 1,
         seconds: begun.elapsed().as_secs_f64(),

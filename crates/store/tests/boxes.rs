@@ -19,7 +19,7 @@ use penstock_store::load::fill::{Fill, Whole};
 use penstock_store::options::Options;
 use penstock_store::plan::write::TensorSpec;
 use penstock_store::report::LoadReport;
-use penstock_store::save::{Attempt, State, commit, write_rank};
+use penstock_store::save::{Attempt, Linked, State, commit, write_rank};
 use penstock_store::{Error, Progress, Result};
 use proptest::prelude::*;
 use serde_json::json;
@@ -141,6 +141,7 @@ fn save(path: &Path, ranks: &[Vec<(&Global, Bounds)>]) {
         let state = State {
             tensors,
             sources,
+            linked: Linked::default(),
             aliases: Vec::new(),
             tree: RawValue::from_string(format!("{{\"rank\":{rank}}}")).unwrap(),
         };
@@ -691,6 +692,7 @@ fn boxes_that_share_items_are_not_saved() {
         sources: [&one, &other]
             .map(|part| HostRegion::from(global.content(part)))
             .into(),
+        linked: Linked::default(),
         aliases: Vec::new(),
         tree: RawValue::from_string("null".to_owned()).unwrap(),
     };

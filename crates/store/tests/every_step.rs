@@ -8,6 +8,7 @@
 mod common;
 
 use std::collections::{BTreeMap, HashMap};
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -15,13 +16,13 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use common::expect::{Expected, Note};
-use common::{Sample, engines, errno, faulty_storage, names, publication};
+use common::{Sample, engines, errno, faulty_storage, held, names, publication};
 use penstock_io::engine::EngineChoice;
 use penstock_io::faulty::{Failure, Faults, Repeat};
 use penstock_store::format::manifest::PartEntry;
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
-use penstock_store::save::{Attempt, Publication, commit, save, write_rank};
+use penstock_store::save::{Attempt, Publication, State, commit, save, write_rank};
 use penstock_store::steps::store::Store;
 use penstock_store::{Error, Progress, Result};
 
@@ -48,13 +49,15 @@ fn samples() -> HashMap<u64, Sample> {
 #[derive(Clone, Copy, Debug)]
 enum Call {
     Save(u64, u64),
+    /// Of a state whose last tensor lies in a file.
+    SaveHeld(u64, u64),
     Replace(u64, u64),
     Retain(u64, u64),
     Delete(u64),
     Sweep,
 }
 
-const PROGRAM: [Call; 8] = [
+const PROGRAM: [Call; 10] = [
     Call::Save(1, 1),
     Call::Save(2, 2),
     Call::Replace(1, 3),
@@ -63,6 +66,8 @@ const PROGRAM: [Call; 8] = [
     Call::Delete(2),
     Call::Sweep,
     Call::Replace(3, 5),
+    Call::SaveHeld(4, 6),
+    Call::Delete(3),
 ];
 
 /// What changes storage, and what it says about it.
@@ -90,6 +95,14 @@ impl<'a> Program<'a> {
         match call {
             Call::Save(step, seed) => self.save(step, seed, false),
             Call::Replace(step, seed) => self.save(step, seed, true),
+            Call::SaveHeld(step, seed) => {
+                // In no part of the store, and made by somebody else.
+                let file = self.store.root().join(format!("held-{seed}"));
+                let state = held::write(&sample(seed), 1, &file);
+                self.save_state(step, seed, state, false)?;
+                fs::remove_file(file).unwrap();
+                Ok(())
+            }
             Call::Retain(keep_last, saved) => {
                 for step in self.store.steps()? {
                     if step < saved {
@@ -116,9 +129,12 @@ impl<'a> Program<'a> {
     }
 
     fn save(&mut self, step: u64, seed: u64, overwrite: bool) -> Result<()> {
+        self.save_state(step, seed, sample(seed).state(), overwrite)
+    }
+
+    fn save_state(&mut self, step: u64, seed: u64, state: State, overwrite: bool) -> Result<()> {
         (self.note)(Note::Saving(step, vec![seed]));
         let publication = step_publication(&self.store, step, overwrite);
-        let state = sample(seed).state();
         save(state, &publication, &self.options, &Progress::default())?;
         (self.note)(Note::Saved(step, vec![seed]));
         Ok(())
@@ -173,7 +189,10 @@ fn operations(engine: EngineChoice) -> u64 {
 
 /// Whether a failure may go unsaid: of tidying up after a save that is acknowledged.
 fn is_tidying(call: Call, operation: &str) -> bool {
-    matches!(call, Call::Save(..) | Call::Replace(..)) && operation == "remove"
+    matches!(
+        call,
+        Call::Save(..) | Call::SaveHeld(..) | Call::Replace(..)
+    ) && operation == "remove"
 }
 
 #[test]

@@ -15,7 +15,7 @@ use penstock_io::faulty::{Failure, Faults, Lent, OpClass, Repeat};
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::plan::write::TensorSpec;
-use penstock_store::save::{Arena, Attempt, Job, Staging, State, Written, commit};
+use penstock_store::save::{Arena, Attempt, Job, Linked, Staging, State, Written, commit};
 use penstock_store::{Error, Progress, Result};
 use serde_json::value::RawValue;
 
@@ -44,6 +44,7 @@ impl Tensors {
         State {
             tensors: self.1.iter().enumerate().map(spec).collect(),
             sources: self.0.iter().map(Lent::region).collect(),
+            linked: Linked::default(),
             aliases: Vec::new(),
             tree: RawValue::from_string("{\"a\":1}".into()).unwrap(),
         }

@@ -20,7 +20,7 @@ use penstock_store::format::part::{Alias, MissingKind, TensorBox};
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::plan::write::TensorSpec;
-use penstock_store::save::{Attempt, State, commit, write_rank};
+use penstock_store::save::{Attempt, Linked, State, commit, write_rank};
 use penstock_store::{Error, MANIFEST, Progress, Result};
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -94,6 +94,7 @@ fn state_of(rank: u32) -> State {
     State {
         tensors,
         sources,
+        linked: Linked::default(),
         aliases: vec![Alias {
             name: "tied".to_owned(),
             tensor: 1,

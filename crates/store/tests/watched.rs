@@ -10,7 +10,7 @@ use common::{bytes_of, load, names, publication};
 use penstock_io::faulty::Lent;
 use penstock_store::options::Options;
 use penstock_store::plan::write::TensorSpec;
-use penstock_store::save::{Attempt, Job, Staging, State, commit};
+use penstock_store::save::{Attempt, Job, Linked, Staging, State, commit};
 use penstock_store::{Error, Progress, Result};
 use serde_json::value::RawValue;
 
@@ -36,6 +36,7 @@ fn state(lent: &[Lent]) -> State {
     State {
         tensors: SIZES.iter().enumerate().map(spec).collect(),
         sources: lent.iter().map(Lent::region).collect(),
+        linked: Linked::default(),
         aliases: Vec::new(),
         tree: RawValue::from_string("{}".into()).unwrap(),
     }

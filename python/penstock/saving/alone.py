@@ -37,6 +37,7 @@ def save_alone(
             flat.tensors,
             flat.aliases,
             flat.tree,
+            linked=flat.linked,
             step=destination.step,
             metadata=destination.metadata,
             overwrite=destination.overwrite,

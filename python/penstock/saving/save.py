@@ -97,6 +97,7 @@ class Save:
                 tensors.sources,
                 flat.aliases,
                 flat.tree,
+                linked=flat.linked,
                 options=options,
                 arena=arena,
                 lazy=lazy,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -22,14 +22,17 @@ from penstock.layout.sharing import HeldBox, Piece, share_out
 from penstock.state import ties
 from penstock.state.flatten import Flattened, Flattener, Overlap
 from penstock.state.gcpause import gc_paused
+from penstock.state.linked import mark_of, place_of, type_of
 from penstock.state.memory import CPU, Memory, narrow, of_tensor, to_source
 from penstock.state.tree import ROOT, Node, unique_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from penstock.layout.boxes import Box
     from penstock.layout.sharding import Sharding
     from penstock.ranks.members import Members
+    from penstock.state.file_tensor import FileTensor
     from penstock.state.memory import TensorSource
     from penstock.state.per_rank import PerRank
     from penstock.state.ties import Window
@@ -60,7 +63,7 @@ class _Leaf:
         name: Its dotted name, unique on this rank.
         node: Of the tree; completed at the end.
         value: The tensor.
-        memory: Its elements on this rank.
+        dtype: Type of its elements.
         sharding: How it lies on the ranks; None for a plain tensor of which that is not known yet.
         global_name: The name under which all its holders know it, once that is known.
     """
@@ -68,9 +71,9 @@ class _Leaf:
     name: str
     node: dict[str, Any]
     value: Any
-    memory: Memory
+    dtype: str
     sharding: Sharding | None
-    global_name: str = ""
+    global_name: str = field(default="", init=False)
 
     @property
     def how(self) -> Sharding:
@@ -91,12 +94,23 @@ class _Leaf:
         """Completes the node: a tensor that many hold, or a window of that."""
         self.node |= {
             "g": base.global_name,
-            "dtype": base.memory.dtype,
+            "dtype": base.dtype,
             "shape": list(base.how.shape),
         }
         if window is not None:
             shape, strides, offset = window
             self.node["view"] = [list(shape), list(strides), offset]
+
+
+@dataclass(slots=True, eq=False)
+class _MemoryLeaf(_Leaf):
+    """One in memory.
+
+    Attributes:
+        memory: Its elements on this rank.
+    """
+
+    memory: Memory
 
     @property
     def identity(self) -> object:
@@ -113,8 +127,22 @@ class _Leaf:
         return (owner.untyped_storage()._cdata, owner.storage_offset(), layout)
 
 
+@dataclass(slots=True, eq=False)
+class _FileLeaf(_Leaf):
+    """One in a file."""
+
+    value: FileTensor
+
+    @property
+    def identity(self) -> object:
+        """The same for one and the same place."""
+        return (place_of(self.value), self.how.shape, id(self.how.holders), self.how.token)
+
+
 _Tie: TypeAlias = "tuple[_Leaf, _Leaf, Window | None]"
 """A tensor, the one that it is or is a part of, and which part."""
+
+_OfMesh = TypeVar("_OfMesh", _MemoryLeaf, _FileLeaf)
 
 _LED = re.compile(r"@[0-9]+$")
 """How the global names end of tensors that rank 0 does not hold."""
@@ -145,7 +173,8 @@ class _Spreader(Flattener):
         super().__init__()
         self._sharder = sharder
         self._holders = holders
-        self._shared: list[_Leaf] = []
+        self._shared: list[_MemoryLeaf] = []
+        self._shared_files: list[_FileLeaf] = []
         self._own_depth = 0
         self._handlers[DTensor] = type(self)._dtensor
 
@@ -153,16 +182,20 @@ class _Spreader(Flattener):
         """Walks a state; once only."""
         root = self.encode(state, ROOT, 0)
         balance = Balance(self._sharder.rank)
-        leaves = self._name(balance)
+        leaves, in_files = self._name(balance)
         pieces = self._shares(leaves)
         own, aliases = self.finish()
-        taken = [source[0] for source in own] + [name for name, _, _ in aliases]
-        names = unique_names(taken + [leaves[piece.tensor].name for piece in pieces])
-        names = names[len(taken) :]
+        self.link_files(len(own) + len(pieces), aliases)
+        taken = [row[0] for rows in (own, self._linker.linked[1], aliases) for row in rows]
+        wanted = [leaves[piece.tensor].name for piece in pieces]
+        wanted += [leaf.name for leaf, _ in in_files]
+        names = unique_names(taken + wanted)[len(taken) :]
         tensors = own + [
             _source(leaves[piece.tensor], piece, name)
-            for piece, name in zip(pieces, names, strict=True)
+            for piece, name in zip(pieces, names[: len(pieces)], strict=True)
         ]
+        for (leaf, box), name in zip(in_files, names[len(pieces) :], strict=True):
+            self._linker.add(leaf.value, name, (leaf.global_name, leaf.how.shape, box.start))
         tree = json.dumps(root, ensure_ascii=False, check_circular=False, separators=(",", ":"))
         overlaps: list[Overlap] = []
         if finds_overlaps:
@@ -172,7 +205,8 @@ class _Spreader(Flattener):
             overlaps = self.overlaps(
                 [(leaf.memory, leaf.value, written.get(id(leaf), [])) for leaf in self._shared]
             )
-        return Spread(tensors, aliases, tree, overlaps, balance=balance)
+        linked = self._linker.linked
+        return Spread(tensors, aliases, tree, linked, overlaps, balance=balance)
 
     # Leaves.
 
@@ -189,11 +223,7 @@ class _Spreader(Flattener):
 
     def _dtensor(self, value: DTensor, name: str, level: int) -> Node:
         if self._own_depth:
-            raise UnsupportedStateError(
-                f"{name}: a DTensor is shared by its mesh and cannot be a rank's own: take it out "
-                "of PerRank",
-                key=name,
-            )
+            raise _not_own(name)
         sharding = self._sharder.sharded(value, name)
         local = value._local_tensor
         if type(local) is not torch.Tensor:
@@ -205,15 +235,43 @@ class _Spreader(Flattener):
 
     def _share(self, value: Any, local: torch.Tensor, name: str, sharding: Sharding | None) -> Node:
         node: dict[str, Any] = {"$": "tensor"}
-        self._shared.append(_Leaf(name, node, value, of_tensor(local, name), sharding))
+        memory = of_tensor(local, name)
+        self._shared.append(_MemoryLeaf(name, node, value, memory.dtype, sharding, memory))
+        return node
+
+    def _file_tensor(self, value: FileTensor, name: str, level: int) -> Node:
+        like = value.like
+        if like is None:
+            # What a rank has in files nobody else sees.
+            return super()._file_tensor(value, name, level)
+        if self._own_depth:
+            raise _not_own(name)
+        sharding = self._sharder.sharded(like, name)
+        if sharding.is_held:
+            check_local(sharding.boxes, like, value.shape, name)
+        if len(sharding.boxes) > 1:
+            raise UnsupportedStateError(
+                f"{name}: this rank holds {len(sharding.boxes)} pieces of a tensor in one file: "
+                f"the placements {like.placements} cannot be stored by a link; .redistribute(…) "
+                "the parameter to Shard or Replicate first",
+                key=name,
+            )
+        dtype, _ = type_of(value, name)
+        node: dict[str, Any] = {"$": "tensor"}
+        self._shared_files.append(_FileLeaf(name, node, value, dtype, sharding))
         return node
 
     # The end.
 
-    def _name(self, balance: Balance) -> list[_Leaf]:
-        """Completes the nodes of all tensors; returns those that several ranks may hold."""
-        names = unique_names([leaf.name for leaf in self._shared])
-        for leaf, name in zip(self._shared, names, strict=True):
+    def _name(self, balance: Balance) -> tuple[list[_MemoryLeaf], list[tuple[_FileLeaf, Box]]]:
+        """Completes the nodes of all tensors.
+
+        Returns:
+            Those in memory that several ranks may hold, and of those in files what this rank
+            links to, with the box that it is.
+        """
+        shared = [*self._shared, *self._shared_files]
+        for leaf, name in zip(shared, unique_names([leaf.name for leaf in shared]), strict=True):
             if leaf.sharding is not None and name.startswith(f"{leaf.name}~"):
                 # Which of the two comes first another rank may see otherwise.
                 raise UnsupportedStateError(
@@ -227,16 +285,25 @@ class _Spreader(Flattener):
         of_mesh = [leaf for leaf in self._shared if leaf.sharding is not None]
         self._ask(bases)
         leaves = bases + _untie_sharded(of_mesh, ties)
-        for leaf in leaves:
+        in_files = _untie_sharded(self._shared_files, ties)
+        for leaf in (*leaves, *in_files):
             leaf.name_globally()
             if leaf.how.is_held:
-                balance.add(leaf.global_name, leaf.memory.dtype, leaf.how)
+                balance.add(leaf.global_name, leaf.dtype, leaf.how)
         _compare(leaves[len(bases) :], balance)
-        for leaf, base, window in [*((leaf, leaf, None) for leaf in leaves), *ties]:
+        _compare_files(in_files, balance)
+        for leaf, base, window in [*((leaf, leaf, None) for leaf in (*leaves, *in_files)), *ties]:
             leaf.refer(base, window)
-        return leaves
+        rank = self._sharder.rank
+        # A file is linked to whole: replicas have nothing to share out.
+        return leaves, [
+            (leaf, box)
+            for leaf in in_files
+            for box in leaf.how.boxes
+            if leaf.how.replicas.leader == rank
+        ]
 
-    def _untie(self, plain: Sequence[_Leaf], found: list[_Tie]) -> list[_Leaf]:
+    def _untie(self, plain: Sequence[_MemoryLeaf], found: list[_Tie]) -> list[_MemoryLeaf]:
         """Plain tensors that are no parts of others, and that other ranks may have as well."""
         first: dict[int, int] = {}
         same = [first.setdefault(id(leaf.value), index) for index, leaf in enumerate(plain)]
@@ -252,13 +319,13 @@ class _Spreader(Flattener):
                 found.append((leaf, plain[base], window))
         return bases
 
-    def _ask(self, bases: Sequence[_Leaf]) -> None:
+    def _ask(self, bases: Sequence[_MemoryLeaf]) -> None:
         """Finds out who has the same plain tensors."""
         marks = fingerprints([(leaf.name, leaf.memory) for leaf in bases])
         for leaf, holders in zip(bases, self._holders(marks), strict=True):
             leaf.sharding = self._sharder.plain(leaf.memory.shape, holders)
 
-    def _shares(self, leaves: Sequence[_Leaf]) -> list[Piece]:
+    def _shares(self, leaves: Sequence[_MemoryLeaf]) -> list[Piece]:
         """What this rank writes of the tensors that several ranks hold."""
         common: dict[int, tuple[Members, list[HeldBox]]] = {}
         for index, leaf in enumerate(leaves):
@@ -273,9 +340,9 @@ class _Spreader(Flattener):
         return sorted(piece for share in shares for piece in share)
 
 
-def _untie_sharded(leaves: Sequence[_Leaf], found: list[_Tie]) -> list[_Leaf]:
+def _untie_sharded(leaves: Sequence[_OfMesh], found: list[_Tie]) -> list[_OfMesh]:
     """Tensors of meshes, each once."""
-    first: dict[object, _Leaf] = {}
+    first: dict[object, _OfMesh] = {}
     bases = []
     for leaf in leaves:
         base = first.setdefault(leaf.identity, leaf)
@@ -286,7 +353,15 @@ def _untie_sharded(leaves: Sequence[_Leaf], found: list[_Tie]) -> list[_Leaf]:
     return bases
 
 
-def _compare(leaves: Sequence[_Leaf], balance: Balance) -> None:
+def _not_own(name: str) -> UnsupportedStateError:
+    return UnsupportedStateError(
+        f"{name}: a DTensor is shared by its mesh and cannot be a rank's own: take it out of "
+        "PerRank",
+        key=name,
+    )
+
+
+def _compare(leaves: Sequence[_MemoryLeaf], balance: Balance) -> None:
     """Has the elements compared that several ranks of a mesh hold: now, as they may change."""
     copies = [leaf for leaf in leaves if leaf.how.boxes and len(leaf.how.replicas.ranks) > 1]
     marks = fingerprints([(leaf.global_name, leaf.memory) for leaf in copies])
@@ -295,7 +370,15 @@ def _compare(leaves: Sequence[_Leaf], balance: Balance) -> None:
         balance.add_copy(leaf.global_name, mark, device, leaf.how.replicas)
 
 
-def _source(leaf: _Leaf, piece: Piece, name: str) -> TensorSource:
+def _compare_files(leaves: Sequence[_FileLeaf], balance: Balance) -> None:
+    """The same of those in files, by digests that are known: nothing is read."""
+    for leaf in leaves:
+        if leaf.how.boxes and len(leaf.how.replicas.ranks) > 1:
+            mark = mark_of(leaf.value, leaf.global_name)
+            balance.add_copy(leaf.global_name, mark, "file", leaf.how.replicas)
+
+
+def _source(leaf: _MemoryLeaf, piece: Piece, name: str) -> TensorSource:
     """What the native module reads of a piece."""
     memory, box = leaf.memory, piece.box
     if memory.device == CPU:

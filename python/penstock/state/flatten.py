@@ -26,7 +26,9 @@ import numpy as np
 
 from penstock.errors import UnsupportedStateError
 from penstock.state import dtypes, ties
+from penstock.state.file_tensor import FileTensor
 from penstock.state.gcpause import gc_paused
+from penstock.state.linked import Linker, place_of
 from penstock.state.memory import Memory, of_array, of_bytes, of_tensor, to_source
 from penstock.state.per_rank import PerRank
 from penstock.state.refusals import refusal
@@ -48,7 +50,7 @@ from penstock.state.tree import FACTORIES, LEVELS_MAX, ROOT, Node, unique_names
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from penstock._native import _Alias
+    from penstock._native import _Alias, _Linked
     from penstock.state.memory import TensorSource
 
 INLINE_BYTES_MAX = 4096
@@ -63,12 +65,14 @@ class Flattened:
         tensors: What to store, in the order of the state.
         aliases: Further names of those, and windows of them.
         tree: The rest, as JSON text.
+        linked: What lies in files already, counted behind the tensors.
         overlaps: Leaves that share memory, where they were asked for.
     """
 
     tensors: list[TensorSource]
     aliases: list[_Alias]
     tree: str
+    linked: _Linked
     overlaps: Sequence[Overlap] = ()
 
 
@@ -116,6 +120,10 @@ class Flattener:
         self._values: list[Any] = []
         self._leaves: list[tuple[str, Node, int]] = []
         self._index_of: dict[int, int] = {}
+        # Leaves whose bytes lie in files already, and their names at the end.
+        self._in_files: list[tuple[str, Node, FileTensor]] = []
+        self._file_names: Sequence[str] = ()
+        self._linker = Linker()
         self._open: set[int] = set()
         # Where each memory that is stored is among the tensors, at the end.
         self._source_of: dict[int, int] = {}
@@ -138,6 +146,7 @@ class Flattener:
             np.ndarray: kind._array,
             np.memmap: kind._array,
             PerRank: kind._per_rank,
+            FileTensor: kind._file_tensor,
         }
         # A state can only hold tensors if somebody has imported PyTorch.
         torch = sys.modules.get("torch")
@@ -151,10 +160,11 @@ class Flattener:
         """Walks a state; once only."""
         root = self.encode(state, ROOT, 0)
         tensors, aliases = self.finish()
+        self.link_files(len(tensors), aliases)
         # Cycles were found on the way; the encoder need not look for them again.
         tree = json.dumps(root, ensure_ascii=False, check_circular=False, separators=(",", ":"))
         overlaps = self.overlaps([]) if finds_overlaps else ()
-        return Flattened(tensors, aliases, tree, overlaps)
+        return Flattened(tensors, aliases, tree, self._linker.linked, overlaps)
 
     def encode(self, value: Any, name: str, level: int) -> Node:
         """The node of any value; ``level`` counts the containers around it."""
@@ -272,9 +282,9 @@ class Flattener:
 
     def _set(self, value: set[Any] | frozenset[Any], name: str, level: int) -> Node:
         _check_hashes(value, name)
-        leaves = len(self._leaves)
+        leaves = len(self._leaves) + len(self._in_files)
         node = {"$": type(value).__name__, "v": self._items(value, value, name, level)}
-        if len(self._leaves) != leaves:
+        if len(self._leaves) + len(self._in_files) != leaves:
             raise UnsupportedStateError(
                 f"{name}: a set of tensors, arrays or long byte strings cannot be stored: save a "
                 "list",
@@ -325,6 +335,11 @@ class Flattener:
     def _tensor(self, value: Any, name: str, level: int) -> Node:
         return self._data("tensor", value, name, of_tensor)
 
+    def _file_tensor(self, value: FileTensor, name: str, level: int) -> Node:
+        node: dict[str, Any] = {"$": "tensor"}
+        self._in_files.append((name, node, value))
+        return node
+
     def _data(
         self, tag: str, value: Any, name: str, read: Callable[[Any, str], Memory]
     ) -> dict[str, Any]:
@@ -364,12 +379,14 @@ class Flattener:
     def finish(self) -> tuple[list[TensorSource], list[_Alias]]:
         """Decides what is stored, and completes the nodes of the leaves with where it is."""
         tied = ties.find(self._memories)
-        names = unique_names([name for name, _, _ in self._leaves])
+        leaves = [name for name, _, _ in self._leaves]
+        names = unique_names(leaves + [name for name, _, _ in self._in_files])
+        self._file_names = names[len(leaves) :]
         tensors: list[TensorSource] = []
         aliases: list[_Alias] = []
         tensor_of: dict[int, int] = {}
         further = []
-        for (_, node, memory), name in zip(self._leaves, names, strict=True):
+        for (_, node, memory), name in zip(self._leaves, names[: len(leaves)], strict=True):
             if memory in tied or memory in tensor_of:
                 further.append((node, memory, name))
             else:
@@ -384,6 +401,26 @@ class Flattener:
                 aliases.append((name, tensor_of[stored], window))
         self._source_of = tensor_of
         return tensors, aliases
+
+    def link_files(self, first: int, aliases: list[_Alias]) -> None:
+        """Completes the nodes of leaves in files, after `finish`.
+
+        Args:
+            first: How many tensors are counted before them.
+            aliases: Further names of them are added.
+        """
+        index_of: dict[object, int] = {}
+        further = []
+        for (_, node, value), name in zip(self._in_files, self._file_names, strict=True):
+            index = index_of.setdefault(place_of(value), first + len(index_of))
+            if index == first + len(self._linker.linked[1]):
+                self._linker.add(value, name)
+                node["i"] = index
+            else:
+                further.append((node, index, name))
+        for node, index, name in further:
+            node["a"] = len(aliases)
+            aliases.append((name, index, None))
 
     def overlaps(self, others: Sequence[tuple[Memory, Any, list[int]]]) -> list[Overlap]:
         """Which leaves share memory, once all is decided.

@@ -405,6 +405,7 @@ mod tests {
                 file: 0,
                 range: (start, end),
                 stored: None,
+                stored_name: None,
                 region: Some(TensorBox {
                     tensor: "w".to_owned(),
                     shape: shape.to_vec(),

@@ -32,6 +32,38 @@ pub struct TensorSpec {
     pub region: Option<TensorBox>,
 }
 
+impl TensorSpec {
+    /// Bytes of its data.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a dtype or a size that the format has no place for.
+    pub fn nbytes(&self) -> Result<u64> {
+        Ok(measure(self)?.0)
+    }
+
+    /// What a part says of it where it begins at byte `start` of a file.
+    ///
+    /// # Errors
+    /// As [`TensorSpec::nbytes`].
+    pub(crate) fn entry(&self, file: usize, start: u64) -> Result<TensorEntry> {
+        let (bytes, carrier) = measure(self)?;
+        let stored = (!dtype::is_natural(&self.dtype)).then(|| Stored {
+            dtype: carrier.name.to_owned(),
+            shape: carried_shape(&self.shape, carrier),
+        });
+        Ok(TensorEntry {
+            name: self.name.clone(),
+            dtype: self.dtype.clone(),
+            shape: self.shape.clone(),
+            file,
+            range: (start, start + bytes),
+            stored,
+            stored_name: None,
+            region: self.region.clone(),
+        })
+    }
+}
+
 /// One shard: a header and the tensors that follow it without gaps.
 #[derive(Debug)]
 pub struct ShardPlan {
@@ -283,20 +315,8 @@ impl WritePlan {
             }
         }
         let entry = |(tensor, (file, start)): (&TensorSpec, (usize, u64))| {
-            let (bytes, carrier) = measure(tensor).expect("the plan measured it before");
-            let stored = (!dtype::is_natural(&tensor.dtype)).then(|| Stored {
-                dtype: carrier.name.to_owned(),
-                shape: carried_shape(&tensor.shape, carrier),
-            });
-            TensorEntry {
-                name: tensor.name.clone(),
-                dtype: tensor.dtype.clone(),
-                shape: tensor.shape.clone(),
-                file,
-                range: (start, start + bytes),
-                stored,
-                region: tensor.region.clone(),
-            }
+            let entry = tensor.entry(file, start);
+            entry.expect("the plan measured it before")
         };
         tensors.iter().zip(places).map(entry).collect()
     }

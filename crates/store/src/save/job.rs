@@ -21,6 +21,7 @@ use penstock_io::trace;
 use serde_json::value::RawValue;
 
 use super::arena::Arena;
+use super::linked::Links;
 use super::planned::PlannedWrite;
 use super::state::State;
 use super::written::{Stopwatch, Written};
@@ -217,6 +218,8 @@ impl Job {
     /// Stops the job: staging ends, and a write returns [`Error::Interrupted`] soon.
     pub fn cancel(&self) {
         self.feed.end();
+        // Those of a write under way are its own; one that comes later links nothing.
+        drop(self.planned.take_holders());
     }
 
     /// Writes shards and part and makes them durable; then the rank's vote is cast, as in
@@ -267,11 +270,14 @@ impl Job {
             id: attempt.id().to_owned(),
             rank,
             chunks: Vec::new(),
+            links: Links::default(),
             run: Run::default(),
             free_bytes: free_bytes(attempt.path()).ok(),
             watch: Stopwatch::since(begun_ns),
         };
+        let holders = self.planned.take_holders();
         let written = self.fill_shards(&mut shards, attempt, progress);
+        drop(holders);
         written.map_err(|error| {
             let torn = self.torn(attempt.path());
             torn.unwrap_or_else(|| shards.with_room(error))
@@ -294,19 +300,33 @@ impl Job {
             let reason = format!("copied at the call, as without lazy=True: {reason}");
             run.note(FallbackKind::Eager, reason);
         }
+        self.feed.check()?;
+        let shard_files = self.planned.shard_files();
+        let names = self.planned.linked_names(shards.rank, attempt.id());
+        let linked = &self.planned.linked;
+        shards.links = linked.link(&names, attempt, &shard_files, run)?;
         let files = self.planned.create_shards(attempt, shards.rank, run)?;
         shards.chunks = pipeline::write::write(plan, &self.feed, &files, settings, progress, run)?;
         // Whoever copied last may still be asking whether anybody wrote meanwhile.
         self.feed.wait(None);
         self.feed.check()?;
+        let links = &shards.links;
+        if let Some(damage) = pipeline::copy::copy(&links.copies, settings, progress, run)? {
+            return Err(linked.damaged(links, &damage));
+        }
         shards.watch.lap("write");
         self.planned.finish_shards(&files)?;
+        for (file, bytes) in &links.made {
+            shard_files.finish(file, *bytes)?;
+        }
         progress.check()?;
         self.feed.check()?;
         shards.watch.lap("sync");
-        run.is_direct = files.iter().all(|file| file.is_direct());
+        let made = links.made.iter().map(|(file, _)| file);
+        run.is_direct = files.iter().chain(made).all(|file| file.is_direct());
         // Closed before the commit, so that no reader of a complete checkpoint finds it open.
         drop(files);
+        shards.links.close();
         Ok(())
     }
 
@@ -351,6 +371,7 @@ pub struct Shards {
     id: String,
     rank: u32,
     chunks: Vec<Vec<Digest>>,
+    links: Links,
     run: Run,
     /// Room on the device before they were written.
     free_bytes: Option<u64>,
@@ -381,15 +402,17 @@ impl Shards {
         let part = part.map_err(|error| self.with_room(error))?;
         let Shards {
             planned,
+            links,
             run,
             watch,
             ..
         } = self;
-        Ok(planned.written(part, run, watch.phases))
+        Ok(planned.written(part, run, &links, watch.phases))
     }
 
     fn with_room(&self, error: Error) -> Error {
-        error.with_room(self.planned.plan.bytes(), self.free_bytes)
+        let needed_bytes = self.planned.plan.bytes() + self.links.copied_bytes;
+        error.with_room(needed_bytes, self.free_bytes)
     }
 }
 

@@ -1,15 +1,16 @@
 //! A state with every decision made and nothing written.
 
 use std::collections::HashSet;
-use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_io::buffer::HostRegion;
 use penstock_io::file::File;
-use penstock_io::file_system::{Change, FileSystem};
+use penstock_io::file_system::FileSystem;
 use serde_json::value::RawValue;
 
+use super::linked::{Holder, Linked, Links};
+use super::shard_files::ShardFiles;
 use super::state::State;
 use super::written::Written;
 use crate::FORMAT_VERSION;
@@ -19,15 +20,16 @@ use crate::format::digest::{CHUNK_BYTES, Digest};
 use crate::format::manifest::PartEntry;
 use crate::format::name;
 use crate::format::part::{self, Alias, FileEntry, Missing, Part};
-use crate::format::shard::PAGE_BYTES;
 use crate::options::{Options, Settings};
 use crate::plan::reshard::GlobalTensors;
 use crate::plan::write::{TensorSpec, WritePlan, plan};
-use crate::report::{FallbackKind, Run, Transport};
+use crate::report::{Run, Transport};
 
 /// All of a state but its bytes, with the plan for those.
 pub(super) struct PlannedWrite {
     tensors: Vec<TensorSpec>,
+    pub(super) linked: Linked,
+    holders: Mutex<Vec<Holder>>,
     aliases: Vec<Alias>,
     tree: Box<RawValue>,
     missing: Vec<Missing>,
@@ -40,12 +42,14 @@ impl PlannedWrite {
     /// Plans a state that lacks something, or nothing, for the device behind `path`; its sources come
     /// back beside the plan.
     pub(super) fn new(
-        state: State,
+        mut state: State,
         missing: Vec<Missing>,
         path: &Path,
         options: &Options,
     ) -> Result<(PlannedWrite, Vec<HostRegion>)> {
         check_names(&state)?;
+        state.linked.check()?;
+        let holders = std::mem::take(&mut state.linked.holders);
         let bytes = state.sources.iter().map(HostRegion::len);
         let settings = options.choose(path, bytes.sum());
         let plan = plan(
@@ -55,6 +59,8 @@ impl PlannedWrite {
         )?;
         let planned = PlannedWrite {
             tensors: state.tensors,
+            linked: state.linked,
+            holders: Mutex::new(holders),
             aliases: state.aliases,
             tree: state.tree,
             missing,
@@ -70,47 +76,49 @@ impl PlannedWrite {
         &self.tensors[tensor].name
     }
 
+    /// Hands out what keeps linked files where they are.
+    pub(super) fn take_holders(&self) -> Vec<Holder> {
+        let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *holders)
+    }
+
+    /// How its files are made.
+    pub(super) fn shard_files(&self) -> ShardFiles<'_> {
+        ShardFiles {
+            file_system: self.file_system.as_ref(),
+            direct: self.settings.direct,
+        }
+    }
+
     pub(super) fn create_shards(
         &self,
         attempt: &mut Attempt,
         rank: u32,
         run: &mut Run,
     ) -> Result<Vec<Arc<File>>> {
+        let shard_files = self.shard_files();
         let mut files = Vec::with_capacity(self.plan.shards.len());
         for (index, shard) in self.plan.shards.iter().enumerate() {
-            let name = name::shard(rank, index, attempt.id());
-            let file = attempt.create(&name, self.settings.direct)?;
-            if let Some(reason) = file.fallback() {
-                run.note(FallbackKind::Buffered, reason.to_owned());
-            }
-            let length = if file.is_direct() {
-                shard.bytes.next_multiple_of(PAGE_BYTES)
-            } else {
-                shard.bytes
-            };
-            match self.file_system.change(Change::Allocate(&file, length)) {
-                Err(error) if error.kind() == Some(io::ErrorKind::Unsupported) => {
-                    let reason = "the file system cannot reserve space".to_owned();
-                    run.note(FallbackKind::Unreserved, reason);
-                }
-                result => result?,
-            }
+            let file = shard_files.create(attempt, &name::shard(rank, index, attempt.id()))?;
+            shard_files.reserve(&file, shard.bytes, run)?;
             files.push(file);
         }
         Ok(files)
     }
 
+    /// What linked files are called in a checkpoint: behind the other shards.
+    pub(super) fn linked_names(&self, rank: u32, id: &str) -> Vec<String> {
+        let first = self.plan.shards.len();
+        let numbers = first..first + self.linked.files.len();
+        numbers
+            .map(|number| name::shard(rank, number, id))
+            .collect()
+    }
+
     /// Cuts the shards to size and makes them durable.
     pub(super) fn finish_shards(&self, files: &[Arc<File>]) -> Result<()> {
-        for (file, shard) in files.iter().zip(&self.plan.shards) {
-            // A direct write ends on a page; the file ends where its data does.
-            if file.is_direct() && !shard.bytes.is_multiple_of(PAGE_BYTES) {
-                self.file_system
-                    .change(Change::Truncate(file, shard.bytes))?;
-            }
-            self.file_system.change(Change::SyncData(file))?;
-        }
-        Ok(())
+        let mut each = files.iter().zip(&self.plan.shards);
+        each.try_for_each(|(file, shard)| self.shard_files().finish(file, shard.bytes))
     }
 
     /// Writes the part, with `tree` instead of the state's own if there is one.
@@ -142,7 +150,7 @@ impl PlannedWrite {
         id: &str,
         tree: Option<Box<RawValue>>,
     ) -> Part {
-        let file = |(index, chunks): (usize, Vec<Digest>)| {
+        let written = |(index, chunks): (usize, Vec<Digest>)| {
             let bytes = self.plan.shards[index].bytes;
             FileEntry {
                 name: name::shard(rank, index, id),
@@ -152,13 +160,22 @@ impl PlannedWrite {
                 chunks,
             }
         };
+        let mut files: Vec<_> = chunks.into_iter().enumerate().map(written).collect();
+        let mut tensors = self.plan.entries(&self.tensors);
+        tensors.extend(self.linked.entries(files.len()));
+        let names = self.linked_names(rank, id).into_iter();
+        files.extend(
+            names
+                .zip(&self.linked.files)
+                .map(|(name, file)| file.entry(name)),
+        );
         Part {
             format: part::FORMAT.to_owned(),
             version: FORMAT_VERSION,
             id: id.to_owned(),
             rank,
-            files: chunks.into_iter().enumerate().map(file).collect(),
-            tensors: self.plan.entries(&self.tensors),
+            files,
+            tensors,
             aliases: self.aliases.clone(),
             tree: tree.unwrap_or_else(|| self.tree.clone()),
             missing: self.missing.clone(),
@@ -170,16 +187,19 @@ impl PlannedWrite {
         &self,
         part: PartEntry,
         run: Run,
+        links: &Links,
         phases: Vec<(&'static str, f64)>,
     ) -> Written {
-        let is_direct = run.is_direct && !self.plan.shards.is_empty();
+        let has_written = !self.plan.shards.is_empty() || links.copied_bytes > 0;
+        let is_direct = run.is_direct && has_written;
         let headers = self.plan.shards.iter().map(|shard| shard.header.len());
         Written {
-            bytes: self.plan.bytes() + part.bytes,
+            bytes: self.plan.bytes() + links.copied_bytes + part.bytes,
             part,
             tensor_bytes: self.plan.bytes() - headers.sum::<usize>() as u64,
-            tensors: self.tensors.len(),
-            files: self.plan.shards.len() + 1,
+            linked_bytes: links.linked_bytes,
+            tensors: self.tensors.len() + self.linked.tensors.len(),
+            files: self.plan.shards.len() + self.linked.files.len() + 1,
             transport: Transport::new(&self.settings, run, is_direct),
             phases,
         }
@@ -193,7 +213,9 @@ fn check_names(state: &State) -> Result<()> {
         state.sources.len(),
         "every tensor has its bytes"
     );
-    let tensors = state.tensors.iter().map(|tensor| &tensor.name);
+    let linked = state.linked.tensors.iter().map(|tensor| &tensor.spec);
+    let tensors = state.tensors.iter().chain(linked);
+    let tensors = tensors.map(|tensor| &tensor.name);
     let mut seen = HashSet::with_capacity(state.tensors.len() + state.aliases.len());
     for name in tensors.chain(state.aliases.iter().map(|alias| &alias.name)) {
         let detail = match name.as_str() {

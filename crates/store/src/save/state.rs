@@ -3,15 +3,18 @@
 use penstock_io::buffer::HostRegion;
 use serde_json::value::RawValue;
 
+use super::linked::Linked;
 use crate::format::part::Alias;
 use crate::plan::write::TensorSpec;
 
 /// What is to be saved.
 pub struct State {
-    /// The tensors, by name, type and shape.
+    /// The tensors in memory, by name, type and shape.
     pub tensors: Vec<TensorSpec>,
     /// Their bytes, in the same order.
     pub sources: Vec<HostRegion>,
+    /// Those in files, which are counted behind the others.
+    pub linked: Linked,
     /// Further names of tensors, and views into them.
     pub aliases: Vec<Alias>,
     /// Structure and plain leaves, as typed JSON.

@@ -10,13 +10,15 @@ use crate::report::Transport;
 pub struct Written {
     /// The rank's vote: its part, as the manifest will list it.
     pub part: PartEntry,
-    /// Bytes of the rank's files, its part included.
+    /// Bytes of the rank's files that were written, its part included.
     pub bytes: u64,
-    /// Bytes of tensor data.
+    /// Bytes of tensor data in them.
     pub tensor_bytes: u64,
+    /// Bytes of the files that were linked to instead, or whose blocks are shared.
+    pub linked_bytes: u64,
     /// Tensors stored.
     pub tensors: usize,
-    /// Files written, the part included.
+    /// The rank's files, the part included.
     pub files: usize,
     /// How the bytes were moved.
     pub transport: Transport,

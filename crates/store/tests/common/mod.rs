@@ -9,6 +9,7 @@ pub mod disk;
 pub mod draw;
 pub mod expect;
 pub mod forge;
+pub mod held;
 pub mod hook;
 pub mod ledger;
 pub mod saver;
@@ -34,7 +35,7 @@ use penstock_store::options::Options;
 use penstock_store::plan::read::Placement;
 use penstock_store::plan::write::TensorSpec;
 use penstock_store::report::{Problem, SaveReport};
-use penstock_store::save::{Publication, State, save};
+use penstock_store::save::{Linked, Publication, State, save};
 use penstock_store::{Error, Progress, Result};
 use serde_json::value::RawValue;
 
@@ -120,6 +121,7 @@ impl Sample {
         State {
             tensors: self.specs.clone(),
             sources,
+            linked: Linked::default(),
             aliases: self.aliases.clone(),
             tree: RawValue::from_string("{\"a\":1}".into()).unwrap(),
         }

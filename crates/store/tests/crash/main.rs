@@ -106,6 +106,9 @@ fn no_cut_of_a_sample_breaks_a_large_scenario() {
         world.begin();
         world.save(2, 2, false).unwrap();
         world.save(1, 3, true).unwrap();
+        world.hold(6).unwrap();
+        world.save_held(4, 6, false).unwrap();
+        world.let_go(6).unwrap();
         world.retain(1, 2).unwrap();
         world.save_ranks(3, &[4, 5], false).unwrap();
         world.delete(2).unwrap();
@@ -167,6 +170,16 @@ fn mutants_of_saves() -> Vec<(&'static str, Mutation)> {
         for held in [shard, part, named, first_sync, manifest] {
             mutants.push((scenario, late(held, publish)));
         }
+    }
+    // A file that is linked is durable already, and its new name is with the part's.
+    let of_files = [
+        "save of a file",
+        "save of a file that goes at once",
+        "overwrite by a file",
+    ];
+    for scenario in of_files {
+        mutants.push((scenario, Skip(first_sync)));
+        mutants.push((scenario, late(first_sync, publish)));
     }
     // Both ranks sync their own; the last sync of the step is the coordinator's.
     let of_ranks = [

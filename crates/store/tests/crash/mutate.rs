@@ -223,13 +223,14 @@ impl Mutated {
             Change::Allocate(..) => "allocate",
             Change::Write(..) => of(["write shard", "write part", "write manifest", "write marks"]),
             Change::Truncate(..) => "truncate",
+            Change::Clone { .. } => "clone",
             Change::Rename { from, .. } | Change::Link { from, .. } if is_taken(from) => "put back",
             Change::RemoveFile(path) if is_taken(path) => "remove taken",
             Change::Rename { to, .. } if is_taken(to) => "take manifest",
             Change::SyncData(_) => of(["sync shard", "sync part", "sync manifest", "sync marks"]),
             Change::Rename { .. } if name.starts_with("damaged-") => "set aside",
             Change::Rename { .. } | Change::RenameNew { .. } | Change::Link { .. } => {
-                of(["", "rename part", "publish", "rename marks"])
+                of(["link shard", "rename part", "publish", "rename marks"])
             }
             Change::RemoveFile(_) if name == "manifest.json" => "remove manifest",
             Change::RemoveFile(_) if name.ends_with(".tmp") => "remove temporary",

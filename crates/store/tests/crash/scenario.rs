@@ -10,13 +10,13 @@ use penstock_io::file::{Direct, File};
 use penstock_io::file_system::{Change, FileSystem, Native};
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
-use penstock_store::save::{Attempt, Publication, commit, save, write_rank};
+use penstock_store::save::{Attempt, Publication, State, commit, save, write_rank};
 use penstock_store::steps::scrub::Scrub;
 use penstock_store::steps::store::Store;
 use penstock_store::{Error, Progress, Result};
 
 use crate::common::expect::Note;
-use crate::common::{Rng, Sample, draw, forge, publication};
+use crate::common::{Rng, Sample, draw, forge, held, publication};
 use crate::explore::scratch;
 use crate::mutate::Mutant;
 
@@ -316,6 +316,56 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         run: |world| world.save_over(2, 3),
     },
     Scenario {
+        name: "save of a file",
+        states: States::Every,
+        set_up: |world| world.hold(1),
+        run: |world| {
+            world.save_held(1, 1, false)?;
+            world.let_go(1)
+        },
+    },
+    Scenario {
+        name: "save of a file that goes at once",
+        states: States::Every,
+        set_up: |world| {
+            world.save(1, 1, false)?;
+            world.hold(2)
+        },
+        // Its owner has no more use for it, as soon as it has its other name.
+        run: |world| {
+            let file_system = Arc::clone(&world.options.file_system);
+            let held = world.held(2);
+            world.mutant.meanwhile(("write part", 1), move || {
+                file_system.change(Change::RemoveFile(&held)).unwrap();
+            });
+            world.save_held(2, 2, false)
+        },
+    },
+    Scenario {
+        name: "overwrite by a file",
+        states: States::Every,
+        set_up: |world| {
+            world.save(1, 1, false)?;
+            world.hold(2)
+        },
+        run: |world| {
+            world.save_held(1, 2, true)?;
+            world.let_go(2)
+        },
+    },
+    Scenario {
+        name: "two saves of one file",
+        states: States::Every,
+        set_up: |world| {
+            world.hold(1)?;
+            world.save_held(1, 1, false)
+        },
+        run: |world| {
+            world.save_held(2, 1, false)?;
+            world.delete(1)
+        },
+    },
+    Scenario {
         name: "save after a failed one",
         // What the failed one left and what the next one writes multiply.
         states: States::Sampled(1 << 11),
@@ -496,6 +546,39 @@ impl World {
         self.saving(step, seed, overwrite)()
     }
 
+    /// Where the file is that the last tensor of a state lies in.
+    pub(crate) fn held(&self, seed: u64) -> PathBuf {
+        self.directory.path().join("held").join(seed.to_string())
+    }
+
+    /// Makes that file, durably, as its owner does.
+    pub(crate) fn hold(&mut self, seed: u64) -> Result<()> {
+        let (bytes, _) = held::file_of(&self.sample(seed), 1);
+        let (top, path) = (self.directory.path(), self.held(seed));
+        let directory = top.join("held");
+        let file_system = &self.options.file_system;
+        if !directory.exists() {
+            file_system.change(Change::CreateDirectory(&directory))?;
+        }
+        let file = file_system.create(&path, Direct::Off)?;
+        file_system.change(Change::Write(&file, &bytes))?;
+        file_system.change(Change::SyncData(&file))?;
+        file_system.change(Change::SyncDirectory(&directory))?;
+        Ok(file_system.change(Change::SyncDirectory(top))?)
+    }
+
+    /// Its owner has no more use for it.
+    pub(crate) fn let_go(&mut self, seed: u64) -> Result<()> {
+        let file_system = &self.options.file_system;
+        Ok(file_system.change(Change::RemoveFile(&self.held(seed)))?)
+    }
+
+    /// Saves a state whose last tensor lies in its file.
+    pub(crate) fn save_held(&mut self, step: u64, seed: u64, overwrite: bool) -> Result<()> {
+        let state = held::state(&self.sample(seed), 1, &self.held(seed));
+        self.saving_state(step, seed, state, overwrite)()
+    }
+
     /// A save that somebody else makes when it is called.
     pub(crate) fn saving(
         &self,
@@ -503,8 +586,18 @@ impl World {
         seed: u64,
         overwrite: bool,
     ) -> impl FnOnce() -> Result<()> + Send + use<> {
+        self.saving_state(step, seed, self.sample(seed).state(), overwrite)
+    }
+
+    fn saving_state(
+        &self,
+        step: u64,
+        seed: u64,
+        state: State,
+        overwrite: bool,
+    ) -> impl FnOnce() -> Result<()> + Send + use<> {
         let (log, notes) = (Arc::clone(&self.log), Arc::clone(&self.notes));
-        let (publication, state) = (self.publication(step, overwrite), self.sample(seed).state());
+        let publication = self.publication(step, overwrite);
         let options = self.options.clone();
         move || {
             let note = |note| notes.lock().unwrap().push((log.position(), note));

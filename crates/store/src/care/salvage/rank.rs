@@ -22,7 +22,7 @@ use crate::plan::reshard::box_text;
 use crate::plan::write::TensorSpec;
 use crate::progress::Progress;
 use crate::report::Run;
-use crate::save::State;
+use crate::save::{Linked, State};
 
 /// A salvage under way, rank by rank.
 pub(super) struct Salvage<'a> {
@@ -241,6 +241,7 @@ impl<'a> Salvage<'a> {
         Ok(State {
             tensors,
             sources: Vec::new(),
+            linked: Linked::default(),
             aliases: kept,
             tree,
         })

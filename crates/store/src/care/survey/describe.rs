@@ -295,6 +295,7 @@ fn tensors_of(
             file,
             range: (data_start + begin, data_start + end),
             stored: None,
+            stored_name: None,
             region: None,
         };
         // Of a type whose carrier has one more dimension the header has another shape than the box:

@@ -22,6 +22,9 @@ pub struct TensorEntry {
     /// How the shard's header describes it, where that differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored: Option<Stored>,
+    /// What the shard's header calls it, where that is not its name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_name: Option<String>,
     /// The box of a larger tensor that it is; without it, it is its rank's alone.
     #[serde(
         default,
@@ -79,6 +82,11 @@ impl TensorEntry {
             Some(stored) => Some(&stored.dtype),
             None => dtype::natural(&self.dtype),
         }
+    }
+
+    /// What the shard's header calls it.
+    pub(crate) fn stored_name(&self) -> &str {
+        self.stored_name.as_deref().unwrap_or(&self.name)
     }
 
     /// Whether its bytes lie in its file, and are as many as its type and shape take.

@@ -1,0 +1,124 @@
+"""Tensors in files of many ranks: each links to its own, and of replicas the lowest."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.tensor import Replicate, Shard
+
+import penstock
+from compare import assert_same
+from dtensors import GRID, LINE, STRIDED, Layout, rank, sharded, values
+from held_files import Held
+from ranks import IMPATIENT
+
+LAYOUTS = {
+    "rows": Layout(LINE, [Shard(0)], (8, 3)),
+    "columns": Layout(LINE, [Shard(1)], (3, 10)),
+    "one": Layout(LINE, [Shard(0)], (1,)),
+    "bfloat16": Layout(LINE, [Shard(0)], (6, 3), torch.bfloat16),
+    # Held by ranks 0 and 2, and by 1 and 3.
+    "hybrid": Layout(GRID, [Replicate(), Shard(0)], (1201, 1000)),
+    "fsdp_tp": Layout(GRID, [STRIDED, Shard(0)], (8, 4)),
+    "high": Layout([3, 2], [Replicate()], (4, 4)),
+}
+
+
+def name_of_moment(name):
+    return f"{name} moment"
+
+
+def held_state(root, *, spoil=None):
+    """Parameters in memory, their moments in one file of this rank."""
+    model = {name: sharded(name, layout) for name, layout in LAYOUTS.items()}
+    moments = {
+        name: sharded(name_of_moment(name), layout).to_local()
+        for name, layout in LAYOUTS.items()
+        if model[name].device_mesh.get_coordinate() is not None
+    }
+    if spoil is not None:
+        moments[spoil] += 1
+    moments["own"] = torch.full((3,), float(rank()))
+    held = Held(Path(root) / f"held-{rank()}", moments)
+    found = {
+        name: held.tensor(name, like=model[name])
+        if name in moments
+        else sharded(name_of_moment(name), layout)
+        for name, layout in LAYOUTS.items()
+    }
+    return {
+        "model": model,
+        "moments": {**found, "tied": found["rows"]},
+        "own": held.tensor("own"),
+        "mine": penstock.PerRank(held.tensor("own")),
+    }
+
+
+def whole():
+    return {name: values(name, one.shape, one.dtype) for name, one in LAYOUTS.items()}
+
+
+def whole_moments():
+    found = {
+        name: values(name_of_moment(name), one.shape, one.dtype) for name, one in LAYOUTS.items()
+    }
+    return {**found, "tied": found["rows"]}
+
+
+def save_held(root, how):
+    state = held_state(root)
+    if how == "save":
+        return penstock.save(Path(root) / "c", state)
+    store = penstock.CheckpointStore(Path(root) / "store")
+    return store.save_async(1, state, lazy=how == "lazy").result()
+
+
+@pytest.mark.parametrize("how", ["save", "eager", "lazy"])
+def test_ranks_link_to_their_files(jobs, tmp_path, how):
+    reports = jobs.of(4).call(save_held, str(tmp_path), how)
+    path = tmp_path / "c" if how == "save" else tmp_path / "store" / "step-0000000001"
+    state = penstock.load(path)
+    assert_same(state["model"], whole())
+    assert_same(state["moments"], whole_moments())
+    assert torch.equal(state["own"], torch.zeros(3))
+    assert penstock.verify(path).ok
+    linked = sorted(path.glob("shard-*"))
+    assert len(reports) == 4
+    assert all(report.linked_bytes > 0 for report in reports)
+    assert sum(report.linked_bytes + report.bytes for report in reports) == sum(
+        file.stat().st_size for file in path.iterdir()
+    )
+    assert len(linked) >= 4
+
+
+def save_spoiled(root):
+    state = held_state(root, spoil="hybrid" if rank() == 3 else None)
+    try:
+        penstock.save(Path(root) / "c", state, options=IMPATIENT)
+    except penstock.RankError as error:
+        return str(error)
+
+
+def test_replicas_that_differ_are_told(jobs, tmp_path):
+    told = jobs.of(4).call(save_spoiled, str(tmp_path))
+    assert all("moments.hybrid is not the same on ranks 1 and 3" in text for text in told)
+    assert not os.path.exists(tmp_path / "c" / "manifest.json")
+
+
+def save_neighbours(root):
+    """Files that differ around what is the same."""
+    model = sharded("hybrid", LAYOUTS["hybrid"])
+    moment = sharded("moment", LAYOUTS["hybrid"])
+    other = torch.full((1000,), float(rank()))
+    held = Held(Path(root) / f"held-{rank()}", {"other": other, "moment": moment.to_local()})
+    state = {"moment": held.tensor("moment", like=model), "other": held.tensor("other")}
+    penstock.save(Path(root) / "c", state)
+
+
+def test_replicas_may_have_other_neighbours(jobs, tmp_path):
+    jobs.of(4).call(save_neighbours, str(tmp_path))
+    found = penstock.load(tmp_path / "c")
+    assert_same(found["moment"], values("moment", (1201, 1000)))
