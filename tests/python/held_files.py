@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from penstock.state.memory import of_array, to_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 PAGE_BYTES = 4096
 
@@ -70,8 +69,8 @@ class Held(HeldFile):
     def read(self, memory: Any, offset: int) -> None:
         with open(self.path, "rb") as file:
             file.seek(offset)
-            read = torch.frombuffer(bytearray(file.read(memory.nbytes)), dtype=torch.uint8)
-        memory.view(torch.uint8).view(-1).copy_(read)
+            read = np.frombuffer(file.read(memory.nbytes), np.uint8).copy()
+        memory.view(-1).view(torch.uint8).copy_(torch.from_numpy(read))
 
     def target(self, tensor: FileTensor) -> Target:
         return Target(f"{self.path}.{tensor.label}", tensor.dtype, tensor.shape, tensor.like)
@@ -104,12 +103,11 @@ class Target(FileTarget):
         self.asked: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
 
     def fill(self, read: Callable[[Any, tuple[int, ...]], None]) -> FileTensor:
-        from pathlib import Path
-
         whole = torch.empty(self.shape, dtype=self.dtype)
         if not self.shape:
             read(whole, ())
-        for row in range(0, self.shape[0] if math.prod(self.shape) else 0, self.ROWS):
+        rows = self.shape[0] if self.shape and whole.numel() else 0
+        for row in range(0, rows, self.ROWS):
             start = (row, *[0] * (len(self.shape) - 1))
             piece = torch.empty_like(whole[row : row + self.ROWS])
             read(piece, start)

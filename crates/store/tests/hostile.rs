@@ -489,11 +489,26 @@ fn a_header_that_disagrees_with_the_part_is_named() {
         report.problems.len()
     };
     assert_eq!(problems(header("F32", "[2]"), listed("a")), 0);
+    let called = |name: &str, stored_name: &str| {
+        let mut tensors = listed(name);
+        tensors[0]["stored_name"] = json!(stored_name);
+        tensors
+    };
+    assert_eq!(problems(header("F32", "[2]"), called("b", "a")), 0);
+    // A file that was linked may have tensors of nobody.
+    assert_eq!(problems(header("F32", "[2]"), json!([])), 0);
     for (what, file, tensors) in [
         ("the name", header("F32", "[2]"), listed("b")),
         ("the type", header("I32", "[2]"), listed("a")),
         ("the shape", header("F32", "[1,2]"), listed("a")),
-        ("the number", header("F32", "[2]"), json!([])),
+        ("the stored name", header("F32", "[2]"), called("a", "b")),
+        (
+            "the number",
+            header("F32", "[2]"),
+            json!([listed("a")[0], {
+                "name": "b", "dtype": "float32", "shape": [0], "file": 0, "range": [4096, 4096],
+            }]),
+        ),
     ] {
         assert!(problems(file, tensors) > 0, "{what} differs");
     }
