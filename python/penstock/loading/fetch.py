@@ -73,7 +73,7 @@ def fetch(
         }
     if requests:
         reads.append(checkpoint.fill(requests, options=options, progress=progress))
-    return Fetched(places, _merged(reads), stored is None)
+    return Fetched(places, merged(reads), stored is None)
 
 
 def whole_request(key: str | int, row: Row) -> tuple[np.ndarray[Any, Any], _Fill]:
@@ -90,7 +90,7 @@ def whole_request(key: str | int, row: Row) -> tuple[np.ndarray[Any, Any], _Fill
     return memory, (key, zeros, shape, memory.ctypes.data, None, item_bytes, memory)
 
 
-def _merged(reads: list[dict[str, Any]]) -> dict[str, Any]:
+def merged(reads: list[dict[str, Any]]) -> dict[str, Any]:
     """One report of one read or two."""
     if len(reads) == 1:
         return reads[0]

@@ -12,7 +12,7 @@ from penstock.calls.arguments import check_device, check_rank, to_native
 from penstock.calls.events import observed
 from penstock.calls.progress import shown
 from penstock.errors import CheckpointNotFoundError, StateMismatchError
-from penstock.loading.fetch import fetch
+from penstock.loading.fetch import fetch, merged
 from penstock.loading.opened import OpenCheckpoint
 from penstock.loading.partial import loadable
 from penstock.loading.target import NEW
@@ -172,6 +172,10 @@ class _Reading:
                 seen, targets = self._look(checkpoint)
                 selection = self._select(seen, targets)
             opened = time.perf_counter()
+            in_files = None
+            if targets is not None:
+                with span("fill files"), source.reading():
+                    in_files = targets.fill_files(checkpoint, self._options)
             with shown(self._wanted.progress, "loading") as update:
                 fetched = fetch(
                     checkpoint, seen, selection, targets, options=self._options, progress=update
@@ -179,13 +183,14 @@ class _Reading:
         finally:
             # An exception keeps this frame, and must not keep the files from being deleted.
             source.release()
+        fields = fetched.fields if in_files is None else merged([in_files, fetched.fields])
         loaded = time.perf_counter()
         with span("build"), source.reading():
             state = self._build(seen, targets, fetched.places)
         ended = time.perf_counter()
         phases = {
             "open": opened - began,
-            **fetched.fields["phases"],
+            **fields["phases"],
             "build": ended - loaded,
         }
         changes = {
@@ -198,7 +203,7 @@ class _Reading:
             # The digests are those that it was salvaged with: they prove nothing about the
             # original.
             changes["verified"] = False
-        report = LoadReport(**{**fetched.fields, **changes})
+        report = LoadReport(**{**fields, **changes})
         return Loaded(state, report, fetched.is_whole, self._is_partial, self._warnings)
 
     def _whose(self) -> tuple[int, bool]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.layout.sharding import boxes_of
+from penstock.loading.in_file import InFile, description, is_in_file
 from penstock.loading.target import NEW, Target, is_sharded, local_of, unwrapped
 from penstock.state import ties
 from penstock.state.memory import Memory, of_array, of_tensor
@@ -52,7 +53,8 @@ class Matching:
         is_partial: Whether the state may hold more than the tree.
 
     Attributes:
-        found: Every target.
+        found: Every target in memory.
+        in_files: Every one in a file.
         new: Indices of the tensors in what is built anew.
 
     Raises:
@@ -62,6 +64,7 @@ class Matching:
 
     def __init__(self, node: Node, state: Any, seen: View, path: str, *, is_partial: bool) -> None:
         self.found: list[Target] = []
+        self.in_files: list[InFile] = []
         self.new: set[int] = set()
         self._seen = seen
         self._path = path
@@ -124,6 +127,9 @@ class Matching:
         index, window = reference(node, self._seen.tensors, self._seen.aliases)
         _, dtype, shape, *_ = self._seen.tensors[index]
         shape = shape if window is None else window[0]
+        if is_in_file(state):
+            self._match_file(InFile(name, state, node, index, window, []), dtype, tuple(shape))
+            return
         memory: Memory | None
         boxes: list[Box] | None = None
         try:
@@ -137,12 +143,8 @@ class Matching:
             return
         if memory is None:
             self._add(name, f"tensor in the checkpoint, {_kind(state)} in the target", _BUILD)
-        elif target_shape != shape:
-            text = f"shape {list(shape)} in the checkpoint, {list(target_shape)} in the target"
-            self._add(name, text, _BUILD)
-        elif memory.dtype != dtype:
-            text = f"dtype {dtype} in the checkpoint, {memory.dtype} in the target"
-            self._add(name, text, _CONVERT)
+        elif self._differs(name, (dtype, shape), (memory.dtype, target_shape)):
+            return
         elif isinstance(state, np.ndarray) and not state.flags.writeable:
             self._add(name, "the target array is read-only", _COPY)
         elif _overlaps_itself(memory):
@@ -151,17 +153,48 @@ class Matching:
             is_whole = index in self._seen.wholes
             self.found.append(Target(name, state, memory, node, index, window, boxes, is_whole))
 
+    def _match_file(self, found: InFile, dtype: str, shape: tuple[int, ...]) -> None:
+        name = found.name
+        try:
+            own_dtype, own_shape, found.boxes = description(found.value, name)
+        except UnsupportedStateError as error:
+            self._add(name, f"cannot be filled: {str(error).removeprefix(f'{name}: ')}", _BUILD)
+            return
+        if not self._differs(name, (dtype, shape), (own_dtype, own_shape)):
+            self.in_files.append(found)
+
+    def _differs(
+        self, name: str, stored: tuple[str, tuple[int, ...]], own: tuple[str, tuple[int, ...]]
+    ) -> bool:
+        """Compares type and shape."""
+        (dtype, shape), (own_dtype, own_shape) = stored, own
+        if own_shape != shape:
+            text = f"shape {list(shape)} in the checkpoint, {list(own_shape)} in the target"
+            self._add(name, text, _BUILD)
+        elif own_dtype != dtype:
+            text = f"dtype {dtype} in the checkpoint, {own_dtype} in the target"
+            self._add(name, text, _CONVERT)
+        else:
+            return False
+        return True
+
     def _find_conflicts(self) -> None:
-        """Targets that share memory have to be tied in the checkpoint in the same way."""
+        """Targets that are in one place have to be tied in the checkpoint in the same way."""
+        first: dict[object, InFile] = {}
+        for one in self.in_files:
+            other = first.setdefault(one.place, one)
+            if other.origin != one.origin:
+                text = f"is {other.name} as well in the target, not in the checkpoint"
+                self._add(one.name, text, _BUILD)
         for run in ties.overlaps([target.memory for target in self.found]):
             members = [self.found[index] for index in run]
             if len({target.claim for target in members}) == 1:
                 continue
-            for one, other in combinations(members, 2):
-                if one.claim != other.claim and _share_memory(one.memory, other.memory):
+            for target, tied in combinations(members, 2):
+                if target.claim != tied.claim and _share_memory(target.memory, tied.memory):
                     self._add(
-                        one.name,
-                        f"shares memory with {other.name} in the target, not in the checkpoint",
+                        target.name,
+                        f"shares memory with {tied.name} in the target, not in the checkpoint",
                         _COPY,
                     )
                     break
@@ -195,7 +228,7 @@ def _is_of_optimizer(name: str) -> bool:
 def _kind(value: Any) -> str:
     """What a value is to the one who matches it; whatever is replaced whole is a plain value."""
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
+    if (torch is not None and isinstance(value, torch.Tensor)) or is_in_file(value):
         return "tensor"
     if isinstance(value, np.ndarray):
         return "array"

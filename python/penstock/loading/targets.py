@@ -13,6 +13,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from penstock.loading.copying import bump_versions, bytes_of, copy_built, copy_elements
+from penstock.loading.in_file import Filling, is_in_file, place
 from penstock.loading.matching import Matching
 from penstock.loading.target import NEW, Target, local_of, unwrapped
 from penstock.state.memory import CPU, Memory, of_tensor
@@ -20,9 +21,11 @@ from penstock.state.references import Place, is_data
 from penstock.state.tree import SKIPPED, Node, branches
 
 if TYPE_CHECKING:
+    from penstock import _native
     from penstock._native import _Fill
     from penstock.loading.view import View
     from penstock.state.build import Builder
+    from penstock.state.file_tensor import FileTensor
 
 
 class Targets:
@@ -52,6 +55,8 @@ class Targets:
         matching = Matching(node, state, seen, path, is_partial=is_partial)
         self._seen = seen
         self._found = matching.found
+        self._in_files = matching.in_files
+        self._filled_files: dict[object, FileTensor] = {}
         self._new = matching.new
         self._direct: dict[int, Target] = {}
         self._filled: dict[tuple[Any, ...], Target] = {}
@@ -78,7 +83,7 @@ class Targets:
     @property
     def has_parts(self) -> bool:
         """Whether of some tensors only a part may be wanted."""
-        return any(target.boxes is not None for target in self._found)
+        return bool(self._in_files) or any(target.boxes is not None for target in self._found)
 
     def requests(self) -> list[_Fill]:
         """What the native module fills box by box; takes the host memory that stands in."""
@@ -105,6 +110,27 @@ class Targets:
         """Where the tensors that the native module filled are, for those that tie to them."""
         return {index: (bytes_of(target.value), 0) for index, target in self._direct.items()}
 
+    def fill_files(
+        self, checkpoint: _native.Checkpoint, options: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """Puts tensors into files, one after the other; no memory of the state is changed.
+
+        Args:
+            checkpoint: The checkpoint, open.
+            options: How bytes move.
+
+        Returns:
+            What is to be reported of it, if there is anything.
+
+        Raises:
+            CorruptCheckpointError: One is damaged.
+        """
+        filling = Filling(checkpoint, self._seen, options)
+        for one in self._in_files:
+            if one.place not in self._filled_files:
+                self._filled_files[one.place] = filling.fill(one)
+        return filling.fields
+
     def finish(self, node: Node, state: Any, builder: Builder) -> Any:
         """Fills what the native module did not, and the plain leaves; returns the state."""
         # What can still fail comes first: nothing is assigned before everything is built.
@@ -130,7 +156,7 @@ class Targets:
         if state is NEW:
             return builder.build(node)
         if is_data(node) and node["$"] in ("tensor", "ndarray"):
-            return state
+            return self._filled_files[place(state)] if is_in_file(state) else state
         children = branches(node)
         if children is None:
             return builder.build(node)

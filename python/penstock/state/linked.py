@@ -12,7 +12,7 @@ from penstock.state import dtypes
 
 if TYPE_CHECKING:
     from penstock import _native
-    from penstock.state.file_tensor import FileTensor
+    from penstock.state.file_tensor import FileTarget, FileTensor
     from penstock.state.memory import GlobalBox
 
 _PAGE_BYTES = 4096
@@ -86,7 +86,7 @@ def mark_of(tensor: FileTensor, name: str) -> int:
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
 
 
-def type_of(tensor: FileTensor, name: str) -> tuple[str, int]:
+def type_of(tensor: FileTensor | FileTarget, name: str) -> tuple[str, int]:
     """Name of the type of the elements, and bytes of one.
 
     Raises:

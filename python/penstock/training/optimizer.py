@@ -55,13 +55,13 @@ class Optimizer(Component):
 
     def targets(self, node: Node, seen: View) -> Any:
         """What is filled in place, in a structure like the node's; `NEW` for what is built."""
-        sharded = {name: one for name, one in self._parameters().items() if is_sharded(one)}
         children = branches(node)
-        if not sharded or not children:
+        filled = self._filled()
+        if not filled or not children:
             return NEW
         found: dict[Any, Any] = dict.fromkeys((key for key, _ in children), NEW)
         for name, child in branches(dict(children).get("state")) or ():
-            parameter = sharded.get(name)
+            parameter = filled.get(name)
             moments = branches(child)
             if parameter is None or moments is None:
                 continue
@@ -74,9 +74,26 @@ class Optimizer(Component):
             }
         return found
 
+    def _filled(self) -> dict[Any, Any]:
+        """Parameters whose moments may be filled in place, by what a checkpoint calls them."""
+        parameters = self._parameters()
+        if not hasattr(self.value, "_file_target"):
+            return {name: one for name, one in parameters.items() if is_sharded(one)}
+        # Numbers are as `optimizer.state_dict()` has them: by their order.
+        every = (one for group in self.value.param_groups for one in group["params"])
+        return {**dict(enumerate(every)), **parameters}
+
     def _moment(self, name: str, parameter: Any, key: Any, leaf: Node, seen: View) -> Any:
-        """What a moment of a `DTensor` is filled into: it lies on the ranks as that does."""
+        """What a moment is filled into: a file, or what lies on the ranks as its `DTensor` does."""
         stored = stored_type(leaf, seen)
+        in_file = getattr(self.value, "_file_target", None)
+        if stored is not None and in_file is not None:
+            dtype, shape = stored
+            target = in_file(parameter, key, getattr(sys.modules["torch"], dtype), shape)
+            if target is not None:
+                return target
+        if not is_sharded(parameter):
+            return NEW
         live = self.value.state.get(parameter, {}).get(key)
         if stored is None or live is not None:
             return target_like(live) if is_sharded(live) else NEW

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.loading.fetch import _merged
+from penstock.loading.fetch import merged
 
 
 def read(bytes_read, *, is_direct):
@@ -32,7 +32,7 @@ def read(bytes_read, *, is_direct):
     ],
 )
 def test_two_reads_went_past_the_page_cache_if_both_did(one, other, expected):
-    assert _merged([one, other])["direct_io"] is expected
+    assert merged([one, other])["direct_io"] is expected
 
 
 TYPES = [np.dtype(char) for char in "bBhHiIlLqQefdgFDG"]

@@ -12,7 +12,7 @@ from torch.distributed.tensor import Replicate, Shard
 import penstock
 from compare import assert_same
 from dtensors import GRID, LINE, STRIDED, Layout, rank, sharded, values
-from held_files import Held
+from held_files import Held, Target
 from ranks import IMPATIENT
 
 LAYOUTS = {
@@ -122,3 +122,67 @@ def test_replicas_may_have_other_neighbours(jobs, tmp_path):
     jobs.of(4).call(save_neighbours, str(tmp_path))
     found = penstock.load(tmp_path / "c")
     assert_same(found["moment"], values("moment", (1201, 1000)))
+
+
+ELSEWHERE = {
+    2: {
+        "rows": Layout([0, 1], [Shard(1)], (8, 3)),
+        "columns": Layout([0, 1], [Shard(0)], (3, 10)),
+        "one": Layout([0, 1], [Shard(0)], (1,)),
+        "bfloat16": Layout([0, 1], [Replicate()], (6, 3), torch.bfloat16),
+        "hybrid": Layout([1, 0], [Shard(0)], (1201, 1000)),
+        "fsdp_tp": Layout([0, 1], [Shard(0)], (8, 4)),
+        "high": Layout([1], [Replicate()], (4, 4)),
+    },
+    4: {
+        **LAYOUTS,
+        "rows": Layout(GRID, [Shard(1), Shard(0)], (8, 3)),
+        "columns": Layout(GRID, [STRIDED, Replicate()], (3, 10)),
+        "fsdp_tp": Layout(GRID, [STRIDED, Replicate()], (8, 4)),
+    },
+}
+
+
+def load_held(root, size):
+    """Loads into files, as other ranks hold the same; what each then has."""
+    layouts = ELSEWHERE[size]
+    model = {name: sharded(name, layout) for name, layout in layouts.items()}
+    local = {name: tensor.to_local() for name, tensor in model.items()}
+    held = Held(
+        Path(root) / f"new-{rank()}", {name: torch.zeros_like(one) for name, one in local.items()}
+    )
+    targets = {name: held.tensor(name, like=model[name]) for name in layouts}
+    one = local["rows"]
+    targets["rows"] = Target(
+        Path(root) / f"rows-{rank()}", one.dtype, tuple(one.shape), model["rows"]
+    )
+    state = {"moments": {**targets, "tied": targets["rows"]}}
+    penstock.load(Path(root) / "c", into=state, keys=["moments.*"])
+    found = state["moments"]
+    assert found["tied"] is found["rows"]
+    assert all(found[name].like is model[name] for name in layouts)
+    for name, layout in layouts.items():
+        expected = sharded(name_of_moment(name), layout).to_local()
+        assert_same(found[name].read(), expected)
+
+
+@pytest.mark.parametrize("size", ELSEWHERE)
+def test_other_ranks_load_into_files(jobs, tmp_path, size):
+    jobs.of(4).call(save_held, str(tmp_path), "save")
+    jobs.of(size).call(load_held, str(tmp_path), size)
+
+
+def save_pieces(root):
+    parameter = sharded("pieces", Layout(GRID, [STRIDED, Replicate()], (9, 4)))
+    held = Held(Path(root) / f"held-{rank()}", {"moment": parameter.to_local()})
+    try:
+        state = {"a": {"b": held.tensor("moment", like=parameter)}}
+        penstock.save(Path(root) / "c", state, options=IMPATIENT)
+    except (penstock.UnsupportedStateError, penstock.RankError) as error:
+        return str(error)
+
+
+def test_what_no_link_can_store_is_named(jobs, tmp_path):
+    told = jobs.of(4).call(save_pieces, str(tmp_path))
+    assert any("a.b: this rank holds 2 pieces" in str(text) for text in told)
+    assert not (tmp_path / "c" / "manifest.json").exists()
