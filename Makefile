@@ -21,6 +21,7 @@ TORTURE_FLIPS ?= 10000
 TORTURE_LAZY_SAVES ?= 1000
 TORTURE_SALVAGES ?= 500
 TORTURE_TRANSFERS ?= 10000
+TORTURE_STEPS ?= 500
 TORTURE_TESTS := --test crash --test every_step --test power_cut --test kill --test flips \
 	--test verdicts --test salvage_ranks
 TORTURE_SEED ?= $(shell date +%s)
@@ -177,7 +178,7 @@ release: toolchain $(VENV)/.release ## Build wheels for x86-64 and aarch64 and t
 check-long: fuzz torture ## Run what takes minutes: the fuzz targets, and the torture.
 
 .PHONY: torture
-torture: toolchain $(VENV)/.develop $(NATIVE) ## Cut the power 500 times on ext4 and XFS, kill 1000 savers, flip 10,000 bits, end 10,000 transfers.
+torture: toolchain $(VENV)/.develop $(NATIVE) ## Cut the power 500 times on ext4 and XFS, kill 1000 savers, flip 10,000 bits, end 10,000 transfers and 1500 trainings.
 	@[ "$$(id -u)" = 0 ] || echo 'missing: root; the power cuts will be skipped' >&2
 	@for tool in mount umount python3 mkfs.ext4 mkfs.xfs; do \
 		command -v "$$tool" >/dev/null || \
@@ -195,6 +196,9 @@ torture: toolchain $(VENV)/.develop $(NATIVE) ## Cut the power 500 times on ext4
 		$(VENV)/bin/python -m pytest tests/python/saving/test_lazy_torn.py -k of_any_kind -s
 	PENSTOCK_TORTURE_TRANSFERS=$(TORTURE_TRANSFERS) PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
 		$(VENV)/bin/python -m pytest tests/python/offload/test_ends.py -k leave_nothing -s
+	PENSTOCK_TORTURE_STEPS_KILLED=$(TORTURE_STEPS) PENSTOCK_TORTURE_STEPS_CUT=$(TORTURE_STEPS) \
+		PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
+		$(VENV)/bin/python -m pytest tests/python/offload/optim/test_ended.py -s --timeout 7200
 
 .PHONY: fuzz
 fuzz: fuzz-rust fuzz-tree ## Fuzz each parser for FUZZ_SECONDS=60; needs a nightly toolchain.

@@ -35,3 +35,9 @@ pub(crate) fn chunk_digests(py: Python<'_>, tensor: TensorSource) -> PyResult<Ve
 pub(crate) fn dtypes() -> Vec<(&'static str, usize)> {
     dtype::all().collect()
 }
+
+/// CRC-64/NVME of some bytes and of `second_bytes` that follow them, from the digests of both.
+#[pyfunction]
+pub(crate) fn combine_digests(first: u64, second: u64, second_bytes: u64) -> u64 {
+    Digest(first).then(Digest(second), second_bytes).0
+}

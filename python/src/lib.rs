@@ -45,7 +45,7 @@ mod _native {
     #[pymodule_export]
     use crate::checkpoint::{Checkpoint, open};
     #[pymodule_export]
-    use crate::digests::{chunk_digests, digests, dtypes};
+    use crate::digests::{chunk_digests, combine_digests, digests, dtypes};
     #[pymodule_export]
     use crate::job::{Arena, Job};
     #[pymodule_export]

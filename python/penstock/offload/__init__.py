@@ -12,13 +12,24 @@
 array([3, 4, 5])
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
 from penstock.offload.buffers import Buffers
 from penstock.offload.data_file import DataFile
 from penstock.offload.streaming.model import StreamReport, report, stream
 from penstock.offload.tensor_io import TensorIO
 from penstock.offload.transfer import Transfer, TransferReport, wait_all
 
+if TYPE_CHECKING:
+    from penstock.offload.optim.adamw import AdamW
+    from penstock.offload.optim.sgd import SGD
+
 __all__ = [
+    "SGD",
+    "AdamW",
     "Buffers",
     "DataFile",
     "StreamReport",
@@ -29,3 +40,14 @@ __all__ = [
     "stream",
     "wait_all",
 ]
+
+if not TYPE_CHECKING:
+    # They are optimizers of PyTorch, which is not imported before somebody asks for one.
+    _HOME_OF = {"AdamW": "optim.adamw", "SGD": "optim.sgd"}
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'penstock.offload' has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"penstock.offload.{_HOME_OF[name]}"), name)
+        globals()[name] = value
+        return value

@@ -1,0 +1,93 @@
+"""`AdamW`, with its moments in files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.adamw import adamw
+
+from penstock.offload.optim.optimizer import MEMORY_BYTES, Share, StoredOptimizer
+
+if TYPE_CHECKING:
+    import os
+
+
+class AdamW(StoredOptimizer, torch.optim.AdamW):
+    """`torch.optim.AdamW` with its moments on storage: bit for bit what ``fused=True`` computes.
+
+    A step has the moments pass through a bounded amount of memory, read ahead and written behind,
+    into a new generation of files; it ends when that is on stable storage. A checkpoint by
+    `penstock.save` links them, so it writes next to nothing of them. The directory takes twice
+    what the moments have, and once more for each checkpoint.
+
+    Args:
+        params: As for `torch.optim.AdamW`: contiguous, on the CPU.
+        lr: The rate.
+        betas: Of the two moments.
+        eps: Added to the denominator.
+        weight_decay: Decoupled.
+        amsgrad: Whether the largest second moment counts, which is a third one to keep.
+        directory: For the files; each rank takes a directory in it. What an earlier run has left
+            there is kept until the first step, or `load_state_dict`.
+        memory_bytes: What of the moments is in memory at a time.
+        masters: Whether parameters of float16 and bfloat16 have moments in float32, and copies in
+            float32, which are updated, in the files as well.
+        maximize: Whether the objective is to grow.
+
+    Raises:
+        UnsupportedStateError: A parameter is not on the CPU, not contiguous, or of another type.
+        StorageError: Another process uses the directory, its file system has no hard links, or the
+            system refuses it.
+        ValueError: The memory is too little, or a number out of range.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Any = 1e-3,
+        betas: tuple[float | Any, float | Any] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        directory: str | os.PathLike[str],
+        memory_bytes: int = MEMORY_BYTES,
+        masters: bool = False,
+        maximize: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            maximize=maximize,
+            fused=True,
+        )
+        self._open(directory, memory_bytes, masters)
+
+    def _moments_of(self, group: dict[str, Any]) -> tuple[str, ...]:
+        extra = ("max_exp_avg_sq",) if group["amsgrad"] else ()
+        return ("exp_avg", "exp_avg_sq", *extra)
+
+    def _update(self, group: dict[str, Any], shares: list[Share], scale: Any) -> None:
+        beta1, beta2 = group["betas"]
+        adamw(
+            [share.values for share in shares],
+            [share.gradient for share in shares],
+            [share.moments["exp_avg"] for share in shares],
+            [share.moments["exp_avg_sq"] for share in shares],
+            [share.moments["max_exp_avg_sq"] for share in shares] if group["amsgrad"] else [],
+            [share.step for share in shares],
+            fused=True,
+            grad_scale=scale,
+            amsgrad=group["amsgrad"],
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=group["maximize"],
+        )

@@ -1,0 +1,45 @@
+"""Digests of what lies in memory, chunk by chunk, and what it means that they differ."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from penstock import _native
+from penstock.errors import CorruptCheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def chunk_digests(memory: Any) -> list[int]:
+    """CRC-64/NVME of each chunk of a contiguous tensor of bytes.
+
+    Args:
+        memory: What begins where a chunk of a file does; the last one may be shorter.
+    """
+    count = memory.numel()
+    source = ("memory", "uint8", (count,), memory.data_ptr(), None, 1, memory, None)
+    return _native.chunk_digests(source)
+
+
+def combined(first: int, second: int, second_bytes: int) -> int:
+    """The digest of some bytes and of those that follow them, from those of both."""
+    return _native.combine_digests(first, second, second_bytes)
+
+
+def differing(found: Sequence[int], wanted: Sequence[int]) -> list[int]:
+    """Which chunks are not what they were."""
+    pairs = enumerate(zip(found, wanted, strict=True))
+    return [index for index, (one, other) in pairs if one != other]
+
+
+def damaged(path: str, name: str, offset: int) -> CorruptCheckpointError:
+    """The error that names what is damaged."""
+    return CorruptCheckpointError(
+        f"{path}: the bytes of {name!r} from {offset} on are not what was written there: load the"
+        " last checkpoint, which has a copy of its own if it was made before",
+        path=os.path.dirname(path),
+        file=os.path.basename(path),
+        tensor=name,
+    )

@@ -1,0 +1,263 @@
+"""`StateFiles`: the files of one rank's optimizer state, and who still needs which.
+
+A file is written once, and not changed as long as anybody holds it: a generation, a
+``state_dict``, a save that has not yet given it a name in its checkpoint. When nobody does, it is
+written anew for a later generation, unless it has got a name elsewhere: then only the one here
+goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import uuid
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import StorageError
+from penstock.machine.facts import mount_of
+from penstock.offload.optim.digests import chunk_digests, damaged, differing
+from penstock.offload.optim.lock import Lock
+from penstock.state.file_tensor import CHUNK_BYTES, FileTensor, HeldFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.offload.tensor_io import TensorIO
+    from penstock.state.file_tensor import FileTarget
+
+_SUFFIX = ".safetensors"
+_PROBE = "probe"
+_READ_BYTES = 16 << 20
+_BESIDE_BYTES = 1 << 20
+"""What has to be free beside the files, for a generation's names, and a hundredth for digests."""
+_COPIES_ON_WRITE = ("btrfs", "bcachefs", "zfs")
+"""File systems on which also what is there takes new space when it is written."""
+
+
+class Room:
+    """A file with its space reserved, to be written by whoever holds this; it goes with it.
+
+    Attributes:
+        path: The file.
+        nbytes: Its size.
+    """
+
+    def __init__(self, path: str, nbytes: int) -> None:
+        self.path = path
+        self.nbytes = nbytes
+
+
+_rooms: weakref.WeakSet[Room] = weakref.WeakSet()
+"""Files of this process, which may outlive the optimizer that they are of."""
+
+
+class StateFile(HeldFile):
+    """A file of the state, whole and on stable storage.
+
+    Args:
+        room: The file.
+        chunks: The digest of each of its chunks.
+        io: Reads it.
+        target: Tells where a load puts what comes in the place of one of its tensors.
+    """
+
+    def __init__(
+        self,
+        room: Room,
+        chunks: Sequence[int],
+        io: TensorIO,
+        target: Callable[[FileTensor], FileTarget],
+    ) -> None:
+        self._room = room
+        self.path = room.path
+        self.nbytes = room.nbytes
+        self.chunks = chunks
+        self._io = io
+        self._target = target
+
+    def read(self, memory: Any, offset: int) -> None:
+        """Reads what fills a contiguous tensor, and compares it with the digests.
+
+        Raises:
+            TransferError: It cannot be read.
+            CorruptCheckpointError: It is damaged.
+        """
+        import torch
+
+        if not memory.numel():
+            return
+        flat = memory.detach().view(-1).view(torch.uint8)
+        end = offset + flat.numel()
+        first = offset // CHUNK_BYTES * CHUNK_BYTES
+        while first < end:
+            last = min(first + _READ_BYTES, self.nbytes, -(-end // CHUNK_BYTES) * CHUNK_BYTES)
+            content = torch.empty(last - first, dtype=torch.uint8)
+            self._io.read(content, self.path, first).result()
+            wanted = self.chunks[first // CHUNK_BYTES : -(-last // CHUNK_BYTES)]
+            if wrong := differing(chunk_digests(content), wanted):
+                begin = first + wrong[0] * CHUNK_BYTES
+                raise damaged(self.path, os.path.basename(self.path), begin)
+            low, high = max(first, offset), min(last, end)
+            flat[low - offset : high - offset] = content[low - first : high - first]
+            first = last
+
+    def target(self, tensor: FileTensor) -> FileTarget:
+        """Where a load puts what comes in the place of one of its tensors."""
+        return self._target(tensor)
+
+
+class StateFiles:
+    """The directory of one rank's state.
+
+    Args:
+        directory: It is made with those above it; what another process has left there of files that
+            are in no generation is removed.
+
+    Attributes:
+        generation: Where the last generation is, a checkpoint.
+
+    Raises:
+        StorageError: Another process uses it, its file system has no hard links, or the system
+            refuses it.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.generation = os.path.join(directory, "generation")
+        self._process = os.getpid()
+        self._drawn = uuid.uuid4().hex[:8]
+        self._next = 0
+        self._spares: dict[int, list[str]] = {}
+        try:
+            os.makedirs(directory, exist_ok=True)
+            self._lock = Lock(directory)
+        except StorageError:
+            raise
+        except OSError as error:
+            raise _failed("use", directory, error) from error
+        try:
+            self._clear()
+            self._check_links()
+            kind = mount_of(Path(directory).resolve())["file_system"]
+        except BaseException:
+            self._lock.release()
+            raise
+        self._copies_on_write = kind in _COPIES_ON_WRITE
+
+    def _clear(self) -> None:
+        """Removes files that nobody holds."""
+        held = {room.path for room in _rooms}
+        for name in os.listdir(self.directory):
+            path = os.path.join(self.directory, name)
+            if (name.endswith(_SUFFIX) and path not in held) or name == _PROBE:
+                os.unlink(path)
+
+    def _check_links(self) -> None:
+        probe = os.path.join(self.directory, _PROBE)
+        try:
+            os.link(self._lock.path, probe)
+            os.unlink(probe)
+        except OSError as error:
+            raise StorageError(
+                f"{self.directory}: its file system makes no hard links ({error.strerror}), which"
+                " generations of the state are made of: choose a directory on another one",
+                path=self.directory,
+                errno=error.errno,
+            ) from error
+
+    def check_room(self, nbytes: int) -> None:
+        """Looks whether there is room for what cannot be reserved.
+
+        Args:
+            nbytes: What will be written into the files.
+
+        Raises:
+            StorageError: There is not.
+        """
+        stats = os.statvfs(self.directory)
+        free = stats.f_bavail * stats.f_frsize
+        wanted = _BESIDE_BYTES + nbytes // 100 + (nbytes if self._copies_on_write else 0)
+        if free < wanted:
+            raise StorageError(
+                f"{self.directory}: {free} bytes are free, this takes {wanted}: free some, and try"
+                " again: nothing has been changed",
+                path=self.directory,
+                errno=errno.ENOSPC,
+            )
+
+    def take(self, nbytes: int) -> Room:
+        """A file to write.
+
+        Raises:
+            StorageError: There is no room.
+        """
+        if spares := self._spares.get(nbytes):
+            return self._room(spares.pop(), nbytes)
+        self._drop_spares()
+        path = os.path.join(self.directory, f"{self._drawn}-{self._next:08}{_SUFFIX}")
+        self._next += 1
+        try:
+            with open(path, "xb") as file:
+                os.posix_fallocate(file.fileno(), 0, nbytes)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise StorageError(
+                f"{self.directory}: no room for {nbytes} bytes more of the state"
+                f" ({error.strerror}): free some, and try again: nothing has been changed",
+                path=path,
+                errno=error.errno,
+            ) from error
+        return self._room(path, nbytes)
+
+    def _room(self, path: str, nbytes: int) -> Room:
+        room = Room(path, nbytes)
+        _rooms.add(room)
+        weakref.finalize(room, self._give_back, path, nbytes).atexit = False
+        return room
+
+    def _give_back(self, path: str, nbytes: int) -> None:
+        """Lets a file go that nobody holds any more."""
+        if os.getpid() != self._process:
+            return
+        with contextlib.suppress(OSError):
+            if not self._lock.is_released and os.stat(path).st_nlink == 1:
+                self._spares.setdefault(nbytes, []).append(path)
+            else:
+                os.unlink(path)
+
+    def _drop_spares(self) -> None:
+        """Gives the space of files back that are of other sizes than those in use."""
+        spares, self._spares = self._spares, {}
+        for path in [path for paths in spares.values() for path in paths]:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def close(self) -> None:
+        """Lets others use the directory; the last generation stays."""
+        if not self._lock.is_released and os.getpid() == self._process:
+            self._drop_spares()
+            self._lock.release()
+
+
+def sync(path: str) -> None:
+    """Makes what was written to a file survive a power cut.
+
+    Raises:
+        StorageError: The system cannot.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise _failed("sync", path, error) from error
+
+
+def _failed(what: str, path: str, error: OSError) -> StorageError:
+    return StorageError(f"cannot {what} {path}: {error.strerror}", path=path, errno=error.errno)

@@ -1,0 +1,231 @@
+"""Where the state of each parameter lies in files, and how it is cut to pass through memory.
+
+Parameters are taken together to *segments*. A segment has one file for each moment, all with the
+same layout, so that a *window*, a range of bytes, holds what belongs together in each of them.
+Windows begin at multiples of what a digest is of. Nothing here reads or writes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.state.file_tensor import CHUNK_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+PAGE_BYTES = 4096
+LINE_BYTES = 64
+"""Elements of a tensor are cut at multiples of this, counted from its first one.
+
+The fused kernels of PyTorch work in vectors, and do what is left at the end of a tensor one element
+at a time, which rounds differently. Vectors and threads begin at multiples of a cache line.
+"""
+SEGMENT_BYTES = 1 << 30
+_LENGTH_BYTES = 8
+_METADATA = {"format": "pt", "penstock": "1"}
+_HEADER_TYPES = {
+    "float32": "F32",
+    "float64": "F64",
+    "bfloat16": "BF16",
+    "float16": "F16",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A parameter, as far as its state is concerned.
+
+    Attributes:
+        number: As the optimizer's ``state_dict`` counts.
+        shape: Of what this rank holds.
+        dtype: A `torch.dtype`, that of its moments.
+        moments: Their names.
+    """
+
+    number: int
+    shape: tuple[int, ...]
+    dtype: Any
+    moments: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of each moment."""
+        return self.count * int(self.dtype.itemsize)
+
+
+class Piece(NamedTuple):
+    """What of a parameter's state is in a window.
+
+    Attributes:
+        entry: The parameter.
+        begin: The first element.
+        end: The one behind the last.
+        place: Where it begins in the window, in bytes.
+    """
+
+    entry: Entry
+    begin: int
+    end: int
+    place: int
+
+
+class Window(NamedTuple):
+    """Bytes of each of a segment's files that pass through memory together.
+
+    Attributes:
+        begin: The first one, a multiple of `CHUNK_BYTES`.
+        end: The one behind the last: such a multiple, or the end of the file.
+        pieces: What is in it beside the header.
+    """
+
+    begin: int
+    end: int
+    pieces: list[Piece]
+
+
+@dataclass(eq=False)
+class Segment:
+    """Parameters whose state lies in the same files, one for each moment.
+
+    Attributes:
+        moments: Names, in the order of the files.
+        entries: The parameters, in the order of the files.
+        starts: Where each begins in the files.
+        headers: The first bytes of each file, all as long.
+        nbytes: Of each file.
+    """
+
+    moments: tuple[str, ...]
+    entries: list[Entry]
+    starts: list[int] = field(init=False)
+    headers: list[bytes] = field(init=False)
+    nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.entries = sorted(self.entries, key=_rank_in_file)
+        self._indices = {entry.number: index for index, entry in enumerate(self.entries)}
+        texts = [self._header(moment) for moment in self.moments]
+        room = -(-(_LENGTH_BYTES + max(map(len, texts))) // PAGE_BYTES) * PAGE_BYTES
+        length = room - _LENGTH_BYTES
+        self.headers = [
+            length.to_bytes(_LENGTH_BYTES, "little") + one.ljust(length) for one in texts
+        ]
+        self.starts = []
+        at = room
+        for entry in self.entries:
+            self.starts.append(at)
+            at += entry.nbytes
+        self.nbytes = at
+
+    def _header(self, moment: str) -> bytes:
+        described: dict[str, Any] = {"__metadata__": _METADATA}
+        at = 0
+        for entry in self.entries:
+            described[label(entry.number, moment)] = {
+                "dtype": header_type(entry.dtype),
+                "shape": entry.shape,
+                "data_offsets": (at, at + entry.nbytes),
+            }
+            at += entry.nbytes
+        return json.dumps(described, separators=(",", ":")).encode()
+
+    def windows(self, nbytes: int) -> list[Window]:
+        """All of its files, cut.
+
+        Args:
+            nbytes: What a window has at most, a multiple of `CHUNK_BYTES`. Longer ones are made
+                where a tensor that does not begin at a multiple of `LINE_BYTES` must not be cut.
+        """
+        found = []
+        begin = 0
+        while begin < self.nbytes:
+            end = min(begin + nbytes, self.nbytes)
+            while end < self.nbytes and end > begin and not self._may_be_cut(end):
+                end -= CHUNK_BYTES
+            if end == begin:
+                end = min(begin + nbytes, self.nbytes)
+                while end < self.nbytes and not self._may_be_cut(end):
+                    end = min(end + CHUNK_BYTES, self.nbytes)
+            found.append(Window(begin, end, list(self._pieces(begin, end))))
+            begin = end
+        return found
+
+    def index_of(self, number: int) -> int:
+        """Where a parameter is among the entries."""
+        return self._indices[number]
+
+    def name_at(self, file: int, at: int) -> str:
+        """The label of what lies at a byte of one of the files."""
+        return label(self.entries[self._entry_at(at)].number, self.moments[file])
+
+    def _may_be_cut(self, at: int) -> bool:
+        if at <= self.starts[0]:
+            return True
+        start = self.starts[self._entry_at(at)]
+        return (at - start) % LINE_BYTES == 0
+
+    def _entry_at(self, at: int) -> int:
+        """The last entry that begins at or before a byte."""
+        return max(bisect_right(self.starts, at) - 1, 0)
+
+    def _pieces(self, begin: int, end: int) -> Iterable[Piece]:
+        for index in range(self._entry_at(begin), len(self.entries)):
+            entry, start = self.entries[index], self.starts[index]
+            if start >= end:
+                return
+            first, last = max(start, begin), min(start + entry.nbytes, end)
+            if first < last:
+                size = entry.dtype.itemsize
+                yield Piece(entry, (first - start) // size, (last - start) // size, first - begin)
+
+
+def label(number: int, moment: str) -> str:
+    """What a moment of a parameter is called in the header of its file."""
+    return f"{number}.{moment}"
+
+
+def header_type(dtype: Any) -> str:
+    """What a type is called in the header of a safetensors file.
+
+    Raises:
+        KeyError: Moments cannot have it.
+    """
+    return _HEADER_TYPES[str(dtype).removeprefix("torch.")]
+
+
+def segments_of(entries: Sequence[Entry]) -> list[Segment]:
+    """The segments of parameters, in their order."""
+    groups: dict[tuple[str, ...], list[list[Entry]]] = {}
+    sizes: dict[tuple[str, ...], int] = {}
+    for entry in entries:
+        lists = groups.setdefault(entry.moments, [[]])
+        size = sizes.get(entry.moments, 0) + entry.nbytes
+        if lists[-1] and size > SEGMENT_BYTES:
+            lists.append([])
+            size = entry.nbytes
+        lists[-1].append(entry)
+        sizes[entry.moments] = size
+    return [Segment(moments, one) for moments, lists in groups.items() for one in lists]
+
+
+def _rank_in_file(entry: Entry) -> tuple[int, int, int]:
+    """Pages first, then cache lines, then the rest by falling size of an element.
+
+    As `docs/format.md` has it, 5.3. Of the rest the largest comes first, as it begins at a cache
+    line and so may be cut.
+    """
+    if entry.nbytes % PAGE_BYTES == 0:
+        return 0, 0, 0
+    if entry.nbytes % LINE_BYTES == 0:
+        return 1, 0, 0
+    return 2, -int(entry.dtype.itemsize), -entry.nbytes

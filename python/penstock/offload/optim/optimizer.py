@@ -1,0 +1,491 @@
+"""`StoredOptimizer`: what an optimizer of PyTorch becomes whose moments lie in files."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from penstock.calls.arguments import decode_path
+from penstock.errors import PenstockError, StateMismatchError, UnsupportedStateError
+from penstock.offload.optim import generation
+from penstock.offload.optim.incoming import Incoming, IncomingFile
+from penstock.offload.optim.layout import Entry
+from penstock.offload.optim.state import StoredState
+from penstock.option_kinds import Number
+from penstock.process import own_rank
+from penstock.state.file_tensor import FileTarget, FileTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.offload.optim.layout import Window
+    from penstock.offload.optim.passing import Task
+
+MEMORY_BYTES = 256 << 20
+MASTER = "master"
+_MEMORY = Number(1, (1 << 63) - 1, "bytes", is_open=False)
+_HALVES = (torch.float16, torch.bfloat16)
+_TYPES = (torch.float32, torch.float64, *_HALVES)
+
+
+class Share(NamedTuple):
+    """What of a parameter is updated at a time: flat tensors of so many elements.
+
+    Attributes:
+        values: Of the parameter, or of its master.
+        gradient: Of its gradient.
+        moments: By name.
+        step: How many steps were made before; its own.
+        is_first: Whether there were none, so that the moments are zeros.
+    """
+
+    values: Any
+    gradient: Any
+    moments: dict[str, Any]
+    step: Any
+    is_first: bool
+
+
+class _Live(NamedTuple):
+    """A parameter during a step.
+
+    Attributes:
+        group: Index of its group.
+        values: Its elements on this rank, flat.
+        gradient: The same of its gradient.
+        state: What is kept of it in memory.
+    """
+
+    group: int
+    values: Any
+    gradient: Any
+    state: dict[str, Any]
+
+
+class StoredOptimizer(torch.optim.Optimizer):
+    """A mix-in before an optimizer of PyTorch, whose moments it keeps in files.
+
+    A class has to say which moments there are (`_moments_of`), and how some elements are updated
+    (`_update`): each by itself, whatever the others are.
+    """
+
+    def _open(self, directory: Any, memory_bytes: int, masters: bool) -> None:
+        """Begins; after the constructor of PyTorch, which knows all parameters."""
+        _MEMORY.check("memory_bytes", memory_bytes)
+        path = decode_path(directory)
+        self._masters = bool(masters)
+        self._numbers: dict[Any, int] = {}
+        entries = self._entries()
+        self._stored = StoredState(os.path.join(path, f"rank-{own_rank() or 0:05}"), memory_bytes)
+        self._torn: str | None = None
+        try:
+            self._take_in(entries)
+        except BaseException:
+            self._stored.close()
+            raise
+
+    # ---- What a class says
+
+    def _moments_of(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """Names of the moments that parameters of a group have."""
+        raise NotImplementedError
+
+    def _update(self, group: dict[str, Any], shares: list[Share], scale: Any) -> None:
+        """Updates elements of parameters of a group, and their moments, in place."""
+        raise NotImplementedError
+
+    # ---- Parameters
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group of parameters; see `torch.optim.Optimizer.add_param_group`."""
+        super().add_param_group(param_group)
+        # Not while the constructor of PyTorch adds those that it was given.
+        if hasattr(self, "_stored"):
+            try:
+                self._take_in(self._entries())
+            except BaseException:
+                self.param_groups.pop()
+                raise
+
+    def _take_in(self, entries: dict[Any, Entry]) -> None:
+        self._stored.extend(list(entries.values()))
+        self._numbers.update((one, entry.number) for one, entry in entries.items())
+
+    def _entries(self) -> dict[Any, Entry]:
+        """Those of parameters that have none yet."""
+        found = {}
+        number = 0
+        for index, group in enumerate(self.param_groups):
+            moments = self._moments_of(group)
+            for parameter in group["params"]:
+                if parameter not in self._numbers:
+                    found[parameter] = self._entry(index, number, parameter, moments)
+                number += 1
+        return found
+
+    def _entry(self, group: int, number: int, parameter: Any, moments: tuple[str, ...]) -> Entry:
+        local = _local(parameter)
+        name = f"parameter {number} (group {group})"
+        if local.device.type != "cpu":
+            raise UnsupportedStateError(
+                f"{name} is on {local.device}: the parameters of this optimizer have to be on the"
+                " CPU, where it updates them",
+                key=name,
+            )
+        if local.dtype not in _TYPES or local.layout is not torch.strided:
+            raise UnsupportedStateError(
+                f"{name} is {local.dtype}, {local.layout}: this optimizer updates dense parameters"
+                " of float32, float64, bfloat16 and float16",
+                key=name,
+            )
+        if not local.is_contiguous():
+            raise UnsupportedStateError(
+                f"{name} is not contiguous: make it so (.contiguous()) before the optimizer",
+                key=name,
+            )
+        dtype = local.dtype
+        if self._masters:
+            dtype = torch.float32 if dtype in _HALVES else dtype
+            moments = (MASTER, *moments)
+        return Entry(number, tuple(local.shape), dtype, moments)
+
+    # ---- Steps
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Makes one step, and its state the next generation, on stable storage.
+
+        Args:
+            closure: Computes the loss, and the gradients, before.
+
+        Returns:
+            What it returned.
+
+        Raises:
+            StorageError: There is no room: nothing has changed, and the step can be made again. Or
+                the system failed: what a call behind says.
+            CorruptCheckpointError: A file is damaged.
+            PenstockError: An earlier step failed in its middle, so that the parameters are of two
+                steps.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_whole()
+        scale = getattr(self, "grad_scale", None)
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is not None and float(found_inf):
+            return loss
+        with torch.no_grad():
+            live = self._live()
+            if live:
+                self._advance(live, scale)
+        return loss
+
+    def _check_whole(self) -> None:
+        if self._torn is not None:
+            raise PenstockError(
+                f"a step failed in its middle ({self._torn}), so some parameters have made it and"
+                " others have not: load the last checkpoint, model and optimizer, to go on"
+            )
+
+    def _live(self) -> dict[int, _Live]:
+        """Whatever has a gradient, by its number."""
+        found = {}
+        for index, group in enumerate(self.param_groups):
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                number = self._numbers[parameter]
+                segment = self._stored.segment_of(number)
+                entry = segment.entries[segment.index_of(number)]
+                self._check_like(index, number, parameter, entry)
+                values, gradient = _local(parameter), _local(parameter.grad)
+                if gradient.shape != values.shape or gradient.dtype != values.dtype:
+                    raise StateMismatchError(
+                        f"the gradient of parameter {number} is {tuple(gradient.shape)},"
+                        f" {gradient.dtype}, the parameter {tuple(values.shape)}, {values.dtype}",
+                        key=str(number),
+                    )
+                state = self.state[parameter]
+                found[number] = _Live(index, values.view(-1), gradient.contiguous().view(-1), state)
+        return found
+
+    def _check_like(self, group: int, number: int, parameter: Any, entry: Entry) -> None:
+        """That a parameter is still what its state was made for."""
+        if parameter.grad.is_sparse:
+            raise RuntimeError(
+                f"{type(self).__name__} does not support sparse gradients: parameter {number}"
+            )
+        now = self._entry(group, number, parameter, self._moments_of(self.param_groups[group]))
+        if now != entry:
+            raise StateMismatchError(
+                f"parameter {number} or its group has changed since the optimizer was made"
+                f" ({entry.shape}, {entry.dtype}, {entry.moments}; now {now.shape}, {now.dtype},"
+                f" {now.moments}): make a new optimizer",
+                key=str(number),
+            )
+
+    def _advance(self, live: dict[int, _Live], scale: Any) -> None:
+        begun = False
+
+        def work(task: Task, window: Window, parts: list[Any]) -> None:
+            nonlocal begun
+            begun = True
+            self._work(task, window, parts, live, scale)
+
+        def commit(path: str) -> None:
+            nonlocal begun
+            begun = False
+            for one in live.values():
+                step = one.state.setdefault("step", torch.zeros(()))
+                step += 1
+            self._commit(path)
+
+        try:
+            self._stored.advance(live, work, commit)
+        except BaseException as error:
+            if begun:
+                self._torn = f"{type(error).__name__}: {error}"
+            raise
+
+    def _work(
+        self, task: Task, window: Window, parts: list[Any], live: dict[int, _Live], scale: Any
+    ) -> None:
+        shares: dict[int, list[Share]] = {}
+        masters = []
+        for piece in window.pieces:
+            one = live.get(piece.entry.number)
+            if one is None:
+                continue
+            count = piece.end - piece.begin
+            nbytes = count * piece.entry.dtype.itemsize
+            moments = {
+                moment: part[piece.place : piece.place + nbytes].view(piece.entry.dtype)
+                for moment, part in zip(task.segment.moments, parts, strict=True)
+            }
+            values = one.values[piece.begin : piece.end]
+            gradient = one.gradient[piece.begin : piece.end]
+            step = one.state.get("step")
+            is_first = step is None
+            if (master := moments.pop(MASTER, None)) is not None:
+                if is_first:
+                    master.copy_(values)
+                masters.append((values, master))
+                values, gradient = master, gradient.to(master.dtype)
+            own = torch.zeros(()) if step is None else step.clone()
+            share = Share(values, gradient, moments, own, is_first)
+            shares.setdefault(one.group, []).append(share)
+        for index, some in shares.items():
+            self._update(self.param_groups[index], some, scale)
+        for values, master in masters:
+            values.copy_(master)
+
+    # ---- State
+
+    def _commit(self, path: str) -> None:
+        """Makes the moments, and how many steps each parameter has made, a generation."""
+        steps = {
+            self._numbers[parameter]: float(state["step"])
+            for parameter, state in self.state.items()
+            if "step" in state
+        }
+        moments = {
+            str(number): {
+                moment: self._stored.tensor(number, moment, None)
+                for moment in self._stored.segment_of(number).moments
+            }
+            for number in steps
+        }
+        counts = {str(number): step for number, step in steps.items()}
+        generation.commit(path, type(self).__name__, moments, counts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as PyTorch's optimizer has it, but with moments that stay in their files.
+
+        They are `penstock.state.file_tensor.FileTensor`: of this step for ever, whatever comes.
+        `penstock.save` links their files; pickled they become tensors.
+        """
+        self._check_whole()
+        packed = super().state_dict()
+        for parameter, number in self._numbers.items():
+            state = packed["state"].get(number)
+            if state is not None and "step" in state:
+                like = parameter if isinstance(parameter, DTensor) else None
+                packed["state"][number] = {
+                    "step": state["step"].clone(),
+                    **{
+                        moment: self._stored.tensor(number, moment, like)
+                        for moment in self._stored.segment_of(number).moments
+                    },
+                }
+        return packed
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes a state over, moments in memory or in files; it is the next generation then.
+
+        Raises:
+            StateMismatchError: It is of another optimizer, or of other parameters.
+            StorageError: There is no room for it; the old state stays.
+        """
+        parameters = {number: one for one, number in self._numbers.items()}
+        given = {
+            int(number): state
+            for number, state in state_dict["state"].items()
+            if any(value is not None for value in state.values())
+        }
+        incoming = self._incoming(parameters, given)
+        # Not all optimizers count: what they keep says that there was one.
+        plain = {number: {"step": state.get("step", 1.0)} for number, state in given.items()}
+        super().load_state_dict({**state_dict, "state": plain})
+        for state in self.state.values():
+            state["step"] = torch.as_tensor(
+                state["step"], dtype=torch.float32, device="cpu"
+            ).clone()
+        self._stored.adopt(incoming, self._commit)
+        self._torn = None
+
+    def _incoming(
+        self, parameters: dict[int, Any], given: dict[int, dict[str, Any]]
+    ) -> Incoming | None:
+        """What the moments of a state become; those that a load has put into files are there."""
+        found: Incoming | None = None
+        for state in given.values():
+            for value in state.values():
+                if isinstance(value, FileTensor) and isinstance(value.file, IncomingFile):
+                    found = found or value.file.incoming
+        if found is None or found.state is not self._stored:
+            found = Incoming(self._stored)
+        for number, state in given.items():
+            if number not in parameters:
+                raise StateMismatchError(
+                    f"the state has parameter {number}, the optimizer {len(parameters)}",
+                    key=str(number),
+                )
+            segment = self._stored.segment_of(number)
+            for moment in segment.moments:
+                if found.has(number, moment):
+                    continue
+                value = state.get(moment)
+                if value is None and moment == MASTER:
+                    value = _local(parameters[number])
+                if value is None:
+                    raise StateMismatchError(
+                        f"the state of parameter {number} has no {moment!r}: it is of another"
+                        " optimizer",
+                        key=f"{number}.{moment}",
+                    )
+                entry = segment.entries[segment.index_of(number)]
+                found.put(number, moment, _reader(value, entry, moment))
+        return found if given else None
+
+    def recover(self) -> bool:
+        """Takes over the generation that an earlier run has left in the directory.
+
+        That is the last step that returned, or the one that was made when the run ended. With
+        masters the parameters become what they were then; else they have to be so already, as the
+        generation does not have them. Before the first step.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            StateMismatchError: It is of another optimizer, or of other parameters.
+            CorruptCheckpointError: It is damaged.
+        """
+        targets = {
+            str(number): {
+                moment: self._stored.target(number, moment, None)
+                for moment in self._stored.segment_of(number).moments
+            }
+            for number in self._numbers.values()
+        }
+        found = generation.load(self._stored.files.generation, type(self).__name__, targets)
+        if found is None:
+            return False
+        moments, steps = found
+        state = {
+            int(number): {**moments[number], "step": torch.tensor(step)}
+            for number, step in steps.items()
+        }
+        groups = super().state_dict()["param_groups"]
+        self.load_state_dict({"state": state, "param_groups": groups})
+        if self._masters:
+            self._fill_parameters()
+        return True
+
+    @torch.no_grad()
+    def _fill_parameters(self) -> None:
+        for parameter, number in self._numbers.items():
+            if "step" in self.state.get(parameter, {}):
+                master = self._stored.tensor(number, MASTER, None)
+                _local(parameter).copy_(master.read())
+
+    def _file_target(
+        self, parameter: Any, key: str, dtype: Any, shape: tuple[int, ...]
+    ) -> FileTarget | None:
+        """Where a load puts what it finds of a parameter; None for what stays in memory."""
+        number = self._numbers[parameter]
+        if key not in self._stored.segment_of(number).moments:
+            return None
+        like = parameter if isinstance(parameter, DTensor) else None
+        return self._stored.target(number, key, like)
+
+    def __reduce__(self) -> Any:
+        raise UnsupportedStateError(
+            "an optimizer whose state lies in files is not copied: save its state_dict()",
+            key="optimizer",
+        )
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.__reduce__()
+
+    def close(self) -> None:
+        """Lets files, threads and memory go; no step can be made any more.
+
+        The last generation stays, and checkpoints have their own files.
+        """
+        self._torn = "the optimizer is closed"
+        self._stored.close()
+
+
+def _local(tensor: Any) -> Any:
+    """What this rank holds, without autograd."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _reader(value: Any, entry: Entry, moment: str) -> Callable[[Any, tuple[int, ...]], None]:
+    """Reads boxes of a moment that is in memory, or in a file of something else."""
+    shape = tuple(value.shape) if isinstance(value, FileTensor) else tuple(_local(value).shape)
+    if shape != entry.shape:
+        raise StateMismatchError(
+            f"{moment!r} of parameter {entry.number} has shape {list(shape)} in the state,"
+            f" {list(entry.shape)} in the optimizer",
+            key=f"{entry.number}.{moment}",
+        )
+    if isinstance(value, FileTensor) and value.dtype == entry.dtype:
+        strides = _strides(shape)
+
+        def read(memory: Any, start: tuple[int, ...]) -> None:
+            first = sum(index * stride for index, stride in zip(start, strides, strict=True))
+            value.file.read(memory, value.offset + first * value.dtype.itemsize)
+
+        return read
+    tensor = value.read() if isinstance(value, FileTensor) else _local(value)
+
+    def copy(memory: Any, start: tuple[int, ...]) -> None:
+        box = tuple(slice(at, at + size) for at, size in zip(start, memory.shape, strict=True))
+        memory.copy_(tensor[box])
+
+    return copy
+
+
+def _strides(shape: tuple[int, ...]) -> list[int]:
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * shape[dim + 1]
+    return strides

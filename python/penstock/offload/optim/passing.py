@@ -1,0 +1,221 @@
+"""`Passage`: the state passes through memory, a window at a time, read ahead and written behind."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.offload.buffers import Buffers
+from penstock.offload.optim.digests import chunk_digests, damaged, differing
+from penstock.offload.tensor_io import TensorIO
+from penstock.state import dtypes
+from penstock.state.file_tensor import CHUNK_BYTES
+from penstock.tracing import span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from penstock.offload.optim.files import Room
+    from penstock.offload.optim.layout import Segment, Window
+    from penstock.offload.transfer import Transfer
+    from penstock.state.file_tensor import HeldFile
+
+_WINDOW_BYTES_MAX = 16 << 20
+_SLOTS = 6
+"""Windows in memory at a time, if there is room: some are read, one is worked on, some written."""
+SLOTS_MIN = 3
+
+
+@dataclass(eq=False)
+class Task:
+    """A segment that passes.
+
+    Attributes:
+        segment: Its layout.
+        sources: Its files; None where it had none yet.
+        targets: The files that it is written to.
+        chunks: The digests of those, once it has passed.
+    """
+
+    segment: Segment
+    sources: Sequence[HeldFile] | None
+    targets: list[Room]
+    chunks: list[list[int]]
+
+
+@dataclass(eq=False)
+class _Slot:
+    """Memory for one window.
+
+    Attributes:
+        memory: All of it.
+        parts: That of each moment, once a window is there.
+    """
+
+    memory: Any
+    parts: list[Any]
+
+
+class Passage:
+    """Has segments pass through a bounded amount of memory.
+
+    Args:
+        memory_bytes: How much.
+    """
+
+    def __init__(self, memory_bytes: int) -> None:
+        self.reads = TensorIO()
+        self.writes = TensorIO()
+        self._memory_bytes = memory_bytes
+        self._arena: Any = None
+        # Digests of different moments are independent, and made without the GIL.
+        self._threads = ThreadPoolExecutor(2, "penstock-digests")
+
+    def close(self) -> None:
+        """Lets threads and memory go; files that somebody holds can still be read."""
+        self._threads.shutdown()
+        self.writes.close()
+        self._arena = None
+
+    def run(self, tasks: list[Task], work: Callable[[Task, Window, list[Any]], None]) -> None:
+        """Has segments pass; what was written is not yet synced.
+
+        Args:
+            tasks: What passes, in this order.
+            work: Changes the moments of a window in place; the tensors of bytes are those of the
+                files in their order.
+
+        Raises:
+            ValueError: There is too little memory.
+            TransferError: Something cannot be read or written.
+            CorruptCheckpointError: What was read is not what was written.
+        """
+        windows, slots = self._cut(tasks)
+        reads: deque[tuple[Task, Window, _Slot, Transfer | None]] = deque()
+        writes: deque[tuple[_Slot, Transfer]] = deque()
+        following = iter(windows)
+        is_more = True
+        try:
+            while True:
+                while writes and (writes[0][1].done() or not (slots or reads)):
+                    slot, transfer = writes.popleft()
+                    transfer.result()
+                    slots.append(slot)
+                while slots and is_more:
+                    if (found := next(following, None)) is None:
+                        is_more = False
+                    else:
+                        reads.append(self._begin(*found, slots.pop()))
+                if reads:
+                    task, window, slot, reading = reads.popleft()
+                    self._finish(task, window, slot, reading)
+                    with span("update"):
+                        work(task, window, slot.parts)
+                    writes.append((slot, self._write(task, window, slot)))
+                elif not writes:
+                    return
+        except BaseException:
+            # The kernel may still write to the slots, or read from them.
+            for transfer in [one for *_, one in reads if one] + [one for _, one in writes]:
+                transfer.is_seen = True
+                transfer.cancel()
+                transfer.ends_within(None)
+            raise
+
+    def _cut(self, tasks: list[Task]) -> tuple[Iterable[tuple[Task, Window]], list[_Slot]]:
+        """The windows of all, and memory for some at a time."""
+        torch = dtypes.import_torch()
+        found: list[tuple[Task, Window]] = []
+        slot_bytes = CHUNK_BYTES
+        for task in tasks:
+            files = len(task.targets)
+            room = self._memory_bytes // (_SLOTS * files) // CHUNK_BYTES * CHUNK_BYTES
+            windows = task.segment.windows(min(max(room, CHUNK_BYTES), _WINDOW_BYTES_MAX))
+            found += [(task, window) for window in windows]
+            slot_bytes = max(
+                slot_bytes, *(files * _whole(window.end - window.begin) for window in windows)
+            )
+        count = self._memory_bytes // slot_bytes
+        if count < SLOTS_MIN:
+            raise ValueError(
+                f"memory_bytes={self._memory_bytes}: {smallest(tasks)} is the least that works"
+            )
+        if self._arena is None:
+            whole = self._memory_bytes // CHUNK_BYTES * CHUNK_BYTES
+            self._arena = Buffers(whole + (2 << 20)).empty(whole, torch.uint8)
+        count = min(count, len(found))
+        return found, [
+            _Slot(self._arena[index * slot_bytes : (index + 1) * slot_bytes], [])
+            for index in range(count)
+        ]
+
+    def _begin(
+        self, task: Task, window: Window, slot: _Slot
+    ) -> tuple[Task, Window, _Slot, Transfer | None]:
+        nbytes = window.end - window.begin
+        stride = _whole(nbytes)
+        slot.parts = [
+            slot.memory[index * stride : index * stride + nbytes]
+            for index in range(len(task.targets))
+        ]
+        reading = None
+        if task.sources is not None:
+            files = [source.path for source in task.sources]
+            requests = zip(slot.parts, files, [window.begin] * len(files), strict=True)
+            reading = self.reads.read_all(list(requests))
+        return task, window, slot, reading
+
+    def _finish(self, task: Task, window: Window, slot: _Slot, reading: Transfer | None) -> None:
+        """Has the state of a window there."""
+        torch = dtypes.import_torch()
+        if reading is None or task.sources is None:
+            for part in slot.parts:
+                part.zero_()
+        else:
+            with span("wait for read"):
+                reading.result()
+            first, last = window.begin // CHUNK_BYTES, -(-window.end // CHUNK_BYTES)
+            digests = self._threads.map(chunk_digests, slot.parts)
+            for index, (source, found) in enumerate(zip(task.sources, digests, strict=True)):
+                wanted = source.chunks[first:last]
+                if differing(found, wanted):
+                    self._read_again(task, window, index, slot.parts[index], wanted)
+        for part, header in zip(slot.parts, task.segment.headers, strict=True):
+            if window.begin < len(header):
+                text = header[window.begin : window.end]
+                part[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+    def _read_again(
+        self, task: Task, window: Window, index: int, part: Any, wanted: Sequence[int]
+    ) -> None:
+        """What differs may have been damaged on its way."""
+        path = task.sources[index].path if task.sources else ""
+        self.reads.read(part, path, window.begin).result()
+        if wrong := differing(chunk_digests(part), wanted):
+            offset = window.begin + wrong[0] * CHUNK_BYTES
+            raise damaged(path, task.segment.name_at(index, offset), offset)
+
+    def _write(self, task: Task, window: Window, slot: _Slot) -> Transfer:
+        for chunks, found in zip(
+            task.chunks, self._threads.map(chunk_digests, slot.parts), strict=True
+        ):
+            chunks += found
+        paths = [room.path for room in task.targets]
+        requests = zip(slot.parts, paths, [window.begin] * len(slot.parts), strict=True)
+        return self.writes.write_all(list(requests))
+
+
+def smallest(tasks: Iterable[Task]) -> int:
+    """The least memory that works, in bytes."""
+    return SLOTS_MIN * max(
+        len(task.targets) * _whole(window.end - window.begin)
+        for task in tasks
+        for window in task.segment.windows(CHUNK_BYTES)
+    )
+
+
+def _whole(nbytes: int) -> int:
+    """In whole chunks, so that what follows begins at a page."""
+    return -(-nbytes // CHUNK_BYTES) * CHUNK_BYTES

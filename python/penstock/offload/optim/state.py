@@ -1,0 +1,167 @@
+"""`StoredState`: the moments of one rank's parameters, generation after generation."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from penstock.offload.optim.files import StateFile, StateFiles, sync
+from penstock.offload.optim.incoming import Incoming, IncomingTarget
+from penstock.offload.optim.layout import label, segments_of
+from penstock.offload.optim.passing import Passage, Task, smallest
+from penstock.state.file_tensor import FileTarget, FileTensor
+from penstock.tracing import span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from penstock.offload.optim.files import Room
+    from penstock.offload.optim.layout import Entry, Segment, Window
+
+
+class StoredState:
+    """The moments of parameters, in the files of a directory.
+
+    Args:
+        directory: It belongs to this alone.
+        memory_bytes: What of the moments is in memory at a time.
+
+    Attributes:
+        files: The files.
+        passage: The memory.
+
+    Raises:
+        StorageError: Another process uses the directory, its file system has no hard links, or the
+            system refuses it.
+    """
+
+    def __init__(self, directory: str, memory_bytes: int) -> None:
+        self.files = StateFiles(directory)
+        self.passage = Passage(memory_bytes)
+        self._memory_bytes = memory_bytes
+        self._segments: list[Segment] = []
+        self._segment_of: dict[int, Segment] = {}
+        self._current: dict[Segment, list[StateFile]] = {}
+        self._incoming: weakref.ref[Incoming] | None = None
+
+    def extend(self, entries: Sequence[Entry]) -> None:
+        """Takes parameters in that come in addition.
+
+        Raises:
+            ValueError: The memory is too little for them.
+        """
+        added = segments_of(entries)
+        tasks = [Task(one, None, [None] * len(one.moments), []) for one in added]  # type: ignore[list-item]
+        if added and (least := smallest(tasks)) > self._memory_bytes:
+            raise ValueError(f"memory_bytes={self._memory_bytes}: {least} is the least that works")
+        self._segments += added
+        self._segment_of.update((entry.number, one) for one in added for entry in one.entries)
+
+    def segment_of(self, number: int) -> Segment:
+        """The segment that a parameter belongs to."""
+        return self._segment_of[number]
+
+    def held(self, room: Room, chunks: Sequence[int]) -> StateFile:
+        """Holds a file that was written and synced."""
+        return StateFile(room, chunks, self.passage.reads, self._target_in_place)
+
+    # ---- Generations
+
+    def advance(
+        self,
+        numbers: Collection[int],
+        work: Callable[[Task, Window, list[Any]], None],
+        commit: Callable[[str], None],
+    ) -> None:
+        """Makes the next generation: changes the moments of some parameters.
+
+        Args:
+            numbers: Of which parameters.
+            work: Changes those of a window; see `Passage.run`.
+            commit: Makes what is there now the generation at a path; called once all have
+                changed.
+
+        Raises:
+            StorageError: There is no room, and nothing was changed; or the system failed.
+            CorruptCheckpointError: A file is damaged.
+        """
+        concerned = [
+            one for one in self._segments if any(entry.number in numbers for entry in one.entries)
+        ]
+        moved = sum(len(one.moments) * one.nbytes for one in concerned)
+        self.files.check_room(moved)
+        tasks = [
+            Task(
+                one,
+                self._current.get(one),
+                [self.files.take(one.nbytes) for _ in one.moments],
+                [[] for _ in one.moments],
+            )
+            for one in concerned
+        ]
+        self.passage.run(tasks, work)
+        with span("sync"):
+            for task in tasks:
+                for room in task.targets:
+                    sync(room.path)
+        made = {
+            task.segment: [
+                self.held(room, chunks)
+                for room, chunks in zip(task.targets, task.chunks, strict=True)
+            ]
+            for task in tasks
+        }
+        self._follow({**self._current, **made}, commit)
+
+    def adopt(self, incoming: Incoming | None, commit: Callable[[str], None]) -> None:
+        """Makes what has come in the next generation, and nothing else; none for no state at all.
+
+        Raises:
+            StorageError: The system failed.
+            StateMismatchError: Of a parameter not all moments came.
+        """
+        self._follow({} if incoming is None else incoming.finish(), commit)
+
+    def _follow(self, files: dict[Segment, list[StateFile]], commit: Callable[[str], None]) -> None:
+        # Held until the generation that they are of is none any more: then they can be reused.
+        previous, self._current = self._current, files
+        with span("commit"):
+            commit(self.files.generation)
+        previous.clear()
+
+    # ---- Tensors
+
+    def tensor(self, number: int, moment: str, like: Any) -> FileTensor:
+        """A moment of a parameter as it is now.
+
+        Args:
+            number: The parameter's.
+            moment: Which of them.
+            like: The parameter, if it is a `DTensor`.
+        """
+        segment = self._segment_of[number]
+        index = segment.index_of(number)
+        entry = segment.entries[index]
+        file = self._current[segment][segment.moments.index(moment)]
+        name = label(number, moment)
+        return FileTensor(file, segment.starts[index], name, entry.dtype, entry.shape, like)
+
+    def target(self, number: int, moment: str, like: Any) -> FileTarget:
+        """Where a load puts a moment of a parameter, beside what was asked for since `adopt`."""
+        incoming = self._incoming() if self._incoming is not None else None
+        if incoming is None or incoming.is_finished or incoming.has(number, moment):
+            incoming = Incoming(self)
+            self._incoming = weakref.ref(incoming)
+        segment = self._segment_of[number]
+        entry = segment.entries[segment.index_of(number)]
+        return IncomingTarget(incoming, entry, moment, like)
+
+    def _target_in_place(self, tensor: FileTensor) -> FileTarget:
+        number, _, moment = tensor.label.partition(".")
+        return self.target(int(number), moment, tensor.like)
+
+    def close(self) -> None:
+        """Lets files, threads and memory go; the last generation stays."""
+        self._current = {}
+        self.passage.close()
+        self.files.close()

@@ -1,0 +1,246 @@
+"""States of optimizers in files: taken, kept, given to others, taken over."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import os
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import penstock
+from offload.optim.training_of import (
+    MEMORY_BYTES,
+    assert_equal,
+    assert_equal_states,
+    in_memory,
+    parameters,
+    set_gradients,
+)
+from penstock import offload
+from penstock.state.file_tensor import FileTensor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHAPES = ((64, 64), (17,), (300, 1000))
+
+
+def stepped(directory: Path, steps: int = 2, **options: Any) -> tuple[list[Any], Any]:
+    """Parameters and their optimizer after some steps."""
+    ours = parameters(shapes=SHAPES)
+    optimizer = offload.AdamW(ours, directory=directory, memory_bytes=MEMORY_BYTES, **options)
+    for step in range(steps):
+        set_gradients(step, ours)
+        optimizer.step()
+    return ours, optimizer
+
+
+def names(directory: Path) -> list[str]:
+    return [name for name in os.listdir(directory / "rank-00000") if name.endswith(".safetensors")]
+
+
+def test_a_state_stays_that_of_its_step(tmp_path: Path) -> None:
+    ours, optimizer = stepped(tmp_path)
+    theirs, other = stepped(tmp_path / "other")
+    kept = optimizer.state_dict()
+    for step in range(2, 6):
+        set_gradients(step, ours)
+        optimizer.step()
+    assert_equal_states(other.state_dict(), kept)
+    assert kept["state"][0]["step"] == 2
+    optimizer.close()
+    # As long as it is held, whatever becomes of the optimizer.
+    del optimizer
+    gc.collect()
+    assert_equal_states(other.state_dict(), kept)
+    other.close()
+    del theirs
+
+
+def test_files_that_nobody_holds_are_written_again(tmp_path: Path) -> None:
+    ours, optimizer = stepped(tmp_path, steps=3)
+    before = set(names(tmp_path))
+    assert len(before) == 4, "two moments, of this generation and for the next one"
+    for step in range(3, 8):
+        set_gradients(step, ours)
+        optimizer.step()
+    assert set(names(tmp_path)) == before
+    kept = optimizer.state_dict()
+    for step in range(8, 11):
+        set_gradients(step, ours)
+        optimizer.step()
+    assert len(names(tmp_path)) == 6
+    del kept
+    set_gradients(11, ours)
+    optimizer.step()
+    assert len(names(tmp_path)) <= 6
+    optimizer.close()
+
+
+def test_a_parameter_without_gradient_keeps_its_state(tmp_path: Path) -> None:
+    ours, optimizer = stepped(tmp_path)
+    before = in_memory(optimizer.state_dict()["state"][1]["exp_avg"])
+    set_gradients(2, ours, without=lambda at: at == 1)
+    optimizer.step()
+    state = optimizer.state_dict()["state"]
+    assert torch.equal(in_memory(state[1]["exp_avg"]), before)
+    assert (state[0]["step"], state[1]["step"]) == (3, 2)
+    optimizer.close()
+
+
+def test_a_step_without_gradients_is_none(tmp_path: Path) -> None:
+    ours, optimizer = stepped(tmp_path, steps=0)
+    optimizer.step()
+    assert optimizer.state_dict()["state"] == {}
+    assert not names(tmp_path)
+    del ours
+    optimizer.close()
+
+
+@pytest.mark.parametrize("kind", ["files", "memory", "pytorch's"])
+def test_a_state_is_taken_over(tmp_path: Path, kind: str) -> None:
+    ours, optimizer = stepped(tmp_path / "one")
+    state = optimizer.state_dict()
+    if kind == "memory":
+        state["state"] = {
+            number: {name: in_memory(value) for name, value in moments.items()}
+            for number, moments in state["state"].items()
+        }
+    if kind == "pytorch's":
+        theirs = parameters(shapes=SHAPES)
+        other = torch.optim.AdamW(theirs, fused=True)
+        for step in range(2):
+            set_gradients(step, theirs)
+            other.step()
+        state = other.state_dict()
+    again = [torch.nn.Parameter(one.detach().clone()) for one in ours]
+    second = offload.AdamW(again, directory=tmp_path / "two", memory_bytes=MEMORY_BYTES)
+    second.load_state_dict(state)
+    for step in range(2, 4):
+        set_gradients(step, ours, again)
+        optimizer.step()
+        second.step()
+    assert_equal(ours, again)
+    assert_equal_states(optimizer.state_dict(), second.state_dict())
+    optimizer.close()
+    second.close()
+
+
+def test_pytorch_takes_a_state_over(tmp_path: Path) -> None:
+    ours, optimizer = stepped(tmp_path)
+    buffer = io.BytesIO()
+    torch.save(optimizer.state_dict(), buffer)
+    buffer.seek(0)
+    # What is saved is plain tensors, which need no code to be loaded.
+    state = torch.load(buffer, weights_only=True)
+    theirs = [torch.nn.Parameter(one.detach().clone()) for one in ours]
+    other = torch.optim.AdamW(theirs, fused=True)
+    other.load_state_dict(state)
+    set_gradients(2, ours, theirs)
+    optimizer.step()
+    other.step()
+    assert_equal(ours, theirs)
+    optimizer.close()
+
+
+def test_a_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
+    _, optimizer = stepped(tmp_path)
+    before = optimizer.state_dict()
+    whole = before["state"][0]
+    less = {key: value for key, value in whole.items() if key != "exp_avg_sq"}
+    with pytest.raises(penstock.StateMismatchError, match="has no 'exp_avg_sq'"):
+        optimizer.load_state_dict({**before, "state": {0: less}})
+    other = {**whole, "exp_avg": torch.zeros(3)}
+    with pytest.raises(penstock.StateMismatchError, match=r"has shape \[3\]"):
+        optimizer.load_state_dict({**before, "state": {0: other}})
+    with pytest.raises(penstock.StateMismatchError, match="has parameter 7, the optimizer 3"):
+        optimizer.load_state_dict({**before, "state": {7: whole}})
+    assert_equal_states(before, optimizer.state_dict())
+    optimizer.close()
+
+
+def test_masters_are_made_where_a_state_has_none(tmp_path: Path) -> None:
+    ours, optimizer = stepped(tmp_path / "one")
+    again = [torch.nn.Parameter(one.detach().clone()) for one in ours]
+    second = offload.AdamW(again, directory=tmp_path / "two", masters=True)
+    second.load_state_dict(optimizer.state_dict())
+    set_gradients(2, ours, again)
+    optimizer.step()
+    second.step()
+    assert_equal(ours, again)
+    optimizer.close()
+    second.close()
+
+
+def test_one_directory_is_of_one_optimizer(tmp_path: Path) -> None:
+    ours, optimizer = stepped(tmp_path)
+    with pytest.raises(penstock.StorageError, match="another optimizer of this process"):
+        offload.AdamW(ours, directory=tmp_path)
+    if not (child := os.fork()):
+        code = 1
+        try:
+            offload.AdamW(ours, directory=tmp_path)
+        except penstock.StorageError as error:
+            code = 0 if "in use by" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    set_gradients(2, ours)
+    optimizer.step()
+    optimizer.close()
+    offload.AdamW(ours, directory=tmp_path).close()
+
+
+def test_what_it_cannot_do_it_says(tmp_path: Path) -> None:
+    with pytest.raises(penstock.UnsupportedStateError, match="not contiguous"):
+        offload.AdamW([torch.nn.Parameter(torch.zeros(3, 4).t())], directory=tmp_path)
+    with pytest.raises(penstock.UnsupportedStateError, match="on meta"):
+        offload.AdamW([torch.nn.Parameter(torch.zeros(3, device="meta"))], directory=tmp_path)
+    with pytest.raises(ValueError, match=r"use torch\.optim\.SGD"):
+        offload.SGD([torch.nn.Parameter(torch.zeros(3))], momentum=0, directory=tmp_path)
+    with pytest.raises(ValueError, match="memory_bytes=-1"):
+        offload.AdamW([torch.nn.Parameter(torch.zeros(3))], directory=tmp_path, memory_bytes=-1)
+    ours, optimizer = stepped(tmp_path)
+    for copying in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(penstock.UnsupportedStateError, match="not copied"):
+            copying(optimizer)
+    ours[0].data = ours[0].data.to(torch.bfloat16)
+    ours[0].grad = None
+    set_gradients(2, ours)
+    with pytest.raises(penstock.StateMismatchError, match="parameter 0 or its group has changed"):
+        optimizer.step()
+    optimizer.close()
+
+
+def test_the_least_memory_works_and_a_byte_less_does_not(tmp_path: Path) -> None:
+    ours = parameters(shapes=SHAPES)
+    with pytest.raises(ValueError, match="is the least that works") as raised:
+        offload.AdamW(ours, directory=tmp_path, memory_bytes=1)
+    least = int(str(raised.value).split(": ")[1].split()[0])
+    with pytest.raises(ValueError, match=f"{least} is the least"):
+        offload.AdamW(ours, directory=tmp_path, memory_bytes=least - 1)
+    theirs = parameters(shapes=SHAPES)
+    optimizer = offload.AdamW(ours, directory=tmp_path, memory_bytes=least)
+    other = torch.optim.AdamW(theirs, fused=True)
+    for step in range(2):
+        set_gradients(step, ours, theirs)
+        optimizer.step()
+        other.step()
+    assert_equal(ours, theirs)
+    optimizer.close()
+
+
+def test_a_state_can_be_read_where_it_lies(tmp_path: Path) -> None:
+    _, optimizer = stepped(tmp_path)
+    moment = optimizer.state_dict()["state"][2]["exp_avg"]
+    assert isinstance(moment, FileTensor)
+    from safetensors import safe_open
+
+    with safe_open(moment.file.path, "pt") as file:
+        assert torch.equal(file.get_tensor(moment.label), moment.read())
+    optimizer.close()

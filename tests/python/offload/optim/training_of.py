@@ -1,0 +1,61 @@
+"""Small trainings of which one optimizer has its state in files, and the other in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from penstock.state.file_tensor import FileTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+SHAPES = ((301, 1003), (17,), (3, 5, 7), (1,), (512, 256), (0, 4), (300001,), (4096, 64), ())
+"""Whole pages, whole cache lines, odd sizes, one element, none."""
+MEMORY_BYTES = 32 << 20
+
+
+def parameters(dtype: Any = torch.float32, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[Any]:
+    """Parameters with the same values at each call."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes
+    ]
+
+
+def set_gradients(
+    step: int, *sets: list[Any], without: Callable[[int], bool] = lambda _: False
+) -> None:
+    """Gives each set of parameters the gradients of a step.
+
+    Args:
+        step: Which one.
+        sets: The parameters.
+        without: Whether the one with an index has none.
+    """
+    generator = torch.Generator().manual_seed(1000 + step)
+    for index, same in enumerate(zip(*sets, strict=True)):
+        gradient = torch.randn(same[0].shape, generator=generator)
+        for one in same:
+            one.grad = None if without(index) else gradient.to(one.dtype, copy=True)
+
+
+def in_memory(value: Any) -> Any:
+    """A moment, wherever it is."""
+    return value.read() if isinstance(value, FileTensor) else value
+
+
+def assert_equal_states(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """That two states of optimizers are the same, bit for bit."""
+    assert one["state"].keys() == other["state"].keys()
+    for number, moments in one["state"].items():
+        for name, value in moments.items():
+            found = in_memory(other["state"][number][name])
+            assert torch.equal(in_memory(value), found), (number, name)
+
+
+def assert_equal(one: Sequence[Any], other: Sequence[Any]) -> None:
+    """That parameters are the same, bit for bit."""
+    for index, pair in enumerate(zip(one, other, strict=True)):
+        assert torch.equal(*pair), index
