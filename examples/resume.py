@@ -3,6 +3,7 @@
     python examples/resume.py                                    # one process
     torchrun --nproc-per-node 2 examples/resume.py               # DDP
     torchrun --nproc-per-node 2 examples/resume.py --shard       # FSDP2
+    python examples/resume.py --offload                          # moments of AdamW on storage
 
 `penstock.Training` holds everything that has to survive; `CheckpointStore.resume` brings it to the
 newest good step, on any number of ranks; `penstock.on_signal` makes a last save when SIGTERM or
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 import penstock
+import penstock.offload
 
 WIDTH = 64
 SAMPLES = 512
@@ -54,7 +56,7 @@ class Batches:
         self.epoch, self.position = state["epoch"], state["position"]
 
 
-def begin(steps: int, *, shard: bool) -> penstock.Training:
+def begin(steps: int, *, shard: bool, offload: str | None = None) -> penstock.Training:
     """A new run: what it is built of does not depend on whether it goes on with an old one."""
     torch.manual_seed(0)
     model: Any = nn.Sequential(
@@ -67,7 +69,11 @@ def begin(steps: int, *, shard: bool) -> penstock.Training:
         model = fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     elif is_many():
         model = nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if offload is None:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    else:
+        # The bits of torch.optim.AdamW(..., fused=True), with its moments in files.
+        optimizer = penstock.offload.AdamW(model.parameters(), lr=1e-3, directory=offload)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     torch.manual_seed(1 + (dist.get_rank() if is_many() else 0))  # another dropout on each rank
     return penstock.Training(
@@ -111,7 +117,8 @@ def main() -> None:
     torch.set_num_threads(1)
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
-    training = begin(arguments.steps, shard=arguments.shard)
+    offload = f"{arguments.directory}-moments" if arguments.offload else None
+    training = begin(arguments.steps, shard=arguments.shard, offload=offload)
     with penstock.CheckpointStore(arguments.directory, keep_last=3) as store:
         is_done = train(store, training, arguments)
     if is_done:
@@ -128,6 +135,8 @@ def digest(training: penstock.Training) -> str:
     found = hashlib.sha256()
 
     def add(part: Any) -> None:
+        # A moment in a file is read; of a DTensor it is what this rank holds.
+        part = part.read() if hasattr(part, "read") else part
         if isinstance(part, torch.Tensor):
             part = part.full_tensor() if hasattr(part, "full_tensor") else part
             found.update(part.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
@@ -164,6 +173,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--every", type=int, default=10, help="steps between two saves")
     parser.add_argument("--shard", action="store_true", help="FSDP2 instead of DDP")
+    parser.add_argument("--offload", action="store_true", help="moments beside the directory")
     return parser.parse_args()
 
 

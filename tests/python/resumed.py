@@ -36,7 +36,7 @@ from ranks import IMPORTS
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-KINDS = {"plain": 1, "ddp": 2, "fsdp2": 2}
+KINDS = {"plain": 1, "ddp": 2, "fsdp2": 2, "offload": 1, "fsdp2-offload": 2}
 EVERY = 3
 _LIFE_SECONDS_MAX = 120
 _STEP_SECONDS = 0.05
@@ -145,7 +145,8 @@ def _live(
             if size > 1:
                 store = dist.TCPStore("127.0.0.1", port, size, False, timedelta(seconds=60))
                 dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-            training = program.begin(steps, shard=kind == "fsdp2")
+            offload = f"{directory}-moments" if kind.endswith("offload") else None
+            training = program.begin(steps, shard=kind.startswith("fsdp2"), offload=offload)
             arguments = argparse.Namespace(steps=steps, every=EVERY)
             with penstock.CheckpointStore(directory, keep_last=4) as checkpoints:
                 if not program.train(checkpoints, training, arguments):
@@ -234,6 +235,7 @@ class Campaign:
         if found != self.straight:
             raise AssertionError(f"{directory} ended with {found}, not {self.straight}")
         shutil.rmtree(directory)
+        shutil.rmtree(f"{directory}-moments", ignore_errors=True)
         self.runs += 1
         return self._root / f"run-{self.runs}"
 
