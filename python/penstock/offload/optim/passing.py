@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.errors import PenstockError
 from penstock.offload.buffers import Buffers
 from penstock.offload.optim.digests import chunk_digests, damaged, differing
 from penstock.offload.tensor_io import TensorIO
@@ -16,6 +18,7 @@ from penstock.tracing import span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from concurrent.futures import Future
 
     from penstock.offload.optim.files import Room
     from penstock.offload.optim.layout import Segment, Window
@@ -51,11 +54,13 @@ class _Slot:
 
     Attributes:
         memory: All of it.
-        parts: That of each moment, once a window is there.
+        parts: That of each moment of a window.
+        reading: What fills it; None where there is nothing to read.
     """
 
     memory: Any
     parts: list[Any]
+    reading: Transfer | None = None
 
 
 class Passage:
@@ -70,12 +75,15 @@ class Passage:
         self.writes = TensorIO()
         self._memory_bytes = memory_bytes
         self._arena: Any = None
-        # Digests of different moments are independent, and made without the GIL.
-        self._threads = ThreadPoolExecutor(2, "penstock-digests")
+        # Each in the order of the windows: one is read and compared, the next one updated, and the
+        # one before digested and written, at the same time.
+        self._before = ThreadPoolExecutor(1, "penstock-read")
+        self._behind = ThreadPoolExecutor(1, "penstock-write")
 
     def close(self) -> None:
         """Lets threads and memory go; files that somebody holds can still be read."""
-        self._threads.shutdown()
+        self._before.shutdown()
+        self._behind.shutdown()
         self.writes.close()
         self._arena = None
 
@@ -93,35 +101,42 @@ class Passage:
             CorruptCheckpointError: What was read is not what was written.
         """
         windows, slots = self._cut(tasks)
-        reads: deque[tuple[Task, Window, _Slot, Transfer | None]] = deque()
-        writes: deque[tuple[_Slot, Transfer]] = deque()
+        reads: deque[tuple[Task, Window, _Slot, Future[None]]] = deque()
+        writes: deque[tuple[_Slot, Future[Transfer]]] = deque()
         following = iter(windows)
         is_more = True
         try:
             while True:
-                while writes and (writes[0][1].done() or not (slots or reads)):
-                    slot, transfer = writes.popleft()
-                    transfer.result()
+                while writes and (_has_ended(writes[0][1]) or not (slots or reads)):
+                    slot, writing = writes.popleft()
+                    writing.result().result()
                     slots.append(slot)
                 while slots and is_more:
                     if (found := next(following, None)) is None:
                         is_more = False
                     else:
-                        reads.append(self._begin(*found, slots.pop()))
+                        slot = slots.pop()
+                        reads.append((*found, slot, self._begin(*found, slot)))
                 if reads:
-                    task, window, slot, reading = reads.popleft()
-                    self._finish(task, window, slot, reading)
+                    task, window, slot, verifying = reads.popleft()
+                    with span("wait for read"):
+                        verifying.result()
                     with span("update"):
                         work(task, window, slot.parts)
-                    writes.append((slot, self._write(task, window, slot)))
+                    writes.append((slot, self._behind.submit(self._write, task, window, slot)))
                 elif not writes:
                     return
         except BaseException:
             # The kernel may still write to the slots, or read from them.
-            for transfer in [one for *_, one in reads if one] + [one for _, one in writes]:
-                transfer.is_seen = True
-                transfer.cancel()
-                transfer.ends_within(None)
+            for *_, slot, verifying in reads:
+                verifying.cancel()
+                _wait(verifying)
+                if slot.reading is not None:
+                    slot.reading.cancel()
+                    slot.reading.ends_within(None)
+            for _, writing in writes:
+                if (transfer := _wait(writing)) is not None:
+                    transfer.ends_within(None)
             raise
 
     def _cut(self, tasks: list[Task]) -> tuple[Iterable[tuple[Task, Window]], list[_Slot]]:
@@ -151,36 +166,37 @@ class Passage:
             for index in range(count)
         ]
 
-    def _begin(
-        self, task: Task, window: Window, slot: _Slot
-    ) -> tuple[Task, Window, _Slot, Transfer | None]:
+    def _begin(self, task: Task, window: Window, slot: _Slot) -> Future[None]:
+        """Begins to read a window, and to compare it with its digests."""
         nbytes = window.end - window.begin
         stride = _whole(nbytes)
         slot.parts = [
             slot.memory[index * stride : index * stride + nbytes]
             for index in range(len(task.targets))
         ]
-        reading = None
+        slot.reading = None
         if task.sources is not None:
-            files = [source.path for source in task.sources]
-            requests = zip(slot.parts, files, [window.begin] * len(files), strict=True)
-            reading = self.reads.read_all(list(requests))
-        return task, window, slot, reading
+            requests = [
+                (part, source.path, window.begin)
+                for part, source in zip(slot.parts, task.sources, strict=True)
+            ]
+            slot.reading = self.reads.read_all(requests)
+            # Whoever waits for the window hears what went wrong; perhaps nobody does.
+            slot.reading.is_seen = True
+        return self._before.submit(self._finish, task, window, slot)
 
-    def _finish(self, task: Task, window: Window, slot: _Slot, reading: Transfer | None) -> None:
+    def _finish(self, task: Task, window: Window, slot: _Slot) -> None:
         """Has the state of a window there."""
         torch = dtypes.import_torch()
-        if reading is None or task.sources is None:
+        if slot.reading is None or task.sources is None:
             for part in slot.parts:
                 part.zero_()
         else:
-            with span("wait for read"):
-                reading.result()
+            slot.reading.result()
             first, last = window.begin // CHUNK_BYTES, -(-window.end // CHUNK_BYTES)
-            digests = self._threads.map(chunk_digests, slot.parts)
-            for index, (source, found) in enumerate(zip(task.sources, digests, strict=True)):
+            for index, source in enumerate(task.sources):
                 wanted = source.chunks[first:last]
-                if differing(found, wanted):
+                if differing(chunk_digests(slot.parts[index]), wanted):
                     self._read_again(task, window, index, slot.parts[index], wanted)
         for part, header in zip(slot.parts, task.segment.headers, strict=True):
             if window.begin < len(header):
@@ -198,13 +214,27 @@ class Passage:
             raise damaged(path, task.segment.name_at(index, offset), offset)
 
     def _write(self, task: Task, window: Window, slot: _Slot) -> Transfer:
-        for chunks, found in zip(
-            task.chunks, self._threads.map(chunk_digests, slot.parts), strict=True
-        ):
-            chunks += found
-        paths = [room.path for room in task.targets]
-        requests = zip(slot.parts, paths, [window.begin] * len(slot.parts), strict=True)
-        return self.writes.write_all(list(requests))
+        for chunks, part in zip(task.chunks, slot.parts, strict=True):
+            chunks += chunk_digests(part)
+        requests = [
+            (part, room.path, window.begin)
+            for part, room in zip(slot.parts, task.targets, strict=True)
+        ]
+        writing = self.writes.write_all(requests)
+        writing.is_seen = True
+        return writing
+
+
+def _has_ended(writing: Future[Transfer]) -> bool:
+    """Whether a window is written, or its write failed."""
+    return writing.done() and (writing.exception() is not None or writing.result().done())
+
+
+def _wait(one: Future[Any]) -> Any:
+    """Waits for what is under way; None where it failed or was given up."""
+    with contextlib.suppress(CancelledError, PenstockError):
+        return one.result()
+    return None
 
 
 def smallest(tasks: Iterable[Task]) -> int:
