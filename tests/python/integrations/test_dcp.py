@@ -30,6 +30,7 @@ if not torch.distributed.is_gloo_available():
     pytest.skip("this PyTorch has no gloo", allow_module_level=True)
 
 import dcp_worker  # noqa: E402
+from held_files import Held  # noqa: E402
 from penstock.integrations.dcp import (  # noqa: E402
     StorageReader,
     StorageWriter,
@@ -539,6 +540,22 @@ class TestManyRanks:
         assert (path / "manifest.json").read_bytes() == before
         together(2, f"load:{path}:columns", f"refuse:{path}")
         assert penstock.verify(path).ok
+
+
+def test_a_tensor_in_a_file_is_stored_as_a_tensor(tmp_path):
+    wanted = torch.arange(6.0).reshape(2, 3)
+    held = Held(tmp_path / "held", {"moment": wanted})
+    save({"a": held.tensor("moment"), "b": (1, held.tensor("moment"))}, tmp_path / "c")
+    assert_same(penstock.load(tmp_path / "c"), {"a": wanted, "b": (1, wanted.clone())})
+    state = {"a": torch.zeros(2, 3), "b": (0, None)}
+    dcp.load(state, storage_reader=StorageReader(tmp_path / "c"))
+    assert_same(state["a"], wanted)
+    part = held.tensor("moment", like=wanted)
+    with pytest.raises(
+        (penstock.PenstockError, dcp.api.CheckpointException), match="x: of a tensor"
+    ):
+        save({"x": part}, tmp_path / "d")
+    assert not (tmp_path / "d" / "manifest.json").exists()
 
 
 def test_the_package_does_not_import_it():

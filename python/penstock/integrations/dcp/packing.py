@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from penstock.errors import UnsupportedStateError
 from penstock.state import dtypes
+from penstock.state.file_tensor import FileTensor
 from penstock.state.flatten import Flattener
 from penstock.state.memory import of_tensor, to_source
 from penstock.state.per_rank import PerRank
@@ -121,8 +122,10 @@ class _Packer:
         name = item.index.fqn
         planner = _plain(self.planner)
         if planner is not None:
+            value = planner.lookup_object(item.index)
+            _check_files(value, name)
             try:
-                return self._encode(name, planner.lookup_object(item.index))
+                return self._encode(name, value)
             except UnsupportedStateError:
                 # What is refused is stored as the planner pickles it.
                 pass
@@ -175,6 +178,24 @@ def check_same(name: str, known: Node, node: Node) -> None:
         )
 
 
+def _check_files(value: Any, name: str) -> None:
+    """Refuses parts of `DTensor`s that lie in files: of a value DCP stores what one rank has.
+
+    Raises:
+        UnsupportedStateError: There are such.
+    """
+    if isinstance(value, FileTensor) and value.like is not None:
+        raise UnsupportedStateError(
+            f"{name}: of a tensor in a file this rank has a part, which "
+            "torch.distributed.checkpoint would take for all of it: save the state of this "
+            "optimizer with penstock.save or penstock.CheckpointStore",
+            key=name,
+        )
+    if isinstance(value, dict | list | tuple):
+        for one in value.values() if isinstance(value, dict) else value:
+            _check_files(one, name)
+
+
 def _plain(planner: SavePlanner) -> DefaultSavePlanner | None:
     """The planner, if the bytes that it makes of a value are those of `torch.save`."""
     if not isinstance(planner, DefaultSavePlanner):
@@ -203,6 +224,10 @@ class _ValueEncoder(Flattener):
         if value.requires_grad or not value.is_cpu or vars(value):
             raise refusal(value, name)
         return super()._tensor(value, name, level)
+
+    def _file_tensor(self, value: FileTensor, name: str, level: int) -> Node:
+        # DCP asks for values, and has no place for a file.
+        return self._tensor(value.read(), name, level)
 
     def _unusual(self, value: Any, name: str) -> Node:
         if not isinstance(value, np.dtype | np.generic):
