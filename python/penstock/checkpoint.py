@@ -60,7 +60,9 @@ def save(
     or attributes, and strides only of a view whose base is saved as well; a `torch.nn.Parameter`
     comes back as a tensor.
 
-    Tensors of the host are read where they are: they must not change during the call.
+    Tensors of the host are read where they are: they must not change during the call. Tensors that
+    an optimizer of `penstock.offload` keeps in files are not read: the files become part of the
+    checkpoint by a second name, which takes no room and no time.
 
     Where `torch.distributed` is initialized, all ranks call this with the same arguments and make
     one checkpoint together, on a file system that they share. Each writes what it holds of every
@@ -146,8 +148,9 @@ def load(
     Args:
         path: The checkpoint's directory.
         into: A `Training` to restore, or a state of the same structure whose tensors and arrays
-            are filled in place and whose plain values are replaced. Everything is compared before
-            anything is written. If reading fails half-way (`CorruptCheckpointError`,
+            are filled in place and whose plain values are replaced. What comes in the place of
+            tensors in files goes into new files. Everything is compared before anything is
+            written. If reading fails half-way (`CorruptCheckpointError`,
             `StorageError`), the contents of the targets of a state are undefined, and a `Training`
             is as it was.
         keys: Dotted names of the leaves to load, or patterns of `fnmatch` over them, such as
