@@ -34,7 +34,12 @@ def is_there() -> bool:
 
 
 def job(command: list[str]) -> dict[str, Any]:
-    """What fio says of the one job, or group of jobs, that a command runs.
+    """What fio says of the one job, or group of jobs, that a command runs; see `jobs`."""
+    return jobs(command)[0]
+
+
+def jobs(command: list[str]) -> list[dict[str, Any]]:
+    """What fio says of each job, or group of jobs, that a command runs.
 
     Args:
         command: With ``--output-format=json``.
@@ -49,7 +54,7 @@ def job(command: list[str]) -> dict[str, Any]:
     if done.returncode:
         raise FioError(" ".join((done.stderr or done.stdout).split())[-300:])
     # Notes of fio's may stand before the JSON.
-    told: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+    told: list[dict[str, Any]] = json.loads(done.stdout[done.stdout.index("{") :])["jobs"]
     return told
 
 
