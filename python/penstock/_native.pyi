@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias, final
 
 __all__ = [
+    "CHUNK_BYTES",
     "FORMAT_VERSION",
     "MANIFEST",
     "Arena",
@@ -46,6 +47,7 @@ __all__ = [
     "verify",
 ]
 
+CHUNK_BYTES: Final[int]
 FORMAT_VERSION: Final[int]
 MANIFEST: Final[str]
 
@@ -116,6 +118,13 @@ class Checkpoint:
     def fill(
         self, requests: list[_Fill], *, options: dict[str, object], progress: _Progress
     ) -> dict[str, Any]: ...
+    def check(
+        self,
+        file: str,
+        start: int,
+        pieces: list[tuple[int, int, object]],
+        wanted: tuple[int, int],
+    ) -> None: ...
 
 @final
 class Arena:
@@ -317,6 +326,8 @@ class Bell:
 @final
 class Stock:
     def __new__(cls, budget_bytes: int, locked: bool) -> Stock: ...
+    @staticmethod
+    def whole_bytes(nbytes: int) -> int: ...
     def take(self, nbytes: int) -> HostBuffer: ...
     def release(self) -> None: ...
     @property

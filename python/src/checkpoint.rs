@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
+use penstock_io::buffer::{HostRegionMut, IoBuf};
 use penstock_store::format::part::{TensorBox, View};
 use penstock_store::load::checkpoint;
 use penstock_store::plan::read::Placement;
@@ -243,6 +244,23 @@ impl Checkpoint {
             self.inner.fill(fills, &options, progress)
         })?;
         self.report(py, &filled)
+    }
+
+    /// Compares whole chunks of a file, which pieces of memory hold from a place of it on, with
+    /// their digests.
+    fn check(
+        &self,
+        py: Python<'_>,
+        file: &str,
+        start: u64,
+        pieces: Vec<TensorTarget>,
+        wanted: (u64, u64),
+    ) -> PyResult<()> {
+        let regions: PyResult<Vec<_>> = pieces.into_iter().map(tensor::target).collect();
+        let bufs: Vec<IoBuf> = regions?.into_iter().map(HostRegionMut::into_buf).collect();
+        let pieces: Vec<&[u8]> = bufs.iter().map(IoBuf::as_slice).collect();
+        let wanted = wanted.0..wanted.1;
+        call::without_gil(py, || self.inner.check(file, start, &pieces, wanted))
     }
 }
 

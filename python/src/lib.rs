@@ -35,6 +35,9 @@ mod _native {
     /// The newest version of the format that is read, and the one that is written.
     #[pymodule_export]
     const FORMAT_VERSION: u64 = penstock_store::FORMAT_VERSION;
+    /// Bytes of a file that share one digest.
+    #[pymodule_export]
+    const CHUNK_BYTES: u64 = penstock_store::format::digest::CHUNK_BYTES;
     /// The file that makes a checkpoint complete.
     #[pymodule_export]
     const MANIFEST: &str = penstock_store::MANIFEST;

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from penstock.state.tree import Node
 
 
+CHUNK_BYTES = _native.CHUNK_BYTES
+"""Bytes of a file that have one digest; the last ones of it may be fewer."""
+
+
 class StoredTensor(NamedTuple):
     """A tensor that a leaf of the tree stands for.
 
@@ -176,6 +180,24 @@ class OpenCheckpoint:
             yield name, start, self.seen.tensors[index][2]
 
     # Reading.
+
+    def check(
+        self, file: str, start: int, memories: Sequence[Memory], wanted: tuple[int, int]
+    ) -> None:
+        """Compares bytes that somebody has read from a file with their digests.
+
+        Args:
+            file: Its name in the directory.
+            start: Where in it the bytes begin, a multiple of `CHUNK_BYTES`.
+            memories: That hold them, plain, one behind the other, up to such a multiple or the end
+                of the file. Nobody writes to them meanwhile.
+            wanted: Of those bytes the ones whose tensor is named first.
+
+        Raises:
+            CorruptCheckpointError: They are not what was saved.
+        """
+        pieces = [(one.address, one.nbytes, one.owner) for one in memories]
+        self.native.check(file, start, pieces, wanted)
 
     def values(self, nodes: Sequence[Node], options: dict[str, Any]) -> Iterator[Any]:
         """Reads and builds values of the tree, one after the other.

@@ -391,7 +391,7 @@ impl Checkpoint {
         error
     }
 
-    fn corrupt(&self, file: usize, damage: &Damage, indices: &[usize]) -> Error {
+    pub(crate) fn corrupt(&self, file: usize, damage: &Damage, indices: &[usize]) -> Error {
         // Of several tensors that may be hit, one that was asked for says most.
         let asked = indices.iter().map(|&index| &self.part.tensors[index]);
         let touched = touched_tensor(asked, file, damage);
