@@ -247,6 +247,16 @@ class TensorIO:
         if hasattr(self, "_claim") and not sys.is_finalizing():
             self._let_go()
 
+    def _another(self, *, direct: str | None = None) -> TensorIO:
+        """One with the same settings and a share of the device of its own."""
+        another = object.__new__(TensorIO)
+        another._choice = self._choice
+        another._direct = direct or self._direct
+        another._weight = self._weight
+        another._claim = _Claim(self._choice, self._weight)
+        _live.add(another)
+        return another
+
     def _claim_here(self) -> _Claim:
         """The claim on the workers of this process, which may be a fork of another."""
         claim = self._claim

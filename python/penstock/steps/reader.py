@@ -82,7 +82,7 @@ class Reader:
             CheckpointNotFoundError: There is none.
             CorruptCheckpointError: Its data is damaged.
         """
-        chosen = self.found("the newest step", self._newest)
+        chosen = self.found("the newest step", self.newest_step)
         self.is_awaited = isinstance(wanted.into, LiveState)
         if self.ranks is not None:
             return self.step(chosen, wanted)
@@ -91,7 +91,7 @@ class Reader:
                 return self.step(chosen, wanted)
             except PenstockError:
                 # A save elsewhere may commit a newer step and retire this one under our hands.
-                newest = self.found("the newest step", self._newest)
+                newest = self.found("the newest step", self.newest_step)
                 if newest == chosen:
                     raise
             chosen = newest
@@ -193,7 +193,12 @@ class Reader:
         with contextlib.suppress(StorageError):
             mark(step, checkpoint_id)
 
-    def _newest(self) -> int:
+    def newest_step(self) -> int:
+        """The newest step that is complete, or may well be.
+
+        Raises:
+            CheckpointNotFoundError: There is none.
+        """
         passed_over = []
         unfinished: list[int] = []
         for step, state, reason in self.native.steps(to_first=True):

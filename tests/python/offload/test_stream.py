@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from towers import Tower, copy_of
 
 import penstock
 from penstock import offload
@@ -127,38 +128,12 @@ def test_generate(tmp_path: Path, how: dict[str, Any], tokens: torch.Tensor) -> 
     assert torch.equal(*found)
 
 
-class Tower(torch.nn.Module):
-    """A model of nobody's library: blocks of several sizes, one called twice, one not at all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        sizes = [8, 200, 16, 120, 8]
-        self.blocks = torch.nn.ModuleList(
-            torch.nn.Sequential(torch.nn.Linear(32, size), torch.nn.Linear(size, 32))
-            for size in sizes
-        )
-        self.scale = torch.nn.Parameter(torch.randn(()))
-        self.register_buffer("shift", torch.randn(32))
-        self.head = torch.nn.Linear(32, 5, bias=False)
-
-    def forward(self, x: torch.Tensor, order: tuple[int, ...] = (0, 1, 2, 1, 4)) -> torch.Tensor:
-        for index in order:
-            x = x + self.blocks[index](x)
-        return self.head(x * self.scale + self.shift)
-
-
 @pytest.fixture
 def tower(tmp_path: Path) -> tuple[Tower, Path]:
     torch.manual_seed(1)
     model = Tower()
     save_file(dict(model.named_parameters()), tmp_path / "model.safetensors")
     return model, tmp_path
-
-
-def copy_of(model: Tower) -> Tower:
-    other = Tower()
-    other.load_state_dict(model.state_dict())
-    return other
 
 
 def test_a_module_of_ones_own_in_any_order_of_its_blocks(tower: tuple[Tower, Path]) -> None:

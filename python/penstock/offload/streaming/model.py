@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.offload.streaming import transformers as of_transformers
+from penstock.offload.streaming.checkpoint import is_penstock, weights_of_checkpoint
+from penstock.offload.streaming.first_reads import FirstReads
 from penstock.offload.streaming.safetensors import weights_of
 from penstock.offload.streaming.shares import shared_out
 from penstock.offload.streaming.streamer import Streamer
-from penstock.offload.streaming.units import units_of
+from penstock.offload.streaming.units import Span, units_of
 from penstock.offload.tensor_io import TensorIO
 from penstock.option_kinds import Number
 from penstock.state import dtypes
@@ -20,8 +22,9 @@ from penstock.state import dtypes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from penstock.offload.streaming.stored import Stored
+    from penstock.offload.streaming.stored import Stored, Weights
 
+_STREAMER = "_penstock_streamer"
 _BYTES = Number(1, (1 << 63) - 1, "bytes", is_open=False)
 
 
@@ -55,22 +58,29 @@ def stream(
     *,
     memory_bytes: int,
     weights: str | os.PathLike[str] | None = None,
+    key: str | None = None,
     blocks: Iterable[str] | None = None,
     io: TensorIO | None = None,
 ) -> Any:
     """A model for inference whose weights need not fit into memory.
 
     Before the first call only stored buffers are read, and nothing is written. Each block's weights
-    are read from their safetensors files, past the page cache, while the blocks before it compute.
-    As many as there is room for stay in memory after the first pass.
+    are read from their safetensors files or their checkpoint, past the page cache, while the blocks
+    before it compute. As many as there is room for stay in memory after the first pass.
+
+    What is read of a checkpoint for the first time is compared with its digests before anything is
+    computed of it. No deletion and no save removes its files as long as the model is there.
 
     Args:
         model: A directory as `save_pretrained` of transformers makes it, or a module, whose own
             parameters are given up.
         memory_bytes: For weights, those included that are on their way. Activations and caches
             come on top.
-        weights: The directory with the safetensors files of a module; their tensors have the names
-            of its parameters.
+        weights: The directory with the safetensors files of a module, whose tensors have the names
+            of its parameters; or a checkpoint, or a store, whose newest complete step is taken. Of
+            a model that is a directory, where other weights are than there.
+        key: Under what of the state of a checkpoint the parameters are, as ``"model"``; empty
+            where they are the state. Without, where the state has all of them.
         blocks: Names of the modules whose weights come and go together, as they are called one
             after the other. Without, those that transformers never takes apart, or the members of
             the module's outermost `torch.nn.ModuleList`.
@@ -81,41 +91,39 @@ def stream(
 
     Raises:
         ValueError: The memory is too little for the weights that are used at a time.
-        CheckpointNotFoundError: There are no safetensors files.
-        CorruptCheckpointError: A file is not what its header says.
+        CheckpointNotFoundError: There are neither safetensors files nor a checkpoint.
+        CorruptCheckpointError: A file is not what its header says, or a checkpoint is damaged.
         StateMismatchError: The model has parameters that the files have not, or of another shape.
+        UnsupportedStateError: Bytes of a parameter do not lie together in the checkpoint.
         MissingDependencyError: PyTorch or transformers is not there.
 
-    A call of the model raises `CorruptCheckpointError` where a file has changed since, and
-    `TransferError` where it cannot be read.
+    A call of the model raises `CorruptCheckpointError` where a file has changed since, or what is
+    read of a checkpoint is not what was saved, and `TransferError` where it cannot be read.
     """
     _BYTES.check("memory_bytes", memory_bytes)
-    if isinstance(model, str | os.PathLike):
-        directory = os.fspath(model)
-        found = weights_of(directory)
-        model = of_transformers.model_of(directory)
-    elif weights is None:
-        raise TypeError("weights=: the directory with the safetensors files of the module")
-    else:
-        found = weights_of(os.fspath(weights))
+    model, found = _model_and_weights(model, weights, key)
     if getattr(model, "_no_split_modules", None) is not None:
-        tensors = of_transformers.renamed(model, found.tensors)
         named = of_transformers.blocks_of(model) if blocks is None else list(blocks)
     else:
-        tensors = dict(found.tensors)
         named = _members(model) if blocks is None else list(blocks)
+    tensors = dict(found.tensors)
     stored = of_transformers.matched(model, tensors)
     units = units_of(model, _checked(model, named), stored)
     shares = shared_out(units, memory_bytes)
-    io = io or TensorIO()
-    _fill_buffers(model, tensors, io)
-    streamer = Streamer(units, shares, io, found.marks)
+    # Of the device each model has a share of its own, whoever shares its workers.
+    io = TensorIO() if io is None else io._another()
+    first_reads = None
+    if found.digests is not None:
+        first_reads = FirstReads(found.digests, found.marks, io._another())
+    _fill_buffers(model, tensors, io, first_reads)
+    streamer = Streamer(units, shares, io, found.marks, first_reads)
     for index, unit in enumerate(units):
         for module in unit.modules:
             _hook(module, index, streamer)
     for module in model.modules():
         _keep_as_it_is(module)
-    _streamers[model] = streamer
+    # By nothing else than the model, which it refers to: both go together.
+    object.__setattr__(model, _STREAMER, streamer)
     return model.eval()
 
 
@@ -125,8 +133,8 @@ def report(model: Any) -> StreamReport:
     Raises:
         ValueError: It is another one.
     """
-    streamer = _streamers.get(model)
-    if streamer is None:
+    streamer = getattr(model, _STREAMER, None)
+    if not isinstance(streamer, Streamer):
         raise ValueError("model: stream() has not made it")
     counts, shares = streamer.counts, streamer.shares
     units = streamer.units
@@ -143,10 +151,38 @@ def report(model: Any) -> StreamReport:
     )
 
 
-_streamers: weakref.WeakKeyDictionary[Any, Streamer] = weakref.WeakKeyDictionary()
+def _model_and_weights(
+    model: Any, weights: str | os.PathLike[str] | None, key: str | None
+) -> tuple[Any, Weights]:
+    """A module, and where its tensors lie by the names that it has for them."""
+    if isinstance(model, str | os.PathLike):
+        directory = os.fspath(model)
+        where = directory if weights is None else os.fspath(weights)
+        if is_penstock(where) and not (Path(directory) / "config.json").exists():
+            raise ValueError(
+                f"{directory} does not say what model its weights are of: pass that,"
+                f" stream(module, weights={where!r}, …), or put the config.json of transformers"
+                " there"
+            )
+        model = of_transformers.model_of(directory)
+    elif weights is None:
+        raise TypeError("weights=: the directory with the safetensors files of the module")
+    else:
+        where = os.fspath(weights)
+    if is_penstock(where):
+        # Its names are those that the model had when it was saved.
+        return model, weights_of_checkpoint(where, model, key)
+    if key is not None:
+        raise ValueError(f"key={key!r}: {where} is no checkpoint, whose state has keys")
+    found = weights_of(where)
+    if getattr(model, "_no_split_modules", None) is not None:
+        found = replace(found, tensors=of_transformers.renamed(model, found.tensors))
+    return model, found
 
 
-def _fill_buffers(model: Any, tensors: Mapping[str, Stored], io: TensorIO) -> None:
+def _fill_buffers(
+    model: Any, tensors: Mapping[str, Stored], io: TensorIO, first_reads: FirstReads | None
+) -> None:
     """Reads what is stored of the buffers, which are small and stay."""
     torch = dtypes.import_torch()
     for name, buffer in list(model.named_buffers(remove_duplicate=False)):
@@ -156,6 +192,9 @@ def _fill_buffers(model: Any, tensors: Mapping[str, Stored], io: TensorIO) -> No
             raise StateMismatchError(f"{name!r} is of another shape in the files", key=name)
         content = torch.empty(stored.shape, dtype=stored.dtype)
         io.read(content, stored.path, stored.offset).result()
+        if first_reads is not None:
+            span = Span(stored.path, stored.offset, stored.nbytes, 0)
+            first_reads.check([span], content.view(-1).view(torch.uint8))
         owner, _, attribute = name.rpartition(".")
         model.get_submodule(owner)._buffers[attribute] = content.to(buffer.dtype)
 

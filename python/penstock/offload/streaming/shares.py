@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.offload.buffers import Buffers
+from penstock.offload.streaming.units import PAGE_BYTES
+
 if TYPE_CHECKING:
     from penstock.offload.streaming.units import Unit
 
 _RING_UNITS = 3
 """One in use, one that is there, one that is read: so the device always has something to do."""
+_HUGE_PAGE_BYTES = 2 << 20
+"""From here on memory is taken in whole ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +23,7 @@ class Shares:
 
     Attributes:
         resident: Indices of the units that stay once they were read.
-        resident_bytes: Memory that those take.
+        resident_bytes: Memory that those take, in whole pages.
         ring_bytes: Memory that the others pass through.
     """
 
@@ -42,10 +47,10 @@ def shared_out(units: list[Unit], budget_bytes: int) -> Shares:
     Raises:
         ValueError: It is too small for the largest of them.
     """
-    everything = sum(unit.nbytes for unit in units)
+    sizes = [Buffers.whole_bytes(unit.nbytes) for unit in units]
+    everything = sum(sizes)
     if everything <= budget_bytes:
         return Shares(frozenset(range(len(units))), everything, 0)
-    sizes = [unit.nbytes for unit in units]
     # What is in use while others are called cannot pass through before them.
     resident = {
         index
@@ -54,12 +59,13 @@ def shared_out(units: list[Unit], budget_bytes: int) -> Shares:
     }
     passing = set(range(len(units))) - resident
     left = budget_bytes - sum(sizes[index] for index in resident)
-    largest = max(passing, key=lambda index: sizes[index])
-    if sizes[largest] > left:
+    largest = max(passing or resident, key=lambda index: sizes[index])
+    needed = sizes[largest] if passing else 0
+    if needed > left or not passing:
+        least = budget_bytes - left + needed
         raise ValueError(
             f"memory_bytes={budget_bytes}: {units[largest].name!r} takes {sizes[largest]}, and"
-            f" with what is used meanwhile {sizes[largest] + budget_bytes - left} is the least that"
-            " works"
+            f" with what is used meanwhile {least} is the least that works"
         )
     beside = [index for index in passing if not units[index].is_block]
     for index in sorted(beside, key=lambda index: sizes[index]):
@@ -67,14 +73,20 @@ def shared_out(units: list[Unit], budget_bytes: int) -> Shares:
             passing.remove(index)
             left -= sizes[index]
     largest_bytes = max(sizes[index] for index in passing)
-    ring_bytes = min(_RING_UNITS * largest_bytes, left)
+    ring_bytes = min(_RING_UNITS * largest_bytes, _whole_below(left))
     blocks = [index for index, unit in enumerate(units) if unit.is_block]
     if blocks:
         count = (left - ring_bytes) // max(sizes[index] for index in blocks)
         passing -= _spread(blocks, min(len(blocks), count))
     resident = set(range(len(units))) - passing
-    resident_bytes = sum(units[index].nbytes for index in resident)
+    resident_bytes = sum(sizes[index] for index in resident)
     return Shares(frozenset(resident), resident_bytes, ring_bytes)
+
+
+def _whole_below(nbytes: int) -> int:
+    """The largest memory that takes no more than so many bytes of `Buffers`."""
+    page_bytes = _HUGE_PAGE_BYTES if nbytes >= _HUGE_PAGE_BYTES else PAGE_BYTES
+    return nbytes // page_bytes * page_bytes
 
 
 def _spread(indices: list[int], count: int) -> set[int]:

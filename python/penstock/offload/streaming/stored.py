@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,35 @@ class Weights:
     Attributes:
         tensors: By name.
         marks: Of each file by its path, what tells whether it has changed: see `FileMark`.
+        digests: Of the files' bytes, where there are any.
     """
 
     tensors: Mapping[str, Stored]
     marks: Mapping[str, FileMark]
+    digests: Digests | None = None
+
+
+class Digests(Protocol):
+    """What bytes of files are compared with when they are read for the first time.
+
+    Attributes:
+        chunk_bytes: So many bytes of a file have one digest, from its beginning on.
+    """
+
+    chunk_bytes: int
+
+    def check(self, path: str, start: int, pieces: Sequence[Any], wanted: tuple[int, int]) -> None:
+        """Compares bytes of a file with their digests.
+
+        Args:
+            path: The file.
+            start: Where in it they begin; a chunk does there.
+            pieces: Tensors of bytes that hold them one behind the other, up to the end of a chunk.
+            wanted: Of the bytes of the file those that are computed with.
+
+        Raises:
+            CorruptCheckpointError: They are not what was stored.
+        """
 
 
 @dataclass(frozen=True, slots=True)

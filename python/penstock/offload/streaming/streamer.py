@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.offload.data_file import DataFile
+    from penstock.offload.streaming.first_reads import FirstReads
     from penstock.offload.streaming.ring import Claim
     from penstock.offload.streaming.shares import Shares
     from penstock.offload.streaming.units import Unit
@@ -71,22 +72,28 @@ class Streamer:
         shares: Which of them stay, and memory for the others.
         io: Reads.
         marks: Of each file, what it was when it was looked at.
+        first_reads: Compares what is read for the first time, where there are digests.
     """
 
     def __init__(
-        self, units: list[Unit], shares: Shares, io: TensorIO, marks: Mapping[str, FileMark]
+        self,
+        units: list[Unit],
+        shares: Shares,
+        io: TensorIO,
+        marks: Mapping[str, FileMark],
+        first_reads: FirstReads | None = None,
     ) -> None:
         torch = dtypes.import_torch()
         self.counts = Counts()
-        self.units = self._units = units
+        self.units = units
         self.shares = shares
         self._resident = shares.resident
         self._io = io
         self._marks = marks
+        self._first_reads = first_reads
         self._files: dict[str, DataFile] = {}
         self._ring = Ring(shares.ring_bytes)
-        # Huge pages need room to begin at one.
-        self._buffers = Buffers(shares.resident_bytes + shares.ring_bytes + (len(units) + 1 << 21))
+        self._buffers = Buffers(max(1, shares.resident_bytes + shares.ring_bytes))
         self._arena = self._buffers.empty(shares.ring_bytes, torch.uint8)
         self._window_bytes = max(shares.ring_bytes, _WINDOW_BYTES_MIN)
         self._loaded: dict[int, _Loaded] = {}
@@ -105,7 +112,7 @@ class Streamer:
 
         Raises:
             TransferError: They cannot be read.
-            CorruptCheckpointError: Their file has changed.
+            CorruptCheckpointError: Their file has changed, or is damaged.
         """
         begun = time.perf_counter()
         held = self._held_here()
@@ -113,10 +120,10 @@ class Streamer:
             while (loaded := self._loaded.get(index)) is None and not self._demand(index):
                 if passing := set(+held) - self._resident:
                     raise UnsupportedStateError(
-                        f"{self._units[index].name!r} is called while"
-                        f" {self._units[passing.pop()].name!r} is: make one block"
+                        f"{self.units[index].name!r} is called while"
+                        f" {self.units[passing.pop()].name!r} is: make one block"
                         " of them (blocks=)",
-                        key=self._units[index].name,
+                        key=self.units[index].name,
                     )
                 self._changed.wait()
             loaded = self._loaded[index]
@@ -124,7 +131,7 @@ class Streamer:
             self._read_ahead()
         is_hit = loaded.transfer.done()
         try:
-            self._finish(self._units[index], loaded.transfer)
+            self._finish(self.units[index], loaded)
         except BaseException:
             self._give_up(index, is_failed=True)
             raise
@@ -132,7 +139,7 @@ class Streamer:
         with self._lock:
             if not loaded.is_used:
                 loaded.is_used = True
-                _bind(self._units[index], _views(self._units[index], loaded.memory))
+                _bind(self.units[index], _views(self.units[index], loaded.memory))
             self.counts.uses += 1
             self.counts.hits += is_hit
             self.counts.stalled_seconds += 0.0 if is_hit else time.perf_counter() - begun
@@ -191,12 +198,12 @@ class Streamer:
     def _read_ahead(self) -> None:
         """Begins to read what comes next, as far as there is room."""
         ahead = sum(
-            self._units[index].nbytes for index, one in self._loaded.items() if not one.is_used
+            self.units[index].nbytes for index, one in self._loaded.items() if not one.is_used
         )
-        for _ in self._units:
+        for _ in self.units:
             index = self._cursor
             if index not in self._loaded:
-                ahead += self._units[index].nbytes
+                ahead += self.units[index].nbytes
                 if ahead > self._window_bytes or not self._begin(index):
                     return
             elif index not in self._resident:
@@ -204,12 +211,12 @@ class Streamer:
             self._cursor = self._following(index)
 
     def _following(self, index: int) -> int:
-        return (index + 1) % len(self._units)
+        return (index + 1) % len(self.units)
 
     def _begin(self, index: int) -> bool:
         """Begins to read a unit, if there is room."""
         torch = dtypes.import_torch()
-        unit = self._units[index]
+        unit = self.units[index]
         claim = None
         if index in self._resident:
             memory = self._buffers.empty(unit.nbytes, torch.uint8)
@@ -235,7 +242,7 @@ class Streamer:
         with contextlib.suppress(PenstockError):
             loaded.transfer.result()
         if loaded.is_used:
-            _bind(self._units[index], self._placeholders[index])
+            _bind(self.units[index], self._placeholders[index])
         if loaded.claim is not None:
             self._ring.give_back(loaded.claim)
 
@@ -246,10 +253,10 @@ class Streamer:
             self._files[path] = self._io.open(path)
         return self._files[path]
 
-    def _finish(self, unit: Unit, transfer: Transfer) -> None:
+    def _finish(self, unit: Unit, loaded: _Loaded) -> None:
         """Waits for the weights of a unit."""
         try:
-            transfer.result()
+            loaded.transfer.result()
         except TransferError as error:
             self._check_files(unit)
             raise TransferError(
@@ -259,6 +266,8 @@ class Streamer:
                 offset=error.offset,
             ) from error
         self._check_files(unit)
+        if self._first_reads is not None:
+            self._first_reads.check(unit.spans, loaded.memory)
 
     def _check_files(self, unit: Unit) -> None:
         """That nobody has written to them, or put others in their place."""

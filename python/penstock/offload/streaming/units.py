@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 PAGE_BYTES = 4096
 _GAP_BYTES_MAX = 256 << 10
-"""What lies between two tensors is read with them, if it is not more."""
+"""What lies between two tensors is read with them, if it is not more, nor more than a part of what
+lies before: it takes memory as well as time."""
+_GAP_PART = 8
 
 
 class Seat(NamedTuple):
@@ -136,7 +138,8 @@ def _laid_out(tensors: list[Stored]) -> tuple[list[Span], list[int], int]:
 
 def _is_near(group: list[Stored], one: Stored) -> bool:
     last = group[-1]
-    if one.path != last.path or not 0 <= one.offset - last.end <= _GAP_BYTES_MAX:
+    gap_bytes_max = min(_GAP_BYTES_MAX, (last.end - group[0].offset) // _GAP_PART)
+    if one.path != last.path or not 0 <= one.offset - last.end <= max(PAGE_BYTES, gap_bytes_max):
         return False
     return all(each.offset % each.dtype.itemsize == 0 for each in (last, one))
 

@@ -1,0 +1,157 @@
+"""Checkpoints of Penstock as the source of weights: read in place, held, and checked."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from penstock import _native
+from penstock.errors import (
+    CheckpointNotFoundError,
+    PenstockWarning,
+    StateMismatchError,
+    UnsupportedStateError,
+)
+from penstock.loading.foreign import is_checkpoint, steps_in
+from penstock.loading.opened import CHUNK_BYTES, OpenCheckpoint
+from penstock.loading.placed import placed
+from penstock.offload.streaming.stored import FileMark, Stored, Weights
+from penstock.state import dtypes
+from penstock.state.memory import of_tensor
+from penstock.steps.reader import Reader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.loading.placed import PlacedTensor
+
+_VANISHED_MAX = 8
+"""How often the newest step may be gone when it is opened: somebody saves newer ones meanwhile."""
+_SHOWN_MAX = 5
+
+
+def is_penstock(path: str) -> bool:
+    """Whether a directory is a checkpoint, or a store of them."""
+    return is_checkpoint(path) or bool(steps_in(path))
+
+
+def weights_of_checkpoint(path: str, model: Any, key: str | None) -> Weights:
+    """Where the weights of a model lie in a checkpoint, which is held as long as these are.
+
+    Args:
+        path: The directory of a checkpoint, or of a store, whose newest complete step is taken.
+        model: A module.
+        key: Under what of the state its parameters are, as ``"model"``; empty where they are the
+            state. Without, where the names of all of them are.
+
+    Raises:
+        CheckpointNotFoundError: There is none.
+        CorruptCheckpointError: It is damaged.
+        PartialCheckpointError: It was salvaged, and something is missing.
+        StateMismatchError: The parameters are nowhere in it, or in several places.
+        UnsupportedStateError: Bytes of one do not lie together.
+    """
+    checkpoint = _opened(path)
+    checkpoint.look(0)
+    with checkpoint.reading():
+        tensors = {one.name: one for one in placed(checkpoint)}
+    prefix = _prefix(checkpoint.path, model, tensors, key)
+    names = dict(model.named_parameters(remove_duplicate=False))
+    names.update(model.named_buffers(remove_duplicate=False))
+    found = {
+        name: _stored(checkpoint.path, one)
+        for name in names
+        if (one := tensors.get(prefix + name)) is not None and not one.dtype.startswith("numpy:")
+    }
+    paths = {one.path for one in found.values()}
+    marks = {one: FileMark.of(os.stat(one)) for one in sorted(paths)}
+    return Weights(found, marks, _Digests(checkpoint))
+
+
+class _Digests:
+    """Those of a checkpoint that stays open, so that nobody removes its files."""
+
+    chunk_bytes = CHUNK_BYTES
+
+    def __init__(self, checkpoint: OpenCheckpoint) -> None:
+        self._checkpoint = checkpoint
+
+    def check(self, path: str, start: int, pieces: Sequence[Any], wanted: tuple[int, int]) -> None:
+        memories = [of_tensor(piece, "the piece") for piece in pieces]
+        self._checkpoint.check(os.path.basename(path), start, memories, wanted)
+
+
+def _opened(path: str) -> OpenCheckpoint:
+    if is_checkpoint(path) or not steps_in(path):
+        return OpenCheckpoint(path)
+    reader = Reader(_native.Store(path), path, None)
+    step = reader.newest_step()
+    for message in reader.warnings:
+        warnings.warn(PenstockWarning(message), stacklevel=5)
+    for _ in range(_VANISHED_MAX):
+        try:
+            return OpenCheckpoint(reader.path(step))
+        except CheckpointNotFoundError:
+            newest = reader.newest_step()
+            if newest == step:
+                raise
+            step = newest
+    return OpenCheckpoint(reader.path(step))
+
+
+def _prefix(path: str, model: Any, tensors: Mapping[str, Any], key: str | None) -> str:
+    """What stands before the names of the model's parameters in those of the state."""
+    if key is not None:
+        return f"{key}." if key else ""
+    # Of tied ones any name will do.
+    owners: dict[str, int] = {
+        name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
+    held: dict[str, set[int]] = {}
+    for stored in tensors:
+        parts = stored.split(".")
+        for begin in range(len(parts)):
+            if (owner := owners.get(".".join(parts[begin:]))) is not None:
+                held.setdefault(".".join(parts[:begin]), set()).add(owner)
+    count = len(set(owners.values()))
+    whole = sorted(place for place, found in held.items() if len(found) == count)
+    if len(whole) == 1:
+        return f"{whole[0]}." if whole[0] else ""
+    if whole:
+        shown = ", ".join(f"key={place!r}" for place in whole[:_SHOWN_MAX])
+        raise StateMismatchError(
+            f"{path}: the state has the parameters of the model in {len(whole)} places: choose one"
+            f" of {shown}",
+            key=whole[0],
+            path=path,
+        )
+    if not held:
+        raise StateMismatchError(
+            f"{path}: the state has no tensor with the name of a parameter of the model, such as"
+            f" {next(iter(owners), '')!r}",
+            path=path,
+        )
+    best = max(sorted(held), key=lambda place: len(held[place]))
+    lacking = [name for name, owner in owners.items() if owner not in held[best]]
+    shown = ", ".join(lacking[:_SHOWN_MAX])
+    more = f" and {len(lacking) - _SHOWN_MAX} more" if len(lacking) > _SHOWN_MAX else ""
+    where = f" under {best!r}" if best else ""
+    raise StateMismatchError(
+        f"{path}: the state has no place with all parameters of the model; what it has{where} lacks"
+        f" {shown}{more}",
+        key=lacking[0],
+        path=path,
+    )
+
+
+def _stored(path: str, one: PlacedTensor) -> Stored:
+    if one.runs is None or len(one.runs) != 1:
+        pieces = "pieces" if one.runs is None else f"{len(one.runs)} pieces"
+        raise UnsupportedStateError(
+            f"{path}: {one.name!r} lies in {pieces}, as several ranks have saved it: have one"
+            " process load the checkpoint and save it again, and stream that",
+            key=one.name,
+        )
+    (run,) = one.runs
+    return Stored(run.file, run.begin, one.shape, dtypes.any_torch_dtype(one.dtype))

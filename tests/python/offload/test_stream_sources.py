@@ -1,0 +1,247 @@
+"""Where the weights of a streamed model come from: checkpoints, and files that others have made."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from towers import Tower
+
+import penstock
+from penstock import offload
+from penstock.loading.opened import OpenCheckpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROOM_BYTES = 100_000
+
+
+class Wide(torch.nn.Module):
+    """Blocks whose tensors begin and end within the chunks of a file that have a digest each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(500, 500 + at) for at in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)[:, :500]
+        return x
+
+
+@pytest.fixture
+def tower() -> Tower:
+    torch.manual_seed(1)
+    return Tower()
+
+
+def same(streamed: Any, model: Any, passes: int = 2) -> bool:
+    x = torch.randn(2, 32)
+    with torch.inference_mode():
+        return all(torch.equal(streamed(x), model(x)) for _ in range(passes))
+
+
+# ---- Checkpoints
+
+
+@pytest.mark.parametrize("at", ["", "model", "run.weights"])
+def test_the_parameters_of_a_checkpoint_are_found_wherever_they_are(
+    tmp_path: Path, tower: Tower, at: str
+) -> None:
+    state: dict[str, Any] = tower.state_dict()
+    optimizer = torch.optim.AdamW(tower.parameters())
+    tower(torch.randn(1, 32)).sum().backward()
+    optimizer.step()
+    state = dict(tower.state_dict())
+    for part in reversed(at.split(".") if at else []):
+        state = {part: state, "step": 7}
+    penstock.save(tmp_path / "a", {**state, "optimizer": optimizer.state_dict()})
+    streamed = offload.stream(Tower(), weights=tmp_path / "a", memory_bytes=ROOM_BYTES)
+    assert offload.report(streamed).pass_bytes > 0
+    assert same(streamed, tower)
+    assert torch.equal(streamed.shift, tower.shift)
+    named = offload.stream(Tower(), weights=tmp_path / "a", key=at, memory_bytes=ROOM_BYTES)
+    assert same(named, tower)
+
+
+def test_one_of_several_places_has_to_be_named(tmp_path: Path, tower: Tower) -> None:
+    torch.manual_seed(2)
+    other = Tower()
+    state = {"model": tower.state_dict(), "average": other.state_dict()}
+    penstock.save(tmp_path / "a", state)
+    with pytest.raises(penstock.StateMismatchError, match=r"key='average', key='model'"):
+        offload.stream(Tower(), weights=tmp_path / "a", memory_bytes=ROOM_BYTES)
+    for key, model in (("model", tower), ("average", other)):
+        streamed = offload.stream(Tower(), weights=tmp_path / "a", key=key, memory_bytes=ROOM_BYTES)
+        assert same(streamed, model)
+
+
+def test_a_checkpoint_that_lacks_parameters(tmp_path: Path, tower: Tower) -> None:
+    state = dict(tower.state_dict())
+    del state["head.weight"]
+    penstock.save(tmp_path / "a", {"model": state})
+    with pytest.raises(penstock.StateMismatchError, match=r"under 'model' lacks head\.weight$"):
+        offload.stream(Tower(), weights=tmp_path / "a", memory_bytes=ROOM_BYTES)
+    with pytest.raises(penstock.StateMismatchError, match=r"not in the files: head\.weight"):
+        offload.stream(Tower(), weights=tmp_path / "a", key="model", memory_bytes=ROOM_BYTES)
+    penstock.save(tmp_path / "b", {"step": 1, "other": torch.zeros(3)})
+    with pytest.raises(penstock.StateMismatchError, match="no tensor with the name of a param"):
+        offload.stream(Tower(), weights=tmp_path / "b", memory_bytes=ROOM_BYTES)
+
+
+def test_of_a_store_the_newest_complete_step_is_taken(tmp_path: Path, tower: Tower) -> None:
+    torch.manual_seed(2)
+    store = penstock.CheckpointStore(tmp_path / "run")
+    store.save(1, {"model": Tower().state_dict()})
+    store.save(2, {"model": tower.state_dict()})
+    (tmp_path / "run" / "step-0000000003").mkdir()
+    streamed = offload.stream(Tower(), weights=tmp_path / "run", memory_bytes=ROOM_BYTES)
+    assert same(streamed, tower)
+
+
+def test_a_checkpoint_alone_does_not_say_what_model_it_is_of(tmp_path: Path, tower: Tower) -> None:
+    store = penstock.CheckpointStore(tmp_path / "run")
+    store.save(1, {"model": tower.state_dict()})
+    for path in (tmp_path / "run", tmp_path / "run" / "step-0000000001"):
+        with pytest.raises(ValueError, match=r"stream\(module, weights="):
+            offload.stream(path, memory_bytes=ROOM_BYTES)
+    save_file(dict(tower.named_parameters()), tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="is no checkpoint"):
+        offload.stream(tower, weights=tmp_path, key="model", memory_bytes=ROOM_BYTES)
+
+
+def test_views_and_ties_of_a_checkpoint(tmp_path: Path, tower: Tower) -> None:
+    """Parameters may be windows over one tensor, as fused ones are, and lie anywhere in it."""
+    state = dict(tower.state_dict())
+    fused = torch.randn(80, 32)
+    state["blocks.2.0.weight"], state["head.weight"] = fused[3:19], fused[40:45]
+    tower.load_state_dict(state)
+    penstock.save(tmp_path / "a", {"model": state, "fused": fused})
+    streamed = offload.stream(Tower(), weights=tmp_path / "a", memory_bytes=ROOM_BYTES)
+    assert same(streamed, tower)
+    state["head.weight"] = fused.T[:5, :32]
+    penstock.save(tmp_path / "b", {"model": state, "fused": fused})
+    with pytest.raises(penstock.UnsupportedStateError, match=r"head\.weight' lies in pieces"):
+        offload.stream(Tower(), weights=tmp_path / "b", memory_bytes=ROOM_BYTES)
+
+
+def test_files_of_a_checkpoint_stay_as_long_as_the_model(tmp_path: Path, tower: Tower) -> None:
+    store = penstock.CheckpointStore(tmp_path / "run", keep_last=1)
+    store.save(1, {"model": tower.state_dict()})
+    streamed = offload.stream(Tower(), weights=tmp_path / "run", memory_bytes=ROOM_BYTES)
+    first = tmp_path / "run" / "step-0000000001"
+    for step in (2, 3):
+        store.save(step, {"model": Tower().state_dict()})
+        assert any(first.glob("shard-*"))
+        assert same(streamed, tower)
+    del streamed
+    gc.collect()
+    store.save(4, {"model": Tower().state_dict()})
+    assert not any(first.glob("shard-*"))
+
+
+# ---- What is read for the first time is compared with its digests
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Wide, Path]:
+    torch.manual_seed(1)
+    model = Wide()
+    path = tmp_path_factory.mktemp("wide") / "a"
+    penstock.save(path, {"before": torch.randn(300_000), "model": model.state_dict()})
+    return model, path
+
+
+def run(path: Path, **how: Any) -> torch.Tensor:
+    torch.manual_seed(4)
+    streamed = offload.stream(Wide(), weights=path, memory_bytes=3 << 20, **how)
+    with torch.inference_mode():
+        return streamed(torch.ones(2, 500))
+
+
+def test_damage_is_found_before_anything_is_computed_of_it(
+    tmp_path: Path, wide: tuple[Wide, Path]
+) -> None:
+    model, path = wide
+    with torch.inference_mode():
+        assert torch.equal(run(path), model(torch.ones(2, 500)))
+    tensors = {one.name: one for one in penstock.inspect(path).tensors}
+    for name in ("model.blocks.0.weight", "model.blocks.3.weight", "model.blocks.5.bias"):
+        for at in ("begin", "middle", "end"):
+            copy = tmp_path / f"{name}-{at}"
+            shutil.copytree(path, copy)
+            one = tensors[name]
+            offset = {"begin": one.begin, "middle": (one.begin + one.end) // 2}
+            with (copy / one.file).open("r+b") as file:
+                file.seek(offset.get(at, one.end - 1))
+                byte = file.read(1)
+                file.seek(-1, os.SEEK_CUR)
+                file.write(bytes([byte[0] ^ 1]))
+            seen: list[torch.Tensor] = []
+            streamed = offload.stream(Wide(), weights=copy, memory_bytes=3 << 20)
+            number = int(name.split(".")[2])
+            streamed.blocks[number].register_forward_hook(lambda *_: seen.append(1))  # noqa: B023
+            for _ in range(2):
+                with (
+                    pytest.raises(penstock.CorruptCheckpointError) as caught,
+                    torch.inference_mode(),
+                ):
+                    streamed(torch.ones(2, 500))
+                assert (caught.value.tensor, caught.value.file) == (name, one.file)
+                assert caught.value.is_proven
+            assert not seen
+
+
+def test_a_buffer_is_compared_with_its_digest(tmp_path: Path, tower: Tower) -> None:
+    penstock.save(tmp_path / "a", tower.state_dict())
+    one = next(one for one in penstock.inspect(tmp_path / "a").tensors if one.name == "shift")
+    with (tmp_path / "a" / one.file).open("r+b") as file:
+        file.seek(one.begin)
+        file.write(b"\xee")
+    with pytest.raises(penstock.CorruptCheckpointError, match="shift"):
+        offload.stream(Tower(), weights=tmp_path / "a", memory_bytes=ROOM_BYTES)
+
+
+def test_bytes_that_are_wrong_are_read_once_more(
+    monkeypatch: pytest.MonkeyPatch, wide: tuple[Wide, Path]
+) -> None:
+    """What the page cache holds may be wrong where the device is right."""
+    model, path = wide
+    check = OpenCheckpoint.check
+    found: list[int] = []
+
+    def check_once_damaged(self: Any, file: str, start: int, memories: Any, wanted: Any) -> None:
+        if start not in found:
+            found.append(start)
+            memories[1].owner[100] ^= 1
+        check(self, file, start, memories, wanted)
+
+    monkeypatch.setattr(OpenCheckpoint, "check", check_once_damaged)
+    with torch.inference_mode():
+        expected = model(torch.ones(2, 500))
+        for direct in ("auto", "off"):
+            found.clear()
+            assert torch.equal(run(path, io=offload.TensorIO(direct=direct)), expected)
+            assert len(found) >= 3
+
+
+def test_a_checkpoint_that_changes_under_a_running_model(
+    tmp_path: Path, wide: tuple[Wide, Path]
+) -> None:
+    model, path = wide
+    copy = tmp_path / "a"
+    shutil.copytree(path, copy)
+    streamed = offload.stream(Wide(), weights=copy, memory_bytes=3 << 20)
+    x = torch.ones(2, 500)
+    with torch.inference_mode():
+        assert torch.equal(streamed(x), model(x))
+        shard = next(copy.glob("shard-*"))
+        os.utime(shard, ns=(1, 1))
+        with pytest.raises(penstock.CorruptCheckpointError, match="has changed"):
+            streamed(x)
