@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from models import saved
 from safetensors.torch import save_file
 from towers import Tower
 
@@ -18,6 +20,9 @@ from penstock.loading.opened import OpenCheckpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+accelerate = pytest.importorskip("accelerate")
+transformers = pytest.importorskip("transformers")
 
 ROOM_BYTES = 100_000
 
@@ -245,3 +250,98 @@ def test_a_checkpoint_that_changes_under_a_running_model(
         os.utime(shard, ns=(1, 1))
         with pytest.raises(penstock.CorruptCheckpointError, match="has changed"):
             streamed(x)
+
+
+# ---- Models that accelerate has dispatched
+
+
+LAYERS = 6
+
+
+@pytest.fixture(scope="module", params=["llama, tied", "gpt2"])
+def named(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A directory, and the model in memory."""
+    directory = tmp_path_factory.mktemp("saved")
+    return directory, saved(directory, request.param)
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.arange(1, 19).view(2, 9)).logits
+
+
+def partly(model: Any, folder: Path) -> Any:
+    """Dispatched to memory and disk."""
+    blocks = "model.layers" if hasattr(model, "model") else "transformer.h"
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    names += [name for name, _ in model.named_buffers()]
+    where = {name: "cpu" for name in names if not name.startswith(blocks)}
+    where |= {f"{blocks}.{at}": "cpu" if at < 2 else "disk" for at in range(LAYERS)}
+    return accelerate.dispatch_model(model, where, offload_dir=folder)
+
+
+DISPATCHED: dict[str, Any] = {
+    "transformers": lambda path, folder: transformers.AutoModelForCausalLM.from_pretrained(
+        path, device_map={"": "disk"}, offload_folder=folder
+    ),
+    "disk": lambda path, folder: accelerate.disk_offload(of(path), folder),
+    "disk, buffers too": lambda path, folder: accelerate.disk_offload(
+        of(path), folder, offload_buffers=True
+    ),
+    "partly": lambda path, folder: partly(of(path), folder),
+    "memory": lambda path, folder: accelerate.cpu_offload(of(path)),
+}
+
+
+def of(path: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(path)
+
+
+@pytest.mark.parametrize("how", DISPATCHED)
+def test_a_model_that_was_dispatched_is_taken_over(tmp_path: Path, named: Any, how: str) -> None:
+    directory, model = named
+    dispatched = DISPATCHED[how](directory, tmp_path)
+    weight_bytes = sum(one.nbytes for one in model.parameters())
+    with pytest.raises(ValueError, match="least that works") as caught:
+        offload.stream(dispatched, memory_bytes=1)
+    memory_bytes = int(re.findall(r"(\d+) is the least", str(caught.value))[0])
+    with pytest.raises(ValueError, match="least that works"):
+        offload.stream(dispatched, memory_bytes=memory_bytes - 1)
+    # What was refused is as it was.
+    assert torch.equal(logits(dispatched), logits(model))
+    streamed = offload.stream(dispatched, memory_bytes=memory_bytes)
+    told = offload.report(streamed)
+    assert told.weight_bytes == weight_bytes
+    assert told.resident_bytes + told.passing_bytes <= memory_bytes
+    assert (told.pass_bytes > 0) == (how != "memory")
+    for _ in range(2):
+        assert torch.equal(logits(streamed), logits(model))
+    assert not any(hasattr(one, "_hf_hook") for one in streamed.modules())
+
+
+def test_files_of_a_dispatched_model_that_are_gone_or_another(tmp_path: Path, named: Any) -> None:
+    directory, _ = named
+    dispatched = accelerate.disk_offload(of(directory), tmp_path)
+    file = max(tmp_path.glob("*.dat"), key=lambda one: one.stat().st_size)
+    file.write_bytes(b"1234")
+    with pytest.raises(penstock.CorruptCheckpointError, match="it has 4 bytes") as caught:
+        offload.stream(dispatched, memory_bytes=1 << 20)
+    assert (caught.value.file, f"{caught.value.tensor}.dat") == (file.name, file.name)
+    file.unlink()
+    with pytest.raises(penstock.CheckpointNotFoundError, match="dispatch it again"):
+        offload.stream(dispatched, memory_bytes=1 << 20)
+
+
+def test_a_directory_says_what_a_checkpoint_is_of(tmp_path: Path, named: Any) -> None:
+    directory, model = named
+    other = of(directory)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    penstock.save(tmp_path / "a", {"model": other.state_dict(), "step": 3})
+    streamed = offload.stream(directory, weights=tmp_path / "a", memory_bytes=800_000)
+    assert torch.equal(logits(streamed), logits(other))
+    shutil.copy(directory / "config.json", tmp_path / "a")
+    streamed = offload.stream(tmp_path / "a", memory_bytes=800_000)
+    assert torch.equal(logits(streamed), logits(other))
+    assert not torch.equal(logits(streamed), logits(model))

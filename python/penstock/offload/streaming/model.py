@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.offload.streaming import transformers as of_transformers
 from penstock.offload.streaming.checkpoint import is_penstock, weights_of_checkpoint
+from penstock.offload.streaming.dispatched import (
+    is_dispatched,
+    take_off,
+    weights_of_dispatched,
+)
 from penstock.offload.streaming.first_reads import FirstReads
 from penstock.offload.streaming.safetensors import weights_of
 from penstock.offload.streaming.shares import shared_out
@@ -73,7 +78,8 @@ def stream(
 
     Args:
         model: A directory as `save_pretrained` of transformers makes it, or a module, whose own
-            parameters are given up.
+            parameters are given up; or one that accelerate, or transformers with it, has dispatched
+            to disk: what it has on disk is read there, what it has in memory stays.
         memory_bytes: For weights, those included that are on their way. Activations and caches
             come on top.
         weights: The directory with the safetensors files of a module, whose tensors have the names
@@ -101,15 +107,17 @@ def stream(
     read of a checkpoint is not what was saved, and `TransferError` where it cannot be read.
     """
     _BYTES.check("memory_bytes", memory_bytes)
-    model, found = _model_and_weights(model, weights, key)
+    model, found, held = _model_and_weights(model, weights, key)
     if getattr(model, "_no_split_modules", None) is not None:
         named = of_transformers.blocks_of(model) if blocks is None else list(blocks)
     else:
         named = _members(model) if blocks is None else list(blocks)
     tensors = dict(found.tensors)
-    stored = of_transformers.matched(model, tensors)
+    stored = of_transformers.matched(model, tensors, held)
     units = units_of(model, _checked(model, named), stored)
-    shares = shared_out(units, memory_bytes)
+    shares = shared_out(units, memory_bytes, _held_bytes(model, held))
+    if is_dispatched(model):
+        take_off(model, held)
     # Of the device each model has a share of its own, whoever shares its workers.
     io = TensorIO() if io is None else io._another()
     first_reads = None
@@ -140,8 +148,8 @@ def report(model: Any) -> StreamReport:
     units = streamer.units
     passing = [unit for index, unit in enumerate(units) if index not in shares.resident]
     return StreamReport(
-        weight_bytes=sum(unit.weight_bytes for unit in units),
-        resident_bytes=shares.resident_bytes,
+        weight_bytes=sum(unit.weight_bytes for unit in units) + shares.held_bytes,
+        resident_bytes=shares.resident_bytes + shares.held_bytes,
         passing_bytes=shares.ring_bytes,
         read_bytes=counts.read_bytes,
         pass_bytes=sum(span.nbytes for unit in passing for span in unit.spans),
@@ -153,8 +161,8 @@ def report(model: Any) -> StreamReport:
 
 def _model_and_weights(
     model: Any, weights: str | os.PathLike[str] | None, key: str | None
-) -> tuple[Any, Weights]:
-    """A module, and where its tensors lie by the names that it has for them."""
+) -> tuple[Any, Weights, dict[str, Any]]:
+    """A module, where its tensors lie by its names for them, and those that it has already."""
     if isinstance(model, str | os.PathLike):
         directory = os.fspath(model)
         where = directory if weights is None else os.fspath(weights)
@@ -165,19 +173,33 @@ def _model_and_weights(
                 " there"
             )
         model = of_transformers.model_of(directory)
+    elif weights is None and is_dispatched(model):
+        return model, *weights_of_dispatched(model)
     elif weights is None:
         raise TypeError("weights=: the directory with the safetensors files of the module")
     else:
         where = os.fspath(weights)
     if is_penstock(where):
         # Its names are those that the model had when it was saved.
-        return model, weights_of_checkpoint(where, model, key)
+        return model, weights_of_checkpoint(where, model, key), {}
     if key is not None:
         raise ValueError(f"key={key!r}: {where} is no checkpoint, whose state has keys")
     found = weights_of(where)
     if getattr(model, "_no_split_modules", None) is not None:
         found = replace(found, tensors=of_transformers.renamed(model, found.tensors))
-    return model, found
+    return model, found, {}
+
+
+def _held_bytes(model: Any, held: Mapping[str, Any]) -> int:
+    """Memory of parameters that are there already."""
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    storages = {
+        storage.data_ptr(): storage.nbytes()
+        for name, tensor in held.items()
+        if name in names
+        for storage in [tensor.untyped_storage()]
+    }
+    return sum(storages.values())
 
 
 def _fill_buffers(

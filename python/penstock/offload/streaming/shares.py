@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.offload.buffers import Buffers
 from penstock.offload.streaming.units import PAGE_BYTES
@@ -25,14 +25,30 @@ class Shares:
         resident: Indices of the units that stay once they were read.
         resident_bytes: Memory that those take, in whole pages.
         ring_bytes: Memory that the others pass through.
+        held_bytes: Memory of weights that were there before, and stay.
     """
 
     resident: frozenset[int]
     resident_bytes: int
     ring_bytes: int
+    held_bytes: int = 0
 
 
-def shared_out(units: list[Unit], budget_bytes: int) -> Shares:
+class Needs(NamedTuple):
+    """What a model makes of memory.
+
+    Attributes:
+        least_bytes: With less it does not work.
+        most_bytes: More than that is of no use.
+        why: What takes the least, in words.
+    """
+
+    least_bytes: int
+    most_bytes: int
+    why: str
+
+
+def shared_out(units: list[Unit], memory_bytes: int, held_bytes: int = 0) -> Shares:
     """What of a budget is for which.
 
     Every byte that stays saves as many of each pass, whosever it is, as units are used in a circle:
@@ -42,31 +58,24 @@ def shared_out(units: list[Unit], budget_bytes: int) -> Shares:
 
     Args:
         units: In their order.
-        budget_bytes: For all weights.
+        memory_bytes: For all weights.
+        held_bytes: Of those that are there already, and stay.
 
     Raises:
         ValueError: It is too small for the largest of them.
     """
-    sizes = [Buffers.whole_bytes(unit.nbytes) for unit in units]
-    everything = sum(sizes)
-    if everything <= budget_bytes:
-        return Shares(frozenset(range(len(units))), everything, 0)
-    # What is in use while others are called cannot pass through before them.
-    resident = {
-        index
-        for index, unit in enumerate(units)
-        if not unit.is_block and any(unit.encloses(other) for other in units)
-    }
-    passing = set(range(len(units))) - resident
-    left = budget_bytes - sum(sizes[index] for index in resident)
-    largest = max(passing or resident, key=lambda index: sizes[index])
-    needed = sizes[largest] if passing else 0
-    if needed > left or not passing:
-        least = budget_bytes - left + needed
+    sizes = _sizes(units)
+    needs = needs_of(units, held_bytes)
+    if memory_bytes >= needs.most_bytes:
+        return Shares(frozenset(range(len(units))), sum(sizes), 0, held_bytes)
+    if memory_bytes < needs.least_bytes:
         raise ValueError(
-            f"memory_bytes={budget_bytes}: {units[largest].name!r} takes {sizes[largest]}, and"
-            f" with what is used meanwhile {least} is the least that works"
+            f"memory_bytes={memory_bytes}: {needs.why}, and {needs.least_bytes} is the least that"
+            " works"
         )
+    resident = _used_meanwhile(units)
+    passing = set(range(len(units))) - resident
+    left = memory_bytes - held_bytes - sum(sizes[index] for index in resident)
     beside = [index for index in passing if not units[index].is_block]
     for index in sorted(beside, key=lambda index: sizes[index]):
         if left - sizes[index] >= max((sizes[one] for one in passing - {index}), default=0):
@@ -80,7 +89,36 @@ def shared_out(units: list[Unit], budget_bytes: int) -> Shares:
         passing -= _spread(blocks, min(len(blocks), count))
     resident = set(range(len(units))) - passing
     resident_bytes = sum(sizes[index] for index in resident)
-    return Shares(frozenset(resident), resident_bytes, ring_bytes)
+    return Shares(frozenset(resident), resident_bytes, ring_bytes, held_bytes)
+
+
+def needs_of(units: list[Unit], held_bytes: int) -> Needs:
+    """Between what and what a budget makes a difference."""
+    sizes = _sizes(units)
+    most_bytes = held_bytes + sum(sizes)
+    resident = _used_meanwhile(units)
+    passing = [index for index in range(len(units)) if index not in resident]
+    if not passing:
+        return Needs(most_bytes, most_bytes, f"all of its weights, {most_bytes}, are used together")
+    largest = max(passing, key=lambda index: sizes[index])
+    meanwhile_bytes = held_bytes + sum(sizes[index] for index in resident)
+    why = f"{units[largest].name!r} takes {sizes[largest]}"
+    if meanwhile_bytes:
+        why += f" and what is there meanwhile {meanwhile_bytes}"
+    return Needs(meanwhile_bytes + sizes[largest], most_bytes, why)
+
+
+def _sizes(units: list[Unit]) -> list[int]:
+    return [Buffers.whole_bytes(unit.nbytes) for unit in units]
+
+
+def _used_meanwhile(units: list[Unit]) -> set[int]:
+    """What is in use while others are called: it cannot pass through before them."""
+    return {
+        index
+        for index, unit in enumerate(units)
+        if not unit.is_block and any(unit.encloses(other) for other in units)
+    }
 
 
 def _whole_below(nbytes: int) -> int:

@@ -17,6 +17,7 @@ from penstock.errors import (
     UnsupportedStateError,
 )
 from penstock.offload.buffers import Buffers
+from penstock.offload.streaming.placeholder import placeholder
 from penstock.offload.streaming.ring import Ring
 from penstock.offload.streaming.stored import FileMark
 from penstock.state import dtypes
@@ -316,12 +317,8 @@ def _bind(unit: Unit, parameters: list[Any]) -> None:
 
 
 def _placeholders(unit: Unit) -> list[Any]:
-    """Parameters without memory."""
-    torch = dtypes.import_torch()
     found: dict[Any, Any] = {}
     for seat in unit.seats:
-        stored = seat.stored
-        if stored not in found:
-            empty = torch.empty(stored.shape, dtype=seat.dtype, device="meta")
-            found[stored] = torch.nn.Parameter(empty, requires_grad=False)
+        if seat.stored not in found:
+            found[seat.stored] = placeholder(seat.name, seat.stored.shape, seat.dtype)
     return [found[seat.stored] for seat in unit.seats]

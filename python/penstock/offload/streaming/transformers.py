@@ -11,7 +11,7 @@ from penstock.errors import MissingDependencyError, StateMismatchError, Unsuppor
 from penstock.state import dtypes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping
 
     from penstock.offload.streaming.stored import Stored
 
@@ -117,8 +117,13 @@ def renamed(model: Any, tensors: Mapping[str, Stored]) -> dict[str, Stored]:
     return found
 
 
-def matched(model: Any, found: dict[str, Stored]) -> dict[str, Stored]:
+def matched(model: Any, found: dict[str, Stored], held: Container[str] = ()) -> dict[str, Stored]:
     """Where the parameters of a model lie, by their names in it, ties included.
+
+    Args:
+        model: A module.
+        found: What is stored.
+        held: Names of parameters that are in memory, and stay.
 
     Raises:
         StateMismatchError: Some are not there, or are of another shape.
@@ -135,7 +140,7 @@ def matched(model: Any, found: dict[str, Stored]) -> dict[str, Stored]:
         for name, parameter in parameters.items()
         if id(parameter) in by_identity
     }
-    missing = sorted(set(parameters) - set(found))
+    missing = sorted(name for name in parameters if name not in found and name not in held)
     if missing:
         raise _mismatch("not in the files", missing)
     wrong = [name for name, one in found.items() if one.shape != tuple(parameters[name].shape)]

@@ -1,0 +1,196 @@
+"""Models that accelerate, or transformers with it, has dispatched to disk: where their weights lie.
+
+Its hooks have a map of the weights: an ``OffloadedWeightsLoader`` knows those that are in memory,
+and of the others an index with the safetensors file, or the shape and type of a file of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsupportedStateError
+from penstock.offload.streaming.safetensors import header_of
+from penstock.offload.streaming.stored import FileMark, Stored, Weights
+from penstock.state import dtypes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+class _Offloaded(NamedTuple):
+    """A tensor of a module that is elsewhere while the module is not called.
+
+    Attributes:
+        name: In the model.
+        key: In the map.
+        weights: The map that has it.
+        dtype: Name of the type that it is to have.
+    """
+
+    name: str
+    key: str
+    weights: Any
+    dtype: str
+
+
+def is_dispatched(model: Any) -> bool:
+    """Whether hooks of accelerate bring weights of a model."""
+    return any(_hooks(module) for module in model.modules())
+
+
+def weights_of_dispatched(model: Any) -> tuple[Weights, dict[str, Any]]:
+    """Where the weights of a dispatched model lie that are on disk, and those in memory, by name.
+
+    Raises:
+        CheckpointNotFoundError: A file that the index names is not there.
+        CorruptCheckpointError: A file is not what it should be.
+        UnsupportedStateError: Weights are on another device.
+    """
+    files = _Files()
+    resident: dict[str, Any] = {}
+    found: dict[str, Stored] = {}
+    for one in _offloaded(model):
+        in_memory = one.weights.state_dict if hasattr(one.weights, "index") else one.weights
+        if one.key in in_memory:
+            resident[one.name] = in_memory[one.key]
+        else:
+            found[one.name] = files.stored(one)
+    # Hooks have torn tied weights apart, and each may have a file of its own.
+    for name, other in getattr(model, "all_tied_weights_keys", {}).items():
+        for tensors in (found, resident):
+            if name in tensors and other in tensors:
+                tensors[name] = tensors[other]
+    every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+    for name, tensor in every:
+        held = resident.get(name, tensor)
+        if name not in found and held.device.type != "cpu":
+            raise UnsupportedStateError(
+                f"{name!r} is on {held.device}: a streamed model stays on the CPU; dispatch it to"
+                " 'cpu' and 'disk' alone",
+                key=name,
+            )
+        if name not in found:
+            resident[name] = held
+    return Weights(found, files.marks), resident
+
+
+def take_off(model: Any, resident: Mapping[str, Any]) -> None:
+    """Takes the hooks of accelerate off, and gives the model back what is in memory.
+
+    Args:
+        model: That was dispatched.
+        resident: Tensors by their names in it.
+    """
+    from accelerate.hooks import remove_hook_from_submodules
+
+    for module in model.modules():
+        for hook in _hooks(module):
+            # Else it would have all of the weights come back.
+            hook.offload = False
+    remove_hook_from_submodules(model)
+    model.__dict__.pop("hf_device_map", None)
+    torch = dtypes.import_torch()
+    tied: dict[int, Any] = {}
+    for name, tensor in resident.items():
+        owner, _, attribute = name.rpartition(".")
+        module = model.get_submodule(owner)
+        if attribute in module._buffers:
+            module._buffers[attribute] = tensor
+            continue
+        if id(tensor) not in tied:
+            is_one = isinstance(tensor, torch.nn.Parameter)
+            tied[id(tensor)] = tensor if is_one else torch.nn.Parameter(tensor, requires_grad=False)
+        module._parameters[attribute] = tied[id(tensor)]
+
+
+def _hooks(module: Any) -> list[Any]:
+    """Those of its hooks that have a map of weights."""
+    hook = getattr(module, "_hf_hook", None)
+    every = [] if hook is None else getattr(hook, "hooks", [hook])
+    return [one for one in every if getattr(one, "offload", False)]
+
+
+def _offloaded(model: Any) -> Iterator[_Offloaded]:
+    from accelerate.utils import PrefixedDataset, named_module_tensors
+
+    for name, module in model.named_modules():
+        for hook in _hooks(module):
+            weights, prefix = hook.weights_map, ""
+            while isinstance(weights, PrefixedDataset):
+                weights, prefix = weights.dataset, weights.prefix + prefix
+            inside = named_module_tensors(
+                module,
+                include_buffers=hook.offload_buffers,
+                recurse=hook.place_submodules,
+                remove_non_persistent=True,
+            )
+            for own, tensor in inside:
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                full = f"{name}.{own}" if name else own
+                yield _Offloaded(full, prefix + own, weights, dtype)
+
+
+class _Files:
+    """The files of an index, each looked at once.
+
+    Attributes:
+        marks: Of each that was.
+    """
+
+    def __init__(self) -> None:
+        self.marks: dict[str, FileMark] = {}
+        self._headers: dict[str, dict[str, Stored]] = {}
+
+    def stored(self, one: _Offloaded) -> Stored:
+        """Where the bytes of one lie."""
+        name, key, weights, dtype = one
+        entry, folder = weights.index[key], weights.save_folder
+        path = entry.get("safetensors_file")
+        if path is None:
+            return self._plain(os.path.join(folder, f"{key}.dat"), name, entry)
+        path = os.path.abspath(path)
+        if path not in self._headers:
+            self._look(path)
+            self._headers[path], self.marks[path] = header_of(Path(path))
+        inside = entry.get("weight_name", key)
+        if (found := self._headers[path].get(inside)) is None:
+            raise _gone(path, name, f"it has no tensor {inside!r}")
+        if entry.get("dtype") not in (None, str(found.dtype).removeprefix("torch."), dtype):
+            raise UnsupportedStateError(
+                f"{name!r} is stored as {found.dtype} and was to be rounded to {entry['dtype']} on"
+                f" the way to {dtype}: dispatch the model in the type that it is to have",
+                key=name,
+            )
+        return found
+
+    def _plain(self, path: str, name: str, entry: Mapping[str, Any]) -> Stored:
+        """That of a file which is nothing but the tensor."""
+        path = os.path.abspath(path)
+        self.marks[path] = self._look(path)
+        dtype = dtypes.any_torch_dtype(entry["dtype"])
+        stored = Stored(path, 0, tuple(entry["shape"]), dtype)
+        if self.marks[path].nbytes != stored.nbytes:
+            held = self.marks[path].nbytes
+            raise _gone(path, name, f"it has {held} bytes, {name!r} takes {stored.nbytes}")
+        return stored
+
+    def _look(self, path: str) -> FileMark:
+        try:
+            return FileMark.of(os.stat(path))
+        except FileNotFoundError as error:
+            raise CheckpointNotFoundError(
+                f"{path}: it is not there any more, and the model that was dispatched has weights"
+                " in it: dispatch it again",
+                path=path,
+            ) from error
+
+
+def _gone(path: str, name: str, why: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError(
+        f"{path}: {why}: dispatch the model again",
+        path=os.path.dirname(path),
+        file=os.path.basename(path),
+        tensor=name,
+    )

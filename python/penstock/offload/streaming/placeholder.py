@@ -1,0 +1,68 @@
+"""What stands for a parameter while its bytes are in storage."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NoReturn
+
+from penstock.errors import UnsupportedStateError
+from penstock.state import dtypes
+
+
+def placeholder(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+    """A parameter of the host without memory: whatever computes with it, or copies it, raises.
+
+    A tensor of the device ``"meta"`` would not do: results are computed of it that nobody notices,
+    and who asks a model where it is puts its inputs there, too.
+
+    Args:
+        name: Of the parameter in the model.
+        shape: Its sizes.
+        dtype: A `torch.dtype`.
+    """
+    kind = _kind()
+    made = kind._make_wrapper_subclass(kind, shape, dtype=dtype, device="cpu")
+    made._is_param = True
+    made._name_in_model = name
+    return made
+
+
+@functools.cache
+def _kind() -> Any:
+    torch = dtypes.import_torch()
+
+    class InStorage(torch.Tensor):  # type: ignore[misc, name-defined]
+        __torch_function__ = torch._C._disabled_torch_function_impl
+
+        @classmethod
+        def __torch_dispatch__(
+            cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
+        ) -> NoReturn:
+            del function, kinds
+            every = [*args, *(kwargs or {}).values()]
+            lists = [one for one in every if isinstance(one, list | tuple)]
+            inner = [one for each in lists for one in each]
+            raise _refusal(next(one for one in [*every, *inner] if isinstance(one, cls)))
+
+        def __repr__(self, **_: Any) -> str:
+            return f"<{self._name_in_model}: {tuple(self.shape)}, {self.dtype}, in storage>"
+
+        def __deepcopy__(self, memory: Any) -> NoReturn:
+            raise _refusal(self)
+
+        def __reduce_ex__(self, protocol: Any) -> NoReturn:
+            raise _refusal(self)
+
+        def tolist(self) -> NoReturn:
+            raise _refusal(self)
+
+    return InStorage
+
+
+def _refusal(one: Any) -> UnsupportedStateError:
+    name = one._name_in_model
+    return UnsupportedStateError(
+        f"{name!r} is in storage: a streamed model has it in memory only while the block is called"
+        " that has it; copy and save the files that the model was made of",
+        key=name,
+    )
