@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import StateMismatchError, UnsupportedStateError
+from penstock.errors import StateMismatchError
 from penstock.offload.streaming import transformers as of_transformers
 from penstock.offload.streaming.checkpoint import is_penstock, weights_of_checkpoint
 from penstock.offload.streaming.dispatched import (
@@ -20,12 +20,13 @@ from penstock.offload.streaming.safetensors import weights_of
 from penstock.offload.streaming.shares import shared_out
 from penstock.offload.streaming.streamer import Streamer
 from penstock.offload.streaming.units import Span, units_of
+from penstock.offload.streaming.use import Use, keep_as_it_is
 from penstock.offload.tensor_io import TensorIO
 from penstock.option_kinds import Number
 from penstock.state import dtypes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from penstock.offload.streaming.stored import Stored, Weights
 
@@ -127,9 +128,9 @@ def stream(
     streamer = Streamer(units, shares, io, found.marks, first_reads)
     for index, unit in enumerate(units):
         for module in unit.modules:
-            _hook(module, index, streamer)
+            Use(streamer, index).hook(module)
     for module in model.modules():
-        _keep_as_it_is(module)
+        keep_as_it_is(module)
     # By nothing else than the model, which it refers to: both go together.
     object.__setattr__(model, _STREAMER, streamer)
     return model.eval()
@@ -235,35 +236,3 @@ def _checked(model: Any, blocks: list[str]) -> list[str]:
         if name not in known:
             raise ValueError(f"blocks: the model has no module {name!r}")
     return blocks
-
-
-def _hook(module: Any, index: int, streamer: Streamer) -> None:
-    def before(*_: Any) -> None:
-        streamer.enter(index)
-
-    def after(*_: Any) -> None:
-        streamer.leave(index)
-
-    # First of all before and last of all behind, so that hooks of others find the weights.
-    module.register_forward_pre_hook(before, prepend=True)
-    module.register_forward_hook(after, always_call=True)
-
-
-def _keep_as_it_is(module: Any) -> None:
-    """Refuses what would move or convert parameters that are not there."""
-    torch = dtypes.import_torch()
-
-    def apply(function: Callable[[Any], Any], recurse: bool = True) -> Any:
-        del recurse
-        for parameter in module.parameters():
-            probe = torch.empty(0, dtype=parameter.dtype)
-            changed = function(probe)
-            if (changed.dtype, changed.device) != (probe.dtype, probe.device):
-                raise UnsupportedStateError(
-                    f"a streamed model stays on the CPU and in its type, {probe.dtype}: convert"
-                    " the files, or load it whole",
-                    key="model",
-                )
-        return module
-
-    module._apply = apply

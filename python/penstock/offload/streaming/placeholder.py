@@ -53,8 +53,12 @@ def _kind() -> Any:
         def __reduce_ex__(self, protocol: Any) -> NoReturn:
             raise _refusal(self)
 
-        def tolist(self) -> NoReturn:
+        def _refuse(self, *_: Any, **__: Any) -> NoReturn:
             raise _refusal(self)
+
+        # Who asks for memory by its address would find none there.
+        data_ptr = untyped_storage = storage = numpy = tolist = _refuse
+        __array__ = __dlpack__ = requires_grad_ = _refuse
 
     return InStorage
 

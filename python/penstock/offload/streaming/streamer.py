@@ -95,7 +95,8 @@ class Streamer:
         self._files: dict[str, DataFile] = {}
         self._ring = Ring(shares.ring_bytes)
         self._buffers = Buffers(max(1, shares.resident_bytes + shares.ring_bytes))
-        self._arena = self._buffers.empty(shares.ring_bytes, torch.uint8)
+        with torch.inference_mode(False):
+            self._arena = self._buffers.empty(shares.ring_bytes, torch.uint8)
         self._window_bytes = max(shares.ring_bytes, _WINDOW_BYTES_MIN)
         self._loaded: dict[int, _Loaded] = {}
         self._cursor = 0
@@ -115,6 +116,7 @@ class Streamer:
             TransferError: They cannot be read.
             CorruptCheckpointError: Their file has changed, or is damaged.
         """
+        torch = dtypes.import_torch()
         begun = time.perf_counter()
         held = self._held_here()
         with self._lock:
@@ -140,7 +142,9 @@ class Streamer:
         with self._lock:
             if not loaded.is_used:
                 loaded.is_used = True
-                _bind(self.units[index], _views(self.units[index], loaded.memory))
+                # What the caller computes with from now on may be something else than inference.
+                with torch.inference_mode(False), torch.no_grad():
+                    _bind(self.units[index], _views(self.units[index], loaded.memory))
             self.counts.uses += 1
             self.counts.hits += is_hit
             self.counts.stalled_seconds += 0.0 if is_hit else time.perf_counter() - begun
@@ -220,7 +224,8 @@ class Streamer:
         unit = self.units[index]
         claim = None
         if index in self._resident:
-            memory = self._buffers.empty(unit.nbytes, torch.uint8)
+            with torch.inference_mode(False):
+                memory = self._buffers.empty(unit.nbytes, torch.uint8)
         else:
             claim = self._ring.take(unit.nbytes)
             if claim is None:
