@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from penstock.offload.buffers import Buffers
 from penstock.offload.data_file import DataFile
+from penstock.offload.streaming.budget import Budget
 from penstock.offload.streaming.model import StreamReport, report, stream
 from penstock.offload.tensor_io import TensorIO
 from penstock.offload.transfer import Transfer, TransferReport, wait_all
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SGD",
     "AdamW",
+    "Budget",
     "Buffers",
     "DataFile",
     "StreamReport",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import StateMismatchError
 from penstock.offload.streaming import transformers as of_transformers
+from penstock.offload.streaming.budget import MEMORY_BYTES, Budget
 from penstock.offload.streaming.checkpoint import is_penstock, weights_of_checkpoint
 from penstock.offload.streaming.dispatched import (
     is_dispatched,
@@ -17,12 +18,11 @@ from penstock.offload.streaming.dispatched import (
 )
 from penstock.offload.streaming.first_reads import FirstReads
 from penstock.offload.streaming.safetensors import weights_of
-from penstock.offload.streaming.shares import shared_out
+from penstock.offload.streaming.shares import needs_of
 from penstock.offload.streaming.streamer import Streamer
 from penstock.offload.streaming.units import Span, units_of
 from penstock.offload.streaming.use import Use, keep_as_it_is
 from penstock.offload.tensor_io import TensorIO
-from penstock.option_kinds import Number
 from penstock.state import dtypes
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from penstock.offload.streaming.stored import Stored, Weights
 
 _STREAMER = "_penstock_streamer"
-_BYTES = Number(1, (1 << 63) - 1, "bytes", is_open=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class StreamReport:
 def stream(
     model: Any,
     *,
-    memory_bytes: int,
+    memory_bytes: int | Budget,
     weights: str | os.PathLike[str] | None = None,
     key: str | None = None,
     blocks: Iterable[str] | None = None,
@@ -81,8 +80,8 @@ def stream(
         model: A directory as `save_pretrained` of transformers makes it, or a module, whose own
             parameters are given up; or one that accelerate, or transformers with it, has dispatched
             to disk: what it has on disk is read there, what it has in memory stays.
-        memory_bytes: For weights, those included that are on their way. Activations and caches
-            come on top.
+        memory_bytes: For weights, those included that are on their way; a `Budget` for those of
+            several models. Activations and caches come on top.
         weights: The directory with the safetensors files of a module, whose tensors have the names
             of its parameters; or a checkpoint, or a store, whose newest complete step is taken. Of
             a model that is a directory, where other weights are than there.
@@ -107,28 +106,35 @@ def stream(
     A call of the model raises `CorruptCheckpointError` where a file has changed since, or what is
     read of a checkpoint is not what was saved, and `TransferError` where it cannot be read.
     """
-    _BYTES.check("memory_bytes", memory_bytes)
+    if not isinstance(memory_bytes, Budget):
+        MEMORY_BYTES.check("memory_bytes", memory_bytes)
     model, found, held = _model_and_weights(model, weights, key)
     if getattr(model, "_no_split_modules", None) is not None:
         named = of_transformers.blocks_of(model) if blocks is None else list(blocks)
     else:
         named = _members(model) if blocks is None else list(blocks)
-    tensors = dict(found.tensors)
-    stored = of_transformers.matched(model, tensors, held)
+    stored = of_transformers.matched(model, dict(found.tensors), held)
     units = units_of(model, _checked(model, named), stored)
-    shares = shared_out(units, memory_bytes, _held_bytes(model, held))
-    if is_dispatched(model):
-        take_off(model, held)
+    held_bytes = _held_bytes(model, held)
     # Of the device each model has a share of its own, whoever shares its workers.
     io = TensorIO() if io is None else io._another()
-    first_reads = None
-    if found.digests is not None:
-        first_reads = FirstReads(found.digests, found.marks, io._another())
-    _fill_buffers(model, tensors, io, first_reads)
-    streamer = Streamer(units, shares, io, found.marks, first_reads)
+    digests = found.digests
+    first_reads = None if digests is None else FirstReads(digests, found.marks, io._another())
+
+    def made(share_bytes: int) -> Streamer:
+        return Streamer(units, share_bytes, held_bytes, io, found.marks, first_reads)
+
+    if isinstance(memory_bytes, Budget):
+        streamer = memory_bytes._admit(needs_of(units, held_bytes), made)
+    else:
+        streamer = made(memory_bytes)
+    if is_dispatched(model):
+        take_off(model, held)
+    _fill_buffers(model, found.tensors, io, first_reads)
+    streamer.begin()
     for index, unit in enumerate(units):
         for module in unit.modules:
-            Use(streamer, index).hook(module)
+            Use(module, streamer, index)
     for module in model.modules():
         keep_as_it_is(module)
     # By nothing else than the model, which it refers to: both go together.

@@ -19,6 +19,7 @@ from penstock.errors import (
 from penstock.offload.buffers import Buffers
 from penstock.offload.streaming.placeholder import placeholder
 from penstock.offload.streaming.ring import Ring
+from penstock.offload.streaming.shares import needs_of, shared_out
 from penstock.offload.streaming.stored import FileMark
 from penstock.state import dtypes
 
@@ -70,42 +71,91 @@ class Streamer:
 
     Args:
         units: In the order of their use.
-        shares: Which of them stay, and memory for the others.
+        memory_bytes: For their weights.
+        held_bytes: Of it, what has weights that are none of theirs.
         io: Reads.
         marks: Of each file, what it was when it was looked at.
         first_reads: Compares what is read for the first time, where there are digests.
+
+    Attributes:
+        counts: What was done.
+        units: The same.
+        needs: What they make of memory.
+        shares: Which of them stay, and memory for the others.
+        memory_bytes: What there is for them now.
+
+    Raises:
+        ValueError: It is too little.
     """
 
     def __init__(
         self,
         units: list[Unit],
-        shares: Shares,
+        memory_bytes: int,
+        held_bytes: int,
         io: TensorIO,
         marks: Mapping[str, FileMark],
         first_reads: FirstReads | None = None,
     ) -> None:
-        torch = dtypes.import_torch()
         self.counts = Counts()
         self.units = units
-        self.shares = shares
-        self._resident = shares.resident
+        self.needs = needs_of(units, held_bytes)
+        self._take(memory_bytes, shared_out(units, memory_bytes, held_bytes))
         self._io = io
         self._marks = marks
         self._first_reads = first_reads
         self._files: dict[str, DataFile] = {}
-        self._ring = Ring(shares.ring_bytes)
-        self._buffers = Buffers(max(1, shares.resident_bytes + shares.ring_bytes))
-        with torch.inference_mode(False):
-            self._arena = self._buffers.empty(shares.ring_bytes, torch.uint8)
-        self._window_bytes = max(shares.ring_bytes, _WINDOW_BYTES_MIN)
         self._loaded: dict[int, _Loaded] = {}
         self._cursor = 0
         self._here = threading.local()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
+        self._is_resized = False
         self._placeholders = [_placeholders(unit) for unit in units]
-        for index, unit in enumerate(units):
-            _bind(unit, self._placeholders[index])
+
+    def begin(self) -> None:
+        """From now on the modules have their weights when they are entered only."""
+        for unit, placeholders in zip(self.units, self._placeholders, strict=True):
+            _bind(unit, placeholders)
+
+    def _take(self, memory_bytes: int, shares: Shares) -> None:
+        torch = dtypes.import_torch()
+        self.memory_bytes = memory_bytes
+        self.shares = shares
+        self._resident = shares.resident
+        self._ring = Ring(shares.ring_bytes)
+        self._buffers = Buffers(max(1, shares.resident_bytes + shares.ring_bytes))
+        with torch.inference_mode(False):
+            self._arena = self._buffers.empty(shares.ring_bytes, torch.uint8)
+        self._window_bytes = max(shares.ring_bytes, _WINDOW_BYTES_MIN)
+
+    def resize(self, memory_bytes: int) -> None:
+        """Makes do with other memory, once no unit is in use; begins anew to read.
+
+        Raises:
+            ValueError: It is too little; nothing has changed.
+            UnsupportedStateError: This thread is using a unit.
+        """
+        shares = shared_out(self.units, memory_bytes, self.shares.held_bytes)
+        if +self._held_here():
+            raise UnsupportedStateError(
+                "memory that is shared with a model is divided anew while that is called: stream"
+                " the other one before, or with memory of its own",
+                key="memory_bytes",
+            )
+        with self._lock:
+            # Who uses nothing yet does not begin to meanwhile.
+            self._is_resized = True
+            try:
+                while any(loaded.users for loaded in self._loaded.values()):
+                    self._changed.wait()
+                self._let_go_of_all(list(self._loaded))
+                # What was there has to be gone before there is something else.
+                self._arena = None
+                self._take(memory_bytes, shares)
+            finally:
+                self._is_resized = False
+                self._changed.notify_all()
 
     # ---- Called by the hooks
 
@@ -120,6 +170,8 @@ class Streamer:
         begun = time.perf_counter()
         held = self._held_here()
         with self._lock:
+            while self._is_resized and not +held:
+                self._changed.wait()
             while (loaded := self._loaded.get(index)) is None and not self._demand(index):
                 if passing := set(+held) - self._resident:
                     raise UnsupportedStateError(
@@ -171,6 +223,8 @@ class Streamer:
         with self._lock:
             loaded = self._loaded[index]
             loaded.users -= 1
+            if self._is_resized:
+                self._changed.notify_all()
             if loaded.users > 0 or (index in self._resident and not is_failed):
                 return
             self._let_go(index)
@@ -191,10 +245,7 @@ class Streamer:
             for one, loaded in self._loaded.items()
             if loaded.users == 0 and one not in self._resident
         ]
-        for other in unused:
-            self._loaded[other].transfer.cancel()
-        for other in unused:
-            self._let_go(other)
+        self._let_go_of_all(unused)
         if self._begin(index):
             self._cursor = self._following(index)
             return True
@@ -241,6 +292,12 @@ class Streamer:
         self.counts.read_bytes += sum(span.nbytes for span in unit.spans)
         self._loaded[index] = _Loaded(memory, claim, transfer)
         return True
+
+    def _let_go_of_all(self, indices: list[int]) -> None:
+        for index in indices:
+            self._loaded[index].transfer.cancel()
+        for index in indices:
+            self._let_go(index)
 
     def _let_go(self, index: int) -> None:
         loaded = self._loaded.pop(index)

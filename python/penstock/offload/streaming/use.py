@@ -14,24 +14,22 @@ if TYPE_CHECKING:
 
 
 class Use:
-    """Has the weights of a unit there while one of its modules is called.
+    """Has the weights of a unit there while a module is called.
 
     Args:
+        module: The module.
         streamer: That has them.
         index: Of the unit.
     """
 
-    def __init__(self, streamer: Streamer, index: int) -> None:
+    def __init__(self, module: Any, streamer: Streamer, index: int) -> None:
         self._streamer = streamer
         self._index = index
-
-    def hook(self, module: Any) -> None:
-        """Hears of the calls of a module from now on."""
         # What is compiled is what is called between them.
         disable = dtypes.import_torch().compiler.disable
-        # First of all before and last of all behind, so that hooks of others find the weights.
         module.register_forward_pre_hook(disable(self.before), prepend=True, with_kwargs=True)
-        module.register_forward_hook(disable(self.behind), always_call=True)
+        handle = module.register_forward_hook(disable(self.behind), always_call=True)
+        self._behind_id = handle.id
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A call begins."""
@@ -42,6 +40,10 @@ class Use:
                 " computed: call it under torch.no_grad() or torch.inference_mode()",
                 key=self._name,
             )
+        # First of all before and last of all behind, so that hooks of others find the weights, also
+        # those that came later.
+        if next(reversed(module._forward_hooks)) != self._behind_id:
+            module._forward_hooks.move_to_end(self._behind_id)
         self._streamer.enter(self._index)
 
     def behind(self, *_: Any) -> None:

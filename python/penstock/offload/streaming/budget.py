@@ -1,0 +1,99 @@
+"""`Budget`: memory that several streamed models share."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from penstock.option_kinds import Number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.offload.streaming.shares import Needs
+    from penstock.offload.streaming.streamer import Streamer
+
+MEMORY_BYTES = Number(1, (1 << 63) - 1, "bytes", is_open=False)
+
+
+class Budget:
+    """Memory for the weights of several models of a process: ``stream(…, memory_bytes=budget)``.
+
+    Each has what it needs at least. The rest is divided by the bytes of their weights, and none has
+    more than it has use for. When another one comes, the shares of those that are there become
+    smaller, once none of their blocks is being called: what they had in memory is read again. What
+    a model that is gone had is divided when the next one comes.
+
+    Args:
+        memory_bytes: For the weights of all.
+
+    Attributes:
+        memory_bytes: The same.
+
+    Raises:
+        ValueError: It is out of range.
+    """
+
+    def __init__(self, memory_bytes: int) -> None:
+        MEMORY_BYTES.check("memory_bytes", memory_bytes)
+        self.memory_bytes = memory_bytes
+        self._members: list[weakref.ref[Streamer]] = []
+        self._lock = threading.Lock()
+
+    def _admit(self, needs: Needs, made: Callable[[int], Streamer]) -> Streamer:
+        """Makes room for one more.
+
+        Args:
+            needs: What it makes of memory.
+            made: Makes it, with so much memory.
+
+        Raises:
+            ValueError: There is too little for all of them.
+        """
+        with self._lock:
+            members = [one for ref in self._members if (one := ref()) is not None]
+            every = [*(one.needs for one in members), needs]
+            least_bytes = sum(one.least_bytes for one in every)
+            if least_bytes > self.memory_bytes:
+                others = "" if not members else f", with the {len(members)} that share it,"
+                raise ValueError(
+                    f"memory_bytes={self.memory_bytes}: {needs.why}, and{others} {least_bytes} is"
+                    " the least that works"
+                )
+            *others_bytes, own_bytes = divided(self.memory_bytes, every)
+            for member, share_bytes in zip(members, others_bytes, strict=True):
+                if share_bytes != member.memory_bytes:
+                    member.resize(share_bytes)
+            streamer = made(own_bytes)
+            self._members = [weakref.ref(one) for one in [*members, streamer]]
+            return streamer
+
+
+def divided(memory_bytes: int, needs: list[Needs]) -> list[int]:
+    """Shares of memory: the least for each, the rest by weight, none more than it has use for.
+
+    Args:
+        memory_bytes: No less than what all need at least.
+        needs: Of each.
+    """
+    shares = [one.least_bytes for one in needs]
+    open_ones = {index for index, one in enumerate(needs) if one.most_bytes > shares[index]}
+    left = memory_bytes - sum(shares)
+    while open_ones and left:
+        weight = sum(needs[index].most_bytes for index in open_ones)
+        # Who has use for less than its part leaves the rest to the others.
+        parts = {index: left * needs[index].most_bytes // weight for index in open_ones}
+        full = {
+            index
+            for index, part in parts.items()
+            if shares[index] + part >= needs[index].most_bytes
+        }
+        for index in full or open_ones:
+            part = min(parts[index], needs[index].most_bytes - shares[index])
+            shares[index] += part
+            left -= part
+        if not full:
+            break
+        open_ones -= full
+    return shares
