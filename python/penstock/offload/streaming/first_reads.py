@@ -5,20 +5,36 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import CorruptCheckpointError
 from penstock.state import dtypes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from penstock.offload.streaming.stored import Digests, FileMark
     from penstock.offload.streaming.units import Span
     from penstock.offload.tensor_io import TensorIO
+    from penstock.offload.transfer import Transfer
 
 _SPANS_MAX = 8
-"""So many are looked at together: what lies around each takes two chunks of memory."""
+"""So many are looked at together: what lies around each takes up to two chunks of memory."""
+
+
+class Around(NamedTuple):
+    """What lies around spans in their chunks.
+
+    Attributes:
+        spans: That are read for the first time.
+        pieces: Of each, memory for what lies before it and behind it, and where in the file that
+            begins.
+        transfer: Reads it.
+    """
+
+    spans: list[Span]
+    pieces: list[list[tuple[Any, int]]]
+    transfer: Transfer
 
 
 class FirstReads:
@@ -44,31 +60,50 @@ class FirstReads:
         self._good: set[tuple[str, int, int]] = set()
         self._lock = threading.Lock()
 
-    def check(self, spans: Iterable[Span], memory: Any) -> None:
+    def begin(self, spans: Sequence[Span]) -> Around | None:
+        """Begins to read what lies around spans that are being read, where there are few of them.
+
+        Args:
+            spans: Of files.
+        """
+        new = self._new(spans)
+        return self._begin(new) if 0 < len(new) <= _SPANS_MAX else None
+
+    def check(self, spans: Sequence[Span], memory: Any, around: Around | None) -> None:
         """Compares what was read, unless it was right before.
 
         Args:
             spans: Of files.
             memory: That holds them, where they say.
+            around: What `begin` has given.
 
         Raises:
             CorruptCheckpointError: Bytes are not what was stored, when read once more, too.
             TransferError: What lies around them cannot be read.
         """
         with self._lock:
-            new = [span for span in spans if span[:3] not in self._good]
+            new = self._new(spans)
+            if around is not None and around.spans == new:
+                self._check(around, memory)
+                return
             for begin in range(0, len(new), _SPANS_MAX):
-                self._check(new[begin : begin + _SPANS_MAX], memory)
+                self._check(self._begin(new[begin : begin + _SPANS_MAX]), memory)
 
-    def _check(self, spans: list[Span], memory: Any) -> None:
-        around = [self._around(span) for span in spans]
+    def _new(self, spans: Sequence[Span]) -> list[Span]:
+        return [span for span in spans if span[:3] not in self._good]
+
+    def _begin(self, spans: list[Span]) -> Around:
+        pieces = [self._around(span) for span in spans]
         requests = [
             (piece, span.path, offset)
-            for span, pieces in zip(spans, around, strict=True)
-            for piece, offset in pieces
+            for span, both in zip(spans, pieces, strict=True)
+            for piece, offset in both
         ]
-        self._read(self._io, requests)
-        for span, pieces in zip(spans, around, strict=True):
+        return Around(spans, pieces, self._read(self._io, requests))
+
+    def _check(self, around: Around, memory: Any) -> None:
+        around.transfer.result()
+        for span, pieces in zip(around.spans, around.pieces, strict=True):
             inside = memory[span.place : span.place + span.nbytes]
             try:
                 self._compare(span, pieces, inside)
@@ -77,14 +112,18 @@ class FirstReads:
                 again = [(piece, span.path, offset) for piece, offset in pieces]
                 _drop_cache(span.path)
                 with self._io._another(direct="auto") as past_cache:
-                    self._read(past_cache, [*again, (inside, span.path, span.offset)])
+                    again.append((inside, span.path, span.offset))
+                    self._read(past_cache, again).result()
                 self._compare(span, pieces, inside)
             self._good.add(span[:3])
 
-    def _read(self, io: TensorIO, requests: list[tuple[Any, str, int]]) -> None:
-        if requests := [one for one in requests if one[0].numel()]:
-            self.read_bytes += sum(piece.numel() for piece, _, _ in requests)
-            io.read_all(requests).result()
+    def _read(self, io: TensorIO, requests: list[tuple[Any, str, int]]) -> Transfer:
+        requests = [one for one in requests if one[0].numel()]
+        self.read_bytes += sum(piece.numel() for piece, _, _ in requests)
+        transfer = io.read_all(requests)
+        # Whoever compares hears what went wrong; perhaps nobody does.
+        transfer.is_seen = True
+        return transfer
 
     def _around(self, span: Span) -> list[tuple[Any, int]]:
         """Memory for what lies before a span and behind it, and where in the file that begins."""

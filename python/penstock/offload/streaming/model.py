@@ -158,7 +158,7 @@ def report(model: Any) -> StreamReport:
         weight_bytes=sum(unit.weight_bytes for unit in units) + shares.held_bytes,
         resident_bytes=shares.resident_bytes + shares.held_bytes,
         passing_bytes=shares.ring_bytes,
-        read_bytes=counts.read_bytes,
+        read_bytes=streamer.read_bytes,
         pass_bytes=sum(span.nbytes for unit in passing for span in unit.spans),
         stalled_seconds=counts.stalled_seconds,
         uses=counts.uses,
@@ -223,7 +223,7 @@ def _fill_buffers(
         io.read(content, stored.path, stored.offset).result()
         if first_reads is not None:
             span = Span(stored.path, stored.offset, stored.nbytes, 0)
-            first_reads.check([span], content.view(-1).view(torch.uint8))
+            first_reads.check([span], content.view(-1).view(torch.uint8), None)
         owner, _, attribute = name.rpartition(".")
         model.get_submodule(owner)._buffers[attribute] = content.to(buffer.dtype)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.offload.data_file import DataFile
-    from penstock.offload.streaming.first_reads import FirstReads
+    from penstock.offload.streaming.first_reads import Around, FirstReads
     from penstock.offload.streaming.ring import Claim
     from penstock.offload.streaming.shares import Shares
     from penstock.offload.streaming.units import Unit
@@ -62,6 +62,7 @@ class _Loaded:
     memory: Any
     claim: Claim | None
     transfer: Transfer
+    around: Around | None = None
     users: int = 0
     is_used: bool = False
 
@@ -128,6 +129,12 @@ class Streamer:
         with torch.inference_mode(False):
             self._arena = self._buffers.empty(shares.ring_bytes, torch.uint8)
         self._window_bytes = max(shares.ring_bytes, _WINDOW_BYTES_MIN)
+
+    @property
+    def read_bytes(self) -> int:
+        """That were asked of storage, with what lies around what is compared with digests."""
+        around = self._first_reads
+        return self.counts.read_bytes + (0 if around is None else around.read_bytes)
 
     def resize(self, memory_bytes: int) -> None:
         """Makes do with other memory, once no unit is in use; begins anew to read.
@@ -290,7 +297,8 @@ class Streamer:
         # Whoever needs the weights hears what went wrong; perhaps nobody does.
         transfer.is_seen = True
         self.counts.read_bytes += sum(span.nbytes for span in unit.spans)
-        self._loaded[index] = _Loaded(memory, claim, transfer)
+        around = None if self._first_reads is None else self._first_reads.begin(unit.spans)
+        self._loaded[index] = _Loaded(memory, claim, transfer, around)
         return True
 
     def _let_go_of_all(self, indices: list[int]) -> None:
@@ -330,7 +338,7 @@ class Streamer:
             ) from error
         self._check_files(unit)
         if self._first_reads is not None:
-            self._first_reads.check(unit.spans, loaded.memory)
+            self._first_reads.check(unit.spans, loaded.memory, loaded.around)
 
     def _check_files(self, unit: Unit) -> None:
         """That nobody has written to them, or put others in their place."""
