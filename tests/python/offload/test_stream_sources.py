@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import re
 import shutil
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from models import saved
+from models import SMALL, saved
 from safetensors.torch import save_file
 from towers import Tower
 
@@ -19,6 +20,7 @@ from penstock import offload
 from penstock.loading.opened import OpenCheckpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 accelerate = pytest.importorskip("accelerate")
@@ -345,3 +347,58 @@ def test_a_directory_says_what_a_checkpoint_is_of(tmp_path: Path, named: Any) ->
     streamed = offload.stream(tmp_path / "a", memory_bytes=800_000)
     assert torch.equal(logits(streamed), logits(other))
     assert not torch.equal(logits(streamed), logits(model))
+
+
+# ---- Tensors that the model has otherwise than they are stored
+
+
+@pytest.fixture
+def fused(tmp_path: Path) -> Iterator[tuple[Path, list[Any]]]:
+    """Files whose tensors are fused, transposed and permuted, and what transformers makes of it."""
+    core = importlib.import_module("transformers.core_model_loading")
+    mappings = importlib.import_module("transformers.conversion_mapping")
+    config = transformers.LlamaConfig(**{**SMALL, "num_key_value_heads": 4}, attention_bias=True)
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    state = {name: one.clone() for name, one in model.state_dict().items()}
+    for at in range(LAYERS):
+        attention, mlp = f"model.layers.{at}.self_attn", f"model.layers.{at}.mlp"
+        for kind in ("weight", "bias"):
+            own = [state.pop(f"{attention}.{one}_proj.{kind}") for one in "qkv"]
+            state[f"{attention}.qkv.{kind}"] = torch.cat(own)
+        state[f"{mlp}.up.weight"] = state.pop(f"{mlp}.up_proj.weight").T.contiguous()
+        gate = state.pop(f"{mlp}.gate_proj.weight").to(torch.bfloat16)
+        state[f"{mlp}.gate.weight"] = gate.view(96, 1, 2, 8, 4)
+    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    converters = [
+        core.WeightConverter(
+            r"self_attn\.qkv",
+            [f"self_attn.{one}_proj" for one in "qkv"],
+            [core.Chunk(dim=0), core.PermuteForRope(permute_layer_names=["q_proj", "k_proj"])],
+        ),
+        core.WeightConverter(r"mlp\.up\.", "mlp.up_proj.", [core.Transpose(0, 1)]),
+        core.WeightConverter(
+            r"mlp\.gate\.weight", "mlp.gate_proj.weight", [core.Conv3dToLinear(1, (2, 8, 4))]
+        ),
+    ]
+    mappings.register_checkpoint_conversion_mapping("LlamaForCausalLM", converters)
+    yield tmp_path, converters
+    mappings._checkpoint_conversion_mapping_cache.pop("LlamaForCausalLM")
+    mappings.USER_REGISTERED_MAPPINGS.discard("LlamaForCausalLM")
+
+
+def test_tensors_are_rearranged_as_they_come(fused: tuple[Path, list[Any]]) -> None:
+    path, converters = fused
+    model = of(path)
+    streamed = offload.stream(path, memory_bytes=500_000)
+    told = offload.report(streamed)
+    assert told.pass_bytes > 0
+    assert told.resident_bytes + told.passing_bytes <= 500_000
+    for _ in range(2):
+        assert torch.equal(logits(streamed), logits(model))
+    # What is not known is refused, and named.
+    core = importlib.import_module("transformers.core_model_loading")
+    converters[1].operations = [core.Interleave(dim=0)]
+    with pytest.raises(penstock.UnsupportedStateError, match="up_proj"):
+        offload.stream(path, memory_bytes=500_000)

@@ -217,7 +217,7 @@ def _fill_buffers(
     for name, buffer in list(model.named_buffers(remove_duplicate=False)):
         if (stored := tensors.get(name)) is None:
             continue
-        if stored.shape != tuple(buffer.shape):
+        if stored.shape_in_model != tuple(buffer.shape):
             raise StateMismatchError(f"{name!r} is of another shape in the files", key=name)
         content = torch.empty(stored.shape, dtype=stored.dtype)
         io.read(content, stored.path, stored.offset).result()
@@ -225,7 +225,9 @@ def _fill_buffers(
             span = Span(stored.path, stored.offset, stored.nbytes, 0)
             first_reads.check([span], content.view(-1).view(torch.uint8), None)
         owner, _, attribute = name.rpartition(".")
-        model.get_submodule(owner)._buffers[attribute] = content.to(buffer.dtype)
+        made = torch.empty(stored.shape_in_model, dtype=buffer.dtype)
+        stored.fill(made, content)
+        model.get_submodule(owner)._buffers[attribute] = made
 
 
 def _members(model: Any) -> list[str]:

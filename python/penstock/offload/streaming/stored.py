@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
+
+
+class Arrangement(NamedTuple):
+    """How a parameter has the elements of a stored tensor.
+
+    Attributes:
+        view: The sizes that the stored ones are looked at with, in the same order.
+        order: Of those dimensions, as the parameter has them.
+        shape: The sizes of the parameter.
+    """
+
+    view: tuple[int, ...]
+    order: tuple[int, ...]
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +34,33 @@ class Stored:
         offset: Of the first byte.
         shape: Its sizes.
         dtype: A `torch.dtype`.
+        arrangement: How the model has it, where that is not as it is stored.
     """
 
     path: str
     offset: int
     shape: tuple[int, ...]
     dtype: Any
+    arrangement: Arrangement | None = None
+
+    @property
+    def shape_in_model(self) -> tuple[int, ...]:
+        """The sizes that the model has it with."""
+        return self.shape if self.arrangement is None else self.arrangement.shape
+
+    def fill(self, target: Any, values: Any) -> None:
+        """Has a tensor of the model hold what is stored.
+
+        Args:
+            target: Of `shape_in_model`, contiguous.
+            values: The stored elements, of `shape`.
+        """
+        if self.arrangement is None:
+            target.copy_(values)
+            return
+        view, order, _ = self.arrangement
+        arranged = values.view(view).permute(order)
+        target.view(arranged.shape).copy_(arranged)
 
     @property
     def nbytes(self) -> int:

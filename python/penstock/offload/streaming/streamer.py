@@ -376,7 +376,9 @@ def _views(unit: Unit, memory: Any) -> list[Any]:
         if seat.is_converted:
             place = unit.converted[stored]
             room = memory[place : place + values.numel() * seat.dtype.itemsize]
-            values = room.view(seat.dtype).view(stored.shape).copy_(values)
+            made = room.view(seat.dtype).view(stored.shape_in_model)
+            stored.fill(made, values)
+            values = made
         found[stored] = torch.nn.Parameter(values, requires_grad=False)
     return [found[seat.stored] for seat in unit.seats]
 
@@ -390,5 +392,5 @@ def _placeholders(unit: Unit) -> list[Any]:
     found: dict[Any, Any] = {}
     for seat in unit.seats:
         if seat.stored not in found:
-            found[seat.stored] = placeholder(seat.name, seat.stored.shape, seat.dtype)
+            found[seat.stored] = placeholder(seat.name, seat.stored.shape_in_model, seat.dtype)
     return [found[seat.stored] for seat in unit.seats]

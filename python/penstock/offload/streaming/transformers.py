@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MissingDependencyError, StateMismatchError, UnsupportedStateError
+from penstock.offload.streaming.conversions import converted
 from penstock.state import dtypes
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def renamed(model: Any, tensors: Mapping[str, Stored]) -> dict[str, Stored]:
     conversions = get_model_conversion_mapping(model)
     converters = [one for one in conversions if isinstance(one, WeightConverter)]
     renamings = [one for one in conversions if not isinstance(one, WeightConverter)]
+    by_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
     known = dict(model.named_parameters(remove_duplicate=False))
     known.update(model.named_buffers(remove_duplicate=False))
     found: dict[str, Stored] = {}
@@ -108,6 +110,10 @@ def renamed(model: Any, tensors: Mapping[str, Stored]) -> dict[str, Stored]:
             known,
         )
         if converter is not None and name in known:
+            made = converted(by_pattern[converter], name, stored, model)
+            if made is not None:
+                found.update(made)
+                continue
             raise UnsupportedStateError(
                 f"{name!r} is computed from {key!r} and others, which is not supported: load it"
                 " whole",
@@ -143,7 +149,9 @@ def matched(model: Any, found: dict[str, Stored], held: Container[str] = ()) -> 
     missing = sorted(name for name in parameters if name not in found and name not in held)
     if missing:
         raise _mismatch("not in the files", missing)
-    wrong = [name for name, one in found.items() if one.shape != tuple(parameters[name].shape)]
+    wrong = [
+        name for name, one in found.items() if one.shape_in_model != tuple(parameters[name].shape)
+    ]
     if wrong:
         raise _mismatch("of another shape in the files", wrong)
     return found

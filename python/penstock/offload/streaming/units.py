@@ -37,8 +37,8 @@ class Seat(NamedTuple):
 
     @property
     def is_converted(self) -> bool:
-        """Whether it is stored as another type."""
-        return bool(self.stored.dtype != self.dtype)
+        """Whether it is stored as another type, or otherwise arranged."""
+        return bool(self.stored.dtype != self.dtype or self.stored.arrangement)
 
 
 class Span(NamedTuple):
@@ -69,7 +69,7 @@ class Unit:
         spans: What is read.
         nbytes: Memory that it takes.
         places: Where each seat's tensor begins in that memory, as it is stored.
-        converted: Where those begin that the model has in another type.
+        converted: Where those begin that the model has in another type, or otherwise arranged.
     """
 
     name: str
