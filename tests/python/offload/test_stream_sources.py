@@ -13,6 +13,7 @@ import pytest
 import torch
 from models import SMALL, saved
 from safetensors.torch import save_file
+from sharded import save_sharded
 from towers import Tower
 
 import penstock
@@ -134,8 +135,37 @@ def test_views_and_ties_of_a_checkpoint(tmp_path: Path, tower: Tower) -> None:
     assert same(streamed, tower)
     state["head.weight"] = fused.T[:5, :32]
     penstock.save(tmp_path / "b", {"model": state, "fused": fused})
-    with pytest.raises(penstock.UnsupportedStateError, match=r"head\.weight' lies in pieces"):
+    with pytest.raises(penstock.UnsupportedStateError, match=r"head\.weight' are scattered"):
         offload.stream(Tower(), weights=tmp_path / "b", memory_bytes=ROOM_BYTES)
+
+
+def test_tensors_that_several_ranks_have_saved(jobs: Any, disk_path: Path, tower: Tower) -> None:
+    """Each rank has some rows of each, in a shard of its own, and sizes that do not divide."""
+    for outcome in jobs.of(3).call(save_sharded, disk_path / "a", 0):
+        assert outcome is None
+    streamed = offload.stream(Tower(), weights=disk_path / "a", memory_bytes=ROOM_BYTES)
+    assert offload.report(streamed).pass_bytes > 0
+    assert same(streamed, tower)
+    assert torch.equal(streamed.shift, tower.shift)
+    shard = max((disk_path / "a").glob("shard-00001-*"), key=lambda one: one.stat().st_size)
+    tensors = penstock.inspect(disk_path / "a").tensors
+    piece = next(one for one in tensors if one.name == "model.blocks.3.0.weight").pieces[1]
+    with shard.open("r+b") as file:
+        file.seek(piece.begin)
+        file.write(b"\xee")
+    with pytest.raises(penstock.CorruptCheckpointError) as caught:
+        # All that a rank has saved is one chunk, and the buffer is a part of it.
+        offload.stream(Tower(), weights=disk_path / "a", memory_bytes=ROOM_BYTES)
+    assert caught.value.file == shard.name
+    assert "blocks.3.0.weight" in str(caught.value.tensor)
+
+
+def test_tensors_that_ranks_have_cut_along_an_inner_dimension(jobs: Any, disk_path: Path) -> None:
+    jobs.of(3).call(save_sharded, disk_path / "a", 1)
+    with pytest.raises(penstock.UnsupportedStateError, match=r"weight' are scattered"):
+        offload.stream(Tower(), weights=disk_path / "a", memory_bytes=ROOM_BYTES)
+    penstock.save(disk_path / "b", penstock.load(disk_path / "a"))
+    offload.stream(Tower(), weights=disk_path / "b", memory_bytes=ROOM_BYTES)
 
 
 def test_files_of_a_checkpoint_stay_as_long_as_the_model(tmp_path: Path, tower: Tower) -> None:

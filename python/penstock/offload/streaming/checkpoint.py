@@ -16,7 +16,7 @@ from penstock.errors import (
 from penstock.loading.foreign import is_checkpoint, steps_in
 from penstock.loading.opened import CHUNK_BYTES, OpenCheckpoint
 from penstock.loading.placed import placed
-from penstock.offload.streaming.stored import FileMark, Stored, Weights
+from penstock.offload.streaming.stored import FileMark, Joined, Run, Stored, Weights
 from penstock.state import dtypes
 from penstock.state.memory import of_tensor
 from penstock.steps.reader import Reader
@@ -50,7 +50,7 @@ def weights_of_checkpoint(path: str, model: Any, key: str | None) -> Weights:
         CorruptCheckpointError: It is damaged.
         PartialCheckpointError: It was salvaged, and something is missing.
         StateMismatchError: The parameters are nowhere in it, or in several places.
-        UnsupportedStateError: Bytes of one do not lie together.
+        UnsupportedStateError: Bytes of one are scattered.
     """
     checkpoint = _opened(path)
     checkpoint.look(0)
@@ -64,7 +64,7 @@ def weights_of_checkpoint(path: str, model: Any, key: str | None) -> Weights:
         for name in names
         if (one := tensors.get(prefix + name)) is not None and not one.dtype.startswith("numpy:")
     }
-    paths = {one.path for one in found.values()}
+    paths = {run.path for one in found.values() for run in one.runs}
     marks = {one: FileMark.of(os.stat(one)) for one in sorted(paths)}
     return Weights(found, marks, _Digests(checkpoint))
 
@@ -146,12 +146,19 @@ def _prefix(path: str, model: Any, tensors: Mapping[str, Any], key: str | None) 
 
 
 def _stored(path: str, one: PlacedTensor) -> Stored:
-    if one.runs is None or len(one.runs) != 1:
-        pieces = "pieces" if one.runs is None else f"{len(one.runs)} pieces"
+    runs = one.runs
+    dtype = dtypes.any_torch_dtype(one.dtype)
+    if runs is None:
         raise UnsupportedStateError(
-            f"{path}: {one.name!r} lies in {pieces}, as several ranks have saved it: have one"
-            " process load the checkpoint and save it again, and stream that",
+            f"{path}: the bytes of {one.name!r} are scattered, as those of a transposed view, or of"
+            " boxes that ranks have cut along an inner dimension: have one process load the"
+            " checkpoint and save contiguous tensors, and stream that",
             key=one.name,
         )
-    (run,) = one.runs
-    return Stored(run.file, run.begin, one.shape, dtypes.any_torch_dtype(one.dtype))
+    if not runs:
+        # Without elements it lies nowhere.
+        return Stored(os.path.join(path, _native.MANIFEST), 0, one.shape, dtype)
+    first, places = runs[0], tuple(Run(run.file, run.begin, run.nbytes) for run in runs)
+    if len(runs) == 1:
+        return Stored(first.file, first.begin, one.shape, dtype)
+    return Joined(first.file, first.begin, one.shape, dtype, places=places)

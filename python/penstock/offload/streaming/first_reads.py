@@ -90,7 +90,7 @@ class FirstReads:
                 self._check(self._begin(new[begin : begin + _SPANS_MAX]), memory)
 
     def _new(self, spans: Sequence[Span]) -> list[Span]:
-        return [span for span in spans if span[:3] not in self._good]
+        return [span for span in spans if span.nbytes and span[:3] not in self._good]
 
     def _begin(self, spans: list[Span]) -> Around:
         pieces = [self._around(span) for span in spans]

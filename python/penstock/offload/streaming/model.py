@@ -100,7 +100,7 @@ def stream(
         CheckpointNotFoundError: There are neither safetensors files nor a checkpoint.
         CorruptCheckpointError: A file is not what its header says, or a checkpoint is damaged.
         StateMismatchError: The model has parameters that the files have not, or of another shape.
-        UnsupportedStateError: Bytes of a parameter do not lie together in the checkpoint.
+        UnsupportedStateError: Bytes of a parameter are scattered in the checkpoint.
         MissingDependencyError: PyTorch or transformers is not there.
 
     A call of the model raises `CorruptCheckpointError` where a file has changed since, or what is
@@ -220,13 +220,19 @@ def _fill_buffers(
         if stored.shape_in_model != tuple(buffer.shape):
             raise StateMismatchError(f"{name!r} is of another shape in the files", key=name)
         content = torch.empty(stored.shape, dtype=stored.dtype)
-        io.read(content, stored.path, stored.offset).result()
+        memory, place = content.view(-1).view(torch.uint8), 0
+        spans = []
+        for run in stored.runs:
+            spans.append(Span(*run, place))
+            place += run.nbytes
+        io.read_all(
+            (memory[one.place : one.place + one.nbytes], one.path, one.offset) for one in spans
+        ).result()
         if first_reads is not None:
-            span = Span(stored.path, stored.offset, stored.nbytes, 0)
-            first_reads.check([span], content.view(-1).view(torch.uint8), None)
-        owner, _, attribute = name.rpartition(".")
+            first_reads.check(spans, memory, None)
         made = torch.empty(stored.shape_in_model, dtype=buffer.dtype)
         stored.fill(made, content)
+        owner, _, attribute = name.rpartition(".")
         model.get_submodule(owner)._buffers[attribute] = made
 
 

@@ -11,6 +11,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+class Run(NamedTuple):
+    """Bytes that lie together in a file.
+
+    Attributes:
+        path: The file.
+        offset: Of the first byte.
+        nbytes: How many.
+    """
+
+    path: str
+    offset: int
+    nbytes: int
+
+
 class Arrangement(NamedTuple):
     """How a parameter has the elements of a stored tensor.
 
@@ -44,6 +58,11 @@ class Stored:
     arrangement: Arrangement | None = None
 
     @property
+    def runs(self) -> Sequence[Run]:
+        """Where its bytes lie, in their order."""
+        return (Run(self.path, self.offset, self.nbytes),)
+
+    @property
     def shape_in_model(self) -> tuple[int, ...]:
         """The sizes that the model has it with."""
         return self.shape if self.arrangement is None else self.arrangement.shape
@@ -71,6 +90,22 @@ class Stored:
     def end(self) -> int:
         """Behind the last byte."""
         return self.offset + self.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Joined(Stored):
+    """A tensor whose bytes lie in several places, as of one that many ranks have saved.
+
+    Attributes:
+        places: Where they lie, in their order; `path` and `offset` are of the first ones.
+    """
+
+    places: tuple[Run, ...] = ()
+
+    @property
+    def runs(self) -> Sequence[Run]:
+        """Where its bytes lie, in their order."""
+        return self.places
 
 
 @dataclass(frozen=True, slots=True)

@@ -360,8 +360,13 @@ class Streamer:
 
 def _named(unit: Unit, path: str, offset: int) -> str:
     """The tensor that has a byte of a file, or the first behind it."""
-    seats = [seat for seat in unit.seats if seat.stored.path == path and seat.stored.end > offset]
-    return min(seats, key=lambda seat: seat.stored.offset).name if seats else unit.name
+    found = [
+        (run.offset, seat.name)
+        for seat in unit.seats
+        for run in seat.stored.runs
+        if run.path == path and run.offset + run.nbytes > offset
+    ]
+    return min(found)[1] if found else unit.name
 
 
 def _views(unit: Unit, memory: Any) -> list[Any]:

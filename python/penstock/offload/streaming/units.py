@@ -128,11 +128,20 @@ def _laid_out(tensors: list[Stored]) -> tuple[list[Span], list[int], int]:
         room = _pages(room + inside + end - begin)
         group.clear()
 
-    for one in sorted(set(tensors), key=lambda one: (one.path, one.offset)):
+    whole = {one for one in tensors if len(one.runs) == 1}
+    for one in sorted(whole, key=lambda one: (one.path, one.offset)):
         if group and not _is_near(group, one):
             close()
         group.append(one)
     close()
+    for one in dict.fromkeys(tensors):
+        if one in places:
+            continue
+        places[one] = room
+        for run in one.runs:
+            spans.append(Span(run.path, run.offset, run.nbytes, room))
+            room += run.nbytes
+        room = _pages(room)
     return spans, [places[one] for one in tensors], room
 
 
