@@ -33,6 +33,20 @@ class Budget:
 
     Raises:
         ValueError: It is out of range.
+
+    Example:
+        >>> import penstock.offload, safetensors.torch, tempfile, torch
+        >>> layers = [torch.nn.Sequential(torch.nn.Linear(64, 64)) for _ in range(2)]
+        >>> directory = tempfile.mkdtemp()
+        >>> safetensors.torch.save_file(layers[0].state_dict(), directory + "/model.safetensors")
+        >>> budget = penstock.offload.Budget(1 << 20)
+        >>> models = [
+        ...     penstock.offload.stream(one, weights=directory, memory_bytes=budget)
+        ...     for one in layers
+        ... ]
+        >>> with torch.inference_mode():
+        ...     torch.equal(models[0](torch.ones(64)), models[1](torch.ones(64)))
+        True
     """
 
     def __init__(self, memory_bytes: int) -> None:

@@ -53,6 +53,15 @@ def weights_of_checkpoint(path: str, model: Any, key: str | None) -> Weights:
         UnsupportedStateError: Bytes of one are scattered.
     """
     checkpoint = _opened(path)
+    try:
+        return _weights(checkpoint, model, key)
+    except BaseException:
+        # An exception keeps this frame, and must not keep the files from being deleted.
+        checkpoint.release()
+        raise
+
+
+def _weights(checkpoint: OpenCheckpoint, model: Any, key: str | None) -> Weights:
     checkpoint.look(0)
     with checkpoint.reading():
         tensors = {one.name: one for one in placed(checkpoint)}
