@@ -128,6 +128,11 @@ bench-offload: $(VENV)/.bench $(NATIVE) ## Move tensors from and to files: we, D
 	TORCH_EXTENSIONS_DIR=$(CURDIR)/.cache/torch-extensions \
 		$(VENV)/bin/python -m benches.offload $(BENCH_ARGS)
 
+.PHONY: bench-optimizer
+bench-optimizer: $(VENV)/.bench $(NATIVE) ## Step AdamW with its state on storage: we, ZeRO-Infinity (libaio-dev) and fio.
+	TORCH_EXTENSIONS_DIR=$(CURDIR)/.cache/torch-extensions \
+		$(VENV)/bin/python -m benches.optimizer $(BENCH_ARGS)
+
 # Serial: checks at the same time would measure each other.
 .PHONY: reframe
 reframe: $(VENV)/.reframe $(NATIVE) ## Run the ReFrame checks of storage: fio, checkpoints, metadata.
