@@ -17,7 +17,7 @@ from penstock.state.file_tensor import CHUNK_BYTES
 from penstock.tracing import span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
 
     from penstock.offload.optim.files import Room
@@ -108,9 +108,11 @@ class Passage:
         try:
             while True:
                 while writes and (_has_ended(writes[0][1]) or not (slots or reads)):
-                    slot, writing = writes.popleft()
+                    # It stays among them until it has ended, however this is interrupted.
+                    slot, writing = writes[0]
                     writing.result().result()
                     slots.append(slot)
+                    writes.popleft()
                 while slots and is_more:
                     if (found := next(following, None)) is None:
                         is_more = False
@@ -118,9 +120,10 @@ class Passage:
                         slot = slots.pop()
                         reads.append((*found, slot, self._begin(*found, slot)))
                 if reads:
-                    task, window, slot, verifying = reads.popleft()
+                    task, window, slot, verifying = reads[0]
                     with span("wait for read"):
                         verifying.result()
+                    reads.popleft()
                     with span("update"):
                         work(task, window, slot.parts)
                     writes.append((slot, self._behind.submit(self._write, task, window, slot)))
@@ -139,28 +142,28 @@ class Passage:
                     transfer.ends_within(None)
             raise
 
-    def _cut(self, tasks: list[Task]) -> tuple[Iterable[tuple[Task, Window]], list[_Slot]]:
-        """The windows of all, and memory for some at a time."""
+    def _cut(self, tasks: list[Task]) -> tuple[list[tuple[Task, Window]], list[_Slot]]:
+        """The windows of all, and memory for some at a time.
+
+        Raises:
+            ValueError: There is too little memory.
+        """
         torch = dtypes.import_torch()
-        found: list[tuple[Task, Window]] = []
-        slot_bytes = CHUNK_BYTES
-        for task in tasks:
-            files = len(task.targets)
-            room = self._memory_bytes // (_SLOTS * files) // CHUNK_BYTES * CHUNK_BYTES
-            windows = task.segment.windows(min(max(room, CHUNK_BYTES), _WINDOW_BYTES_MAX))
-            found += [(task, window) for window in windows]
-            slot_bytes = max(
-                slot_bytes, *(files * _whole(window.end - window.begin) for window in windows)
-            )
-        count = self._memory_bytes // slot_bytes
-        if count < SLOTS_MIN:
+        files = max(len(task.targets) for task in tasks)
+        room = self._memory_bytes // (_SLOTS * files) // CHUNK_BYTES * CHUNK_BYTES
+        for nbytes in (min(room, _WINDOW_BYTES_MAX), CHUNK_BYTES):
+            found = list(_windows(tasks, max(nbytes, CHUNK_BYTES)))
+            slot_bytes = max(_bytes_in_memory(task, window) for task, window in found)
+            count = min(self._memory_bytes // slot_bytes, len(found))
+            if self._memory_bytes // slot_bytes >= SLOTS_MIN:
+                break
+        else:
             raise ValueError(
                 f"memory_bytes={self._memory_bytes}: {smallest(tasks)} is the least that works"
             )
         if self._arena is None:
             whole = self._memory_bytes // CHUNK_BYTES * CHUNK_BYTES
             self._arena = Buffers(whole + (2 << 20)).empty(whole, torch.uint8)
-        count = min(count, len(found))
         return found, [
             _Slot(self._arena[index * slot_bytes : (index + 1) * slot_bytes], [])
             for index in range(count)
@@ -237,13 +240,19 @@ def _wait(one: Future[Any]) -> Any:
     return None
 
 
-def smallest(tasks: Iterable[Task]) -> int:
+def smallest(tasks: list[Task]) -> int:
     """The least memory that works, in bytes."""
-    return SLOTS_MIN * max(
-        len(task.targets) * _whole(window.end - window.begin)
-        for task in tasks
-        for window in task.segment.windows(CHUNK_BYTES)
-    )
+    windows = _windows(tasks, CHUNK_BYTES)
+    return SLOTS_MIN * max(_bytes_in_memory(task, window) for task, window in windows)
+
+
+def _windows(tasks: list[Task], nbytes: int) -> Iterator[tuple[Task, Window]]:
+    """All windows, in order."""
+    return ((task, window) for task in tasks for window in task.segment.windows(nbytes))
+
+
+def _bytes_in_memory(task: Task, window: Window) -> int:
+    return len(task.targets) * _whole(window.end - window.begin)
 
 
 def _whole(nbytes: int) -> int:
