@@ -68,7 +68,7 @@ class Buffers:
         if hasattr(dtype, "is_floating_point"):
             torch = dtypes.import_torch()
             if count == 0:
-                return torch.empty(sizes, dtype=dtype)
+                return torch.empty(sizes, dtype=dtype, device="cpu")
             held = self._take(count * dtype.itemsize)
             flat = torch.frombuffer(held, dtype=dtype)
             # Itself where it can be: views of a view keep alive what that is a view of, not that.

@@ -88,7 +88,7 @@ class FileTensor:
         """
         import torch
 
-        memory = torch.empty(self.shape, dtype=self.dtype)
+        memory = torch.empty(self.shape, dtype=self.dtype, device="cpu")
         self.file.read(memory, self.offset)
         return memory
 

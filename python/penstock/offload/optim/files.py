@@ -94,7 +94,7 @@ class StateFile(HeldFile):
         first = offset // CHUNK_BYTES * CHUNK_BYTES
         while first < end:
             last = min(first + _READ_BYTES, self.nbytes, -(-end // CHUNK_BYTES) * CHUNK_BYTES)
-            content = torch.empty(last - first, dtype=torch.uint8)
+            content = torch.empty(last - first, dtype=torch.uint8, device="cpu")
             self._io.read(content, self.path, first).result()
             wanted = self.chunks[first // CHUNK_BYTES : -(-last // CHUNK_BYTES)]
             if wrong := differing(chunk_digests(content), wanted):

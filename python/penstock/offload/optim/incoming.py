@@ -96,7 +96,7 @@ class Incoming:
         index = segment.index_of(number)
         entry, start = segment.entries[index], segment.starts[index]
         for begin, shape, first in _boxes(entry):
-            memory = torch.empty(shape, dtype=entry.dtype)
+            memory = torch.empty(shape, dtype=entry.dtype, device="cpu")
             read(memory, begin)
             flat = memory.view(-1).view(torch.uint8)
             self._write(arriving, file, flat, start + first * entry.dtype.itemsize)
@@ -150,7 +150,7 @@ class Incoming:
                 if entry.number not in numbers:
                     for at in range(0, entry.nbytes, _PIECE_BYTES):
                         count = min(_PIECE_BYTES, entry.nbytes - at)
-                        zeros = torch.zeros(count, dtype=torch.uint8)
+                        zeros = torch.zeros(count, dtype=torch.uint8, device="cpu")
                         self._write(arriving, file, zeros, start + at)
 
     def _write(self, arriving: _Arriving, file: int, flat: Any, offset: int) -> None:

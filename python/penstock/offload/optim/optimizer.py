@@ -241,7 +241,7 @@ class StoredOptimizer(torch.optim.Optimizer):
             nonlocal begun
             begun = False
             for one in live.values():
-                step = one.state.setdefault("step", torch.zeros(()))
+                step = one.state.setdefault("step", _count(0))
                 step += 1
             self._commit(path)
 
@@ -276,7 +276,7 @@ class StoredOptimizer(torch.optim.Optimizer):
                     master.copy_(values)
                 masters.append((values, master))
                 values, gradient = master, gradient.to(master.dtype)
-            own = torch.zeros(()) if step is None else step.clone()
+            own = _count(0) if step is None else step.clone()
             share = Share(values, gradient, moments, own, is_first)
             shares.setdefault(one.group, []).append(share)
         for index, some in shares.items():
@@ -342,9 +342,7 @@ class StoredOptimizer(torch.optim.Optimizer):
         plain = {number: {"step": state.get("step", 1.0)} for number, state in given.items()}
         super().load_state_dict({**state_dict, "state": plain})
         for state in self.state.values():
-            state["step"] = torch.as_tensor(
-                state["step"], dtype=torch.float32, device="cpu"
-            ).clone()
+            state["step"] = _count(state["step"])
         self._stored.adopt(incoming, self._commit)
         self._torn = None
 
@@ -408,8 +406,7 @@ class StoredOptimizer(torch.optim.Optimizer):
             return False
         moments, steps = found
         state = {
-            int(number): {**moments[number], "step": torch.tensor(step)}
-            for number, step in steps.items()
+            int(number): {**moments[number], "step": _count(step)} for number, step in steps.items()
         }
         groups = super().state_dict()["param_groups"]
         self.load_state_dict({"state": state, "param_groups": groups})
@@ -450,6 +447,11 @@ class StoredOptimizer(torch.optim.Optimizer):
         """
         self._torn = "the optimizer is closed"
         self._stored.close()
+
+
+def _count(steps: Any) -> Any:
+    """How many steps were made, as the fused kernels take it, whatever the defaults are."""
+    return torch.as_tensor(steps, dtype=torch.float32, device="cpu").clone()
 
 
 def _local(tensor: Any) -> Any:

@@ -158,6 +158,51 @@ def test_any_number_of_threads(tmp_path: Path, threads: int) -> None:
         torch.set_num_threads(before)
 
 
+def test_defaults_of_pytorch_change_nothing(tmp_path: Path) -> None:
+    theirs, ours = parameters(shapes=[(4,)]), parameters(shapes=[(4,)])
+    one = torch.optim.AdamW(theirs, fused=True)
+    other = offload.AdamW(ours, directory=tmp_path, memory_bytes=MEMORY_BYTES)
+    set_gradients(0, theirs, ours)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        # Where bfloat16 counts no further.
+        for optimizer in (one, other):
+            optimizer.step()
+            state = optimizer.state_dict()
+            state["state"][0]["step"] = 256.0
+            optimizer.load_state_dict(state)
+        for _ in range(2):
+            one.step()
+        with torch.device("meta"):
+            for _ in range(2):
+                other.step()
+            other.load_state_dict(other.state_dict())
+            assert other.state_dict()["state"][0]["exp_avg"].read().device.type == "cpu"
+        other.close()
+        again = offload.AdamW(ours, directory=tmp_path, memory_bytes=MEMORY_BYTES)
+        assert again.recover()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert_equal(theirs, ours)
+    assert_equal_states(one.state_dict(), again.state_dict())
+    again.close()
+
+
+def test_a_step_counts_in_single_precision_from_the_first_on(tmp_path: Path) -> None:
+    ours = parameters(shapes=[(4,)])
+    optimizer = offload.AdamW(ours, directory=tmp_path, memory_bytes=MEMORY_BYTES)
+    set_gradients(0, ours)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            optimizer.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    step = optimizer.state[ours[0]]["step"]
+    assert (step.dtype, step.device.type) == (torch.float32, "cpu")
+    optimizer.close()
+
+
 def test_a_closure_is_called_once_with_gradients(tmp_path: Path) -> None:
     ours = parameters(shapes=[(4, 4)])
     optimizer = offload.AdamW(ours, directory=tmp_path)
