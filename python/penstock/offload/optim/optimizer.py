@@ -116,11 +116,13 @@ class StoredOptimizer(torch.optim.Optimizer):
 
     def _entries(self) -> dict[Any, Entry]:
         """Those of parameters that have none yet."""
-        found = {}
+        found: dict[Any, Entry] = {}
         number = 0
         for index, group in enumerate(self.param_groups):
             moments = self._moments_of(group)
             for parameter in group["params"]:
+                if parameter in found:
+                    raise ValueError(f"parameter {number} (group {index}) is there twice")
                 if parameter not in self._numbers:
                     found[parameter] = self._entry(index, number, parameter, moments)
                 number += 1
@@ -271,6 +273,10 @@ class StoredOptimizer(torch.optim.Optimizer):
             gradient = one.gradient[piece.begin : piece.end]
             step = one.state.get("step")
             is_first = step is None
+            if is_first:
+                # Zeros already, unless its state was taken away since.
+                for moment in moments.values():
+                    moment.zero_()
             if (master := moments.pop(MASTER, None)) is not None:
                 if is_first:
                     master.copy_(values)

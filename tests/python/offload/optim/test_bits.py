@@ -203,6 +203,22 @@ def test_a_step_counts_in_single_precision_from_the_first_on(tmp_path: Path) -> 
     optimizer.close()
 
 
+def test_a_state_that_was_taken_away_begins_anew(tmp_path: Path) -> None:
+    theirs, ours = parameters(), parameters()
+    one = torch.optim.AdamW(theirs, fused=True)
+    other = offload.AdamW(ours, directory=tmp_path, memory_bytes=MEMORY_BYTES)
+    for step in range(4):
+        if step == 2:
+            for some, optimizer in ((theirs, one), (ours, other)):
+                del optimizer.state[some[0]]
+        set_gradients(step, theirs, ours)
+        one.step()
+        other.step()
+    assert_equal(theirs, ours)
+    assert_equal_states(one.state_dict(), other.state_dict())
+    other.close()
+
+
 def test_a_closure_is_called_once_with_gradients(tmp_path: Path) -> None:
     ours = parameters(shapes=[(4, 4)])
     optimizer = offload.AdamW(ours, directory=tmp_path)

@@ -203,6 +203,12 @@ def test_what_it_cannot_do_it_says(tmp_path: Path) -> None:
         offload.AdamW([torch.nn.Parameter(torch.zeros(3, device="meta"))], directory=tmp_path)
     with pytest.raises(ValueError, match=r"use torch\.optim\.SGD"):
         offload.SGD([torch.nn.Parameter(torch.zeros(3))], momentum=0, directory=tmp_path)
+    twice = [torch.nn.Parameter(torch.zeros(3))] * 2
+    with (
+        pytest.warns(UserWarning, match="duplicate parameters"),
+        pytest.raises(ValueError, match=r"parameter 1 \(group 0\) is there twice"),
+    ):
+        offload.AdamW(twice, directory=tmp_path)
     with pytest.raises(ValueError, match="memory_bytes=-1"):
         offload.AdamW([torch.nn.Parameter(torch.zeros(3))], directory=tmp_path, memory_bytes=-1)
     ours, optimizer = stepped(tmp_path)
