@@ -54,7 +54,7 @@ mod _native {
     #[pymodule_export]
     use crate::names::{is_part_file, parse_step, part_file, rank_of_file, step_directory};
     #[pymodule_export]
-    use crate::offload::{Bell, DataFile, Executor, Share, Stock, Transfer};
+    use crate::offload::{Bell, DataFile, Executor, Share, Stock, Transfer, reserve};
     #[pymodule_export]
     use crate::salvage::{salvage, survey};
     #[pymodule_export]

@@ -436,3 +436,9 @@ impl Stock {
         self.inner.free_bytes()
     }
 }
+
+/// Memory of so many bytes, at a page; a thread puts the first of its pages in place.
+#[pyfunction]
+pub fn reserve(py: Python<'_>, nbytes: usize, early_bytes: usize) -> PyResult<HostBuffer> {
+    raised(py, buffer::reserve(nbytes, early_bytes)).map(HostBuffer::from)
+}

@@ -181,6 +181,16 @@ impl HostBuffer {
     }
 }
 
+impl From<Arc<Memory>> for HostBuffer {
+    fn from(memory: Arc<Memory>) -> HostBuffer {
+        HostBuffer {
+            address: memory.address(),
+            len: memory.len(),
+            _memory: Box::new(memory),
+        }
+    }
+}
+
 impl From<Stocked> for HostBuffer {
     fn from(memory: Stocked) -> HostBuffer {
         HostBuffer {

@@ -1,6 +1,7 @@
 //! Traces: where they go, and what Python has to add to them.
 
 use std::ffi::OsString;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use penstock_io::trace::{self, Process, Role};
@@ -58,26 +59,31 @@ pub fn trace_now() -> u64 {
     trace::now_ns()
 }
 
-/// Records what this thread has done since `start_ns`.
+/// Records what this thread has done since `start_ns`, until now if nothing else is said.
 #[pyfunction]
-#[pyo3(signature = (name, start_ns, detail=None))]
-pub fn trace_span(name: String, start_ns: u64, detail: Option<OsString>) {
-    trace::span_since(name, start_ns, detail.map(printable));
+#[pyo3(signature = (name, start_ns, detail=None, end_ns=None))]
+pub fn trace_span(name: String, start_ns: u64, detail: Option<OsString>, end_ns: Option<u64>) {
+    trace::span_during(name, until(start_ns, end_ns), detail.map(printable));
 }
 
 /// Records what went on since `start_ns` in a row for a "stall" or for the "background".
 #[pyfunction]
-#[pyo3(signature = (role, name, start_ns, detail=None))]
+#[pyo3(signature = (role, name, start_ns, detail=None, end_ns=None))]
 pub fn trace_beside(
     role: &str,
     name: String,
     start_ns: u64,
     detail: Option<OsString>,
+    end_ns: Option<u64>,
 ) -> PyResult<()> {
     let unknown = || PyValueError::new_err(format!("there is no row for {role:?}"));
     let role = Role::of(role).ok_or_else(unknown)?;
-    trace::span_beside(role, name, start_ns, detail.map(printable));
+    trace::span_beside(role, name, until(start_ns, end_ns), detail.map(printable));
     Ok(())
+}
+
+fn until(start_ns: u64, end_ns: Option<u64>) -> Range<u64> {
+    start_ns..end_ns.unwrap_or_else(trace::now_ns).max(start_ns)
 }
 
 /// Of a path, whatever bytes it is made of.

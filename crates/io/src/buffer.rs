@@ -18,6 +18,7 @@ mod bounds;
 mod memory;
 mod pool;
 mod region;
+mod reserve;
 mod stock;
 mod streaming;
 mod strided;
@@ -34,6 +35,7 @@ pub use bounds::{Bounds, Tangled, find_overlap};
 pub use memory::{Memory, MemoryHandle};
 pub use pool::Pool;
 pub use region::{HostRegion, HostRegionMut};
+pub use reserve::reserve;
 pub use stock::{Stock, Stocked};
 pub use watch::{Edges, Unwatchable, Watch};
 

@@ -22,6 +22,7 @@ mod row;
 mod sink;
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::path::Path;
 
 pub use clock::{is_on, now_ns};
@@ -77,15 +78,20 @@ impl Drop for Span {
 /// Records a span of the calling thread that has ended; `detail` says what of.
 pub fn span_since(name: impl Into<Cow<'static, str>>, start_ns: u64, detail: Option<String>) {
     if is_on() {
-        let times = start_ns..now_ns();
+        span_during(name, start_ns..now_ns(), detail);
+    }
+}
+
+/// Records a span of the calling thread between two times that have passed.
+pub fn span_during(name: impl Into<Cow<'static, str>>, times: Range<u64>, detail: Option<String>) {
+    if is_on() {
         record::push(Record::span(name.into(), row::current(), times, detail));
     }
 }
 
 /// Records something that went on beside the spans of threads, in a row of its own kind.
-pub fn span_beside(role: Role, name: String, start_ns: u64, detail: Option<String>) {
+pub fn span_beside(role: Role, name: String, times: Range<u64>, detail: Option<String>) {
     if is_on() {
-        let times = start_ns..now_ns();
         let row = row::beside(role, &times);
         record::push(Record::span(name.into(), row, times, detail));
     }

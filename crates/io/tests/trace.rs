@@ -142,11 +142,16 @@ fn rows_are_named_by_what_threads_do_and_used_again() {
     }
     // Two at once in a row of what goes on beside would overlap.
     let begun = trace::now_ns();
-    trace::span_beside(Role::Background, "one".to_owned(), begun, None);
+    trace::span_beside(
+        Role::Background,
+        "one".to_owned(),
+        begun..trace::now_ns(),
+        None,
+    );
     trace::span_beside(
         Role::Background,
         "two".to_owned(),
-        begun,
+        begun..trace::now_ns(),
         Some("\"x\"".to_owned()),
     );
     trace::stop().unwrap();

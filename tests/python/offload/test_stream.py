@@ -52,7 +52,8 @@ def test_outputs_have_the_bits_of_those_of_the_model_in_memory(
     for memory_bytes in (smallest, smallest + 50_000, 2 * smallest, 1 << 30):
         streamed = offload.stream(tmp_path, memory_bytes=memory_bytes)
         told = offload.report(streamed)
-        assert told.read_bytes == told.uses == 0
+        assert told.uses == 0
+        assert told.read_bytes <= told.resident_bytes + told.passing_bytes
         assert told.resident_bytes + told.passing_bytes <= memory_bytes
         with torch.inference_mode():
             for _ in range(3):
@@ -64,7 +65,9 @@ def test_outputs_have_the_bits_of_those_of_the_model_in_memory(
             assert told.read_bytes < 1.5 * told.weight_bytes
         else:
             assert told.pass_bytes > 0
-            assert told.read_bytes <= told.weight_bytes * 1.5 + 3 * told.pass_bytes
+            # Three passes, and what was read before somebody asked for other weights.
+            most_bytes = told.weight_bytes * 1.5 + 3 * told.pass_bytes + told.passing_bytes
+            assert told.read_bytes <= most_bytes
 
 
 @pytest.mark.parametrize(

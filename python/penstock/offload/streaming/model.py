@@ -17,10 +17,11 @@ from penstock.offload.streaming.dispatched import (
     weights_of_dispatched,
 )
 from penstock.offload.streaming.first_reads import FirstReads
+from penstock.offload.streaming.memory import Memory
 from penstock.offload.streaming.safetensors import weights_of
 from penstock.offload.streaming.shares import needs_of
 from penstock.offload.streaming.streamer import Streamer
-from penstock.offload.streaming.units import Span, units_of
+from penstock.offload.streaming.units import PAGE_BYTES, Span, units_of
 from penstock.offload.streaming.use import Use, keep_as_it_is
 from penstock.offload.tensor_io import TensorIO
 from penstock.state import dtypes
@@ -69,9 +70,10 @@ def stream(
 ) -> Any:
     """A model for inference whose weights need not fit into memory.
 
-    Before the first call only stored buffers are read, and nothing is written. Each block's weights
-    are read from their safetensors files or their checkpoint, past the page cache, while the blocks
-    before it compute. As many as there is room for stay in memory after the first pass.
+    Nothing is loaded first but stored buffers, and nothing is written. Each block's weights are
+    read from their safetensors files or their checkpoint, past the page cache, while the blocks
+    before it compute; those of the first ones from now on. As many as there is room for stay in
+    memory after the first pass.
 
     What is read of a checkpoint for the first time is compared with its digests before anything is
     computed of it. No deletion and no save removes its files as long as the model is there.
@@ -102,13 +104,14 @@ def stream(
         StateMismatchError: The model has parameters that the files have not, or of another shape.
         UnsupportedStateError: Bytes of a parameter are scattered in the checkpoint.
         MissingDependencyError: PyTorch or transformers is not there.
+        StorageError: A file cannot be opened, or the system has no room for the memory.
 
     A call of the model raises `CorruptCheckpointError` where a file has changed since, or what is
     read of a checkpoint is not what was saved, and `TransferError` where it cannot be read.
     """
     if not isinstance(memory_bytes, Budget):
         MEMORY_BYTES.check("memory_bytes", memory_bytes)
-    model, found, held = _model_and_weights(model, weights, key)
+    model, found, held, memory = _model_and_weights(model, weights, key, memory_bytes)
     if getattr(model, "_no_split_modules", None) is not None:
         named = of_transformers.blocks_of(model) if blocks is None else list(blocks)
     else:
@@ -122,7 +125,7 @@ def stream(
     first_reads = None if digests is None else FirstReads(digests, found.marks, io._another())
 
     def made(share_bytes: int) -> Streamer:
-        return Streamer(units, share_bytes, held_bytes, io, found.marks, first_reads)
+        return Streamer(units, share_bytes, held_bytes, io, found.marks, first_reads, memory)
 
     if isinstance(memory_bytes, Budget):
         streamer = memory_bytes._admit(needs_of(units, held_bytes), made)
@@ -167,9 +170,10 @@ def report(model: Any) -> StreamReport:
 
 
 def _model_and_weights(
-    model: Any, weights: str | os.PathLike[str] | None, key: str | None
-) -> tuple[Any, Weights, dict[str, Any]]:
-    """A module, where its tensors lie by its names for them, and those that it has already."""
+    model: Any, weights: str | os.PathLike[str] | None, key: str | None, budget: int | Budget
+) -> tuple[Any, Weights, dict[str, Any], Memory | None]:
+    """A module, where its tensors lie by its names for them, those that it has, and memory."""
+    directory = None
     if isinstance(model, str | os.PathLike):
         directory = os.fspath(model)
         where = directory if weights is None else os.fspath(weights)
@@ -179,22 +183,33 @@ def _model_and_weights(
                 f" stream(module, weights={where!r}, …), or put the config.json of transformers"
                 " there"
             )
-        model = of_transformers.model_of(directory)
     elif weights is None and is_dispatched(model):
-        return model, *weights_of_dispatched(model)
+        return model, *weights_of_dispatched(model), None
     elif weights is None:
         raise TypeError("weights=: the directory with the safetensors files of the module")
     else:
         where = os.fspath(weights)
     if is_penstock(where):
+        if directory is not None:
+            model = of_transformers.model_of(directory)
         # Its names are those that the model had when it was saved.
-        return model, weights_of_checkpoint(where, model, key), {}
+        return model, weights_of_checkpoint(where, model, key), {}, None
     if key is not None:
         raise ValueError(f"key={key!r}: {where} is no checkpoint, whose state has keys")
     found = weights_of(where)
+    memory = None
+    if directory is not None:
+        memory = None if isinstance(budget, Budget) else _memory_for(found.tensors, budget)
+        model = of_transformers.model_of(directory)
     if getattr(model, "_no_split_modules", None) is not None:
         found = replace(found, tensors=of_transformers.renamed(model, found.tensors))
-    return model, found, {}
+    return model, found, {}, memory
+
+
+def _memory_for(tensors: Mapping[str, Stored], budget_bytes: int) -> Memory:
+    """Memory for what is stored, and for the pages that it begins and ends in the middle of."""
+    stored_bytes = sum(one.nbytes + 2 * PAGE_BYTES for one in tensors.values())
+    return Memory(min(stored_bytes, budget_bytes))
 
 
 def _held_bytes(model: Any, held: Mapping[str, Any]) -> int:

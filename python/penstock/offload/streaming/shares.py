@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.offload.buffers import Buffers
 from penstock.offload.streaming.units import PAGE_BYTES
 
 if TYPE_CHECKING:
@@ -13,8 +12,6 @@ if TYPE_CHECKING:
 
 _RING_UNITS = 3
 """One in use, one that is there, one that is read: so the device always has something to do."""
-_HUGE_PAGE_BYTES = 2 << 20
-"""From here on memory is taken in whole ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,7 @@ def shared_out(units: list[Unit], memory_bytes: int, held_bytes: int = 0) -> Sha
     Raises:
         ValueError: It is too small for the largest of them.
     """
-    sizes = _sizes(units)
+    sizes = [unit.nbytes for unit in units]
     needs = needs_of(units, held_bytes)
     if memory_bytes >= needs.most_bytes:
         return Shares(frozenset(range(len(units))), sum(sizes), 0, held_bytes)
@@ -82,7 +79,7 @@ def shared_out(units: list[Unit], memory_bytes: int, held_bytes: int = 0) -> Sha
             passing.remove(index)
             left -= sizes[index]
     largest_bytes = max(sizes[index] for index in passing)
-    ring_bytes = min(_RING_UNITS * largest_bytes, _whole_below(left))
+    ring_bytes = min(_RING_UNITS * largest_bytes, left // PAGE_BYTES * PAGE_BYTES)
     blocks = [index for index, unit in enumerate(units) if unit.is_block]
     if blocks:
         count = (left - ring_bytes) // max(sizes[index] for index in blocks)
@@ -94,7 +91,7 @@ def shared_out(units: list[Unit], memory_bytes: int, held_bytes: int = 0) -> Sha
 
 def needs_of(units: list[Unit], held_bytes: int) -> Needs:
     """Between what and what a budget makes a difference."""
-    sizes = _sizes(units)
+    sizes = [unit.nbytes for unit in units]
     most_bytes = held_bytes + sum(sizes)
     resident = _used_meanwhile(units)
     passing = [index for index in range(len(units)) if index not in resident]
@@ -108,10 +105,6 @@ def needs_of(units: list[Unit], held_bytes: int) -> Needs:
     return Needs(meanwhile_bytes + sizes[largest], most_bytes, why)
 
 
-def _sizes(units: list[Unit]) -> list[int]:
-    return [Buffers.whole_bytes(unit.nbytes) for unit in units]
-
-
 def _used_meanwhile(units: list[Unit]) -> set[int]:
     """What is in use while others are called: it cannot pass through before them."""
     return {
@@ -119,12 +112,6 @@ def _used_meanwhile(units: list[Unit]) -> set[int]:
         for index, unit in enumerate(units)
         if not unit.is_block and any(unit.encloses(other) for other in units)
     }
-
-
-def _whole_below(nbytes: int) -> int:
-    """The largest memory that takes no more than so many bytes of `Buffers`."""
-    page_bytes = _HUGE_PAGE_BYTES if nbytes >= _HUGE_PAGE_BYTES else PAGE_BYTES
-    return nbytes // page_bytes * page_bytes
 
 
 def _spread(indices: list[int], count: int) -> set[int]:

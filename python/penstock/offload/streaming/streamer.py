@@ -16,7 +16,7 @@ from penstock.errors import (
     TransferError,
     UnsupportedStateError,
 )
-from penstock.offload.buffers import Buffers
+from penstock.offload.streaming.memory import Memory
 from penstock.offload.streaming.placeholder import placeholder
 from penstock.offload.streaming.ring import Ring
 from penstock.offload.streaming.shares import needs_of, shared_out
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from penstock.offload.tensor_io import TensorIO
     from penstock.offload.transfer import Transfer
 
-_WINDOW_BYTES_MIN = 256 << 20
-"""Of what is to stay, so much is read ahead at least."""
+_COMPARED_MAX = 4
+"""So many units are read ahead at most with what lies around them, which takes memory, too."""
 
 
 @dataclass(slots=True)
@@ -77,6 +77,7 @@ class Streamer:
         io: Reads.
         marks: Of each file, what it was when it was looked at.
         first_reads: Compares what is read for the first time, where there are digests.
+        memory: For the weights, if there is some already.
 
     Attributes:
         counts: What was done.
@@ -87,6 +88,7 @@ class Streamer:
 
     Raises:
         ValueError: It is too little.
+        StorageError: The system has no room for it.
     """
 
     def __init__(
@@ -97,11 +99,12 @@ class Streamer:
         io: TensorIO,
         marks: Mapping[str, FileMark],
         first_reads: FirstReads | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.counts = Counts()
         self.units = units
         self.needs = needs_of(units, held_bytes)
-        self._take(memory_bytes, shared_out(units, memory_bytes, held_bytes))
+        self._take(memory_bytes, shared_out(units, memory_bytes, held_bytes), memory)
         self._io = io
         self._marks = marks
         self._first_reads = first_reads
@@ -118,17 +121,24 @@ class Streamer:
         """From now on the modules have their weights when they are entered only."""
         for unit, placeholders in zip(self.units, self._placeholders, strict=True):
             _bind(unit, placeholders)
+        with self._lock:
+            self._read_ahead()
 
-    def _take(self, memory_bytes: int, shares: Shares) -> None:
+    def _take(self, memory_bytes: int, shares: Shares, memory: Memory | None = None) -> None:
         torch = dtypes.import_torch()
         self.memory_bytes = memory_bytes
         self.shares = shares
         self._resident = shares.resident
         self._ring = Ring(shares.ring_bytes)
-        self._buffers = Buffers(max(1, shares.resident_bytes + shares.ring_bytes))
+        nbytes = shares.resident_bytes + shares.ring_bytes
         with torch.inference_mode(False):
-            self._arena = self._buffers.empty(shares.ring_bytes, torch.uint8)
-        self._window_bytes = max(shares.ring_bytes, _WINDOW_BYTES_MIN)
+            weights = (memory or Memory(nbytes)).tensor(nbytes)
+        self._arena = weights[: shares.ring_bytes]
+        self._places: dict[int, Any] = {}
+        begin = shares.ring_bytes
+        for index in sorted(shares.resident):
+            self._places[index] = weights[begin : begin + self.units[index].nbytes]
+            begin += self.units[index].nbytes
 
     @property
     def read_bytes(self) -> int:
@@ -158,7 +168,7 @@ class Streamer:
                     self._changed.wait()
                 self._let_go_of_all(list(self._loaded))
                 # What was there has to be gone before there is something else.
-                self._arena = None
+                self._arena, self._places = None, {}
                 self._take(memory_bytes, shares)
             finally:
                 self._is_resized = False
@@ -260,14 +270,11 @@ class Streamer:
 
     def _read_ahead(self) -> None:
         """Begins to read what comes next, as far as there is room."""
-        ahead = sum(
-            self.units[index].nbytes for index, one in self._loaded.items() if not one.is_used
-        )
         for _ in self.units:
             index = self._cursor
             if index not in self._loaded:
-                ahead += self.units[index].nbytes
-                if ahead > self._window_bytes or not self._begin(index):
+                compared = sum(one.around is not None for one in self._loaded.values())
+                if compared >= _COMPARED_MAX or not self._begin(index):
                     return
             elif index not in self._resident:
                 return
@@ -278,12 +285,10 @@ class Streamer:
 
     def _begin(self, index: int) -> bool:
         """Begins to read a unit, if there is room."""
-        torch = dtypes.import_torch()
         unit = self.units[index]
         claim = None
         if index in self._resident:
-            with torch.inference_mode(False):
-                memory = self._buffers.empty(unit.nbytes, torch.uint8)
+            memory = self._places[index]
         else:
             claim = self._ring.take(unit.nbytes)
             if claim is None:
@@ -339,6 +344,7 @@ class Streamer:
         self._check_files(unit)
         if self._first_reads is not None:
             self._first_reads.check(unit.spans, loaded.memory, loaded.around)
+            loaded.around = None
 
     def _check_files(self, unit: Unit) -> None:
         """That nobody has written to them, or put others in their place."""
