@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from penstock.offload.buffers import Buffers
 from penstock.offload.data_file import DataFile
 from penstock.offload.streaming.budget import Budget
-from penstock.offload.streaming.model import StreamReport, report, stream
+from penstock.offload.streaming.model import report, stream
+from penstock.offload.streaming.report import StreamReport
 from penstock.offload.tensor_io import TensorIO
 from penstock.offload.transfer import Transfer, TransferReport, wait_all
 

@@ -202,6 +202,12 @@ class TensorIO:
         """
         self._claim_here().wait(timeout)
 
+    @property
+    def in_flight_max(self) -> int:
+        """Requests that the workers have under way at a time, at most; 0 before the first."""
+        claim = self._claim
+        return claim.in_flight_max if claim is not None else 0
+
     def close(self) -> None:
         """Waits for all that was handed over, and lets the workers go.
 
@@ -353,6 +359,12 @@ class _Claim:
             self._callers -= 1
             if self._is_gone and self._callers == 0:
                 self._release(is_idle=False)
+
+    @property
+    def in_flight_max(self) -> int:
+        """Requests of all workers."""
+        settings = self._settings
+        return settings.workers * settings.queue_depth if settings is not None else 0
 
     @property
     def is_here(self) -> bool:

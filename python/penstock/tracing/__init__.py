@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import threading
+import time
 import warnings
 from typing import TYPE_CHECKING, Literal
 
@@ -163,6 +164,35 @@ def call(
     if not _native.trace_is_on() or _calls.is_inside:
         return _NOTHING
     return _Span(name, detail, role)
+
+
+def past(
+    name: str,
+    begun: float,
+    ended: float,
+    detail: str | None = None,
+    *,
+    role: Literal["stall", "background"] | None = None,
+) -> None:
+    """What is heard of when it is over: in the row of the calling thread, or in one beside.
+
+    Args:
+        name: What it was.
+        begun: When, by `time.perf_counter`.
+        ended: When it was over.
+        detail: What of.
+        role: Whose row, if not that of the thread.
+    """
+    if not _native.trace_is_on():
+        return
+    now, now_ns = time.perf_counter(), _native.trace_now()
+    begun_ns, ended_ns = (max(0, now_ns - round((now - at) * 1e9)) for at in (begun, ended))
+    # As above.
+    with contextlib.suppress(Exception):
+        if role is None:
+            _native.trace_span(name, begun_ns, detail, ended_ns)
+        else:
+            _native.trace_beside(role, name, begun_ns, detail, ended_ns)
 
 
 def _file(path: str | os.PathLike[str]) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from penstock.offload.streaming.dispatched import (
 )
 from penstock.offload.streaming.first_reads import FirstReads
 from penstock.offload.streaming.memory import Memory
+from penstock.offload.streaming.report import StreamReport, report_of
 from penstock.offload.streaming.safetensors import weights_of
 from penstock.offload.streaming.shares import needs_of
 from penstock.offload.streaming.streamer import Streamer
@@ -32,31 +34,6 @@ if TYPE_CHECKING:
     from penstock.offload.streaming.stored import Stored, Weights
 
 _STREAMER = "_penstock_streamer"
-
-
-@dataclass(frozen=True, slots=True)
-class StreamReport:
-    """What a streamed model holds and has done.
-
-    Attributes:
-        weight_bytes: Of all its weights, each once.
-        resident_bytes: Memory of those that stay once they were read.
-        passing_bytes: Memory that the others pass through.
-        read_bytes: That were asked of storage so far.
-        pass_bytes: That a pass through all blocks reads, once what stays is there.
-        stalled_seconds: That calls have waited for weights so far.
-        uses: Calls of blocks, and of what stands beside them.
-        hits: Of them, those whose weights were there already.
-    """
-
-    weight_bytes: int
-    resident_bytes: int
-    passing_bytes: int
-    read_bytes: int
-    pass_bytes: int
-    stalled_seconds: float
-    uses: int
-    hits: int
 
 
 def stream(
@@ -145,28 +122,23 @@ def stream(
     return model.eval()
 
 
-def report(model: Any) -> StreamReport:
+def report(model: Any, *, gb_per_second: float | None = None) -> StreamReport:
     """What a model that `stream` has made holds and has done.
 
+    Args:
+        model: The model.
+        gb_per_second: What storage gives, GB (10**9 bytes) a second, as fio or `penstock bench io`
+            measure it. Without, what the reads had while there were any.
+
     Raises:
-        ValueError: It is another one.
+        ValueError: It is another one, or the rate is none.
     """
+    if gb_per_second is not None and not 0 < gb_per_second < math.inf:
+        raise ValueError(f"gb_per_second={gb_per_second!r}: must be above 0")
     streamer = getattr(model, _STREAMER, None)
     if not isinstance(streamer, Streamer):
         raise ValueError("model: stream() has not made it")
-    counts, shares = streamer.counts, streamer.shares
-    units = streamer.units
-    passing = [unit for index, unit in enumerate(units) if index not in shares.resident]
-    return StreamReport(
-        weight_bytes=sum(unit.weight_bytes for unit in units) + shares.held_bytes,
-        resident_bytes=shares.resident_bytes + shares.held_bytes,
-        passing_bytes=shares.ring_bytes,
-        read_bytes=streamer.read_bytes,
-        pass_bytes=sum(span.nbytes for unit in passing for span in unit.spans),
-        stalled_seconds=counts.stalled_seconds,
-        uses=counts.uses,
-        hits=counts.hits,
-    )
+    return report_of(streamer, gb_per_second)
 
 
 def _model_and_weights(

@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock import tracing
 from penstock.errors import (
     CorruptCheckpointError,
     PenstockError,
     TransferError,
     UnsupportedStateError,
 )
+from penstock.offload.streaming.calls import Calls
 from penstock.offload.streaming.memory import Memory
+from penstock.offload.streaming.passes import Passes, Reads
 from penstock.offload.streaming.placeholder import placeholder
 from penstock.offload.streaming.ring import Ring
 from penstock.offload.streaming.shares import needs_of, shared_out
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
     from penstock.offload.tensor_io import TensorIO
     from penstock.offload.transfer import Transfer
 
-_COMPARED_MAX = 4
-"""So many units are read ahead at most with what lies around them, which takes memory, too."""
+_AROUND_MAX = 4
+"""Of so many units at a time there is what lies around them, which takes memory, too."""
 
 
 @dataclass(slots=True)
@@ -62,6 +64,7 @@ class _Loaded:
     memory: Any
     claim: Claim | None
     transfer: Transfer
+    begun: float
     around: Around | None = None
     users: int = 0
     is_used: bool = False
@@ -102,6 +105,8 @@ class Streamer:
         memory: Memory | None = None,
     ) -> None:
         self.counts = Counts()
+        self.passes = Passes()
+        self.reads = Reads()
         self.units = units
         self.needs = needs_of(units, held_bytes)
         self._take(memory_bytes, shared_out(units, memory_bytes, held_bytes), memory)
@@ -111,7 +116,7 @@ class Streamer:
         self._files: dict[str, DataFile] = {}
         self._loaded: dict[int, _Loaded] = {}
         self._cursor = 0
-        self._here = threading.local()
+        self._calls = Calls()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._is_resized = False
@@ -154,7 +159,7 @@ class Streamer:
             UnsupportedStateError: This thread is using a unit.
         """
         shares = shared_out(self.units, memory_bytes, self.shares.held_bytes)
-        if +self._held_here():
+        if self._calls.indices:
             raise UnsupportedStateError(
                 "memory that is shared with a model is divided anew while that is called: stream"
                 " the other one before, or with memory of its own",
@@ -169,10 +174,23 @@ class Streamer:
                 self._let_go_of_all(list(self._loaded))
                 # What was there has to be gone before there is something else.
                 self._arena, self._places = None, {}
+                self.reads.settle()
+                self.passes = Passes()
                 self._take(memory_bytes, shares)
             finally:
                 self._is_resized = False
                 self._changed.notify_all()
+
+    def settled_reads(self) -> Reads:
+        """What was read so far."""
+        with self._lock:
+            self.reads.settle()
+            return self.reads
+
+    @property
+    def in_flight_max(self) -> int:
+        """Requests that are under way at a time, at most."""
+        return self._io.in_flight_max
 
     # ---- Called by the hooks
 
@@ -185,12 +203,36 @@ class Streamer:
         """
         torch = dtypes.import_torch()
         begun = time.perf_counter()
-        held = self._held_here()
+        unit = self.units[index]
+        called = self._calls.indices
+        self._calls.begin(index, unit.name)
+        try:
+            loaded, is_hit = self._entered(index, called)
+        except BaseException:
+            self._calls.end(index)
+            raise
         with self._lock:
-            while self._is_resized and not +held:
+            if not loaded.is_used:
+                loaded.is_used = True
+                # What the caller computes with from now on may be something else than inference.
+                with torch.inference_mode(False), torch.no_grad():
+                    _bind(unit, _views(unit, loaded.memory))
+            stalled_seconds = 0.0 if is_hit else time.perf_counter() - begun
+            self.counts.uses += 1
+            self.counts.hits += is_hit
+            self.counts.stalled_seconds += stalled_seconds
+            self.passes.called(index)
+            self.passes.took(stalled_seconds=stalled_seconds)
+            self._read_ahead()
+        self._calls.stalled(stalled_seconds)
+
+    def _entered(self, index: int, called: set[int]) -> tuple[_Loaded, bool]:
+        """Its weights, and whether they were there; `called` are those that it is called by."""
+        with self._lock:
+            while self._is_resized and not called:
                 self._changed.wait()
             while (loaded := self._loaded.get(index)) is None and not self._demand(index):
-                if passing := set(+held) - self._resident:
+                if passing := called - self._resident:
                     raise UnsupportedStateError(
                         f"{self.units[index].name!r} is called while"
                         f" {self.units[passing.pop()].name!r} is: make one block"
@@ -203,38 +245,25 @@ class Streamer:
             self._read_ahead()
         is_hit = loaded.transfer.done()
         try:
-            self._finish(self.units[index], loaded)
+            if is_hit:
+                self._finish(self.units[index], loaded)
+            else:
+                self._wait(self.units[index], loaded)
         except BaseException:
             self._give_up(index, is_failed=True)
             raise
-        held[index] += 1
-        with self._lock:
-            if not loaded.is_used:
-                loaded.is_used = True
-                # What the caller computes with from now on may be something else than inference.
-                with torch.inference_mode(False), torch.no_grad():
-                    _bind(self.units[index], _views(self.units[index], loaded.memory))
-            self.counts.uses += 1
-            self.counts.hits += is_hit
-            self.counts.stalled_seconds += 0.0 if is_hit else time.perf_counter() - begun
-            self._read_ahead()
+        return loaded, is_hit
 
     def leave(self, index: int) -> None:
         """Lets go of what passes through.
 
         PyTorch calls it behind a call that failed, too: perhaps this thread has nothing to leave.
         """
-        held = self._held_here()
-        if held[index]:
-            held[index] -= 1
+        if index in self._calls.indices:
+            computing_seconds = self._calls.end(index)
+            with self._lock:
+                self.passes.took(computing_seconds=computing_seconds)
             self._give_up(index)
-
-    def _held_here(self) -> Counter[int]:
-        """How often this thread has entered each unit."""
-        if not hasattr(self._here, "held"):
-            self._here.held = Counter()
-        held: Counter[int] = self._here.held
-        return held
 
     def _give_up(self, index: int, *, is_failed: bool = False) -> None:
         with self._lock:
@@ -273,12 +302,23 @@ class Streamer:
         for _ in self.units:
             index = self._cursor
             if index not in self._loaded:
-                compared = sum(one.around is not None for one in self._loaded.values())
-                if compared >= _COMPARED_MAX or not self._begin(index):
-                    return
+                if not self._begin(index):
+                    break
             elif index not in self._resident:
-                return
+                break
             self._cursor = self._following(index)
+        if self._first_reads is not None:
+            self._read_around(self._first_reads)
+
+    def _read_around(self, first_reads: FirstReads) -> None:
+        """Begins to read what lies around units that are compared when they are used."""
+        count = sum(one.around is not None for one in self._loaded.values())
+        for index, one in self._loaded.items():
+            if count >= _AROUND_MAX:
+                return
+            if one.around is None and not one.is_used:
+                one.around = first_reads.begin(self.units[index].spans)
+                count += one.around is not None
 
     def _following(self, index: int) -> int:
         return (index + 1) % len(self.units)
@@ -302,8 +342,8 @@ class Streamer:
         # Whoever needs the weights hears what went wrong; perhaps nobody does.
         transfer.is_seen = True
         self.counts.read_bytes += sum(span.nbytes for span in unit.spans)
-        around = None if self._first_reads is None else self._first_reads.begin(unit.spans)
-        self._loaded[index] = _Loaded(memory, claim, transfer, around)
+        self._loaded[index] = _Loaded(memory, claim, transfer, time.perf_counter())
+        self.reads.begun(transfer, unit.name)
         return True
 
     def _let_go_of_all(self, indices: list[int]) -> None:
@@ -328,6 +368,19 @@ class Streamer:
         if path not in self._files:
             self._files[path] = self._io.open(path)
         return self._files[path]
+
+    def _wait(self, unit: Unit, loaded: _Loaded) -> None:
+        """Waits for the weights of a unit, which a trace shows with what is read of its files."""
+        begun = time.perf_counter()
+        with tracing.call("stall", "weights", unit.name):
+            try:
+                self._finish(unit, loaded)
+            finally:
+                ended = time.perf_counter()
+                for path in dict.fromkeys(span.path for span in unit.spans):
+                    nbytes = sum(span.nbytes for span in unit.spans if span.path == path)
+                    told = f"{Path(path).name}, {nbytes} bytes"
+                    tracing.past("read", max(begun, loaded.begun), ended, told)
 
     def _finish(self, unit: Unit, loaded: _Loaded) -> None:
         """Waits for the weights of a unit."""

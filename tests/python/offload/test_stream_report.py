@@ -1,0 +1,116 @@
+"""What `penstock.offload.report` and a trace tell of a streamed model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import penstock
+from penstock import offload
+from penstock.offload.streaming.passes import Pass, Passes
+from penstock.tracing import recorded
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Stack(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.fixture
+def streamed(tmp_path: Path) -> Stack:
+    model = Stack()
+    save_file(dict(model.named_parameters()), tmp_path / "model.safetensors")
+    made: Stack = offload.stream(model, weights=tmp_path, memory_bytes=4 * 24_576)
+    return made
+
+
+def test_a_report_holds_a_pass_against_what_it_takes_at_least(streamed: Stack) -> None:
+    told = offload.report(streamed)
+    assert (told.uses, told.pass_seconds, told.first_pass_seconds) == (0, None, None)
+    assert told.of_roofline is None
+    assert "weights" in str(told)
+    with torch.inference_mode():
+        for _ in range(4):
+            streamed(torch.ones(1, 64))
+    told = offload.report(streamed)
+    assert told.uses == 24
+    assert told.hits <= 24
+    assert told.first_pass_seconds > 0
+    # Beside clocks: a part of it, and a quotient of what it tells.
+    assert 0 < told.computing_seconds <= told.pass_seconds
+    assert told.gb_per_second > 0
+    assert told.of_roofline == pytest.approx(told.roofline_seconds / told.pass_seconds)
+    assert told.engine in ("uring", "threads")
+    assert told.in_flight_max > 0
+    assert told.direct or told.fallbacks
+    slow = offload.report(streamed, gb_per_second=1e-6)
+    assert slow.roofline_seconds == pytest.approx(told.pass_bytes / 1e3)
+    fast = offload.report(streamed, gb_per_second=1e9)
+    assert fast.roofline_seconds == fast.computing_seconds
+    assert "of the roofline" in str(told)
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="gb_per_second"):
+            offload.report(streamed, gb_per_second=wrong)
+
+
+def test_a_pass_ends_where_the_next_one_begins() -> None:
+    passes = Passes()
+    assert passes.usual is None
+    for number in range(4):
+        for index in (5, 1):
+            passes.called(index)
+            passes.took(computing_seconds=float(number))
+            passes.took(stalled_seconds=0.5)
+    assert passes.first == Pass(0.0, 1.0)
+    # The last one may not be over.
+    assert passes.usual == Pass(3.0, 1.0)
+
+
+def test_a_trace_has_reads_under_the_blocks_that_waited_for_them(
+    streamed: Stack, tmp_path: Path
+) -> None:
+    with torch.inference_mode():
+        with penstock.trace(tmp_path / "trace.json"):
+            for _ in range(30):
+                streamed(torch.ones(1, 64))
+            told = offload.report(streamed)
+        streamed(torch.ones(1, 64))
+    found = recorded.read(tmp_path / "trace.json")
+    calls = [span for span in found.spans if span.name.startswith("blocks.")]
+    assert [span.name for span in calls] == [f"blocks.{index}" for index in range(6)] * 30
+    assert {span.row.split()[0] for span in calls} == {"caller"}
+    waits = [span for span in found.spans if span.name == "weights"]
+    assert len([span for span in waits if span.row.startswith("stall")]) == told.uses - told.hits
+    for wait in waits:
+        if not wait.row.startswith("caller"):
+            continue
+        (call,) = [one for one in calls if one.begin <= wait.begin and wait.end <= one.end]
+        assert call.name == wait.detail
+        reads = [
+            one
+            for one in found.spans
+            if one.name == "read"
+            and one.row == wait.row
+            and wait.begin - 1e-4 <= one.begin <= one.end <= wait.end + 1e-4
+        ]
+        assert "model.safetensors" in reads[0].detail
+    ahead = {
+        span.detail
+        for span in found.spans
+        if span.name == "read" and span.row.startswith("background")
+    }
+    assert ahead <= {f"blocks.{index}" for index in range(6)}
+    assert ahead
+    assert any(request.file.endswith("model.safetensors") for request in found.requests)
