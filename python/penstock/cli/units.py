@@ -49,6 +49,7 @@ class _Quantity(_Type):
 
 
 RATE = _Quantity("rate", BYTES)
+BYTE_COUNT = _Quantity("size", BYTES)
 AGE = _Quantity("age", SECONDS)
 
 

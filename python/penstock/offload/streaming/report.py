@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -78,11 +79,12 @@ class StreamReport:
             f" {self.stalled_seconds:.2f} s waited",
         ]
         if self.roofline_seconds is not None and self.of_roofline is not None:
-            lines.append(
-                f"a pass   {self.pass_seconds:.3f} s, at least {self.roofline_seconds:.3f} s:"
-                f" {self.of_roofline:.0%} of the roofline (storage {self.gb_per_second:.2f} GB/s,"
-                f" {self.computing_seconds:.3f} s to compute)"
-            )
+            reading = self.pass_bytes / 1e9 / (self.gb_per_second or math.inf)
+            lines += [
+                f"a pass   {self.pass_seconds:.3f} s: {reading:.3f} s to read at"
+                f" {self.gb_per_second:.2f} GB/s, {self.computing_seconds:.3f} s to compute",
+                f"         {self.of_roofline:.0%} of the roofline, {self.roofline_seconds:.3f} s",
+            ]
         return "\n".join([*lines, *map(str, self.fallbacks)])
 
     @property

@@ -7,7 +7,12 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import MissingDependencyError, StateMismatchError, UnsupportedStateError
+from penstock.errors import (
+    CheckpointNotFoundError,
+    MissingDependencyError,
+    StateMismatchError,
+    UnsupportedStateError,
+)
 from penstock.offload.streaming.conversions import converted
 from penstock.state import dtypes
 
@@ -28,6 +33,7 @@ def model_of(directory: str) -> Any:
 
     Raises:
         MissingDependencyError: transformers is not there.
+        CheckpointNotFoundError: There is no configuration.
         UnsupportedStateError: transformers knows no such model.
     """
     try:
@@ -37,6 +43,12 @@ def model_of(directory: str) -> Any:
             "models of Hugging Face take transformers: pip install transformers",
             name="transformers",
         ) from error
+    if not (Path(directory) / "config.json").is_file():
+        raise CheckpointNotFoundError(
+            f"{directory}: no config.json is there: name a directory as save_pretrained of"
+            " transformers makes it",
+            path=directory,
+        )
     config = transformers.AutoConfig.from_pretrained(directory)
     names = config.architectures or []
     kind = next(

@@ -1,0 +1,225 @@
+"""`penstock generate MODEL`: text by a model whose weights need not fit into memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.paths import check_directory
+from penstock.cli.units import BYTE_COUNT, Finite
+from penstock.console import PATH, console, escaped, json_option, print_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.offload import StreamReport
+
+    _Ids = click.ParamType[list[int]]
+else:
+    # Generic for the type checker only: older releases of click are not.
+    _Ids = click.ParamType
+
+JSON_KEYS = """\b
+JSON: model, memory_bytes, prompt_ids, ids (those that came), text (null
+without a tokenizer), seconds, stream_seconds (to make the model),
+first_token_seconds, tokens_per_second, and
+  report: what penstock.offload.report tells, with roofline_seconds and
+    of_roofline.
+"""
+
+
+class _TokenIds(_Ids):
+    """Numbers of tokens, with commas."""
+
+    name = "ids"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[int]:
+        if isinstance(value, list):
+            return value
+        texts = str(value).split(",")
+        if not all(text.strip().isdecimal() for text in texts):
+            self.fail(f"{value!r} is no list of numbers such as 1,2,3", param, ctx)
+        return [int(text) for text in texts]
+
+
+@click.command(epilog=JSON_KEYS)
+@click.argument("model", type=PATH)
+@click.option(
+    "--memory", "memory_bytes", type=BYTE_COUNT, required=True, help="For weights: 4GB, 512MiB."
+)
+@click.option("--prompt", help="What the text goes on from.")
+@click.option("--prompt-ids", type=_TokenIds(), help="The same as numbers of tokens: 1,2,3.")
+@click.option("--max-new-tokens", type=click.IntRange(1), default=64, show_default=True)
+@click.option(
+    "--temperature", type=Finite(min=0), default=0.0, help="Draw tokens; 0, the likeliest."
+)
+@click.option("--top-p", type=Finite(0, 1, min_open=True), help="Draw from the likeliest.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Of what is drawn.")
+@json_option
+def generate(
+    model: Path,
+    memory_bytes: int,
+    prompt: str | None,
+    prompt_ids: list[int] | None,
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float | None,
+    seed: int | None,
+    as_json: bool,
+) -> int:
+    """Go on from a prompt by MODEL, of whose weights --memory is held.
+
+    MODEL is a directory as save_pretrained of transformers makes it. Its weights are read while it
+    computes; nothing is written. Tokens are shown as they come, then what it took.
+    """
+    if (prompt is None) == (prompt_ids is None):
+        raise click.UsageError("either --prompt or --prompt-ids says what to go on from")
+    if not temperature and (top_p is not None or seed is not None):
+        raise click.UsageError("--top-p and --seed go with a --temperature above 0")
+    check_directory(model)
+    from penstock import offload
+
+    begun = time.perf_counter()
+    try:
+        streamed = offload.stream(model, memory_bytes=memory_bytes)
+    except ValueError as error:
+        raise _plain(error) from error
+    made = time.perf_counter()
+    import torch
+    import transformers
+
+    # What it has to say of settings is nothing that the user could change.
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    tokenizer = None if prompt is None else _tokenizer(model)
+    ids = prompt_ids if tokenizer is None else tokenizer(prompt)["input_ids"]
+    _check_ids(ids or [], streamed.config.get_text_config().vocab_size)
+    if seed is not None:
+        torch.manual_seed(seed)
+    told = _streamer(tokenizer, is_quiet=as_json)
+    how: dict[str, Any] = {"do_sample": False}
+    if temperature:
+        how = {"do_sample": True, "temperature": temperature, "top_p": top_p or 1.0}
+    tokens = torch.tensor([ids])
+    asked = time.perf_counter()
+    with torch.inference_mode():
+        made_ids = streamed.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            max_new_tokens=max_new_tokens,
+            streamer=told,
+            **how,
+        )[0, tokens.shape[1] :].tolist()
+    seconds = time.perf_counter() - asked
+    report = offload.report(streamed)
+    figures = {
+        "seconds": seconds,
+        "stream_seconds": made - begun,
+        "first_token_seconds": told.first_at - asked,
+        "tokens_per_second": len(made_ids) / seconds,
+    }
+    if as_json:
+        text = None if tokenizer is None else tokenizer.decode(made_ids, skip_special_tokens=True)
+        what = {"model": str(model), "memory_bytes": memory_bytes, "prompt_ids": ids}
+        print_json({**what, "ids": made_ids, "text": text, **figures, "report": _in_json(report)})
+    else:
+        _print(report, len(made_ids), figures)
+    return 0
+
+
+def _in_json(report: StreamReport) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(report),
+        "roofline_seconds": report.roofline_seconds,
+        "of_roofline": report.of_roofline,
+    }
+
+
+def _print(report: StreamReport, tokens: int, figures: dict[str, float]) -> None:
+    out = console()
+    out.print()
+    out.print(
+        f"tokens   {tokens}, {figures['tokens_per_second']:.2f} a second, the first after"
+        f" {figures['first_token_seconds']:.2f} s; made in {figures['stream_seconds']:.1f} s"
+    )
+    out.print(str(report))
+
+
+def _plain(error: Exception) -> click.ClickException:
+    """An error of a call as one of the command, in one line."""
+    text = " ".join(str(error).split()).replace("memory_bytes=", "--memory ")
+    return click.ClickException(escaped(text))
+
+
+def _tokenizer(model: Path) -> Any:
+    """The tokenizer of a model.
+
+    Raises:
+        ClickException: There is none.
+    """
+    import transformers
+
+    try:
+        found = transformers.AutoTokenizer.from_pretrained(model, local_files_only=True)
+    except Exception as error:
+        # Whatever is not there, transformers says in many ways.
+        raise click.ClickException(
+            f"{model}: there is no tokenizer that transformers can load: name what to go on from"
+            f" by --prompt-ids ({type(error).__name__})"
+        ) from error
+    return found
+
+
+def _check_ids(ids: list[int], vocabulary: int) -> None:
+    if not ids:
+        raise click.UsageError("the prompt is empty: there is nothing to go on from")
+    for one in ids:
+        if one >= vocabulary:
+            raise click.UsageError(
+                f"--prompt-ids: the model has {vocabulary} tokens, none is {one}"
+            )
+
+
+def _streamer(tokenizer: Any, *, is_quiet: bool) -> Any:
+    """What `generate` hands each token to."""
+    from transformers.generation.streamers import BaseStreamer, TextStreamer
+
+    class Timed:
+        """Knows when the first token came, behind the prompt."""
+
+        first_at = 0.0
+        has_prompt = False
+
+        def note(self) -> bool:
+            """Whether it is a token, and not the prompt."""
+            if not self.has_prompt:
+                self.has_prompt = True
+                return False
+            self.first_at = self.first_at or time.perf_counter()
+            return True
+
+    class Text(Timed, TextStreamer):
+        def put(self, value: Any) -> None:
+            self.note()
+            super().put(value)  # type: ignore[no-untyped-call]
+
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            if not is_quiet:
+                click.echo(escaped(text), nl=stream_end)
+
+    class Ids(Timed, BaseStreamer):
+        def put(self, value: Any) -> None:
+            if self.note() and not is_quiet:
+                click.echo(f"{value.item()} ", nl=False)
+
+        def end(self) -> None:
+            if not is_quiet:
+                click.echo()
+
+    if tokenizer is None:
+        return Ids()
+    return Text(tokenizer, skip_prompt=True, skip_special_tokens=True)
