@@ -59,6 +59,13 @@ class Measurement:
         synced_by: Who made what was written durable.
         resident_fraction: Of checkpoints, the part of the files in the page cache: after the write,
             or before the read.
+        token_seconds: Of generated text, the median of what each token behind the first took.
+        first_token_seconds: From the call to the first token.
+        pass_bytes: What each pass through the model reads, where that is known.
+        written_bytes: What the process wrote to storage, from its beginning.
+        memory_peak_bytes: The most memory that was resident.
+        memory_over_bytes: Of it, what is not the interpreter and its libraries.
+        budget_bytes: What of it was given for weights.
         error: Why there is nothing, if so.
     """
 
@@ -82,6 +89,13 @@ class Measurement:
     stall_seconds: float | None = None
     synced_by: str = ""
     resident_fraction: float | None = None
+    token_seconds: float | None = None
+    first_token_seconds: float | None = None
+    pass_bytes: int | None = None
+    written_bytes: int | None = None
+    memory_peak_bytes: int | None = None
+    memory_over_bytes: int | None = None
+    budget_bytes: int | None = None
     error: str | None = None
 
     @property
@@ -134,7 +148,7 @@ class Results:
     """A run.
 
     Attributes:
-        kind: ``"io"``, ``"tune"`` or ``"checkpoint"``.
+        kind: ``"io"``, ``"tune"``, ``"checkpoint"`` or ``"stream"``.
         machine: What the figures belong to.
         disk: And where the files were.
         settings: What was asked for.

@@ -16,6 +16,7 @@ from penstock.cli.group import LazyGroup
         "compare": "Tell whether the run AFTER is slower than the run BEFORE.",
         "io": "Measure requests of every kind in DIRECTORY.",
         "report": "Show RESULTS on one PAGE of HTML.",
+        "stream": "Generate text in DIRECTORY with a model that does not fit into memory.",
     },
 )
 def bench() -> None:

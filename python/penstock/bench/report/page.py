@@ -16,6 +16,7 @@ from penstock.bench.report.grids import grids
 from penstock.bench.report.lines import all_cases, measurers, panels, passes
 from penstock.bench.report.palette import COLOURS
 from penstock.bench.report.tables import remarks, tables
+from penstock.bench.tokens import token_rates, token_roofline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,6 +94,12 @@ def _shown(results: Results, names: Iterator[str]) -> dict[str, Any]:
 
 
 def _plots(results: Results, names: Iterator[str]) -> Iterator[Plots]:
+    if rates := token_rates(results):
+        yield Plots(
+            "Tokens a second",
+            "Of each token behind the first: medians of the rounds, with the least and the most.",
+            [Plot("", "", plots.token_bars(rates, token_roofline(results), next(names)))],
+        )
     lines, passed, found = panels(results), passes(results), grids(results)
     by = next(iter(measurers(results)), "")
     yield _lined(

@@ -221,6 +221,30 @@ def pass_bars(results: Results, passes: Passes, name: str) -> Markup | None:
     return _lined(passes.panel, list(drawn), draw, name, f"GB/s of each pass, {title}")
 
 
+def token_bars(rates: dict[str, list[float]], roofline: float | None, name: str) -> Markup:
+    """Tokens a second of each who generated, the median and the range, and what is possible."""
+    with mpl.rc_context(_SETTINGS):
+        figure = Figure(figsize=(_WIDTH_INCHES, 0.9 + 0.32 * len(rates)), layout="constrained")
+        axes = figure.subplots()
+        medians = np.array([np.median(values) for values in rates.values()])
+        ends = np.array([(min(values), max(values)) for values in rates.values()])
+        axes.barh(
+            range(len(rates)),
+            medians,
+            height=0.66,
+            color=SERIES[0].light,
+            xerr=np.abs(ends.T - medians),
+            error_kw={"ecolor": COLOURS["ink"].light, "elinewidth": 0.8},
+        )
+        if roofline is not None:
+            axes.axvline(roofline, color=COLOURS["ink"].light, linestyle=_DASHES[1], linewidth=1)
+        axes.set_yticks(range(len(rates)), list(rates))
+        axes.invert_yaxis()
+        axes.set(xlabel="tokens a second; dashed: what reading or computing allows at most")
+        axes.grid(visible=False, axis="y")
+        return inline(figure, name=name, label="Tokens a second")
+
+
 def _lined(
     panel: Panel, lines: list[Line], draw: Callable[[Any], None], name: str, label: str
 ) -> Markup | None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.bench.report.lines import all_cases, durable_rate, durable_rates, measurers, spread
 from penstock.bench.report.plots import latencies
+from penstock.bench.tokens import token_rates
 
 if TYPE_CHECKING:
     from penstock.bench.results import Measurement, Results
@@ -58,7 +59,13 @@ class Table(NamedTuple):
 
 def tables(results: Results) -> list[Table]:
     """All of them that there is something for."""
-    made = [_rates(results), _latencies(results), _totals(results), _paths(results)]
+    made = [
+        _tokens(results),
+        _rates(results),
+        _latencies(results),
+        _totals(results),
+        _paths(results),
+    ]
     return [table for table in made if table is not None and table.rows]
 
 
@@ -67,6 +74,38 @@ def _filled(
 ) -> dict[str, dict[str, list[Cell]]]:
     names = measurers(results)
     return {case: {by: cells(case, by) for by in names} for case in all_cases(results)}
+
+
+def _tokens(results: Results) -> Table | None:
+    """Of generated text."""
+    if not token_rates(results):
+        return None
+
+    def cells(case: str, by: str) -> list[Cell]:
+        def median(value: Callable[[Measurement], float | None], form: str) -> Cell:
+            found = [one for made in results.of(case, by) if (one := value(made)) is not None]
+            if not found:
+                return Cell(NOTHING)
+            ends = f"[{min(found):{form}}, {max(found):{form}}]" if len(found) > 1 else ""
+            return Cell(f"{np.median(found):{form}}", ends)
+
+        return [
+            median(lambda one: 1 / one.token_seconds if one.token_seconds else None, ".2f"),
+            median(lambda one: one.first_token_seconds, ".2f"),
+            median(lambda one: one.memory_over_bytes and one.memory_over_bytes / 1e6, ",.0f"),
+            median(lambda one: one.budget_bytes and one.budget_bytes / 1e6, ",.0f"),
+            median(lambda one: one.token_seconds and one.nbytes / 1e9, ",.2f"),
+            median(
+                lambda one: None if one.written_bytes is None else one.written_bytes / 1e6, ",.1f"
+            ),
+        ]
+
+    note = (
+        "Medians of all rounds [least, most]. Memory is what was resident at most, without what "
+        "the same process takes for a model of nearly nothing; MB are 10⁶ bytes."
+    )
+    columns = ["tokens/s", "first token s", "memory MB", "budget MB", "read GB", "written MB"]
+    return Table("Tokens", note, columns, [], _filled(results, cells)).without_empty_columns()
 
 
 def _rates(results: Results) -> Table:
