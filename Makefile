@@ -133,6 +133,13 @@ bench-optimizer: $(VENV)/.bench $(NATIVE) ## Step AdamW with its state on storag
 	TORCH_EXTENSIONS_DIR=$(CURDIR)/.cache/torch-extensions \
 		$(VENV)/bin/python -m benches.optimizer $(BENCH_ARGS)
 
+.PHONY: bench-stream
+bench-stream: $(VENV)/.bench $(NATIVE) ## Generate text by a model that does not fit: we, accelerate, airllm, DeepSpeed (libaio-dev).
+	mkdir -p .cache/bench
+	TORCH_EXTENSIONS_DIR=$(CURDIR)/.cache/torch-extensions DS_ACCELERATOR=cpu \
+		$(VENV)/bin/penstock bench stream .cache/bench --output .cache/bench/stream.json \
+		--report .cache/bench/stream.html $(BENCH_ARGS)
+
 # Serial: checks at the same time would measure each other.
 .PHONY: reframe
 reframe: $(VENV)/.reframe $(NATIVE) ## Run the ReFrame checks of storage: fio, checkpoints, metadata.

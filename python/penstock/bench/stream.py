@@ -152,16 +152,14 @@ class Stream:
 
     def _turn(self, name: str, model: Path, number: int) -> None:
         budget = self.budget_bytes(name)
-        place = self._place(name)
-        if not place.exists():
-            place.mkdir()
+        if GENERATORS[name].has_files:
             prepared = self._generated(name, model, budget, tokens=0, is_preparing=True)
             if "error" in prepared:
                 self._give_up(name, number, prepared["error"])
                 return
             settle_after(self.plan.work, self.results.settings["weight_bytes"])
         found = self._generated(name, model, budget, tokens=self.plan.tokens)
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(self._place(name), ignore_errors=True)
         if "error" in found:
             self._give_up(name, number, found["error"])
             return
@@ -215,7 +213,7 @@ class Stream:
             "prompt": [1 + 7919 * index % (vocabulary - 1) for index in range(_PROMPT_TOKENS)],
             "tokens": tokens,
         }
-        if model.name == "toy" and not is_preparing:
+        if model.name == "toy" and entry.has_files and not is_preparing:
             prepared = self._child(_GENERATE, job | {"is_preparing": True})
             if "error" in prepared:
                 return prepared

@@ -138,7 +138,7 @@ def _print(results: Results) -> None:
     out = console()
     limit, weights = (results.settings[name] for name in ("limit_bytes", "weight_bytes"))
     out.print(f"weights of {weights / 1e9:.2f} GB, memory of {limit / 1e9:.2f} GB a process")
-    numbers = ["tokens/s", "ours, times", "first s", "memory MB", "written MB", "CPU s"]
+    numbers = ["tokens/s", "times", "first s", "MB", "wrote", "CPU s"]
     rows = table("by", *numbers, "logits", numbers=numbers)
     for by, rates in tokens.token_rates(results).items():
         made = results.of(tokens.CASE, by)
@@ -154,7 +154,10 @@ def _print(results: Results) -> None:
             "same" if all(one.checked == one.requests for one in made) else "other",
         )
     out.print(rows)
-    out.print("memory: at its most, without interpreter and libraries; CPU: of a token")
+    out.print(
+        f"times: as fast {OURS} is; MB: memory at its most, without interpreter and libraries;"
+        " wrote: MB to storage; CPU s: of a token"
+    )
     if rates := [one.gb_per_second for one in results.of(tokens.CASE, tokens.FIO)]:
         out.print(f"fio reads the files at {_range(rates, '.2f')} GB/s")
     if parts := tokens.of_roofline(results):

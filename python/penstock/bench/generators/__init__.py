@@ -21,6 +21,7 @@ class Entry:
         package: What has to be installed, as it is called by pip.
         note: What it does.
         is_limited: Whether memory is limited for it.
+        has_files: Whether it reads from files that it makes before.
     """
 
     module: str
@@ -28,6 +29,7 @@ class Entry:
     package: str
     note: str
     is_limited: bool = True
+    has_files: bool = False
 
     @property
     def missing(self) -> str | None:
@@ -58,9 +60,15 @@ GENERATORS = {
     ),
     OURS: Entry(f"{__name__}.ours", "Ours", "transformers", "penstock.offload.stream"),
     "accelerate": Entry(
-        f"{__name__}.accelerate", "Accelerate", "accelerate", "disk_offload, from its own files"
+        f"{__name__}.accelerate",
+        "Accelerate",
+        "accelerate",
+        "disk_offload, from its own files",
+        has_files=True,
     ),
-    "airllm": Entry(f"{__name__}.airllm", "AirLlm", "airllm", "its own files, a layer ahead"),
+    "airllm": Entry(
+        f"{__name__}.airllm", "AirLlm", "airllm", "its own files, a layer ahead", has_files=True
+    ),
     "zero": Entry(
         f"{__name__}.zero", "Zero", "deepspeed", "ZeRO-Inference, by DeepSpeed's async_io"
     ),
