@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.bench import cache, fio
 from penstock.bench.fio import FioError
-from penstock.bench.generators import GENERATORS, RESIDENT
+from penstock.bench.generators import GENERATORS, OURS, RESIDENT
 from penstock.bench.rest import settle_after
 from penstock.bench.results import Measurement
-from penstock.bench.running import interpreter
+from penstock.bench.running import BenchError, interpreter
 from penstock.bench.tokens import CASE, FIO
 from penstock.bench.turns import rotated
 from penstock.machine.limits import LimitError, limited
@@ -117,9 +117,10 @@ class Stream:
     results: Results
     tell: Callable[[str], object]
     _failed: set[str] = field(default_factory=set)
-    _baselines: dict[str, int] = field(default_factory=dict)
     _logits: list[str] | None = None
     _limit_bytes: int = 0
+    _budget_bytes: int = 0
+    _library_bytes: int = 0
 
     def run(self) -> None:
         """Makes the model, tries everybody with a toy, and measures in rounds."""
@@ -131,14 +132,7 @@ class Stream:
         self._limit_bytes = self.plan.limit_bytes or weights // 2
         self.results.settings |= {"weight_bytes": weights, "limit_bytes": self._limit_bytes}
         self.results.cases = {CASE: {"pattern": CASE, "size": self.plan.size}}
-        for name in self.plan.names:
-            self.tell(f"{name}: a toy")
-            found = self._generated(name, toy, 0, tokens=2)
-            if "error" in found:
-                self._give_up(name, 0, found["error"])
-            else:
-                # What its libraries take is no weight.
-                self._baselines[name] = found["memory_peak_bytes"]
+        self._look_at_libraries(toy)
         for number in range(self.plan.rounds):
             self._fio(model, number)
             for name in rotated(self.plan.names, number):
@@ -146,12 +140,23 @@ class Stream:
                     self.tell(f"round {number + 1} of {self.plan.rounds}: {name}")
                     self._turn(name, model, number)
 
-    def budget_bytes(self, name: str) -> int:
-        """What of the limit may be weights."""
-        return max(1, self._limit_bytes - self._baselines.get(name, 0) - _SPARE_BYTES)
+    def _look_at_libraries(self, toy: Path) -> None:
+        """What a process takes that has next to no weights."""
+        self.tell("a model of nearly nothing")
+        found = self._generated(OURS, toy, 0, tokens=2)
+        if "error" in found:
+            raise BenchError(f"with a model of nearly nothing: {found['error']}")
+        self._library_bytes = found["memory_peak_bytes"]
+        # What is in memory already, as libraries that others use, is not counted for the group.
+        counted_bytes = found.get("group_peak_bytes") or self._library_bytes
+        self._budget_bytes = max(1, self._limit_bytes - counted_bytes - _SPARE_BYTES)
+        self.results.settings |= {
+            "library_bytes": self._library_bytes,
+            "budget_bytes": self._budget_bytes,
+        }
 
     def _turn(self, name: str, model: Path, number: int) -> None:
-        budget = self.budget_bytes(name)
+        budget = self._budget_bytes
         if GENERATORS[name].has_files:
             prepared = self._generated(name, model, budget, tokens=0, is_preparing=True)
             if "error" in prepared:
@@ -186,8 +191,8 @@ class Stream:
             first_token_seconds=found["first_token_seconds"],
             token_seconds=statistics.median(later) if later else found["first_token_seconds"],
             memory_peak_bytes=found["memory_peak_bytes"],
-            memory_over_bytes=found["memory_peak_bytes"] - self._baselines[name],
-            budget_bytes=self.budget_bytes(name),
+            memory_over_bytes=found["memory_peak_bytes"] - self._library_bytes,
+            budget_bytes=self._budget_bytes,
             written_bytes=found["written_bytes"],
             pass_bytes=found.get("pass_bytes"),
         )
@@ -213,22 +218,17 @@ class Stream:
             "prompt": [1 + 7919 * index % (vocabulary - 1) for index in range(_PROMPT_TOKENS)],
             "tokens": tokens,
         }
-        if model.name == "toy" and entry.has_files and not is_preparing:
-            prepared = self._child(_GENERATE, job | {"is_preparing": True})
-            if "error" in prepared:
-                return prepared
         os.sync()
         files = [path for path in self.plan.work.rglob("*") if path.is_file()]
         cache.drop(files)
-        is_limited = entry.is_limited and model.name == "model" and not is_preparing
-        with contextlib.ExitStack() as opened:
-            if is_limited:
-                try:
-                    group = opened.enter_context(limited(self._limit_bytes))
-                except LimitError as error:
-                    return {"error": f"skipped, as memory cannot be limited: {error}"}
-                job["group"] = str(group.processes)
+        if not entry.is_limited or is_preparing:
             return self._child(_GENERATE, job)
+        try:
+            with limited(self._limit_bytes) as group:
+                found = self._child(_GENERATE, job | {"group": str(group.processes)})
+                return found | {"group_peak_bytes": group.peak_bytes}
+        except LimitError as error:
+            return {"error": f"skipped, as memory cannot be limited: {error}"}
 
     def _child(self, module: str, job: dict[str, Any]) -> dict[str, Any]:
         """Runs a process of its own, which leaves none behind."""
