@@ -98,13 +98,23 @@ def bench_stream(
     results = Results(
         kind="stream", machine=facts.machine(), disk=facts.disk(place), settings=settings
     )
+
+    def tell() -> None:
+        outputs.write(results, output, report)
+        if as_json:
+            print_json(results.as_json())
+        else:
+            _print(results)
+
     with endings.tidy():
-        _run(plan, results, is_quiet=as_json)
-    outputs.write(results, output, report)
-    if as_json:
-        print_json(results.as_json())
-    else:
-        _print(results)
+        try:
+            _run(plan, results, is_quiet=as_json)
+        except BaseException:
+            # Hours may have gone into what there is.
+            if results.measurements:
+                tell()
+            raise
+    tell()
     return int(not results.of(tokens.CASE, OURS))
 
 
