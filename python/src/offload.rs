@@ -408,12 +408,6 @@ impl Stock {
         Stock { inner }
     }
 
-    /// What memory of so many bytes takes.
-    #[staticmethod]
-    fn whole_bytes(py: Python<'_>, nbytes: usize) -> PyResult<usize> {
-        raised(py, buffer::Stock::whole_bytes(nbytes))
-    }
-
     /// Memory of so many bytes, at a page.
     fn take(&self, py: Python<'_>, nbytes: usize) -> PyResult<HostBuffer> {
         raised(py, py.detach(|| self.inner.take(nbytes))).map(HostBuffer::from)

@@ -92,15 +92,6 @@ class Buffers:
         """
         return self.empty(tuple(tensor.shape), tensor.dtype)
 
-    @staticmethod
-    def whole_bytes(nbytes: int) -> int:
-        """What a tensor of so many bytes takes of the budget: whole pages, huge ones from 2 MiB on.
-
-        Raises:
-            StorageError: No memory has so many.
-        """
-        return _native.Stock.whole_bytes(min(nbytes, sys.maxsize))
-
     def release(self) -> None:
         """Gives what no tensor has back to the system."""
         self._native.release()

@@ -57,14 +57,6 @@ impl Stock {
         }
     }
 
-    /// What memory of `len` bytes takes of a budget: whole pages, huge ones of what is large.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`] beyond any address.
-    pub fn whole_bytes(len: usize) -> Result<usize> {
-        whole_bytes(len).ok_or_else(|| out_of_memory(len, Errno::NOMEM.into()))
-    }
-
     /// Memory of `len` bytes, whose content is undefined. What is free goes first: the smallest that
     /// is large enough and not a quarter too large; else new memory, for which free memory that does
     /// not fit is given up where the budget needs it.
@@ -72,7 +64,7 @@ impl Stock {
     /// # Errors
     /// [`Error::OutOfMemory`] where the budget, the system, or what may be locked has no room.
     pub fn take(&self, len: usize) -> Result<Stocked> {
-        let bytes = Stock::whole_bytes(len)?;
+        let bytes = whole_bytes(len).ok_or_else(|| out_of_memory(len, Errno::NOMEM.into()))?;
         let found = self.shared.lock().take_free(bytes);
         let memory = match found {
             Some(memory) => memory,
