@@ -78,6 +78,26 @@ def test_a_pass_ends_where_the_next_one_begins() -> None:
     assert passes.usual == Pass(3.0, 1.0)
 
 
+def test_passes_count_anew_where_a_share_has_changed(tmp_path: Path) -> None:
+    save_file(dict(Stack().named_parameters()), tmp_path / "model.safetensors")
+    budget = offload.Budget(6 * 24_576)
+    first = offload.stream(Stack(), weights=tmp_path, memory_bytes=budget)
+    # Reading has begun before anything is called.
+    assert offload.report(first).read_bytes > 0
+    with torch.inference_mode():
+        for _ in range(3):
+            first(torch.ones(1, 64))
+        assert offload.report(first).pass_seconds is not None
+        second = offload.stream(Stack(), weights=tmp_path, memory_bytes=budget)
+        assert offload.report(first).pass_seconds is None
+        for _ in range(3):
+            first(torch.ones(1, 64))
+            second(torch.ones(1, 64))
+    for told in (offload.report(first), offload.report(second)):
+        assert told.pass_bytes > 0
+        assert told.pass_seconds is not None
+
+
 def test_a_trace_has_reads_under_the_blocks_that_waited_for_them(
     streamed: Stack, tmp_path: Path
 ) -> None:

@@ -235,6 +235,19 @@ def test_damage_is_found_before_anything_is_computed_of_it(
             assert not seen
 
 
+def test_what_lies_around_is_there_of_few_units_at_a_time(wide: tuple[Wide, Path]) -> None:
+    """Everything is read ahead where there is room, and all of it is compared."""
+    model, path = wide
+    streamed = offload.stream(Wide(), weights=path, memory_bytes=1 << 30)
+    told = offload.report(streamed)
+    # All weights, and what lies around some.
+    assert told.read_bytes > told.weight_bytes
+    for _ in range(2):
+        with torch.inference_mode():
+            assert torch.equal(streamed(torch.ones(2, 500)), model(torch.ones(2, 500)))
+    assert offload.report(streamed).read_bytes > told.read_bytes
+
+
 def test_a_buffer_is_compared_with_its_digest(tmp_path: Path, tower: Tower) -> None:
     penstock.save(tmp_path / "a", tower.state_dict())
     one = next(one for one in penstock.inspect(tmp_path / "a").tensors if one.name == "shift")
