@@ -16,7 +16,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import StorageError
+from penstock.errors import PenstockError, StorageError
 from penstock.machine.facts import mount_of
 from penstock.offload.optim.digests import chunk_digests, damaged, differing
 from penstock.offload.optim.lock import Lock
@@ -168,6 +168,15 @@ class StateFiles:
                 errno=error.errno,
             ) from error
 
+    def check_open(self) -> None:
+        """Looks whether the directory is still used.
+
+        Raises:
+            PenstockError: It is not.
+        """
+        if self._lock.is_released:
+            raise PenstockError(f"the optimizer of {self.directory} is closed: make another one")
+
     def check_room(self, nbytes: int) -> None:
         """Looks whether there is room for what cannot be reserved.
 
@@ -192,8 +201,14 @@ class StateFiles:
         """A file to write.
 
         Raises:
+            PenstockError: This is a fork of the process that uses the directory.
             StorageError: There is no room.
         """
+        if os.getpid() != self._process:
+            raise PenstockError(
+                f"{self.directory} is used by process {self._process}, which this one was forked"
+                " from: make another optimizer here, with a directory of its own"
+            )
         if spares := self._spares.get(nbytes):
             return self._room(spares.pop(), nbytes)
         self._drop_spares()

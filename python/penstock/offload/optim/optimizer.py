@@ -11,21 +11,21 @@ from torch.distributed.tensor import DTensor
 from penstock.calls.arguments import decode_path
 from penstock.errors import PenstockError, StateMismatchError, UnsupportedStateError
 from penstock.offload.optim import generation
-from penstock.offload.optim.incoming import Incoming, IncomingFile
+from penstock.offload.optim.given import MASTER, local_of, taken_in
 from penstock.offload.optim.layout import Entry
 from penstock.offload.optim.state import StoredState
 from penstock.option_kinds import Number
 from penstock.process import own_rank
-from penstock.state.file_tensor import FileTarget, FileTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.offload.optim.layout import Window
+    from penstock.offload.optim.files import StateFile
+    from penstock.offload.optim.layout import Segment, Window
     from penstock.offload.optim.passing import Task
+    from penstock.state.file_tensor import FileTarget
 
 MEMORY_BYTES = 256 << 20
-MASTER = "master"
 _MEMORY = Number(1, (1 << 63) - 1, "bytes", is_open=False)
 _HALVES = (torch.float16, torch.bfloat16)
 _TYPES = (torch.float32, torch.float64, *_HALVES)
@@ -105,6 +105,7 @@ class StoredOptimizer(torch.optim.Optimizer):
         # Not while the constructor of PyTorch adds those that it was given.
         if hasattr(self, "_stored"):
             try:
+                self._stored.files.check_open()
                 self._take_in(self._entries())
             except BaseException:
                 self.param_groups.pop()
@@ -129,7 +130,7 @@ class StoredOptimizer(torch.optim.Optimizer):
         return found
 
     def _entry(self, group: int, number: int, parameter: Any, moments: tuple[str, ...]) -> Entry:
-        local = _local(parameter)
+        local = local_of(parameter)
         name = f"parameter {number} (group {group})"
         if local.device.type != "cpu":
             raise UnsupportedStateError(
@@ -172,11 +173,11 @@ class StoredOptimizer(torch.optim.Optimizer):
             PenstockError: An earlier step failed in its middle, so that the parameters are of two
                 steps.
         """
+        self._check_whole()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_whole()
         scale = getattr(self, "grad_scale", None)
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None and float(found_inf):
@@ -188,10 +189,10 @@ class StoredOptimizer(torch.optim.Optimizer):
         return loss
 
     def _check_whole(self) -> None:
+        self._stored.files.check_open()
         if self._torn is not None:
             raise PenstockError(
-                f"a step failed in its middle ({self._torn}), so some parameters have made it and"
-                " others have not: load the last checkpoint, model and optimizer, to go on"
+                f"{self._torn}: load the last checkpoint, model and optimizer, to go on"
             )
 
     def _live(self) -> dict[int, _Live]:
@@ -205,7 +206,7 @@ class StoredOptimizer(torch.optim.Optimizer):
                 segment = self._stored.segment_of(number)
                 entry = segment.entries[segment.index_of(number)]
                 self._check_like(index, number, parameter, entry)
-                values, gradient = _local(parameter), _local(parameter.grad)
+                values, gradient = local_of(parameter), local_of(parameter.grad)
                 if gradient.shape != values.shape or gradient.dtype != values.dtype:
                     raise StateMismatchError(
                         f"the gradient of parameter {number} is {tuple(gradient.shape)},"
@@ -232,7 +233,7 @@ class StoredOptimizer(torch.optim.Optimizer):
             )
 
     def _advance(self, live: dict[int, _Live], scale: Any) -> None:
-        begun = False
+        begun = is_updated = False
 
         def work(task: Task, window: Window, parts: list[Any]) -> None:
             nonlocal begun
@@ -240,8 +241,8 @@ class StoredOptimizer(torch.optim.Optimizer):
             self._work(task, window, parts, live, scale)
 
         def commit(path: str) -> None:
-            nonlocal begun
-            begun = False
+            nonlocal is_updated
+            is_updated = True
             for one in live.values():
                 step = one.state.setdefault("step", _count(0))
                 step += 1
@@ -250,8 +251,14 @@ class StoredOptimizer(torch.optim.Optimizer):
         try:
             self._stored.advance(live, work, commit)
         except BaseException as error:
-            if begun:
-                self._torn = f"{type(error).__name__}: {error}"
+            failed = f"({type(error).__name__}: {error})"
+            if is_updated:
+                self._torn = f"a step was made, but not committed {failed}"
+            elif begun:
+                self._torn = (
+                    f"a step failed in its middle {failed}, so some parameters have made it and"
+                    " others have not"
+                )
             raise
 
     def _work(
@@ -316,7 +323,16 @@ class StoredOptimizer(torch.optim.Optimizer):
         `penstock.save` links their files; pickled they become tensors.
         """
         self._check_whole()
-        packed = super().state_dict()
+        # Before the hooks of others, which see what the caller will.
+        hook = self.register_state_dict_post_hook(
+            lambda _, packed: self._add_moments(packed), prepend=True
+        )
+        try:
+            return super().state_dict()
+        finally:
+            hook.remove()
+
+    def _add_moments(self, packed: dict[str, Any]) -> None:
         for parameter, number in self._numbers.items():
             state = packed["state"].get(number)
             if state is not None and "step" in state:
@@ -328,63 +344,45 @@ class StoredOptimizer(torch.optim.Optimizer):
                         for moment in self._stored.segment_of(number).moments
                     },
                 }
-        return packed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes a state over, moments in memory or in files; it is the next generation then.
 
         Raises:
-            StateMismatchError: It is of another optimizer, or of other parameters.
-            StorageError: There is no room for it; the old state stays.
+            StateMismatchError: It is of another optimizer, or of other parameters; the old state
+                stays.
+            StorageError: There is no room for it; the old state stays. Or it cannot be committed:
+                what a call behind says.
         """
-        parameters = {number: one for one, number in self._numbers.items()}
-        given = {
-            int(number): state
-            for number, state in state_dict["state"].items()
-            if any(value is not None for value in state.values())
-        }
-        incoming = self._incoming(parameters, given)
-        # Not all optimizers count: what they keep says that there was one.
-        plain = {number: {"step": state.get("step", 1.0)} for number, state in given.items()}
-        super().load_state_dict({**state_dict, "state": plain})
-        for state in self.state.values():
-            state["step"] = _count(state["step"])
-        self._stored.adopt(incoming, self._commit)
-        self._torn = None
+        self._stored.files.check_open()
+        files: dict[Segment, list[StateFile]] = {}
 
-    def _incoming(
-        self, parameters: dict[int, Any], given: dict[int, dict[str, Any]]
-    ) -> Incoming | None:
-        """What the moments of a state become; those that a load has put into files are there."""
-        found: Incoming | None = None
-        for state in given.values():
-            for value in state.values():
-                if isinstance(value, FileTensor) and isinstance(value.file, IncomingFile):
-                    found = found or value.file.incoming
-        if found is None or found.state is not self._stored:
-            found = Incoming(self._stored)
-        for number, state in given.items():
-            if number not in parameters:
-                raise StateMismatchError(
-                    f"the state has parameter {number}, the optimizer {len(parameters)}",
-                    key=str(number),
-                )
-            segment = self._stored.segment_of(number)
-            for moment in segment.moments:
-                if found.has(number, moment):
-                    continue
-                value = state.get(moment)
-                if value is None and moment == MASTER:
-                    value = _local(parameters[number])
-                if value is None:
-                    raise StateMismatchError(
-                        f"the state of parameter {number} has no {moment!r}: it is of another"
-                        " optimizer",
-                        key=f"{number}.{moment}",
-                    )
-                entry = segment.entries[segment.index_of(number)]
-                found.put(number, moment, _reader(value, entry, moment))
-        return found if given else None
+        def take_in(_: Any, given: dict[str, Any]) -> dict[str, Any]:
+            own = [
+                (one, self._numbers[one]) for group in self.param_groups for one in group["params"]
+            ]
+            plain, incoming = taken_in(self._stored, own, given)
+            # All that may fail comes before PyTorch changes anything.
+            files.update({} if incoming is None else incoming.finish())
+            return {**given, "state": plain}
+
+        def adopt(_: Any) -> None:
+            for state in self.state.values():
+                state["step"] = _count(state["step"])
+            self._torn = "a state was loaded, but not committed"
+            self._stored.adopt(files, self._commit)
+            self._torn = None
+
+        # Behind the hooks of others that come before a load, and before those that come behind it.
+        hooks = (
+            self.register_load_state_dict_pre_hook(take_in),
+            self.register_load_state_dict_post_hook(adopt, prepend=True),
+        )
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def recover(self) -> bool:
         """Takes over the generation that an earlier run has left in the directory.
@@ -400,6 +398,7 @@ class StoredOptimizer(torch.optim.Optimizer):
             StateMismatchError: It is of another optimizer, or of other parameters.
             CorruptCheckpointError: It is damaged.
         """
+        self._stored.files.check_open()
         targets = {
             str(number): {
                 moment: self._stored.target(number, moment, None)
@@ -425,7 +424,7 @@ class StoredOptimizer(torch.optim.Optimizer):
         for parameter, number in self._numbers.items():
             if "step" in self.state.get(parameter, {}):
                 master = self._stored.tensor(number, MASTER, None)
-                _local(parameter).copy_(master.read())
+                local_of(parameter).copy_(master.read())
 
     def _file_target(
         self, parameter: Any, key: str, dtype: Any, shape: tuple[int, ...]
@@ -451,49 +450,9 @@ class StoredOptimizer(torch.optim.Optimizer):
 
         The last generation stays, and checkpoints have their own files.
         """
-        self._torn = "the optimizer is closed"
         self._stored.close()
 
 
 def _count(steps: Any) -> Any:
     """How many steps were made, as the fused kernels take it, whatever the defaults are."""
     return torch.as_tensor(steps, dtype=torch.float32, device="cpu").clone()
-
-
-def _local(tensor: Any) -> Any:
-    """What this rank holds, without autograd."""
-    tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _reader(value: Any, entry: Entry, moment: str) -> Callable[[Any, tuple[int, ...]], None]:
-    """Reads boxes of a moment that is in memory, or in a file of something else."""
-    shape = tuple(value.shape) if isinstance(value, FileTensor) else tuple(_local(value).shape)
-    if shape != entry.shape:
-        raise StateMismatchError(
-            f"{moment!r} of parameter {entry.number} has shape {list(shape)} in the state,"
-            f" {list(entry.shape)} in the optimizer",
-            key=f"{entry.number}.{moment}",
-        )
-    if isinstance(value, FileTensor) and value.dtype == entry.dtype:
-        strides = _strides(shape)
-
-        def read(memory: Any, start: tuple[int, ...]) -> None:
-            first = sum(index * stride for index, stride in zip(start, strides, strict=True))
-            value.file.read(memory, value.offset + first * value.dtype.itemsize)
-
-        return read
-    tensor = value.read() if isinstance(value, FileTensor) else _local(value)
-
-    def copy(memory: Any, start: tuple[int, ...]) -> None:
-        box = tuple(slice(at, at + size) for at, size in zip(start, memory.shape, strict=True))
-        memory.copy_(tensor[box])
-
-    return copy
-
-
-def _strides(shape: tuple[int, ...]) -> list[int]:
-    strides = [1] * len(shape)
-    for dim in range(len(shape) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * shape[dim + 1]
-    return strides

@@ -113,14 +113,13 @@ class StoredState:
         }
         self._follow({**self._current, **made}, commit)
 
-    def adopt(self, incoming: Incoming | None, commit: Callable[[str], None]) -> None:
-        """Makes what has come in the next generation, and nothing else; none for no state at all.
+    def adopt(self, files: dict[Segment, list[StateFile]], commit: Callable[[str], None]) -> None:
+        """Makes files that have come in the next generation, and nothing else.
 
         Raises:
             StorageError: The system failed.
-            StateMismatchError: Of a parameter not all moments came.
         """
-        self._follow({} if incoming is None else incoming.finish(), commit)
+        self._follow(files, commit)
 
     def _follow(self, files: dict[Segment, list[StateFile]], commit: Callable[[str], None]) -> None:
         # Held until the generation that they are of is none any more: then they can be reused.

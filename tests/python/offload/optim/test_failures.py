@@ -151,3 +151,35 @@ def test_a_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(penstock.StorageError):
         optimizer.step()
     optimizer.close()
+
+
+@pytest.mark.parametrize("call", ["step", "load_state_dict"])
+def test_what_cannot_be_committed_is_not_gone_on_from(tmp_path: Path, call: str) -> None:
+    theirs, ours, other, optimizer = pair(tmp_path)
+    set_gradients(0, theirs, ours)
+    other.step()
+    optimizer.step()
+    state = optimizer.state_dict()
+    before = [one.detach().clone() for one in ours]
+    # No generation can be made where a file is in the way.
+    generation = tmp_path / "rank-00000" / "generation"
+    generation.rename(tmp_path / "aside")
+    generation.touch()
+    arguments = [state] if call == "load_state_dict" else []
+    with pytest.raises(penstock.PenstockError):
+        getattr(optimizer, call)(*arguments)
+    generation.unlink()
+    (tmp_path / "aside").rename(generation)
+    # Called again it would be made twice.
+    with pytest.raises(penstock.PenstockError, match=r"not committed.*load the last checkpoint"):
+        optimizer.step()
+    with torch.no_grad():
+        for one, value in zip(ours, before, strict=True):
+            one.copy_(value)
+    optimizer.load_state_dict(state)
+    set_gradients(1, theirs, ours)
+    other.step()
+    optimizer.step()
+    assert_equal(theirs, ours)
+    assert_equal_states(other.state_dict(), optimizer.state_dict())
+    optimizer.close()

@@ -223,6 +223,116 @@ def test_what_it_cannot_do_it_says(tmp_path: Path) -> None:
     optimizer.close()
 
 
+def test_hooks_see_and_change_whole_states(tmp_path: Path) -> None:
+    ours, optimizer = stepped(tmp_path)
+    seen = []
+
+    def halved(_: Any, given: dict[str, Any]) -> dict[str, Any]:
+        state = dict(given["state"])
+        state[0] = {**state[0], "exp_avg": in_memory(state[0]["exp_avg"]) / 2}
+        return {**given, "state": state}
+
+    def note(_: Any) -> None:
+        seen.append(in_memory(optimizer.state_dict()["state"][0]["exp_avg"]))
+
+    before = in_memory(optimizer.state_dict()["state"][0]["exp_avg"])
+    kept = optimizer.register_state_dict_post_hook(
+        lambda _, packed: {"state": {f"n{key}": one for key, one in packed["state"].items()}}
+    )
+    assert optimizer.state_dict()["state"]["n0"].keys() == {"step", "exp_avg", "exp_avg_sq"}
+    kept.remove()
+    optimizer.register_load_state_dict_pre_hook(halved)
+    optimizer.register_load_state_dict_post_hook(note)
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert torch.equal(seen[0], before / 2)
+    del ours
+    optimizer.close()
+
+
+def test_a_state_calls_parameters_what_it_likes(tmp_path: Path) -> None:
+    shapes = ((8, 8), (8, 8))
+    theirs, ours = parameters(shapes=shapes), parameters(shapes=shapes)
+    one = torch.optim.AdamW(theirs, fused=True)
+    other = offload.AdamW(ours, directory=tmp_path / "one", memory_bytes=MEMORY_BYTES)
+    set_gradients(0, theirs, ours)
+    one.step()
+    other.step()
+    # As PyTorch has it: the place in the groups says which parameter it is.
+    state = one.state_dict()
+    state["param_groups"][0]["params"] = [1, 0]
+    penstock.save(tmp_path / "checkpoint", state)
+    for kind in ("memory", "files"):
+        if kind == "files":
+            state = penstock.load(tmp_path / "checkpoint", into=other.state_dict())
+            state = getattr(state, "state", state)
+            state["param_groups"][0]["params"] = [1, 0]
+        other.load_state_dict(state)
+        one.load_state_dict(torch.load(io.BytesIO(_pickled(state)), weights_only=True))
+        assert_equal_states(one.state_dict(), other.state_dict())
+    other.close()
+
+
+def _pickled(state: dict[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def test_a_state_that_is_refused_leaves_counts_and_options(tmp_path: Path) -> None:
+    ours, optimizer = stepped(tmp_path)
+    before = optimizer.state_dict()
+    for given in (
+        {**before, "state": {0: {"step": 7.0, "exp_avg": torch.zeros(64, 64)}}},
+        {**before, "param_groups": before["param_groups"] * 2},
+    ):
+        given["param_groups"][0]["lr"] = 0.5
+        with pytest.raises((penstock.StateMismatchError, ValueError)):
+            optimizer.load_state_dict(given)
+        assert optimizer.param_groups[0]["lr"] == 1e-3
+        assert_equal_states(before, optimizer.state_dict())
+    del ours
+    optimizer.close()
+
+
+def test_a_closed_optimizer_says_so(tmp_path: Path) -> None:
+    ours, optimizer = stepped(tmp_path)
+    state = optimizer.state_dict()
+    optimizer.close()
+    optimizer.close()
+    again = offload.AdamW(ours, directory=tmp_path, memory_bytes=MEMORY_BYTES)
+    before = set(names(tmp_path))
+    for call in (
+        optimizer.step,
+        optimizer.state_dict,
+        optimizer.recover,
+        lambda: optimizer.load_state_dict(state),
+        lambda: optimizer.add_param_group({"params": parameters(shapes=((3,),))}),
+    ):
+        with pytest.raises(penstock.PenstockError, match="is closed: make another one"):
+            call()
+    assert set(names(tmp_path)) == before
+    again.close()
+
+
+def test_a_fork_leaves_the_files_of_its_parent(tmp_path: Path) -> None:
+    ours, optimizer = stepped(tmp_path)
+    set_gradients(2, ours)
+    before = optimizer.state_dict()
+    if not (child := os.fork()):
+        code = 1
+        try:
+            optimizer.step()
+        except penstock.PenstockError as error:
+            code = 0 if "forked from" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    optimizer.step()
+    optimizer.load_state_dict(before)
+    assert_equal_states(before, optimizer.state_dict())
+    optimizer.close()
+
+
 def test_the_least_memory_works_and_a_byte_less_does_not(tmp_path: Path) -> None:
     ours = parameters(shapes=SHAPES)
     with pytest.raises(ValueError, match="is the least that works") as raised:

@@ -1,0 +1,136 @@
+"""What becomes of a state that an optimizer is given: counts in memory, moments in files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.tensor import DTensor
+
+from penstock.errors import StateMismatchError
+from penstock.offload.optim.incoming import Incoming, IncomingFile
+from penstock.offload.optim.layout import label
+from penstock.state.file_tensor import FileTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.offload.optim.layout import Entry
+    from penstock.offload.optim.state import StoredState
+
+MASTER = "master"
+"""The moment that is a copy of the parameter."""
+
+
+def taken_in(
+    stored: StoredState, own: Sequence[tuple[Any, int]], given: dict[str, Any]
+) -> tuple[dict[Any, Any], Incoming | None]:
+    """Brings the moments of a state into files, where a load has not put them there already.
+
+    Args:
+        stored: Whose files.
+        own: The parameters of the optimizer, in the order of its groups, with their numbers.
+        given: The state, as PyTorch's optimizer has it.
+
+    Returns:
+        What stays in memory of it, and the files; None for a state of nothing.
+
+    Raises:
+        StateMismatchError: It is of another optimizer, or of other parameters.
+        StorageError: There is no room.
+    """
+    theirs = [one for group in given["param_groups"] for one in group["params"]]
+    # As PyTorch has it, a parameter is what is in its place.
+    places = {str(place): (place, one) for place, one in zip(theirs, own, strict=False)}
+    plain: dict[Any, Any] = {}
+    wanted: dict[int, tuple[Any, dict[str, Any]]] = {}
+    for key, state in given["state"].items():
+        if all(value is None for value in state.values()):
+            continue
+        if str(key) not in places:
+            raise StateMismatchError(
+                f"the state has parameter {key}, the optimizer {len(own)}", key=str(key)
+            )
+        place, (parameter, number) = places[str(key)]
+        # Not all optimizers count: what they keep says that there was one.
+        plain[place] = {"step": state.get("step", 1.0)}
+        wanted[number] = parameter, state
+    if not wanted:
+        return plain, None
+    incoming = _arrived(stored, wanted) or Incoming(stored)
+    for number, (parameter, state) in wanted.items():
+        for moment in stored.segment_of(number).moments:
+            if not incoming.has(number, moment):
+                _put(incoming, number, moment, state, parameter)
+    return plain, incoming
+
+
+def _arrived(stored: StoredState, wanted: dict[int, tuple[Any, dict[str, Any]]]) -> Incoming | None:
+    """What a load has put into files here, if all moments of a state are there as it left them."""
+    found: set[Incoming] = set()
+    for number, (_, state) in wanted.items():
+        for moment in stored.segment_of(number).moments:
+            value = state.get(moment)
+            if value is None and moment == MASTER:
+                continue
+            if not isinstance(value, FileTensor) or value.label != label(number, moment):
+                return None
+            if not isinstance(value.file, IncomingFile):
+                return None
+            found.add(value.file.incoming)
+    incoming = found.pop() if len(found) == 1 else None
+    return incoming if incoming is not None and incoming.state is stored else None
+
+
+def _put(
+    incoming: Incoming, number: int, moment: str, state: dict[str, Any], parameter: Any
+) -> None:
+    value = state.get(moment)
+    if value is None and moment == MASTER:
+        value = local_of(parameter)
+    if value is None:
+        raise StateMismatchError(
+            f"the state of parameter {number} has no {moment!r}: it is of another optimizer",
+            key=f"{number}.{moment}",
+        )
+    segment = incoming.state.segment_of(number)
+    entry = segment.entries[segment.index_of(number)]
+    incoming.put(number, moment, _reader(value, entry, moment))
+
+
+def local_of(tensor: Any) -> Any:
+    """What this rank holds, without autograd."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _reader(value: Any, entry: Entry, moment: str) -> Callable[[Any, tuple[int, ...]], None]:
+    """Reads boxes of a moment that is in memory, or in a file of something else."""
+    shape = tuple(value.shape) if isinstance(value, FileTensor) else tuple(local_of(value).shape)
+    if shape != entry.shape:
+        raise StateMismatchError(
+            f"{moment!r} of parameter {entry.number} has shape {list(shape)} in the state,"
+            f" {list(entry.shape)} in the optimizer",
+            key=f"{entry.number}.{moment}",
+        )
+    if isinstance(value, FileTensor) and value.dtype == entry.dtype:
+        strides = _strides(shape)
+
+        def read(memory: Any, start: tuple[int, ...]) -> None:
+            first = sum(index * stride for index, stride in zip(start, strides, strict=True))
+            value.file.read(memory, value.offset + first * value.dtype.itemsize)
+
+        return read
+    tensor = value.read() if isinstance(value, FileTensor) else local_of(value)
+
+    def copy(memory: Any, start: tuple[int, ...]) -> None:
+        box = tuple(slice(at, at + size) for at, size in zip(start, memory.shape, strict=True))
+        memory.copy_(tensor[box])
+
+    return copy
+
+
+def _strides(shape: tuple[int, ...]) -> list[int]:
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * shape[dim + 1]
+    return strides
