@@ -77,6 +77,7 @@ class StateFile(HeldFile):
         self.chunks = chunks
         self._io = io
         self._target = target
+        self._last: tuple[int, int, Any] = (0, 0, None)
 
     def read(self, memory: Any, offset: int) -> None:
         """Reads what fills a contiguous tensor, and compares it with the digests.
@@ -94,15 +95,28 @@ class StateFile(HeldFile):
         first = offset // CHUNK_BYTES * CHUNK_BYTES
         while first < end:
             last = min(first + _READ_BYTES, self.nbytes, -(-end // CHUNK_BYTES) * CHUNK_BYTES)
-            content = torch.empty(last - first, dtype=torch.uint8, device="cpu")
-            self._io.read(content, self.path, first).result()
-            wanted = self.chunks[first // CHUNK_BYTES : -(-last // CHUNK_BYTES)]
-            if wrong := differing(chunk_digests(content), wanted):
-                begin = first + wrong[0] * CHUNK_BYTES
-                raise damaged(self.path, os.path.basename(self.path), begin)
+            content = self._content(first, last)
             low, high = max(first, offset), min(last, end)
             flat[low - offset : high - offset] = content[low - first : high - first]
             first = last
+
+    def _content(self, first: int, last: int) -> Any:
+        """What lies in whole chunks, compared with their digests."""
+        import torch
+
+        # Of small tensors many lie in a chunk, and most are read one after the other.
+        begin, end, content = self._last
+        if (begin, end) == (first, last):
+            return content
+        content = torch.empty(last - first, dtype=torch.uint8, device="cpu")
+        self._io.read(content, self.path, first).result()
+        wanted = self.chunks[first // CHUNK_BYTES : -(-last // CHUNK_BYTES)]
+        if wrong := differing(chunk_digests(content), wanted):
+            begin = first + wrong[0] * CHUNK_BYTES
+            raise damaged(self.path, os.path.basename(self.path), begin)
+        if last - first <= CHUNK_BYTES:
+            self._last = (first, last, content)
+        return content
 
     def target(self, tensor: FileTensor) -> FileTarget:
         """Where a load puts what comes in the place of one of its tensors."""
