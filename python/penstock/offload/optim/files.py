@@ -33,6 +33,7 @@ _PROBE = "probe"
 _READ_BYTES = 16 << 20
 _BESIDE_BYTES = 1 << 20
 """What has to be free beside the files, for a generation's names, and a hundredth for digests."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _COPIES_ON_WRITE = ("btrfs", "bcachefs", "zfs")
 """File systems on which also what is there takes new space when it is written."""
 
@@ -173,6 +174,7 @@ class StateFiles:
         probe = os.path.join(self.directory, _PROBE)
         try:
             os.link(self._lock.path, probe)
+            names = os.stat(probe).st_nlink
             os.unlink(probe)
         except OSError as error:
             raise StorageError(
@@ -181,6 +183,14 @@ class StateFiles:
                 path=self.directory,
                 errno=error.errno,
             ) from error
+        # As sshfs: files that a checkpoint has linked would be taken for those that nobody needs.
+        if names != 2:
+            raise StorageError(
+                f"{self.directory}: its file system does not tell how many hard links a file has,"
+                " so those of checkpoints would be written over: choose a directory on another one",
+                path=self.directory,
+                errno=None,
+            )
 
     def check_open(self) -> None:
         """Looks whether the directory is still used.
@@ -200,7 +210,10 @@ class StateFiles:
         Raises:
             StorageError: There is not.
         """
-        stats = os.statvfs(self.directory)
+        try:
+            stats = os.statvfs(self.directory)
+        except OSError as error:
+            raise _failed("use", self.directory, error) from error
         free = stats.f_bavail * stats.f_frsize
         wanted = _BESIDE_BYTES + nbytes // 100 + (nbytes if self._copies_on_write else 0)
         if free < wanted:
@@ -234,6 +247,8 @@ class StateFiles:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.unlink(path)
+            if error.errno not in _FULL:
+                raise _failed("make", path, error) from error
             raise StorageError(
                 f"{self.directory}: no room for {nbytes} bytes more of the state"
                 f" ({error.strerror}): free some, and try again: nothing has been changed",

@@ -75,7 +75,8 @@ class StoredOptimizer(torch.optim.Optimizer):
     def _open(self, directory: Any, memory_bytes: int, masters: bool) -> None:
         """Begins; after the constructor of PyTorch, which knows all parameters."""
         _MEMORY.check("memory_bytes", memory_bytes)
-        path = decode_path(directory)
+        # Wherever the process goes.
+        path = os.path.abspath(decode_path(directory))
         self._masters = bool(masters)
         self._numbers: dict[Any, int] = {}
         entries = self._entries()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,18 @@ def test_a_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
     os.unlink(held.file.path)
     with pytest.raises(penstock.StorageError):
         optimizer.step()
+    optimizer.close()
+
+
+def test_a_directory_that_is_gone_is_not_a_full_disk(tmp_path: Path) -> None:
+    theirs, ours, _, optimizer = pair(tmp_path / "state")
+    set_gradients(0, theirs, ours)
+    shutil.rmtree(tmp_path / "state")
+    before = [one.detach().clone() for one in ours]
+    with pytest.raises(penstock.StorageError, match="No such file") as raised:
+        optimizer.step()
+    assert "free some" not in str(raised.value)
+    assert_equal(before, ours)
     optimizer.close()
 
 

@@ -7,7 +7,9 @@ import gc
 import io
 import os
 import pickle
-from typing import TYPE_CHECKING, Any
+import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,9 +25,6 @@ from offload.optim.training_of import (
 )
 from penstock import offload
 from penstock.state.file_tensor import FileTensor
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SHAPES = ((64, 64), (17,), (300, 1000))
 
@@ -291,6 +290,29 @@ def test_a_state_that_is_refused_leaves_counts_and_options(tmp_path: Path) -> No
         assert optimizer.param_groups[0]["lr"] == 1e-3
         assert_equal_states(before, optimizer.state_dict())
     del ours
+    optimizer.close()
+
+
+def test_the_process_may_go_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ours, optimizer = stepped(Path("state"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    set_gradients(2, ours)
+    optimizer.step()
+    penstock.save("checkpoint", optimizer.state_dict())
+    assert penstock.verify("checkpoint").ok
+    assert os.listdir(tmp_path / "elsewhere") == ["checkpoint"]
+    optimizer.close()
+
+
+def test_links_have_to_be_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As a file system looks that counts none.
+    monkeypatch.setattr(os, "link", shutil.copyfile)
+    with pytest.raises(penstock.StorageError, match="does not tell how many hard links"):
+        stepped(tmp_path)
+    monkeypatch.undo()
+    _, optimizer = stepped(tmp_path)
     optimizer.close()
 
 
