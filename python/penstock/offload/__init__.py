@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from penstock.offload.buffers import Buffers
 from penstock.offload.data_file import DataFile
 from penstock.offload.streaming.budget import Budget
+from penstock.offload.streaming.expert_cache import ExpertsReport
 from penstock.offload.streaming.model import report, stream
 from penstock.offload.streaming.report import StreamReport
 from penstock.offload.tensor_io import TensorIO
@@ -35,6 +36,7 @@ __all__ = [
     "Budget",
     "Buffers",
     "DataFile",
+    "ExpertsReport",
     "StreamReport",
     "TensorIO",
     "Transfer",

@@ -1,7 +1,9 @@
-"""Parameters that transformers makes of one stored tensor: parts of it, elements rearranged.
+"""What stored tensors are in a model of transformers: renamed, rearranged, parts of a parameter.
 
-What it makes so, `WeightConverter` says by operations. Those that are done here take no other
-memory than the parameter's own; of all others `converted` says that it cannot.
+What transformers computes in memory when it loads a model, its `WeightConverter` says by
+operations. Here it is only said which bytes of which file belong where: a parameter is a part of a
+tensor, or has its elements in another order, or puts matrices of experts one behind the other,
+which files mostly have as tensors of their own. All else is refused.
 """
 
 from __future__ import annotations
@@ -10,13 +12,116 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from penstock.offload.streaming.stored import Arrangement, Stored
+from penstock.errors import StateMismatchError, UnsupportedStateError
+from penstock.offload.streaming.stored import Arrangement, Composed, Piece, Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
 
 
-def converted(converter: Any, name: str, stored: Stored, model: Any) -> Mapping[str, Stored] | None:
+def renamed(model: Any, tensors: Mapping[str, Stored | Composed]) -> dict[str, Stored | Composed]:
+    """What is stored of a model, parameters and buffers, by the names that it has for them.
+
+    Raises:
+        StateMismatchError: Tensors that make up a parameter are missing.
+        UnsupportedStateError: Some have to be computed from what is there.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import (
+        WeightConverter,
+        dot_natural_key,
+        rename_source_key,
+    )
+
+    conversions = get_model_conversion_mapping(model)
+    converters = [one for one in conversions if isinstance(one, WeightConverter)]
+    renamings = [one for one in conversions if not isinstance(one, WeightConverter)]
+    by_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
+    known = dict(model.named_parameters(remove_duplicate=False))
+    known.update(model.named_buffers(remove_duplicate=False))
+    found: dict[str, Stored | Composed] = {}
+    parts: dict[str, dict[str, list[Piece]]] = {}
+    # The order in which transformers puts the experts one behind the other.
+    for key in sorted(tensors, key=dot_natural_key):
+        stored = tensors[key]
+        name, pattern = rename_source_key(
+            key,
+            renamings,  # type: ignore[arg-type]
+            converters,
+            model.base_model_prefix,
+            known,
+        )
+        if pattern is None or name not in known or isinstance(stored, Composed):
+            found[name] = stored
+        elif (made := _converted(by_pattern[pattern], name, stored, model)) is not None:
+            found.update(made)
+        else:
+            parts.setdefault(name, {}).setdefault(pattern, []).append(Piece(key, stored))
+    for name, pieces in parts.items():
+        found[name] = _composed(name, by_pattern[next(iter(pieces))], pieces)
+    return found
+
+
+def whole_ones(
+    stored: Mapping[str, Stored | Composed], others: Container[str]
+) -> dict[str, Stored]:
+    """The parameters that are read as they are.
+
+    Args:
+        stored: Where each parameter's bytes lie, by its name.
+        others: Names of those that are read part by part.
+
+    Raises:
+        UnsupportedStateError: One is made up of several tensors.
+    """
+    found: dict[str, Stored] = {}
+    for name, one in stored.items():
+        if name in others:
+            continue
+        if isinstance(one, Composed):
+            raise _unsupported(name, one.slabs[0][0].name)
+        found[name] = one
+    return found
+
+
+def _composed(name: str, converter: Any, pieces: Mapping[str, list[Piece]]) -> Composed:
+    """What a converter of transformers would make of several tensors."""
+    from transformers.core_model_loading import Concatenate, MergeModulelist
+
+    sources = [pieces[one] for one in converter.source_patterns if one in pieces]
+    match converter.operations:
+        case [MergeModulelist(dim=0)] if len(sources) == 1:
+            return _stacked(name, sources)
+        case [MergeModulelist(dim=0), Concatenate(dim=1)]:
+            return _stacked(name, sources)
+    raise _unsupported(name, sources[0][0].name)
+
+
+def _stacked(name: str, sources: list[list[Piece]]) -> Composed:
+    """Each slab is made of one tensor of each kind."""
+    counts = [len(pieces) for pieces in sources]
+    slabs = tuple(zip(*sources, strict=False))
+    shapes = [[piece.stored.shape for piece in slab] for slab in slabs]
+    columns = {shape[1:] for slab in shapes for shape in slab}
+    rows = {sum(shape[0] for shape in slab) for slab in shapes if all(slab)}
+    if len(set(counts)) > 1 or len(columns) != 1 or len(rows) != 1:
+        keys = ", ".join(f"{len(one)} like {one[0].name!r}" for one in sources)
+        raise StateMismatchError(
+            f"the files do not have alike tensors for each part of {name!r}: {keys}", key=name
+        )
+    return Composed((counts[0], rows.pop(), *columns.pop()), slabs)
+
+
+def _unsupported(name: str, key: str) -> UnsupportedStateError:
+    return UnsupportedStateError(
+        f"{name!r} is computed from {key!r} and others, which is not supported: load it whole",
+        key=name,
+    )
+
+
+def _converted(
+    converter: Any, name: str, stored: Stored, model: Any
+) -> Mapping[str, Stored] | None:
     """Where the parameters lie that a converter makes of a stored tensor, by their names.
 
     Args:
@@ -57,10 +162,7 @@ def _chunks(operation: Any, stored: Stored, count: int) -> list[Stored] | None:
         return None
     shape = (stored.shape[0] // count, *stored.shape[1:])
     nbytes = stored.nbytes // count
-    return [
-        dataclasses.replace(stored, offset=stored.offset + index * nbytes, shape=shape)
-        for index in range(count)
-    ]
+    return [stored.part(index * nbytes, shape) for index in range(count)]
 
 
 def _arrangement(

@@ -12,16 +12,21 @@ from penstock.errors import StateMismatchError
 from penstock.offload.streaming import transformers as of_transformers
 from penstock.offload.streaming.budget import MEMORY_BYTES, Budget
 from penstock.offload.streaming.checkpoint import is_penstock, weights_of_checkpoint
+from penstock.offload.streaming.conversions import renamed, whole_ones
 from penstock.offload.streaming.dispatched import (
     is_dispatched,
     take_off,
     weights_of_dispatched,
 )
+from penstock.offload.streaming.expert_cache import ExpertCache
+from penstock.offload.streaming.experts import mixtures_of
 from penstock.offload.streaming.first_reads import FirstReads
 from penstock.offload.streaming.memory import Memory
 from penstock.offload.streaming.report import StreamReport, report_of
+from penstock.offload.streaming.routing import route
 from penstock.offload.streaming.safetensors import weights_of
-from penstock.offload.streaming.shares import needs_of
+from penstock.offload.streaming.shares import NO_SLOTS, needs_of
+from penstock.offload.streaming.stored import Stored
 from penstock.offload.streaming.streamer import Streamer
 from penstock.offload.streaming.units import PAGE_BYTES, Span, units_of
 from penstock.offload.streaming.use import Use, keep_as_it_is
@@ -31,7 +36,7 @@ from penstock.state import dtypes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from penstock.offload.streaming.stored import Stored, Weights
+    from penstock.offload.streaming.stored import Composed, Weights
 
 _STREAMER = "_penstock_streamer"
 
@@ -50,7 +55,7 @@ def stream(
     Nothing is loaded first but stored buffers, and nothing is written. Each block's weights are
     read from their safetensors files or their checkpoint, past the page cache, while the blocks
     before it compute; those of the first ones from now on. As many as there is room for stay in
-    memory after the first pass.
+    memory after the first pass. Of mixtures of experts those are read that the routers choose.
 
     What is read of a checkpoint for the first time is compared with its digests before anything is
     computed of it. No deletion and no save removes its files as long as the model is there.
@@ -93,25 +98,34 @@ def stream(
         named = of_transformers.blocks_of(model) if blocks is None else list(blocks)
     else:
         named = _members(model) if blocks is None else list(blocks)
-    stored = of_transformers.matched(model, dict(found.tensors), held)
-    units = units_of(model, _checked(model, named), stored)
+    stored = of_transformers.matched(model, found.tensors, held)
+    mixtures = mixtures_of(model, stored)
+    of_experts = {name for mixture in mixtures for name in mixture.names}
+    units = units_of(model, _checked(model, named), whole_ones(stored, of_experts))
     held_bytes = _held_bytes(model, held)
     # Of the device each model has a share of its own, whoever shares its workers.
     io = TensorIO() if io is None else io._another()
     digests = found.digests
     first_reads = None if digests is None else FirstReads(digests, found.marks, io._another())
+    experts = ExpertCache(mixtures, io._another(), found.marks, first_reads) if mixtures else None
 
     def made(share_bytes: int) -> Streamer:
-        return Streamer(units, share_bytes, held_bytes, io, found.marks, first_reads, memory)
+        return Streamer(
+            units, share_bytes, held_bytes, io, found.marks, first_reads, memory, experts
+        )
 
     if isinstance(memory_bytes, Budget):
-        streamer = memory_bytes._admit(needs_of(units, held_bytes), made)
+        slots = NO_SLOTS if experts is None else experts.slots
+        streamer = memory_bytes._admit(needs_of(units, held_bytes, slots), made)
     else:
         streamer = made(memory_bytes)
     if is_dispatched(model):
         take_off(model, held)
     _fill_buffers(model, found.tensors, io, first_reads)
     streamer.begin()
+    if experts is not None:
+        for mixture in mixtures:
+            route(mixture, experts)
     for index, unit in enumerate(units):
         for module in unit.modules:
             Use(module, streamer, index)
@@ -174,11 +188,11 @@ def _model_and_weights(
         memory = None if isinstance(budget, Budget) else _memory_for(found.tensors, budget)
         model = of_transformers.model_of(directory)
     if getattr(model, "_no_split_modules", None) is not None:
-        found = replace(found, tensors=of_transformers.renamed(model, found.tensors))
+        found = replace(found, tensors=renamed(model, found.tensors))
     return model, found, {}, memory
 
 
-def _memory_for(tensors: Mapping[str, Stored], budget_bytes: int) -> Memory:
+def _memory_for(tensors: Mapping[str, Stored | Composed], budget_bytes: int) -> Memory:
     """Memory for what is stored, and for the pages that it begins and ends in the middle of."""
     stored_bytes = sum(one.nbytes + 2 * PAGE_BYTES for one in tensors.values())
     return Memory(min(stored_bytes, budget_bytes))
@@ -197,12 +211,16 @@ def _held_bytes(model: Any, held: Mapping[str, Any]) -> int:
 
 
 def _fill_buffers(
-    model: Any, tensors: Mapping[str, Stored], io: TensorIO, first_reads: FirstReads | None
+    model: Any,
+    tensors: Mapping[str, Stored | Composed],
+    io: TensorIO,
+    first_reads: FirstReads | None,
 ) -> None:
     """Reads what is stored of the buffers, which are small and stay."""
     torch = dtypes.import_torch()
     for name, buffer in list(model.named_buffers(remove_duplicate=False)):
-        if (stored := tensors.get(name)) is None:
+        stored = tensors.get(name)
+        if not isinstance(stored, Stored):
             continue
         if stored.shape_in_model != tuple(buffer.shape):
             raise StateMismatchError(f"{name!r} is of another shape in the files", key=name)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from penstock.offload.streaming.expert_cache import ExpertsReport
     from penstock.offload.streaming.streamer import Streamer
     from penstock.reports import Fallback
 
@@ -23,7 +24,7 @@ class StreamReport:
         resident_bytes: Memory of those that stay once they were read.
         passing_bytes: Memory that the others pass through.
         read_bytes: That were asked of storage so far.
-        pass_bytes: That a pass through all blocks reads, once what stays is there.
+        pass_bytes: That a pass through all blocks reads, once what stays is there, without experts.
         stalled_seconds: That calls have waited for weights so far.
         uses: Calls of blocks, and of what stands beside them.
         hits: Of them, those whose weights were there already.
@@ -36,6 +37,7 @@ class StreamReport:
         direct: Whether reads go past the page cache.
         in_flight_max: Requests that are under way at a time, at most.
         fallbacks: Ways that were left open and cannot be gone, each with its reason.
+        experts: Of mixtures of experts; their bytes and seconds are in the others, too.
     """
 
     weight_bytes: int
@@ -54,6 +56,7 @@ class StreamReport:
     direct: bool
     in_flight_max: int
     fallbacks: tuple[Fallback, ...]
+    experts: ExpertsReport | None = None
 
     @property
     def roofline_seconds(self) -> float | None:
@@ -108,14 +111,18 @@ def report_of(streamer: Streamer, gb_per_second: float | None) -> StreamReport:
     """
     counts, shares, reads = streamer.counts, streamer.shares, streamer.settled_reads()
     passing = [unit for index, unit in enumerate(streamer.units) if index not in shares.resident]
+    experts = streamer.experts
     first, usual = streamer.passes.first, streamer.passes.usual
     return StreamReport(
-        weight_bytes=sum(unit.weight_bytes for unit in streamer.units) + shares.held_bytes,
+        weight_bytes=sum(unit.weight_bytes for unit in streamer.units)
+        + shares.held_bytes
+        + (0 if experts is None else experts.weight_bytes),
         resident_bytes=shares.resident_bytes + shares.held_bytes,
         passing_bytes=shares.ring_bytes,
         read_bytes=streamer.read_bytes,
         pass_bytes=sum(span.nbytes for unit in passing for span in unit.spans),
-        stalled_seconds=counts.stalled_seconds,
+        stalled_seconds=counts.stalled_seconds
+        + (0.0 if experts is None else experts.counts.stalled_seconds),
         uses=counts.uses,
         hits=counts.hits,
         first_pass_seconds=first and first.seconds,
@@ -126,4 +133,5 @@ def report_of(streamer: Streamer, gb_per_second: float | None) -> StreamReport:
         direct=reads.last is not None and reads.last.direct,
         in_flight_max=streamer.in_flight_max,
         fallbacks=reads.last.fallbacks if reads.last else (),
+        experts=None if experts is None else replace(experts.counts),
     )

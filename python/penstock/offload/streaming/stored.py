@@ -81,6 +81,15 @@ class Stored:
         arranged = values.view(view).permute(order)
         target.view(arranged.shape).copy_(arranged)
 
+    def part(self, begin: int, shape: tuple[int, ...]) -> Stored:
+        """What is stored from a byte of it on, as it is stored.
+
+        Args:
+            begin: The byte.
+            shape: The sizes of the part.
+        """
+        return Stored(self.path, self.offset + begin, shape, self.dtype)
+
     @property
     def nbytes(self) -> int:
         """Bytes of it."""
@@ -107,6 +116,52 @@ class Joined(Stored):
         """Where its bytes lie, in their order."""
         return self.places
 
+    def part(self, begin: int, shape: tuple[int, ...]) -> Stored:
+        """What is stored from a byte of it on, as it is stored."""
+        end = begin + math.prod(shape) * int(self.dtype.itemsize)
+        found, passed = [], 0
+        for run in self.places:
+            first, last = max(begin - passed, 0), min(end - passed, run.nbytes)
+            if first < last:
+                found.append(Run(run.path, run.offset + first, last - first))
+            passed += run.nbytes
+        if not found:
+            return Stored(self.path, self.offset, shape, self.dtype)
+        path, offset, _ = found[0]
+        if len(found) == 1:
+            return Stored(path, offset, shape, self.dtype)
+        return Joined(path, offset, shape, self.dtype, places=tuple(found))
+
+
+class Piece(NamedTuple):
+    """A tensor of the files that is a part of a parameter.
+
+    Attributes:
+        name: In the files.
+        stored: Its bytes.
+    """
+
+    name: str
+    stored: Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A parameter that several tensors of the files make up.
+
+    Attributes:
+        shape_in_model: Its sizes.
+        slabs: What makes up each of its parts along the first dimension, one row behind the other.
+    """
+
+    shape_in_model: tuple[int, ...]
+    slabs: tuple[tuple[Piece, ...], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(piece.stored.nbytes for slab in self.slabs for piece in slab)
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -118,7 +173,7 @@ class Weights:
         digests: Of the files' bytes, where there are any.
     """
 
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, Stored | Composed]
     marks: Mapping[str, FileMark]
     digests: Digests | None = None
 

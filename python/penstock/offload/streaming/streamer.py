@@ -10,28 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock import tracing
-from penstock.errors import (
-    CorruptCheckpointError,
-    PenstockError,
-    TransferError,
-    UnsupportedStateError,
-)
+from penstock.errors import PenstockError, UnsupportedStateError
 from penstock.offload.streaming.calls import Calls
 from penstock.offload.streaming.memory import Memory
 from penstock.offload.streaming.passes import Passes, Reads
 from penstock.offload.streaming.placeholder import placeholder
 from penstock.offload.streaming.ring import Ring
-from penstock.offload.streaming.shares import needs_of, shared_out
-from penstock.offload.streaming.stored import FileMark
+from penstock.offload.streaming.shares import NO_SLOTS, needs_of, shared_out
+from penstock.offload.streaming.weight_files import WeightFiles
 from penstock.state import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.offload.data_file import DataFile
+    from penstock.offload.streaming.expert_cache import ExpertCache
     from penstock.offload.streaming.first_reads import Around, FirstReads
     from penstock.offload.streaming.ring import Claim
     from penstock.offload.streaming.shares import Shares
+    from penstock.offload.streaming.stored import FileMark
     from penstock.offload.streaming.units import Unit
     from penstock.offload.tensor_io import TensorIO
     from penstock.offload.transfer import Transfer
@@ -81,10 +77,12 @@ class Streamer:
         marks: Of each file, what it was when it was looked at.
         first_reads: Compares what is read for the first time, where there are digests.
         memory: For the weights, if there is some already.
+        experts: What reads those that come and go one by one, if there are any.
 
     Attributes:
         counts: What was done.
         units: The same.
+        experts: The same.
         needs: What they make of memory.
         shares: Which of them stay, and memory for the others.
         memory_bytes: What there is for them now.
@@ -103,17 +101,19 @@ class Streamer:
         marks: Mapping[str, FileMark],
         first_reads: FirstReads | None = None,
         memory: Memory | None = None,
+        experts: ExpertCache | None = None,
     ) -> None:
         self.counts = Counts()
         self.passes = Passes()
         self.reads = Reads()
         self.units = units
-        self.needs = needs_of(units, held_bytes)
-        self._take(memory_bytes, shared_out(units, memory_bytes, held_bytes), memory)
+        self.experts = experts
+        self._slots = NO_SLOTS if experts is None else experts.slots
+        self.needs = needs_of(units, held_bytes, self._slots)
+        self._take(memory_bytes, shared_out(units, memory_bytes, held_bytes, self._slots), memory)
         self._io = io
-        self._marks = marks
         self._first_reads = first_reads
-        self._files: dict[str, DataFile] = {}
+        self._files = WeightFiles(io, marks, first_reads)
         self._loaded: dict[int, _Loaded] = {}
         self._cursor = 0
         self._calls = Calls()
@@ -121,6 +121,8 @@ class Streamer:
         self._changed = threading.Condition(self._lock)
         self._is_resized = False
         self._placeholders = [_placeholders(unit) for unit in units]
+        if experts is not None:
+            experts.on_stall = self._stalled
 
     def begin(self) -> None:
         """From now on the modules have their weights when they are entered only."""
@@ -135,7 +137,8 @@ class Streamer:
         self.shares = shares
         self._resident = shares.resident
         self._ring = Ring(shares.ring_bytes)
-        nbytes = shares.resident_bytes + shares.ring_bytes
+        expert_bytes = self._slots.bytes_of(shares.slot_count)
+        nbytes = shares.resident_bytes + shares.ring_bytes + expert_bytes
         with torch.inference_mode(False):
             weights = (memory or Memory(nbytes)).tensor(nbytes)
         self._arena = weights[: shares.ring_bytes]
@@ -144,12 +147,15 @@ class Streamer:
         for index in sorted(shares.resident):
             self._places[index] = weights[begin : begin + self.units[index].nbytes]
             begin += self.units[index].nbytes
+        if self.experts is not None:
+            self.experts.take(shares.slot_count, weights[begin : begin + expert_bytes])
 
     @property
     def read_bytes(self) -> int:
-        """That were asked of storage, with what lies around what is compared with digests."""
-        around = self._first_reads
-        return self.counts.read_bytes + (0 if around is None else around.read_bytes)
+        """That were asked of storage, with experts and what lies around what is compared."""
+        around, experts = self._first_reads, self.experts
+        read_bytes = self.counts.read_bytes + (0 if around is None else around.read_bytes)
+        return read_bytes + (0 if experts is None else experts.counts.read_bytes)
 
     def resize(self, memory_bytes: int) -> None:
         """Makes do with other memory, once no unit is in use; begins anew to read.
@@ -158,7 +164,7 @@ class Streamer:
             ValueError: It is too little; nothing has changed.
             UnsupportedStateError: This thread is using a unit.
         """
-        shares = shared_out(self.units, memory_bytes, self.shares.held_bytes)
+        shares = shared_out(self.units, memory_bytes, self.shares.held_bytes, self._slots)
         if self._calls.indices:
             raise UnsupportedStateError(
                 "memory that is shared with a model is divided anew while that is called: stream"
@@ -174,6 +180,8 @@ class Streamer:
                 self._let_go_of_all(list(self._loaded))
                 # What was there has to be gone before there is something else.
                 self._arena, self._places = None, {}
+                if self.experts is not None:
+                    self.experts.let_go()
                 self.reads.settle()
                 self.passes = Passes()
                 self._take(memory_bytes, shares)
@@ -253,6 +261,12 @@ class Streamer:
             self._give_up(index, is_failed=True)
             raise
         return loaded, is_hit
+
+    def _stalled(self, seconds: float) -> None:
+        """A call has waited for experts, which is no computing."""
+        self._calls.stalled(seconds)
+        with self._lock:
+            self.passes.took(stalled_seconds=seconds)
 
     def leave(self, index: int) -> None:
         """Lets go of what passes through.
@@ -334,13 +348,7 @@ class Streamer:
             if claim is None:
                 return False
             memory = self._arena[claim.begin : claim.begin + unit.nbytes]
-        requests = [
-            (memory[span.place : span.place + span.nbytes], self._file(span.path), span.offset)
-            for span in unit.spans
-        ]
-        transfer = self._io.read_all(requests)
-        # Whoever needs the weights hears what went wrong; perhaps nobody does.
-        transfer.is_seen = True
+        transfer = self._files.begin(unit.spans, memory)
         self.counts.read_bytes += sum(span.nbytes for span in unit.spans)
         self._loaded[index] = _Loaded(memory, claim, transfer, time.perf_counter())
         self.reads.begun(transfer, unit.name)
@@ -364,11 +372,6 @@ class Streamer:
 
     # ---- Of one unit
 
-    def _file(self, path: str) -> DataFile:
-        if path not in self._files:
-            self._files[path] = self._io.open(path)
-        return self._files[path]
-
     def _wait(self, unit: Unit, loaded: _Loaded) -> None:
         """Waits for the weights of a unit, which a trace shows with what is read of its files."""
         begun = time.perf_counter()
@@ -384,37 +387,14 @@ class Streamer:
 
     def _finish(self, unit: Unit, loaded: _Loaded) -> None:
         """Waits for the weights of a unit."""
-        try:
-            loaded.transfer.result()
-        except TransferError as error:
-            self._check_files(unit)
-            raise TransferError(
-                f"{_named(unit, error.path, error.offset)}: {error}",
-                path=error.path,
-                errno=error.errno,
-                offset=error.offset,
-            ) from error
-        self._check_files(unit)
-        if self._first_reads is not None:
-            self._first_reads.check(unit.spans, loaded.memory, loaded.around)
-            loaded.around = None
-
-    def _check_files(self, unit: Unit) -> None:
-        """That nobody has written to them, or put others in their place."""
-        for span in unit.spans:
-            path = Path(span.path)
-            try:
-                mark = FileMark.of(path.stat())
-            except OSError:
-                mark = None
-            if mark != self._marks[span.path]:
-                name = _named(unit, span.path, span.offset)
-                raise CorruptCheckpointError(
-                    f"{name}: {path} has changed since the model was made: make it again",
-                    path=str(path.parent),
-                    file=path.name,
-                    tensor=name,
-                )
+        self._files.finish(
+            unit.spans,
+            loaded.memory,
+            loaded.transfer,
+            lambda path, offset: _named(unit, path, offset),
+            loaded.around,
+        )
+        loaded.around = None
 
 
 def _named(unit: Unit, path: str, offset: int) -> str:

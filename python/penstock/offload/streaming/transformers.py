@@ -13,13 +13,14 @@ from penstock.errors import (
     StateMismatchError,
     UnsupportedStateError,
 )
-from penstock.offload.streaming.conversions import converted
 from penstock.state import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
 
-    from penstock.offload.streaming.stored import Stored
+    from penstock.offload.streaming.stored import Composed, Stored
+
+    Weight = Stored | Composed
 
 _making = threading.Lock()
 _SHOWN_MAX = 5
@@ -34,7 +35,7 @@ def model_of(directory: str) -> Any:
     Raises:
         MissingDependencyError: transformers is not there.
         CheckpointNotFoundError: There is no configuration.
-        UnsupportedStateError: transformers knows no such model.
+        UnsupportedStateError: transformers knows no such model, or its weights are quantized.
     """
     try:
         import transformers
@@ -58,6 +59,10 @@ def model_of(directory: str) -> Any:
         raise UnsupportedStateError(
             f"{directory}: transformers {transformers.__version__} knows none of {names}",
             key="architectures",
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedStateError(
+            f"{directory}: its weights are quantized, which is not supported", key="quantization"
         )
     with _without_memory():
         model = kind._from_config(config)
@@ -97,45 +102,9 @@ def blocks_of(model: Any) -> list[str]:
     return [name for name in names if not any(name.startswith(f"{other}.") for other in names)]
 
 
-def renamed(model: Any, tensors: Mapping[str, Stored]) -> dict[str, Stored]:
-    """What is stored of a model, parameters and buffers, by the names that it has for them.
-
-    Raises:
-        UnsupportedStateError: Some have to be computed from what is there.
-    """
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, rename_source_key
-
-    conversions = get_model_conversion_mapping(model)
-    converters = [one for one in conversions if isinstance(one, WeightConverter)]
-    renamings = [one for one in conversions if not isinstance(one, WeightConverter)]
-    by_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
-    known = dict(model.named_parameters(remove_duplicate=False))
-    known.update(model.named_buffers(remove_duplicate=False))
-    found: dict[str, Stored] = {}
-    for key, stored in tensors.items():
-        name, converter = rename_source_key(
-            key,
-            renamings,  # type: ignore[arg-type]
-            converters,
-            model.base_model_prefix,
-            known,
-        )
-        if converter is not None and name in known:
-            made = converted(by_pattern[converter], name, stored, model)
-            if made is not None:
-                found.update(made)
-                continue
-            raise UnsupportedStateError(
-                f"{name!r} is computed from {key!r} and others, which is not supported: load it"
-                " whole",
-                key=name,
-            )
-        found[name] = stored
-    return found
-
-
-def matched(model: Any, found: dict[str, Stored], held: Container[str] = ()) -> dict[str, Stored]:
+def matched(
+    model: Any, found: Mapping[str, Weight], held: Container[str] = ()
+) -> dict[str, Weight]:
     """Where the parameters of a model lie, by their names in it, ties included.
 
     Args:
@@ -149,7 +118,7 @@ def matched(model: Any, found: dict[str, Stored], held: Container[str] = ()) -> 
     parameters = dict(model.named_parameters(remove_duplicate=False))
     found = {name: stored for name, stored in found.items() if name in parameters}
     # Of tied ones the first counts, whichever of their names the files have.
-    by_identity: dict[int, Stored] = {}
+    by_identity: dict[int, Weight] = {}
     for name, parameter in parameters.items():
         if name in found:
             by_identity.setdefault(id(parameter), found[name])

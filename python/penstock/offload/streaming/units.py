@@ -88,7 +88,7 @@ class Unit:
             if seat.is_converted and seat.stored not in self.converted:
                 self.converted[seat.stored] = self.nbytes
                 nbytes = math.prod(seat.stored.shape) * seat.dtype.itemsize
-                self.nbytes += _pages(nbytes)
+                self.nbytes += whole_pages(nbytes)
 
     def encloses(self, other: Unit) -> bool:
         """Whether a call of it may call the other one."""
@@ -125,7 +125,7 @@ def _laid_out(tensors: list[Stored]) -> tuple[list[Span], list[int], int]:
         spans.append(Span(group[0].path, begin - inside, end - begin + inside, room))
         for one in group:
             places[one] = room + inside + one.offset - begin
-        room = _pages(room + inside + end - begin)
+        room = whole_pages(room + inside + end - begin)
         group.clear()
 
     whole = {one for one in tensors if len(one.runs) == 1}
@@ -141,7 +141,7 @@ def _laid_out(tensors: list[Stored]) -> tuple[list[Span], list[int], int]:
         for run in one.runs:
             spans.append(Span(run.path, run.offset, run.nbytes, room))
             room += run.nbytes
-        room = _pages(room)
+        room = whole_pages(room)
     return spans, [places[one] for one in tensors], room
 
 
@@ -153,7 +153,8 @@ def _is_near(group: list[Stored], one: Stored) -> bool:
     return all(each.offset % each.dtype.itemsize == 0 for each in (last, one))
 
 
-def _pages(nbytes: int) -> int:
+def whole_pages(nbytes: int) -> int:
+    """So many bytes, up to the end of a page."""
     return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 

@@ -1,0 +1,386 @@
+"""Experts that are in memory: those of a call are read, those that are used often stay."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.errors import PenstockError
+from penstock.offload.streaming.experts import slab_sizes_of, slots_of
+from penstock.offload.streaming.weight_files import WeightFiles
+from penstock.state import dtypes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from penstock.offload.streaming.experts import Mixture, Slab
+    from penstock.offload.streaming.first_reads import FirstReads
+    from penstock.offload.streaming.stored import FileMark
+    from penstock.offload.tensor_io import TensorIO
+    from penstock.offload.transfer import Transfer
+
+_HALF_LIFE_CALLS = 16
+"""After so many calls of its layer a use of an expert counts half. Longer is better where routers
+are skewed, shorter where they repeat themselves or change with the topic. With room for an eighth
+of 64 experts there are 11 to 44 % hits of what such routers choose, with what was used last 8 to
+32 %; with room for less than a pass needs 4 to 26 %, with what was used last none."""
+_WORTH_MAX = 1e100
+_FREE = -1
+
+
+@dataclass(slots=True)
+class ExpertsReport:
+    """What a streamed model holds and has done of its experts.
+
+    Attributes:
+        memory_bytes: For those that stay or pass through.
+        uses: Matrices of experts, mostly two of each, that calls have needed.
+        hits: Of them, those that were in memory.
+        routed_bytes: Bytes of those that calls have needed.
+        read_bytes: That were asked of storage.
+        stalled_seconds: That calls have waited for experts.
+    """
+
+    memory_bytes: int
+    uses: int = 0
+    hits: int = 0
+    routed_bytes: int = 0
+    read_bytes: int = 0
+    stalled_seconds: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class _Slot:
+    """Memory for one matrix.
+
+    Attributes:
+        index: Among the slots.
+        memory: Its bytes.
+        slab: What it holds.
+        transfer: What has filled it, or does.
+        tensor: The matrix in it, once it is there.
+    """
+
+    index: int
+    memory: Any
+    slab: Slab | None = None
+    transfer: Transfer | None = None
+    tensor: Any = None
+
+    def settle(self) -> None:
+        """Waits until its memory is the kernel's no more, however that ends."""
+        if self.transfer is not None:
+            with contextlib.suppress(PenstockError):
+                self.transfer.result()
+
+
+class _Pool:
+    """Slots for the matrices of one parameter, of all layers."""
+
+    def __init__(self, slabs: Sequence[Slab], memory: Any, slot_count: int) -> None:
+        size = len(memory) // slot_count
+        self.slabs = {slab.number: slab for slab in slabs}
+        self.slots = [
+            _Slot(index, memory[index * size : (index + 1) * size]) for index in range(slot_count)
+        ]
+        self.slot_of: dict[int, _Slot] = {}
+        self.users = np.zeros(slot_count, dtype=np.int64)
+        self._held = np.full(slot_count, _FREE)
+
+    def vacated(self, scores: np.ndarray[Any, Any]) -> _Slot | None:
+        """A slot that nobody uses, the one whose expert is needed least; None where there is none.
+
+        Args:
+            scores: Of the experts, how much each is needed.
+        """
+        free = np.flatnonzero(self.users == 0)
+        if not free.size:
+            return None
+        held = self._held[free]
+        slot = self.slots[int(free[np.where(held == _FREE, -1.0, scores[held]).argmin()])]
+        slot.settle()
+        self.forget(slot)
+        slot.slab = slot.transfer = slot.tensor = None
+        return slot
+
+    def fill(self, slot: _Slot, slab: Slab, transfer: Transfer) -> None:
+        """Has a slot hold what is read into it."""
+        slot.slab, slot.transfer = slab, transfer
+        self.slot_of[slab.number] = slot
+        self._held[slot.index] = slab.number
+
+    def settle(self) -> None:
+        """Gives up what is being read."""
+        for slot in self.slots:
+            if slot.transfer is not None:
+                slot.transfer.cancel()
+        for slot in self.slots:
+            slot.settle()
+
+    def forget(self, slot: _Slot) -> None:
+        """Has nobody find what is in a slot."""
+        if slot.slab is not None and self.slot_of.get(slot.slab.number) is slot:
+            del self.slot_of[slot.slab.number]
+            self._held[slot.index] = _FREE
+
+
+class ExpertCache:
+    """Reads matrices of experts into slots, and lets those go that are needed least.
+
+    What is needed least is what was used least often, as layers are called in a circle: by the time
+    of its last use, all of one layer would have to go before the next layer. A use counts less as
+    time goes by.
+
+    Args:
+        mixtures: Of the model.
+        io: Reads; it has a share of the device of its own, as who is called waits for what is read
+            here, and not for what is read ahead.
+        marks: Of each file, what it was when it was looked at.
+        first_reads: Compares what is read for the first time, where there are digests.
+
+    Attributes:
+        counts: What was done.
+        slots: What the experts make of memory.
+        weight_bytes: Of all experts.
+        on_stall: Is told the seconds that a call has waited, by the thread that has.
+    """
+
+    def __init__(
+        self,
+        mixtures: Sequence[Mixture],
+        io: TensorIO,
+        marks: Mapping[str, FileMark],
+        first_reads: FirstReads | None = None,
+    ) -> None:
+        self.counts = ExpertsReport(0)
+        self.on_stall: Callable[[float], None] = lambda _: None
+        self.slots = slots_of(mixtures)
+        self.weight_bytes = sum(slab.weight_bytes for slab in _all_of(mixtures))
+        self._mixtures = mixtures
+        self._files = WeightFiles(io, marks, first_reads)
+        self._pools: dict[str, _Pool] = {}
+        self._uses: set[ExpertsUse] = set()
+        self._scores = np.zeros(self.slots.expert_count)
+        self._worth = 1.0
+        self._growth = 2.0 ** (1 / (_HALF_LIFE_CALLS * len(mixtures)))
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+
+    def let_go(self) -> None:
+        """Gives up the memory that there is, once no call uses it."""
+        with self._lock:
+            while self._uses:
+                self._changed.wait()
+            while self._pools:
+                self._pools.popitem()[1].settle()
+
+    def take(self, slot_count: int, memory: Any) -> None:
+        """Has memory from now on.
+
+        Args:
+            slot_count: How many experts have room in it.
+            memory: Bytes.
+        """
+        with self._lock:
+            self.counts.memory_bytes = len(memory)
+            begin = 0
+            for attribute, size in slab_sizes_of(self._mixtures).items():
+                end = begin + slot_count * size
+                slabs = [one for each in self._mixtures for one in each.slabs.get(attribute, ())]
+                self._pools[attribute] = _Pool(slabs, memory[begin:end], slot_count)
+                begin = end
+            self._changed.notify_all()
+
+    def use(
+        self, attributes: Sequence[str], numbers: Sequence[int], *, is_ordered: bool
+    ) -> ExpertsUse:
+        """What one call needs.
+
+        Args:
+            attributes: Of which parameters.
+            numbers: Of which experts.
+            is_ordered: Whether they are asked for one behind the other; else in any order.
+        """
+        with self._lock:
+            while not self._pools:
+                self._changed.wait()
+            self._worth *= self._growth
+            if self._worth > _WORTH_MAX:
+                self._scores /= self._worth
+                self._worth = 1.0
+            self._scores[list(numbers)] += self._worth
+            waiting = {}
+            for attribute in attributes:
+                there = self._pools[attribute].slot_of
+                order = numbers if is_ordered else sorted(numbers, key=lambda one: one not in there)
+                waiting[attribute] = deque(order)
+            use = ExpertsUse(self, numbers, waiting)
+            self._uses.add(use)
+            return use
+
+    def claim(self, attribute: str, use: ExpertsUse) -> None:
+        """Has as much of what a call waits for come as there is room for.
+
+        Of the parameter at least one; who has to wait for room holds nothing meanwhile.
+        """
+        with self._lock:
+            while True:
+                for one in sorted(use.waiting, key=lambda one: one != attribute):
+                    self._claim_ahead(one, use)
+                if use.coming[attribute] or not use.waiting[attribute]:
+                    return
+                self._take_back(use)
+                self._changed.notify_all()
+                self._changed.wait()
+
+    def _claim_ahead(self, attribute: str, use: ExpertsUse) -> None:
+        pool, waiting = self._pools[attribute], use.waiting[attribute]
+        while waiting:
+            slot = pool.slot_of.get(waiting[0])
+            is_hit = slot is not None
+            slot = slot or self._begin(pool, pool.slabs[waiting[0]])
+            if slot is None:
+                return
+            pool.users[slot.index] += 1
+            self.counts.hits += is_hit
+            use.coming[attribute][waiting.popleft()] = slot
+
+    def _take_back(self, use: ExpertsUse) -> None:
+        for attribute, coming in use.coming.items():
+            for number, slot in reversed(coming.items()):
+                self._pools[attribute].users[slot.index] -= 1
+                use.waiting[attribute].appendleft(number)
+            coming.clear()
+
+    def _begin(self, pool: _Pool, slab: Slab) -> _Slot | None:
+        """Begins to read a matrix, if there is room."""
+        slot = pool.vacated(self._scores)
+        if slot is None:
+            return None
+        pool.fill(slot, slab, self._files.begin(slab.spans, slot.memory))
+        self.counts.read_bytes += sum(span.nbytes for span in slab.spans)
+        return slot
+
+    def finish(self, slot: _Slot) -> Any:
+        """Waits for a matrix that comes.
+
+        Raises:
+            TransferError: It cannot be read.
+            CorruptCheckpointError: Its file has changed, or is damaged.
+        """
+        torch = dtypes.import_torch()
+        slab, transfer = slot.slab, slot.transfer
+        assert slab is not None
+        assert transfer is not None
+        is_hit, begun = slot.tensor is not None or transfer.done(), time.perf_counter()
+        # What lies around so many is not read ahead: it would take more memory than they do.
+        self._files.finish(slab.spans, slot.memory, transfer, slab.named)
+        stalled_seconds = 0.0 if is_hit else time.perf_counter() - begun
+        if not is_hit:
+            self.on_stall(stalled_seconds)
+        with self._lock:
+            self.counts.uses += 1
+            self.counts.routed_bytes += slab.weight_bytes
+            self.counts.stalled_seconds += stalled_seconds
+            if slot.tensor is None:
+                with torch.inference_mode(False), torch.no_grad():
+                    slot.tensor = slab.tensor(slot.memory)
+            return slot.tensor
+
+    def give_back(self, attribute: str, slot: _Slot, *, is_failed: bool = False) -> None:
+        """Has a matrix stay only if it is worth it; what has failed is read again."""
+        with self._lock:
+            pool = self._pools[attribute]
+            pool.users[slot.index] -= 1
+            if is_failed:
+                pool.forget(slot)
+            self._changed.notify_all()
+
+    def close(self, use: ExpertsUse) -> None:
+        """Gives back what a call has foreseen and does not need."""
+        with self._lock:
+            self._take_back(use)
+            self._uses.discard(use)
+            self._changed.notify_all()
+
+
+class ExpertsUse:
+    """The experts that one call needs, of which it holds one matrix at a time.
+
+    Attributes:
+        waiting: By parameter, numbers of experts whose matrices do not come yet.
+        coming: By parameter, where those come that do, or are there.
+    """
+
+    def __init__(
+        self, cache: ExpertCache, numbers: Sequence[int], waiting: dict[str, deque[int]]
+    ) -> None:
+        self.waiting = waiting
+        self.coming: dict[str, dict[int, _Slot]] = {attribute: {} for attribute in waiting}
+        self._cache = cache
+        self._numbers = numbers
+        self._now: tuple[str, _Slot] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._leave()
+        self._cache.close(self)
+
+    def each(self, attribute: str) -> Iterator[tuple[int, Any]]:
+        """All matrices of a parameter: first what is there, then what comes first."""
+        waiting, coming = self.waiting[attribute], self.coming[attribute]
+        if not waiting and not coming:
+            waiting.extend(self._numbers)
+        while True:
+            self._leave()
+            self._cache.claim(attribute, self)
+            if not coming:
+                return
+            there = (one for one, slot in coming.items() if slot.transfer and slot.transfer.done())
+            number = next(there, next(iter(coming)))
+            yield number, self._entered(attribute, number)
+
+    def the(self, attribute: str, number: int) -> Any:
+        """The matrix of one expert, in the order that was said."""
+        self._leave()
+        waiting, coming = self.waiting[attribute], self.coming[attribute]
+        if number not in coming and number not in waiting:
+            waiting.appendleft(number)
+        self._cache.claim(attribute, self)
+        return self._entered(attribute, number)
+
+    def _entered(self, attribute: str, number: int) -> Any:
+        slot = self.coming[attribute].pop(number)
+        try:
+            tensor = self._cache.finish(slot)
+        except BaseException:
+            self._cache.give_back(attribute, slot, is_failed=True)
+            raise
+        self._now = attribute, slot
+        return tensor
+
+    def _leave(self) -> None:
+        if self._now is not None:
+            (attribute, slot), self._now = self._now, None
+            self._cache.give_back(attribute, slot)
+
+
+def _all_of(mixtures: Sequence[Mixture]) -> Iterator[Slab]:
+    for mixture in mixtures:
+        for slabs in mixture.slabs.values():
+            yield from slabs

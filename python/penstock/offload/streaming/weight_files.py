@@ -1,0 +1,108 @@
+"""`WeightFiles`: what is read of them, while nobody may change them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import CorruptCheckpointError, TransferError
+from penstock.offload.streaming.stored import FileMark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from penstock.offload.data_file import DataFile
+    from penstock.offload.streaming.first_reads import Around, FirstReads
+    from penstock.offload.streaming.units import Span
+    from penstock.offload.tensor_io import TensorIO
+    from penstock.offload.transfer import Transfer
+
+
+class WeightFiles:
+    """Reads spans of files, and tells when one has changed or, where there are digests, is damaged.
+
+    Args:
+        io: Reads.
+        marks: Of each file, what it was when it was looked at.
+        first_reads: Compares what is read for the first time, where there are digests.
+    """
+
+    def __init__(
+        self, io: TensorIO, marks: Mapping[str, FileMark], first_reads: FirstReads | None
+    ) -> None:
+        self._io = io
+        self._marks = marks
+        self._first_reads = first_reads
+        self._files: dict[str, DataFile] = {}
+
+    def begin(self, spans: Sequence[Span], memory: Any) -> Transfer:
+        """Begins to read; one thread at a time may.
+
+        Args:
+            spans: Of files.
+            memory: That is to hold them, where they say.
+        """
+        transfer = self._io.read_all(
+            (memory[span.place : span.place + span.nbytes], self._file(span.path), span.offset)
+            for span in spans
+        )
+        # Whoever needs the weights hears what went wrong; perhaps nobody does.
+        transfer.is_seen = True
+        return transfer
+
+    def finish(
+        self,
+        spans: Sequence[Span],
+        memory: Any,
+        transfer: Transfer,
+        named: Callable[[str, int], str],
+        around: Around | None = None,
+    ) -> None:
+        """Waits until all is there, and is what was stored.
+
+        Args:
+            spans: Of files.
+            memory: That holds them then.
+            transfer: That `begin` has given.
+            named: What the tensor is called that has a byte of a file, or the first behind it.
+            around: What lies around them, if that comes already.
+
+        Raises:
+            TransferError: It cannot be read.
+            CorruptCheckpointError: A file has changed, or is damaged.
+        """
+        try:
+            transfer.result()
+        except TransferError as error:
+            self._check_files(spans, named)
+            raise TransferError(
+                f"{named(error.path, error.offset)}: {error}",
+                path=error.path,
+                errno=error.errno,
+                offset=error.offset,
+            ) from error
+        self._check_files(spans, named)
+        if self._first_reads is not None:
+            self._first_reads.check(spans, memory, around)
+
+    def _file(self, path: str) -> DataFile:
+        if path not in self._files:
+            self._files[path] = self._io.open(path)
+        return self._files[path]
+
+    def _check_files(self, spans: Sequence[Span], named: Callable[[str, int], str]) -> None:
+        """That nobody has written to them, or put others in their place."""
+        for span in spans:
+            path = Path(span.path)
+            try:
+                mark = FileMark.of(path.stat())
+            except OSError:
+                mark = None
+            if mark != self._marks[span.path]:
+                name = named(span.path, span.offset)
+                raise CorruptCheckpointError(
+                    f"{name}: {path} has changed since the model was made: make it again",
+                    path=str(path.parent),
+                    file=path.name,
+                    tensor=name,
+                )

@@ -1,0 +1,120 @@
+"""Tiny mixtures of experts of several families, and what is asked of them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from penstock import offload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+transformers = pytest.importorskip("transformers")
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 200,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LATENT = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
+CONFIGS: dict[str, Callable[[], Any]] = {
+    # Experts one by one in the files, in the model all of a layer in one parameter.
+    "mixtral": lambda: transformers.MixtralConfig(
+        **SMALL, intermediate_size=48, num_local_experts=6, dtype=torch.bfloat16
+    ),
+    "qwen2": lambda: transformers.Qwen2MoeConfig(
+        **SMALL,
+        intermediate_size=48,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=24,
+        num_experts=12,
+        num_experts_per_tok=4,
+        tie_word_embeddings=True,
+    ),
+    "qwen3": lambda: transformers.Qwen3MoeConfig(
+        **SMALL,
+        intermediate_size=48,
+        moe_intermediate_size=16,
+        num_experts=8,
+        num_experts_per_tok=1,
+        head_dim=16,
+        dtype=torch.bfloat16,
+    ),
+    "olmoe": lambda: transformers.OlmoeConfig(
+        **SMALL, intermediate_size=16, num_experts=8, num_experts_per_tok=8
+    ),
+    "deepseek 3": lambda: transformers.DeepseekV3Config(
+        **{**SMALL, **LATENT, "num_key_value_heads": 4},
+        intermediate_size=48,
+        moe_intermediate_size=16,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        n_group=4,
+        topk_group=2,
+        first_k_dense_replace=1,
+        dtype=torch.bfloat16,
+    ),
+    # One tensor for all experts of a layer in the files, too, with biases.
+    "gpt oss": lambda: transformers.GptOssConfig(
+        **SMALL, intermediate_size=48, num_local_experts=6, num_experts_per_tok=2, head_dim=16
+    ),
+    "granite": lambda: transformers.GraniteMoeConfig(
+        **SMALL, intermediate_size=48, num_local_experts=6, num_experts_per_tok=2
+    ),
+    # All experts compute on all tokens.
+    "llama 4": lambda: transformers.Llama4TextConfig(
+        **SMALL, intermediate_size=48, intermediate_size_mlp=48, num_local_experts=4, head_dim=16
+    ),
+}
+
+
+@functools.cache
+def least(directory: Path, **how: Any) -> int:
+    """The smallest budget that works, as the error says."""
+    with pytest.raises(ValueError, match="is the least that works") as caught:
+        offload.stream(directory, memory_bytes=1, **how)
+    return int(re.findall(r"(\d+) is the least", str(caught.value))[0])
+
+
+def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(tokens).logits
+
+
+def chosen_by(model: Any, tokens: torch.Tensor) -> list[int]:
+    """How many experts each layer of a model in memory is asked for."""
+    counts = []
+    hooks = [
+        module.register_forward_pre_hook(lambda _, args: counts.append(len(args[1].unique())))
+        for module in model.modules()
+        if hasattr(module, "has_gate")
+    ]
+    logits(model, tokens)
+    for hook in hooks:
+        hook.remove()
+    return counts
+
+
+def change_files(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    for path in directory.glob("*.safetensors"):
+        content = load_file(path)
+        change(content)
+        save_file(content, path, metadata={"format": "pt"})
