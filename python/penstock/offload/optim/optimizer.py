@@ -392,6 +392,9 @@ class StoredOptimizer(torch.optim.Optimizer):
         masters the parameters become what they were then; else they have to be so already, as the
         generation does not have them. Before the first step.
 
+        Each rank takes its own, and after a crash some may be a step ahead of the others: compare
+        the steps in their `state`, and load a checkpoint where they differ.
+
         Returns:
             Whether there was one.
 
