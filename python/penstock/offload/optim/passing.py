@@ -161,9 +161,12 @@ class Passage:
             raise ValueError(
                 f"memory_bytes={self._memory_bytes}: {smallest(tasks)} is the least that works"
             )
-        if self._arena is None:
-            whole = self._memory_bytes // CHUNK_BYTES * CHUNK_BYTES
-            self._arena = Buffers(whole + (2 << 20)).empty(whole, torch.uint8)
+        whole = count * slot_bytes
+        if self._arena is None or self._arena.numel() < whole:
+            self._arena = None
+            # Threads change it too, which have no inference mode.
+            with torch.inference_mode(False):
+                self._arena = Buffers(whole + (2 << 20)).empty(whole, torch.uint8)
         return found, [
             _Slot(self._arena[index * slot_bytes : (index + 1) * slot_bytes], [])
             for index in range(count)

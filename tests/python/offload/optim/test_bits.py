@@ -219,6 +219,34 @@ def test_a_state_that_was_taken_away_begins_anew(tmp_path: Path) -> None:
     other.close()
 
 
+def test_steps_in_inference_mode(tmp_path: Path) -> None:
+    theirs, ours = parameters(), parameters()
+    one = torch.optim.AdamW(theirs, fused=True)
+    other = offload.AdamW(ours, directory=tmp_path, memory_bytes=MEMORY_BYTES)
+    for step in range(2):
+        set_gradients(step, theirs, ours)
+        with torch.inference_mode():
+            one.step()
+            other.step()
+    assert_equal(theirs, ours)
+    other.close()
+
+
+def test_there_may_be_more_memory_than_there_is_state(tmp_path: Path) -> None:
+    theirs, ours = parameters(), parameters()
+    one = torch.optim.AdamW(theirs[:1], fused=True)
+    other = offload.AdamW(ours[:1], directory=tmp_path, memory_bytes=1 << 50)
+    for step in range(2):
+        if step == 1:
+            one.add_param_group({"params": theirs[1:]})
+            other.add_param_group({"params": ours[1:]})
+        set_gradients(step, theirs, ours)
+        one.step()
+        other.step()
+    assert_equal(theirs, ours)
+    other.close()
+
+
 def test_a_closure_is_called_once_with_gradients(tmp_path: Path) -> None:
     ours = parameters(shapes=[(4, 4)])
     optimizer = offload.AdamW(ours, directory=tmp_path)

@@ -124,10 +124,13 @@ def test_a_state_is_filled_in_place(tmp_path: Path, kind: str) -> None:
     optimizer.load_state_dict(state["optimizer"])
     _, other = as_pytorch(2)
     assert_equal_states(other.state_dict(), optimizer.state_dict())
+    loaded = state["optimizer"]
     theirs, other = as_pytorch(4)
     for step in range(2, 4):
         set_gradients(step, ours)
         optimizer.step()
+    # What was loaded stays, too.
+    assert_equal_states(as_pytorch(2)[1].state_dict(), loaded)
     assert_equal(theirs, ours)
     assert_equal_states(other.state_dict(), optimizer.state_dict())
     optimizer.close()
