@@ -17,7 +17,7 @@ from penstock.state.file_tensor import CHUNK_BYTES
 from penstock.tracing import span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
     from penstock.offload.optim.files import Room
@@ -152,14 +152,16 @@ class Passage:
         files = max(len(task.targets) for task in tasks)
         room = self._memory_bytes // (_SLOTS * files) // CHUNK_BYTES * CHUNK_BYTES
         for nbytes in (min(room, _WINDOW_BYTES_MAX), CHUNK_BYTES):
-            found = list(_windows(tasks, max(nbytes, CHUNK_BYTES)))
-            slot_bytes = max(_bytes_in_memory(task, window) for task, window in found)
+            size = max(nbytes, CHUNK_BYTES)
+            found = [(task, window) for task in tasks for window in task.segment.windows(size)]
+            slot_bytes = max(_bytes_in_memory(task.segment, window) for task, window in found)
             count = min(self._memory_bytes // slot_bytes, len(found))
             if self._memory_bytes // slot_bytes >= SLOTS_MIN:
                 break
         else:
             raise ValueError(
-                f"memory_bytes={self._memory_bytes}: {smallest(tasks)} is the least that works"
+                f"memory_bytes={self._memory_bytes}:"
+                f" {smallest([task.segment for task in tasks])} is the least that works"
             )
         whole = count * slot_bytes
         if self._arena is None or self._arena.numel() < whole:
@@ -243,19 +245,15 @@ def _wait(one: Future[Any]) -> Any:
     return None
 
 
-def smallest(tasks: list[Task]) -> int:
+def smallest(segments: Sequence[Segment]) -> int:
     """The least memory that works, in bytes."""
-    windows = _windows(tasks, CHUNK_BYTES)
-    return SLOTS_MIN * max(_bytes_in_memory(task, window) for task, window in windows)
+    return SLOTS_MIN * max(
+        _bytes_in_memory(one, window) for one in segments for window in one.windows(CHUNK_BYTES)
+    )
 
 
-def _windows(tasks: list[Task], nbytes: int) -> Iterator[tuple[Task, Window]]:
-    """All windows, in order."""
-    return ((task, window) for task in tasks for window in task.segment.windows(nbytes))
-
-
-def _bytes_in_memory(task: Task, window: Window) -> int:
-    return len(task.targets) * _whole(window.end - window.begin)
+def _bytes_in_memory(segment: Segment, window: Window) -> int:
+    return len(segment.moments) * _whole(window.end - window.begin)
 
 
 def _whole(nbytes: int) -> int:

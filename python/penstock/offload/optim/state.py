@@ -51,8 +51,7 @@ class StoredState:
             ValueError: The memory is too little for them.
         """
         added = segments_of(entries)
-        tasks = [Task(one, None, [None] * len(one.moments), []) for one in added]  # type: ignore[list-item]
-        if added and (least := smallest(tasks)) > self._memory_bytes:
+        if added and (least := smallest(added)) > self._memory_bytes:
             raise ValueError(f"memory_bytes={self._memory_bytes}: {least} is the least that works")
         self._segments += added
         self._segment_of.update((entry.number, one) for one in added for entry in one.entries)
