@@ -14,27 +14,18 @@ from torch import nn
 import penstock
 from offload.optim.training_of import (
     MEMORY_BYTES,
+    SMALL,
     assert_equal,
     assert_equal_states,
     parameters,
     set_gradients,
+    stepped,
 )
 from penstock import offload
 
-SHAPES = ((512, 512), (17,), (300, 1000))
-
-
-def stepped(directory: Path, steps: int = 2, **options: Any) -> tuple[list[Any], Any]:
-    ours = parameters(shapes=SHAPES)
-    optimizer = offload.AdamW(ours, directory=directory, memory_bytes=MEMORY_BYTES, **options)
-    for step in range(steps):
-        set_gradients(step, ours)
-        optimizer.step()
-    return ours, optimizer
-
 
 def as_pytorch(steps: int) -> tuple[list[Any], Any]:
-    theirs = parameters(shapes=SHAPES)
+    theirs = parameters(shapes=SMALL)
     other = torch.optim.AdamW(theirs, fused=True)
     for step in range(steps):
         set_gradients(step, theirs)

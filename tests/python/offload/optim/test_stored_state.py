@@ -17,26 +17,16 @@ import torch
 import penstock
 from offload.optim.training_of import (
     MEMORY_BYTES,
+    SMALL,
     assert_equal,
     assert_equal_states,
     in_memory,
     parameters,
     set_gradients,
+    stepped,
 )
 from penstock import offload
 from penstock.state.file_tensor import FileTensor
-
-SHAPES = ((64, 64), (17,), (300, 1000))
-
-
-def stepped(directory: Path, steps: int = 2, **options: Any) -> tuple[list[Any], Any]:
-    """Parameters and their optimizer after some steps."""
-    ours = parameters(shapes=SHAPES)
-    optimizer = offload.AdamW(ours, directory=directory, memory_bytes=MEMORY_BYTES, **options)
-    for step in range(steps):
-        set_gradients(step, ours)
-        optimizer.step()
-    return ours, optimizer
 
 
 def names(directory: Path) -> list[str]:
@@ -111,7 +101,7 @@ def test_a_state_is_taken_over(tmp_path: Path, kind: str) -> None:
             for number, moments in state["state"].items()
         }
     if kind == "pytorch's":
-        theirs = parameters(shapes=SHAPES)
+        theirs = parameters(shapes=SMALL)
         other = torch.optim.AdamW(theirs, fused=True)
         for step in range(2):
             set_gradients(step, theirs)
@@ -356,13 +346,13 @@ def test_a_fork_leaves_the_files_of_its_parent(tmp_path: Path) -> None:
 
 
 def test_the_least_memory_works_and_a_byte_less_does_not(tmp_path: Path) -> None:
-    ours = parameters(shapes=SHAPES)
+    ours = parameters(shapes=SMALL)
     with pytest.raises(ValueError, match="is the least that works") as raised:
         offload.AdamW(ours, directory=tmp_path, memory_bytes=1)
     least = int(str(raised.value).split(": ")[1].split()[0])
     with pytest.raises(ValueError, match=f"{least} is the least"):
         offload.AdamW(ours, directory=tmp_path, memory_bytes=least - 1)
-    theirs = parameters(shapes=SHAPES)
+    theirs = parameters(shapes=SMALL)
     optimizer = offload.AdamW(ours, directory=tmp_path, memory_bytes=least)
     other = torch.optim.AdamW(theirs, fused=True)
     for step in range(2):

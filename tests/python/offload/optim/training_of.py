@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from penstock import offload
 from penstock.state.file_tensor import FileTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 SHAPES = ((301, 1003), (17,), (3, 5, 7), (1,), (512, 256), (0, 4), (300001,), (4096, 64), ())
 """Whole pages, whole cache lines, odd sizes, one element, none."""
+SMALL = ((64, 64), (17,), (300, 1000))
 MEMORY_BYTES = 32 << 20
 
 
@@ -39,6 +42,16 @@ def set_gradients(
         gradient = torch.randn(same[0].shape, generator=generator)
         for one in same:
             one.grad = None if without(index) else gradient.to(one.dtype, copy=True)
+
+
+def stepped(directory: Path, steps: int = 2, **options: Any) -> tuple[list[Any], Any]:
+    """Small parameters and their optimizer after some steps."""
+    ours = parameters(shapes=SMALL)
+    optimizer = offload.AdamW(ours, directory=directory, memory_bytes=MEMORY_BYTES, **options)
+    for step in range(steps):
+        set_gradients(step, ours)
+        optimizer.step()
+    return ours, optimizer
 
 
 def in_memory(value: Any) -> Any:
