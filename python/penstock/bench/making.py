@@ -12,8 +12,12 @@ def main() -> None:
     import torch
     import transformers
 
-    config = transformers.LlamaConfig(
-        **job["config"], dtype=torch.bfloat16, eos_token_id=None, pad_token_id=0
+    config = transformers.AutoConfig.for_model(
+        "mixtral" if "num_local_experts" in job["config"] else "llama",
+        **job["config"],
+        dtype=torch.bfloat16,
+        eos_token_id=None,
+        pad_token_id=0,
     )
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)

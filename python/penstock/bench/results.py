@@ -62,6 +62,7 @@ class Measurement:
         token_seconds: Of generated text, the median of what each token behind the first took.
         first_token_seconds: From the call to the first token.
         pass_bytes: What each pass through the model reads, where that is known.
+        routed_bytes: Of what was read, or was in memory, the experts that routers chose.
         written_bytes: What the process wrote to storage, from its beginning.
         memory_peak_bytes: The most memory that was resident.
         memory_over_bytes: Of it, what is not the interpreter and its libraries.
@@ -92,6 +93,7 @@ class Measurement:
     token_seconds: float | None = None
     first_token_seconds: float | None = None
     pass_bytes: int | None = None
+    routed_bytes: int | None = None
     written_bytes: int | None = None
     memory_peak_bytes: int | None = None
     memory_over_bytes: int | None = None

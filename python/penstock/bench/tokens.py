@@ -47,7 +47,7 @@ def first_of_pass(results: Results) -> list[float]:
     found = []
     for one, fio, resident in _together(results):
         if one.first_token_seconds and resident.first_token_seconds and weights:
-            least = max(weights / fio.gb_per_second / 1e9, resident.first_token_seconds)
+            least = max(weights / fio / 1e9, resident.first_token_seconds)
             found.append(one.first_token_seconds / least)
     return found
 
@@ -66,19 +66,21 @@ def _roofline_seconds(results: Results) -> dict[int, float]:
     found = {}
     for ours, fio, resident in _together(results):
         if ours.pass_bytes is not None and resident.token_seconds:
-            read = ours.pass_bytes / fio.gb_per_second / 1e9
+            read = ours.pass_bytes / fio / 1e9
             found[ours.round_index] = max(read, resident.token_seconds)
     return found
 
 
-def _together(results: Results) -> list[tuple[Measurement, Measurement, Measurement]]:
-    """Ours, fio's and that of the model in memory, of each round that has all of them."""
-    by = {
-        name: {one.round_index: one for one in results.of(CASE, name)}
-        for name in (OURS, FIO, RESIDENT)
-    }
+def _together(results: Results) -> list[tuple[Measurement, float, Measurement]]:
+    """Ours, GB/s of fio before and after, and the model in memory, of rounds that have them all."""
+    ours, resident = (
+        {one.round_index: one for one in results.of(CASE, name)} for name in (OURS, RESIDENT)
+    )
+    fio: dict[int, list[float]] = {}
+    for one in results.of(CASE, FIO):
+        fio.setdefault(one.round_index, []).append(one.gb_per_second)
     return [
-        (ours, by[FIO][index], by[RESIDENT][index])
-        for index, ours in by[OURS].items()
-        if index in by[FIO] and index in by[RESIDENT]
+        (one, float(np.mean(fio[index])), resident[index])
+        for index, one in ours.items()
+        if index in fio and index in resident
     ]

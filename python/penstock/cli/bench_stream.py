@@ -74,7 +74,7 @@ def bench_stream(
 
     A Llama of random weights is made, and removed in the end. Each process has its memory limited
     by a control group, but for the one that has the model in memory: it tells what computing takes,
-    and what the logits are. In each round fio reads the same files.
+    and what the logits are. In each round fio reads the same files before penstock does and after.
     """
     outputs.check_distinct(output, report)
     if find_spec("transformers") is None:
