@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,20 @@ import torch
 from compare import tensor_bytes
 from penstock import _native
 from penstock.state import dtypes
-from penstock.state.file_tensor import CHUNK_BYTES, FileTarget, FileTensor, HeldFile
+from penstock.state.file_tensor import (
+    CHUNK_BYTES,
+    FileBox,
+    FileTarget,
+    FileTensor,
+    Filler,
+    HeldFile,
+)
 from penstock.state.memory import of_array, to_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping, Sequence
+
+    from penstock.state.file_tensor import ReadBoxes
 
 PAGE_BYTES = 4096
 
@@ -81,7 +91,7 @@ class Held(HeldFile):
 
 
 class Target(FileTarget):
-    """A place for a tensor, which is filled a few rows at a time.
+    """A place for a tensor, which is filled a few rows at a time, in one go with others.
 
     Args:
         path: What its file will be called.
@@ -93,27 +103,57 @@ class Target(FileTarget):
         asked: Indices and sizes that were read, in order.
     """
 
-    ROWS = 3
-
     def __init__(self, path: str, dtype: torch.dtype, shape: tuple[int, ...], like: Any) -> None:
         self.path = path
+        self.filler = FILLER
         self.dtype = dtype
         self.shape = shape
         self.like = like
         self.asked: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
 
-    def fill(self, read: Callable[[Any, tuple[int, ...]], None]) -> FileTensor:
-        whole = torch.empty(self.shape, dtype=self.dtype)
+    def rows(self, first: int, count: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Start and sizes of some rows; None behind the last one."""
         if not self.shape:
-            read(whole, ())
-        rows = self.shape[0] if self.shape and whole.numel() else 0
-        for row in range(0, rows, self.ROWS):
-            start = (row, *[0] * (len(self.shape) - 1))
-            piece = torch.empty_like(whole[row : row + self.ROWS])
-            read(piece, start)
-            self.asked.append((start, tuple(piece.shape)))
-            whole[row : row + self.ROWS] = piece
-        return Held(Path(self.path), {"new": whole}).tensor("new", self.like)
+            return None if first else ((), ())
+        sizes = (min(count, self.shape[0] - first), *self.shape[1:])
+        return ((first, *[0] * (len(sizes) - 1)), sizes) if min(sizes) > 0 else None
+
+
+class RowsFiller(Filler):
+    """Fills targets together, the first rows of all, then those behind."""
+
+    ROWS = 3
+
+    def fill(self, targets: Sequence[Target], read: ReadBoxes) -> list[FileTensor]:
+        wholes = [torch.empty(one.shape, dtype=one.dtype) for one in targets]
+        first = 0
+        while boxes := self._boxes(targets, first):
+            last = targets[boxes[-1].target].dtype.itemsize * math.prod(boxes[-1].shape)
+            memory = torch.zeros(boxes[-1].place + last, dtype=torch.uint8)
+            read(memory, boxes)
+            for box in boxes:
+                whole = wholes[box.target]
+                nbytes = math.prod(box.shape) * whole.element_size()
+                block = memory[box.place : box.place + nbytes].view(whole.dtype).view(box.shape)
+                (whole[first : first + self.ROWS] if box.shape else whole).copy_(block)
+                targets[box.target].asked.append((box.start, box.shape))
+            first += self.ROWS
+        return [
+            Held(Path(one.path), {"new": whole}).tensor("new", one.like)
+            for one, whole in zip(targets, wholes, strict=True)
+        ]
+
+    def _boxes(self, targets: Sequence[Target], first: int) -> list[FileBox]:
+        boxes, place = [], 64
+        for index, one in enumerate(targets):
+            if (rows := one.rows(first, self.ROWS)) is not None:
+                boxes.append(FileBox(index, *rows, place))
+                # Apart from each other, where elements of any type may lie.
+                place += -(-math.prod(rows[1]) * one.dtype.itemsize // 64) * 64 + 64
+        return boxes
+
+
+FILLER = RowsFiller()
 
 
 def chunks_of(data: bytes) -> list[int]:

@@ -1,13 +1,15 @@
-"""`InFile`: one tensor that ``load(into=…)`` puts into a file, a piece at a time.
+"""`InFile`: one tensor that ``load(into=…)`` puts into a file, with others, a piece at a time.
 
-Whoever has the file says which box of the tensor comes next, and has the memory for it. So a load
-holds no more of what it puts into files than they ask for at a time.
+Whoever has the files says which boxes of the tensors come next, and has the memory for them. So a
+load holds no more of what it puts into files than they ask for at a time, and reads many small
+tensors at once.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.layout.boxes import Box
@@ -16,13 +18,14 @@ from penstock.loading.fetch import merged, whole_request
 from penstock.state.build import Builder
 from penstock.state.file_tensor import FileTarget, FileTensor
 from penstock.state.linked import place_of, type_of
-from penstock.state.memory import CPU, narrow, of_tensor
+from penstock.state.memory import contiguous_strides
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from penstock import _native
     from penstock.loading.view import View
+    from penstock.state.file_tensor import FileBox, Filler
     from penstock.state.ties import Window
     from penstock.state.tree import Node
 
@@ -106,43 +109,84 @@ class Filling:
         self._checkpoint = checkpoint
         self._seen = seen
         self._options = options
+        self._last: tuple[InFile, Any] | None = None
 
-    def fill(self, one: InFile) -> FileTensor:
-        """Fills a file.
+    def fill(self, wanted: Iterable[InFile]) -> dict[object, FileTensor]:
+        """Fills files.
+
+        Args:
+            wanted: What comes into them. Of those with one `place` one is filled.
+
+        Returns:
+            What is there now, by its place.
 
         Raises:
-            CorruptCheckpointError: The bytes of the tensor are damaged.
+            CorruptCheckpointError: The bytes of a tensor are damaged.
         """
-        target = one.target()
-        source = None if one.window is None else self._window(one)
-        return target.fill(lambda memory, start: self._read(one, source, memory, start))
+        once: dict[object, InFile] = {}
+        for one in wanted:
+            once.setdefault(one.place, one)
+        # Asked for in the order of the state, in which what belongs together follows each other.
+        pairs = [(one, one.target()) for one in once.values()]
+        pairs.sort(key=lambda pair: self._position(pair[0]))
+        shares: dict[Filler, list[tuple[InFile, FileTarget]]] = {}
+        for pair in pairs:
+            shares.setdefault(pair[1].filler, []).append(pair)
+        found: dict[object, FileTensor] = {}
+        for filler, share in shares.items():
+            ones = [one for one, _ in share]
+            made = filler.fill([target for _, target in share], partial(self._read, ones))
+            found.update(zip((one.place for one in ones), made, strict=True))
+        return found
 
-    def _read(self, one: InFile, source: Any, memory: Any, start: tuple[int, ...]) -> None:
-        """Fills memory with a box of what this rank holds, and with nothing else."""
-        place = of_tensor(memory, one.name)
-        dtype, item_bytes = type_of(one.value, one.name)
-        shape = tuple(memory.shape)
-        parts = list(_parts(one.boxes, tuple(start), shape))
-        is_within = sum(math.prod(part.shape) for part, _ in parts) == math.prod(shape)
-        is_plain = place.strides is None and place.device == CPU and place.dtype == dtype
-        if not is_within or not is_plain:
-            raise ValueError(
-                f"{one.name}: {shape} of {place.dtype} at {tuple(start)} is no contiguous box of "
-                f"{tuple(one.value.shape)} of {dtype}"
-            )
-        if not math.prod(shape):
-            return
-        if source is not None:
-            for part, at in parts:
-                _slice(memory, at, part.shape).copy_(_slice(source, part.start, part.shape))
-            return
-        key = self._seen.wholes.get(one.index, one.index)
+    def _position(self, one: InFile) -> tuple[bool, str, int]:
+        """Where it is stored: neighbours have chunks in common, each of which is read once then."""
+        if one.window is not None or one.index in self._seen.wholes:
+            return True, "", 0
+        _, _, _, file, begin, _ = self._seen.tensors[one.index]
+        return False, file, begin
+
+    def _read(self, ones: Sequence[InFile], memory: Any, boxes: Sequence[FileBox]) -> None:
+        """Fills memory with boxes of what this rank holds, and with nothing else, by one read."""
         requests: list[_native._Fill] = []
+        address, room = memory.data_ptr(), memory.numel()
+        for box in boxes:
+            one = ones[box.target]
+            _, item_bytes = type_of(one.value, one.name)
+            count = math.prod(box.shape)
+            parts = list(_parts(one.boxes, box.start, box.shape))
+            is_within = sum(math.prod(part.shape) for part, _ in parts) == count
+            if not is_within or not 0 <= box.place <= room - count * item_bytes:
+                raise ValueError(
+                    f"{one.name}: {box.shape} at {box.start} is no box of {tuple(one.value.shape)},"
+                    f" or does not fit into {room} bytes at {box.place}"
+                )
+            if one.window is not None:
+                self._copy(one, box, memory[box.place : box.place + count * item_bytes], parts)
+                continue
+            key = self._seen.wholes.get(one.index, one.index)
+            for part, at in parts:
+                strides, first = None, address + box.place
+                if part.shape != box.shape:
+                    strides = contiguous_strides(box.shape, item_bytes)
+                    first += sum(map(int.__mul__, at, strides))
+                where = (first, strides, item_bytes, memory)
+                requests.append((key, part.start, part.shape, *where))
+        if requests:
+            self._note(self._checkpoint.fill(requests, options=self._options, progress=None))
+
+    def _copy(
+        self, one: InFile, box: FileBox, memory: Any, parts: list[tuple[Box, tuple[int, ...]]]
+    ) -> None:
+        """Fills memory with parts of what has strides of its own."""
+        # Its boxes follow each other, so one such tensor is in memory at a time.
+        if self._last is None or self._last[0] is not one:
+            self._last = None
+            self._last = one, self._window(one)
+        source = self._last[1]
+        block = memory.view(source.dtype).view(box.shape)
         for part, at in parts:
-            inner = narrow(place, at, part.shape)
-            where = (inner.address, inner.strides, item_bytes, inner.owner)
-            requests.append((key, part.start, part.shape, *where))
-        self._note(self._checkpoint.fill(requests, options=self._options, progress=None))
+            _slice(block, at, part.shape).copy_(_slice(source, part.start, part.shape))
 
     def _window(self, one: InFile) -> Any:
         """A part of a stored tensor with strides of its own, whole in memory."""

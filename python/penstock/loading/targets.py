@@ -113,7 +113,7 @@ class Targets:
     def fill_files(
         self, checkpoint: _native.Checkpoint, options: dict[str, Any]
     ) -> dict[str, Any] | None:
-        """Puts tensors into files, one after the other; no memory of the state is changed.
+        """Puts tensors into files; no memory of the state is changed.
 
         Args:
             checkpoint: The checkpoint, open.
@@ -126,9 +126,7 @@ class Targets:
             CorruptCheckpointError: One is damaged.
         """
         filling = Filling(checkpoint, self._seen, options)
-        for one in self._in_files:
-            if one.place not in self._filled_files:
-                self._filled_files[one.place] = filling.fill(one)
+        self._filled_files = filling.fill(self._in_files)
         return filling.fields
 
     def finish(self, node: Node, state: Any, builder: Builder) -> Any:

@@ -9,10 +9,12 @@ holds it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    ReadBoxes: TypeAlias = "Callable[[Any, Sequence[FileBox]], None]"
 
 CHUNK_BYTES = 1 << 20
 """What a digest of a file is of; `docs/format.md`, 2.2."""
@@ -99,24 +101,50 @@ class FileTensor:
         return f"FileTensor({tuple(self.shape)}, {self.dtype}, {self.file.path!r}, {self.offset})"
 
 
-class FileTarget(ABC):
+class FileTarget:
     """Where a load puts a tensor that is to lie in a file.
 
     Attributes:
+        filler: Whoever fills it, together with others of its own.
         dtype: A `torch.dtype`.
         shape: Its sizes, on this rank.
         like: The `DTensor` whose local part it belongs to, if it is a part of something.
     """
 
+    filler: Filler
     dtype: Any
     shape: tuple[int, ...]
     like: Any = None
 
+
+class FileBox(NamedTuple):
+    """What of a tensor is read into memory at a time, row-major and without gaps.
+
+    Attributes:
+        target: Index of the tensor among those that are filled.
+        start: Index of the first element, counted within its `shape`.
+        shape: Sizes.
+        place: Where it begins in the memory, in bytes: where elements of its type may lie.
+    """
+
+    target: int
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    place: int
+
+
+class Filler(ABC):
+    """Fills targets of its own, of small ones many with one read."""
+
     @abstractmethod
-    def fill(self, read: Callable[[Any, tuple[int, ...]], None]) -> FileTensor:
-        """Writes the tensor, a piece at a time.
+    def fill(self, targets: Sequence[Any], read: ReadBoxes) -> list[FileTensor]:
+        """Writes tensors, a piece of memory at a time.
 
         Args:
-            read: Reads and verifies a box of it: into a contiguous tensor as large as that, from
-                the index of its first element on, counted within `shape`.
+            targets: Each once; best in the order in which they are stored.
+            read: Reads and verifies boxes of them, all at once: into a flat tensor of bytes on the
+                CPU, where it changes nothing else.
+
+        Returns:
+            The tensors, in the order of the targets.
         """

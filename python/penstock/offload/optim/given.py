@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch.distributed.tensor import DTensor
 
 from penstock.errors import StateMismatchError
 from penstock.offload.optim.incoming import Incoming, IncomingFile
 from penstock.offload.optim.layout import label
 from penstock.state.file_tensor import FileTensor
+from penstock.state.memory import contiguous_strides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.offload.optim.layout import Entry
     from penstock.offload.optim.state import StoredState
+    from penstock.state.file_tensor import FileBox
 
 MASTER = "master"
 """The moment that is a copy of the parameter."""
@@ -57,10 +62,14 @@ def taken_in(
     if not wanted:
         return plain, None
     incoming = _arrived(stored, wanted) or Incoming(stored)
-    for number, (parameter, state) in wanted.items():
-        for moment in stored.segment_of(number).moments:
-            if not incoming.has(number, moment):
-                _put(incoming, number, moment, state, parameter)
+    lacking = {
+        (number, moment): _reader_of(stored, number, moment, state, parameter)
+        for number, (parameter, state) in wanted.items()
+        for moment in stored.segment_of(number).moments
+        if not incoming.has(number, moment)
+    }
+    if lacking:
+        _put(incoming, lacking)
     return plain, incoming
 
 
@@ -81,9 +90,35 @@ def _arrived(stored: StoredState, wanted: dict[int, tuple[Any, dict[str, Any]]])
     return incoming if incoming is not None and incoming.state is stored else None
 
 
-def _put(
-    incoming: Incoming, number: int, moment: str, state: dict[str, Any], parameter: Any
-) -> None:
+def _put(incoming: Incoming, lacking: dict[tuple[int, str], _Reader]) -> None:
+    """Writes moments, by what reads each."""
+    readers = list(lacking.values())
+
+    def read(memory: Any, boxes: Sequence[FileBox]) -> None:
+        for box in boxes:
+            reader = readers[box.target]
+            end = box.place + math.prod(box.shape) * reader.dtype.itemsize
+            block = memory[box.place : end].view(reader.dtype).view(box.shape)
+            reader.read(block, box.start)
+
+    incoming.put(list(lacking), read)
+
+
+class _Reader(NamedTuple):
+    """What reads boxes of a moment.
+
+    Attributes:
+        dtype: Of its elements, as they are wanted.
+        read: Fills a contiguous tensor with a box that begins at an index.
+    """
+
+    dtype: Any
+    read: Callable[[Any, tuple[int, ...]], object]
+
+
+def _reader_of(
+    stored: StoredState, number: int, moment: str, state: dict[str, Any], parameter: Any
+) -> _Reader:
     value = state.get(moment)
     if value is None and moment == MASTER:
         value = local_of(parameter)
@@ -92,9 +127,8 @@ def _put(
             f"the state of parameter {number} has no {moment!r}: it is of another optimizer",
             key=f"{number}.{moment}",
         )
-    segment = incoming.state.segment_of(number)
-    entry = segment.entries[segment.index_of(number)]
-    incoming.put(number, moment, _reader(value, entry, moment))
+    segment = stored.segment_of(number)
+    return _reader(value, segment.entries[segment.index_of(number)], moment)
 
 
 def local_of(tensor: Any) -> Any:
@@ -103,34 +137,31 @@ def local_of(tensor: Any) -> Any:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _reader(value: Any, entry: Entry, moment: str) -> Callable[[Any, tuple[int, ...]], None]:
+def _reader(value: Any, entry: Entry, moment: str) -> _Reader:
     """Reads boxes of a moment that is in memory, or in a file of something else."""
-    shape = tuple(value.shape) if isinstance(value, FileTensor) else tuple(local_of(value).shape)
+    tensor = value if isinstance(value, FileTensor) else local_of(value)
+    shape = tuple(tensor.shape)
     if shape != entry.shape:
         raise StateMismatchError(
             f"{moment!r} of parameter {entry.number} has shape {list(shape)} in the state,"
             f" {list(entry.shape)} in the optimizer",
             key=f"{entry.number}.{moment}",
         )
-    if isinstance(value, FileTensor) and value.dtype == entry.dtype:
-        strides = _strides(shape)
-
-        def read(memory: Any, start: tuple[int, ...]) -> None:
-            first = sum(index * stride for index, stride in zip(start, strides, strict=True))
-            value.file.read(memory, value.offset + first * value.dtype.itemsize)
-
-        return read
-    tensor = value.read() if isinstance(value, FileTensor) else local_of(value)
-
-    def copy(memory: Any, start: tuple[int, ...]) -> None:
-        box = tuple(slice(at, at + size) for at, size in zip(start, memory.shape, strict=True))
-        memory.copy_(tensor[box])
-
-    return copy
+    if not isinstance(value, FileTensor):
+        return _Reader(entry.dtype, partial(_copy, tensor))
+    return _Reader(entry.dtype, partial(_read, value))
 
 
-def _strides(shape: tuple[int, ...]) -> list[int]:
-    strides = [1] * len(shape)
-    for dim in range(len(shape) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * shape[dim + 1]
-    return strides
+def _copy(tensor: Any, block: Any, start: tuple[int, ...]) -> None:
+    box = tuple(slice(at, at + size) for at, size in zip(start, block.shape, strict=True))
+    block.copy_(tensor[box])
+
+
+def _read(tensor: FileTensor, block: Any, start: tuple[int, ...]) -> None:
+    first = sum(map(int.__mul__, start, contiguous_strides(tensor.shape, tensor.dtype.itemsize)))
+    if block.dtype == tensor.dtype:
+        tensor.file.read(block, tensor.offset + first)
+        return
+    other = torch.empty(block.shape, dtype=tensor.dtype, device="cpu")
+    tensor.file.read(other, tensor.offset + first)
+    block.copy_(other)

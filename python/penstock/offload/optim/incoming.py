@@ -1,29 +1,36 @@
-"""`Incoming`: state that comes from elsewhere, a tensor at a time, into files of its own."""
+"""`Incoming`: state that comes from elsewhere, many tensors at a time, into files of its own."""
 
 from __future__ import annotations
 
-import math
+import contextlib
 from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native
-from penstock.errors import StateMismatchError
+from penstock.errors import PenstockError, StateMismatchError
 from penstock.offload.optim.digests import combined
 from penstock.offload.optim.files import sync
+from penstock.offload.optim.gathering import PIECE_BYTES, pieces
 from penstock.offload.optim.layout import label
 from penstock.state import dtypes
-from penstock.state.file_tensor import CHUNK_BYTES, FileTarget, FileTensor, HeldFile
+from penstock.state.file_tensor import (
+    CHUNK_BYTES,
+    FileTarget,
+    FileTensor,
+    Filler,
+    HeldFile,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from penstock.offload.optim.files import Room, StateFile
     from penstock.offload.optim.layout import Entry, Segment
     from penstock.offload.optim.state import StoredState
     from penstock.offload.transfer import Transfer
+    from penstock.state.file_tensor import ReadBoxes
 
-_PIECE_BYTES = 16 << 20
 _PIECES = 2
 """How many are in memory: one is read while the one before is written."""
 
@@ -43,7 +50,7 @@ class _Arriving:
         self.numbers: list[set[int]] = [set() for _ in rooms]
 
 
-class Incoming:
+class Incoming(Filler):
     """Files that are filled with tensors in any order, and become a generation when all are there.
 
     Args:
@@ -55,7 +62,9 @@ class Incoming:
 
     def __init__(self, state: StoredState) -> None:
         self.state = state
+        self._asked: set[tuple[int, str]] = set()
         self._arriving: dict[Segment, _Arriving] = {}
+        self._whole: dict[Segment, list[StateFile]] = {}
         self._finished: dict[Segment, list[StateFile]] | None = None
         self._writes: deque[Transfer] = deque()
 
@@ -65,43 +74,90 @@ class Incoming:
         return self._finished is not None
 
     def has(self, number: int, moment: str) -> bool:
-        """Whether a moment of a parameter was written."""
+        """Whether a moment of a parameter is there."""
         segment = self.state.segment_of(number)
+        if segment in self._whole:
+            return True
         arriving = self._arriving.get(segment)
         return arriving is not None and number in arriving.numbers[segment.moments.index(moment)]
 
-    def put(
-        self, number: int, moment: str, read: Callable[[Any, tuple[int, ...]], None]
-    ) -> tuple[Segment, int]:
-        """Writes a tensor.
+    def ask(self, number: int, moment: str) -> bool:
+        """Reserves the place of a moment of a parameter; whether it was free."""
+        key = number, moment
+        is_free = not (self.is_finished or key in self._asked or self.has(number, moment))
+        self._asked.add(key)
+        return is_free
 
-        Args:
-            number: Of the parameter.
-            moment: Which of its moments.
-            read: Fills a contiguous tensor from an index on; see `FileTarget.fill`.
-
-        Returns:
-            Where it lies: the segment, and the index of the file in it.
+    def fill(self, targets: Sequence[IncomingTarget], read: ReadBoxes) -> list[FileTensor]:
+        """Writes tensors, a piece of memory at a time; see `Filler.fill`.
 
         Raises:
             StorageError: There is no room.
-            TransferError: It cannot be written.
+            TransferError: They cannot be written.
+        """
+        self.put([(one.entry.number, one.moment) for one in targets], read)
+        return [self.tensor(one.entry.number, one.moment, one.like) for one in targets]
+
+    def put(self, wanted: Sequence[tuple[int, str]], read: ReadBoxes) -> None:
+        """Writes tensors.
+
+        Args:
+            wanted: Of each the number of the parameter, and which of its moments.
+            read: Fills boxes of them; see `Filler.fill`.
+
+        Raises:
+            StorageError: There is no room.
+            TransferError: They cannot be written.
         """
         torch = dtypes.import_torch()
         if self._finished is not None:
             raise AssertionError("nothing comes behind the end")
+        places = []
+        for number, moment in wanted:
+            segment = self.state.segment_of(number)
+            self._arriving_of(segment)
+            places.append((segment, number, segment.moments.index(moment)))
+        before = [(parts, len(parts)) for one in self._arriving.values() for parts in one.parts]
+        try:
+            for piece in pieces(places):
+                self._drain(_PIECES - 1)
+                memory = torch.empty(piece.nbytes, dtype=torch.uint8, device="cpu")
+                read(memory, piece.boxes)
+                self._write(
+                    (memory[run.place : run.place + run.nbytes], run.segment, run.file, run.offset)
+                    for run in piece.runs
+                )
+        except BaseException:
+            self._give_up()
+            for parts, count in before:
+                del parts[count:]
+            raise
+        for segment, number, file in places:
+            self._arriving[segment].numbers[file].add(number)
+
+    def take(self, segment: Segment, files: list[StateFile]) -> None:
+        """Takes files over that hold all of a segment already.
+
+        Args:
+            segment: The segment.
+            files: One for each of its moments.
+        """
+        self._whole[segment] = files
+
+    def tensor(self, number: int, moment: str, like: Any) -> FileTensor:
+        """A moment of a parameter that is there.
+
+        Args:
+            number: The parameter's.
+            moment: Which of them.
+            like: The parameter, if it is a `DTensor`.
+        """
         segment = self.state.segment_of(number)
-        file = segment.moments.index(moment)
-        arriving = self._arriving_of(segment)
         index = segment.index_of(number)
-        entry, start = segment.entries[index], segment.starts[index]
-        for begin, shape, first in _boxes(entry):
-            memory = torch.empty(shape, dtype=entry.dtype, device="cpu")
-            read(memory, begin)
-            flat = memory.view(-1).view(torch.uint8)
-            self._write(arriving, file, flat, start + first * entry.dtype.itemsize)
-        arriving.numbers[file].add(number)
-        return segment, file
+        entry = segment.entries[index]
+        held = IncomingFile(self, segment, segment.moments.index(moment))
+        name = label(number, moment)
+        return FileTensor(held, segment.starts[index], name, entry.dtype, entry.shape, like)
 
     def finish(self) -> dict[Segment, list[StateFile]]:
         """The files, once nothing more comes: synced; what did not come is zeros.
@@ -111,10 +167,14 @@ class Incoming:
             StorageError: The system failed.
         """
         if self._finished is None:
-            for segment, arriving in self._arriving.items():
-                self._complete(segment, arriving)
-            self._drain(0)
-            finished = {}
+            try:
+                for segment, arriving in self._arriving.items():
+                    self._complete(segment, arriving)
+                self._drain(0)
+            except BaseException:
+                self._give_up()
+                raise
+            finished = dict(self._whole)
             for segment, arriving in self._arriving.items():
                 for room in arriving.rooms:
                     sync(room.path)
@@ -145,36 +205,42 @@ class Incoming:
                     f"the state has no {name!r}: it is of another optimizer", key=name
                 )
             header = torch.frombuffer(bytearray(segment.headers[file]), dtype=torch.uint8)
-            self._write(arriving, file, header, 0)
-            for entry, start in zip(segment.entries, segment.starts, strict=True):
-                if entry.number not in numbers:
-                    for at in range(0, entry.nbytes, _PIECE_BYTES):
-                        count = min(_PIECE_BYTES, entry.nbytes - at)
-                        zeros = torch.zeros(count, dtype=torch.uint8, device="cpu")
-                        self._write(arriving, file, zeros, start + at)
+            gaps = _gaps(arriving.parts[file], header.numel(), segment.nbytes)
+            self._write([(header, segment, file, 0)])
+            for begin, end in gaps:
+                for at in range(begin, end, PIECE_BYTES):
+                    self._drain(_PIECES - 1)
+                    count = min(PIECE_BYTES, end - at)
+                    zeros = torch.zeros(count, dtype=torch.uint8, device="cpu")
+                    self._write([(zeros, segment, file, at)])
 
-    def _write(self, arriving: _Arriving, file: int, flat: Any, offset: int) -> None:
-        ends = range((offset // CHUNK_BYTES + 1) * CHUNK_BYTES, offset + flat.numel(), CHUNK_BYTES)
-        cuts = [offset, *ends, offset + flat.numel()]
-        pairs = list(pairwise(cuts))
-        address = flat.data_ptr() - offset
-        digests = _native.digests(
-            [
-                ("part", "uint8", (end - begin,), address + begin, None, 1, flat, None)
-                for begin, end in pairs
-            ]
-        )
-        arriving.parts[file] += [
-            (begin, end, digest) for (begin, end), digest in zip(pairs, digests, strict=True)
-        ]
-        self._drain(_PIECES - 1)
-        self._writes.append(
-            self.state.passage.writes.write(flat, arriving.rooms[file].path, offset)
-        )
+    def _write(self, runs: Iterable[tuple[Any, Segment, int, int]]) -> None:
+        """Begins to write bytes to where they belong, and notes their digests."""
+        sources: list[_native._TensorSource] = []
+        cuts: list[tuple[list[tuple[int, int, int]], int, int]] = []
+        requests = []
+        for flat, segment, file, offset in runs:
+            arriving = self._arriving[segment]
+            address, end = flat.data_ptr() - offset, offset + flat.numel()
+            ends = range((offset // CHUNK_BYTES + 1) * CHUNK_BYTES, end, CHUNK_BYTES)
+            for low, high in pairwise([offset, *ends, end]):
+                cuts.append((arriving.parts[file], low, high))
+                size = (high - low,)
+                sources.append(("part", "uint8", size, address + low, None, 1, flat, None))
+            requests.append((flat, arriving.rooms[file].path, offset))
+        for (parts, low, high), digest in zip(cuts, _native.digests(sources), strict=True):
+            parts.append((low, high, digest))
+        self._writes.append(self.state.passage.writes.write_all(requests))
 
     def _drain(self, count: int) -> None:
         while len(self._writes) > count:
             self._writes.popleft().result()
+
+    def _give_up(self) -> None:
+        """Waits for what is being written: its files may be those of somebody else next."""
+        while self._writes:
+            with contextlib.suppress(PenstockError):
+                self._writes.popleft().result()
 
 
 class IncomingFile(HeldFile):
@@ -227,50 +293,25 @@ class IncomingTarget(FileTarget):
         entry: The parameter.
         moment: Which of its moments.
         like: The parameter itself, if it is a `DTensor`.
+
+    Attributes:
+        entry: The parameter.
+        moment: Which of its moments.
     """
 
     def __init__(self, incoming: Incoming, entry: Entry, moment: str, like: Any) -> None:
-        self._incoming = incoming
-        self._entry = entry
-        self._moment = moment
+        self.filler = incoming
+        self.entry = entry
+        self.moment = moment
         self.dtype = entry.dtype
         self.shape = entry.shape
         self.like = like
 
-    def fill(self, read: Callable[[Any, tuple[int, ...]], None]) -> FileTensor:
-        """Writes the tensor, a piece at a time; see `FileTarget.fill`."""
-        number = self._entry.number
-        segment, file = self._incoming.put(number, self._moment, read)
-        start = segment.starts[segment.index_of(number)]
-        held = IncomingFile(self._incoming, segment, file)
-        name = label(number, self._moment)
-        return FileTensor(held, start, name, self.dtype, self.shape, self.like)
 
-
-def _boxes(entry: Entry) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
-    """A tensor, in pieces that lie together: start, shape and first element of each."""
-    most = max(_PIECE_BYTES // int(entry.dtype.itemsize), 1)
-    if entry.count:
-        yield from _boxes_of(entry.shape, most, (), 0)
-
-
-def _boxes_of(
-    shape: tuple[int, ...], most: int, outer: tuple[int, ...], first: int
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
-    ones = (1,) * len(outer)
-    if math.prod(shape) <= most:
-        yield (*outer, *(0,) * len(shape)), (*ones, *shape), first
-        return
-    inner = math.prod(shape[1:])
-    if inner > most:
-        for index in range(shape[0]):
-            yield from _boxes_of(shape[1:], most, (*outer, index), first + index * inner)
-        return
-    rows = most // inner
-    for begin in range(0, shape[0], rows):
-        count = min(rows, shape[0] - begin)
-        start = (*outer, begin, *(0,) * (len(shape) - 1))
-        yield start, (*ones, count, *shape[1:]), first + begin * inner
+def _gaps(parts: list[tuple[int, int, int]], begin: int, end: int) -> list[tuple[int, int]]:
+    """What is not yet written of a range of a file."""
+    edges = [(begin, begin), *sorted((low, high) for low, high, _ in parts), (end, end)]
+    return [(one[1], other[0]) for one, other in pairwise(edges) if one[1] < other[0]]
 
 
 def _chunks(parts: list[tuple[int, int, int]]) -> list[int]:

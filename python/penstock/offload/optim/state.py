@@ -147,8 +147,9 @@ class StoredState:
     def target(self, number: int, moment: str, like: Any) -> FileTarget:
         """Where a load puts a moment of a parameter, beside what was asked for since `adopt`."""
         incoming = self._incoming() if self._incoming is not None else None
-        if incoming is None or incoming.is_finished or incoming.has(number, moment):
+        if incoming is None or not incoming.ask(number, moment):
             incoming = Incoming(self)
+            incoming.ask(number, moment)
             self._incoming = weakref.ref(incoming)
         segment = self._segment_of[number]
         entry = segment.entries[segment.index_of(number)]
