@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.adamw import adamw
 
-from penstock.offload.optim.optimizer import MEMORY_BYTES, Share, StoredOptimizer
+from penstock.offload.optim.optimizer import MEMORY_BYTES, StoredOptimizer
 
 if TYPE_CHECKING:
     import os
+
+    from penstock.offload.optim.shares import Shares
 
 
 class AdamW(StoredOptimizer, torch.optim.AdamW):
@@ -69,18 +71,20 @@ class AdamW(StoredOptimizer, torch.optim.AdamW):
         self._open(directory, memory_bytes, masters)
 
     def _moments_of(self, group: dict[str, Any]) -> tuple[str, ...]:
-        extra = ("max_exp_avg_sq",) if group["amsgrad"] else ()
+        extra = ("max_exp_avg_sq",) if group.get("amsgrad") else ()
         return ("exp_avg", "exp_avg_sq", *extra)
 
-    def _update(self, group: dict[str, Any], shares: list[Share], scale: Any) -> None:
+    def _update(self, group: dict[str, Any], shares: Shares, scale: Any) -> None:
         beta1, beta2 = group["betas"]
+        # Of its own: a parameter that is cut is updated several times in a step.
+        steps = torch.tensor(shares.counts, dtype=torch.float32, device="cpu").unbind()
         adamw(
-            [share.values for share in shares],
-            [share.gradient for share in shares],
-            [share.moments["exp_avg"] for share in shares],
-            [share.moments["exp_avg_sq"] for share in shares],
-            [share.moments["max_exp_avg_sq"] for share in shares] if group["amsgrad"] else [],
-            [share.step for share in shares],
+            shares.values,
+            shares.gradients,
+            shares.moments["exp_avg"],
+            shares.moments["exp_avg_sq"],
+            shares.moments["max_exp_avg_sq"] if group["amsgrad"] else [],
+            list(steps),
             fused=True,
             grad_scale=scale,
             amsgrad=group["amsgrad"],

@@ -231,16 +231,11 @@ class StateFiles:
             PenstockError: This is a fork of the process that uses the directory.
             StorageError: There is no room.
         """
-        if os.getpid() != self._process:
-            raise PenstockError(
-                f"{self.directory} is used by process {self._process}, which this one was forked"
-                " from: make another optimizer here, with a directory of its own"
-            )
+        self._check_process()
         if spares := self._spares.get(nbytes):
             return self._room(spares.pop(), nbytes)
         self._drop_spares()
-        path = os.path.join(self.directory, f"{self._drawn}-{self._next:08}{_SUFFIX}")
-        self._next += 1
+        path = self._new_path()
         try:
             with open(path, "xb") as file:
                 os.posix_fallocate(file.fileno(), 0, nbytes)
@@ -256,6 +251,39 @@ class StateFiles:
                 errno=error.errno,
             ) from error
         return self._room(path, nbytes)
+
+    def link(self, path: str, nbytes: int) -> Room | None:
+        """Gives a file of a generation a name here again; nobody writes to it before all others go.
+
+        Args:
+            path: The file.
+            nbytes: Its size.
+
+        Returns:
+            The file; None where it cannot have another name.
+
+        Raises:
+            PenstockError: This is a fork of the process that uses the directory.
+        """
+        self._check_process()
+        own = self._new_path()
+        try:
+            os.link(path, own)
+        except OSError:
+            return None
+        return self._room(own, nbytes)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise PenstockError(
+                f"{self.directory} is used by process {self._process}, which this one was forked"
+                " from: make another optimizer here, with a directory of its own"
+            )
+
+    def _new_path(self) -> str:
+        path = os.path.join(self.directory, f"{self._drawn}-{self._next:08}{_SUFFIX}")
+        self._next += 1
+        return path
 
     def _room(self, path: str, nbytes: int) -> Room:
         room = Room(path, nbytes)

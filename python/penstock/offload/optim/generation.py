@@ -1,92 +1,184 @@
 """The generation of a state that lasts: a checkpoint of what its files hold.
 
 It is committed as checkpoints are, in the place of the one before: at every moment one of the two
-is there, whole. What is in files is linked.
+is there, whole. What is in files is linked, and linked back where it is recovered.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import _native
 from penstock.calls.arguments import to_native
 from penstock.errors import StateMismatchError
 from penstock.loading.load import Wanted, read
 from penstock.loading.opened import OpenCheckpoint
+from penstock.offload.optim.relinked import relinked
+from penstock.process import own_size
 from penstock.state.flatten import flatten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-    from penstock.state.file_tensor import FileTarget, FileTensor
-
-State: TypeAlias = "Mapping[str, Mapping[str, FileTensor]]"
-Targets: TypeAlias = "Mapping[str, Mapping[str, FileTarget]]"
-Loaded: TypeAlias = "tuple[dict[str, dict[str, FileTensor]], dict[str, float]]"
+    from penstock.offload.optim.layout import Segment
+    from penstock.offload.optim.state import StoredState
+    from penstock.state.file_tensor import FileTensor
 
 
-def commit(path: str, kind: str, state: State, steps: Mapping[str, float]) -> None:
-    """Makes a state the generation that is found after a crash.
+class Recovered(NamedTuple):
+    """A generation that was found.
+
+    Attributes:
+        moments: Of each parameter that has some, by its number.
+        steps: How many each has made.
+    """
+
+    moments: Mapping[int, Mapping[str, FileTensor]]
+    steps: Mapping[int, float]
+
+
+class _Flat(NamedTuple):
+    """What is the same of all generations in which the same parameters have a state.
+
+    Attributes:
+        tree: The structure.
+        tensors: What is linked, by the index of its file.
+        files: Of each file its segment, and its index there.
+    """
+
+    tree: str
+    tensors: list[_native._LinkedTensor]
+    files: list[tuple[Segment, int]]
+
+
+class Generation:
+    """Generations of a state, each in the place of the one before.
 
     Args:
-        path: Where the generation is.
         kind: The class of the optimizer.
-        state: The moments of each parameter, by its number.
-        steps: How many steps each has made.
-
-    Raises:
-        StorageError: The system failed.
+        stored: The state.
     """
-    flat = flatten({"state": {number: dict(moments) for number, moments in state.items()}})
-    _native.save(
-        path,
-        flat.tensors,
-        flat.aliases,
-        flat.tree,
-        linked=flat.linked,
-        step=None,
-        metadata=json.dumps({"optimizer": kind, "steps": dict(steps)}),
-        overwrite=True,
-        options=to_native(None),
-        progress=None,
-    )
 
+    def __init__(self, kind: str, stored: StoredState) -> None:
+        self._kind = kind
+        self._stored = stored
+        self._numbers: list[int] = []
+        self._flat: _Flat | None = None
 
-def load(path: str, kind: str, targets: Targets) -> Loaded | None:
-    """The generation at a path; None for none.
+    def commit(self, path: str, steps: Mapping[int, float]) -> None:
+        """Makes the state as it is now what is found after a crash.
 
-    Args:
-        path: Where it is.
-        kind: The class of the optimizer.
-        targets: Where the moments of each parameter go, by its number.
+        Args:
+            path: Where it goes.
+            steps: How many steps each parameter has made that has a state, by its number.
 
-    Returns:
-        The moments of each parameter that has some, and how many steps it has made.
-
-    Raises:
-        StateMismatchError: It is of another optimizer, or of other parameters.
-        CorruptCheckpointError: It is damaged.
-    """
-    if not os.path.exists(os.path.join(path, _native.MANIFEST)):
-        return None
-    source = OpenCheckpoint(path)
-    try:
-        with source.reading():
-            note = source.metadata()
-    finally:
-        source.release()
-    if note.get("optimizer") != kind or not isinstance(note.get("steps"), dict):
-        raise StateMismatchError(
-            f"{path} is of {note.get('optimizer')}, not of {kind}", key="optimizer", path=path
+        Raises:
+            StorageError: The system failed.
+        """
+        numbers = list(steps)
+        # Tens of thousands of small tensors are described once, not at each step.
+        if self._flat is None or numbers != self._numbers:
+            self._numbers, self._flat = numbers, self._flattened(numbers)
+        tree, tensors, places = self._flat
+        held = [self._stored.file(segment, index) for segment, index in places]
+        note = {
+            "optimizer": self._kind,
+            "ranks": own_size(),
+            "steps": {str(number): count for number, count in steps.items()},
+        }
+        _native.save(
+            path,
+            [],
+            [],
+            tree,
+            linked=([(one.path, one.nbytes, list(one.chunks), one) for one in held], tensors),
+            step=None,
+            metadata=json.dumps(note),
+            overwrite=True,
+            options=to_native(None),
+            progress=None,
         )
-    if unknown := sorted(note["steps"].keys() - targets.keys()):
-        raise StateMismatchError(
-            f"{path} has parameter {unknown[0]}, the optimizer {len(targets)}",
-            key=unknown[0],
-            path=path,
+
+    def _flattened(self, numbers: list[int]) -> _Flat:
+        state = _each(
+            self._stored, numbers, lambda number, moment: self._stored.tensor(number, moment, None)
         )
-    wanted = {"state": {number: dict(targets[number]) for number in note["steps"]}}
-    found = read(path, Wanted(into=wanted, rank=0), None).state
-    return found["state"], note["steps"]
+        flat = flatten({"state": state})
+        files, tensors = flat.linked
+        segments = dict.fromkeys(map(self._stored.segment_of, numbers))
+        place_of = {
+            id(self._stored.file(segment, index)): (segment, index)
+            for segment in segments
+            for index in range(len(segment.moments))
+        }
+        return _Flat(flat.tree, tensors, [place_of[id(held)] for *_, held in files])
+
+    def recover(self, path: str, count: int) -> Recovered | None:
+        """The generation at a path, in files of the state; None for none.
+
+        Args:
+            path: Where it is.
+            count: How many parameters there are.
+
+        Raises:
+            StateMismatchError: It is of another optimizer, of other parameters, or of another
+                number of ranks.
+            CorruptCheckpointError: It is damaged.
+        """
+        if not os.path.exists(os.path.join(path, _native.MANIFEST)):
+            return None
+        source = OpenCheckpoint(path)
+        try:
+            with source.reading():
+                steps = self._steps(path, source.metadata(), count)
+            incoming = relinked(source, self._stored, steps)
+        finally:
+            source.release()
+        if incoming is not None:
+            moments = _each(
+                self._stored, steps, lambda number, moment: incoming.tensor(number, moment, None)
+            )
+        else:
+            targets = _each(
+                self._stored,
+                steps,
+                lambda number, moment: self._stored.target(number, moment, None),
+            )
+            moments = read(path, Wanted(into={"state": targets}, rank=0), None).state["state"]
+        return Recovered({int(number): one for number, one in moments.items()}, steps)
+
+    def _steps(self, path: str, note: Mapping[str, Any], count: int) -> dict[int, float]:
+        """How many steps the parameters have made, if they are those of the state."""
+        kind, ranks, steps = note.get("optimizer"), note.get("ranks"), note.get("steps")
+        if kind != self._kind or not isinstance(steps, dict):
+            raise StateMismatchError(
+                f"{path} is of {kind}, not of {self._kind}", key="optimizer", path=path
+            )
+        # Earlier versions have not written it.
+        if ranks is not None and ranks != own_size():
+            raise StateMismatchError(
+                f"{path} is that of one of {ranks} rank{'s'[: ranks != 1]}, and this is one of"
+                f" {own_size()}: load a checkpoint, which any number of ranks can",
+                key="ranks",
+                path=path,
+            )
+        known = {str(number): number for number in range(count)}
+        if unknown := sorted(steps.keys() - known.keys()):
+            raise StateMismatchError(
+                f"{path} has parameter {unknown[0]}, the optimizer {count}",
+                key=unknown[0],
+                path=path,
+            )
+        return {known[number]: made for number, made in steps.items()}
+
+
+def _each(
+    stored: StoredState, numbers: Iterable[int], made: Callable[[int, str], Any]
+) -> dict[str, dict[str, Any]]:
+    """Something for each moment of parameters."""
+    return {
+        str(number): {moment: made(number, moment) for moment in stored.segment_of(number).moments}
+        for number in numbers
+    }

@@ -57,7 +57,8 @@ def taken_in(
             )
         place, (parameter, number) = places[str(key)]
         # Not all optimizers count: what they keep says that there was one.
-        plain[place] = {"step": state.get("step", 1.0)}
+        # As a number: PyTorch looks for the parameter of each tensor among all of a group.
+        plain[place] = {"step": float(state.get("step", 1.0))}
         wanted[number] = parameter, state
     if not wanted:
         return plain, None
@@ -127,8 +128,7 @@ def _reader_of(
             f"the state of parameter {number} has no {moment!r}: it is of another optimizer",
             key=f"{number}.{moment}",
         )
-    segment = stored.segment_of(number)
-    return _reader(value, segment.entries[segment.index_of(number)], moment)
+    return _reader(value, stored.entry_of(number), moment)
 
 
 def local_of(tensor: Any) -> Any:

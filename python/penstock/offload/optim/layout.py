@@ -126,6 +126,7 @@ class Segment:
             self.starts.append(at)
             at += entry.nbytes
         self.nbytes = at
+        self._windows: dict[int, list[Window]] = {}
 
     def _header(self, moment: str) -> bytes:
         described: dict[str, Any] = {"__metadata__": _METADATA}
@@ -146,6 +147,9 @@ class Segment:
             nbytes: What a window has at most, a multiple of `CHUNK_BYTES`. Longer ones are made
                 where a tensor that does not begin at a multiple of `LINE_BYTES` must not be cut.
         """
+        # Asked for at each step.
+        if (known := self._windows.get(nbytes)) is not None:
+            return known
         found = []
         begin = 0
         while begin < self.nbytes:
@@ -158,6 +162,7 @@ class Segment:
                     end = min(end + CHUNK_BYTES, self.nbytes)
             found.append(Window(begin, end, list(self._pieces(begin, end))))
             begin = end
+        self._windows[nbytes] = found
         return found
 
     def index_of(self, number: int) -> int:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from penstock.calls.arguments import decode_path
 from penstock.errors import PenstockError, StateMismatchError, UnsupportedStateError
-from penstock.offload.optim import generation
+from penstock.offload.optim.gathering import PIECE_BYTES
+from penstock.offload.optim.generation import Generation
 from penstock.offload.optim.given import MASTER, local_of, taken_in
 from penstock.offload.optim.layout import Entry
+from penstock.offload.optim.shares import Live, shares_of
 from penstock.offload.optim.state import StoredState
 from penstock.option_kinds import Number
 from penstock.process import own_rank
+from penstock.state.gcpause import gc_paused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,46 +26,13 @@ if TYPE_CHECKING:
     from penstock.offload.optim.files import StateFile
     from penstock.offload.optim.layout import Segment, Window
     from penstock.offload.optim.passing import Task
+    from penstock.offload.optim.shares import Shares
     from penstock.state.file_tensor import FileTarget
 
 MEMORY_BYTES = 256 << 20
 _MEMORY = Number(1, (1 << 63) - 1, "bytes", is_open=False)
 _HALVES = (torch.float16, torch.bfloat16)
 _TYPES = (torch.float32, torch.float64, *_HALVES)
-
-
-class Share(NamedTuple):
-    """What of a parameter is updated at a time: flat tensors of so many elements.
-
-    Attributes:
-        values: Of the parameter, or of its master.
-        gradient: Of its gradient.
-        moments: By name.
-        step: How many steps were made before; its own.
-        is_first: Whether there were none, so that the moments are zeros.
-    """
-
-    values: Any
-    gradient: Any
-    moments: dict[str, Any]
-    step: Any
-    is_first: bool
-
-
-class _Live(NamedTuple):
-    """A parameter during a step.
-
-    Attributes:
-        group: Index of its group.
-        values: Its elements on this rank, flat.
-        gradient: The same of its gradient.
-        state: What is kept of it in memory.
-    """
-
-    group: int
-    values: Any
-    gradient: Any
-    state: dict[str, Any]
 
 
 class StoredOptimizer(torch.optim.Optimizer):
@@ -81,6 +51,7 @@ class StoredOptimizer(torch.optim.Optimizer):
         self._numbers: dict[Any, int] = {}
         entries = self._entries()
         self._stored = StoredState(os.path.join(path, f"rank-{own_rank() or 0:05}"), memory_bytes)
+        self._generation = Generation(type(self).__name__, self._stored)
         self._torn: str | None = None
         try:
             self._take_in(entries)
@@ -94,7 +65,7 @@ class StoredOptimizer(torch.optim.Optimizer):
         """Names of the moments that parameters of a group have."""
         raise NotImplementedError
 
-    def _update(self, group: dict[str, Any], shares: list[Share], scale: Any) -> None:
+    def _update(self, group: dict[str, Any], shares: Shares, scale: Any) -> None:
         """Updates elements of parameters of a group, and their moments, in place."""
         raise NotImplementedError
 
@@ -121,7 +92,7 @@ class StoredOptimizer(torch.optim.Optimizer):
         found: dict[Any, Entry] = {}
         number = 0
         for index, group in enumerate(self.param_groups):
-            moments = self._moments_of(group)
+            moments = self._names_of(group)
             for parameter in group["params"]:
                 if parameter in found:
                     raise ValueError(f"parameter {number} (group {index}) is there twice")
@@ -150,11 +121,17 @@ class StoredOptimizer(torch.optim.Optimizer):
                 f"{name} is not contiguous: make it so (.contiguous()) before the optimizer",
                 key=name,
             )
-        dtype = local.dtype
-        if self._masters:
-            dtype = torch.float32 if dtype in _HALVES else dtype
-            moments = (MASTER, *moments)
-        return Entry(number, tuple(local.shape), dtype, moments)
+        return Entry(number, tuple(local.shape), self._type_of(local), moments)
+
+    def _names_of(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """What is kept in files of each parameter of a group."""
+        moments = self._moments_of(group)
+        return (MASTER, *moments) if self._masters else moments
+
+    def _type_of(self, values: Any) -> Any:
+        """The type of what is kept of a parameter."""
+        dtype = values.dtype
+        return torch.float32 if self._masters and dtype in _HALVES else dtype
 
     # ---- Steps
 
@@ -183,7 +160,7 @@ class StoredOptimizer(torch.optim.Optimizer):
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None and float(found_inf):
             return loss
-        with torch.no_grad():
+        with torch.no_grad(), gc_paused():
             live = self._live()
             if live:
                 self._advance(live, scale)
@@ -196,18 +173,17 @@ class StoredOptimizer(torch.optim.Optimizer):
                 f"{self._torn}: load the last checkpoint, model and optimizer, to go on"
             )
 
-    def _live(self) -> dict[int, _Live]:
+    def _live(self) -> dict[int, Live]:
         """Whatever has a gradient, by its number."""
         found = {}
         for index, group in enumerate(self.param_groups):
+            moments = self._names_of(group)
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
                 number = self._numbers[parameter]
-                segment = self._stored.segment_of(number)
-                entry = segment.entries[segment.index_of(number)]
-                self._check_like(index, number, parameter, entry)
                 values, gradient = local_of(parameter), local_of(parameter.grad)
+                self._check_like(index, number, parameter, values, moments)
                 if gradient.shape != values.shape or gradient.dtype != values.dtype:
                     raise StateMismatchError(
                         f"the gradient of parameter {number} is {tuple(gradient.shape)},"
@@ -215,25 +191,39 @@ class StoredOptimizer(torch.optim.Optimizer):
                         key=str(number),
                     )
                 state = self.state[parameter]
-                found[number] = _Live(index, values.view(-1), gradient.contiguous().view(-1), state)
+                step = state.get("step")
+                made = None if step is None else float(step)
+                gradient = gradient.contiguous().view(-1)
+                found[number] = Live(index, values.view(-1), gradient, state, made)
         return found
 
-    def _check_like(self, group: int, number: int, parameter: Any, entry: Entry) -> None:
+    def _check_like(
+        self, group: int, number: int, parameter: Any, values: Any, moments: tuple[str, ...]
+    ) -> None:
         """That a parameter is still what its state was made for."""
         if parameter.grad.is_sparse:
             raise RuntimeError(
                 f"{type(self).__name__} does not support sparse gradients: parameter {number}"
             )
-        now = self._entry(group, number, parameter, self._moments_of(self.param_groups[group]))
-        if now != entry:
-            raise StateMismatchError(
-                f"parameter {number} or its group has changed since the optimizer was made"
-                f" ({entry.shape}, {entry.dtype}, {entry.moments}; now {now.shape}, {now.dtype},"
-                f" {now.moments}): make a new optimizer",
-                key=str(number),
-            )
+        entry = self._stored.entry_of(number)
+        if (
+            values.shape == entry.shape
+            and self._type_of(values) is entry.dtype
+            and moments == entry.moments
+            and values.is_cpu
+            and values.layout is torch.strided
+            and values.is_contiguous()
+        ):
+            return
+        now = self._entry(group, number, parameter, moments)
+        raise StateMismatchError(
+            f"parameter {number} or its group has changed since the optimizer was made"
+            f" ({entry.shape}, {entry.dtype}, {entry.moments}; now {now.shape}, {now.dtype},"
+            f" {now.moments}): make a new optimizer",
+            key=str(number),
+        )
 
-    def _advance(self, live: dict[int, _Live], scale: Any) -> None:
+    def _advance(self, live: dict[int, Live], scale: Any) -> None:
         begun = is_updated = False
 
         def work(task: Task, window: Window, parts: list[Any]) -> None:
@@ -244,9 +234,11 @@ class StoredOptimizer(torch.optim.Optimizer):
         def commit(path: str) -> None:
             nonlocal is_updated
             is_updated = True
+            if steps := [one.state["step"] for one in live.values() if one.made is not None]:
+                torch._foreach_add_(steps, 1)
             for one in live.values():
-                step = one.state.setdefault("step", _count(0))
-                step += 1
+                if one.made is None:
+                    one.state["step"] = _count(1)
             self._commit(path)
 
         try:
@@ -263,40 +255,24 @@ class StoredOptimizer(torch.optim.Optimizer):
             raise
 
     def _work(
-        self, task: Task, window: Window, parts: list[Any], live: dict[int, _Live], scale: Any
+        self, task: Task, window: Window, parts: list[Any], live: dict[int, Live], scale: Any
     ) -> None:
-        shares: dict[int, list[Share]] = {}
-        masters = []
-        for piece in window.pieces:
-            one = live.get(piece.entry.number)
-            if one is None:
-                continue
-            count = piece.end - piece.begin
-            nbytes = count * piece.entry.dtype.itemsize
-            moments = {
-                moment: part[piece.place : piece.place + nbytes].view(piece.entry.dtype)
-                for moment, part in zip(task.segment.moments, parts, strict=True)
-            }
-            values = one.values[piece.begin : piece.end]
-            gradient = one.gradient[piece.begin : piece.end]
-            step = one.state.get("step")
-            is_first = step is None
+        shares = shares_of(window, parts, task.segment.moments, live)
+        for (group, is_first), share in shares.items():
             if is_first:
                 # Zeros already, unless its state was taken away since.
-                for moment in moments.values():
-                    moment.zero_()
-            if (master := moments.pop(MASTER, None)) is not None:
+                for some in share.moments.values():
+                    torch._foreach_zero_(some)
+            values = share.values
+            if (masters := share.moments.pop(MASTER, None)) is not None:
                 if is_first:
-                    master.copy_(values)
-                masters.append((values, master))
-                values, gradient = master, gradient.to(master.dtype)
-            own = _count(0) if step is None else step.clone()
-            share = Share(values, gradient, moments, own, is_first)
-            shares.setdefault(one.group, []).append(share)
-        for index, some in shares.items():
-            self._update(self.param_groups[index], some, scale)
-        for values, master in masters:
-            values.copy_(master)
+                    torch._foreach_copy_(masters, values)
+                pairs = zip(share.gradients, masters, strict=True)
+                share.gradients = [gradient.to(master.dtype) for gradient, master in pairs]
+                share.values = masters
+            self._update(self.param_groups[group], share, scale)
+            if masters is not None:
+                torch._foreach_copy_(values, masters)
 
     # ---- State
 
@@ -307,15 +283,7 @@ class StoredOptimizer(torch.optim.Optimizer):
             for parameter, state in self.state.items()
             if "step" in state
         }
-        moments = {
-            str(number): {
-                moment: self._stored.tensor(number, moment, None)
-                for moment in self._stored.segment_of(number).moments
-            }
-            for number in steps
-        }
-        counts = {str(number): step for number, step in steps.items()}
-        generation.commit(path, type(self).__name__, moments, counts)
+        self._generation.commit(path, steps)
 
     def state_dict(self) -> dict[str, Any]:
         """The state as PyTorch's optimizer has it, but with moments that stay in their files.
@@ -359,6 +327,7 @@ class StoredOptimizer(torch.optim.Optimizer):
         files: dict[Segment, list[StateFile]] = {}
 
         def take_in(_: Any, given: dict[str, Any]) -> dict[str, Any]:
+            self._check_groups(given["param_groups"])
             own = [
                 (one, self._numbers[one]) for group in self.param_groups for one in group["params"]
             ]
@@ -380,10 +349,30 @@ class StoredOptimizer(torch.optim.Optimizer):
             self.register_load_state_dict_post_hook(adopt, prepend=True),
         )
         try:
-            super().load_state_dict(state_dict)
+            with gc_paused():
+                super().load_state_dict(state_dict)
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def _check_groups(self, given: list[dict[str, Any]]) -> None:
+        """That the options of a state ask for the moments that there are."""
+        for index, (own, theirs) in enumerate(zip(self.param_groups, given, strict=False)):
+            try:
+                moments = self._names_of(theirs)
+            except ValueError as error:
+                raise StateMismatchError(
+                    f"group {index} of the state: {error}", key=f"param_groups.{index}"
+                ) from None
+            numbers = (self._numbers[parameter] for parameter in own["params"])
+            if any(self._stored.entry_of(number).moments != moments for number in numbers):
+                has = self._names_of(own)
+                raise StateMismatchError(
+                    f"group {index} of the state is of an optimizer that keeps"
+                    f" {', '.join(moments)} of each parameter, this one keeps {', '.join(has)}:"
+                    " make it with the options of that one (amsgrad)",
+                    key=f"param_groups.{index}",
+                )
 
     def recover(self) -> bool:
         """Takes over the generation that an earlier run has left in the directory.
@@ -392,6 +381,9 @@ class StoredOptimizer(torch.optim.Optimizer):
         masters the parameters become what they were then; else they have to be so already, as the
         generation does not have them. Before the first step.
 
+        Its files are read and compared with their digests; none of their bytes is written again,
+        unless parameters have come in another order or grouping than then.
+
         Each rank takes its own, and after a crash some may be a step ahead of the others: compare
         the steps in their `state`, and load a checkpoint where they differ.
 
@@ -399,23 +391,20 @@ class StoredOptimizer(torch.optim.Optimizer):
             Whether there was one.
 
         Raises:
-            StateMismatchError: It is of another optimizer, or of other parameters.
+            StateMismatchError: It is of another optimizer, of other parameters, or of another
+                number of ranks.
             CorruptCheckpointError: It is damaged.
         """
         self._stored.files.check_open()
-        targets = {
-            str(number): {
-                moment: self._stored.target(number, moment, None)
-                for moment in self._stored.segment_of(number).moments
-            }
-            for number in self._numbers.values()
-        }
-        found = generation.load(self._stored.files.generation, type(self).__name__, targets)
+        with gc_paused():
+            return self._recover()
+
+    def _recover(self) -> bool:
+        found = self._generation.recover(self._stored.files.generation, len(self._numbers))
         if found is None:
             return False
-        moments, steps = found
         state = {
-            int(number): {**moments[number], "step": _count(step)} for number, step in steps.items()
+            number: {**found.moments[number], "step": step} for number, step in found.steps.items()
         }
         groups = super().state_dict()["param_groups"]
         self.load_state_dict({"state": state, "param_groups": groups})
@@ -425,10 +414,20 @@ class StoredOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _fill_parameters(self) -> None:
+        """Gives the parameters the values of their masters, a piece at a time."""
         for parameter, number in self._numbers.items():
-            if "step" in self.state.get(parameter, {}):
-                master = self._stored.tensor(number, MASTER, None)
-                local_of(parameter).copy_(master.read())
+            if "step" not in self.state.get(parameter, {}):
+                continue
+            master = self._stored.tensor(number, MASTER, None)
+            values, item_bytes = local_of(parameter).view(-1), master.dtype.itemsize
+            for at, piece in enumerate(values.split(PIECE_BYTES // item_bytes)):
+                offset = master.offset + at * PIECE_BYTES
+                if piece.dtype == master.dtype:
+                    master.file.read(piece, offset)
+                else:
+                    memory = torch.empty(piece.shape, dtype=master.dtype, device="cpu")
+                    master.file.read(memory, offset)
+                    piece.copy_(memory)
 
     def _file_target(
         self, parameter: Any, key: str, dtype: Any, shape: tuple[int, ...]

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from penstock.offload.optim.optimizer import MEMORY_BYTES, Share, StoredOptimizer
+from penstock.offload.optim.optimizer import MEMORY_BYTES, StoredOptimizer
 
 if TYPE_CHECKING:
     import os
+
+    from penstock.offload.optim.shares import Shares
 
 
 class SGD(StoredOptimizer, torch.optim.SGD):
@@ -63,27 +65,24 @@ class SGD(StoredOptimizer, torch.optim.SGD):
         self._open(directory, memory_bytes, masters)
 
     def _moments_of(self, group: dict[str, Any]) -> tuple[str, ...]:
-        if not group["momentum"]:
+        if not group.get("momentum"):
             raise ValueError(
                 "momentum=0: there is no state to keep on storage: use torch.optim.SGD"
             )
         return ("momentum_buffer",)
 
-    def _update(self, group: dict[str, Any], shares: list[Share], scale: Any) -> None:
-        for is_first in (False, True):
-            some = [share for share in shares if share.is_first is is_first]
-            if some:
-                torch._fused_sgd_(
-                    [share.values for share in some],
-                    [share.gradient for share in some],
-                    [share.moments["momentum_buffer"] for share in some],
-                    weight_decay=group["weight_decay"],
-                    momentum=group["momentum"],
-                    lr=group["lr"],
-                    dampening=group["dampening"],
-                    nesterov=group["nesterov"],
-                    maximize=group["maximize"],
-                    is_first_step=is_first,
-                    grad_scale=scale,
-                    found_inf=None,
-                )
+    def _update(self, group: dict[str, Any], shares: Shares, scale: Any) -> None:
+        torch._fused_sgd_(
+            shares.values,
+            shares.gradients,
+            shares.moments["momentum_buffer"],
+            weight_decay=group["weight_decay"],
+            momentum=group["momentum"],
+            lr=group["lr"],
+            dampening=group["dampening"],
+            nesterov=group["nesterov"],
+            maximize=group["maximize"],
+            is_first_step=shares.is_first,
+            grad_scale=scale,
+            found_inf=None,
+        )

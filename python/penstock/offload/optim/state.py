@@ -60,6 +60,15 @@ class StoredState:
         """The segment that a parameter belongs to."""
         return self._segment_of[number]
 
+    def entry_of(self, number: int) -> Entry:
+        """A parameter, as its state was made for it."""
+        segment = self._segment_of[number]
+        return segment.entries[segment.index_of(number)]
+
+    def file(self, segment: Segment, index: int) -> StateFile:
+        """One of the files of a segment as it is now."""
+        return self._current[segment][index]
+
     def held(self, room: Room, chunks: Sequence[int]) -> StateFile:
         """Holds a file that was written and synced."""
         return StateFile(room, chunks, self.passage.reads, self._target_in_place)
@@ -151,9 +160,7 @@ class StoredState:
             incoming = Incoming(self)
             incoming.ask(number, moment)
             self._incoming = weakref.ref(incoming)
-        segment = self._segment_of[number]
-        entry = segment.entries[segment.index_of(number)]
-        return IncomingTarget(incoming, entry, moment, like)
+        return IncomingTarget(incoming, self.entry_of(number), moment, like)
 
     def _target_in_place(self, tensor: FileTensor) -> FileTarget:
         number, _, moment = tensor.label.partition(".")

@@ -1,0 +1,96 @@
+"""`Shares`: what of many parameters a step updates at a time, as the fused kernels take it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.offload.optim.layout import Window
+
+
+@dataclass(slots=True)
+class Shares:
+    """What of the parameters of a group is updated at a time: flat tensors of so many elements.
+
+    Attributes:
+        is_first: Whether no steps were made before, so that the moments are zeros.
+        moments: By name, in the order of the others.
+        values: Of each parameter, or of its master.
+        gradients: Of their gradients.
+        counts: How many steps each had made before.
+    """
+
+    is_first: bool
+    moments: dict[str, list[Any]]
+    values: list[Any] = field(default_factory=list)
+    gradients: list[Any] = field(default_factory=list)
+    counts: list[float] = field(default_factory=list)
+
+
+class Live(NamedTuple):
+    """A parameter during a step.
+
+    Attributes:
+        group: Index of its group.
+        values: Its elements on this rank, flat.
+        gradient: The same of its gradient.
+        state: What is kept of it in memory.
+        made: How many steps it has made; None where it has no state yet.
+    """
+
+    group: int
+    values: Any
+    gradient: Any
+    state: dict[str, Any]
+    made: float | None
+
+
+def shares_of(
+    window: Window, parts: Sequence[Any], names: Sequence[str], live: Mapping[int, Live]
+) -> dict[tuple[int, bool], Shares]:
+    """What there is to update of a window.
+
+    Args:
+        window: What of a segment is in memory.
+        parts: Its bytes, of each moment.
+        names: What the moments are called.
+        live: The parameters that make a step, by their numbers.
+
+    Returns:
+        By the index of the group, and whether it is the first step.
+    """
+    shares: dict[tuple[int, bool], Shares] = {}
+    for piece, *moments in zip(window.pieces, *_views(window, parts), strict=True):
+        one = live.get(piece.entry.number)
+        if one is None:
+            continue
+        is_first = one.made is None
+        if (share := shares.get((one.group, is_first))) is None:
+            share = Shares(is_first, {name: [] for name in names})
+            shares[one.group, is_first] = share
+        is_whole = piece.end - piece.begin == one.values.numel()
+        cut = slice(piece.begin, piece.end)
+        share.values.append(one.values if is_whole else one.values[cut])
+        share.gradients.append(one.gradient if is_whole else one.gradient[cut])
+        share.counts.append(one.made or 0.0)
+        for name, moment in zip(names, moments, strict=True):
+            share.moments[name].append(moment)
+    return shares
+
+
+def _views(window: Window, parts: Sequence[Any]) -> list[list[Any]]:
+    """The elements of each piece of a window, of each moment."""
+    found: list[list[Any]] = [[] for _ in parts]
+    for dtype, some in groupby(window.pieces, key=lambda piece: piece.entry.dtype):
+        pieces = list(some)
+        # One behind the other, as they are in the file.
+        counts = [piece.end - piece.begin for piece in pieces]
+        begin = pieces[0].place
+        end = begin + sum(counts) * dtype.itemsize
+        for views, part in zip(found, parts, strict=True):
+            views += part[begin:end].view(dtype).split(counts)
+    return found
