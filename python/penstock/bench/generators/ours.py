@@ -26,15 +26,16 @@ class Ours:
     def told(self) -> dict[str, Any]:
         """What a pass reads, and how."""
         told = offload.report(self._model)
+        notes = list(map(str, told.fallbacks))
         found = {
             "is_direct": told.direct,
             "setup": f"{told.engine}, {told.in_flight_max} in flight",
-            "notes": list(map(str, told.fallbacks)),
+            "notes": notes,
         }
         if (experts := told.experts) is None:
             return {**found, "pass_bytes": told.pass_bytes}
         hits = experts.hits / max(1, experts.uses)
         read = f"{experts.read_bytes / 1e9:.3f} GB read of experts, {hits:.0%} of uses hits"
         missed = experts.routed_bytes * (1 - hits)
-        found["notes"].append(f"{read}, {experts.read_bytes / max(1.0, missed):.4f} of the missed")
+        notes.append(f"{read}, {experts.read_bytes / max(1.0, missed):.4f} of the missed")
         return {**found, "routed_bytes": experts.routed_bytes}
