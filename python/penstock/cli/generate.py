@@ -90,14 +90,18 @@ def generate(
     except ValueError as error:
         raise _plain(error) from error
     made = time.perf_counter()
+    if not getattr(streamed, "can_generate", bool)():
+        kind = type(streamed).__name__
+        raise click.ClickException(f"{model}: a {kind} does not go on from a prompt")
     import torch
     import transformers
 
     # What it has to say of settings is nothing that the user could change.
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     tokenizer = None if prompt is None else _tokenizer(model)
-    ids = prompt_ids if tokenizer is None else tokenizer(prompt)["input_ids"]
-    _check_ids(ids or [], streamed.config.get_text_config().vocab_size)
+    ids: list[int] = (prompt_ids if tokenizer is None else tokenizer(prompt)["input_ids"]) or []
+    config = streamed.config.get_text_config()
+    _check_ids(ids, config.vocab_size)
     if seed is not None:
         torch.manual_seed(seed)
     told = _streamer(tokenizer, is_quiet=as_json)
@@ -106,14 +110,25 @@ def generate(
         how = {"do_sample": True, "temperature": temperature, "top_p": top_p or 1.0}
     tokens = torch.tensor([ids])
     asked = time.perf_counter()
-    with torch.inference_mode():
-        made_ids = streamed.generate(
-            tokens,
-            attention_mask=torch.ones_like(tokens),
-            max_new_tokens=max_new_tokens,
-            streamer=told,
-            **how,
-        )[0, tokens.shape[1] :].tolist()
+    try:
+        with torch.inference_mode():
+            generated = streamed.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                max_new_tokens=max_new_tokens,
+                streamer=told,
+                **how,
+            )[0].tolist()
+    except IndexError as error:
+        # It looks positions up, in a table that has no more.
+        count = getattr(config, "max_position_embeddings", None)
+        if count is None or len(ids) + max_new_tokens <= count:
+            raise
+        raise click.ClickException(
+            f"the model has {count} positions: ask for fewer --max-new-tokens"
+        ) from error
+    # One with an encoder does not go on from the prompt, but from a token of its own.
+    made_ids = generated[1 if streamed.config.is_encoder_decoder else len(ids) :]
     seconds = time.perf_counter() - asked
     report = offload.report(streamed)
     figures = {

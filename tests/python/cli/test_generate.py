@@ -122,6 +122,28 @@ def test_what_goes_wrong_is_one_line(run: Any, model: Path, tmp_path: Path) -> N
     assert (code, "no config.json is there" in err) == (1, True)
 
 
+def test_models_that_are_no_llama(run: Any, tmp_path: Path) -> None:
+    """One that begins anew behind its prompt, one with few positions, one that writes nothing."""
+    common = {"vocab_size": 300, "pad_token_id": 0, "eos_token_id": None}
+    t5 = transformers.T5Config(
+        d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, decoder_start_token_id=0, **common
+    )
+    transformers.AutoModelForSeq2SeqLM.from_config(t5).save_pretrained(tmp_path / "t5")
+    gpt2 = transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, n_positions=16, **common)
+    transformers.AutoModelForCausalLM.from_config(gpt2).save_pretrained(tmp_path / "gpt2")
+    bert = transformers.BertConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=300,
+    )  # fmt: skip
+    transformers.AutoModelForMaskedLM.from_config(bert).save_pretrained(tmp_path / "bert")
+    given = ("--memory", "1MB", "--prompt-ids", "1,2,3", "--max-new-tokens", 20)
+    code, out, _ = run(tmp_path / "t5", *given, "--json")
+    assert (code, len(json.loads(out)["ids"])) == (0, 20)
+    for name, message in (("gpt2", "has 16 positions"), ("bert", "BertForMaskedLM does not go on")):
+        code, _, err = run(tmp_path / name, *given)
+        assert (code, message in err) == (1, True), err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
