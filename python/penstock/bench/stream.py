@@ -139,7 +139,9 @@ class Stream:
         model, toy = self.plan.work / "model", self.plan.work / "toy"
         for size, directory in (("toy", toy), (self.plan.size, model)):
             self.tell(f"making the model {size}")
-            self._child(_MAKE, {"directory": str(directory), "config": SIZES[size]})
+            made = self._child(_MAKE, {"directory": str(directory), "config": SIZES[size]})
+            if "error" in made:
+                raise BenchError(f"making the model {size}: {made['error']}")
         weights = sum(path.stat().st_size for path in model.glob("*.safetensors"))
         self._limit_bytes = self.plan.limit_bytes or weights // 2
         self.results.settings |= {"weight_bytes": weights, "limit_bytes": self._limit_bytes}

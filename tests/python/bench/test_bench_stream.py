@@ -119,6 +119,16 @@ def canned(name: str) -> dict[str, Any]:
     }
 
 
+def test_a_model_that_cannot_be_made_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stream, "_child", lambda *_: {"error": "no space left on device"})
+    told = CliRunner().invoke(cli, f"bench stream {tmp_path} --model toy --by penstock")
+    assert told.exit_code != 0
+    assert "making the model toy: no space left on device" in f"{told.output}{told.exception}"
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.usefixtures("can_limit")
 def test_a_run_is_told_as_table_and_page_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
