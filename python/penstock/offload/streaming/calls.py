@@ -10,8 +10,16 @@ from typing import Any
 from penstock import tracing
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One call of a unit.
+
+    Attributes:
+        index: Of the unit.
+        span: In a trace.
+        begun: When it began.
+    """
+
     index: int
     span: Any
     begun: float
@@ -21,7 +29,7 @@ class Calls(threading.local):
     """Those of one thread, the outer before the inner."""
 
     def __init__(self) -> None:
-        self._open: list[_Call] = []
+        self._open: list[Call] = []
         self._stalled_seconds = 0.0
 
     @property
@@ -29,25 +37,38 @@ class Calls(threading.local):
         """The units that are called."""
         return {call.index for call in self._open}
 
-    def begin(self, index: int, name: str) -> None:
+    @property
+    def depth(self) -> int:
+        """How many there are."""
+        return len(self._open)
+
+    @property
+    def innermost(self) -> Call:
+        """The one that has come last."""
+        return self._open[-1]
+
+    def depth_of(self, index: int) -> int:
+        """How many calls the last one of a unit is in."""
+        return max(place for place, call in enumerate(self._open) if call.index == index)
+
+    def begin(self, index: int, name: str) -> Call:
         """A call has come."""
         if not self._open:
             self._stalled_seconds = 0.0
         span = tracing.span(name)
         span.__enter__()
-        self._open.append(_Call(index, span, time.perf_counter()))
+        call = Call(index, span, time.perf_counter())
+        self._open.append(call)
+        return call
 
     def stalled(self, seconds: float) -> None:
         """It has waited for its weights."""
         self._stalled_seconds += seconds
 
-    def end(self, index: int) -> float:
-        """It is over, with those in it; returns how long it computed, if it is in no other one."""
-        while self._open:
-            call = self._open.pop()
-            call.span.__exit__(None, None, None)
-            if call.index == index:
-                break
+    def end(self, ended: float) -> float:
+        """The innermost is over; returns how long it computed, if it is in no other one."""
+        call = self._open.pop()
+        call.span.__exit__(None, None, None)
         if self._open:
             return 0.0
-        return max(0.0, time.perf_counter() - call.begun - self._stalled_seconds)
+        return max(0.0, ended - call.begun - self._stalled_seconds)

@@ -265,7 +265,7 @@ class ExpertCache:
         slot = pool.vacated(self._scores)
         if slot is None:
             return None
-        pool.fill(slot, slab, self._files.begin(slab.spans, slot.memory))
+        pool.fill(slot, slab, self._files.begin(slab.spans, slot.memory, slab.named))
         self.counts.read_bytes += sum(span.nbytes for span in slab.spans)
         return slot
 
@@ -295,21 +295,47 @@ class ExpertCache:
                     slot.tensor = slab.tensor(slot.memory)
             return slot.tensor
 
-    def give_back(self, attribute: str, slot: _Slot, *, is_failed: bool = False) -> None:
-        """Has a matrix stay only if it is worth it; what has failed is read again."""
+    def take_up(self, use: ExpertsUse, attribute: str, number: int) -> _Slot:
+        """Has a call hold one of the matrices that come for it."""
         with self._lock:
+            slot = use.coming[attribute].pop(number)
+            use.now = attribute, slot
+            return slot
+
+    def give_back(self, use: ExpertsUse, *, is_failed: bool = False) -> None:
+        """Has the matrix of a call stay only if it is worth it; what has failed is read again."""
+        with self._lock:
+            if use.now is None:
+                return
+            (attribute, slot), use.now = use.now, None
             pool = self._pools[attribute]
             pool.users[slot.index] -= 1
             if is_failed:
                 pool.forget(slot)
             self._changed.notify_all()
 
-    def close(self, use: ExpertsUse) -> None:
-        """Gives back what a call has foreseen and does not need."""
+    def close(self, use: ExpertsUse, *, is_broken_off: bool) -> None:
+        """Gives back what a call has foreseen and does not need.
+
+        Args:
+            use: Of the call.
+            is_broken_off: Whether a Ctrl-C has come between something and its being counted.
+        """
         with self._lock:
-            self._take_back(use)
             self._uses.discard(use)
+            if is_broken_off:
+                self._count_again()
+            else:
+                self._take_back(use)
             self._changed.notify_all()
+
+    def _count_again(self) -> None:
+        """Who uses a slot."""
+        for pool in self._pools.values():
+            pool.users[:] = 0
+        for use in self._uses:
+            for attribute, index in use.held:
+                self._pools[attribute].users[index] += 1
 
 
 class ExpertsUse:
@@ -318,6 +344,7 @@ class ExpertsUse:
     Attributes:
         waiting: By parameter, numbers of experts whose matrices do not come yet.
         coming: By parameter, where those come that do, or are there.
+        now: The parameter and the slot of the matrix that it holds.
     """
 
     def __init__(
@@ -327,7 +354,7 @@ class ExpertsUse:
         self.coming: dict[str, dict[int, _Slot]] = {attribute: {} for attribute in waiting}
         self._cache = cache
         self._numbers = numbers
-        self._now: tuple[str, _Slot] | None = None
+        self.now: tuple[str, _Slot] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -338,8 +365,16 @@ class ExpertsUse:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._leave()
-        self._cache.close(self)
+        is_broken_off = kind is not None and not issubclass(kind, Exception)
+        if not is_broken_off:
+            self._cache.give_back(self)
+        self._cache.close(self, is_broken_off=is_broken_off)
+
+    @property
+    def held(self) -> set[tuple[str, int]]:
+        """Parameters and numbers of slots that are its own as long as it wants."""
+        found = {(one, slot.index) for one, each in self.coming.items() for slot in each.values()}
+        return found if self.now is None else {*found, (self.now[0], self.now[1].index)}
 
     def each(self, attribute: str) -> Iterator[tuple[int, Any]]:
         """All matrices of a parameter: first what is there, then what comes first."""
@@ -347,7 +382,7 @@ class ExpertsUse:
         if not waiting and not coming:
             waiting.extend(self._numbers)
         while True:
-            self._leave()
+            self._cache.give_back(self)
             self._cache.claim(attribute, self)
             if not coming:
                 return
@@ -357,7 +392,7 @@ class ExpertsUse:
 
     def the(self, attribute: str, number: int) -> Any:
         """The matrix of one expert, in the order that was said."""
-        self._leave()
+        self._cache.give_back(self)
         waiting, coming = self.waiting[attribute], self.coming[attribute]
         if number not in coming and number not in waiting:
             waiting.appendleft(number)
@@ -365,19 +400,12 @@ class ExpertsUse:
         return self._entered(attribute, number)
 
     def _entered(self, attribute: str, number: int) -> Any:
-        slot = self.coming[attribute].pop(number)
+        slot = self._cache.take_up(self, attribute, number)
         try:
-            tensor = self._cache.finish(slot)
+            return self._cache.finish(slot)
         except BaseException:
-            self._cache.give_back(attribute, slot, is_failed=True)
+            self._cache.give_back(self, is_failed=True)
             raise
-        self._now = attribute, slot
-        return tensor
-
-    def _leave(self) -> None:
-        if self._now is not None:
-            (attribute, slot), self._now = self._now, None
-            self._cache.give_back(attribute, slot)
 
 
 def _all_of(mixtures: Sequence[Mixture]) -> Iterator[Slab]:

@@ -29,7 +29,7 @@ from penstock.offload.streaming.shares import NO_SLOTS, needs_of
 from penstock.offload.streaming.stored import Stored
 from penstock.offload.streaming.streamer import Streamer
 from penstock.offload.streaming.units import PAGE_BYTES, Span, units_of
-from penstock.offload.streaming.use import Use, keep_as_it_is
+from penstock.offload.streaming.use import Use, check_is_whole, keep_as_it_is
 from penstock.offload.tensor_io import TensorIO
 from penstock.state import dtypes
 
@@ -93,6 +93,8 @@ def stream(
     """
     if not isinstance(memory_bytes, Budget):
         MEMORY_BYTES.check("memory_bytes", memory_bytes)
+    if not isinstance(model, str | os.PathLike):
+        check_is_whole(model)
     model, found, held, memory = _model_and_weights(model, weights, key, memory_bytes)
     if getattr(model, "_no_split_modules", None) is not None:
         named = of_transformers.blocks_of(model) if blocks is None else list(blocks)
@@ -179,16 +181,21 @@ def _model_and_weights(
         if directory is not None:
             model = of_transformers.model_of(directory)
         # Its names are those that the model had when it was saved.
-        return model, weights_of_checkpoint(where, model, key), {}, None
+        found = weights_of_checkpoint(where, model, key)
+        if directory is not None:
+            of_transformers.untie(model, found.tensors)
+        return model, found, {}, None
     if key is not None:
         raise ValueError(f"key={key!r}: {where} is no checkpoint, whose state has keys")
     found = weights_of(where)
     memory = None
     if directory is not None:
         memory = None if isinstance(budget, Budget) else _memory_for(found.tensors, budget)
-        model = of_transformers.model_of(directory)
+        model = of_transformers.model_of(directory, of_transformers.dtype_of(found.tensors))
     if getattr(model, "_no_split_modules", None) is not None:
         found = replace(found, tensors=renamed(model, found.tensors))
+    if directory is not None:
+        of_transformers.untie(model, found.tensors)
     return model, found, {}, memory
 
 

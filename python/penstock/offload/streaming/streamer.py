@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock import tracing
 from penstock.errors import PenstockError, UnsupportedStateError
+from penstock.offload.streaming.bound import bind, check_untouched, placeholders_of, views_of
 from penstock.offload.streaming.calls import Calls
 from penstock.offload.streaming.memory import Memory
 from penstock.offload.streaming.passes import Passes, Reads
-from penstock.offload.streaming.placeholder import placeholder
 from penstock.offload.streaming.ring import Ring
 from penstock.offload.streaming.shares import NO_SLOTS, needs_of, shared_out
 from penstock.offload.streaming.weight_files import WeightFiles
@@ -23,6 +24,7 @@ from penstock.state import dtypes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from penstock.offload.streaming.calls import Call
     from penstock.offload.streaming.expert_cache import ExpertCache
     from penstock.offload.streaming.first_reads import Around, FirstReads
     from penstock.offload.streaming.ring import Claim
@@ -62,8 +64,9 @@ class _Loaded:
     transfer: Transfer
     begun: float
     around: Around | None = None
-    users: int = 0
+    users: set[Call] = field(default_factory=set)
     is_used: bool = False
+    is_failed: bool = False
 
 
 class Streamer:
@@ -120,16 +123,16 @@ class Streamer:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._is_resized = False
-        self._placeholders = [_placeholders(unit) for unit in units]
+        self._placeholders = [placeholders_of(unit) for unit in units]
         if experts is not None:
             experts.on_stall = self._stalled
 
     def begin(self) -> None:
         """From now on the modules have their weights when they are entered only."""
-        for unit, placeholders in zip(self.units, self._placeholders, strict=True):
-            _bind(unit, placeholders)
         with self._lock:
-            self._read_ahead()
+            self._read_on()
+        for unit, placeholders in zip(self.units, self._placeholders, strict=True):
+            bind(unit, placeholders)
 
     def _take(self, memory_bytes: int, shares: Shares, memory: Memory | None = None) -> None:
         torch = dtypes.import_torch()
@@ -205,6 +208,8 @@ class Streamer:
     def enter(self, index: int) -> None:
         """Has a unit's weights there, and keeps them until it is left as often as it was entered.
 
+        Who has called it leaves it, also where this raises, and goes back to the `depth` before.
+
         Raises:
             TransferError: They cannot be read.
             CorruptCheckpointError: Their file has changed, or is damaged.
@@ -213,18 +218,14 @@ class Streamer:
         begun = time.perf_counter()
         unit = self.units[index]
         called = self._calls.indices
-        self._calls.begin(index, unit.name)
-        try:
-            loaded, is_hit = self._entered(index, called)
-        except BaseException:
-            self._calls.end(index)
-            raise
+        loaded, is_hit = self._entered(self._calls.begin(index, unit.name), called)
         with self._lock:
             if not loaded.is_used:
-                loaded.is_used = True
                 # What the caller computes with from now on may be something else than inference.
                 with torch.inference_mode(False), torch.no_grad():
-                    _bind(unit, _views(unit, loaded.memory))
+                    check_untouched(unit)
+                    bind(unit, views_of(unit, loaded.memory))
+                loaded.is_used = True
             stalled_seconds = 0.0 if is_hit else time.perf_counter() - begun
             self.counts.uses += 1
             self.counts.hits += is_hit
@@ -234,12 +235,13 @@ class Streamer:
             self._read_ahead()
         self._calls.stalled(stalled_seconds)
 
-    def _entered(self, index: int, called: set[int]) -> tuple[_Loaded, bool]:
+    def _entered(self, call: Call, called: set[int]) -> tuple[_Loaded, bool]:
         """Its weights, and whether they were there; `called` are those that it is called by."""
+        index = call.index
         with self._lock:
             while self._is_resized and not called:
                 self._changed.wait()
-            while (loaded := self._loaded.get(index)) is None and not self._demand(index):
+            while (loaded := self._found(index)) is None and not self._demand(index):
                 if passing := called - self._resident:
                     raise UnsupportedStateError(
                         f"{self.units[index].name!r} is called while"
@@ -249,18 +251,47 @@ class Streamer:
                     )
                 self._changed.wait()
             loaded = self._loaded[index]
-            loaded.users += 1
-            self._read_ahead()
-        is_hit = loaded.transfer.done()
+            loaded.users.add(call)
         try:
+            with self._lock:
+                self._read_ahead()
+            is_hit = loaded.transfer.done()
             if is_hit:
                 self._finish(self.units[index], loaded)
             else:
                 self._wait(self.units[index], loaded)
         except BaseException:
-            self._give_up(index, is_failed=True)
+            loaded.is_failed = True
             raise
         return loaded, is_hit
+
+    def lasting(self, index: int, output: Any) -> Any:
+        """What a call returns, with copies of what is in memory that is about to be let go.
+
+        Args:
+            index: Of the unit, which is still in use.
+            output: Of the call, such as a part of a table of positions.
+        """
+        torch = dtypes.import_torch()
+        if index in self._resident:
+            return output
+        address = self._arena.untyped_storage().data_ptr()
+
+        def is_passing(one: Any) -> bool:
+            try:
+                return bool(one.untyped_storage().data_ptr() == address)
+            except (RuntimeError, PenstockError):
+                # Those of functorch, sparse ones and such as are in storage have no memory.
+                return False
+
+        leaves, structure = torch.utils._pytree.tree_flatten(output)
+        passing = [isinstance(one, torch.Tensor) and is_passing(one) for one in leaves]
+        if not any(passing):
+            return output
+        lasting = [
+            one.clone() if is_ours else one for one, is_ours in zip(leaves, passing, strict=True)
+        ]
+        return torch.utils._pytree.tree_unflatten(lasting, structure)
 
     def _stalled(self, seconds: float) -> None:
         """A call has waited for experts, which is no computing."""
@@ -268,31 +299,51 @@ class Streamer:
         with self._lock:
             self.passes.took(stalled_seconds=seconds)
 
-    def leave(self, index: int) -> None:
-        """Lets go of what passes through.
+    @property
+    def depth(self) -> int:
+        """How many calls of units this thread is in."""
+        return self._calls.depth
 
-        PyTorch calls it behind a call that failed, too: perhaps this thread has nothing to leave.
+    def leave(self, index: int) -> None:
+        """Lets go of what passes through."""
+        self.go_back(self._calls.depth_of(index))
+
+    def go_back(self, depth: int) -> None:
+        """Leaves all units but for so many, however far those calls have come.
+
+        A Ctrl-C may have broken it off, so it can be called again.
         """
-        if index in self._calls.indices:
-            computing_seconds = self._calls.end(index)
+        while self._calls.depth > depth:
+            ended = time.perf_counter()
+            self._give_up(self._calls.innermost)
+            computing_seconds = self._calls.end(ended)
             with self._lock:
                 self.passes.took(computing_seconds=computing_seconds)
-            self._give_up(index)
 
-    def _give_up(self, index: int, *, is_failed: bool = False) -> None:
+    def _give_up(self, call: Call) -> None:
         with self._lock:
-            loaded = self._loaded[index]
-            loaded.users -= 1
-            if self._is_resized:
-                self._changed.notify_all()
-            if loaded.users > 0 or (index in self._resident and not is_failed):
+            loaded = self._loaded.get(call.index)
+            if loaded is None or call not in loaded.users:
                 return
-            self._let_go(index)
+            loaded.users.discard(call)
+            is_failed = loaded.is_failed
+            try:
+                if not loaded.users and (is_failed or call.index not in self._resident):
+                    self._let_go(call.index)
+            finally:
+                self._changed.notify_all()
             if not is_failed:
                 self._read_ahead()
-            self._changed.notify_all()
 
     # ---- With the lock held
+
+    def _found(self, index: int) -> _Loaded | None:
+        """What is there of a unit, or comes; what was given up is not."""
+        loaded = self._loaded.get(index)
+        if loaded is not None and loaded.is_failed and not loaded.users:
+            self._let_go(index)
+            return None
+        return loaded
 
     def _demand(self, index: int) -> bool:
         """Begins to read what nobody has foreseen; says whether there was room."""
@@ -303,16 +354,26 @@ class Streamer:
         unused = [
             one
             for one, loaded in self._loaded.items()
-            if loaded.users == 0 and one not in self._resident
+            if not loaded.users and one not in self._resident
         ]
         self._let_go_of_all(unused)
+        if all(loaded.claim is None for loaded in self._loaded.values()):
+            # A Ctrl-C may have come between a claim and what it is for.
+            self._ring = Ring(self._ring.nbytes)
         if self._begin(index):
             self._cursor = self._following(index)
             return True
         return False
 
     def _read_ahead(self) -> None:
-        """Begins to read what comes next, as far as there is room."""
+        """Begins to read what comes next, as far as there is room.
+
+        What cannot be read is told to who calls for it, not to who happens to be called before.
+        """
+        with contextlib.suppress(PenstockError):
+            self._read_on()
+
+    def _read_on(self) -> None:
         for _ in self.units:
             index = self._cursor
             if index not in self._loaded:
@@ -341,32 +402,44 @@ class Streamer:
         """Begins to read a unit, if there is room."""
         unit = self.units[index]
         claim = None
-        if index in self._resident:
-            memory = self._places[index]
-        else:
-            claim = self._ring.take(unit.nbytes)
+        if index not in self._resident and (claim := self._ring.take(unit.nbytes)) is None:
+            return False
+        try:
             if claim is None:
-                return False
-            memory = self._arena[claim.begin : claim.begin + unit.nbytes]
-        transfer = self._files.begin(unit.spans, memory)
+                memory = self._places[index]
+            else:
+                memory = self._arena[claim.begin : claim.begin + unit.nbytes]
+            transfer = self._files.begin(unit.spans, memory, functools.partial(_named, unit))
+            self._loaded[index] = _Loaded(memory, claim, transfer, time.perf_counter())
+        except Exception:
+            if claim is not None:
+                self._ring.give_back(claim)
+            raise
+        except BaseException:
+            # Perhaps its memory is the kernel's.
+            with contextlib.suppress(PenstockError):
+                self._io.wait()
+            raise
         self.counts.read_bytes += sum(span.nbytes for span in unit.spans)
-        self._loaded[index] = _Loaded(memory, claim, transfer, time.perf_counter())
         self.reads.begun(transfer, unit.name)
         return True
 
     def _let_go_of_all(self, indices: list[int]) -> None:
         for index in indices:
+            self._loaded[index].is_failed = True
             self._loaded[index].transfer.cancel()
         for index in indices:
             self._let_go(index)
 
     def _let_go(self, index: int) -> None:
-        loaded = self._loaded.pop(index)
+        loaded = self._loaded[index]
         # Its memory is the kernel's until then, however it ends.
         with contextlib.suppress(PenstockError):
             loaded.transfer.result()
         if loaded.is_used:
-            _bind(self.units[index], self._placeholders[index])
+            loaded.is_failed = True
+            bind(self.units[index], self._placeholders[index])
+        del self._loaded[index]
         if loaded.claim is not None:
             self._ring.give_back(loaded.claim)
 
@@ -391,7 +464,7 @@ class Streamer:
             unit.spans,
             loaded.memory,
             loaded.transfer,
-            lambda path, offset: _named(unit, path, offset),
+            functools.partial(_named, unit),
             loaded.around,
         )
         loaded.around = None
@@ -406,35 +479,3 @@ def _named(unit: Unit, path: str, offset: int) -> str:
         if run.path == path and run.offset + run.nbytes > offset
     ]
     return min(found)[1] if found else unit.name
-
-
-def _views(unit: Unit, memory: Any) -> list[Any]:
-    """The parameters of a unit, in its memory."""
-    torch = dtypes.import_torch()
-    found: dict[Any, Any] = {}
-    for seat, place in zip(unit.seats, unit.places, strict=True):
-        stored = seat.stored
-        if stored in found:
-            continue
-        values = memory[place : place + stored.nbytes].view(stored.dtype).view(stored.shape)
-        if seat.is_converted:
-            place = unit.converted[stored]
-            room = memory[place : place + values.numel() * seat.dtype.itemsize]
-            made = room.view(seat.dtype).view(stored.shape_in_model)
-            stored.fill(made, values)
-            values = made
-        found[stored] = torch.nn.Parameter(values, requires_grad=False)
-    return [found[seat.stored] for seat in unit.seats]
-
-
-def _bind(unit: Unit, parameters: list[Any]) -> None:
-    for seat, parameter in zip(unit.seats, parameters, strict=True):
-        seat.module._parameters[seat.attribute] = parameter
-
-
-def _placeholders(unit: Unit) -> list[Any]:
-    found: dict[Any, Any] = {}
-    for seat in unit.seats:
-        if seat.stored not in found:
-            found[seat.stored] = placeholder(seat.name, seat.stored.shape_in_model, seat.dtype)
-    return [found[seat.stored] for seat in unit.seats]

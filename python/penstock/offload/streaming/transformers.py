@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,13 @@ from penstock.errors import (
     StateMismatchError,
     UnsupportedStateError,
 )
+from penstock.offload.streaming.stored import Stored
 from penstock.state import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
 
-    from penstock.offload.streaming.stored import Composed, Stored
+    from penstock.offload.streaming.stored import Composed
 
     Weight = Stored | Composed
 
@@ -26,11 +28,12 @@ _making = threading.Lock()
 _SHOWN_MAX = 5
 
 
-def model_of(directory: str) -> Any:
+def model_of(directory: str, dtype: Any = None) -> Any:
     """The model that a directory describes, ready to be called but for its weights.
 
     Args:
         directory: With ``config.json`` and, if there is one, ``generation_config.json``.
+        dtype: A `torch.dtype` that it has where its configuration names none.
 
     Raises:
         MissingDependencyError: transformers is not there.
@@ -65,11 +68,62 @@ def model_of(directory: str) -> Any:
             f"{directory}: its weights are quantized, which is not supported", key="quantization"
         )
     with _without_memory():
-        model = kind._from_config(config)
+        model = kind._from_config(config, dtype=config.dtype or dtype)
+    _keep_precise(model)
     if (Path(directory) / "generation_config.json").exists():
         model.generation_config = transformers.GenerationConfig.from_pretrained(directory)
     model.tie_weights()
     return model.eval()
+
+
+def dtype_of(tensors: Mapping[str, Weight]) -> Any:
+    """The type that transformers has a model in whose configuration names none.
+
+    Args:
+        tensors: Of its files, by their names there.
+    """
+    every = {name: one for name, one in tensors.items() if isinstance(one, Stored)}
+    for _, name in sorted((one.path, name) for name, one in every.items()):
+        dtype = every[name].dtype
+        if dtype.is_floating_point and dtype.itemsize > 1:
+            return dtype
+    return None
+
+
+def _keep_precise(model: Any) -> None:
+    """Has in 32 bits what transformers keeps so when it loads a model in 16."""
+    torch = dtypes.import_torch()
+    patterns = model._get_dtype_plan(model.config.dtype)
+    if not patterns:
+        return
+    kept = re.compile("|".join(one.replace("*", ".*") for one in patterns))
+    stored = model.state_dict(keep_vars=True)
+    for name in filter(kept.search, stored):
+        owner, _, attribute = name.rpartition(".")
+        module, precise = model.get_submodule(owner), stored[name].detach().float()
+        if attribute in module._parameters:
+            module._parameters[attribute] = torch.nn.Parameter(precise)
+        else:
+            module._buffers[attribute] = precise
+
+
+def untie(model: Any, found: Mapping[str, Weight]) -> None:
+    """Has parameters apart that are tied in a model and that its files have each of.
+
+    Transformers ties what the configuration says only if the files do not know better.
+
+    Args:
+        model: That a directory describes.
+        found: Where each parameter's bytes lie, by its name.
+    """
+    torch = dtypes.import_torch()
+    tied: dict[int, Weight] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name in found and tied.setdefault(id(parameter), found[name]) != found[name]:
+            owner, _, attribute = name.rpartition(".")
+            apart = torch.nn.Parameter(torch.empty_like(parameter))
+            model.get_submodule(owner)._parameters[attribute] = apart
+            model.all_tied_weights_keys.pop(name, None)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from penstock.offload.streaming.streamer import Streamer
 
+_KEPT = "_penstock_is_streamed"
+
 
 class Use:
     """Has the weights of a unit there while a module is called.
@@ -28,8 +30,20 @@ class Use:
         # What is compiled is what is called between them.
         disable = dtypes.import_torch().compiler.disable
         module.register_forward_pre_hook(disable(self.before), prepend=True, with_kwargs=True)
-        handle = module.register_forward_hook(disable(self.behind), always_call=True)
+        handle = module.register_forward_hook(disable(self.behind))
         self._behind_id = handle.id
+        call = module._call_impl
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            depth = streamer.depth
+            try:
+                return call(*args, **kwargs)
+            except BaseException:
+                # Behind a Ctrl-C PyTorch calls no hooks, whatever they ask for.
+                streamer.go_back(depth)
+                raise
+
+        module._call_impl = disable(called, recursive=False)
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A call begins."""
@@ -46,13 +60,31 @@ class Use:
             module._forward_hooks.move_to_end(self._behind_id)
         self._streamer.enter(self._index)
 
-    def behind(self, *_: Any) -> None:
-        """A call has ended, well or not."""
+    def behind(self, module: Any, args: tuple[Any, ...], output: Any) -> Any:
+        """A call has ended."""
+        del module, args
+        output = self._streamer.lasting(self._index, output)
         self._streamer.leave(self._index)
+        return output
 
     @property
     def _name(self) -> str:
         return self._streamer.units[self._index].name
+
+
+def check_is_whole(model: Any) -> None:
+    """That no module of a model has weights that are streamed already.
+
+    Raises:
+        UnsupportedStateError: One has.
+    """
+    for name, module in model.named_modules():
+        if _KEPT in vars(module):
+            raise UnsupportedStateError(
+                f"{name or type(model).__name__!r} is streamed already: make the model anew to"
+                " stream it otherwise",
+                key=name or "model",
+            )
 
 
 def keep_as_it_is(module: Any) -> None:
@@ -87,6 +119,7 @@ def keep_as_it_is(module: Any) -> None:
             refuse("trained")()
         return module
 
+    setattr(module, _KEPT, True)
     module._apply = apply
     module.requires_grad_ = requires_grad
     module.load_state_dict = refuse("filled")

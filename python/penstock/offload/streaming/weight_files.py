@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import CorruptCheckpointError, TransferError
+from penstock.errors import CorruptCheckpointError, StorageError, TransferError
 from penstock.offload.streaming.stored import FileMark
 
 if TYPE_CHECKING:
@@ -35,17 +35,28 @@ class WeightFiles:
         self._first_reads = first_reads
         self._files: dict[str, DataFile] = {}
 
-    def begin(self, spans: Sequence[Span], memory: Any) -> Transfer:
+    def begin(
+        self, spans: Sequence[Span], memory: Any, named: Callable[[str, int], str]
+    ) -> Transfer:
         """Begins to read; one thread at a time may.
 
         Args:
             spans: Of files.
             memory: That is to hold them, where they say.
+            named: What the tensor is called that has a byte of a file, or the first behind it.
+
+        Raises:
+            CorruptCheckpointError: A file is gone.
+            StorageError: One cannot be opened.
         """
-        transfer = self._io.read_all(
-            (memory[span.place : span.place + span.nbytes], self._file(span.path), span.offset)
-            for span in spans
-        )
+        try:
+            transfer = self._io.read_all(
+                (memory[span.place : span.place + span.nbytes], self._file(span.path), span.offset)
+                for span in spans
+            )
+        except StorageError:
+            self._check_files(spans, named)
+            raise
         # Whoever needs the weights hears what went wrong; perhaps nobody does.
         transfer.is_seen = True
         return transfer

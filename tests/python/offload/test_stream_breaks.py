@@ -1,0 +1,221 @@
+"""`penstock.offload.stream` where calls are broken off, and what others do to a streamed model."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mixtures import CONFIGS, least, logits
+from safetensors.torch import save_file
+from towers import Tower, copy_of
+
+import penstock
+from penstock import offload
+from penstock.offload import streaming
+
+transformers = pytest.importorskip("transformers")
+
+HANG_SECONDS = 60
+ROOM_BYTES = 72_000
+SOURCES = str(Path(streaming.__file__).parent)
+
+
+@pytest.fixture
+def tower(tmp_path: Path) -> tuple[Tower, Path]:
+    """A model in memory, and its directory, with a file for each parameter."""
+    torch.manual_seed(1)
+    model = Tower()
+    for name, one in model.named_parameters():
+        save_file({name: one.detach()}, tmp_path / f"{name}.safetensors")
+    return model, tmp_path
+
+
+def in_time(work: Any) -> Any:
+    """What comes of some work; an error where it hangs."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(HANG_SECONDS)
+    assert found, "it hangs"
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
+
+
+# ---- Ctrl-C
+
+
+def broken_off(work: Any, at: int) -> bool:
+    """Whether some work is broken off, where a function of ours is called for the so-manieth time.
+
+    There the interpreter looks for signals, and not where a lock is let go.
+    """
+    events = itertools.count()
+
+    def look(frame: Any, event: str, _: Any) -> None:
+        code = frame.f_code
+        is_ours = event == "call" and code.co_filename.startswith(SOURCES)
+        # What is raised while a generator is thrown away reaches nobody.
+        if is_ours and code.co_name not in ("<genexpr>", "each") and next(events) == at:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(look)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+def check_it_works_on(streamed: Any, model: Any, *, step: int) -> int:
+    """Breaks calls off, one after the other at a later point; says how often."""
+    for at in itertools.count(1, step):
+        was_broken_off = broken_off(streamed, at)
+        for _ in range(2):
+            assert torch.equal(streamed(), model), at
+        if not was_broken_off:
+            return at // step
+    raise AssertionError
+
+
+def test_a_call_that_ctrl_c_ends_leaves_nothing_behind(tower: tuple[Tower, Path]) -> None:
+    """In what is the model's own, which PyTorch tells no hook of."""
+    model, directory = tower
+    streamed = offload.stream(copy_of(model), weights=directory, memory_bytes=ROOM_BYTES)
+    x = torch.randn(2, 32)
+
+    def end(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    hook = streamed.blocks[1][0].register_forward_pre_hook(end)
+    with torch.inference_mode():
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                in_time(lambda: streamed(x))
+            assert torch.equal(in_time(lambda: streamed(x, (3, 4, 3))), model(x, (3, 4, 3)))
+        hook.remove()
+        assert torch.equal(in_time(lambda: streamed(x)), model(x))
+
+
+def test_ctrl_c_may_come_wherever_it_likes(tower: tuple[Tower, Path]) -> None:
+    model, directory = tower
+    streamed = offload.stream(copy_of(model), weights=directory, memory_bytes=ROOM_BYTES)
+    x = torch.randn(2, 32)
+
+    def work() -> int:
+        with torch.inference_mode():
+            streamed(x)
+            return check_it_works_on(lambda: streamed(x), model(x), step=7)
+
+    assert in_time(work) > 10
+
+
+def test_ctrl_c_may_come_while_experts_do(tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    auto = transformers.AutoModelForCausalLM
+    auto.from_config(CONFIGS["mixtral"]()).save_pretrained(tmp_path)
+    model = auto.from_pretrained(tmp_path).eval()
+    streamed = offload.stream(tmp_path, memory_bytes=least(tmp_path))
+    tokens = torch.randint(3, 200, (2, 7), generator=torch.Generator().manual_seed(3))
+    expected = logits(model, tokens)
+    assert in_time(lambda: check_it_works_on(lambda: logits(streamed, tokens), expected, step=61))
+
+
+# ---- Files
+
+
+def test_a_file_that_is_gone_before_it_was_opened(tower: tuple[Tower, Path]) -> None:
+    """Who calls what is in it hears it, each time; nobody waits for it, and what is not lasts."""
+    model, directory = tower
+    streamed = offload.stream(copy_of(model), weights=directory, memory_bytes=ROOM_BYTES)
+    x = torch.randn(2, 32)
+    path = directory / "blocks.3.0.weight.safetensors"
+    os.rename(path, directory / "away")
+    with torch.inference_mode():
+        for _ in range(2):
+            assert torch.equal(in_time(lambda: streamed(x)), model(x))
+            with pytest.raises(penstock.CorruptCheckpointError, match="has changed") as caught:
+                in_time(lambda: streamed(x, (2, 3)))
+            assert (caught.value.tensor, caught.value.file) == ("blocks.3.0.weight", path.name)
+        os.rename(directory / "away", path)
+        assert torch.equal(in_time(lambda: streamed(x, (2, 3))), model(x, (2, 3)))
+
+
+# ---- What is done with it
+
+
+class Table(torch.nn.Module):
+    """As models of speech have one of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(3000, 32))
+
+    def forward(self, count: int) -> dict[str, list[torch.Tensor]]:
+        return {"rows": [self.weight[:count], self.weight[:count, :1].expand(-1, 32)]}
+
+
+class Tables(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = torch.nn.ModuleList(Table() for _ in range(4))
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = [one for table in self.tables for one in table(len(x))["rows"]]
+        for block in self.blocks:
+            x = block(x)
+        return x + sum(rows)
+
+
+def test_what_a_call_returns_of_its_weights_lasts(tmp_path: Path) -> None:
+    """Others come into that memory before anything is computed with it."""
+    torch.manual_seed(1)
+    model, x = Tables(), torch.randn(2000, 32)
+    save_file(dict(model.named_parameters()), tmp_path / "model.safetensors")
+    streamed = offload.stream(copy.deepcopy(model), weights=tmp_path, memory_bytes=400_000)
+    with torch.inference_mode():
+        for _ in range(2):
+            assert torch.equal(streamed(x), model(x))
+
+
+def test_a_model_is_streamed_once(tower: tuple[Tower, Path]) -> None:
+    """With other files, it would go on to read the first ones."""
+    model, directory = tower
+    streamed = offload.stream(copy_of(model), weights=directory, memory_bytes=ROOM_BYTES)
+    for again in (streamed, torch.nn.Sequential(streamed), streamed.blocks):
+        with pytest.raises(penstock.UnsupportedStateError, match="is streamed already"):
+            offload.stream(again, weights=directory, memory_bytes=ROOM_BYTES)
+    x = torch.randn(2, 32)
+    with torch.inference_mode():
+        assert torch.equal(streamed(x), model(x))
+
+
+def test_a_parameter_that_was_replaced_is_not_forgotten(tower: tuple[Tower, Path]) -> None:
+    model, directory = tower
+    streamed = offload.stream(copy_of(model), weights=directory, memory_bytes=ROOM_BYTES)
+    x = torch.randn(2, 32)
+    other = {"blocks.1.0.weight": torch.zeros(200, 32)}
+    with torch.inference_mode():
+        for _ in range(2):
+            with pytest.raises(penstock.UnsupportedStateError, match="was replaced") as caught:
+                torch.func.functional_call(streamed, other, (x,))
+            assert caught.value.key == "blocks.1.0.weight"
+            assert torch.equal(streamed(x), model(x))
