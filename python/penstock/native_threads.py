@@ -22,6 +22,10 @@ import time
 _GLOO = "pt_gloo_runloop"
 """What PyTorch calls the workers. Those of versions before 2026 have no name of their own."""
 
+_OURS = "penstock-writer"
+"""What the native module calls the thread of a save in the background, and so those that it starts.
+None of them ever wants the GIL."""
+
 _WORKING = frozenset("RDTt")
 """States of a thread that has something to do: it runs or waits for a processor, waits for a disk,
 or is stopped. A worker without work sleeps (`proc_pid_stat(5)`)."""
@@ -59,7 +63,7 @@ def _wait_for_rest() -> None:
 
 
 def _native_states() -> tuple[list[str], float]:
-    """The state of each worker of gloo, or of all threads but Python's where none has the name.
+    """The state of each worker of gloo; where none has the name, of all but Python's and ours.
 
     Returns:
         The states, and for how long to wait for such threads.
@@ -82,6 +86,8 @@ def _native_states() -> tuple[list[str], float]:
             continue
         # The name stands in parentheses, and may have some itself.
         name, _, fields = text.partition("(")[2].rpartition(")")
+        if name == _OURS:
+            continue
         state = fields.split()[0]
         native.append(state)
         if name == _GLOO:

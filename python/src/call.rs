@@ -1,5 +1,6 @@
 //! Running long work without the GIL, with progress and with Ctrl-C.
 
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::thread;
@@ -14,6 +15,10 @@ use crate::errors;
 /// How often signals and the progress callback get their turn. A person notices no delay, and
 /// the thread that waits costs nothing.
 pub(crate) const TURN: Duration = Duration::from_millis(50);
+
+/// What the kernel calls a thread that [`beside`] starts, and those that it starts: the package knows
+/// by that name whom an exit need not wait for (`native_threads.py`). There is room for 15 bytes.
+const WRITER: &str = "penstock-writer";
 
 /// A callback `(done_bytes, total_bytes)`, or nothing.
 pub(crate) type Callback = Option<Py<PyAny>>;
@@ -62,6 +67,27 @@ pub(crate) fn without_gil<T: Send>(
     value_or_exception(py, outcome)
 }
 
+/// Runs `work` as [`without_gil`] does, on a thread of its own: this one is back with Python in
+/// between, when `pause` is over. That has to end with the work at the latest.
+pub(crate) fn beside<T: Send, U: Send>(
+    py: Python<'_>,
+    work: impl FnOnce() -> Result<T, Error> + Send,
+    pause: impl FnOnce() -> U + Send,
+) -> PyResult<T> {
+    let row = Row::of_caller();
+    let outcome = thread::scope(|scope| {
+        let builder = thread::Builder::new().name(WRITER.to_owned());
+        let spawned = builder.spawn_scoped(scope, || {
+            let _row = Row::lend(row);
+            work()
+        });
+        let worker = spawned.map_err(no_thread)?;
+        py.detach(pause);
+        Ok(py.detach(|| worker.join()))
+    });
+    value_or_exception(py, outcome.unwrap_or_else(|error| Ok(Err(error))))
+}
+
 /// The value or the exception.
 fn value_or_exception<T>(py: Python<'_>, outcome: thread::Result<Result<T, Error>>) -> PyResult<T> {
     match outcome {
@@ -95,10 +121,9 @@ fn watch<T: Send>(
             finished.notify_one();
         });
         if let Err(source) = spawned {
-            let operation = "start a thread";
             // Whoever waits for the work must not.
             cancel();
-            return Ok(Err(penstock_io::Error::Engine { operation, source }.into()));
+            return Ok(Err(no_thread(source)));
         }
         loop {
             let outcome = py.detach(|| {
@@ -121,6 +146,11 @@ fn watch<T: Send>(
     });
     trace::span_since("hand back", ended_ns.into_inner().max(begun_ns), None);
     (outcome, raised)
+}
+
+fn no_thread(source: io::Error) -> Error {
+    let operation = "start a thread";
+    penstock_io::Error::Engine { operation, source }.into()
 }
 
 fn take_turn(py: Python<'_>, callback: &Callback, progress: &Progress) -> PyResult<()> {

@@ -3,7 +3,6 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use penstock_store::save::{self, Shards, Staging, Written};
@@ -80,21 +79,21 @@ impl Job {
         work: impl FnOnce(&mut save::Attempt) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
         let mut lent = attempt.lend()?;
-        call::without_gil(py, move || {
-            thread::scope(|scope| {
-                if !self.inner.is_staged() {
-                    // Without this thread the references stay until the next call from Python.
-                    let _ = thread::Builder::new().spawn_scoped(scope, || {
-                        self.inner.wait_staged(None);
-                        Python::try_attach(|_| ());
-                    });
-                }
-                let result = work(lent.get());
-                // Back before Python goes on.
-                drop(lent);
-                result
-            })
-        })
+        let work = move || {
+            let result = work(lent.get());
+            // Back before Python goes on.
+            drop(lent);
+            result
+        };
+        if self.inner.is_staged() {
+            return call::without_gil(py, work);
+        }
+        // The references stay until this thread is back with Python. No thread of ours may go there
+        // in its place: one that Python does not know takes a lock of the interpreter first, and a
+        // fork at that moment is a child that waits for it for ever.
+        let written = call::beside(py, work, || self.inner.wait_staged(None));
+        // Whoever stages must not wait for a write that could not begin.
+        written.inspect_err(|_| self.inner.cancel())
     }
 
     fn report<'py>(&self, py: Python<'py>, written: &Written) -> PyResult<Bound<'py, PyDict>> {
