@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 import traceback
 
 import pytest
 import torch
 
+import forks
 import penstock
 from background import run_to_its_end
 
@@ -37,15 +39,22 @@ def test_a_fork_does_not_speak_for_its_rank(disk_path, lone_job, has_saved):
 
 
 FORK = """
-    import json, os, sys, time
-    import numpy as np, penstock
+    import faulthandler, json, os, sys, time
+    import numpy as np, penstock, torch
 
     root, lazy, how = sys.argv[1:]
+
+    def watch(seconds):
+        # A child has none of the threads, nor the one that watches.
+        faulthandler.dump_traceback_later(seconds, exit=True)
+
+    watch(150)
     options = penstock.Options(
         queue_depth=1, io_threads=1, extent_bytes=1 << 20, staging_bytes=64 << 20
     )
     store = penstock.CheckpointStore(root, options=options)
-    state = {"w": np.full(96 << 20, 7, np.uint8)}
+    # An array would be copied at the call, lazy or not.
+    state = {"w": torch.full((96 << 20,), 7, dtype=torch.uint8)}
     pending = store.save_async(1, state, lazy=lazy == "True")
     while not pending.progress().bytes_done:
         time.sleep(0.0005)
@@ -58,6 +67,7 @@ FORK = """
         return False
 
     def in_child():
+        watch(100)
         calls = pending.result, pending.exception, pending.stage, pending.cancel, \
             pending.wait_staged
         is_right = all(map(refuses, calls)) and (pending.done() or "running" in repr(pending))
@@ -69,12 +79,14 @@ FORK = """
         store.close()
         return is_right
 
+    faulthandler.cancel_dump_traceback_later()
     if how == "multiprocessing":
         import multiprocessing
         context = multiprocessing.get_context("fork")
         queue = context.SimpleQueue()
         child = context.Process(target=lambda: queue.put(in_child()))
         child.start()
+        watch(150)
         is_right = queue.get()
         child.join()
         code = child.exitcode
@@ -87,11 +99,12 @@ FORK = """
                 sys.exit(0)
             del pending, store
             os._exit(0)
+        watch(150)
         os.close(writable)
         is_right = json.loads(os.read(readable, 100) or "false")
         _, code = os.waitpid(child, 0)
-    was_running = not pending.done()
-    state["w"][:] = 0 if lazy == "False" else 7
+    if lazy == "False":
+        state["w"][:] = 0
     report = pending.result()
     print(json.dumps([is_right, code, bool((store.load(1)["w"] == 7).all()), store.steps()]))
 """
@@ -100,9 +113,11 @@ FORK = """
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("how", ["exit", "_exit", "multiprocessing"])
 def test_a_forked_child_neither_harms_the_save_nor_waits_for_it(disk_path, how, lazy):
-    done = run_to_its_end(FORK, disk_path / "store", lazy, how)
+    done = forks.run(["-c", textwrap.dedent(FORK), disk_path / "store", lazy, how])
+    # A child that has said nothing by now has not come back from the fork itself.
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == [True, 0, True, [1, 2, 3]]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == [True, 0, True, [1, 2, 3]], done.stderr
     assert "penstock:" not in done.stderr
     assert penstock.verify(disk_path / "store/step-0000000001").ok
 
