@@ -206,11 +206,13 @@ class Campaign:
         directory = self._root / f"run-{self.runs}"
         is_damaged = [index < damaged for index in range(kills)]
         self._chooser.shuffle(is_damaged)
+        events_min = 0
         while self.kills < kills:
             life = Life(self._kind, directory, self._steps)
             # Nearly half of a lifetime at most, so that the run ends some day; or at its beginning.
             # Some lives come as far as to the next save, however slow the machine is.
-            events = self._chooser.randrange(0, max(self._steps // 4, 2 * EVERY))
+            events_max = max(self._steps // 4, 2 * EVERY)
+            events = self._chooser.randrange(events_min, events_max + events_min)
             if not life.wait_for(events):
                 directory = self._finished(life, directory)
                 continue
@@ -220,9 +222,11 @@ class Campaign:
             if is_damaged[self.kills]:
                 done = damage(directory, self._chooser)
                 if done is None:
-                    # Another life first.
+                    # Another life first, which comes as far as to the next save.
+                    events_min = EVERY + 2
                     continue
                 self.damages.append(done)
+                events_min = 0
             self.kills += 1
             if self.kills % 10 == 0:
                 sys.stderr.write(f"{self}\n")
