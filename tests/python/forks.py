@@ -6,8 +6,9 @@ and arguments. Only third parties are imported: Penstock comes as new as anywher
 any other, through the end of the interpreter, and is a child of whoever has started it, as the
 server hands it over and tests adopt orphans (`leftovers`).
 
-`RankPopen` begins with what ranks and optimizers need as well, which takes longer again to import.
-It has a server of its own, as Penstock asks what is imported.
+`RankPopen` begins with what ranks and optimizers need as well, `ModelPopen` with models of
+transformers, which takes longer again to import. They have servers of their own, as Penstock asks
+what is imported.
 
 Not for tests of what an interpreter does at its beginning, nor of one without PyTorch.
 """
@@ -42,6 +43,11 @@ IMPORTS_OF_RANKS = [
     "torch.distributed.tensor.parallel",
     # What DTensor and optimizers import at their first use.
     "torch._dynamo",
+]
+IMPORTS_OF_MODELS = [
+    "transformers.generation",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
 ]
 _REQUEST_BYTES_MAX = 1 << 20
 
@@ -88,6 +94,8 @@ class _Server:
 
 server = _Server(IMPORTS)
 rank_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS])
+model_server = _Server([*IMPORTS, *IMPORTS_OF_MODELS])
+servers = (server, rank_server, model_server)
 
 
 class Popen(subprocess.Popen):
@@ -117,6 +125,26 @@ class RankPopen(Popen):
     """One that begins with what ranks import, too."""
 
     server = rank_server
+
+
+class InterpreterPopen(Popen):
+    """One of a whole command, `[sys.executable, "-P", "-m", …]`."""
+
+    def __init__(self, command: Sequence[object], **options: Any) -> None:
+        interpreter, *arguments = command
+        assert interpreter == sys.executable
+        super().__init__([one for one in arguments if one != "-P"], **options)
+
+
+class ModelPopen(InterpreterPopen):
+    """One that begins with what generates text, too."""
+
+    server = model_server
+
+
+def replacing(popen: type[Popen]) -> types.SimpleNamespace:
+    """The module `subprocess`, for a module of ours that is to start forks."""
+    return types.SimpleNamespace(**vars(subprocess) | {"Popen": popen})
 
 
 def run(

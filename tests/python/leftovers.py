@@ -50,8 +50,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Looks again when all is over, the servers that live as long as the tests too."""
-    forks.server.end()
-    forks.rank_server.end()
+    for server in forks.servers:
+        server.end()
     forkserver._forkserver._stop()
     resource_tracker._resource_tracker._stop()
     if left := _processes():
@@ -64,8 +64,7 @@ def _children() -> set[int]:
     servers = {
         forkserver._forkserver._forkserver_pid,
         resource_tracker._resource_tracker._pid,
-        forks.server.pid,
-        forks.rank_server.pid,
+        *(server.pid for server in forks.servers),
     }
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():

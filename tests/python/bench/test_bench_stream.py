@@ -12,6 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import forks
 from penstock.bench import generating, tokens
 from penstock.bench.generators import GENERATORS, OURS, RESIDENT
 from penstock.bench.generators.base import Setting
@@ -226,9 +227,11 @@ def test_where_memory_cannot_be_limited_that_is_said(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("can_limit")
-def test_a_whole_run(tmp_path: Path) -> None:
+def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Importing transformers takes each process ten seconds.
+    forking = forks.replacing(forks.ModelPopen)
+    monkeypatch.setattr("penstock.bench.stream.subprocess", forking)
     told = CliRunner().invoke(
         cli,
         f"bench stream {tmp_path} --model toy --by resident,penstock --limit 3GB --rounds 1"
