@@ -17,6 +17,7 @@ FUZZ_ARGS := -timeout=10 -dict=fuzz/format.dict
 # time, printed, so that a failure can be had again.
 TORTURE_CUTS ?= 500
 TORTURE_KILLS ?= 1000
+TORTURE_PYTHON_KILLS ?= 100
 TORTURE_FLIPS ?= 10000
 TORTURE_LAZY_SAVES ?= 1000
 TORTURE_SALVAGES ?= 500
@@ -204,6 +205,8 @@ torture: toolchain $(VENV)/.develop $(NATIVE) ## Cut the power 500 times on ext4
 		PENSTOCK_TORTURE_SALVAGES=$(TORTURE_SALVAGES) \
 		cargo test --locked --release -p penstock-store $(TORTURE_TESTS) -- \
 		--nocapture --test-threads=1
+	PENSTOCK_TORTURE_KILLS=$(TORTURE_PYTHON_KILLS) PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
+		$(VENV)/bin/python -m pytest tests/python/test_kill.py -k any_kill -s
 	PENSTOCK_TORTURE_LAZY_SAVES=$(TORTURE_LAZY_SAVES) PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
 		$(VENV)/bin/python -m pytest tests/python/saving/test_lazy_torn.py -k of_any_kind -s
 	PENSTOCK_TORTURE_TRANSFERS=$(TORTURE_TRANSFERS) PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
