@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 
 use penstock_store::Error;
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyIndexError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -39,6 +39,27 @@ pub(crate) fn raise_transfer(py: Python<'_>, error: &penstock_io::Error) -> PyEr
     described
         .and_then(|class| construct(py, class, &message, &fields))
         .unwrap_or_else(|failure| failure)
+}
+
+/// The exception for rows that could not be gathered.
+pub(crate) fn raise_gather(py: Python<'_>, error: &penstock_gather::Error) -> PyErr {
+    use penstock_gather::Error as Gather;
+    match error {
+        Gather::Io(error) => raise_transfer(py, error),
+        Gather::OutOfRange { .. } => PyIndexError::new_err(error.to_string()),
+        Gather::Damaged { path, .. } => {
+            let fields = PyDict::new(py);
+            let (directory, file) = (path.parent(), path.file_name());
+            let described = fields
+                .set_item("path", directory.map(Path::as_os_str))
+                .and_then(|()| fields.set_item("file", file));
+            let message = format!("{error}; restore the table from a copy");
+            described
+                .and_then(|()| construct(py, "CorruptCheckpointError", &message, &fields))
+                .unwrap_or_else(|failure| failure)
+        }
+        _ => PyRuntimeError::new_err(error.to_string()),
+    }
 }
 
 /// What went wrong, and why.

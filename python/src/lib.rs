@@ -15,6 +15,7 @@ mod call;
 mod checkpoint;
 mod digests;
 mod errors;
+mod features;
 mod job;
 mod names;
 mod offload;
@@ -49,6 +50,8 @@ mod _native {
     use crate::checkpoint::{Checkpoint, open};
     #[pymodule_export]
     use crate::digests::{chunk_digests, combine_digests, digests, dtypes};
+    #[pymodule_export]
+    use crate::features::{RowBatch, RowCache, RowReader};
     #[pymodule_export]
     use crate::job::{Arena, Job};
     #[pymodule_export]

@@ -116,7 +116,7 @@ impl DataFile {
         }
     }
 
-    fn to_read(&self) -> Target {
+    pub(crate) fn to_read(&self) -> Target {
         Target {
             file: Arc::clone(&self.file),
             edges: None,
@@ -218,10 +218,7 @@ impl Executor {
 
     /// A claim on the device.
     fn share(&self, py: Python<'_>, weight: u32) -> PyResult<Share> {
-        let inner = match &*self.inner() {
-            Some(inner) => raised(py, inner.share(weight))?,
-            None => return Err(PyRuntimeError::new_err("the program ends")),
-        };
+        let inner = self.claim(py, weight)?;
         Ok(Share { inner })
     }
 
@@ -233,6 +230,13 @@ impl Executor {
 }
 
 impl Executor {
+    pub(crate) fn claim(&self, py: Python<'_>, weight: u32) -> PyResult<executor::Share> {
+        match &*self.inner() {
+            Some(inner) => raised(py, inner.share(weight)),
+            None => Err(PyRuntimeError::new_err("the program ends")),
+        }
+    }
+
     fn inner(&self) -> MutexGuard<'_, Option<executor::Executor>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -391,6 +395,13 @@ impl Bell {
     /// The keys of those that have ended since.
     fn take(&self) -> Vec<u64> {
         self.inner.take()
+    }
+}
+
+impl Bell {
+    /// What rings it with a key.
+    pub(crate) fn ringing(&self, key: u64) -> Box<dyn FnOnce() + Send> {
+        self.inner.ringing(key)
     }
 }
 

@@ -291,6 +291,26 @@ pub(crate) fn landing(array: NativeArray) -> PyResult<Landing> {
     })
 }
 
+/// An array without gaps, in its order, to copy from.
+pub(crate) fn contiguous(array: NativeArray) -> PyResult<HostRegion> {
+    let bytes = checked_bytes(&array)?;
+    let (address, _, strides, _, owner) = array;
+    if strides.is_some() {
+        return Err(PyValueError::new_err("it has to be contiguous"));
+    }
+    // SAFETY: as for `source`.
+    Ok(unsafe { HostRegion::contiguous(address, bytes, Box::new(owner)) })
+}
+
+/// A copy of an array of `uint32` without gaps.
+pub(crate) fn words(array: NativeArray) -> PyResult<Vec<u32>> {
+    let region = contiguous(array)?;
+    let mut bytes = vec![0; region.len() as usize];
+    region.copy_to(0, &mut bytes);
+    let words = bytes.as_chunks::<4>().0;
+    Ok(words.iter().map(|word| u32::from_ne_bytes(*word)).collect())
+}
+
 /// An array to write from.
 pub(crate) fn supply(array: NativeArray) -> PyResult<Source> {
     let bytes = checked_bytes(&array)?;

@@ -19,6 +19,7 @@ mod memory;
 mod pool;
 mod region;
 mod reserve;
+mod slots;
 mod stock;
 mod streaming;
 mod strided;
@@ -36,6 +37,7 @@ pub use memory::{Memory, MemoryHandle};
 pub use pool::Pool;
 pub use region::{HostRegion, HostRegionMut};
 pub use reserve::reserve;
+pub use slots::{Pinned, Slots};
 pub use stock::{Stock, Stocked};
 pub use watch::{Edges, Unwatchable, Watch};
 

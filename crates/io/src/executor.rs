@@ -34,7 +34,7 @@ use crate::{Error, Result};
 
 pub use bell::Bell;
 pub use pieces::page_bytes;
-pub use request::{Kind, Landing, Request, Source, Target};
+pub use request::{Arrived, Kind, Landing, Request, Source, Target, Visit, Visitor};
 pub use transfer::{Moved, Transfer};
 
 use pieces::Rest;
@@ -82,6 +82,7 @@ pub struct Executor {
     threads: Vec<JoinHandle<()>>,
     engine: &'static str,
     fallback: Option<String>,
+    block_bytes: u64,
     process: u32,
 }
 
@@ -139,6 +140,7 @@ impl Executor {
             threads,
             engine: "given",
             fallback: None,
+            block_bytes: block_bytes as u64,
             process: std::process::id(),
         })
     }
@@ -162,6 +164,7 @@ impl Executor {
         Ok(Share {
             id: self.shared.add_share(weight),
             shared: Arc::clone(&self.shared),
+            block_bytes: self.block_bytes,
             process: self.process,
         })
     }
@@ -194,17 +197,28 @@ impl fmt::Debug for Executor {
 pub struct Share {
     id: usize,
     shared: Arc<Shared>,
+    block_bytes: u64,
     process: u32,
 }
 
 impl Share {
+    /// What one operation moves at most.
+    pub fn block_bytes(&self) -> u64 {
+        self.block_bytes
+    }
+
     /// Hands requests over, waiting where too many wait already.
+    ///
+    /// What is visited has to fit into a block.
     ///
     /// Of writes among them that have bytes in common, one past the page cache and one through it, it
     /// is not said what the pages hold then, and the system may call it an I/O error.
     ///
     /// # Errors
     /// [`Error::Forked`]; what goes wrong later is the transfer's to tell.
+    ///
+    /// # Panics
+    /// If a visited request is longer than a block.
     pub fn submit(&self, requests: Vec<Request>) -> Result<Transfer> {
         self.hand_over(requests, Vec::new())
     }
@@ -220,6 +234,14 @@ impl Share {
 
     fn hand_over(&self, requests: Vec<Request>, syncs: Vec<Arc<File>>) -> Result<Transfer> {
         check_process(self.process)?;
+        let is_fitting = |one: &Request| match &one.kind {
+            Kind::Read(Landing::Visited(visit)) => visit.bytes <= self.block_bytes,
+            Kind::Read(_) | Kind::Write(_) => true,
+        };
+        assert!(
+            requests.iter().all(is_fitting),
+            "a visited request is longer than a block"
+        );
         let rests: Vec<Rest> = requests
             .into_iter()
             .map(Rest::of)

@@ -40,8 +40,13 @@ impl Bell {
     /// # Errors
     /// [`Error::Forked`]: it would never ring.
     pub fn hang(&self, transfer: &Transfer, key: u64) -> Result<()> {
+        transfer.on_done(self.ringing(key))
+    }
+
+    /// What rings it with a key, for whatever else ends.
+    pub fn ringing(&self, key: u64) -> Box<dyn FnOnce() + Send> {
         let inner = Arc::clone(&self.inner);
-        transfer.on_done(Box::new(move || inner.ring(key)))
+        Box::new(move || inner.ring(key))
     }
 
     /// The keys of the transfers that have ended since they were asked for last; it is silent then.

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use super::request::{Kind, Landing, Request, Source, Target};
+use super::request::{Kind, Landing, Request, Source, Target, Visit, Visitor};
 use crate::buffer::{HostRegion, IoBuf};
 use crate::file::{Alignment, File};
 
@@ -44,8 +44,8 @@ pub(super) struct Piece {
 }
 
 pub(super) enum Way {
-    /// Straight into the caller's memory.
-    Read(IoBuf),
+    /// Straight into the caller's memory, and whoever is to hear of it.
+    Read(IoBuf, Option<Box<dyn Visitor>>),
     /// Into staging, which holds whole units from `offset - before` on, and from there.
     ReadStaged {
         landing: Landing,
@@ -62,7 +62,7 @@ impl Piece {
     /// What it does, as a verb.
     pub(super) fn operation(&self) -> &'static str {
         match self.way {
-            Way::Read(_) | Way::ReadStaged { .. } => "read",
+            Way::Read(..) | Way::ReadStaged { .. } => "read",
             Way::Write(_) | Way::WriteStaged(_) => "write",
             Way::Sync => "fdatasync",
         }
@@ -76,7 +76,7 @@ impl Piece {
                 (before + self.bytes).next_multiple_of(unit as u64) as usize
             }
             Way::WriteStaged(_) => self.bytes as usize,
-            Way::Read(_) | Way::Write(_) | Way::Sync => 0,
+            Way::Read(..) | Way::Write(_) | Way::Sync => 0,
         }
     }
 }
@@ -165,14 +165,25 @@ impl Rest {
         let len = landing.len();
         let file = Arc::clone(&self.target.file);
         let straight = straight_read(&landing, self.offset, file.alignment());
-        let bytes = straight.bytes(len).min(block_left);
+        let bytes = match landing.is_whole() {
+            true => len,
+            false => straight.bytes(len).min(block_left),
+        };
         if bytes < len {
             self.left = Left::Read(landing.split_off(bytes));
         }
         let offset = self.offset;
         self.offset += bytes;
         let way = match (straight, landing) {
-            (Straight::For(_), Landing::Window(buf)) => Way::Read(buf),
+            (Straight::For(_), Landing::Window(buf)) => Way::Read(buf, None),
+            (
+                Straight::For(straight),
+                Landing::Visited(Visit {
+                    memory: Some(buf),
+                    visitor,
+                    ..
+                }),
+            ) if straight == len => Way::Read(buf, Some(visitor)),
             (_, landing) => {
                 let before = offset % file.alignment().offset as u64;
                 Way::ReadStaged { landing, before }
@@ -252,7 +263,11 @@ impl Straight {
 }
 
 fn straight_read(landing: &Landing, offset: u64, alignment: Alignment) -> Straight {
-    let Landing::Window(buf) = landing else {
+    let (Landing::Window(buf)
+    | Landing::Visited(Visit {
+        memory: Some(buf), ..
+    })) = landing
+    else {
         return Straight::Never;
     };
     let len = buf.len() as u64;

@@ -1,5 +1,6 @@
 //! What callers ask of an executor: bytes of a file, from or to memory that lies anyhow.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::buffer::{HostRegion, IoBuf, Scatter};
@@ -22,6 +23,55 @@ pub enum Landing {
     Window(IoBuf),
     /// Items at strides; the run is the content in row-major order.
     Scattered(Scatter),
+    /// Wherever a visitor takes the bytes.
+    Visited(Visit),
+}
+
+/// What is done with the bytes of a request when they are there, on a thread of the executor.
+///
+/// It is dropped unheard where they do not come. It must not wait.
+pub trait Visitor: Send {
+    /// All bytes of the request, in its order: in the memory of the visit if it has some, which is
+    /// given back, else in memory that is used again.
+    fn arrived(self: Box<Self>, bytes: Arrived<'_>);
+}
+
+/// Where bytes of a visited request are.
+pub enum Arrived<'a> {
+    /// In the memory of the visit.
+    Own(IoBuf),
+    /// In memory of the executor.
+    Lent(&'a [u8]),
+}
+
+impl Arrived<'_> {
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        match self {
+            Arrived::Own(buf) => buf.as_slice(),
+            Arrived::Lent(bytes) => bytes,
+        }
+    }
+}
+
+/// A request of at most a block, which is one operation, and whose bytes a [`Visitor`] takes.
+pub struct Visit {
+    /// How many.
+    pub bytes: u64,
+    /// Where they go, if the caller has a place for them: they land there without a copy where
+    /// direct I/O can reach it.
+    pub memory: Option<IoBuf>,
+    /// Who takes them.
+    pub visitor: Box<dyn Visitor>,
+}
+
+impl fmt::Debug for Visit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Visit")
+            .field("bytes", &self.bytes)
+            .field("memory", &self.memory)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Memory to write from, which nobody changes meanwhile.
@@ -59,12 +109,18 @@ impl Landing {
         match self {
             Landing::Window(buf) => buf.len() as u64,
             Landing::Scattered(scatter) => scatter.range().end - scatter.range().start,
+            Landing::Visited(visit) => visit.bytes,
         }
     }
 
     /// Whether there is nothing to read.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Whether it is one operation, whatever its length.
+    pub(super) fn is_whole(&self) -> bool {
+        matches!(self, Landing::Visited(_))
     }
 
     /// Cuts it in two: `self` keeps the first `bytes`, the result takes the rest.
@@ -75,16 +131,32 @@ impl Landing {
                 let at = scatter.range().start + bytes;
                 Landing::Scattered(scatter.split_off(at))
             }
+            Landing::Visited(_) => unreachable!("what is visited is one operation"),
         }
     }
 
     /// Takes its bytes.
-    pub(super) fn fill(&mut self, bytes: &[u8]) {
+    pub(super) fn fill(self, bytes: &[u8]) {
         match self {
-            Landing::Window(buf) => buf.as_mut_slice().copy_from_slice(bytes),
-            Landing::Scattered(scatter) => {
+            Landing::Window(mut buf) => buf.as_mut_slice().copy_from_slice(bytes),
+            Landing::Scattered(mut scatter) => {
                 let at = scatter.range().start;
                 scatter.fill(at, bytes);
+            }
+            Landing::Visited(Visit {
+                memory: None,
+                visitor,
+                ..
+            }) => {
+                visitor.arrived(Arrived::Lent(bytes));
+            }
+            Landing::Visited(Visit {
+                memory: Some(mut buf),
+                visitor,
+                ..
+            }) => {
+                buf.as_mut_slice().copy_from_slice(bytes);
+                visitor.arrived(Arrived::Own(buf));
             }
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use slab::Slab;
 
 use super::pieces::{Piece, Way};
-use super::request::Landing;
+use super::request::{Arrived, Landing, Visitor};
 use super::schedule::Next;
 use super::shared::{Found, Shared};
 use super::transfer::{Cause, Failure, Moved, State};
@@ -45,6 +45,8 @@ struct Flying {
     is_staged: bool,
     /// Where the bytes go from staging, and how many others come before them there.
     landing: Option<(Landing, u64)>,
+    /// Who hears of bytes that went straight.
+    visitor: Option<Box<dyn Visitor>>,
 }
 
 impl Flying {
@@ -72,9 +74,13 @@ impl Flying {
         if arrived < self.bytes {
             return Err(self.failure(self.offset + arrived, Cause::End));
         }
-        if let (Some((landing, before)), Some(buf)) = (&mut self.landing, buf) {
-            let before = *before as usize;
-            landing.fill(&buf.as_slice()[before..before + self.bytes as usize]);
+        match (self.landing.take(), self.visitor.take(), buf) {
+            (Some((landing, before)), _, Some(buf)) => {
+                let before = before as usize;
+                landing.fill(&buf.as_slice()[before..before + self.bytes as usize]);
+            }
+            (None, Some(visitor), Some(buf)) => visitor.arrived(Arrived::Own(buf)),
+            _ => {}
         }
         Ok(Moved {
             bytes: self.bytes,
@@ -191,7 +197,7 @@ impl Worker {
             bytes,
             way,
         } = piece;
-        let mut landing = None;
+        let (mut landing, mut visitor) = (None, None);
         let kind = match (way, staging) {
             (
                 Way::ReadStaged {
@@ -208,7 +214,10 @@ impl Worker {
                 copied.copy_to(buf.as_mut_slice());
                 OpKind::Write { offset, buf }
             }
-            (Way::Read(buf), _) => OpKind::Read { offset, buf },
+            (Way::Read(buf, visited_by), _) => {
+                visitor = visited_by;
+                OpKind::Read { offset, buf }
+            }
             (Way::Write(buf), _) => OpKind::Write { offset, buf },
             (Way::Sync, _) => OpKind::SyncData,
             (Way::ReadStaged { .. } | Way::WriteStaged(_), None) => {
@@ -223,6 +232,7 @@ impl Worker {
             bytes,
             is_staged: staged_bytes > 0,
             landing,
+            visitor,
         });
         let op = Op {
             token: key as u64,

@@ -1,0 +1,155 @@
+//! Rows in memory, for all tables of a size that share a budget.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use penstock_io::buffer::{IoBuf, Slots};
+
+use crate::batch::Waiting;
+use crate::error::Result;
+use crate::index::{Index, Policy, Slot};
+
+/// Rows of tables, each in a slot.
+#[derive(Debug)]
+pub struct Cache {
+    slots: Arc<Slots>,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) index: Index,
+    /// Of each slot, what waits for the row that comes into it.
+    coming: Vec<Option<Box<Coming>>>,
+    next_table: u64,
+}
+
+/// A row on its way.
+#[derive(Debug, Default)]
+struct Coming {
+    /// The batch that reads it, of which table.
+    batch: (u64, u64),
+    waiting: Vec<Waiting>,
+}
+
+/// What a cache says of a row.
+pub(crate) enum Found {
+    /// It is in that slot.
+    Here(Slot),
+    /// A batch reads it: this one, or another one.
+    Comes { is_own: bool },
+    /// It is to be read, into a slot of its own if there is one.
+    Missing(Option<Claimed>),
+}
+
+/// A slot that a row is to come into.
+#[derive(Debug)]
+pub(crate) struct Claimed {
+    pub(crate) key: u64,
+    pub(crate) slot: Slot,
+    pub(crate) memory: IoBuf,
+}
+
+impl Cache {
+    /// Room for so many rows of so many bytes.
+    ///
+    /// # Errors
+    /// The system has no memory for it.
+    pub fn new(slots: Slot, row_bytes: usize, policy: Policy) -> Result<Cache> {
+        Ok(Cache {
+            slots: Slots::allocate(slots, row_bytes)?,
+            inner: Mutex::new(Inner {
+                index: Index::new(slots, policy),
+                coming: (0..slots).map(|_| None).collect(),
+                next_table: 0,
+            }),
+        })
+    }
+
+    /// Bytes of a slot.
+    pub fn row_bytes(&self) -> usize {
+        self.slots.stride_bytes()
+    }
+
+    /// A number for a table, by which its rows are known.
+    pub(crate) fn add_table(&self) -> u64 {
+        let mut inner = self.lock();
+        inner.next_table += 1;
+        inner.next_table - 1
+    }
+
+    pub(crate) fn slots(&self) -> &Arc<Slots> {
+        &self.slots
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Finds a row, or has it come with a batch that is about to read it.
+    pub(crate) fn find(&self, inner: &mut Inner, key: u64, batch: (u64, u64)) -> Found {
+        let Inner { index, coming, .. } = inner;
+        if let Some(slot) = index.find(key) {
+            return match &coming[slot as usize] {
+                None => Found::Here(slot),
+                Some(one) => Found::Comes {
+                    is_own: one.batch == batch,
+                },
+            };
+        }
+        let may_go = |slot: Slot| self.slots.is_idle(slot) && coming[slot as usize].is_none();
+        let Some(slot) = index.admit(key, may_go) else {
+            return Found::Missing(None);
+        };
+        let Some(memory) = self.slots.claim(slot) else {
+            // A slot that was given back a moment ago, and is still looked at.
+            index.forget(key);
+            return Found::Missing(None);
+        };
+        inner.coming[slot as usize] = Some(Box::new(Coming {
+            batch,
+            waiting: Vec::new(),
+        }));
+        Found::Missing(Some(Claimed { key, slot, memory }))
+    }
+
+    /// Hands over what waits for a row that is on its way; gives it back where the row is not.
+    pub(crate) fn wait_for(
+        inner: &mut Inner,
+        key: u64,
+        waiting: Waiting,
+    ) -> std::result::Result<(), (Option<Slot>, Waiting)> {
+        let slot = inner.index.find(key);
+        let coming = slot.and_then(|slot| inner.coming[slot as usize].as_mut());
+        match coming {
+            Some(coming) => {
+                coming.waiting.push(waiting);
+                Ok(())
+            }
+            None => Err((slot, waiting)),
+        }
+    }
+
+    /// A row has come: whoever waits for it has it.
+    pub(crate) fn arrived(inner: &mut Inner, claimed: Claimed) {
+        let coming = inner.coming[claimed.slot as usize].take();
+        for waiting in coming.into_iter().flat_map(|one| one.waiting) {
+            waiting.have(claimed.memory.as_slice());
+        }
+        // Under the lock: nobody finds it here and cannot read it.
+        drop(claimed.memory);
+    }
+
+    /// A row does not come, whose memory went with what was to bring it.
+    pub(crate) fn lost_straight(inner: &mut Inner, key: u64, slot: Slot) {
+        inner.index.forget(key);
+        drop(inner.coming[slot as usize].take());
+    }
+
+    /// A row does not come.
+    pub(crate) fn lost(inner: &mut Inner, claimed: Claimed) {
+        inner.index.forget(claimed.key);
+        let coming = inner.coming[claimed.slot as usize].take();
+        drop(claimed.memory);
+        drop(coming);
+    }
+}

@@ -1,0 +1,172 @@
+//! What becomes of rows when their bytes are there, on a thread of the executor.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use penstock_io::executor::{Arrived, Visitor};
+
+use crate::batch::{Damage, Place, State};
+use crate::cache::{Cache, Claimed};
+use crate::checks::BLOCK_BYTES;
+use crate::reader::Shared;
+use crate::table::Span;
+
+/// A row that is read once, and all places that it goes to.
+#[derive(Debug)]
+pub(crate) struct Row {
+    pub(crate) row: u64,
+    pub(crate) claimed: Option<Claimed>,
+    pub(crate) places: Vec<Place>,
+}
+
+/// The rows of one request.
+pub(crate) struct Landing {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) state: Arc<State>,
+    pub(crate) span: Span,
+    /// In ascending order.
+    pub(crate) rows: Vec<Row>,
+    /// What the memory of the request was, which lands in it without a copy.
+    pub(crate) straight: Straight,
+    /// Whether all of it was read before, and was damaged or lost.
+    pub(crate) is_again: bool,
+}
+
+/// Where a row lands without a copy.
+#[derive(Debug)]
+pub(crate) enum Straight {
+    /// Nowhere: it goes through the executor's memory.
+    No,
+    /// In the place of a result that is left out of the row's places.
+    Place,
+    /// In the slot that it is to have; what is left of the claim.
+    Slot { key: u64, slot: u32 },
+}
+
+impl Visitor for Landing {
+    fn arrived(mut self: Box<Self>, arrived: Arrived<'_>) {
+        let shared = Arc::clone(&self.shared);
+        let damaged = shared.table.damaged(&self.span, arrived.as_slice());
+        shared
+            .counts
+            .read_bytes
+            .fetch_add(self.span.bytes.end - self.span.bytes.start, Relaxed);
+        if !damaged.is_empty() {
+            self.damaged(&damaged, arrived);
+            return;
+        }
+        let rows = std::mem::take(&mut self.rows);
+        let mut claims = Vec::new();
+        for row in rows {
+            self.land(row, arrived.as_slice(), &mut claims);
+        }
+        self.keep(arrived, claims);
+    }
+}
+
+impl Landing {
+    fn bytes_of<'a>(&self, row: u64, bytes: &'a [u8]) -> &'a [u8] {
+        let table = &self.shared.table;
+        let start = (table.span(row).bytes.start - self.span.bytes.start) as usize;
+        &bytes[start..start + table.value_bytes() as usize]
+    }
+
+    /// Copies a row wherever it goes.
+    fn land(&self, row: Row, bytes: &[u8], claims: &mut Vec<Claimed>) {
+        let bytes = self.bytes_of(row.row, bytes);
+        for mut place in row.places {
+            place.memory.as_mut_slice().copy_from_slice(bytes);
+        }
+        if let Some(mut claimed) = row.claimed {
+            claimed.memory.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+            claims.push(claimed);
+        }
+    }
+
+    /// Has rows stay in the slots that they are in now.
+    fn keep(&mut self, arrived: Arrived<'_>, mut claims: Vec<Claimed>) {
+        let straight = std::mem::replace(&mut self.straight, Straight::No);
+        if let (Straight::Slot { key, slot }, Arrived::Own(memory)) = (straight, arrived) {
+            claims.push(Claimed { key, slot, memory });
+        }
+        if let (Some(cache), false) = (&self.shared.cache, claims.is_empty()) {
+            let mut inner = cache.lock();
+            for claimed in claims {
+                Cache::arrived(&mut inner, claimed);
+            }
+        }
+    }
+
+    /// Blocks are not those that were written: what is in others counts, what is in them is read
+    /// once more.
+    fn damaged(&mut self, blocks: &[u64], arrived: Arrived<'_>) {
+        let table = &self.shared.table;
+        let is_damaged = |row: u64| {
+            let bytes = table.span(row).bytes;
+            let hit = |&&start: &&u64| start < bytes.end && bytes.start < start + BLOCK_BYTES;
+            blocks.iter().find(hit).copied()
+        };
+        let (mut good, mut bad) = (Vec::new(), Vec::new());
+        for row in std::mem::take(&mut self.rows) {
+            match is_damaged(row.row) {
+                None => good.push(row),
+                Some(start) => bad.push((row, start)),
+            }
+        }
+        let mut claims = Vec::new();
+        for row in good {
+            self.land(row, arrived.as_slice(), &mut claims);
+        }
+        if let (Some((row, start)), true) = (bad.first(), self.is_again) {
+            let segment_end = table.segment_bytes(self.span.segment);
+            self.state.damage(Damage {
+                row: row.row,
+                path: table.target(self.span.segment).file.path().to_owned(),
+                offset: table.offset(self.span.segment, *start),
+                bytes: BLOCK_BYTES.min(segment_end - start),
+            });
+        }
+        let mut rows: Vec<Row> = bad.into_iter().map(|(row, _)| row).collect();
+        match (std::mem::replace(&mut self.straight, Straight::No), arrived) {
+            // One row is all there is.
+            (Straight::Place, Arrived::Own(memory)) => {
+                let row = rows[0].row;
+                rows[0].places.push(Place { row, memory });
+            }
+            (Straight::Slot { key, slot }, Arrived::Own(memory)) => {
+                rows[0].claimed = Some(Claimed { key, slot, memory });
+            }
+            _ => {}
+        }
+        self.rows = rows;
+        self.keep(Arrived::Lent(&[]), claims);
+    }
+}
+
+impl Drop for Landing {
+    /// What did not come is for whoever waits for the batch to read again, if that helps.
+    fn drop(&mut self) {
+        let rows = std::mem::take(&mut self.rows);
+        let mut places = Vec::new();
+        let mut claims = Vec::new();
+        for row in rows {
+            places.extend(row.places);
+            claims.extend(row.claimed);
+        }
+        if let (Some(cache), false) = (&self.shared.cache, claims.is_empty()) {
+            let mut inner = cache.lock();
+            for claimed in claims {
+                Cache::lost(&mut inner, claimed);
+            }
+        }
+        if let Straight::Slot { key, slot } = self.straight
+            && let Some(cache) = &self.shared.cache
+        {
+            // Its memory went with the operation.
+            Cache::lost_straight(&mut cache.lock(), key, slot);
+        }
+        if !places.is_empty() {
+            self.state.lose(places);
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! Rows by id from tables that are larger than memory.
+//!
+//! A [`Table`] is rows of equal bytes in files. A [`Reader`] gathers batches of them: what its
+//! [`Cache`] has is copied, the rest is read with as few requests as bandwidth and latency of the
+//! device ask for, each row once, and lands in the result itself where direct I/O can reach that.
+//!
+//! Promised: a batch that ends well has every row, in the caller's order; where a table has
+//! [`Checks`], every block that was read is the one that was written. Nothing here knows what a
+//! checkpoint is: whoever opens one hands over files, ranges and checksums.
+
+#![forbid(unsafe_code)]
+
+mod batch;
+mod cache;
+mod checks;
+mod error;
+mod index;
+mod landing;
+mod reader;
+mod runs;
+mod table;
+
+pub use batch::Batch;
+pub use cache::Cache;
+pub use checks::{BLOCK_BYTES, Checks};
+pub use error::{Error, Result};
+pub use index::{Index, Policy, Slot};
+pub use reader::{Counts, Reader};
+pub use runs::Merging;
+pub use table::{Segment, Table};

@@ -1,0 +1,420 @@
+//! Gathers batches of a table's rows.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use penstock_io::buffer::IoBuf;
+use penstock_io::executor::{self, Kind, Request, Transfer, Visit};
+
+use crate::batch::{Batch, Place, State, Waiting};
+use crate::cache::{Cache, Claimed, Found};
+use crate::error::{Error, Result};
+use crate::landing::{Landing, Row, Straight};
+use crate::runs::{Merging, Run, runs};
+use crate::table::Table;
+
+/// Rows that are looked up under one lock, and copied behind it.
+const LOOKED_UP: usize = 4096;
+
+/// What was done so far.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Rows that were asked for.
+    pub rows: AtomicU64,
+    /// Of them, those that were in the cache.
+    pub hits: AtomicU64,
+    /// Of them, those that another batch was reading.
+    pub shared: AtomicU64,
+    /// Rows that were read: of those of a batch that are neither, each once.
+    pub read_rows: AtomicU64,
+    /// Requests that read them.
+    pub requests: AtomicU64,
+    /// Bytes that those have read.
+    pub read_bytes: AtomicU64,
+    /// Rows that were read once more, as what came was damaged or another batch's read failed.
+    pub read_again: AtomicU64,
+}
+
+/// A table, a claim on an executor to read it with, and perhaps a cache.
+#[derive(Debug)]
+pub struct Reader {
+    shared: Arc<Shared>,
+}
+
+/// What batches under way need as well.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) table: Table,
+    pub(crate) cache: Option<Arc<Cache>>,
+    pub(crate) counts: Counts,
+    share: executor::Share,
+    merging: Merging,
+    /// What the cache knows its rows by.
+    number: u64,
+    next_batch: AtomicU64,
+    process: u32,
+}
+
+/// A row that has to be read.
+struct Miss {
+    row: u64,
+    position: usize,
+    claimed: Option<Claimed>,
+}
+
+impl Reader {
+    /// Reads a table.
+    ///
+    /// # Panics
+    /// If slots of the cache do not have the size of rows, or a row is longer than a block of the
+    /// executor.
+    pub fn new(
+        table: Table,
+        share: executor::Share,
+        cache: Option<Arc<Cache>>,
+        merging: Merging,
+    ) -> Reader {
+        let fits = |cache: &Cache| cache.row_bytes() as u64 == table.value_bytes();
+        assert!(cache.as_deref().is_none_or(fits), "slots are rows");
+        let merging = Merging {
+            run_bytes_max: merging.run_bytes_max.min(share.block_bytes()),
+            ..merging
+        };
+        Reader {
+            shared: Arc::new(Shared {
+                number: cache.as_ref().map_or(0, |cache| cache.add_table()),
+                table,
+                cache,
+                share,
+                merging,
+                counts: Counts::default(),
+                next_batch: AtomicU64::new(0),
+                process: std::process::id(),
+            }),
+        }
+    }
+
+    /// The table.
+    pub fn table(&self) -> &Table {
+        &self.shared.table
+    }
+
+    /// What was done so far.
+    pub fn counts(&self) -> &Counts {
+        &self.shared.counts
+    }
+
+    /// Begins to gather rows, in the order of their ids, which may repeat.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`], before anything is read; [`Error::Io`] in a fork of the process that
+    /// made the executor.
+    ///
+    /// # Panics
+    /// If `out` does not have the bytes of so many values.
+    pub fn gather(&self, ids: &[u64], mut out: IoBuf) -> Result<Batch> {
+        let shared = &self.shared;
+        let width = shared.table.value_bytes() as usize;
+        assert_eq!(out.len(), ids.len() * width, "room for each row");
+        if shared.process != std::process::id() {
+            let process = shared.process;
+            return Err(penstock_io::Error::Forked { process }.into());
+        }
+        shared.check(ids)?;
+        shared.counts.rows.fetch_add(ids.len() as u64, Relaxed);
+        let mut misses = Vec::new();
+        let mut later = Vec::new();
+        let batch = shared.next_batch.fetch_add(1, Relaxed);
+        match &shared.cache {
+            None => misses.extend((0..ids.len()).map(|position| Miss {
+                row: ids[position],
+                position,
+                claimed: None,
+            })),
+            Some(cache) => {
+                let out = out.as_mut_slice();
+                for first in (0..ids.len()).step_by(LOOKED_UP) {
+                    let last = ids.len().min(first + LOOKED_UP);
+                    let mut looked_up = LookedUp {
+                        batch: (shared.number, batch),
+                        misses: &mut misses,
+                        later: &mut later,
+                    };
+                    shared.look_up(cache, &ids[first..last], first, out, &mut looked_up);
+                }
+            }
+        }
+        let places = carve(out, width, &mut misses, &mut later, ids);
+        shared.begin(places.0, places.1)
+    }
+}
+
+/// What lookups find that is not there.
+struct LookedUp<'a> {
+    batch: (u64, u64),
+    misses: &'a mut Vec<Miss>,
+    /// Positions of rows that another batch reads.
+    later: &'a mut Vec<usize>,
+}
+
+/// Cuts out of a result the places of rows that are not there yet.
+fn carve(
+    mut out: IoBuf,
+    width: usize,
+    misses: &mut Vec<Miss>,
+    later: &mut Vec<usize>,
+    ids: &[u64],
+) -> (Vec<(Miss, Place)>, Vec<Place>) {
+    let mut cut = |position: usize| {
+        let mut memory = out.split_off(position * width);
+        drop(memory.split_off(width));
+        Place {
+            row: ids[position],
+            memory,
+        }
+    };
+    let (mut missing, mut waiting) = (Vec::with_capacity(misses.len()), Vec::new());
+    while let Some(position) = misses
+        .last()
+        .map(|miss| miss.position)
+        .max(later.last().copied())
+    {
+        let place = cut(position);
+        match misses.pop_if(|miss| miss.position == position) {
+            Some(miss) => missing.push((miss, place)),
+            None => {
+                later.pop();
+                waiting.push(place);
+            }
+        }
+    }
+    (missing, waiting)
+}
+
+impl Shared {
+    fn check(&self, ids: &[u64]) -> Result<()> {
+        let rows = self.table.rows();
+        match ids.iter().position(|&id| id >= rows) {
+            None => Ok(()),
+            Some(position) => Err(Error::OutOfRange {
+                position,
+                id: i128::from(ids[position]),
+                rows,
+            }),
+        }
+    }
+
+    fn key(&self, row: u64) -> u64 {
+        self.number << 48 | row
+    }
+
+    /// Copies what the cache has of some ids, and notes the rest.
+    fn look_up(
+        &self,
+        cache: &Cache,
+        ids: &[u64],
+        first: usize,
+        out: &mut [u8],
+        found: &mut LookedUp<'_>,
+    ) {
+        let width = self.table.value_bytes() as usize;
+        let mut hits = Vec::with_capacity(ids.len());
+        let mut inner = cache.lock();
+        for (index, &row) in ids.iter().enumerate() {
+            let position = first + index;
+            match cache.find(&mut inner, self.key(row), found.batch) {
+                Found::Here(slot) => {
+                    let pinned = cache.slots().pin(slot);
+                    hits.push((
+                        position,
+                        pinned.expect("who writes to a slot has it coming"),
+                    ));
+                }
+                Found::Comes { is_own: false } => found.later.push(position),
+                Found::Comes { is_own: true } => found.misses.push(Miss {
+                    row,
+                    position,
+                    claimed: None,
+                }),
+                Found::Missing(claimed) => found.misses.push(Miss {
+                    row,
+                    position,
+                    claimed,
+                }),
+            }
+        }
+        drop(inner);
+        self.counts.hits.fetch_add(hits.len() as u64, Relaxed);
+        for (position, pinned) in hits {
+            let start = position * width;
+            out[start..start + width].copy_from_slice(pinned.as_slice());
+        }
+    }
+
+    /// Has what is missing read, and what others read come from them.
+    fn begin(
+        self: &Arc<Self>,
+        mut missing: Vec<(Miss, Place)>,
+        waiting: Vec<Place>,
+    ) -> Result<Batch> {
+        // The one that has a claim comes first of its row.
+        missing.sort_unstable_by_key(|(miss, _)| (miss.row, miss.claimed.is_none()));
+        let mut rows: Vec<Row> = Vec::with_capacity(missing.len());
+        for (miss, place) in missing {
+            match rows.last_mut() {
+                Some(last) if last.row == miss.row => last.places.push(place),
+                _ => rows.push(Row {
+                    row: miss.row,
+                    claimed: miss.claimed,
+                    places: vec![place],
+                }),
+            }
+        }
+        let state = Arc::new(State::default());
+        let mut transfers = Vec::new();
+        transfers.extend(self.submit(rows, &state, false)?);
+        let rest = self.wait_for_others(waiting, &state);
+        transfers.extend(self.submit(rest, &state, false)?);
+        Ok(Batch::new(self, state, transfers))
+    }
+
+    /// Has rows come from the batches that read them.
+    ///
+    /// # Returns
+    /// Those that are neither on their way any more nor there.
+    fn wait_for_others(&self, waiting: Vec<Place>, state: &Arc<State>) -> Vec<Row> {
+        let Some(cache) = &self.cache else {
+            return Vec::new();
+        };
+        let mut rest = Vec::new();
+        let mut inner = cache.lock();
+        for place in waiting {
+            let waiting = Waiting::new(place, state);
+            let key = self.key(waiting.row());
+            match Cache::wait_for(&mut inner, key, waiting) {
+                Ok(()) => {
+                    self.counts.shared.fetch_add(1, Relaxed);
+                }
+                Err((Some(slot), waiting)) => {
+                    let pinned = cache.slots().pin(slot);
+                    waiting.have(
+                        pinned
+                            .expect("who writes to a slot has it coming")
+                            .as_slice(),
+                    );
+                    self.counts.hits.fetch_add(1, Relaxed);
+                }
+                Err((None, waiting)) => rest.push(waiting),
+            }
+        }
+        drop(inner);
+        let mut places: Vec<Place> = rest.into_iter().filter_map(Waiting::into_place).collect();
+        by_row(&mut places)
+    }
+
+    /// Reads rows once more, past the cache.
+    pub(crate) fn read_again(
+        shared: &Arc<Shared>,
+        state: &Arc<State>,
+        mut places: Vec<Place>,
+    ) -> Result<Option<Transfer>> {
+        shared
+            .counts
+            .read_again
+            .fetch_add(places.len() as u64, Relaxed);
+        shared.submit(by_row(&mut places), state, true)
+    }
+
+    /// Reads rows, which are in order, each once.
+    fn submit(
+        self: &Arc<Self>,
+        rows: Vec<Row>,
+        state: &Arc<State>,
+        is_again: bool,
+    ) -> Result<Option<Transfer>> {
+        if rows.is_empty() {
+            return Ok(None);
+        }
+        let found = runs(&self.table, rows.iter().map(|row| row.row), self.merging);
+        self.counts.read_rows.fetch_add(rows.len() as u64, Relaxed);
+        self.counts.requests.fetch_add(found.len() as u64, Relaxed);
+        let mut rows = rows.into_iter();
+        let requests = found.into_iter().map(|run| {
+            let rows = rows.by_ref().take(run.rows.len()).collect();
+            self.request(run, rows, state, is_again)
+        });
+        let transfer = self.share.submit(requests.collect())?;
+        state.expect(1);
+        let ending = Arc::clone(state);
+        transfer.on_done(Box::new(move || ending.end()))?;
+        Ok(Some(transfer))
+    }
+
+    fn request(
+        self: &Arc<Self>,
+        run: Run,
+        mut rows: Vec<Row>,
+        state: &Arc<State>,
+        is_again: bool,
+    ) -> Request {
+        let Run { span, .. } = run;
+        let target = self.table.target(span.segment).clone();
+        let offset = self.table.offset(span.segment, span.bytes.start);
+        let bytes = span.bytes.end - span.bytes.start;
+        let (mut memory, mut straight) = (None, Straight::No);
+        let alignment = target.file.alignment();
+        let is_reached = |buf: &IoBuf| {
+            buf.len() as u64 == bytes
+                && offset.is_multiple_of(alignment.offset as u64)
+                && bytes.is_multiple_of(alignment.offset as u64)
+                && buf.address().is_multiple_of(alignment.memory)
+        };
+        if let [row] = &mut rows[..] {
+            if let Some(claimed) = row.claimed.take_if(|one| is_reached(&one.memory)) {
+                let Claimed {
+                    key,
+                    slot,
+                    memory: buf,
+                } = claimed;
+                (memory, straight) = (Some(buf), Straight::Slot { key, slot });
+            } else if let Some(place) = row.places.pop_if(|place| is_reached(&place.memory)) {
+                (memory, straight) = (Some(place.memory), Straight::Place);
+            }
+        }
+        let landing = Landing {
+            shared: Arc::clone(self),
+            state: Arc::clone(state),
+            span,
+            rows,
+            straight,
+            is_again,
+        };
+        Request {
+            target,
+            offset,
+            kind: Kind::Read(executor::Landing::Visited(Visit {
+                bytes,
+                memory,
+                visitor: Box::new(landing),
+            })),
+        }
+    }
+}
+
+/// Places as rows, each row once.
+fn by_row(places: &mut Vec<Place>) -> Vec<Row> {
+    places.sort_unstable_by_key(|place| place.row);
+    let mut rows: Vec<Row> = Vec::new();
+    for place in places.drain(..) {
+        match rows.last_mut() {
+            Some(last) if last.row == place.row => last.places.push(place),
+            _ => rows.push(Row {
+                row: place.row,
+                claimed: None,
+                places: vec![place],
+            }),
+        }
+    }
+    rows
+}

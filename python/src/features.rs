@@ -1,0 +1,239 @@
+//! Rows of tables by id.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use penstock_gather::{Batch, Cache, Checks, Error, Merging, Policy, Reader, Segment, Table};
+use penstock_io::buffer::HostRegion;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::call::TURN;
+use crate::errors;
+use crate::offload::{Bell, DataFile, Executor};
+use crate::tensor::{self, NativeArray, TensorTarget};
+
+fn raised<T>(py: Python<'_>, result: Result<T, Error>) -> PyResult<T> {
+    result.map_err(|error| errors::raise_gather(py, &error))
+}
+
+/// Rows in memory that tables share.
+#[pyclass(frozen, module = "penstock._native")]
+pub struct RowCache {
+    inner: Arc<Cache>,
+}
+
+#[pymethods]
+impl RowCache {
+    #[new]
+    fn new(py: Python<'_>, slots: u32, row_bytes: usize, policy: &str) -> PyResult<RowCache> {
+        let policy = match policy {
+            "sieve" => Policy::Sieve,
+            "none" => Policy::None,
+            _ => return Err(PyValueError::new_err(format!("policy={policy:?}"))),
+        };
+        let inner = raised(py, py.detach(|| Cache::new(slots, row_bytes, policy)))?;
+        Ok(RowCache {
+            inner: Arc::new(inner),
+        })
+    }
+}
+
+/// Rows of one table, read by an executor.
+#[pyclass(frozen, module = "penstock._native")]
+pub struct RowReader {
+    inner: Reader,
+}
+
+#[pymethods]
+impl RowReader {
+    /// Segments are files, where in them rows begin, and how many; checks are an array of `uint32`.
+    #[new]
+    #[pyo3(signature = (executor, weight, segments, *, row_bytes, value_bytes, checks, cache, gap_bytes, run_bytes_max))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "they are the keywords of a constructor"
+    )]
+    fn new(
+        py: Python<'_>,
+        executor: &Executor,
+        weight: u32,
+        segments: Vec<(Py<DataFile>, u64, u64)>,
+        row_bytes: u64,
+        value_bytes: u64,
+        checks: Option<NativeArray>,
+        cache: Option<Py<RowCache>>,
+        gap_bytes: u64,
+        run_bytes_max: u64,
+    ) -> PyResult<RowReader> {
+        let share = executor.claim(py, weight)?;
+        let checks = checks
+            .map(tensor::words)
+            .transpose()?
+            .map(Checks::new)
+            .map(Arc::new);
+        let segment = |(file, offset, rows): (Py<DataFile>, u64, u64)| Segment {
+            target: file.get().to_read(),
+            offset,
+            rows,
+        };
+        let segments = segments.into_iter().map(segment).collect();
+        let table = Table::new(segments, row_bytes, value_bytes, checks);
+        let cache = cache.map(|cache| Arc::clone(&cache.get().inner));
+        let merging = Merging {
+            gap_bytes,
+            run_bytes_max,
+        };
+        Ok(RowReader {
+            inner: Reader::new(table, share, cache, merging),
+        })
+    }
+
+    /// Begins to gather the rows of integers, contiguous in memory, into bytes.
+    fn gather(
+        &self,
+        py: Python<'_>,
+        ids: NativeArray,
+        is_signed: bool,
+        out: TensorTarget,
+    ) -> PyResult<RowBatch> {
+        let width = ids.3;
+        let ids = tensor::contiguous(ids)?;
+        let out = tensor::target(out)?.into_buf();
+        let begin = || {
+            let ids = numbers(&ids, width, is_signed, self.inner.table().rows())?;
+            self.inner.gather(&ids, out)
+        };
+        let inner = raised(py, py.detach(begin))?;
+        Ok(RowBatch { inner })
+    }
+
+    /// What was done so far: rows, hits, shared, read rows, requests, read bytes, read again.
+    fn counts(&self) -> [u64; 7] {
+        let counts = self.inner.counts();
+        [
+            &counts.rows,
+            &counts.hits,
+            &counts.shared,
+            &counts.read_rows,
+            &counts.requests,
+            &counts.read_bytes,
+            &counts.read_again,
+        ]
+        .map(|count| count.load(Relaxed))
+    }
+}
+
+/// Ids as numbers of rows.
+fn numbers(ids: &HostRegion, width: usize, is_signed: bool, rows: u64) -> Result<Vec<u64>, Error> {
+    const PIECE: usize = 4096;
+    let count = ids.len() as usize / width;
+    let mut found = Vec::with_capacity(count);
+    let mut bytes = vec![0; PIECE * width];
+    for first in (0..count).step_by(PIECE) {
+        let here = PIECE.min(count - first) * width;
+        ids.copy_to((first * width) as u64, &mut bytes[..here]);
+        let bytes = &bytes[..here];
+        match (width, is_signed) {
+            (1, true) => push(&mut found, bytes, |one| i8::from_ne_bytes(one).into(), rows)?,
+            (1, false) => push(&mut found, bytes, |one| u8::from_ne_bytes(one).into(), rows)?,
+            (2, true) => push(
+                &mut found,
+                bytes,
+                |one| i16::from_ne_bytes(one).into(),
+                rows,
+            )?,
+            (2, false) => push(
+                &mut found,
+                bytes,
+                |one| u16::from_ne_bytes(one).into(),
+                rows,
+            )?,
+            (4, true) => push(
+                &mut found,
+                bytes,
+                |one| i32::from_ne_bytes(one).into(),
+                rows,
+            )?,
+            (4, false) => push(
+                &mut found,
+                bytes,
+                |one| u32::from_ne_bytes(one).into(),
+                rows,
+            )?,
+            (_, true) => push(
+                &mut found,
+                bytes,
+                |one| i64::from_ne_bytes(one).into(),
+                rows,
+            )?,
+            (_, false) => push(
+                &mut found,
+                bytes,
+                |one| u64::from_ne_bytes(one).into(),
+                rows,
+            )?,
+        }
+    }
+    Ok(found)
+}
+
+fn push<const N: usize>(
+    found: &mut Vec<u64>,
+    bytes: &[u8],
+    number: impl Fn([u8; N]) -> i128,
+    rows: u64,
+) -> Result<(), Error> {
+    for one in bytes.as_chunks::<N>().0 {
+        let id = number(*one);
+        match u64::try_from(id) {
+            Ok(row) if row < rows => found.push(row),
+            _ => {
+                let position = found.len();
+                return Err(Error::OutOfRange { position, id, rows });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rows that are being gathered.
+#[pyclass(frozen, module = "penstock._native")]
+pub struct RowBatch {
+    inner: Batch,
+}
+
+#[pymethods]
+impl RowBatch {
+    /// Whether nothing of it is under way.
+    fn done(&self) -> bool {
+        self.inner.is_done()
+    }
+
+    /// Waits until all rows are there, and says whether they are; signals have their turn meanwhile.
+    fn wait(&self, py: Python<'_>, timeout_seconds: Option<f64>) -> PyResult<bool> {
+        if timeout_seconds.is_some_and(f64::is_nan) {
+            let problem = "timeout=nan: must be seconds, or None to wait for ever";
+            return Err(PyValueError::new_err(problem));
+        }
+        let seconds = timeout_seconds.map(|seconds| seconds.clamp(0.0, 1e9));
+        let deadline = seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
+        loop {
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            let turn = left.map_or(TURN, |left| left.min(TURN));
+            if raised(py, py.detach(|| self.inner.wait(Some(turn))))? {
+                return Ok(true);
+            }
+            py.check_signals()?;
+            if left.is_some_and(|left| left <= turn) {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Has a bell rung when nothing of it is under way.
+    fn ring(&self, bell: &Bell, key: u64) {
+        self.inner.on_done(bell.ringing(key));
+    }
+}
