@@ -110,18 +110,17 @@ impl RowReader {
     }
 
     /// What was done so far: rows, hits, shared, read rows, requests, read bytes, read again.
-    fn counts(&self) -> [u64; 7] {
+    fn counts(&self) -> (u64, u64, u64, u64, u64, u64, u64) {
         let counts = self.inner.counts();
-        [
-            &counts.rows,
-            &counts.hits,
-            &counts.shared,
-            &counts.read_rows,
-            &counts.requests,
-            &counts.read_bytes,
-            &counts.read_again,
-        ]
-        .map(|count| count.load(Relaxed))
+        (
+            counts.rows.load(Relaxed),
+            counts.hits.load(Relaxed),
+            counts.shared.load(Relaxed),
+            counts.read_rows.load(Relaxed),
+            counts.requests.load(Relaxed),
+            counts.read_bytes.load(Relaxed),
+            counts.read_again.load(Relaxed),
+        )
     }
 }
 

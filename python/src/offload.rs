@@ -366,6 +366,11 @@ impl Transfer {
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         raised(py, self.inner.cancel())
     }
+
+    /// Has a bell rung when it ends.
+    fn ring(&self, py: Python<'_>, bell: &Bell, key: u64) -> PyResult<()> {
+        raised(py, bell.inner.hang(&self.inner, key))
+    }
 }
 
 /// A descriptor that becomes readable when transfers end.
@@ -385,11 +390,6 @@ impl Bell {
     /// The descriptor.
     fn fileno(&self) -> RawFd {
         self.inner.as_fd().as_raw_fd()
-    }
-
-    /// Has it rung when a transfer ends.
-    fn hang(&self, py: Python<'_>, transfer: &Transfer, key: u64) -> PyResult<()> {
-        raised(py, self.inner.hang(&transfer.inner, key))
     }
 
     /// The keys of those that have ended since.

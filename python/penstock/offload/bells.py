@@ -9,12 +9,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from penstock import _native
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+class Rings(Protocol):
+    """What has an end: a transfer, a batch of rows."""
+
+    def ring(self, bell: _native.Bell, key: int) -> None:
+        """Has a bell rung then."""
 
 
 class Bell:
@@ -25,7 +32,7 @@ class Bell:
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._keys = itertools.count()
 
-    async def wait(self, transfer: _native.Transfer, cancel: Callable[[], None]) -> None:
+    async def wait(self, transfer: Rings, cancel: Callable[[], None]) -> None:
         """Waits until a transfer has ended; ``cancel`` is called if the task is cancelled.
 
         Raises:
@@ -38,7 +45,7 @@ class Bell:
             loop.add_reader(self._native.fileno(), self._answer)
         self._waiting[key] = future
         try:
-            self._native.hang(transfer, key)
+            transfer.ring(self._native, key)
             await future
         except asyncio.CancelledError:
             cancel()

@@ -1,0 +1,74 @@
+"""`Cache`: rows that stay in memory, of all tables that share a budget."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Literal, get_args
+
+from penstock import _native
+from penstock.option_kinds import Number
+
+Policy = Literal["sieve", "none"]
+
+_MEMORY = Number(1, (1 << 63) - 1, "bytes", is_open=False)
+_SLOT_BYTES = 64
+"""What is known of a row that is there: its number, who uses it, when it goes."""
+_SLOTS_MAX = (1 << 32) - 2
+
+
+class Cache:
+    """Memory for rows of tables: ``penstock.features.open(…, cache=cache)``.
+
+    All tables of a process that share it have rows of the same size. What is known of each row
+    counts, so a row of 128 bytes takes 192. A row that is on its way for one batch is not read
+    again for another one.
+
+    Args:
+        memory_bytes: For all of them.
+        policy: Which rows go when others come: ``"sieve"`` (Zhang et al., NSDI 2024) keeps those
+            that were used since it last looked at them; with ``"none"`` nothing is kept.
+
+    Attributes:
+        memory_bytes: The same.
+        policy: The same.
+
+    Raises:
+        ValueError: A value is out of range.
+    """
+
+    def __init__(self, memory_bytes: int, policy: Policy = "sieve") -> None:
+        _MEMORY.check("memory_bytes", memory_bytes)
+        if policy not in get_args(Policy):
+            raise ValueError(f"policy={policy!r}: must be one of {', '.join(get_args(Policy))}")
+        self.memory_bytes = memory_bytes
+        self.policy = policy
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._rows: tuple[int, _native.RowCache] | None = None
+
+    def _of(self, value_bytes: int, name: str) -> _native.RowCache:
+        """The memory, for a table whose rows have so many bytes.
+
+        Raises:
+            ValueError: It has no room for a row, or rows of another size.
+            StorageError: The system has no memory for it.
+        """
+        if self._process != os.getpid():
+            raise ValueError("a cache is of the process that made it: make one in each")
+        with self._lock:
+            if self._rows is None:
+                slots = min(self.memory_bytes // (value_bytes + _SLOT_BYTES), _SLOTS_MAX)
+                if slots == 0:
+                    raise ValueError(
+                        f"memory_bytes={self.memory_bytes}: a row of {name} takes"
+                        f" {value_bytes + _SLOT_BYTES}"
+                    )
+                self._rows = value_bytes, _native.RowCache(slots, value_bytes, self.policy)
+            held_bytes, native = self._rows
+            if held_bytes != value_bytes:
+                raise ValueError(
+                    f"cache: it holds rows of {held_bytes} bytes, and those of {name} have"
+                    f" {value_bytes}: give it a Cache of its own"
+                )
+            return native

@@ -1,0 +1,297 @@
+"""`Features`: a table of rows, read by id."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock import _native
+from penstock.errors import CorruptCheckpointError, PenstockError
+from penstock.features.ids import ids_of
+from penstock.features.pending import PendingRows
+from penstock.features.results import Results, target_of
+from penstock.loading.copying import bump_versions
+from penstock.offload.streaming.stored import FileMark
+from penstock.offload.tensor_io import TensorIO
+from penstock.option_kinds import Number
+from penstock.reports import Fallback
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Self
+
+    from penstock.features.cache import Cache
+    from penstock.features.source import Source
+
+GAP = Number(0, 1 << 30, "bytes", is_open=False)
+_GAP_BYTES = 16 << 10
+"""What a fast drive reads in the time of a request: 2 GB/s through 120,000 of them a second."""
+_RUN_BYTES_MAX = 256 << 10
+"""Requests of more are not faster, and keep what else is to be read waiting."""
+_AHEAD_ROWS = 4096
+"""So many rows are asked for ahead of the batch that a stream waits for, so that the queue of the
+device stays full from one to the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeaturesStats:
+    """What was done with a table since it was opened.
+
+    Attributes:
+        rows: That were asked for.
+        hits: Of them, those that were in the cache.
+        shared: Of them, those that were on their way for another batch.
+        read_rows: That were read: of those of a batch that are neither, each once.
+        requests: That read them.
+        read_bytes: That those have read, with what lies between rows.
+        useful_bytes: Of the rows that were read.
+        read_again: Rows that were read once more, as what came was damaged, or did not come with
+            another batch's request.
+        is_checked: Whether what is read is compared with checksums.
+        engine: ``"uring"`` or ``"threads"``.
+        direct: Whether reads go past the page cache.
+        fallbacks: Ways that were left open and cannot be gone, each with its reason.
+    """
+
+    rows: int
+    hits: int
+    shared: int
+    read_rows: int
+    requests: int
+    read_bytes: int
+    useful_bytes: int
+    read_again: int
+    is_checked: bool
+    engine: str
+    direct: bool
+    fallbacks: tuple[Fallback, ...]
+
+    @property
+    def hit_rate(self) -> float:
+        """The part of the rows that were in memory or on their way."""
+        return (self.hits + self.shared) / self.rows if self.rows else 0.0
+
+    @property
+    def amplification(self) -> float:
+        """Bytes read for each byte that was needed."""
+        return self.read_bytes / self.useful_bytes if self.useful_bytes else 0.0
+
+
+class Features:
+    """Rows of a table that need not fit into memory; `penstock.features.open` makes it.
+
+    Any thread may gather. What is gathered is read past the page cache where the file system allows
+    it, each row once for a batch, with requests that take neighbours together where reading what
+    lies between them takes less time than another request.
+
+    Args:
+        source: Where the rows lie.
+        cache: Has rows stay in memory; None for none.
+        gap_bytes: Between rows, what is rather read than left out.
+        io: Settings of the workers; see `penstock.offload.TensorIO`.
+
+    Attributes:
+        source: The same.
+        shape: Number of rows, and the shape of one.
+        dtype: The name of their type.
+
+    Raises:
+        StorageError: A file cannot be opened, or the engine that was asked for cannot run.
+        CorruptCheckpointError: A file has changed since its rows were found.
+        ValueError: A value is out of range.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        cache: Cache | None = None,
+        gap_bytes: int | None = None,
+        io: TensorIO | None = None,
+    ) -> None:
+        gap_bytes = _GAP_BYTES if gap_bytes is None else gap_bytes
+        GAP.check("gap_bytes", gap_bytes)
+        self.source = source
+        self.shape = (source.rows, *source.row_shape)
+        self.dtype = source.dtype
+        self._value_bytes = source.row_bytes - source.padding_bytes
+        item_bytes = self._value_bytes
+        for size in source.row_shape:
+            item_bytes //= size
+        self._results = Results(source.dtype, item_bytes)
+        self._process = os.getpid()
+        self._io: TensorIO | None = TensorIO() if io is None else io._another()
+        paths = dict.fromkeys(segment.path for segment in source.segments)
+        opened = {path: self._io.open(path) for path in paths}
+        files = [file._opened for file in opened.values()]
+        self._fallbacks = tuple(
+            Fallback(reason, "buffered")
+            for reason in sorted({file.fallback for file in files if file.fallback})
+        )
+        self._is_direct = all(file.direct for file in files)
+        name = source.key or os.path.basename(source.path)
+        with self._io._claim_here().workers(files[0] if files else None) as (executor, _):
+            self._engine = executor.engine
+            self._reader = _native.RowReader(
+                executor,
+                self._io._weight,
+                [
+                    (opened[segment.path]._opened, segment.offset, segment.rows)
+                    for segment in source.segments
+                ],
+                row_bytes=source.row_bytes,
+                value_bytes=self._value_bytes,
+                checks=None if source.checks is None else _words(source.checks),
+                cache=None if cache is None else cache._of(self._value_bytes, name),
+                gap_bytes=gap_bytes,
+                run_bytes_max=max(_RUN_BYTES_MAX, source.row_bytes),
+            )
+        self._check_files()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, ids: Any) -> Any:
+        return self.gather(ids)
+
+    def __repr__(self) -> str:
+        state = " closed" if self._io is None else ""
+        return f"<Features {self.source.path!r} {self.dtype}{list(self.shape)}{state}>"
+
+    def gather(self, ids: Any, out: Any = None) -> Any:
+        """The rows of some ids, in their order, each as often as it is asked for.
+
+        Args:
+            ids: Integers of any type: a tensor, an array or a sequence, of any shape.
+            out: Memory for them: a contiguous tensor or array of the host, of the shape of ``ids``
+                and of a row, and of the table's type.
+
+        Returns:
+            ``out``; else a tensor where ``ids`` is one, and an array elsewhere.
+
+        Raises:
+            IndexError: There is no such row; says which and where.
+            TransferError: Bytes cannot be read.
+            CorruptCheckpointError: A file has changed, or bytes are not those that were written.
+            TypeError: The ids are no integers.
+            ValueError: ``out`` does not fit, or this is closed.
+        """
+        return self.gather_async(ids, out).result()
+
+    def gather_async(self, ids: Any, out: Any = None) -> PendingRows:
+        """Begins to gather rows; see `gather`. The result must not be used before it is done.
+
+        Raises:
+            IndexError: There is no such row; says which and where.
+            TypeError: The ids are no integers.
+            ValueError: ``out`` does not fit, or this is closed.
+        """
+        if self._io is None:
+            raise ValueError(f"{self!r} is closed: open it again")
+        if self._process != os.getpid():
+            raise PenstockError(
+                f"{self.source.path} was opened by process {self._process}, of which this one is a"
+                " fork: open it here"
+            )
+        numbers = ids_of(ids)
+        shape = (*numbers.shape, *self.source.row_shape)
+        if out is None:
+            out = self._results.empty(shape, is_torch=numbers.is_torch)
+        else:
+            self._results.check(out, shape)
+            bump_versions([out])
+        try:
+            native = self._reader.gather(numbers.array, numbers.is_signed, target_of(out))
+        except IndexError as error:
+            raise IndexError(f"{error} ({self._name}; ids are {numbers.kind})") from None
+        return PendingRows(native, out, self._check_files)
+
+    def stream(self, batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        """The rows of batch after batch, the next ones asked for before one is waited for.
+
+        Args:
+            batches: Ids of each; taken ahead, by some thousands of rows and at least one batch.
+
+        Yields:
+            The ids of a batch as they came, and its rows; what `gather` raises ends it.
+        """
+        begun: deque[tuple[Any, PendingRows, int]] = deque()
+        rows = 0
+        try:
+            for ids in batches:
+                pending = self.gather_async(ids)
+                count = max(1, pending.rows.shape[0] if pending.rows.ndim else 1)
+                begun.append((ids, pending, count))
+                rows += count
+                while len(begun) > 1 and rows - begun[0][2] >= _AHEAD_ROWS:
+                    ids, pending, count = begun.popleft()
+                    rows -= count
+                    yield ids, pending.result()
+            while begun:
+                ids, pending, _ = begun.popleft()
+                yield ids, pending.result()
+        finally:
+            # What is left goes on by itself, and holds its memory for so long.
+            begun.clear()
+
+    def stats(self) -> FeaturesStats:
+        """What was done since it was opened."""
+        rows, hits, shared, read_rows, requests, read_bytes, again = self._reader.counts()
+        return FeaturesStats(
+            rows=rows,
+            hits=hits,
+            shared=shared,
+            read_rows=read_rows,
+            requests=requests,
+            read_bytes=read_bytes,
+            useful_bytes=read_rows * self._value_bytes,
+            read_again=again,
+            is_checked=self.source.checks is not None,
+            engine=self._engine,
+            direct=self._is_direct,
+            fallbacks=self._fallbacks,
+        )
+
+    def close(self) -> None:
+        """Lets the files and workers go, once what is under way has ended."""
+        io, self._io = self._io, None
+        if io is not None:
+            io.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _name(self) -> str:
+        key = f"{self.source.key!r} of " if self.source.key else ""
+        return f"{key}{self.source.path}"
+
+    def _check_files(self) -> None:
+        """That nobody has written to them, or put others in their place.
+
+        Raises:
+            CorruptCheckpointError: One has changed.
+        """
+        marks = {segment.path: segment.mark for segment in self.source.segments}
+        for path, mark in marks.items():
+            try:
+                found = FileMark.of(os.stat(path))
+            except OSError:
+                found = None
+            if found != mark:
+                directory, file = os.path.split(path)
+                raise CorruptCheckpointError(
+                    f"{path} has changed since the table was opened: open it again",
+                    path=directory,
+                    file=file,
+                    tensor=self.source.key,
+                )
+
+
+def _words(checks: Any) -> Any:
+    return checks.ctypes.data, (checks.size,), None, checks.itemsize, checks

@@ -1,0 +1,53 @@
+"""Ids of rows, as the native module takes them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from penstock._native import _Array
+
+
+class Ids(NamedTuple):
+    """Numbers of rows.
+
+    Attributes:
+        shape: Of the array that they came in.
+        is_torch: Whether that is a tensor of PyTorch.
+        kind: What its type is called.
+        is_signed: Whether they can be negative.
+        array: Their memory.
+    """
+
+    shape: tuple[int, ...]
+    is_torch: bool
+    kind: str
+    is_signed: bool
+    array: _Array
+
+
+def ids_of(value: Any) -> Ids:
+    """What a caller passes as ids.
+
+    Raises:
+        TypeError: They are no integers.
+    """
+    torch = sys.modules.get("torch")
+    is_torch = torch is not None and isinstance(value, torch.Tensor)
+    if is_torch:
+        if value.device.type != "cpu":
+            raise TypeError(f"ids: a tensor on {value.device}: use one of the host, as of .cpu()")
+        value = value.detach().numpy()
+    found = np.asarray(value)
+    if found.size == 0 and not isinstance(value, np.ndarray):
+        # A list of nothing is of floating-point numbers, by itself.
+        found = found.astype(np.int64)
+    if found.dtype.kind not in "iu":
+        raise TypeError(f"ids: {found.dtype}: use integers")
+    shape, kind = found.shape, found.dtype.name
+    found = np.ascontiguousarray(found, found.dtype.newbyteorder("="))
+    array = found.ctypes.data, (found.size,), None, found.itemsize, found
+    return Ids(shape, is_torch, kind, found.dtype.kind == "i", array)

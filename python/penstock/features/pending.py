@@ -1,0 +1,62 @@
+"""`PendingRows`: rows that are being gathered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.offload.bells import bell_of_loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from penstock import _native
+
+
+class PendingRows:
+    """Rows that are being gathered. It may be dropped: they come, and hold on to their memory.
+
+    It can be awaited too, which is `result`.
+
+    Attributes:
+        rows: The result, not to be used before it is done.
+    """
+
+    __slots__ = ("__weakref__", "_check", "_native", "rows")
+
+    def __init__(self, native: _native.RowBatch, rows: Any, check: Callable[[], None]) -> None:
+        self._native = native
+        self._check = check
+        self.rows = rows
+
+    def done(self) -> bool:
+        """Whether nothing of it is under way; never so in a fork of the process that reads."""
+        return self._native.done()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Waits until all rows are there.
+
+        Args:
+            timeout: For how many seconds at most; for ever without.
+
+        Returns:
+            The rows.
+
+        Raises:
+            TransferError: Bytes cannot be read.
+            CorruptCheckpointError: A file has changed, or bytes are not those that were written.
+            TimeoutError: They are not there in time; they come later.
+            PenstockError: This process is a fork of the one that reads.
+        """
+        if not self._native.wait(timeout):
+            raise TimeoutError(f"the rows are not there after {timeout} s")
+        # Behind the reads: what a file was before says nothing of what came.
+        self._check()
+        return self.rows
+
+    def __await__(self) -> Generator[None, None, Any]:
+        if not self.done():
+            yield from bell_of_loop().wait(self._native, lambda: None).__await__()
+        return self.result()
+
+    def __repr__(self) -> str:
+        return f"<PendingRows {'done' if self.done() else 'under way'}>"

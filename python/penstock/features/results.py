@@ -1,0 +1,96 @@
+"""Memory that rows are gathered into."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock import _native
+from penstock.errors import StorageError
+from penstock.state import dtypes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_KEPT_BYTES = 1 << 30
+"""What is kept of results that nobody has any more, at most."""
+_KEPT_FROM_BYTES = 64 << 10
+"""Smaller ones are left to the system: they have no page faults to save."""
+
+
+class Results:
+    """Makes results, whose memory is kept for the next ones when they are gone.
+
+    Page-aligned, so that storage reaches it, and without the page faults that fresh memory has.
+
+    Args:
+        dtype: The name of the type of an element.
+        item_bytes: What one takes.
+    """
+
+    def __init__(self, dtype: str, item_bytes: int) -> None:
+        self._dtype = dtype
+        self._item_bytes = item_bytes
+        self._stock = _native.Stock(_KEPT_BYTES, False)
+
+    def empty(self, shape: Sequence[int], *, is_torch: bool) -> Any:
+        """A tensor, or an array, of undefined content.
+
+        Raises:
+            StorageError: The system has no memory for it.
+            MissingDependencyError: NumPy has no such type.
+        """
+        sizes = tuple(shape)
+        count = math.prod(sizes)
+        nbytes = count * self._item_bytes
+        if is_torch:
+            torch, kind = dtypes.import_torch(), dtypes.torch_dtype(self._dtype)
+            if nbytes < _KEPT_FROM_BYTES:
+                return torch.empty(sizes, dtype=kind)
+            return torch.frombuffer(self._take(nbytes), dtype=kind, count=count).view(sizes)
+        array_kind = dtypes.numpy_dtype(self._dtype)
+        if nbytes < _KEPT_FROM_BYTES:
+            return np.empty(sizes, array_kind)
+        return np.frombuffer(self._take(nbytes), array_kind, count).reshape(sizes)
+
+    def check(self, out: Any, shape: Sequence[int]) -> None:
+        """Whether a caller's own memory can have the rows.
+
+        Raises:
+            ValueError: It has another shape or type, or is not contiguous or read-only.
+            TypeError: It is neither a tensor nor an array.
+        """
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(out, torch.Tensor):
+            kind, is_good = dtypes.torch_names().get(out.dtype, (None,))[0], out.is_contiguous()
+            is_good = is_good and out.device.type == "cpu" and not out.requires_grad
+        elif isinstance(out, np.ndarray):
+            kind = dtypes.numpy_name(out.dtype)
+            is_good = out.flags.c_contiguous and out.flags.writeable
+        else:
+            raise TypeError(f"out: {type(out).__name__}: use a tensor or an array")
+        if kind != self._dtype or tuple(out.shape) != tuple(shape) or not is_good:
+            raise ValueError(
+                f"out: {kind} of shape {tuple(out.shape)}: needed is a contiguous {self._dtype} of"
+                f" shape {tuple(shape)} in memory of the host that may be written to"
+            )
+
+    def _take(self, nbytes: int) -> _native.HostBuffer:
+        # Batches of graphs are all of different sizes: an eighth more serves the next one as well.
+        step = max(4096, 1 << max(0, nbytes.bit_length() - 4))
+        rounded = -(-nbytes // step) * step
+        try:
+            return self._stock.take(rounded)
+        except StorageError:
+            # Callers hold more than is kept: what they get beyond is theirs alone.
+            return _native.reserve(nbytes, 0)
+
+
+def target_of(result: Any) -> tuple[int, int, Any]:
+    """The memory of a result: address, bytes, and who holds it."""
+    if isinstance(result, np.ndarray):
+        return result.ctypes.data, result.nbytes, result
+    return result.data_ptr(), result.nbytes, (result, result.untyped_storage())

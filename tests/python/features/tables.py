@@ -1,0 +1,69 @@
+"""Tables of known content."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.features.source import Segment, Source
+from penstock.offload.streaming.stored import FileMark
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def table_of(
+    directory: Path,
+    *,
+    rows: int,
+    width: int,
+    dtype: str = "float32",
+    offset: int = 0,
+    padding: int = 0,
+    parts: int = 1,
+    checks: Any = None,
+) -> tuple[Source, np.ndarray[Any, Any]]:
+    """A table in files of its own, and its rows.
+
+    Args:
+        directory: Where.
+        rows: How many.
+        width: Elements of each.
+        dtype: Their type.
+        offset: Bytes before the first row of each file.
+        padding: Elements behind each row that are no values.
+        parts: How many files.
+        checks: Makes checksums of what a file holds; None for none.
+    """
+    rng = np.random.default_rng(rows * 31 + width)
+    stored = rng.integers(0, 250, (rows, width + padding)).astype(dtype)
+    row_bytes = stored[:1].nbytes if rows else (width + padding) * stored.itemsize
+    segments, sums, first = [], [], 0
+    for part, piece in enumerate(np.array_split(stored, parts)):
+        path = directory / f"part-{part}"
+        path.write_bytes(b"\xee" * offset + piece.tobytes())
+        segments.append(
+            Segment(
+                path=str(path),
+                offset=offset,
+                first_row=first,
+                rows=len(piece),
+                mark=FileMark.of(path.stat()),
+            )
+        )
+        first += len(piece)
+        if checks is not None:
+            sums.append(checks(piece.tobytes()))
+    source = Source(
+        path=str(directory),
+        key="",
+        dtype=dtype,
+        row_shape=(width,),
+        row_bytes=row_bytes,
+        rows=rows,
+        segments=tuple(segments),
+        checks=None if checks is None else np.concatenate(sums),
+        padding_bytes=padding * stored.itemsize,
+    )
+    return source, stored[:, :width].copy()
