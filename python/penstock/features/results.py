@@ -54,7 +54,9 @@ class Results:
         array_kind = dtypes.numpy_dtype(self._dtype)
         if nbytes < _KEPT_FROM_BYTES:
             return np.empty(sizes, array_kind)
-        return np.frombuffer(self._take(nbytes), array_kind, count).reshape(sizes)
+        held = self._take(nbytes)
+        elements = np.frombuffer(held, array_kind, count)  # type: ignore[call-overload]
+        return elements.reshape(sizes)
 
     def check(self, out: Any, shape: Sequence[int]) -> None:
         """Whether a caller's own memory can have the rows.
