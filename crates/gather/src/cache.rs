@@ -33,8 +33,8 @@ struct Coming {
 
 /// What a cache says of a row.
 pub(crate) enum Found {
-    /// It is in that slot.
-    Here(Slot),
+    /// It is there.
+    Here,
     /// A batch reads it: this one, or another one.
     Comes { is_own: bool },
     /// It is to be read, into a slot of its own if there is one.
@@ -90,18 +90,18 @@ impl Cache {
         let Inner { index, coming, .. } = inner;
         if let Some(slot) = index.find(key) {
             return match &coming[slot as usize] {
-                None => Found::Here(slot),
+                None => Found::Here,
                 Some(one) => Found::Comes {
                     is_own: one.batch == batch,
                 },
             };
         }
-        let may_go = |slot: Slot| self.slots.is_idle(slot) && coming[slot as usize].is_none();
+        let may_go = |slot: Slot| coming[slot as usize].is_none();
         let Some(slot) = index.admit(key, may_go) else {
             return Found::Missing(None);
         };
         let Some(memory) = self.slots.claim(slot) else {
-            // A slot that was given back a moment ago, and is still looked at.
+            // The memory of one that was lost is on its way back.
             index.forget(key);
             return Found::Missing(None);
         };

@@ -3,19 +3,27 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
 
-use penstock_io::buffer::IoBuf;
+use penstock_io::buffer::{IoBuf, Reading};
 use penstock_io::executor::{self, Kind, Request, Transfer, Visit};
 
 use crate::batch::{Batch, Place, State, Waiting};
 use crate::cache::{Cache, Claimed, Found};
 use crate::error::{Error, Result};
+use crate::index::Slot;
 use crate::landing::{Landing, Row, Straight};
 use crate::runs::{Merging, Run, runs};
 use crate::table::Table;
 
-/// Rows that are looked up under one lock, and copied behind it.
-const LOOKED_UP: usize = 4096;
+/// Rows that are looked up under one lock, and bytes of them that are copied behind it, while nobody
+/// can have other rows come.
+const LOOKED_UP: usize = 16 << 10;
+const COPIED_BYTES: usize = 16 << 20;
+
+/// From so many bytes on several threads copy: to start one takes as long as to copy some of them.
+const SHARED_OUT_BYTES: usize = 4 << 20;
+const COPIERS_MAX: usize = 8;
 
 /// What was done so far.
 #[derive(Debug, Default)]
@@ -134,8 +142,9 @@ impl Reader {
             })),
             Some(cache) => {
                 let out = out.as_mut_slice();
-                for first in (0..ids.len()).step_by(LOOKED_UP) {
-                    let last = ids.len().min(first + LOOKED_UP);
+                let step = LOOKED_UP.min(COPIED_BYTES.div_ceil(width));
+                for first in (0..ids.len()).step_by(step) {
+                    let last = ids.len().min(first + step);
                     let mut looked_up = LookedUp {
                         batch: (shared.number, batch),
                         misses: &mut misses,
@@ -219,36 +228,45 @@ impl Shared {
         found: &mut LookedUp<'_>,
     ) {
         let width = self.table.value_bytes() as usize;
-        let mut hits = Vec::with_capacity(ids.len());
+        let mut there = Vec::with_capacity(ids.len());
+        let mut rest = Vec::new();
         let mut inner = cache.lock();
-        for (index, &row) in ids.iter().enumerate() {
-            let position = first + index;
-            match cache.find(&mut inner, self.key(row), found.batch) {
-                Found::Here(slot) => {
-                    let pinned = cache.slots().pin(slot);
-                    hits.push((
-                        position,
-                        pinned.expect("who writes to a slot has it coming"),
-                    ));
-                }
-                Found::Comes { is_own: false } => found.later.push(position),
-                Found::Comes { is_own: true } => found.misses.push(Miss {
-                    row,
-                    position,
-                    claimed: None,
-                }),
-                Found::Missing(claimed) => found.misses.push(Miss {
-                    row,
-                    position,
-                    claimed,
-                }),
+        for (place, &row) in ids.iter().enumerate() {
+            match inner.index.find(self.key(row)) {
+                Some(slot) => there.push((place, slot)),
+                None => rest.push(place),
             }
         }
+        let reading = cache.slots().read();
         drop(inner);
-        self.counts.hits.fetch_add(hits.len() as u64, Relaxed);
-        for (position, pinned) in hits {
-            let start = position * width;
-            out[start..start + width].copy_from_slice(pinned.as_slice());
+        let out = &mut out[first * width..(first + ids.len()) * width];
+        let coming = copy_all(&reading, &there, out, width);
+        drop(reading);
+        self.counts
+            .hits
+            .fetch_add((there.len() - coming.len()) as u64, Relaxed);
+        if rest.is_empty() && coming.is_empty() {
+            return;
+        }
+        rest.extend(coming);
+        rest.sort_unstable();
+        let mut inner = cache.lock();
+        for place in rest {
+            let (row, position) = (ids[place], first + place);
+            let claimed = match cache.find(&mut inner, self.key(row), found.batch) {
+                // Somebody else had it come meanwhile, or has.
+                Found::Here | Found::Comes { is_own: false } => {
+                    found.later.push(position);
+                    continue;
+                }
+                Found::Comes { is_own: true } => None,
+                Found::Missing(claimed) => claimed,
+            };
+            found.misses.push(Miss {
+                row,
+                position,
+                claimed,
+            });
         }
     }
 
@@ -297,12 +315,9 @@ impl Shared {
                     self.counts.shared.fetch_add(1, Relaxed);
                 }
                 Err((Some(slot), waiting)) => {
-                    let pinned = cache.slots().pin(slot);
-                    waiting.have(
-                        pinned
-                            .expect("who writes to a slot has it coming")
-                            .as_slice(),
-                    );
+                    let reading = cache.slots().read();
+                    let bytes = reading.slot(slot);
+                    waiting.have(bytes.expect("who writes to a slot has it coming"));
                     self.counts.hits.fetch_add(1, Relaxed);
                 }
                 Err((None, waiting)) => rest.push(waiting),
@@ -400,6 +415,61 @@ impl Shared {
             })),
         }
     }
+}
+
+/// Copies slots to places of rows in a result, by several threads where that pays.
+///
+/// # Returns
+/// Places whose slots somebody writes to.
+fn copy_all(
+    reading: &Reading<'_>,
+    there: &[(usize, Slot)],
+    out: &mut [u8],
+    width: usize,
+) -> Vec<usize> {
+    let copiers = match there.len() * width >= SHARED_OUT_BYTES {
+        true => thread::available_parallelism().map_or(1, usize::from),
+        false => 1,
+    };
+    let part = there.len().div_ceil(copiers.min(COPIERS_MAX)).max(1);
+    if part >= there.len() {
+        return copy(reading, there, 0, out, width);
+    }
+    thread::scope(|scope| {
+        let (mut left, mut begin) = (out, 0);
+        let mut copying = Vec::new();
+        for (index, part_of) in there.chunks(part).enumerate() {
+            let end = there.get((index + 1) * part).map(|(place, _)| *place);
+            let bytes = end.map_or(left.len(), |end| (end - begin) * width);
+            let (mine, rest) = left.split_at_mut(bytes);
+            left = rest;
+            copying.push(scope.spawn(move || copy(reading, part_of, begin, mine, width)));
+            begin = end.unwrap_or(begin);
+        }
+        let coming = copying.into_iter().map(|one| one.join());
+        coming
+            .flat_map(|one| one.expect("copying does not panic"))
+            .collect()
+    })
+}
+
+fn copy(
+    reading: &Reading<'_>,
+    there: &[(usize, Slot)],
+    begin: usize,
+    out: &mut [u8],
+    width: usize,
+) -> Vec<usize> {
+    let mut coming = Vec::new();
+    for &(place, slot) in there {
+        let Some(bytes) = reading.slot(slot) else {
+            coming.push(place);
+            continue;
+        };
+        let start = (place - begin) * width;
+        out[start..start + width].copy_from_slice(bytes);
+    }
+    coming
 }
 
 /// Places as rows, each row once.

@@ -37,7 +37,7 @@ pub use memory::{Memory, MemoryHandle};
 pub use pool::Pool;
 pub use region::{HostRegion, HostRegionMut};
 pub use reserve::reserve;
-pub use slots::{Pinned, Slots};
+pub use slots::{Reading, Slots};
 pub use stock::{Stock, Stocked};
 pub use watch::{Edges, Unwatchable, Watch};
 

@@ -1,28 +1,31 @@
-//! Memory in equal slots, each with one writer or any number of readers.
+//! Memory in equal slots, each of which has one writer, or is read.
 
 #![allow(unsafe_code)]
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use super::{IoBuf, Memory};
 use crate::Result;
 
-/// The state of a slot that a writer has; else it is how many readers there are.
-const CLAIMED: u32 = u32::MAX;
-
 /// Equal slots of memory: what is in them stays until somebody claims one to write to it.
+///
+/// Reading costs no more than a look at a flag of each slot. For that nobody claims a slot while
+/// anybody reads, of whichever: reading is for copies, and short.
 pub struct Slots {
     memory: Memory,
     start: NonNull<u8>,
     stride_bytes: usize,
-    states: Box<[AtomicU32]>,
+    /// Of each, whether somebody writes to it.
+    claimed: Box<[AtomicBool]>,
+    /// Read by who reads, written by who claims.
+    gate: RwLock<()>,
 }
 
-// SAFETY: bytes are reached through `Pinned`, while a slot has readers only, and through `IoBuf`s of
-// `claim`, while it has that one writer; the state of each slot says which, and changes atomically.
+// SAFETY: the bytes of a slot are reached through the one `IoBuf` of its claim, and through
+// `Reading` while it is not claimed; it does not become so as long as a `Reading` holds the gate.
 unsafe impl Send for Slots {}
 // SAFETY: as above.
 unsafe impl Sync for Slots {}
@@ -39,13 +42,14 @@ impl Slots {
             start: memory.as_non_null(),
             memory,
             stride_bytes,
-            states: (0..count).map(|_| AtomicU32::new(0)).collect(),
+            claimed: (0..count).map(|_| AtomicBool::new(false)).collect(),
+            gate: RwLock::new(()),
         }))
     }
 
     /// How many there are.
     pub fn count(&self) -> u32 {
-        self.states.len() as u32
+        self.claimed.len() as u32
     }
 
     /// Bytes of each.
@@ -58,62 +62,37 @@ impl Slots {
         self.memory.len()
     }
 
-    /// Whether nobody reads or writes it now.
-    ///
-    /// # Panics
-    /// If there is no such slot.
-    pub fn is_idle(&self, slot: u32) -> bool {
-        self.states[slot as usize].load(Ordering::Relaxed) == 0
-    }
-
-    /// Takes a slot to write to it, until the buffer is dropped; `None` where somebody reads or
-    /// writes it.
+    /// Takes a slot to write to it, until the last window on it is dropped; `None` where somebody
+    /// writes to it. Waits for whoever reads.
     ///
     /// # Panics
     /// If there is no such slot.
     pub fn claim(self: &Arc<Self>, slot: u32) -> Option<IoBuf> {
-        let state = &self.states[slot as usize];
-        state
-            .compare_exchange(0, CLAIMED, Ordering::Acquire, Ordering::Relaxed)
-            .ok()?;
+        let gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
+        if self.claimed[slot as usize].swap(true, Ordering::Acquire) {
+            return None;
+        }
+        drop(gate);
         let owner = Arc::new(Claim {
             slots: Arc::clone(self),
             slot,
         });
         let address = self.address(slot);
         // SAFETY: the slot is within the memory, which is initialised, writable, and lives as long
-        // as the owner; its state, which only the owner's drop changes from here, keeps all others
-        // out of it.
+        // as the owner; it is claimed until the owner goes, which keeps all others out of it.
         Some(unsafe { IoBuf::new(address, self.stride_bytes, owner) })
     }
 
-    /// Takes a slot to read it; `None` where somebody writes it.
-    ///
-    /// # Panics
-    /// If there is no such slot, or 2³² - 2 readers have it.
-    pub fn pin(&self, slot: u32) -> Option<Pinned<'_>> {
-        let state = &self.states[slot as usize];
-        let mut readers = state.load(Ordering::Relaxed);
-        loop {
-            if readers == CLAIMED {
-                return None;
-            }
-            assert!(readers < CLAIMED - 1, "too many readers");
-            let taken = state.compare_exchange_weak(
-                readers,
-                readers + 1,
-                Ordering::Acquire,
-                Ordering::Relaxed,
-            );
-            match taken {
-                Ok(_) => return Some(Pinned { slots: self, slot }),
-                Err(now) => readers = now,
-            }
+    /// Keeps everybody from claiming slots, to read any that is not claimed.
+    pub fn read(&self) -> Reading<'_> {
+        Reading {
+            slots: self,
+            _gate: self.gate.read().unwrap_or_else(PoisonError::into_inner),
         }
     }
 
     fn address(&self, slot: u32) -> NonNull<u8> {
-        // SAFETY: `slot < count`, as its state was looked at, so this is within the memory.
+        // SAFETY: `slot < count`, as its flag was looked at, so this is within the memory.
         unsafe { self.start.add(slot as usize * self.stride_bytes) }
     }
 }
@@ -135,37 +114,35 @@ struct Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.slots.states[self.slot as usize].store(0, Ordering::Release);
+        self.slots.claimed[self.slot as usize].store(false, Ordering::Release);
     }
 }
 
-/// A slot that nobody writes to meanwhile.
-pub struct Pinned<'a> {
+/// The right to read slots; see [`Slots::read`].
+pub struct Reading<'a> {
     slots: &'a Slots,
-    slot: u32,
+    _gate: RwLockReadGuard<'a, ()>,
 }
 
-impl Pinned<'_> {
-    /// Its bytes.
-    pub fn as_slice(&self) -> &[u8] {
-        let address = self.slots.address(self.slot).as_ptr();
+impl Reading<'_> {
+    /// The bytes of a slot; `None` where somebody writes to it.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    pub fn slot(&self, slot: u32) -> Option<&[u8]> {
+        if self.slots.claimed[slot as usize].load(Ordering::Acquire) {
+            return None;
+        }
+        let address = self.slots.address(slot).as_ptr();
         // SAFETY: the slot is within the memory, which is initialised and lives as long as the
-        // borrow of `slots`; its state counts this reader, so nobody writes to it.
-        unsafe { std::slice::from_raw_parts(address, self.slots.stride_bytes) }
+        // borrow of `slots`. Nobody has it claimed, and nobody claims it before `self` goes.
+        Some(unsafe { std::slice::from_raw_parts(address, self.slots.stride_bytes) })
     }
 }
 
-impl Drop for Pinned<'_> {
-    fn drop(&mut self) {
-        self.slots.states[self.slot as usize].fetch_sub(1, Ordering::Release);
-    }
-}
-
-impl fmt::Debug for Pinned<'_> {
+impl fmt::Debug for Reading<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pinned")
-            .field("slot", &self.slot)
-            .finish_non_exhaustive()
+        f.debug_struct("Reading").finish_non_exhaustive()
     }
 }
 
@@ -176,29 +153,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_has_one_writer_or_readers() {
+    fn a_slot_is_written_or_read() {
         let slots = Slots::allocate(3, 1000).unwrap();
         let mut written = slots.claim(1).unwrap();
         written.as_mut_slice().fill(7);
-        assert!(slots.claim(1).is_none() && slots.pin(1).is_none() && !slots.is_idle(1));
+        assert!(slots.claim(1).is_none() && slots.read().slot(1).is_none());
         let rest = written.split_off(10);
         drop(written);
-        assert!(slots.pin(1).is_none(), "part of it is still written to");
-        drop(rest);
-        let (first, second) = (slots.pin(1).unwrap(), slots.pin(1).unwrap());
-        assert!(first.as_slice().iter().all(|&byte| byte == 7));
-        drop(first);
-        assert!(slots.claim(1).is_none());
-        drop(second);
-        assert!(slots.is_idle(1) && slots.claim(1).is_some());
         assert!(
-            slots
-                .pin(0)
-                .unwrap()
-                .as_slice()
-                .iter()
-                .all(|&byte| byte == 0)
+            slots.read().slot(1).is_none(),
+            "part of it is still written to"
         );
+        drop(rest);
+        let reading = slots.read();
+        assert!(reading.slot(1).unwrap().iter().all(|&byte| byte == 7));
+        assert!(reading.slot(0).unwrap().iter().all(|&byte| byte == 0));
+        drop(reading);
+        assert!(slots.claim(1).is_some());
     }
 
     #[test]
@@ -224,8 +195,7 @@ mod tests {
                 });
                 scope.spawn(move || {
                     for turn in 0..200_u32 {
-                        if let Some(pinned) = slots.pin(turn % 2) {
-                            let bytes = pinned.as_slice();
+                        if let Some(bytes) = slots.read().slot(turn % 2) {
                             assert!(bytes.iter().all(|byte| byte == &bytes[0]));
                         }
                     }
