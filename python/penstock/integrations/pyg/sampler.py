@@ -1,0 +1,239 @@
+"""`NeighborSampler`: neighbours of nodes, hop by hop, drawn by PyTorch alone."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, SamplerOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch_geometric.sampler import NodeSamplerInput
+
+    from penstock.integrations.pyg.graph import Edges, EdgeType, Graph
+
+
+class NeighborSampler(BaseSampler):  # type: ignore[misc]
+    """Draws neighbours of nodes, each hop among those of the nodes that the last one has found.
+
+    It has PyG's contract: seeds come first, every node once, in the order in which it was found,
+    edges by local numbers. What is drawn depends on the seed, the epoch and the input nodes alone,
+    so it is the same whoever draws it, when, and how many workers there are.
+
+    Args:
+        graph: Its edges.
+        num_neighbors: Of each hop, how many for a node; -1 for all. A mapping by type of edges
+            where there are several and they differ.
+        replace: Whether a neighbour may be drawn more than once.
+        seed: Of the draws.
+
+    Raises:
+        ValueError: A number is less than -1, or types of edges are missing or have other hops.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]],
+        *,
+        replace: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.graph = graph
+        self.replace = replace
+        self.seed = seed
+        self.epoch = 0
+        kinds = list(graph.edges)
+        if hasattr(num_neighbors, "keys"):
+            missing = [kind for kind in kinds if kind not in num_neighbors]
+            if missing:
+                raise ValueError(f"num_neighbors: {missing[0]} is missing")
+            self.counts = {kind: list(num_neighbors[kind]) for kind in kinds}
+        else:
+            self.counts = {kind: list(num_neighbors) for kind in kinds}
+        hops = {len(counts) for counts in self.counts.values()}
+        if len(hops) > 1 or any(one < -1 for counts in self.counts.values() for one in counts):
+            raise ValueError(
+                "num_neighbors: each type of edges needs as many hops, of -1 (all) or more"
+            )
+        self.hops = hops.pop() if hops else 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Has other neighbours drawn from now on than in other epochs."""
+        self.epoch = epoch
+
+    def sample_from_nodes(
+        self, index: NodeSamplerInput, **_: Any
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        """The neighbourhood of some nodes.
+
+        Raises:
+            ValueError: They have times, which are not looked at here.
+        """
+        if index.time is not None:
+            raise ValueError("time: neighbours are drawn whatever their time: leave it out")
+        seeds = index.node.long()
+        drawn = _Drawn(self, index.input_type, seeds)
+        for hop in range(self.hops):
+            drawn.hop(hop)
+        metadata = (index.input_id, None)
+        if index.input_type is None:
+            return SamplerOutput(
+                node=drawn.nodes[None],
+                row=torch.cat(drawn.rows[None]),
+                col=torch.cat(drawn.cols[None]),
+                edge=torch.cat(drawn.numbers[None]),
+                num_sampled_nodes=drawn.node_counts[None],
+                num_sampled_edges=drawn.edge_counts[None],
+                metadata=metadata,
+            )
+        return HeteroSamplerOutput(
+            node=drawn.nodes,
+            row={kind: torch.cat(parts) for kind, parts in drawn.rows.items()},
+            col={kind: torch.cat(parts) for kind, parts in drawn.cols.items()},
+            edge={kind: torch.cat(parts) for kind, parts in drawn.numbers.items()},
+            num_sampled_nodes=drawn.node_counts,
+            num_sampled_edges=drawn.edge_counts,
+            metadata=metadata,
+        )
+
+    def sample_from_edges(self, *_: Any, **__: Any) -> Any:
+        """Not done here.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError("neighbours of nodes are drawn here, not those of links")
+
+    @property
+    def edge_permutation(self) -> None:
+        """None: edges have the numbers that they were given with."""
+        return
+
+    def generator(self, seeds: torch.Tensor) -> torch.Generator:
+        """What draws for some input nodes."""
+        told = hashlib.blake2b(seeds.numpy().tobytes(), digest_size=8)
+        told.update(f"{self.seed} {self.epoch}".encode())
+        made = torch.Generator()
+        made.manual_seed(int.from_bytes(told.digest()[:8], "little") >> 1)
+        return made
+
+
+class _Drawn:
+    """A neighbourhood, as far as it is drawn."""
+
+    def __init__(self, sampler: NeighborSampler, kind: str | None, seeds: torch.Tensor) -> None:
+        self._sampler = sampler
+        self._edges = sampler.graph.edges
+        types = sampler.graph.nodes
+        empty = torch.empty(0, dtype=torch.long)
+        if kind not in types:
+            raise ValueError(f"input_nodes: there are no nodes of type {kind!r}")
+        if len(seeds) and not 0 <= int(seeds.min()) <= int(seeds.max()) < types[kind]:
+            raise IndexError(f"input_nodes: one is none of {types[kind]} nodes")
+        self._generator = sampler.generator(seeds)
+        self.nodes = dict.fromkeys(types, empty) | {kind: seeds}
+        self._begin = dict.fromkeys(types, 0)
+        self.node_counts = {one: [len(nodes)] for one, nodes in self.nodes.items()}
+        self.rows = {one: [empty] for one in self._edges}
+        self.cols = {one: [empty] for one in self._edges}
+        self.numbers = {one: [empty] for one in self._edges}
+        self.edge_counts: dict[Any, list[int]] = {one: [] for one in self._edges}
+
+    def hop(self, hop: int) -> None:
+        """Neighbours of the nodes that the hop before has found."""
+        frontier = {one: (begin, self.nodes[one][begin:]) for one, begin in self._begin.items()}
+        self._begin = {one: len(nodes) for one, nodes in self.nodes.items()}
+        for kind, edges in self._edges.items():
+            source, target = (None, None) if kind is None else (kind[0], kind[2])
+            begin, nodes = frontier[target]
+            places, slots = _draw(
+                edges,
+                nodes,
+                self._sampler.counts[kind][hop],
+                is_replaced=self._sampler.replace,
+                generator=self._generator,
+            )
+            self.cols[kind].append(places + begin)
+            self.rows[kind].append(self._numbered(source, edges.sources[slots].long()))
+            self.numbers[kind].append(slots if edges.numbers is None else edges.numbers[slots])
+            self.edge_counts[kind].append(len(slots))
+        for one, nodes in self.nodes.items():
+            self.node_counts[one].append(len(nodes) - self._begin[one])
+
+    def _numbered(self, kind: str | None, found: torch.Tensor) -> torch.Tensor:
+        """Local numbers of nodes, of which new ones come behind those that there are."""
+        known = self.nodes[kind]
+        both = torch.cat([known, found])
+        distinct, which = torch.unique(both, return_inverse=True)
+        # Of each, where it comes first.
+        first = torch.full((len(distinct),), len(both), dtype=torch.long)
+        first.scatter_reduce_(0, which, torch.arange(len(both)), "amin")
+        is_new = first >= len(known)
+        new = first[is_new].sort().values
+        numbers = first
+        order = torch.argsort(first[is_new])
+        places = torch.empty(len(new), dtype=torch.long)
+        places[order] = torch.arange(len(new)) + len(known)
+        numbers[is_new] = places
+        self.nodes[kind] = torch.cat([known, both[new]])
+        return numbers[which[len(known) :]]
+
+
+def _draw(
+    edges: Edges,
+    nodes: torch.Tensor,
+    count: int,
+    *,
+    is_replaced: bool,
+    generator: torch.Generator,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Edges that go to some nodes.
+
+    Returns:
+        Of each edge, the place of its node among them, and where it is.
+    """
+    begin = edges.first[nodes]
+    degrees = edges.first[nodes + 1] - begin
+    if count == -1:
+        return _all_of(begin, degrees)
+    if is_replaced:
+        chosen = torch.rand(len(nodes), count, generator=generator, dtype=torch.float64)
+        offsets = (chosen * degrees[:, None]).long()
+        places = torch.arange(len(nodes)).repeat_interleave(count)
+        slots = (begin[:, None] + offsets).view(-1)
+        is_there = (degrees > 0).repeat_interleave(count)
+        return places[is_there], slots[is_there]
+    is_many = degrees > count
+    few_places, few_slots = _all_of(begin, degrees.masked_fill(is_many, 0))
+    many = is_many.nonzero().view(-1)
+    offsets = _distinct(degrees[many], count, generator)
+    places = torch.cat([few_places, many.repeat_interleave(count)])
+    slots = torch.cat([few_slots, (begin[many][:, None] + offsets).view(-1)])
+    places, order = torch.sort(places, stable=True)
+    return places, slots[order]
+
+
+def _all_of(begin: torch.Tensor, degrees: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    places = torch.arange(len(begin)).repeat_interleave(degrees)
+    before = degrees.cumsum(0) - degrees
+    within = torch.arange(len(places)) - before[places]
+    return places, begin[places] + within
+
+
+def _distinct(degrees: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
+    """So many different numbers below each of the degrees, each set as likely as any other.
+
+    Floyd's algorithm (Bentley, Communications of the ACM 30(9), 1987), for all nodes at a time.
+    """
+    chosen = torch.empty(len(degrees), count, dtype=torch.long)
+    for drawn in range(count):
+        last = degrees - count + drawn
+        shares = torch.rand(len(degrees), generator=generator, dtype=torch.float64)
+        one = torch.minimum((shares * (last + 1)).long(), last)
+        is_taken = (chosen[:, :drawn] == one[:, None]).any(1)
+        chosen[:, drawn] = torch.where(is_taken, last, one)
+    return chosen

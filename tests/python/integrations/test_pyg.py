@@ -1,0 +1,211 @@
+"""PyG's loaders on tables: every batch has its own nodes' rows, and neighbours are drawn fairly."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.loader import NodeLoader
+from torch_geometric.nn import SAGEConv
+from torch_geometric.sampler import NodeSamplerInput
+
+import penstock
+from features.tables import table_of
+from penstock import features
+from penstock.integrations.pyg import FeatureStore, GatherLoader, Graph, NeighborSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NODES, WIDTH = 800, 32
+
+
+@pytest.fixture
+def edge_index() -> torch.Tensor:
+    return torch.randint(0, NODES, (2, 6000), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[tuple[features.Features, torch.Tensor]]:
+    source, want = table_of(tmp_path, rows=NODES, width=WIDTH)
+    with features.Features(source, cache=features.Cache(1 << 15)) as opened:
+        yield opened, torch.from_numpy(want)
+
+
+def check(batch: Any, want: torch.Tensor, edge_index: torch.Tensor) -> None:
+    """That a batch is a part of the graph."""
+    assert torch.equal(batch.x, want[batch.n_id])
+    assert torch.equal(batch.y, batch.n_id)
+    assert len(torch.unique(batch.n_id)) == len(batch.n_id)
+    assert torch.equal(batch.n_id[batch.edge_index], edge_index[:, batch.e_id])
+    assert sum(batch.num_sampled_nodes) == len(batch.n_id)
+    assert sum(batch.num_sampled_edges) == batch.edge_index.shape[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_have_the_rows_of_their_nodes(table: Any, edge_index: Any, workers: int) -> None:
+    opened, want = table
+    store = FeatureStore({"x": opened, "y": torch.arange(NODES)})
+    loader = GatherLoader(
+        store,
+        Graph(edge_index, NODES),
+        [4, 3],
+        torch.arange(300),
+        batch_size=64,
+        shuffle=True,
+        num_workers=workers,
+    )
+    for _ in range(2):
+        seen = []
+        for batch in loader:
+            check(batch, want, edge_index)
+            seen.append(batch.n_id[: batch.batch_size])
+        assert torch.equal(torch.cat(seen).sort().values, torch.arange(300))
+    assert len(loader) == 5
+    assert opened.stats().rows > 0
+
+
+def test_a_loader_of_pyg_takes_store_graph_and_sampler(table: Any, edge_index: Any) -> None:
+    opened, want = table
+    graph = Graph(edge_index, NODES)
+    data = FeatureStore({"x": opened, "y": torch.arange(NODES)}), graph
+    loader = NodeLoader(data, NeighborSampler(graph, [-1]), torch.arange(50), batch_size=25)
+    assert len(list(loader)) == 2
+    for batch in loader:
+        check(batch, want, edge_index)
+        inside = torch.isin(edge_index[1], batch.n_id[:25])
+        assert torch.equal(batch.e_id.sort().values, inside.nonzero().view(-1))
+
+
+def test_types_of_nodes_have_features_of_their_own(table: Any) -> None:
+    opened, want = table
+    other = torch.randn(40, 5)
+    store = FeatureStore({("paper", "x"): opened, ("author", "x"): other})
+    writes = torch.stack([torch.randint(0, 40, (900,)), torch.randint(0, NODES, (900,))])
+    edges = {("author", "writes", "paper"): writes, ("paper", "by", "author"): writes.flip(0)}
+    graph = Graph(edges, {"paper": NODES, "author": 40})
+    loader = GatherLoader(store, graph, [3, 2], ("paper", torch.arange(100)), batch_size=30)
+    for batch in loader:
+        assert torch.equal(batch["paper"].x, want[batch["paper"].n_id])
+        assert torch.equal(batch["author"].x, other[batch["author"].n_id])
+        for (source, _, target), given in edges.items():
+            part = batch[source, _, target]
+            local = part.edge_index
+            found = torch.stack([batch[source].n_id[local[0]], batch[target].n_id[local[1]]])
+            assert torch.equal(found, given[:, part.e_id])
+    by_type = {kind: [1, 1] for kind in edges}
+    assert NeighborSampler(graph, by_type).hops == 2
+    with pytest.raises(ValueError, match="is missing"):
+        NeighborSampler(graph, {("author", "writes", "paper"): [1]})
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 3, 7, 20])
+def test_every_neighbour_is_as_likely(count: int, replace: bool) -> None:
+    # Node 0 has 7 edges, node 1 has 2, node 2 none.
+    edges = torch.tensor([[*range(3, 10), 3, 4], [0] * 7 + [1] * 2])
+    sampler = NeighborSampler(Graph(edges, 10), [count], replace=replace)
+    drawn = torch.zeros(9)
+    for epoch in range(1000):
+        sampler.set_epoch(epoch)
+        out = sampler.sample_from_nodes(NodeSamplerInput(None, torch.tensor([0, 1, 2])))
+        numbers, degrees = out.edge, torch.bincount(out.col, minlength=3)
+        if replace:
+            assert degrees[:3].tolist() == [count, count, 0]
+        else:
+            assert degrees[:3].tolist() == [min(count, 7), min(count, 2), 0]
+            assert len(torch.unique(numbers)) == len(numbers)
+        drawn += torch.bincount(numbers, minlength=9)
+    expected = torch.tensor([drawn[:7].mean()] * 7 + [drawn[7:].mean()] * 2)
+    # Six standard deviations of a count of that mean.
+    assert (drawn - expected).abs().max() <= 6 * expected.max().sqrt()
+
+
+def test_what_is_drawn_depends_on_seed_epoch_and_nodes_alone(edge_index: Any) -> None:
+    graph = Graph(edge_index, NODES)
+    nodes = NodeSamplerInput(None, torch.arange(20))
+    first = NeighborSampler(graph, [3, 3], seed=1)
+    once = first.sample_from_nodes(nodes)
+    torch.rand(100)
+    assert torch.equal(first.sample_from_nodes(nodes).edge, once.edge)
+    first.set_epoch(1)
+    assert not torch.equal(first.sample_from_nodes(nodes).edge, once.edge)
+    other = NeighborSampler(graph, [3, 3], seed=2).sample_from_nodes(nodes)
+    assert not torch.equal(other.edge, once.edge)
+
+
+def test_an_epoch_that_is_left_leaves_nothing_behind(table: Any, edge_index: Any) -> None:
+    opened, _ = table
+    store = FeatureStore({"x": opened})
+    loader = GatherLoader(
+        store, Graph(edge_index, NODES), [2], torch.arange(500), batch_size=10, ahead=3
+    )
+    epoch = iter(loader)
+    next(epoch)
+    del epoch
+    gc.collect()
+    assert not [one for one in threading.enumerate() if one.name == "penstock-sample"]
+    assert not store._begun
+
+
+def test_what_goes_wrong_ahead_is_told(table: Any, edge_index: Any, tmp_path: Path) -> None:
+    opened, _ = table
+    store = FeatureStore({"x": opened})
+    graph = Graph(edge_index, NODES)
+
+    def fail(_: Any) -> Any:
+        raise RuntimeError("not this one")
+
+    with pytest.raises(RuntimeError, match="not this one"):
+        list(GatherLoader(store, graph, [2], torch.arange(5), transform_sampler_output=fail))
+    with pytest.raises(IndexError, match="none of 800"):
+        list(GatherLoader(store, graph, [2], torch.tensor([NODES])))
+    loader = GatherLoader(store, graph, [2], torch.arange(100), batch_size=10)
+    (tmp_path / "part-0").write_bytes(b"another")
+    with pytest.raises(penstock.PenstockError, match="part-0"):
+        list(loader)
+    assert not store._begun
+
+
+def test_a_graph_says_what_is_wrong_with_it() -> None:
+    with pytest.raises(ValueError, match="a target is none of 3"):
+        Graph(torch.tensor([[0], [3]]), 3)
+    with pytest.raises(ValueError, match="a source is none of 3"):
+        Graph(torch.tensor([[-1], [0]]), 3)
+    with pytest.raises(ValueError, match=r"shape \(3,\)"):
+        Graph(torch.tensor([0, 1, 2]), 3)
+    with pytest.raises(ValueError, match="colptr"):
+        Graph((torch.tensor([0, 2, 1, 3]), torch.tensor([0, 0, 0])), 3)
+    graph = Graph((torch.tensor([0, 2, 2, 3]), torch.tensor([1, 2, 0])), 3)
+    out = NeighborSampler(graph, [-1]).sample_from_nodes(NodeSamplerInput(None, torch.arange(3)))
+    assert (out.row.tolist(), out.col.tolist()) == ([1, 2, 0], [0, 0, 2])
+
+
+def test_a_network_learns_from_a_table(table: Any, edge_index: Any) -> None:
+    """Bit for bit as from memory: rows, order and neighbours are the same."""
+    opened, want = table
+    graph = Graph(edge_index, NODES)
+
+    def losses(held: Any) -> list[float]:
+        torch.manual_seed(0)
+        model = SAGEConv(WIDTH, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+        store = FeatureStore({"x": held, "y": torch.arange(NODES) % 4})
+        told = []
+        loader = GatherLoader(store, graph, [4], torch.arange(NODES), batch_size=128, shuffle=True)
+        for batch in loader:
+            optimizer.zero_grad()
+            out = model(batch.x, batch.edge_index)[: batch.batch_size]
+            loss = torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            told.append(loss.item())
+        return told
+
+    assert losses(opened) == losses(want)
+    assert np.isfinite(losses(want)).all()
