@@ -107,23 +107,24 @@ def test_types_of_nodes_have_features_of_their_own(table: Any) -> None:
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 3, 7, 20])
 def test_every_neighbour_is_as_likely(count: int, replace: bool) -> None:
-    # Node 0 has 7 edges, node 1 has 2, node 2 none.
-    edges = torch.tensor([[*range(3, 10), 3, 4], [0] * 7 + [1] * 2])
-    sampler = NeighborSampler(Graph(edges, 10), [count], replace=replace)
-    drawn = torch.zeros(9)
-    for epoch in range(1000):
-        sampler.set_epoch(epoch)
-        out = sampler.sample_from_nodes(NodeSamplerInput(None, torch.tensor([0, 1, 2])))
-        numbers, degrees = out.edge, torch.bincount(out.col, minlength=3)
-        if replace:
-            assert degrees[:3].tolist() == [count, count, 0]
-        else:
-            assert degrees[:3].tolist() == [min(count, 7), min(count, 2), 0]
-            assert len(torch.unique(numbers)) == len(numbers)
-        drawn += torch.bincount(numbers, minlength=9)
-    expected = torch.tensor([drawn[:7].mean()] * 7 + [drawn[7:].mean()] * 2)
-    # Six standard deviations of a count of that mean.
-    assert (drawn - expected).abs().max() <= 6 * expected.max().sqrt()
+    # So many nodes have 7 edges, as many have 2, as many none.
+    each = 2000
+    targets = [torch.arange(each).repeat_interleave(7), torch.arange(each, 2 * each).repeat(2)]
+    target = torch.cat(targets)
+    edges = torch.stack([torch.arange(len(target)) % (3 * each), target])
+    sampler = NeighborSampler(Graph(edges, 3 * each), [count], replace=replace)
+    out = sampler.sample_from_nodes(NodeSamplerInput(None, torch.arange(3 * each)))
+    degrees = torch.bincount(out.col, minlength=3 * each).view(3, each)
+    for found, there in zip(degrees, (7, 2, 0), strict=True):
+        drawn = min(count, there) if not replace else count * bool(there)
+        assert (found == drawn).all()
+    if not replace:
+        assert len(torch.unique(out.edge)) == len(out.edge)
+    # By the place of an edge among those of its node: six standard deviations of a count.
+    of_many = torch.bincount(out.edge[out.edge < 7 * each] % 7, minlength=7).double()
+    of_two = torch.bincount((out.edge[out.edge >= 7 * each] - 7 * each) // each, minlength=2)
+    for found in (of_many, of_two.double()):
+        assert (found - found.mean()).abs().max() <= 6 * found.mean().sqrt()
 
 
 def test_what_is_drawn_depends_on_seed_epoch_and_nodes_alone(edge_index: Any) -> None:

@@ -46,8 +46,10 @@ class Graph(GraphStore):  # type: ignore[misc]
     def __init__(self, edges: Any, nodes: int | Mapping[str, int]) -> None:
         super().__init__()
         of_types = edges if hasattr(edges, "items") else {None: edges}
-        counts = nodes if hasattr(nodes, "items") else {None: nodes}
-        self.nodes: dict[str | None, int] = dict(counts)
+        counts: dict[str | None, int] = {None: nodes} if isinstance(nodes, int) else {}
+        if not isinstance(nodes, int):
+            counts.update(nodes)
+        self.nodes = counts
         self.edges: dict[EdgeType | None, Edges] = {
             kind: _sorted(kind, given, *self._counts(kind)) for kind, given in of_types.items()
         }

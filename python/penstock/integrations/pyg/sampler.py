@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, SamplerOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from torch_geometric.sampler import NodeSamplerInput
 
@@ -47,11 +48,12 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         self.seed = seed
         self.epoch = 0
         kinds = list(graph.edges)
-        if hasattr(num_neighbors, "keys"):
-            missing = [kind for kind in kinds if kind not in num_neighbors]
+        if isinstance(num_neighbors, Mapping):
+            given: dict[Any, Sequence[int]] = {**num_neighbors}
+            missing = [kind for kind in kinds if kind not in given]
             if missing:
                 raise ValueError(f"num_neighbors: {missing[0]} is missing")
-            self.counts = {kind: list(num_neighbors[kind]) for kind in kinds}
+            self.counts = {kind: list(given[kind]) for kind in kinds}
         else:
             self.counts = {kind: list(num_neighbors) for kind in kinds}
         hops = {len(counts) for counts in self.counts.values()}
