@@ -1,0 +1,349 @@
+//! Batches have their rows whatever reads do: short, late, failing, damaged, shared, cached.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use penstock_gather::{
+    BLOCK_BYTES, Batch, Cache, Checks, Error, Merging, Policy, Reader, Segment, Table,
+};
+use penstock_io::buffer::{Memory, MemoryHandle};
+use penstock_io::engine::{self, EngineChoice, EngineConfig};
+use penstock_io::executor::{Executor, ExecutorConfig, OpenEngine, Target};
+use penstock_io::faulty::{Failure, Faults, Faulty, OpClass, Repeat};
+use penstock_io::file::{Direct, File};
+use proptest::prelude::*;
+
+/// Nothing here takes near that long: what does hangs.
+const HANG: Duration = Duration::from_secs(120);
+const EIO: i32 = 5;
+
+const SMALL: ExecutorConfig = ExecutorConfig {
+    engine: EngineChoice::Auto,
+    workers: 2,
+    queue_depth: 4,
+    block_bytes: 32 << 10,
+    staging_bytes: 1 << 20,
+    queued_max: 8,
+};
+
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn executor(engine: EngineChoice, faults: Faults) -> Executor {
+    let faults = Arc::new(faults);
+    let config = EngineConfig {
+        choice: engine,
+        queue_depth: SMALL.queue_depth,
+    };
+    let open: OpenEngine = Arc::new(move || {
+        let inner = engine::open(&config)?.engine;
+        Ok(Box::new(Faulty::new(inner, Arc::clone(&faults))))
+    });
+    Executor::open_with(&SMALL, &open).unwrap()
+}
+
+/// Byte `at` of a row.
+fn byte(row: u64, at: u64) -> u8 {
+    (row.wrapping_mul(2_654_435_761).wrapping_add(at * 131) >> 5) as u8
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    rows: u64,
+    row_bytes: u64,
+    value_bytes: u64,
+    offset: u64,
+    parts: u64,
+    is_checked: bool,
+    direct: Direct,
+}
+
+impl Shape {
+    fn plain(rows: u64, row_bytes: u64) -> Shape {
+        Shape {
+            rows,
+            row_bytes,
+            value_bytes: row_bytes,
+            offset: 0,
+            parts: 1,
+            is_checked: false,
+            direct: Direct::Auto,
+        }
+    }
+}
+
+fn table(directory: &Path, shape: Shape) -> Table {
+    let (mut segments, mut sums) = (Vec::new(), Vec::new());
+    let each = shape.rows.div_ceil(shape.parts);
+    for part in 0..shape.parts {
+        let first = (part * each).min(shape.rows);
+        let last = shape.rows.min(first + each);
+        let mut content = vec![0xee; shape.offset as usize];
+        for row in first..last {
+            content.extend((0..shape.row_bytes).map(|at| byte(row, at)));
+        }
+        let rows = &content[shape.offset as usize..];
+        sums.extend(rows.chunks(BLOCK_BYTES as usize).map(Checks::of));
+        let path = directory.join(format!("part-{part}"));
+        fs::write(&path, &content).unwrap();
+        segments.push(Segment {
+            target: Target {
+                file: Arc::new(File::open(&path, shape.direct).unwrap()),
+                edges: None,
+            },
+            offset: shape.offset,
+            rows: last - first,
+        });
+    }
+    let checks = shape.is_checked.then(|| Arc::new(Checks::new(sums)));
+    Table::new(segments, shape.row_bytes, shape.value_bytes, checks)
+}
+
+fn begin(reader: &Reader, ids: &[u64]) -> (Batch, MemoryHandle) {
+    let bytes = ids.len() * reader.table().value_bytes() as usize;
+    let (handle, out) = Memory::allocate(bytes).unwrap().share();
+    (reader.gather(ids, out).unwrap(), handle)
+}
+
+/// Waits, and compares what came.
+fn end(ids: &[u64], value_bytes: u64, batch: Batch, handle: MemoryHandle) -> Result<(), Error> {
+    assert!(batch.wait(Some(HANG))?, "it hangs");
+    drop(batch);
+    let memory = handle.reclaim().expect("nobody has it any more");
+    let rows = memory.as_slice().chunks(value_bytes as usize);
+    assert_eq!(rows.len(), ids.len());
+    for (row, &id) in rows.zip(ids) {
+        let mut pairs = row.iter().zip(0..);
+        assert!(pairs.all(|(&one, at)| one == byte(id, at)), "row {id}");
+    }
+    Ok(())
+}
+
+fn gather(reader: &Reader, ids: &[u64]) -> Result<(), Error> {
+    let (batch, handle) = begin(reader, ids);
+    end(ids, reader.table().value_bytes(), batch, handle)
+}
+
+fn reader(table: Table, executor: &Executor, cached: Option<u32>, gap_bytes: u64) -> Reader {
+    let cache = cached.map(|slots| {
+        let row_bytes = table.value_bytes() as usize;
+        Arc::new(Cache::new(slots, row_bytes, Policy::Sieve).unwrap())
+    });
+    let merging = Merging {
+        gap_bytes,
+        run_bytes_max: 16 << 10,
+    };
+    Reader::new(table, executor.share(1).unwrap(), cache, merging)
+}
+
+fn shape() -> impl Strategy<Value = Shape> {
+    let sizes = prop_oneof![
+        Just(1_u64),
+        Just(100),
+        Just(512),
+        Just(1536),
+        Just(4096),
+        Just(5000)
+    ];
+    let offsets = prop_oneof![Just(0_u64), Just(8), Just(128), Just(4096)];
+    let directs = prop_oneof![Just(Direct::Auto), Just(Direct::Off)];
+    (
+        1..200_u64,
+        sizes,
+        0..3_u64,
+        offsets,
+        1..4_u64,
+        any::<bool>(),
+        directs,
+    )
+        .prop_map(
+            |(rows, row_bytes, padding, offset, parts, is_checked, direct)| Shape {
+                rows,
+                row_bytes,
+                value_bytes: row_bytes.saturating_sub(padding).max(1),
+                offset,
+                parts,
+                is_checked,
+                direct,
+            },
+        )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn batches_have_their_rows(
+        shape in shape(),
+        seed in any::<u64>(),
+        short in 0..60_u64,
+        is_uring in any::<bool>(),
+        cached in proptest::option::of(1..100_u32),
+        gap_bytes in prop_oneof![Just(0_u64), Just(4096), Just(1 << 20)],
+        batches in prop::collection::vec(
+            prop::collection::vec(any::<prop::sample::Index>(), 0..150), 1..6
+        ),
+    ) {
+        let directory = directory();
+        let engine = if is_uring { EngineChoice::Auto } else { EngineChoice::Threads };
+        let faults = Faults::new(seed).short_transfers(short).late_completions(30);
+        let executor = executor(engine, faults);
+        let table = table(directory.path(), shape);
+        let reader = reader(table, &executor, cached, gap_bytes);
+        let row = |one: &prop::sample::Index| one.index(shape.rows as usize) as u64;
+        let batches: Vec<Vec<u64>> =
+            batches.iter().map(|batch| batch.iter().map(row).collect()).collect();
+        // All at a time: what one reads another one waits for.
+        let begun: Vec<_> = batches.iter().map(|ids| begin(&reader, ids)).collect();
+        for (ids, (batch, handle)) in batches.iter().zip(begun) {
+            end(ids, shape.value_bytes, batch, handle).unwrap();
+        }
+        let asked: usize = batches.iter().map(Vec::len).sum();
+        let counts = reader.counts();
+        prop_assert_eq!(counts.rows.load(Relaxed), asked as u64);
+        prop_assert_eq!(counts.read_again.load(Relaxed), 0);
+    }
+}
+
+#[test]
+fn a_failed_read_is_an_error_and_the_next_one_is_not() {
+    let directory = directory();
+    let failure = Failure {
+        class: Some(OpClass::Read),
+        nth: 3,
+        repeat: Repeat::Once,
+        errno: EIO,
+    };
+    for cached in [None, Some(64)] {
+        let executor = executor(EngineChoice::Auto, Faults::new(1).fail(failure));
+        let table = table(directory.path(), Shape::plain(64, 4096));
+        let reader = reader(table, &executor, cached, 0);
+        let ids: Vec<u64> = (0..64).step_by(2).collect();
+        let (batch, _handle) = begin(&reader, &ids);
+        for _ in 0..2 {
+            match batch.wait(Some(HANG)) {
+                Err(Error::Io(penstock_io::Error::Transfer { path, source, .. })) => {
+                    assert_eq!(path, directory.path().join("part-0"));
+                    assert_eq!(source.raw_os_error(), Some(EIO));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        drop(batch);
+        gather(&reader, &ids).unwrap();
+    }
+}
+
+#[test]
+fn who_waits_for_a_row_that_fails_reads_it() {
+    let directory = directory();
+    let failure = Failure {
+        class: Some(OpClass::Read),
+        nth: 1,
+        repeat: Repeat::Once,
+        errno: EIO,
+    };
+    let faults = Faults::new(1).fail(failure).late_completions(100);
+    let executor = executor(EngineChoice::Auto, faults);
+    let table = table(directory.path(), Shape::plain(8, 4096));
+    let reader = reader(table, &executor, Some(8), 0);
+    let (first, _handle) = begin(&reader, &[5]);
+    let (second, handle) = begin(&reader, &[5, 5]);
+    assert!(matches!(first.wait(Some(HANG)), Err(Error::Io(_))));
+    end(&[5, 5], 4096, second, handle).unwrap();
+    // It waited and read again, or came behind and read it first.
+    let counts = reader.counts();
+    let shared = counts.shared.load(Relaxed);
+    assert_eq!(counts.read_again.load(Relaxed), shared);
+}
+
+#[test]
+fn a_damaged_block_is_told_by_row_and_place_and_never_kept() {
+    let directory = directory();
+    let cases = [
+        (4096, None),
+        (4096, Some(40)),
+        (512, Some(400)),
+        (3000, None),
+    ];
+    for (row_bytes, cached) in cases {
+        let shape = Shape {
+            is_checked: true,
+            offset: 128,
+            ..Shape::plain(40, row_bytes)
+        };
+        let executor = executor(EngineChoice::Auto, Faults::new(1));
+        let reader = reader(table(directory.path(), shape), &executor, cached, 0);
+        let path = directory.path().join("part-0");
+        let options = fs::OpenOptions::new().read(true).write(true).to_owned();
+        let file = options.open(&path).unwrap();
+        let (row, at) = (17, 5);
+        let place = shape.offset + row * row_bytes + at;
+        file.write_all_at(&[!byte(row, at)], place).unwrap();
+        let all: Vec<u64> = (0..40).collect();
+        for ids in [&[row][..], &all] {
+            let (batch, _handle) = begin(&reader, ids);
+            match batch.wait(Some(HANG)) {
+                Err(Error::Damaged {
+                    row: told,
+                    path: of,
+                    offset,
+                    bytes,
+                }) => {
+                    assert_eq!(of, path);
+                    assert!((offset..offset + bytes).contains(&place));
+                    // Another row may begin in the block.
+                    let first = (offset - shape.offset) / row_bytes;
+                    assert!((first..=row).contains(&told), "{told}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        // What is in other blocks is good.
+        gather(&reader, &[0, 39]).unwrap();
+        file.write_all_at(&[byte(row, at)], place).unwrap();
+        gather(&reader, &all).unwrap();
+    }
+}
+
+#[test]
+fn a_block_that_comes_damaged_once_is_read_again() {
+    let directory = directory();
+    let shape = Shape {
+        is_checked: true,
+        direct: Direct::Off,
+        ..Shape::plain(16, 4096)
+    };
+    let table = table(directory.path(), shape);
+    let path = directory.path().join("part-0");
+    let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+    let good = byte(3, 77);
+    // The second read finds it as it was.
+    let faults = Faults::new(1).call(move |number, _, _| {
+        let now = if number == 1 { !good } else { good };
+        file.write_all_at(&[now], 3 * 4096 + 77).unwrap();
+    });
+    let executor = executor(EngineChoice::Threads, faults);
+    let reader = reader(table, &executor, Some(16), 0);
+    gather(&reader, &[3]).unwrap();
+    assert_eq!(reader.counts().read_again.load(Relaxed), 1);
+}
+
+#[test]
+fn ids_beyond_the_table_are_refused() {
+    let directory = directory();
+    let executor = executor(EngineChoice::Auto, Faults::new(1));
+    let table = table(directory.path(), Shape::plain(5, 100));
+    let reader = reader(table, &executor, None, 0);
+    let (_, out) = Memory::allocate(200).unwrap().share();
+    let refused = reader.gather(&[4, 5], out).map(drop);
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "ids[1] is 5: the table has rows 0 to 4"
+    );
+}
