@@ -123,8 +123,8 @@ class Features:
         self._results = Results(source.dtype, item_bytes)
         self._process = os.getpid()
         self._io: TensorIO | None = TensorIO() if io is None else io._another()
-        paths = dict.fromkeys(segment.path for segment in source.segments)
-        opened = {path: self._io.open(path) for path in paths}
+        self._marks = {segment.path: segment.mark for segment in source.segments}
+        opened = {path: self._io.open(path) for path in self._marks}
         files = [file._opened for file in opened.values()]
         self._fallbacks = tuple(
             Fallback(reason, "buffered")
@@ -205,7 +205,7 @@ class Features:
         try:
             native = self._reader.gather(numbers.array, numbers.is_signed, target_of(out))
         except IndexError as error:
-            raise IndexError(f"{error} ({self._name}; ids are {numbers.kind})") from None
+            raise IndexError(f"{error} ({self._name}; ids are {numbers.dtype})") from None
         return PendingRows(native, out, self._check_files)
 
     def stream(self, batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
@@ -277,8 +277,7 @@ class Features:
         Raises:
             CorruptCheckpointError: One has changed.
         """
-        marks = {segment.path: segment.mark for segment in self.source.segments}
-        for path, mark in marks.items():
+        for path, mark in self._marks.items():
             try:
                 found = FileMark.of(os.stat(path))
             except OSError:

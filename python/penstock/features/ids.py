@@ -17,14 +17,14 @@ class Ids(NamedTuple):
     Attributes:
         shape: Of the array that they came in.
         is_torch: Whether that is a tensor of PyTorch.
-        kind: What its type is called.
+        dtype: Their type, as NumPy has it.
         is_signed: Whether they can be negative.
         array: Their memory.
     """
 
     shape: tuple[int, ...]
     is_torch: bool
-    kind: str
+    dtype: np.dtype[Any]
     is_signed: bool
     array: _Array
 
@@ -47,7 +47,10 @@ def ids_of(value: Any) -> Ids:
         found = found.astype(np.int64)
     if found.dtype.kind not in "iu":
         raise TypeError(f"ids: {found.dtype}: use integers")
-    shape, kind = found.shape, found.dtype.name
-    found = np.ascontiguousarray(found, found.dtype.newbyteorder("="))
-    array = found.ctypes.data, (found.size,), None, found.itemsize, found
-    return Ids(shape, is_torch, kind, found.dtype.kind == "i", array)
+    shape, dtype = found.shape, found.dtype
+    if not (found.flags.c_contiguous and dtype.isnative):
+        found = np.ascontiguousarray(found, dtype.newbyteorder("="))
+    # Five times as fast as by `ctypes`.
+    address: int = found.__array_interface__["data"][0]
+    array = address, (found.size,), None, found.itemsize, found
+    return Ids(shape, is_torch, dtype, dtype.kind == "i", array)

@@ -94,5 +94,5 @@ class Results:
 def target_of(result: Any) -> tuple[int, int, Any]:
     """The memory of a result: address, bytes, and who holds it."""
     if isinstance(result, np.ndarray):
-        return result.ctypes.data, result.nbytes, result
+        return result.__array_interface__["data"][0], result.nbytes, result
     return result.data_ptr(), result.nbytes, (result, result.untyped_storage())
