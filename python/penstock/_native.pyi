@@ -17,10 +17,14 @@ __all__ = [
     "Executor",
     "HostBuffer",
     "Job",
+    "RowBatch",
+    "RowCache",
+    "RowReader",
     "Share",
     "Stock",
     "Store",
     "Transfer",
+    "block_checks",
     "chunk_digests",
     "combine_digests",
     "digests",
@@ -36,6 +40,7 @@ __all__ = [
     "reserve",
     "salvage",
     "save",
+    "shard_file",
     "step_directory",
     "survey",
     "trace_beside",
@@ -252,8 +257,10 @@ def parse_step(name: str) -> int | None: ...
 def part_file(rank: int, attempt_id: str) -> str: ...
 def is_part_file(name: str) -> bool: ...
 def rank_of_file(name: str) -> int | None: ...
+def shard_file(rank: int, index: int, attempt_id: str) -> str: ...
 def digests(tensors: list[_TensorSource]) -> list[int]: ...
 def chunk_digests(tensor: _TensorSource) -> list[int]: ...
+def block_checks(array: _Array) -> bytes: ...
 def combine_digests(first: int, second: int, second_bytes: int) -> int: ...
 def dtypes() -> list[tuple[str, int]]: ...
 def salvage(

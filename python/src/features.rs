@@ -8,14 +8,25 @@ use penstock_gather::{Batch, Cache, Checks, Error, Merging, Policy, Reader, Segm
 use penstock_io::buffer::HostRegion;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
-use crate::call::TURN;
+use crate::call::{self, TURN};
 use crate::errors;
 use crate::offload::{Bell, DataFile, Executor};
 use crate::tensor::{self, NativeArray, TensorTarget};
 
 fn raised<T>(py: Python<'_>, result: Result<T, Error>) -> PyResult<T> {
     result.map_err(|error| errors::raise_gather(py, &error))
+}
+
+/// CRC-32C of each block of an array, contiguous in memory, that begins where a block does: `uint32`
+/// in the order of this machine's bytes.
+#[pyfunction]
+pub(crate) fn block_checks(py: Python<'_>, array: NativeArray) -> PyResult<Bound<'_, PyBytes>> {
+    let region = tensor::contiguous(array)?;
+    let sums = call::without_gil(py, || Ok(Checks::of_memory(&region)))?;
+    let bytes: Vec<u8> = sums.iter().flat_map(|sum| sum.to_ne_bytes()).collect();
+    Ok(PyBytes::new(py, &bytes))
 }
 
 /// Rows in memory that tables share.

@@ -51,11 +51,13 @@ mod _native {
     #[pymodule_export]
     use crate::digests::{chunk_digests, combine_digests, digests, dtypes};
     #[pymodule_export]
-    use crate::features::{RowBatch, RowCache, RowReader};
+    use crate::features::{RowBatch, RowCache, RowReader, block_checks};
     #[pymodule_export]
     use crate::job::{Arena, Job};
     #[pymodule_export]
-    use crate::names::{is_part_file, parse_step, part_file, rank_of_file, step_directory};
+    use crate::names::{
+        is_part_file, parse_step, part_file, rank_of_file, shard_file, step_directory,
+    };
     #[pymodule_export]
     use crate::offload::{Bell, DataFile, Executor, Share, Stock, Transfer, reserve};
     #[pymodule_export]

@@ -20,6 +20,12 @@ pub(crate) fn part_file(rank: u32, attempt_id: &str) -> String {
     penstock_store::part_file(rank, attempt_id)
 }
 
+/// The name of a shard of a rank.
+#[pyfunction]
+pub(crate) fn shard_file(rank: u32, index: usize, attempt_id: &str) -> String {
+    penstock_store::shard_file(rank, index, attempt_id)
+}
+
 /// Whether a file of this name is a part.
 #[pyfunction]
 pub(crate) fn is_part_file(name: &str) -> bool {

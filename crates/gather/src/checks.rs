@@ -4,6 +4,7 @@
 //! 4 KiB takes a thousandth of the room.
 
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
+use penstock_io::buffer::HostRegion;
 
 /// Bytes that share a checksum: those of a page, which is the least that most devices read.
 pub const BLOCK_BYTES: u64 = 4096;
@@ -30,6 +31,18 @@ impl Checks {
     pub fn of(bytes: &[u8]) -> u32 {
         // The algorithm has 32 bits.
         crc_fast::checksum(Crc32Iscsi, bytes) as u32
+    }
+
+    /// The checksum of each block of memory that begins where a block does.
+    pub fn of_memory(region: &HostRegion) -> Vec<u32> {
+        let mut block = [0; BLOCK_BYTES as usize];
+        let starts = (0..region.len()).step_by(BLOCK_BYTES as usize);
+        let sums = starts.map(|start| {
+            let here = &mut block[..BLOCK_BYTES.min(region.len() - start) as usize];
+            region.copy_to(start, here);
+            Checks::of(here)
+        });
+        sums.collect()
     }
 
     /// Whether the bytes of a block are those that were written.

@@ -382,7 +382,7 @@ mod tests {
         let path = root.path().join("a/b/ckpt");
         let mut attempt = begin(&path, false).unwrap();
         attempt
-            .create(&name::shard(0, 0, attempt.id()), Direct::Auto)
+            .create(&name::shard_file(0, 0, attempt.id()), Direct::Auto)
             .unwrap();
         attempt.write_part(0, b"{}").unwrap();
         assert_eq!(names(&path).len(), 2);

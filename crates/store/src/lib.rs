@@ -28,7 +28,8 @@ pub mod steps;
 
 pub use error::{Error, Result};
 pub use format::name::{
-    MANIFEST, is_part_file, parse_step, part_file, rank_of_file, step_directory, step_of,
+    MANIFEST, is_part_file, parse_step, part_file, rank_of_file, shard_file, step_directory,
+    step_of,
 };
 pub use progress::Progress;
 

@@ -24,7 +24,8 @@ pub fn part_file(rank: u32, attempt: &str) -> String {
     format!("part-{rank:05}.{attempt}.json")
 }
 
-pub(crate) fn shard(rank: u32, index: usize, attempt: &str) -> String {
+/// Name of a shard of a rank.
+pub fn shard_file(rank: u32, index: usize, attempt: &str) -> String {
     format!("shard-{rank:05}-{index:02}.{attempt}.safetensors")
 }
 
@@ -109,7 +110,7 @@ pub(crate) fn is_shard(name: &str, rank: u32, attempt: &str) -> bool {
         .split('.')
         .next()
         .and_then(|digits| digits.parse().ok());
-    is_attempt(attempt) && index.is_some_and(|index| name == shard(rank, index, attempt))
+    is_attempt(attempt) && index.is_some_and(|index| name == shard_file(rank, index, attempt))
 }
 
 /// Whether a name is one that some attempt gives to a file of its own, and so may be removed when
@@ -156,10 +157,10 @@ mod tests {
     fn own_names_are_recognised() {
         let attempt = draw_attempt();
         assert!(is_part(&part_file(3, &attempt), 3, &attempt));
-        assert!(is_shard(&shard(3, 117, &attempt), 3, &attempt));
+        assert!(is_shard(&shard_file(3, 117, &attempt), 3, &attempt));
         for name in [
             part_file(0, &attempt),
-            shard(0, 0, &attempt),
+            shard_file(0, 0, &attempt),
             temporary_manifest(&attempt),
             temporary_part(9, &attempt),
             taken_manifest(&attempt),
@@ -184,7 +185,7 @@ mod tests {
         let attempt = draw_attempt();
         for name in [
             "../../etc/passwd".to_owned(),
-            format!("../{}", shard(0, 0, &attempt)),
+            format!("../{}", shard_file(0, 0, &attempt)),
             format!("shard-00000-0/0.{attempt}.safetensors"),
             format!("shard-00000-+1.{attempt}.safetensors"),
             format!("shard-00001-00.{attempt}.safetensors"),

@@ -200,7 +200,7 @@ mod tests {
         serde_json::json!({
             "format": "penstock-part", "version": 1, "id": ATTEMPT, "rank": 0,
             "files": [{
-                "name": name::shard(0, 0, ATTEMPT), "bytes": 100, "digest": digest.to_string(),
+                "name": name::shard_file(0, 0, ATTEMPT), "bytes": 100, "digest": digest.to_string(),
                 "chunk_bytes": CHUNK_BYTES, "chunks": [format!("{:016x}", digest.0)],
             }],
             "tensors": [
@@ -251,7 +251,7 @@ mod tests {
             ),
             (
                 "/files/0/name",
-                name::shard(1, 0, ATTEMPT).into(),
+                name::shard_file(1, 0, ATTEMPT).into(),
                 "no name of a shard",
             ),
             ("/files/0/bytes", 2_000_000.into(), "chunk digests"),

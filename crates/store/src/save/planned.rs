@@ -99,7 +99,7 @@ impl PlannedWrite {
         let shard_files = self.shard_files();
         let mut files = Vec::with_capacity(self.plan.shards.len());
         for (index, shard) in self.plan.shards.iter().enumerate() {
-            let file = shard_files.create(attempt, &name::shard(rank, index, attempt.id()))?;
+            let file = shard_files.create(attempt, &name::shard_file(rank, index, attempt.id()))?;
             shard_files.reserve(&file, shard.bytes, run)?;
             files.push(file);
         }
@@ -111,7 +111,7 @@ impl PlannedWrite {
         let first = self.plan.shards.len();
         let numbers = first..first + self.linked.files.len();
         numbers
-            .map(|number| name::shard(rank, number, id))
+            .map(|number| name::shard_file(rank, number, id))
             .collect()
     }
 
@@ -153,7 +153,7 @@ impl PlannedWrite {
         let written = |(index, chunks): (usize, Vec<Digest>)| {
             let bytes = self.plan.shards[index].bytes;
             FileEntry {
-                name: name::shard(rank, index, id),
+                name: name::shard_file(rank, index, id),
                 bytes,
                 digest: Digest::of_chunks(&chunks, bytes),
                 chunk_bytes: CHUNK_BYTES,
