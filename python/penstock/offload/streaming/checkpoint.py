@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import os
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native
-from penstock.errors import (
-    CheckpointNotFoundError,
-    PenstockWarning,
-    StateMismatchError,
-    UnsupportedStateError,
-)
-from penstock.loading.foreign import is_checkpoint, steps_in
+from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.loading.opened import CHUNK_BYTES, OpenCheckpoint
 from penstock.loading.placed import placed
 from penstock.offload.streaming.stored import FileMark, Joined, Run, Stored, Weights
 from penstock.state import dtypes
 from penstock.state.memory import of_tensor
-from penstock.steps.reader import Reader
+from penstock.steps.newest import open_newest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.loading.placed import PlacedTensor
 
-_VANISHED_MAX = 8
-"""How often the newest step may be gone when it is opened: somebody saves newer ones meanwhile."""
 _SHOWN_MAX = 5
-
-
-def is_penstock(path: str) -> bool:
-    """Whether a directory is a checkpoint, or a store of them."""
-    return is_checkpoint(path) or bool(steps_in(path))
 
 
 def weights_of_checkpoint(path: str, model: Any, key: str | None) -> Weights:
@@ -52,7 +38,7 @@ def weights_of_checkpoint(path: str, model: Any, key: str | None) -> Weights:
         StateMismatchError: The parameters are nowhere in it, or in several places.
         UnsupportedStateError: Bytes of one are scattered.
     """
-    checkpoint = _opened(path)
+    checkpoint = open_newest(path, stacklevel=4)
     try:
         return _weights(checkpoint, model, key)
     except BaseException:
@@ -89,24 +75,6 @@ class _Digests:
     def check(self, path: str, start: int, pieces: Sequence[Any], wanted: tuple[int, int]) -> None:
         memories = [of_tensor(piece, "the piece") for piece in pieces]
         self._checkpoint.check(os.path.basename(path), start, memories, wanted)
-
-
-def _opened(path: str) -> OpenCheckpoint:
-    if is_checkpoint(path) or not steps_in(path):
-        return OpenCheckpoint(path)
-    reader = Reader(_native.Store(path), path, None)
-    step = reader.newest_step()
-    for message in reader.warnings:
-        warnings.warn(PenstockWarning(message), stacklevel=5)
-    for _ in range(_VANISHED_MAX):
-        try:
-            return OpenCheckpoint(reader.path(step))
-        except CheckpointNotFoundError:
-            newest = reader.newest_step()
-            if newest == step:
-                raise
-            step = newest
-    return OpenCheckpoint(reader.path(step))
 
 
 def _prefix(path: str, model: Any, tensors: Mapping[str, Any], key: str | None) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import StateMismatchError
 from penstock.offload.streaming import transformers as of_transformers
 from penstock.offload.streaming.budget import MEMORY_BYTES, Budget
-from penstock.offload.streaming.checkpoint import is_penstock, weights_of_checkpoint
+from penstock.offload.streaming.checkpoint import weights_of_checkpoint
 from penstock.offload.streaming.conversions import renamed, whole_ones
 from penstock.offload.streaming.dispatched import (
     is_dispatched,
@@ -32,6 +32,7 @@ from penstock.offload.streaming.units import PAGE_BYTES, Span, units_of
 from penstock.offload.streaming.use import Use, check_is_whole, keep_as_it_is
 from penstock.offload.tensor_io import TensorIO
 from penstock.state import dtypes
+from penstock.steps.newest import is_penstock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -19,7 +19,7 @@ from penstock.state import dtypes
 _HEADER_BYTES_MAX = 100_000_000
 """As the library has it."""
 _LENGTH_BYTES = 8
-_DTYPES = {
+DTYPES = {
     "BOOL": "bool",
     "U8": "uint8",
     "I8": "int8",
@@ -38,6 +38,7 @@ _DTYPES = {
     "F8_E5M2": "float8_e5m2",
     "F8_E8M0": "float8_e8m0fnu",
 }
+"""Names of types, as headers have them and as `docs/format.md` does."""
 
 
 def weights_of(directory: str) -> Weights:
@@ -91,7 +92,7 @@ def header_of(path: Path) -> tuple[dict[str, Stored], FileMark]:
         ) from error
     try:
         header = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _broken(path, f"its header is no JSON: {error}") from error
     if not isinstance(header, dict):
         raise _broken(path, "its header is no JSON object")
@@ -115,7 +116,7 @@ def _stored(path: Path, name: str, entry: Any, begin: int) -> Stored:
         is_plain = False
     if not is_plain:
         raise _broken(path, f"its header does not say where {name!r} lies", name)
-    dtype = getattr(torch, _DTYPES.get(kind, ""), None)
+    dtype = getattr(torch, DTYPES.get(kind, ""), None)
     if dtype is None:
         raise _broken(path, f"{name!r} is of the type {kind}, which is not known here", name)
     one = Stored(os.fspath(path), begin + first, shape, dtype)
