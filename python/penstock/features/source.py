@@ -1,12 +1,38 @@
-"""`Source`: where the rows of a table lie."""
+"""`find`: where the rows of a table lie, whoever has written it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import math
+import os
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock import _native
+from penstock.calls.arguments import decode_path
+from penstock.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    StateMismatchError,
+    StorageError,
+    UnsupportedStateError,
+)
+from penstock.features import foreign
+from penstock.features.elements import name_of
+from penstock.features.kept import KeptTables
+from penstock.features.note import BLOCK_BYTES
+from penstock.features.table import sizes_of
+from penstock.offload.streaming.stored import FileMark, Run
+from penstock.steps.newest import is_penstock
 
 if TYPE_CHECKING:
-    from penstock.offload.streaming.stored import FileMark
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+
+    from penstock.features.table import Table
+
+_SHOWN_MAX = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,9 +42,9 @@ class Segment:
     Attributes:
         path: The file.
         offset: Where in it the first of them begins, in bytes.
-        first_row: Which row of the table that is.
+        first_row: Which one that is.
         rows: How many there are.
-        mark: What the file was when they were found.
+        mark: What the file was when it was looked at.
     """
 
     path: str
@@ -33,16 +59,18 @@ class Source:
     """Where the rows of a table lie.
 
     Attributes:
-        path: As the caller named it.
-        key: Which tensor there; empty where there are no names.
-        dtype: The name of its type.
-        row_shape: Its sizes behind the first.
+        path: Where it was looked for: a file, or a directory.
+        key: Its name there; empty for a file that is one table.
+        dtype: Name of the type of its elements, as `docs/format.md` has them.
+        row_shape: The sizes of a row.
         row_bytes: What a row takes in its file.
         rows: How many there are.
-        segments: In the order of rows.
-        checks: ``uint32``: CRC-32C of each 4,096 bytes of each segment in turn, of which the last
-            may be fewer; None where nobody stored them.
-        padding_bytes: Of a row, at its end, what is no value.
+        segments: Of all rows, in their order.
+        checks: CRC-32C of each 4,096 bytes of each segment in turn, the last ones of a segment may
+            be fewer; None where nobody has stored them, or nobody asked.
+        padding_bytes: How many of `row_bytes`, the last ones, are no part of the row.
+        kept: The checkpoint that it is of, which nobody removes before `release`; None for files
+            of others.
     """
 
     path: str
@@ -52,5 +80,282 @@ class Source:
     row_bytes: int
     rows: int
     segments: tuple[Segment, ...]
-    checks: Any = None
+    checks: np.ndarray[Any, Any] | None = None
     padding_bytes: int = 0
+    kept: KeptTables | None = field(default=None, compare=False, repr=False)
+
+    def release(self) -> None:
+        """Lets the files of a checkpoint be removed."""
+        if self.kept is not None:
+            self.kept.release()
+
+
+class _Wanted(NamedTuple):
+    """What a caller says of the table.
+
+    Attributes:
+        path: Where it is.
+        key: What it is called.
+        shape: Its sizes; None in the place of the first for any number of rows.
+        dtype: Name of its type.
+    """
+
+    path: str
+    key: str | None
+    shape: tuple[int | None, ...] | None
+    dtype: str | None
+
+
+def find(
+    path: str | os.PathLike[str] | bytes,
+    key: str | None = None,
+    *,
+    shape: Sequence[int | None] | None = None,
+    dtype: Any = None,
+    check: bool = True,
+    stacklevel: int = 1,
+) -> Source:
+    """Finds a table, and compares what is said of it with its files; reads no row.
+
+    Rows are everything behind the first dimension.
+
+    Args:
+        path: The directory of a checkpoint of Penstock, or of a store, whose newest complete step
+            is taken; a safetensors file, or a directory of them, with an index or without; a
+            ``.npy`` file; or a file that is rows and nothing else.
+        key: Name of the tensor, where there are several.
+        shape: Its sizes, for a file without a header; None in the place of the first for as many
+            rows as there are. Elsewhere they have to be what is stored.
+        dtype: Its type, likewise.
+        check: Whether the checksums of its blocks are read, where there are any.
+        stacklevel: Whom warnings are of, counted from whoever calls this.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing at the path, or nothing that has tables.
+        IncompleteCheckpointError: The save there never finished.
+        CorruptCheckpointError: A file is not what its header says, or damaged.
+        StateMismatchError: There is no such table, or another shape, type or size.
+        UnsupportedStateError: The rows do not lie together, or have no bytes.
+        StorageError: A file cannot be read.
+    """
+    wanted = _Wanted(
+        decode_path(path),
+        key,
+        None if shape is None else sizes_of(shape),
+        None if dtype is None else name_of(dtype),
+    )
+    if not os.path.exists(wanted.path):
+        raise CheckpointNotFoundError(
+            f"{wanted.path}: nothing is there: name the checkpoint or file that has the table",
+            path=wanted.path,
+        )
+    try:
+        if os.path.isdir(wanted.path):
+            if _is_ours(wanted.path):
+                return _in_checkpoint(wanted, check=check, stacklevel=stacklevel + 1)
+            tables = foreign.of_directory(wanted.path, key)
+            return _of_one(wanted, tables)
+        return _in_file(wanted)
+    except OSError as error:
+        if isinstance(error, StorageError | CheckpointNotFoundError):
+            raise
+        raise StorageError(
+            f"cannot read {error.filename or wanted.path}: {error.strerror}",
+            path=os.fspath(error.filename or wanted.path),
+            errno=error.errno,
+        ) from error
+
+
+def _is_ours(path: str) -> bool:
+    """Whether a directory is a checkpoint or a store, or was to become a checkpoint."""
+    # Shards of a save that never finished look like files of safetensors, and are not whole.
+    return is_penstock(path) or any(map(_is_shard, os.listdir(path)))
+
+
+def _is_shard(name: str) -> bool:
+    return _native.rank_of_file(name) is not None
+
+
+# Where it lies.
+
+
+def _in_checkpoint(wanted: _Wanted, *, check: bool, stacklevel: int) -> Source:
+    kept = KeptTables(wanted.path, stacklevel=stacklevel + 1)
+    try:
+        key = _chosen(wanted, kept.tables)
+        source = _source(wanted, key, kept.tables[key], kept)
+        if not check:
+            return source
+        blocks = sum(-(-one.rows * source.row_bytes // BLOCK_BYTES) for one in source.segments)
+        return replace(source, checks=kept.checks(key, blocks))
+    except BaseException:
+        kept.release()
+        raise
+
+
+def _in_file(wanted: _Wanted) -> Source:
+    path = wanted.path
+    above, name = os.path.split(path)
+    if not os.path.isfile(path):
+        raise StorageError(f"{path} is neither a file nor a directory", path=path, errno=None)
+    if _is_shard(name):
+        raise CheckpointNotFoundError(
+            f"{path} is a file of a checkpoint: pass the directory that it is in, {above or '.'!r}",
+            path=path,
+        )
+    if foreign.is_npy(path):
+        return _source(wanted, "", foreign.of_npy(path, wanted.dtype))
+    if wanted.shape is not None and wanted.dtype is not None and not path.endswith(".safetensors"):
+        return _source(wanted, "", foreign.of_bytes(path, wanted.shape, wanted.dtype))
+    if foreign.is_safetensors(path):
+        return _of_one(wanted, foreign.of_safetensors(path))
+    raise StateMismatchError(
+        f"{path} does not begin as a file of safetensors or of numpy.save does: where it is rows"
+        " and nothing else, pass shape= and dtype=",
+        path=path,
+    )
+
+
+def _of_one(wanted: _Wanted, tables: Mapping[str, Table]) -> Source:
+    key = _chosen(wanted, tables)
+    return _source(wanted, key, tables[key])
+
+
+def _chosen(wanted: _Wanted, tables: Mapping[str, Table]) -> str:
+    """The name of the tensor that is asked for, or the only one that is a table."""
+    path, key = wanted.path, wanted.key
+    if key is not None:
+        if key in tables:
+            return key
+        raise StateMismatchError(
+            f"{path} has no tensor {key!r}: there is {_shown(sorted(tables))}", key=key, path=path
+        )
+    likely = [name for name, one in tables.items() if len(one.shape) > 1] or list(tables)
+    if len(likely) == 1:
+        return likely[0]
+    if not likely:
+        raise StateMismatchError(f"{path} has no tensor: name what has a table", path=path)
+    raise StateMismatchError(
+        f"{path} has {len(likely)} tensors, pass key= with one of them: {_shown(sorted(likely))}",
+        path=path,
+    )
+
+
+def _shown(names: Sequence[str]) -> str:
+    if not names:
+        return "none"
+    more = f" and {len(names) - _SHOWN_MAX} more" if len(names) > _SHOWN_MAX else ""
+    return ", ".join(map(repr, names[:_SHOWN_MAX])) + more
+
+
+# What it is.
+
+
+def _source(wanted: _Wanted, key: str, table: Table, kept: KeptTables | None = None) -> Source:
+    name = repr(key) if key else "the array"
+    if not table.shape:
+        raise UnsupportedStateError(
+            f"{wanted.path}: {name} is a single number and has no rows: name a table", key=key
+        )
+    row_shape = table.shape[1:] if kept is None else kept.row_shape(key)
+    _check_said(wanted, name, (table.shape[0], *row_shape), table.dtype)
+    row_bytes = table.row_bytes
+    value_bytes = math.prod(row_shape) * table.item_bytes
+    if value_bytes == 0:
+        raise UnsupportedStateError(
+            f"{wanted.path}: rows of {name} are of the shape {row_shape} and have no bytes",
+            key=key,
+        )
+    return Source(
+        path=wanted.path,
+        key=key,
+        dtype=table.dtype,
+        row_shape=row_shape,
+        row_bytes=row_bytes,
+        rows=table.shape[0],
+        segments=_segments(wanted.path, key, table),
+        checks=None,
+        padding_bytes=row_bytes - value_bytes,
+        kept=kept,
+    )
+
+
+def _check_said(wanted: _Wanted, name: str, shape: tuple[int, ...], dtype: str) -> None:
+    """That it is what the caller says."""
+    said = wanted.shape
+    if said is not None and said not in (shape, (None, *shape[1:])):
+        raise StateMismatchError(
+            f"{wanted.path}: {name} is of the shape {shape}, not of shape={said}: correct it, or"
+            " leave it out",
+            path=wanted.path,
+        )
+    if wanted.dtype not in (None, dtype):
+        raise StateMismatchError(
+            f"{wanted.path}: {name} is of {dtype}, not of dtype={wanted.dtype!r}: correct it, or"
+            " leave it out",
+            path=wanted.path,
+        )
+
+
+def _segments(path: str, key: str, table: Table) -> tuple[Segment, ...]:
+    runs = table.runs
+    if runs is None:
+        raise _scattered(path, key, "its rows are cut into columns, or it is a transposed view")
+    if sum(run.nbytes for run in runs) != table.nbytes:
+        raise CorruptCheckpointError(
+            f"{path}: parts of {key!r} were never saved: load the checkpoint with the ranks that"
+            " have them, and save it whole",
+            path=path,
+            tensor=key,
+        )
+    row_bytes = table.row_bytes
+    marks: dict[str, FileMark] = {}
+    found: list[Segment] = []
+    first_row = 0
+    for run in _joined(runs):
+        if run.nbytes % row_bytes:
+            raise _scattered(path, key, "ranks have cut rows of it into columns")
+        if run.path not in marks:
+            marks[run.path] = FileMark.of(os.stat(run.path))
+        if run.offset + run.nbytes > marks[run.path].nbytes:
+            raise CorruptCheckpointError(
+                f"{run.path}: it ends before the rows of {key!r} do: get the file again",
+                path=os.path.dirname(run.path),
+                file=os.path.basename(run.path),
+                tensor=key or None,
+            )
+        rows = run.nbytes // row_bytes
+        found.append(
+            Segment(
+                path=run.path,
+                offset=run.offset,
+                first_row=first_row,
+                rows=rows,
+                mark=marks[run.path],
+            )
+        )
+        first_row += rows
+    return tuple(found)
+
+
+def _joined(runs: Sequence[Run]) -> list[Run]:
+    """Runs, those of them as one that lie one behind the other."""
+    starts = [0, *(index for index, pair in enumerate(pairwise(runs), 1) if not _follows(*pair))]
+    groups = [runs[first:last] for first, last in pairwise([*starts, len(runs)])]
+    return [
+        Run(group[0].path, group[0].offset, sum(run.nbytes for run in group))
+        for group in groups
+        if group
+    ]
+
+
+def _follows(one: Run, next_one: Run) -> bool:
+    return one.path == next_one.path and one.offset + one.nbytes == next_one.offset
+
+
+def _scattered(path: str, key: str, why: str) -> UnsupportedStateError:
+    return UnsupportedStateError(
+        f"{path}: rows of {key!r} do not lie together: {why}; have one process load the checkpoint"
+        " and write the table with penstock.features.write",
+        key=key,
+    )
