@@ -1,0 +1,212 @@
+"""`TableFile`: a shard of rows, written past the page cache and digested on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock import _native
+from penstock.errors import StorageError
+from penstock.features.note import BLOCK_BYTES
+from penstock.offload.arrays import to_write_from
+from penstock.offload.buffers import Buffers
+from penstock.offload.optim.digests import combined
+from penstock.offload.optim.files import sync
+from penstock.state.file_tensor import CHUNK_BYTES
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from penstock.offload.tensor_io import TensorIO
+    from penstock.offload.transfer import TransferReport
+    from penstock.reports import Fallback
+
+    _Written: TypeAlias = tuple[list[int], bytes, TransferReport]
+
+_PIECE_BYTES = 16 << 20
+_PIECES = 4
+"""One is filled while the others are digested and written."""
+_LENGTH_BYTES = 8
+_METADATA = {"format": "pt", "penstock": "1"}
+_COUNT_MAX = (1 << 63) - 1
+
+
+class TableFile:
+    """A safetensors file with one tensor, whose rows come one behind the other.
+
+    The header goes into room that is left for it, when the number of rows is known.
+
+    Args:
+        path: The file, which is made.
+        io: Writes.
+        label: What the header calls the tensor.
+        kind: What it calls the type of its elements.
+        dims: How many dimensions it has.
+        nbytes: Of all rows; None where that is not known. Else their space is reserved.
+
+    Attributes:
+        path: The file.
+        begin: Where in it the rows begin: with a block.
+        nbytes: Of the file, as far as it is filled.
+        is_direct: Whether the page cache is bypassed.
+        chunks: CRC-64/NVME of each `CHUNK_BYTES` of it, once it is finished.
+
+    Raises:
+        StorageError: There is no room for it, or the system refuses it.
+    """
+
+    def __init__(
+        self, path: str, io: TensorIO, label: str, kind: str, dims: int, nbytes: int | None
+    ) -> None:
+        self.path = path
+        self.chunks: list[int] = []
+        self._label = label
+        self._kind = kind
+        # No header is longer than one with as many rows and bytes as there may be.
+        self.begin = _LENGTH_BYTES
+        longest = len(self._header((_COUNT_MAX,) * dims, _COUNT_MAX))
+        self.begin = -(-longest // BLOCK_BYTES) * BLOCK_BYTES
+        self.nbytes = self.begin
+        self._reserve(nbytes)
+        self._io = io
+        self._file = io.open(path, "w")
+        self.is_direct = self._file.is_direct
+        self._free: queue.SimpleQueue[np.ndarray[Any, Any]] = queue.SimpleQueue()
+        buffers = Buffers(_PIECES * _PIECE_BYTES)
+        for _ in range(_PIECES):
+            self._free.put(buffers.empty(_PIECE_BYTES, np.uint8))
+        self._threads = ThreadPoolExecutor(_PIECES - 1, thread_name_prefix="penstock-rows")
+        self._under_way: deque[Future[_Written]] = deque()
+        self._piece: np.ndarray[Any, Any] | None = None
+        self._start = self.begin
+        self._filled = 0
+        self._checks = bytearray()
+        self._fallbacks: dict[Fallback, None] = {}
+
+    def append(self, part: np.ndarray[Any, Any]) -> None:
+        """Adds bytes of rows behind those that are there.
+
+        Args:
+            part: They are copied.
+
+        Raises:
+            StorageError: What was added before cannot be written.
+        """
+        at = 0
+        while at < part.size:
+            if self._piece is None:
+                self._piece = self._free.get()
+            room = _PIECE_BYTES - self._start % _PIECE_BYTES - self._filled
+            count = min(room, part.size - at)
+            self._piece[self._filled : self._filled + count] = part[at : at + count]
+            self._filled += count
+            at += count
+            if count == room:
+                self._pass_on()
+
+    def finish(self, shape: tuple[int, ...]) -> None:
+        """Writes the header, and makes all of it survive a power cut.
+
+        Args:
+            shape: Of the tensor.
+
+        Raises:
+            StorageError: It cannot be written.
+        """
+        self._pass_on()
+        while self._under_way:
+            self._take(self._under_way.popleft())
+        header = np.frombuffer(self._header(shape, self.nbytes - self.begin), np.uint8)
+        (digest,) = _digests(header, [(0, header.size)])
+        if self.chunks:
+            rest = min(self.nbytes, CHUNK_BYTES) - self.begin
+            digest = combined(digest, self.chunks[0], rest)
+        self.chunks[:1] = [digest]
+        self._io.write(header, self._file, 0).result()
+        sync(self.path)
+
+    def close(self) -> None:
+        """Lets it go, when nothing is under way any more."""
+        self._threads.shutdown(cancel_futures=True)
+        self._under_way.clear()
+        self._file.close()
+
+    @property
+    def checks(self) -> np.ndarray[Any, Any]:
+        """CRC-32C of each block of the rows, once it is finished."""
+        return np.frombuffer(self._checks, np.uint32)
+
+    @property
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        """What was tried first, and why it was not used."""
+        return tuple(self._fallbacks)
+
+    def _pass_on(self) -> None:
+        """Has what is filled digested and written by a thread."""
+        while self._under_way and self._under_way[0].done():
+            self._take(self._under_way.popleft())
+        piece, self._piece = self._piece, None
+        if piece is None:
+            return
+        start, filled = self._start, self._filled
+        self._start, self._filled = start + filled, 0
+        self.nbytes += filled
+        self._under_way.append(self._threads.submit(self._write, piece, start, filled))
+
+    def _write(self, piece: np.ndarray[Any, Any], start: int, count: int) -> _Written:
+        try:
+            bytes_of = piece[:count]
+            transfer = self._io.write(bytes_of, self._file, start)
+            end = start + count
+            borders = range((start // CHUNK_BYTES + 1) * CHUNK_BYTES, end, CHUNK_BYTES)
+            cuts = [place - start for place in (start, *borders, end)]
+            digests = _digests(bytes_of, list(pairwise(cuts)))
+            checks = _native.block_checks(to_write_from(bytes_of))
+            return digests, checks, transfer.result()
+        finally:
+            self._free.put(piece)
+
+    def _take(self, written: Future[_Written]) -> None:
+        try:
+            digests, checks, report = written.result()
+        except StorageError as error:
+            # Its frames would keep the file open, and so its space, as long as somebody keeps it.
+            raise error.with_traceback(None) from None
+        self.chunks += digests
+        self._checks += checks
+        self._fallbacks.update(dict.fromkeys(report.fallbacks))
+
+    def _header(self, shape: tuple[int, ...], nbytes: int) -> bytes:
+        tensor = {"dtype": self._kind, "shape": shape, "data_offsets": (0, nbytes)}
+        described = {"__metadata__": _METADATA, self._label: tensor}
+        text = json.dumps(described, separators=(",", ":")).encode()
+        length = max(self.begin - _LENGTH_BYTES, len(text))
+        return length.to_bytes(_LENGTH_BYTES, "little") + text.ljust(length)
+
+    def _reserve(self, nbytes: int | None) -> None:
+        try:
+            with open(self.path, "xb") as file:
+                if nbytes is not None:
+                    os.posix_fallocate(file.fileno(), 0, self.begin + nbytes)
+        except OSError as error:
+            raise StorageError(
+                f"cannot make {self.path}: {error.strerror}", path=self.path, errno=error.errno
+            ) from error
+
+
+def _digests(memory: np.ndarray[Any, Any], ranges: list[tuple[int, int]]) -> list[int]:
+    """CRC-64/NVME of ranges of bytes."""
+    address = memory.ctypes.data
+    return _native.digests(
+        [
+            ("rows", "uint8", (end - begin,), address + begin, None, 1, memory, None)
+            for begin, end in ranges
+        ]
+    )
