@@ -10,6 +10,7 @@ use penstock_io::executor::{self, Kind, Request, Transfer, Visit};
 
 use crate::batch::{Batch, Place, State, Waiting};
 use crate::cache::{Cache, Claimed, Found};
+use crate::checks::BLOCK_BYTES;
 use crate::error::{Error, Result};
 use crate::index::Slot;
 use crate::landing::{Landing, Row, Straight};
@@ -75,8 +76,8 @@ impl Reader {
     /// Reads a table.
     ///
     /// # Panics
-    /// If slots of the cache do not have the size of rows, or a row is longer than a block of the
-    /// executor.
+    /// If slots of the cache do not have the size of rows, or a row with the blocks that it begins
+    /// and ends in is longer than a request of the executor.
     pub fn new(
         table: Table,
         share: executor::Share,
@@ -85,6 +86,8 @@ impl Reader {
     ) -> Reader {
         let fits = |cache: &Cache| cache.row_bytes() as u64 == table.value_bytes();
         assert!(cache.as_deref().is_none_or(fits), "slots are rows");
+        let longest = share.block_bytes().saturating_sub(2 * BLOCK_BYTES);
+        assert!(table.row_bytes() <= longest, "a row is longer than a request");
         let merging = Merging {
             run_bytes_max: merging.run_bytes_max.min(share.block_bytes()),
             ..merging

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native
-from penstock.errors import CorruptCheckpointError, PenstockError
+from penstock.errors import CorruptCheckpointError, PenstockError, UnsupportedStateError
 from penstock.features.ids import ids_of
 from penstock.features.pending import PendingRows
 from penstock.features.results import Results, target_of
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.features.source import Source
 
 GAP = Number(0, 1 << 30, "bytes", is_open=False)
+_PAGE_BYTES = 4096
 _GAP_BYTES = 16 << 10
 """What a fast drive reads in the time of a request: 2 GB/s through 120,000 of them a second."""
 _RUN_BYTES_MAX = 256 << 10
@@ -100,6 +101,7 @@ class Features:
     Raises:
         StorageError: A file cannot be opened, or the engine that was asked for cannot run.
         CorruptCheckpointError: A file has changed since its rows were found.
+        UnsupportedStateError: A row is longer than a request.
         ValueError: A value is out of range.
     """
 
@@ -132,8 +134,16 @@ class Features:
         )
         self._is_direct = all(file.direct for file in files)
         name = source.key or os.path.basename(source.path)
-        with self._io._claim_here().workers(files[0] if files else None) as (executor, _):
+        claim = self._io._claim_here()
+        with claim.workers(files[0] if files else None) as (executor, _):
             self._engine = executor.engine
+            longest = claim.block_bytes - 2 * _PAGE_BYTES
+            if source.row_bytes > longest:
+                raise UnsupportedStateError(
+                    f"{name}: rows of {source.row_bytes} bytes; one request moves {longest}: give"
+                    " io=TensorIO(block_bytes=…) with more, or read them with TensorIO.read",
+                    key=source.key,
+                )
             self._reader = _native.RowReader(
                 executor,
                 self._io._weight,

@@ -361,6 +361,12 @@ class _Claim:
                 self._release(is_idle=False)
 
     @property
+    def block_bytes(self) -> int:
+        """What one request moves at most; 0 before the first."""
+        settings = self._settings
+        return settings.block_bytes if settings is not None else 0
+
+    @property
     def in_flight_max(self) -> int:
         """Requests of all workers."""
         settings = self._settings

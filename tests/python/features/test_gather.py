@@ -239,6 +239,15 @@ def test_a_table_that_changes_is_an_error(tmp_path: Path) -> None:
             features.Features(source)
 
 
+def test_a_row_that_no_request_moves_is_refused(tmp_path: Path) -> None:
+    source, want = table_of(tmp_path, rows=3, width=300_000)
+    with pytest.raises(penstock.UnsupportedStateError, match=r"rows of 1200000 bytes; .*block_b"):
+        features.Features(source)
+    io = penstock.offload.TensorIO(block_bytes=2 << 20)
+    with features.Features(source, io=io) as table:
+        assert np.array_equal(table.gather([2, 0]), want[[2, 0]])
+
+
 def test_a_closed_table_gathers_nothing(tmp_path: Path) -> None:
     source, _ = table_of(tmp_path, rows=5, width=8)
     table = features.Features(source)
