@@ -16,6 +16,7 @@ from penstock.errors import *  # noqa: F403
 from penstock.native_threads import rest_at_exit
 
 if TYPE_CHECKING:
+    from penstock import features as features
     from penstock import metrics as metrics
     from penstock import offload as offload
     from penstock.checkpoint import inspect as inspect
@@ -79,7 +80,7 @@ imports this package for one of its errors, or for the help of its command line,
 
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-_MODULES = ("metrics", "offload")
+_MODULES = ("features", "metrics", "offload")
 """What is public as a module, imported likewise."""
 
 __all__ = sorted([*errors.__all__, *_HOME_OF, *_MODULES, "__version__"])

@@ -1,9 +1,20 @@
-"""Rows of tables that need not fit into memory, read by id."""
+"""Rows of tables that need not fit into memory, read by id.
+
+>>> import numpy as np, penstock.features, tempfile
+>>> path = tempfile.mkdtemp() + "/table"
+>>> rows = np.arange(8.0).reshape(4, 2)
+>>> report = penstock.features.write(path, rows)
+>>> with penstock.features.open(path, cache=penstock.features.Cache(1 << 20)) as table:
+...     table.gather([2, 0]).tolist()
+[[4.0, 5.0], [0.0, 1.0]]
+"""
 
 from __future__ import annotations
 
 from penstock.features.cache import Cache
 from penstock.features.features import Features, FeaturesStats
+from penstock.features.opening import open
 from penstock.features.pending import PendingRows
+from penstock.features.write import WriteReport, write
 
-__all__ = ["Cache", "Features", "FeaturesStats", "PendingRows"]
+__all__ = ["Cache", "Features", "FeaturesStats", "PendingRows", "WriteReport", "open", "write"]

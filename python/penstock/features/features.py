@@ -269,6 +269,7 @@ class Features:
         io, self._io = self._io, None
         if io is not None:
             io.close()
+            self.source.release()
 
     def __enter__(self) -> Self:
         return self
