@@ -24,7 +24,7 @@ pub use batch::Batch;
 pub use cache::Cache;
 pub use checks::{BLOCK_BYTES, Checks};
 pub use error::{Error, Result};
-pub use index::{Index, Policy, Slot};
+pub use index::{Index, Policy, Slot, replay};
 pub use reader::{Counts, Reader};
 pub use runs::Merging;
 pub use table::{Segment, Table};

@@ -3,89 +3,85 @@
 //! Zhang et al., "SIEVE is Simpler than LRU", NSDI 2024: a hit marks a row; the hand goes from the
 //! oldest to the newest, takes marks away, and evicts the first row that has none.
 
-use super::Slot;
+use super::REFUSALS_MAX;
+use super::place::{NEVER, NONE, Place, Slot, State};
+use super::queue::Queue;
 
-const NONE: Slot = Slot::MAX;
-
-/// The queue, as links among slots.
 #[derive(Debug)]
 pub(super) struct Sieve {
-    newer: Vec<Slot>,
-    older: Vec<Slot>,
-    is_used: Vec<bool>,
-    newest: Slot,
-    oldest: Slot,
+    queue: Queue,
+    /// The next one to look at; none where that is the oldest.
     hand: Slot,
 }
 
-impl Sieve {
-    pub(super) fn new(slots: Slot) -> Sieve {
+impl Default for Sieve {
+    fn default() -> Sieve {
         Sieve {
-            newer: vec![NONE; slots as usize],
-            older: vec![NONE; slots as usize],
-            is_used: vec![false; slots as usize],
-            newest: NONE,
-            oldest: NONE,
+            queue: Queue::default(),
             hand: NONE,
         }
     }
+}
 
-    pub(super) fn used(&mut self, slot: Slot) {
-        self.is_used[slot as usize] = true;
+impl Sieve {
+    pub(super) fn used(places: &mut [Place], slot: Slot) {
+        places[slot as usize].uses = 1;
     }
 
-    pub(super) fn insert(&mut self, slot: Slot) {
-        self.is_used[slot as usize] = false;
-        self.older[slot as usize] = self.newest;
-        self.newer[slot as usize] = NONE;
-        match self.newest {
-            NONE => self.oldest = slot,
-            newest => self.newer[newest as usize] = slot,
+    pub(super) fn insert(&mut self, places: &mut [Place], slot: Slot) {
+        let place = &mut places[slot as usize];
+        (place.state, place.uses) = (State::Queued, 0);
+        self.queue.push(places, slot);
+    }
+
+    /// Puts in a row that the hand has taken out: it would have passed it by, and it was used
+    /// since.
+    pub(super) fn rejoin(&mut self, places: &mut [Place], slot: Slot) {
+        places[slot as usize].state = State::Queued;
+        self.queue.insert_before(places, slot, self.hand);
+    }
+
+    pub(super) fn remove(&mut self, places: &mut [Place], slot: Slot) {
+        if self.hand == slot {
+            self.hand = places[slot as usize].newer;
         }
-        self.newest = slot;
+        self.queue.remove(places, slot);
     }
 
-    /// Takes one out that may go; `None` where after two rounds nobody may.
-    pub(super) fn evict(&mut self, mut may_go: impl FnMut(Slot) -> bool) -> Option<Slot> {
-        let mut hand = match self.hand {
-            NONE => self.oldest,
-            hand => hand,
-        };
-        for _ in 0..2 * self.newer.len() + 1 {
-            if hand == NONE {
-                hand = self.oldest;
-            }
-            if hand == NONE {
+    /// Takes one out that is not due and may go. The hand goes round twice at most: then there are
+    /// no marks left. It goes on behind those that may not go, so that the next call looks at
+    /// others, and takes out those that are due, so that it meets them once.
+    pub(super) fn evict(
+        &mut self,
+        places: &mut [Place],
+        may_go: &mut impl FnMut(Slot) -> bool,
+    ) -> Option<Slot> {
+        let mut refusals = 0;
+        for _ in 0..2 * self.queue.len {
+            let slot = match self.hand {
+                NONE => self.queue.oldest,
+                hand => hand,
+            };
+            if slot == NONE {
                 return None;
             }
-            if !self.is_used[hand as usize] && may_go(hand) {
-                self.hand = self.newer[hand as usize];
-                self.unlink(hand);
-                return Some(hand);
+            let place = &mut places[slot as usize];
+            self.hand = place.newer;
+            if place.due != NEVER {
+                place.state = State::Out;
+                self.queue.remove(places, slot);
+            } else if place.uses > 0 {
+                place.uses = 0;
+            } else if may_go(slot) {
+                self.queue.remove(places, slot);
+                return Some(slot);
+            } else {
+                refusals += 1;
+                if refusals == REFUSALS_MAX {
+                    return None;
+                }
             }
-            self.is_used[hand as usize] = false;
-            hand = self.newer[hand as usize];
         }
-        self.hand = hand;
         None
-    }
-
-    pub(super) fn remove(&mut self, slot: Slot) {
-        if self.hand == slot {
-            self.hand = self.newer[slot as usize];
-        }
-        self.unlink(slot);
-    }
-
-    fn unlink(&mut self, slot: Slot) {
-        let (newer, older) = (self.newer[slot as usize], self.older[slot as usize]);
-        match newer {
-            NONE => self.newest = older,
-            newer => self.older[newer as usize] = older,
-        }
-        match older {
-            NONE => self.oldest = newer,
-            older => self.newer[older as usize] = newer,
-        }
     }
 }
