@@ -12,6 +12,7 @@ use crate::batch::{Batch, Place, State, Waiting};
 use crate::cache::{Cache, Claimed, Found};
 use crate::checks::BLOCK_BYTES;
 use crate::error::{Error, Result};
+use crate::index::FETCHED;
 use crate::index::Slot;
 use crate::landing::{Landing, Row, Straight};
 use crate::runs::{Merging, Run, runs};
@@ -87,7 +88,10 @@ impl Reader {
         let fits = |cache: &Cache| cache.row_bytes() as u64 == table.value_bytes();
         assert!(cache.as_deref().is_none_or(fits), "slots are rows");
         let longest = share.block_bytes().saturating_sub(2 * BLOCK_BYTES);
-        assert!(table.row_bytes() <= longest, "a row is longer than a request");
+        assert!(
+            table.row_bytes() <= longest,
+            "a row is longer than a request"
+        );
         let merging = Merging {
             run_bytes_max: merging.run_bytes_max.min(share.block_bytes()),
             ..merging
@@ -234,10 +238,19 @@ impl Shared {
         let mut there = Vec::with_capacity(ids.len());
         let mut rest = Vec::new();
         let mut inner = cache.lock();
-        for (place, &row) in ids.iter().enumerate() {
-            match inner.index.find(self.key(row)) {
-                Some(slot) => there.push((place, slot)),
-                None => rest.push(place),
+        let mut keys = [0; FETCHED];
+        for (piece, rows) in ids.chunks(FETCHED).enumerate() {
+            let keys = &mut keys[..rows.len()];
+            for (key, &row) in keys.iter_mut().zip(rows) {
+                *key = self.key(row);
+            }
+            inner.index.fetch(keys);
+            for (at, &key) in keys.iter().enumerate() {
+                let place = piece * FETCHED + at;
+                match inner.index.find(key) {
+                    Some(slot) => there.push((place, slot)),
+                    None => rest.push(place),
+                }
             }
         }
         let reading = cache.slots().read();
