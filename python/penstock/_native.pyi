@@ -19,6 +19,7 @@ __all__ = [
     "Job",
     "RowBatch",
     "RowCache",
+    "RowIndex",
     "RowReader",
     "Share",
     "Stock",
@@ -339,6 +340,12 @@ class Bell:
 @final
 class RowCache:
     def __new__(cls, slots: int, row_bytes: int, policy: str) -> RowCache: ...
+
+@final
+class RowIndex:
+    def __new__(cls, slots: int, policy: str) -> RowIndex: ...
+    def replay(self, keys: _Array, batch_keys: int, window: int) -> int: ...
+    def pin(self, keys: _Array) -> int: ...
 
 @final
 class RowReader:

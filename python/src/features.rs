@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use penstock_gather::{Batch, Cache, Checks, Error, Merging, Policy, Reader, Segment, Table};
+use penstock_gather::{
+    Batch, Cache, Checks, Error, Index, Merging, Policy, Reader, Segment, Table, replay,
+};
 use penstock_io::buffer::HostRegion;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -29,6 +31,17 @@ pub(crate) fn block_checks(py: Python<'_>, array: NativeArray) -> PyResult<Bound
     Ok(PyBytes::new(py, &bytes))
 }
 
+/// Who goes when others come.
+fn policy(name: &str) -> PyResult<Policy> {
+    Ok(match name {
+        "sieve" => Policy::Sieve,
+        "s3fifo" => Policy::S3Fifo,
+        "static" => Policy::Static,
+        "none" => Policy::None,
+        _ => return Err(PyValueError::new_err(format!("policy={name:?}"))),
+    })
+}
+
 /// Rows in memory that tables share.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct RowCache {
@@ -39,15 +52,59 @@ pub struct RowCache {
 impl RowCache {
     #[new]
     fn new(py: Python<'_>, slots: u32, row_bytes: usize, policy: &str) -> PyResult<RowCache> {
-        let policy = match policy {
-            "sieve" => Policy::Sieve,
-            "none" => Policy::None,
-            _ => return Err(PyValueError::new_err(format!("policy={policy:?}"))),
-        };
+        let policy = self::policy(policy)?;
         let inner = raised(py, py.detach(|| Cache::new(slots, row_bytes, policy)))?;
         Ok(RowCache {
             inner: Arc::new(inner),
         })
+    }
+}
+
+/// What a cache would keep, without its memory.
+#[pyclass(module = "penstock._native")]
+pub struct RowIndex {
+    inner: Index,
+}
+
+#[pymethods]
+impl RowIndex {
+    #[new]
+    fn new(slots: u32, policy: &str) -> PyResult<RowIndex> {
+        Ok(RowIndex {
+            inner: Index::new(slots, self::policy(policy)?),
+        })
+    }
+
+    /// Asks for keys, an array of `uint64`, in batches of which so many are known ahead, and says
+    /// how many were there.
+    fn replay(
+        &mut self,
+        py: Python<'_>,
+        keys: NativeArray,
+        batch_keys: usize,
+        window: usize,
+    ) -> PyResult<u64> {
+        if batch_keys == 0 {
+            return Err(PyValueError::new_err("batch_keys=0: must be at least 1"));
+        }
+        let width = keys.3;
+        let keys = tensor::contiguous(keys)?;
+        let hits = py.detach(|| {
+            let keys = numbers(&keys, width, false, u64::MAX)?;
+            Ok(replay(&mut self.inner, &keys, batch_keys, window))
+        });
+        raised(py, hits)
+    }
+
+    /// Has rows stay once they are there, and says how many do.
+    fn pin(&mut self, py: Python<'_>, keys: NativeArray) -> PyResult<usize> {
+        let width = keys.3;
+        let keys = tensor::contiguous(keys)?;
+        let pinned = py.detach(|| {
+            let keys = numbers(&keys, width, false, u64::MAX)?;
+            Ok(self.inner.pin(&keys))
+        });
+        raised(py, pinned)
     }
 }
 

@@ -51,7 +51,7 @@ mod _native {
     #[pymodule_export]
     use crate::digests::{chunk_digests, combine_digests, digests, dtypes};
     #[pymodule_export]
-    use crate::features::{RowBatch, RowCache, RowReader, block_checks};
+    use crate::features::{RowBatch, RowCache, RowIndex, RowReader, block_checks};
     #[pymodule_export]
     use crate::job::{Arena, Job};
     #[pymodule_export]
