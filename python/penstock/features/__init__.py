@@ -15,6 +15,16 @@ from penstock.features.cache import Cache
 from penstock.features.features import Features, FeaturesStats
 from penstock.features.opening import open
 from penstock.features.pending import PendingRows
+from penstock.features.rank import rank
 from penstock.features.write import WriteReport, write
 
-__all__ = ["Cache", "Features", "FeaturesStats", "PendingRows", "WriteReport", "open", "write"]
+__all__ = [
+    "Cache",
+    "Features",
+    "FeaturesStats",
+    "PendingRows",
+    "WriteReport",
+    "open",
+    "rank",
+    "write",
+]

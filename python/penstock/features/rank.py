@@ -1,0 +1,167 @@
+"""`rank`: which rows of a graph's nodes will be asked for most."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+By = Literal["degree", "counts", "reverse_pagerank"]
+
+_Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+_EDGES_AT_ONCE = 1 << 24
+"""Edges whose scores are in memory together: 256 MiB of them."""
+
+
+def rank(
+    *,
+    by: By,
+    colptr: Any = None,
+    row: Any = None,
+    counts: Any = None,
+    nodes: int | None = None,
+    top: int | None = None,
+    damping: float = 0.85,
+    rounds: int = 20,
+) -> _Array:
+    """Ids of nodes, those first whose rows are likely to be asked for most: a hot set to pin.
+
+    The graph is as neighbour samplers take it, in compressed columns: ``row[colptr[v] :
+    colptr[v + 1]]`` are the nodes that node ``v`` samples from. Arrays are of NumPy or PyTorch, in
+    host memory. Whole types of nodes need no rank: pin ``range(rows)`` of theirs.
+
+    Args:
+        by: ``"degree"``: of how many nodes a node is a neighbour. ``"reverse_pagerank"``: how
+            often walks against the edges, as samplers take them, come to a node, as GIDS ranks
+            what it keeps in memory (Park et al., VLDB 2024). ``"counts"``: how often each was asked
+            for, as counted in an epoch.
+        colptr: Where the neighbours of each node begin in ``row``, and their number at the end.
+        row: The neighbours.
+        counts: Of each node, for ``"counts"``.
+        nodes: How many nodes there are to rank, where ``row`` has those of another type than
+            ``colptr``, which ``"degree"`` allows; as a rule as many as ``colptr`` has.
+        top: How many ids to return; None for all.
+        damping: The share of walks that goes on at each step of ``"reverse_pagerank"``.
+        rounds: Steps of them.
+
+    Returns:
+        Ids of type ``int64``; of those that are equal the smaller one comes first.
+
+    Raises:
+        TypeError: An array is missing or has no integers.
+        ValueError: The arrays are no graph, or a number is out of range.
+
+    Example:
+        >>> import numpy as np
+        >>> from penstock.features import rank
+        >>> colptr, row = np.array([0, 2, 3, 4]), np.array([1, 2, 2, 0])
+        >>> rank(by="degree", colptr=colptr, row=row).tolist()
+        [2, 0, 1]
+        >>> rank(by="reverse_pagerank", colptr=colptr, row=row, top=2).tolist()
+        [0, 2]
+        >>> rank(by="counts", counts=[5, 0, 9]).tolist()
+        [2, 0, 1]
+    """
+    if by not in get_args(By):
+        raise ValueError(f"by={by!r}: must be one of {', '.join(get_args(By))}")
+    if by == "counts":
+        return _best(_numbers("counts", counts, "iuf"), top)
+    starts, sources = _numbers("colptr", colptr, "iu"), _numbers("row", row, "iu")
+    if nodes is None:
+        nodes = len(starts) - 1
+    _check(starts, sources, nodes)
+    if by == "degree":
+        return _best(np.bincount(sources.astype(np.int64, copy=False), minlength=nodes), top)
+    if nodes != len(starts) - 1:
+        raise ValueError(
+            f"nodes={nodes}: walks come back to the same nodes, of which colptr has"
+            f" {len(starts) - 1}"
+        )
+    if not 0 <= damping < 1:
+        raise ValueError(f"damping={damping}: must be at least 0 and less than 1")
+    if rounds < 1:
+        raise ValueError(f"rounds={rounds}: must be at least 1")
+    return _best(_reverse_pagerank(starts, sources, damping, rounds), top)
+
+
+def _numbers(name: str, value: Any, kinds: str) -> _Array:
+    torch = sys.modules.get("torch")
+    if value is None:
+        raise TypeError(f"{name}: missing")
+    if torch is not None and isinstance(value, torch.Tensor):
+        if value.device.type != "cpu":
+            raise TypeError(
+                f"{name}: a tensor on {value.device}: use one of the host, as of .cpu()"
+            )
+        value = value.detach().numpy()
+    found = np.asarray(value)
+    if found.size == 0 and not isinstance(value, np.ndarray):
+        found = found.astype(np.int64)
+    if found.dtype.kind not in kinds:
+        raise TypeError(f"{name}: {found.dtype}: use {'numbers' if 'f' in kinds else 'integers'}")
+    if found.ndim != 1:
+        raise ValueError(f"{name}: shape {found.shape}: must have one dimension")
+    return found
+
+
+def _check(starts: _Array, sources: _Array, nodes: int) -> None:
+    if len(starts) == 0 or starts[0] != 0 or (starts[1:] < starts[:-1]).any():
+        raise ValueError("colptr: must begin with 0 and never go down")
+    if starts[-1] != len(sources):
+        raise ValueError(f"colptr: ends with {starts[-1]}, and row has {len(sources)}")
+    if len(sources) and not (sources.min() >= 0 and sources.max() < nodes):
+        first = int(np.flatnonzero((sources < 0) | (sources >= nodes))[0])
+        raise ValueError(f"row[{first}] is {sources[first]}: there are {nodes} nodes")
+
+
+def _reverse_pagerank(starts: _Array, sources: _Array, damping: float, rounds: int) -> _Array:
+    """How likely each node is, after so many steps; all together 1."""
+    nodes = len(starts) - 1
+    neighbours = (starts[1:] - starts[:-1]).astype(np.int64)
+    has_none = neighbours == 0
+    likely = np.full(nodes, 1 / max(nodes, 1))
+    for _ in range(rounds):
+        # Who has no neighbour goes anywhere, and so does who is not to go on.
+        anywhere = damping * likely[has_none].sum() + 1 - damping
+        to_each = damping * likely / np.maximum(neighbours, 1)
+        likely = np.full(nodes, anywhere / max(nodes, 1))
+        for first, last in _pieces(starts):
+            edges = slice(int(starts[first]), int(starts[last]))
+            weights = np.repeat(to_each[first:last], neighbours[first:last])
+            likely += np.bincount(
+                sources[edges].astype(np.int64, copy=False), weights, minlength=nodes
+            )
+    return likely
+
+
+def _pieces(starts: _Array) -> list[tuple[int, int]]:
+    """Nodes in ranges whose edges are few enough, one node at least."""
+    pieces, first, nodes = [], 0, len(starts) - 1
+    while first < nodes:
+        limit = int(starts[first]) + _EDGES_AT_ONCE
+        last = max(int(np.searchsorted(starts, limit, side="right")) - 1, first + 1)
+        pieces.append((first, last))
+        first = last
+    return pieces
+
+
+def _best(scores: _Array, top: int | None) -> _Array:
+    """Where the largest are, the largest first."""
+    if top is not None and top < 0:
+        raise ValueError(f"top={top}: must be at least 0")
+    if np.isnan(scores).any():
+        raise ValueError("counts: not a number")
+    if top is None or top >= len(scores):
+        ids = np.arange(len(scores))
+    elif top == 0:
+        ids = np.arange(0)
+    else:
+        # To sort all of them would take most of the time.
+        least = np.partition(scores, len(scores) - top)[len(scores) - top]
+        more, equal = np.flatnonzero(scores > least), np.flatnonzero(scores == least)
+        ids = np.sort(np.concatenate([more, equal[: top - len(more)]]))
+    # Backwards twice: a stable order from the largest that leaves unsigned numbers as they are.
+    found: _Array = ids[::-1][np.argsort(scores[ids][::-1], kind="stable")][::-1]
+    return np.ascontiguousarray(found, np.int64)
