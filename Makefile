@@ -83,8 +83,8 @@ test: test-rust test-python ## Run every test.
 # store promises beyond that does not depend on who moves the bytes.
 .PHONY: test-rust
 test-rust: toolchain ## Run the Rust tests, with and without io_uring.
-	cargo test --locked -p penstock-io -p penstock-store -p penstock-bench
-	cargo test --locked -p penstock-io -p penstock-bench --no-default-features
+	cargo test --locked -p penstock-io -p penstock-store -p penstock-gather -p penstock-bench
+	cargo test --locked -p penstock-io -p penstock-gather -p penstock-bench --no-default-features
 	cargo test --locked -p penstock-store --no-default-features --test round_trip --test damage
 
 .PHONY: test-python
@@ -96,7 +96,7 @@ test-python: $(VENV)/.develop $(NATIVE) ## Run the Python tests against a releas
 # are those of `test-rust`, so that nothing is compiled for this alone.
 .PHONY: quick
 quick: toolchain $(VENV)/.develop $(NATIVE) ## Run what breaks most often, in a minute and a half.
-	cargo test --locked -p penstock-io -p penstock-store -p penstock-bench \
+	cargo test --locked -p penstock-io -p penstock-store -p penstock-gather -p penstock-bench \
 		--test round_trip --test damage --test commit \
 		--test retention --test crash -- --skip mutant --skip large --skip after_a_death
 	$(VENV)/bin/python -m pytest -m quick $(PYTEST_WORKERS) $(PYTEST_ARGS)
