@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use penstock_io::buffer::{IoBuf, Slots};
 
-use crate::batch::Waiting;
 use crate::error::Result;
 use crate::index::{Index, Policy, Slot};
+use crate::state::Waiting;
 
 /// Rows of tables, each in a slot.
 #[derive(Debug)]

@@ -26,14 +26,10 @@ use hashbrown::{DefaultHashBuilder, HashSet, HashTable};
 pub use place::Slot;
 pub use replay::replay;
 
-use place::{NEVER, Place, State};
+use place::{NEVER, Place, REFUSALS_MAX, State};
 use s3fifo::S3Fifo;
 use sieve::Sieve;
 use window::Window;
-
-/// So many rows that may not go are passed over before a row is not admitted: where nearly all of
-/// them are being read or copied, each row that misses would look at all of them otherwise.
-const REFUSALS_MAX: u32 = 32;
 
 /// Keys that are fetched before they are looked for.
 pub(crate) const FETCHED: usize = 64;

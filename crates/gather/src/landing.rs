@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use penstock_io::executor::{Arrived, Visitor};
 
-use crate::batch::{Damage, Place, State};
 use crate::cache::{Cache, Claimed};
 use crate::checks::BLOCK_BYTES;
-use crate::reader::Shared;
+use crate::shared::Shared;
+use crate::state::{Damage, Place, State};
 use crate::table::Span;
 
 /// A row that is read once, and all places that it goes to.

@@ -18,6 +18,8 @@ mod index;
 mod landing;
 mod reader;
 mod runs;
+mod shared;
+mod state;
 mod table;
 
 pub use batch::Batch;
@@ -25,6 +27,7 @@ pub use cache::Cache;
 pub use checks::{BLOCK_BYTES, Checks};
 pub use error::{Error, Result};
 pub use index::{Index, Policy, Slot, replay};
-pub use reader::{Counts, Reader};
+pub use reader::Reader;
 pub use runs::Merging;
+pub use shared::Counts;
 pub use table::{Segment, Table};

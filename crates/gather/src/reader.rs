@@ -8,7 +8,7 @@ use std::thread;
 use penstock_io::buffer::{IoBuf, Reading};
 use penstock_io::executor::{self, Kind, Request, Transfer, Visit};
 
-use crate::batch::{Batch, Place, State, Waiting};
+use crate::batch::Batch;
 use crate::cache::{Cache, Claimed, Found};
 use crate::checks::BLOCK_BYTES;
 use crate::error::{Error, Result};
@@ -16,6 +16,8 @@ use crate::index::FETCHED;
 use crate::index::Slot;
 use crate::landing::{Landing, Row, Straight};
 use crate::runs::{Merging, Run, runs};
+use crate::shared::{Counts, Shared};
+use crate::state::{Place, State, Waiting};
 use crate::table::Table;
 
 /// Rows that are looked up under one lock, and bytes of them that are copied behind it, while nobody
@@ -27,43 +29,10 @@ const COPIED_BYTES: usize = 16 << 20;
 const SHARED_OUT_BYTES: usize = 4 << 20;
 const COPIERS_MAX: usize = 8;
 
-/// What was done so far.
-#[derive(Debug, Default)]
-pub struct Counts {
-    /// Rows that were asked for.
-    pub rows: AtomicU64,
-    /// Of them, those that were in the cache.
-    pub hits: AtomicU64,
-    /// Of them, those that another batch was reading.
-    pub shared: AtomicU64,
-    /// Rows that were read: of those of a batch that are neither, each once.
-    pub read_rows: AtomicU64,
-    /// Requests that read them.
-    pub requests: AtomicU64,
-    /// Bytes that those have read.
-    pub read_bytes: AtomicU64,
-    /// Rows that were read once more, as what came was damaged or another batch's read failed.
-    pub read_again: AtomicU64,
-}
-
 /// A table, a claim on an executor to read it with, and perhaps a cache.
 #[derive(Debug)]
 pub struct Reader {
     shared: Arc<Shared>,
-}
-
-/// What batches under way need as well.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) table: Table,
-    pub(crate) cache: Option<Arc<Cache>>,
-    pub(crate) counts: Counts,
-    share: executor::Share,
-    merging: Merging,
-    /// What the cache knows its rows by.
-    number: u64,
-    next_batch: AtomicU64,
-    process: u32,
 }
 
 /// A row that has to be read.
@@ -310,7 +279,9 @@ impl Shared {
         transfers.extend(self.submit(rows, &state, false)?);
         let rest = self.wait_for_others(waiting, &state);
         transfers.extend(self.submit(rest, &state, false)?);
-        Ok(Batch::new(self, state, transfers))
+        let (shared, waiting) = (Arc::clone(self), Arc::clone(&state));
+        let again = move |places| shared.read_again(&waiting, places);
+        Ok(Batch::new(state, Box::new(again), transfers))
     }
 
     /// Has rows come from the batches that read them.
@@ -345,16 +316,14 @@ impl Shared {
     }
 
     /// Reads rows once more, past the cache.
-    pub(crate) fn read_again(
-        shared: &Arc<Shared>,
+    fn read_again(
+        self: &Arc<Self>,
         state: &Arc<State>,
         mut places: Vec<Place>,
     ) -> Result<Option<Transfer>> {
-        shared
-            .counts
-            .read_again
-            .fetch_add(places.len() as u64, Relaxed);
-        shared.submit(by_row(&mut places), state, true)
+        let again = &self.counts.read_again;
+        again.fetch_add(places.len() as u64, Relaxed);
+        self.submit(by_row(&mut places), state, true)
     }
 
     /// Reads rows, which are in order, each once.

@@ -3,6 +3,10 @@
 /// One of the places that rows have in memory.
 pub type Slot = u32;
 
+/// So many rows that may not go are passed over before a row is not admitted: where nearly all of
+/// them are being read or copied, each row that misses would look at all of them otherwise.
+pub(super) const REFUSALS_MAX: u32 = 32;
+
 /// No slot.
 pub(super) const NONE: Slot = Slot::MAX;
 /// Nobody knows when the row is needed next.

@@ -6,9 +6,8 @@
 //! back while it is remembered goes into the main queue, which gives those another round that were
 //! used.
 
-use super::REFUSALS_MAX;
 use super::ghost::Ghost;
-use super::place::{NEVER, NONE, Place, Slot, State};
+use super::place::{NEVER, NONE, Place, REFUSALS_MAX, Slot, State};
 use super::queue::Queue;
 
 /// The small queue has one of so many rows.

@@ -3,8 +3,7 @@
 //! Zhang et al., "SIEVE is Simpler than LRU", NSDI 2024: a hit marks a row; the hand goes from the
 //! oldest to the newest, takes marks away, and evicts the first row that has none.
 
-use super::REFUSALS_MAX;
-use super::place::{NEVER, NONE, Place, Slot, State};
+use super::place::{NEVER, NONE, Place, REFUSALS_MAX, Slot, State};
 use super::queue::Queue;
 
 #[derive(Debug)]

@@ -13,8 +13,7 @@ use std::ops::Range;
 use hashbrown::hash_table::{Entry, OccupiedEntry};
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-use super::REFUSALS_MAX;
-use super::place::{Place, Slot};
+use super::place::{Place, REFUSALS_MAX, Slot};
 
 /// Says of a use that it is over.
 const OVER: u32 = 1 << 31;

@@ -1,0 +1,185 @@
+//! What of a batch is not there yet, and who waits for it.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use penstock_io::buffer::IoBuf;
+
+use crate::error::Error;
+
+/// A place in a result that a row goes to.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) row: u64,
+    pub(crate) memory: IoBuf,
+}
+
+/// A block that is not the one that was written.
+#[derive(Clone, Debug)]
+pub(crate) struct Damage {
+    pub(crate) row: u64,
+    pub(crate) path: PathBuf,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+}
+
+impl From<Damage> for Error {
+    fn from(damage: Damage) -> Error {
+        let Damage {
+            row,
+            path,
+            offset,
+            bytes,
+        } = damage;
+        Error::Damaged {
+            row,
+            path,
+            offset,
+            bytes,
+        }
+    }
+}
+
+/// What of a batch is not there yet.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    progress: Mutex<Progress>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Progress {
+    /// Transfers of its own, and rows that others read.
+    left: usize,
+    /// Places whose rows did not come with what was to bring them.
+    lost: Vec<Place>,
+    /// Blocks that were not what was written.
+    damaged: Option<Damage>,
+    watchers: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Progress")
+            .field("left", &self.left)
+            .finish_non_exhaustive()
+    }
+}
+
+impl State {
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether nothing is expected any more.
+    pub(crate) fn is_ended(&self) -> bool {
+        self.lock().left == 0
+    }
+
+    /// Waits until nothing is expected any more.
+    ///
+    /// # Returns
+    /// Places to read again, and the damage; `None` where the time is over before.
+    pub(crate) fn wait(&self, until: Option<Instant>) -> Option<(Vec<Place>, Option<Damage>)> {
+        let mut progress = self.lock();
+        while progress.left > 0 {
+            let changed = &self.changed;
+            progress = match until {
+                None => changed
+                    .wait(progress)
+                    .unwrap_or_else(PoisonError::into_inner),
+                Some(until) => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return None;
+                    }
+                    let waited = changed.wait_timeout(progress, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        let lost = std::mem::take(&mut progress.lost);
+        Some((lost, progress.damaged.clone()))
+    }
+
+    /// Has a function called then, or right now.
+    pub(crate) fn on_ended(&self, watcher: Box<dyn FnOnce() + Send>) {
+        let mut progress = self.lock();
+        if progress.left > 0 {
+            return progress.watchers.push(watcher);
+        }
+        drop(progress);
+        watcher();
+    }
+
+    pub(crate) fn expect(&self, more: usize) {
+        self.lock().left += more;
+    }
+
+    /// One of those that were expected is there, or will not be.
+    pub(crate) fn end(&self) {
+        let mut progress = self.lock();
+        progress.left -= 1;
+        if progress.left > 0 {
+            return;
+        }
+        let watchers = std::mem::take(&mut progress.watchers);
+        drop(progress);
+        self.changed.notify_all();
+        watchers.into_iter().for_each(|watcher| watcher());
+    }
+
+    /// These are to be read again.
+    pub(crate) fn lose(&self, places: impl IntoIterator<Item = Place>) {
+        self.lock().lost.extend(places);
+    }
+
+    pub(crate) fn damage(&self, damage: Damage) {
+        self.lock().damaged.get_or_insert(damage);
+    }
+}
+
+/// A place that waits for a row which another batch reads.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    place: Option<Place>,
+    state: Arc<State>,
+}
+
+impl Waiting {
+    /// One that its batch expects.
+    pub(crate) fn new(place: Place, state: &Arc<State>) -> Waiting {
+        state.expect(1);
+        Waiting {
+            place: Some(place),
+            state: Arc::clone(state),
+        }
+    }
+
+    /// The row that it waits for.
+    pub(crate) fn row(&self) -> u64 {
+        self.place.as_ref().expect("it has its place").row
+    }
+
+    /// The row is there.
+    pub(crate) fn have(mut self, bytes: &[u8]) {
+        if let Some(mut place) = self.place.take() {
+            let values = place.memory.as_mut_slice();
+            values.copy_from_slice(&bytes[..values.len()]);
+        }
+    }
+
+    /// The place, which does not wait any more.
+    pub(crate) fn into_place(mut self) -> Option<Place> {
+        self.place.take()
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.state.lose(self.place.take());
+        self.state.end();
+    }
+}
