@@ -158,23 +158,45 @@ impl RowReader {
         })
     }
 
-    /// Begins to gather the rows of integers, contiguous in memory, into bytes.
+    /// Begins to gather the rows of integers, contiguous in memory, into bytes; of a batch that was
+    /// foreseen, or of none.
     fn gather(
         &self,
         py: Python<'_>,
         ids: NativeArray,
         is_signed: bool,
         out: TensorTarget,
+        foreseen: Option<u64>,
     ) -> PyResult<RowBatch> {
         let width = ids.3;
         let ids = tensor::contiguous(ids)?;
         let out = tensor::target(out)?.into_buf();
         let begin = || {
             let ids = numbers(&ids, width, is_signed, self.inner.table().rows())?;
-            self.inner.gather(&ids, out)
+            self.inner.gather_foreseen(&ids, out, foreseen)
         };
         let inner = raised(py, py.detach(begin))?;
         Ok(RowBatch { inner })
+    }
+
+    /// Tells the cache of a batch to come, and says its number.
+    fn foresee(&self, py: Python<'_>, ids: NativeArray, is_signed: bool) -> PyResult<Option<u64>> {
+        self.tell(py, ids, is_signed, |ids| self.inner.foresee(ids))
+    }
+
+    /// A batch that was foreseen will not be gathered.
+    fn forget(&self, py: Python<'_>, foreseen: u64) {
+        py.detach(|| self.inner.forget(foreseen));
+    }
+
+    /// Has rows stay in the cache, and says how many do.
+    fn pin(&self, py: Python<'_>, ids: NativeArray, is_signed: bool) -> PyResult<Option<usize>> {
+        self.tell(py, ids, is_signed, |ids| self.inner.pin(ids))
+    }
+
+    /// Has rows that were pinned go like others.
+    fn unpin(&self, py: Python<'_>, ids: NativeArray, is_signed: bool) -> PyResult<()> {
+        self.tell(py, ids, is_signed, |ids| self.inner.unpin(ids))
     }
 
     /// What was done so far: rows, hits, shared, read rows, requests, read bytes, read again.
@@ -189,6 +211,21 @@ impl RowReader {
             counts.read_bytes.load(Relaxed),
             counts.read_again.load(Relaxed),
         )
+    }
+}
+
+impl RowReader {
+    fn tell<T: Send>(
+        &self,
+        py: Python<'_>,
+        ids: NativeArray,
+        is_signed: bool,
+        tell: impl FnOnce(&[u64]) -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
+        let width = ids.3;
+        let ids = tensor::contiguous(ids)?;
+        let work = || tell(&numbers(&ids, width, is_signed, self.inner.table().rows())?);
+        raised(py, py.detach(work))
     }
 }
 

@@ -12,8 +12,7 @@ use crate::batch::Batch;
 use crate::cache::{Cache, Claimed, Found};
 use crate::checks::BLOCK_BYTES;
 use crate::error::{Error, Result};
-use crate::index::FETCHED;
-use crate::index::Slot;
+use crate::index::{FETCHED, Index, Slot};
 use crate::landing::{Landing, Row, Straight};
 use crate::runs::{Merging, Run, runs};
 use crate::shared::{Counts, Shared};
@@ -97,14 +96,28 @@ impl Reader {
     ///
     /// # Panics
     /// If `out` does not have the bytes of so many values.
-    pub fn gather(&self, ids: &[u64], mut out: IoBuf) -> Result<Batch> {
+    pub fn gather(&self, ids: &[u64], out: IoBuf) -> Result<Batch> {
+        self.gather_foreseen(ids, out, None)
+    }
+
+    /// As [`gather`](Reader::gather), of a batch that [`foresee`](Reader::foresee) was told of,
+    /// which is over then.
+    ///
+    /// # Errors
+    /// As [`gather`](Reader::gather).
+    ///
+    /// # Panics
+    /// As [`gather`](Reader::gather).
+    pub fn gather_foreseen(
+        &self,
+        ids: &[u64],
+        mut out: IoBuf,
+        foreseen: Option<u64>,
+    ) -> Result<Batch> {
         let shared = &self.shared;
         let width = shared.table.value_bytes() as usize;
         assert_eq!(out.len(), ids.len() * width, "room for each row");
-        if shared.process != std::process::id() {
-            let process = shared.process;
-            return Err(penstock_io::Error::Forked { process }.into());
-        }
+        shared.check_process()?;
         shared.check(ids)?;
         shared.counts.rows.fetch_add(ids.len() as u64, Relaxed);
         let mut misses = Vec::new();
@@ -117,6 +130,9 @@ impl Reader {
                 claimed: None,
             })),
             Some(cache) => {
+                if let Some(foreseen) = foreseen {
+                    cache.lock().index.reach(foreseen);
+                }
                 let out = out.as_mut_slice();
                 let step = LOOKED_UP.min(COPIED_BYTES.div_ceil(width));
                 for first in (0..ids.len()).step_by(step) {
@@ -128,10 +144,68 @@ impl Reader {
                     };
                     shared.look_up(cache, &ids[first..last], first, out, &mut looked_up);
                 }
+                if let Some(foreseen) = foreseen {
+                    cache.lock().index.cancel(foreseen);
+                }
             }
         }
         let places = carve(out, width, &mut misses, &mut later, ids);
         shared.begin(places.0, places.1)
+    }
+
+    /// Tells the cache of a batch that will be gathered behind those that it knows.
+    ///
+    /// # Returns
+    /// What it is called; `None` without a cache.
+    ///
+    /// # Errors
+    /// As [`gather`](Reader::gather).
+    pub fn foresee(&self, ids: &[u64]) -> Result<Option<u64>> {
+        self.with_keys(ids, |index, keys| index.foresee(keys))
+    }
+
+    /// A batch that was foreseen will not be gathered.
+    pub fn forget(&self, foreseen: u64) {
+        if let Some(cache) = &self.shared.cache
+            && self.shared.process == std::process::id()
+        {
+            cache.lock().index.cancel(foreseen);
+        }
+    }
+
+    /// Has rows stay in the cache, once they are there.
+    ///
+    /// # Returns
+    /// How many of the cache's rows do; `None` without a cache.
+    ///
+    /// # Errors
+    /// As [`gather`](Reader::gather).
+    pub fn pin(&self, ids: &[u64]) -> Result<Option<usize>> {
+        self.with_keys(ids, |index, keys| index.pin(keys))
+    }
+
+    /// Has rows that were pinned go like others.
+    ///
+    /// # Errors
+    /// As [`gather`](Reader::gather).
+    pub fn unpin(&self, ids: &[u64]) -> Result<()> {
+        self.with_keys(ids, |index, keys| index.unpin(keys))
+            .map(drop)
+    }
+
+    fn with_keys<T>(
+        &self,
+        ids: &[u64],
+        tell: impl FnOnce(&mut Index, &[u64]) -> T,
+    ) -> Result<Option<T>> {
+        let shared = &self.shared;
+        shared.check_process()?;
+        shared.check(ids)?;
+        let Some(cache) = &shared.cache else {
+            return Ok(None);
+        };
+        let keys: Vec<u64> = ids.iter().map(|&row| shared.key(row)).collect();
+        Ok(Some(tell(&mut cache.lock().index, &keys)))
     }
 }
 
@@ -178,6 +252,14 @@ fn carve(
 }
 
 impl Shared {
+    fn check_process(&self) -> Result<()> {
+        let process = self.process;
+        match process == std::process::id() {
+            true => Ok(()),
+            false => Err(penstock_io::Error::Forked { process }.into()),
+        }
+    }
+
     fn check(&self, ids: &[u64]) -> Result<()> {
         let rows = self.table.rows();
         match ids.iter().position(|&id| id >= rows) {

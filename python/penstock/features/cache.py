@@ -9,11 +9,12 @@ from typing import Literal, get_args
 from penstock import _native
 from penstock.option_kinds import Number
 
-Policy = Literal["sieve", "none"]
+Policy = Literal["sieve", "s3fifo", "static", "none"]
 
 _MEMORY = Number(1, (1 << 63) - 1, "bytes", is_open=False)
-_SLOT_BYTES = 64
-"""What is known of a row that is there: its number, who uses it, when it goes."""
+_SLOT_BYTES = {"sieve": 64, "s3fifo": 128, "static": 64, "none": 64}
+"""What is known of a row that is there: its number, who uses it, when it goes; by S3-FIFO also
+which rows have gone of late."""
 _SLOTS_MAX = (1 << 32) - 2
 
 
@@ -22,12 +23,15 @@ class Cache:
 
     All tables of a process that share it have rows of the same size. What is known of each row
     counts, so a row of 128 bytes takes 192. A row that is on its way for one batch is not read
-    again for another one.
+    again for another one. Rows that a stream knows to be needed stay, those needed last go first
+    (Belady); the policy says who goes of the others.
 
     Args:
         memory_bytes: For all of them.
         policy: Which rows go when others come: ``"sieve"`` (Zhang et al., NSDI 2024) keeps those
-            that were used since it last looked at them; with ``"none"`` nothing is kept.
+            that were used since it last looked at them, ``"s3fifo"`` (Yang et al., SOSP 2023) those
+            that were used again soon after they came; ``"static"`` keeps what is pinned
+            (`Features.pin`) and nothing else, ``"none"`` nothing.
 
     Attributes:
         memory_bytes: The same.
@@ -58,11 +62,11 @@ class Cache:
             raise ValueError("a cache is of the process that made it: make one in each")
         with self._lock:
             if self._rows is None:
-                slots = min(self.memory_bytes // (value_bytes + _SLOT_BYTES), _SLOTS_MAX)
+                taken_bytes = value_bytes + _SLOT_BYTES[self.policy]
+                slots = min(self.memory_bytes // taken_bytes, _SLOTS_MAX)
                 if slots == 0:
                     raise ValueError(
-                        f"memory_bytes={self.memory_bytes}: a row of {name} takes"
-                        f" {value_bytes + _SLOT_BYTES}"
+                        f"memory_bytes={self.memory_bytes}: a row of {name} takes {taken_bytes}"
                     )
                 self._rows = value_bytes, _native.RowCache(slots, value_bytes, self.policy)
             held_bytes, native = self._rows

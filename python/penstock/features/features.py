@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 from collections import deque
 from dataclasses import dataclass
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.errors import CorruptCheckpointError, PenstockError, UnsupportedStateError
-from penstock.features.ids import ids_of
+from penstock.features.ids import Ids, ids_of
 from penstock.features.pending import PendingRows
 from penstock.features.results import Results, target_of
 from penstock.loading.copying import bump_versions
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from penstock.features.source import Source
 
 GAP = Number(0, 1 << 30, "bytes", is_open=False)
+WINDOW = Number(0, 1 << 20, "batches")
+_NO_MORE = object()
+_PIN_BYTES = 16 << 20
 _PAGE_BYTES = 4096
 _GAP_BYTES = 16 << 10
 """What a fast drive reads in the time of a request: 2 GB/s through 120,000 of them a second."""
@@ -124,6 +129,7 @@ class Features:
             item_bytes //= size
         self._results = Results(source.dtype, item_bytes)
         self._process = os.getpid()
+        self._pinned: list[Ids] = []
         self._io: TensorIO | None = TensorIO() if io is None else io._another()
         self._marks = {segment.path: segment.mark for segment in source.segments}
         opened = {path: self._io.open(path) for path in self._marks}
@@ -198,6 +204,57 @@ class Features:
             TypeError: The ids are no integers.
             ValueError: ``out`` does not fit, or this is closed.
         """
+        return self._begun(ids_of(ids), out)
+
+    def _begun(self, numbers: Ids, out: Any = None, foreseen: int | None = None) -> PendingRows:
+        self._check_open()
+        shape = (*numbers.shape, *self.source.row_shape)
+        if out is None:
+            out = self._results.empty(shape, is_torch=numbers.is_torch)
+        else:
+            self._results.check(out, shape)
+            bump_versions([out])
+        with self._naming(numbers):
+            native = self._reader.gather(numbers.array, numbers.is_signed, target_of(out), foreseen)
+        return PendingRows(native, out, self._check_files)
+
+    def pin(self, ids: Any) -> int:
+        """Reads rows into the cache, where they stay until this is closed.
+
+        Args:
+            ids: Integers, as `gather` takes them; the most important first, as `rank` gives them:
+                what there is no room for is left out.
+
+        Returns:
+            How many rows of the cache stay now, of all tables.
+
+        Raises:
+            IndexError: There is no such row.
+            TypeError: The ids are no integers.
+            ValueError: There is no cache, or this is closed.
+            StorageError: They cannot be read.
+        """
+        self._check_open()
+        numbers = ids_of(ids)
+        with self._naming(numbers):
+            count = self._reader.pin(numbers.array, numbers.is_signed)
+        if count is None:
+            raise ValueError("pin: there is no cache to keep rows in: open the table with one")
+        self._pinned.append(numbers)
+        flat = numbers.values.reshape(-1)[:count]
+        step = max(1, _PIN_BYTES // self._value_bytes)
+        for first in range(0, len(flat), step):
+            self.gather(flat[first : first + step])
+        return count
+
+    @contextlib.contextmanager
+    def _naming(self, numbers: Ids) -> Iterator[None]:
+        try:
+            yield
+        except IndexError as error:
+            raise IndexError(f"{error} ({self._name}; ids are {numbers.dtype})") from None
+
+    def _check_open(self) -> None:
         if self._io is None:
             raise ValueError(f"{self!r} is closed: open it again")
         if self._process != os.getpid():
@@ -205,35 +262,35 @@ class Features:
                 f"{self.source.path} was opened by process {self._process}, of which this one is a"
                 " fork: open it here"
             )
-        numbers = ids_of(ids)
-        shape = (*numbers.shape, *self.source.row_shape)
-        if out is None:
-            out = self._results.empty(shape, is_torch=numbers.is_torch)
-        else:
-            self._results.check(out, shape)
-            bump_versions([out])
-        try:
-            native = self._reader.gather(numbers.array, numbers.is_signed, target_of(out))
-        except IndexError as error:
-            raise IndexError(f"{error} ({self._name}; ids are {numbers.dtype})") from None
-        return PendingRows(native, out, self._check_files)
 
-    def stream(self, batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    def stream(self, batches: Iterable[Any], *, window: int = 8) -> Iterator[tuple[Any, Any]]:
         """The rows of batch after batch, the next ones asked for before one is waited for.
 
         Args:
-            batches: Ids of each; taken ahead, by some thousands of rows and at least one batch.
+            batches: Ids of each.
+            window: How many batches are taken beyond those that are asked for, so that the cache
+                knows which rows they need. Their ids take memory: some 45 bytes each.
 
         Yields:
-            The ids of a batch as they came, and its rows; what `gather` raises ends it.
+            The ids of a batch as they came, and its rows; what `gather` raises ends it. Batches are
+            asked for ahead by some thousands of rows, and at least one.
+
+        Raises:
+            ValueError: ``window`` is negative.
         """
+        WINDOW.check("window", window)
+        known: deque[tuple[Any, Ids, int | None]] = deque()
         begun: deque[tuple[Any, PendingRows, int]] = deque()
-        rows = 0
+        source, rows = iter(batches), 0
         try:
-            for ids in batches:
-                pending = self.gather_async(ids)
-                count = max(1, pending.rows.shape[0] if pending.rows.ndim else 1)
-                begun.append((ids, pending, count))
+            while True:
+                while len(known) <= window and (taken := next(source, _NO_MORE)) is not _NO_MORE:
+                    known.append((taken, *self._foreseen(taken)))
+                if not known:
+                    break
+                ids, numbers, foreseen = known.popleft()
+                count = max(1, math.prod(numbers.shape))
+                begun.append((ids, self._begun(numbers, None, foreseen), count))
                 rows += count
                 while len(begun) > 1 and rows - begun[0][2] >= _AHEAD_ROWS:
                     ids, pending, count = begun.popleft()
@@ -243,8 +300,16 @@ class Features:
                 ids, pending, _ = begun.popleft()
                 yield ids, pending.result()
         finally:
-            # What is left goes on by itself, and holds its memory for so long.
-            begun.clear()
+            # What was begun goes on by itself, and holds its memory for so long.
+            for _, _, foreseen in known:
+                if foreseen is not None:
+                    self._reader.forget(foreseen)
+
+    def _foreseen(self, ids: Any) -> tuple[Ids, int | None]:
+        self._check_open()
+        numbers = ids_of(ids)
+        with self._naming(numbers):
+            return numbers, self._reader.foresee(numbers.array, numbers.is_signed)
 
     def stats(self) -> FeaturesStats:
         """What was done since it was opened."""
@@ -267,9 +332,13 @@ class Features:
     def close(self) -> None:
         """Lets the files and workers go, once what is under way has ended."""
         io, self._io = self._io, None
-        if io is not None:
-            io.close()
-            self.source.release()
+        if io is None:
+            return
+        if self._process == os.getpid():
+            for numbers in self._pinned:
+                self._reader.unpin(numbers.array, numbers.is_signed)
+        io.close()
+        self.source.release()
 
     def __enter__(self) -> Self:
         return self
