@@ -91,7 +91,7 @@ def as_native(array: Any) -> tuple[Any, ...]:
 def gathered(reader: Any, ids: Any, out: Any) -> None:
     """Gathers rows, and waits for them."""
     target = out.ctypes.data, out.nbytes, out
-    reader.gather(as_native(ids), True, target).wait(None)
+    reader.gather(as_native(ids), True, target, None).wait(None)
 
 
 def files_below(directory: Path) -> Iterator[str]:

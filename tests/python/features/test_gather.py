@@ -108,7 +108,9 @@ def test_a_cache_of_one_row_is_none_in_the_way(tmp_path: Path) -> None:
         assert all(np.array_equal(got, want[ids]) for ids, got in table.stream(batches))
 
 
-def test_what_coming_batches_need_stays(tmp_path: Path) -> None:
+def test_what_coming_batches_need_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Else all batches are under way at once, and of their rows none may go.
+    monkeypatch.setattr("penstock.features.features._AHEAD_ROWS", 1)
     source, want = table_of(tmp_path, rows=400, width=1024)
     rng = np.random.default_rng(0)
     batches = [rng.integers(0, 400, 20) for _ in range(200)]
