@@ -11,19 +11,84 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from test_ranks_protocol import slow_writes
 from torch.distributed.tensor import Shard
 
 import penstock
 from dtensors import Layout, rank, sharded
 from penstock.process import placement
-from penstock.ranks import exchange, neighbours
+from penstock.ranks import exchange, mailbox, neighbours
+from penstock.ranks.exchange import Exchange
 from penstock.saving.save import Save
 
-SOON_SECONDS = 0.2
-LATE_SECONDS = 1
+WRITE_SECONDS = 1
+"""For so long the slow rank writes, while the others are past the time of a reminder."""
 
-HASTY = penstock.Options(rank_timeout_seconds=1)
+PATIENT = penstock.Options(rank_timeout_seconds=60)
+
+LONG_SECONDS = 1000
+"""Longer than anybody waits."""
+
+
+class Clock:
+    """The time as ranks see it, which stands until something has happened, then runs fast."""
+
+    def __init__(self, has_happened):
+        self._has_happened = has_happened
+        self._now = 0
+
+    def monotonic(self):
+        self._now += LONG_SECONDS * self._has_happened()
+        return self._now
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+
+
+@contextlib.contextmanager
+def reminding(has_happened):
+    """The time of a reminder comes when something has happened, however slow the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchange, "time", Clock(has_happened))
+        yield
+
+
+@contextlib.contextmanager
+def awaited(told, comes):
+    """The time of a reminder comes when the ranks that come have come.
+
+    Args:
+        told: A directory for what ranks let each other know: `reminded` is there once one has.
+        comes: The ranks.
+    """
+    told.mkdir(exist_ok=True)
+    put, count = Exchange._put_own, Exchange._count
+
+    def put_own(self, kind, text):
+        put(self, kind, text)
+        if kind == "come":
+            (told / str(self.rank)).touch()
+
+    def count_and_tell(self, name):
+        found = count(self, name)
+        if name == "reminded":
+            (told / "reminded").touch()
+        return found
+
+    def have_come():
+        return all((told / str(one)).exists() for one in comes)
+
+    with pytest.MonkeyPatch.context() as patch, reminding(have_come):
+        patch.setattr(Exchange, "_put_own", put_own)
+        patch.setattr(Exchange, "_count", count_and_tell)
+        yield
+
+
+@contextlib.contextmanager
+def given_up(told):
+    """Who waits gives up once somebody has said so."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mailbox, "time", Clock((told / "reminded").exists))
+        yield
 
 
 def states():
@@ -35,16 +100,16 @@ def states():
 
 
 def save(root, which, group):
-    penstock.save(root / which, states()[which], options=HASTY, process_group=group)
+    penstock.save(root / which, states()[which], options=PATIENT, process_group=group)
 
 
 def save_async(root, which, group):
-    store = penstock.CheckpointStore(root / which, options=HASTY, process_group=group)
+    store = penstock.CheckpointStore(root / which, options=PATIENT, process_group=group)
     store.save_async(1, states()[which]).result()
 
 
 def load(root, which, group):
-    penstock.CheckpointStore(root / which, options=HASTY, process_group=group).load()
+    penstock.CheckpointStore(root / which, options=PATIENT, process_group=group).load()
 
 
 CALLS = {one.__name__: one for one in (save, save_async, load)}
@@ -56,9 +121,8 @@ def warned(name, root, which, comes):
     group = dist.new_group()
     if rank() not in comes:
         return [], None
-    error = None
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as found:
-        patch.setattr(exchange, "REMIND_SECONDS", SOON_SECONDS)
+    error, told = None, root / "told"
+    with awaited(told, comes), given_up(told), warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         try:
             CALLS[name](root, which, group)
@@ -101,35 +165,42 @@ def test_the_warning_points_to_the_call(jobs, disk_path):
 
 def warned_beside_slow_ranks(root):
     """All come; one takes its time."""
-    store = penstock.CheckpointStore(root)
+    store, writes, ordinary = penstock.CheckpointStore(root), root.parent / "writes", Save._write
+
+    def write(self, attempt, number):
+        if rank() == 2:
+            writes.touch()
+            time.sleep(WRITE_SECONDS)
+        return ordinary(self, attempt, number)
+
     with (
-        slow_writes({store.path(1): LATE_SECONDS} if rank() == 2 else {}),
         pytest.MonkeyPatch.context() as patch,
+        reminding(writes.exists),
         warnings.catch_warnings(record=True) as found,
     ):
-        patch.setattr(exchange, "REMIND_SECONDS", SOON_SECONDS)
+        patch.setattr(Save, "_write", write)
         warnings.simplefilter("always")
         store.save(1, states()["plain"])
     return [str(one.message) for one in found]
 
 
 def test_nobody_is_warned_of_ranks_that_only_write_for_long(jobs, disk_path):
-    assert jobs.of(4).call(warned_beside_slow_ranks, disk_path) == [[]] * 4
+    assert jobs.of(4).call(warned_beside_slow_ranks, disk_path / "store") == [[]] * 4
 
 
 def save_late_where_warnings_are_errors(path):
-    if rank() == 1:
-        time.sleep(LATE_SECONDS)
-    told = io.StringIO()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        warnings.catch_warnings(),
-        contextlib.redirect_stderr(told),
-    ):
-        patch.setattr(exchange, "REMIND_SECONDS", SOON_SECONDS)
+    told, said = path.parent / "told", io.StringIO()
+    with contextlib.ExitStack() as stack:
+        if rank() == 1:
+            while not (told / "reminded").exists():
+                time.sleep(0.01)
+        else:
+            stack.enter_context(awaited(told, [0, 2, 3]))
+        stack.enter_context(warnings.catch_warnings())
+        stack.enter_context(contextlib.redirect_stderr(said))
         warnings.simplefilter("error")
         penstock.save(path, states()["numbers"])
-    return told.getvalue()
+    return said.getvalue()
 
 
 def test_a_warning_that_is_an_error_ends_no_save(jobs, disk_path):
