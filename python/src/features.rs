@@ -116,7 +116,8 @@ pub struct RowReader {
 
 #[pymethods]
 impl RowReader {
-    /// Segments are files, where in them rows begin, and how many; checks are an array of `uint32`.
+    /// Segments are files, where in them rows begin, and how many; checks are an array of `uint32`, of
+    /// the blocks of each segment in turn.
     #[new]
     #[pyo3(signature = (executor, weight, segments, *, row_bytes, value_bytes, checks, cache, gap_bytes, run_bytes_max))]
     #[expect(
@@ -136,18 +137,19 @@ impl RowReader {
         run_bytes_max: u64,
     ) -> PyResult<RowReader> {
         let share = executor.claim(py, weight)?;
-        let checks = checks
-            .map(tensor::words)
-            .transpose()?
-            .map(Checks::new)
-            .map(Arc::new);
-        let segment = |(file, offset, rows): (Py<DataFile>, u64, u64)| Segment {
-            target: file.get().to_read(),
-            offset,
-            rows,
+        let mut sums = checks.map(tensor::words).transpose()?.map(Vec::into_iter);
+        let segment = |(file, offset, rows): (Py<DataFile>, u64, u64)| {
+            let blocks = Checks::blocks(rows * row_bytes) as usize;
+            let sums = sums.as_mut().map(|sums| sums.by_ref().take(blocks));
+            Segment {
+                target: file.get().to_read(),
+                offset,
+                rows,
+                checks: sums.map(Checks::new).map(Arc::new),
+            }
         };
         let segments = segments.into_iter().map(segment).collect();
-        let table = Table::new(segments, row_bytes, value_bytes, checks);
+        let table = Table::new(segments, row_bytes, value_bytes);
         let cache = cache.map(|cache| Arc::clone(&cache.get().inner));
         let merging = Merging {
             gap_bytes,

@@ -3,23 +3,45 @@
 //! The digests of checkpoints cover a mebibyte each, which no read of a row can afford. CRC-32C of
 //! 4 KiB takes a thousandth of the room.
 
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
 use penstock_io::buffer::HostRegion;
 
 /// Bytes that share a checksum: those of a page, which is the least that most devices read.
 pub const BLOCK_BYTES: u64 = 4096;
 
-/// CRC-32C of every block of the rows of a table, one segment behind the other. The last block of a
-/// segment may be shorter.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// CRC-32C of every block of a segment. The last block may be shorter.
+#[derive(Debug)]
 pub struct Checks {
-    sums: Box<[u32]>,
+    sums: Box<[AtomicU32]>,
 }
 
 impl Checks {
     /// Those that were stored.
-    pub fn new(sums: impl Into<Box<[u32]>>) -> Checks {
-        Checks { sums: sums.into() }
+    pub fn new(sums: impl IntoIterator<Item = u32>) -> Checks {
+        Checks {
+            sums: sums.into_iter().map(AtomicU32::new).collect(),
+        }
+    }
+
+    /// Those of a file that grows, before its blocks are there.
+    pub(crate) fn unknown(count: u64) -> Checks {
+        Checks::new((0..count).map(|_| 0))
+    }
+
+    /// Notes blocks one behind the other, before anybody asks for what is in them.
+    pub(crate) fn note(&self, first: u64, bytes: &[u8]) {
+        let blocks = bytes.chunks(BLOCK_BYTES as usize);
+        for (sum, bytes) in self.sums[first as usize..].iter().zip(blocks) {
+            sum.store(Checks::of(bytes), Relaxed);
+        }
+    }
+
+    /// All of them.
+    pub(crate) fn sums(&self) -> impl Iterator<Item = u32> {
+        self.sums.iter().map(|sum| sum.load(Relaxed))
     }
 
     /// How many there are.
@@ -50,7 +72,7 @@ impl Checks {
     /// # Panics
     /// If there is no such block.
     pub fn agrees(&self, block: u64, bytes: &[u8]) -> bool {
-        self.sums[block as usize] == Checks::of(bytes)
+        self.sums[block as usize].load(Relaxed) == Checks::of(bytes)
     }
 
     /// How many blocks so many bytes are.

@@ -16,24 +16,25 @@ pub struct Segment {
     pub offset: u64,
     /// How many there are.
     pub rows: u64,
+    /// Of each of its blocks; the last one may be shorter. `None` where nobody has stored any.
+    pub checks: Option<Arc<Checks>>,
 }
 
 /// See the module's description.
 #[derive(Debug)]
 pub struct Table {
     segments: Vec<Placed>,
+    step_bytes: u64,
     row_bytes: u64,
     value_bytes: u64,
     rows: u64,
-    checks: Option<Arc<Checks>>,
 }
 
-/// A segment, and what comes before it in the table.
+/// A segment, and how many rows come before it in the table.
 #[derive(Debug)]
 struct Placed {
     segment: Segment,
     first_row: u64,
-    first_block: u64,
 }
 
 /// A row, or neighbouring ones: bytes of a segment.
@@ -48,43 +49,49 @@ impl Table {
     /// The rows of segments, one behind the other.
     ///
     /// # Panics
-    /// If rows have no bytes or fewer than their values, the bytes of a segment exceed `u64`, or the
+    /// If rows have no bytes or fewer than their values, the bytes of a segment exceed `u64`, or
     /// checksums are not as many as the blocks.
-    pub fn new(
+    pub fn new(segments: Vec<Segment>, row_bytes: u64, value_bytes: u64) -> Table {
+        Table::stepped(segments, row_bytes, row_bytes, value_bytes)
+    }
+
+    /// Rows may begin at any multiple of so many bytes, and have each its number, whether one begins
+    /// there or not.
+    ///
+    /// # Panics
+    /// As [`new`](Table::new).
+    pub(crate) fn stepped(
         segments: Vec<Segment>,
+        step_bytes: u64,
         row_bytes: u64,
         value_bytes: u64,
-        checks: Option<Arc<Checks>>,
     ) -> Table {
         assert!(
             (1..=row_bytes).contains(&value_bytes),
             "rows of {row_bytes} bytes do not hold values of {value_bytes}"
         );
-        let (mut rows, mut blocks) = (0_u64, 0);
-        let mut placed = Vec::with_capacity(segments.len());
-        for segment in segments.into_iter().filter(|one| one.rows > 0) {
-            let (first_row, first_block) = (rows, blocks);
-            let bytes = segment.rows.checked_mul(row_bytes);
-            let end = bytes.and_then(|bytes| segment.offset.checked_add(bytes));
-            assert!(end.is_some(), "a segment is too large");
-            rows += segment.rows;
-            blocks += Checks::blocks(segment.rows * row_bytes);
-            placed.push(Placed {
-                segment,
-                first_row,
-                first_block,
-            });
-        }
-        if let Some(checks) = &checks {
-            assert_eq!(checks.count(), blocks, "each block has a checksum");
-        }
-        Table {
-            segments: placed,
+        let mut table = Table {
+            segments: Vec::with_capacity(segments.len()),
+            step_bytes,
             row_bytes,
             value_bytes,
-            rows,
-            checks,
+            rows: 0,
+        };
+        for segment in segments.into_iter().filter(|one| one.rows > 0) {
+            let bytes = (segment.rows - 1).checked_mul(step_bytes);
+            let bytes = bytes.and_then(|bytes| bytes.checked_add(row_bytes));
+            let end = bytes.and_then(|bytes| segment.offset.checked_add(bytes));
+            assert!(end.is_some(), "a segment is too large");
+            let (first_row, rows) = (table.rows, segment.rows);
+            table.segments.push(Placed { segment, first_row });
+            table.rows += rows;
+            let last = table.segments.len() - 1;
+            if let Some(checks) = &table.segments[last].segment.checks {
+                let blocks = Checks::blocks(table.segment_bytes(last));
+                assert_eq!(checks.count(), blocks, "each block has a checksum");
+            }
         }
+        table
     }
 
     /// How many rows there are.
@@ -102,11 +109,6 @@ impl Table {
         self.value_bytes
     }
 
-    /// Whether what is read is compared.
-    pub fn is_checked(&self) -> bool {
-        self.checks.is_some()
-    }
-
     /// Where a row lies.
     ///
     /// # Panics
@@ -117,7 +119,7 @@ impl Table {
             1 => 0,
             _ => self.segments.partition_point(|one| one.first_row <= row) - 1,
         };
-        let start = (row - self.segments[segment].first_row) * self.row_bytes;
+        let start = (row - self.segments[segment].first_row) * self.step_bytes;
         Span {
             segment,
             bytes: start..start + self.row_bytes,
@@ -126,7 +128,7 @@ impl Table {
 
     /// What has to be read for a span: whole blocks where they are compared.
     pub(crate) fn read(&self, span: Span) -> Span {
-        if self.checks.is_none() {
+        if self.segments[span.segment].segment.checks.is_none() {
             return span;
         }
         let end = self.segment_bytes(span.segment);
@@ -144,7 +146,7 @@ impl Table {
 
     /// Bytes of a segment.
     pub(crate) fn segment_bytes(&self, segment: usize) -> u64 {
-        self.segments[segment].segment.rows * self.row_bytes
+        (self.segments[segment].segment.rows - 1) * self.step_bytes + self.row_bytes
     }
 
     /// Where in its file a byte of a segment is.
@@ -155,10 +157,10 @@ impl Table {
     /// Blocks of a span, as `read` has given it, that are not those that were written: where they
     /// begin in the segment.
     pub(crate) fn damaged(&self, span: &Span, bytes: &[u8]) -> Vec<u64> {
-        let Some(checks) = &self.checks else {
+        let Some(checks) = &self.segments[span.segment].segment.checks else {
             return Vec::new();
         };
-        let first = self.segments[span.segment].first_block + span.bytes.start / BLOCK_BYTES;
+        let first = span.bytes.start / BLOCK_BYTES;
         let blocks = bytes.chunks(BLOCK_BYTES as usize).zip(first..);
         blocks
             .filter(|(bytes, block)| !checks.agrees(*block, bytes))

@@ -78,7 +78,7 @@ impl Shape {
 }
 
 fn table(directory: &Path, shape: Shape) -> Table {
-    let (mut segments, mut sums) = (Vec::new(), Vec::new());
+    let mut segments = Vec::new();
     let each = shape.rows.div_ceil(shape.parts);
     for part in 0..shape.parts {
         let first = (part * each).min(shape.rows);
@@ -88,7 +88,8 @@ fn table(directory: &Path, shape: Shape) -> Table {
             content.extend((0..shape.row_bytes).map(|at| byte(row, at)));
         }
         let rows = &content[shape.offset as usize..];
-        sums.extend(rows.chunks(BLOCK_BYTES as usize).map(Checks::of));
+        let sums = rows.chunks(BLOCK_BYTES as usize).map(Checks::of);
+        let checks = Checks::new(sums);
         let path = directory.join(format!("part-{part}"));
         fs::write(&path, &content).unwrap();
         segments.push(Segment {
@@ -98,10 +99,10 @@ fn table(directory: &Path, shape: Shape) -> Table {
             },
             offset: shape.offset,
             rows: last - first,
+            checks: shape.is_checked.then(|| Arc::new(checks)),
         });
     }
-    let checks = shape.is_checked.then(|| Arc::new(Checks::new(sums)));
-    Table::new(segments, shape.row_bytes, shape.value_bytes, checks)
+    Table::new(segments, shape.row_bytes, shape.value_bytes)
 }
 
 fn begin(reader: &Reader, ids: &[u64]) -> (Batch, MemoryHandle) {
