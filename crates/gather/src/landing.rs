@@ -37,8 +37,8 @@ pub(crate) struct Landing {
 pub(crate) enum Straight {
     /// Nowhere: it goes through the executor's memory.
     No,
-    /// In the place of a result that is left out of the row's places.
-    Place,
+    /// In the place of a result that is left out of the row's places; what is left of that.
+    Place { key: u64 },
     /// In the slot that it is to have; what is left of the claim.
     Slot { key: u64, slot: u32 },
 }
@@ -129,9 +129,9 @@ impl Landing {
         let mut rows: Vec<Row> = bad.into_iter().map(|(row, _)| row).collect();
         match (std::mem::replace(&mut self.straight, Straight::No), arrived) {
             // One row is all there is.
-            (Straight::Place, Arrived::Own(memory)) => {
+            (Straight::Place { key }, Arrived::Own(memory)) => {
                 let row = rows[0].row;
-                rows[0].places.push(Place { row, memory });
+                rows[0].places.push(Place { row, key, memory });
             }
             (Straight::Slot { key, slot }, Arrived::Own(memory)) => {
                 rows[0].claimed = Some(Claimed { key, slot, memory });

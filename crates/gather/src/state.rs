@@ -13,6 +13,8 @@ use crate::error::Error;
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) row: u64,
+    /// What the cache knows the row by.
+    pub(crate) key: u64,
     pub(crate) memory: IoBuf,
 }
 
@@ -156,11 +158,6 @@ impl Waiting {
             place: Some(place),
             state: Arc::clone(state),
         }
-    }
-
-    /// The row that it waits for.
-    pub(crate) fn row(&self) -> u64 {
-        self.place.as_ref().expect("it has its place").row
     }
 
     /// The row is there.
