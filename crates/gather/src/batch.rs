@@ -19,18 +19,34 @@ pub(crate) type Again = Box<dyn Fn(Vec<Place>) -> Result<Option<Transfer>> + Sen
 /// end.
 #[must_use = "rows are there once they were waited for"]
 pub struct Batch {
+    /// What was asked of one table each.
+    parts: Vec<Part>,
+    process: u32,
+}
+
+struct Part {
     state: Arc<State>,
     again: Again,
     transfers: Mutex<Vec<Transfer>>,
-    process: u32,
 }
 
 impl Batch {
     pub(crate) fn new(state: Arc<State>, again: Again, transfers: Vec<Transfer>) -> Batch {
-        Batch {
+        let part = Part {
             state,
             again,
             transfers: Mutex::new(transfers),
+        };
+        Batch {
+            parts: vec![part],
+            process: std::process::id(),
+        }
+    }
+
+    /// Those of several tables, which are waited for together.
+    pub(crate) fn of_all(batches: Vec<Batch>) -> Batch {
+        Batch {
+            parts: batches.into_iter().flat_map(|one| one.parts).collect(),
             process: std::process::id(),
         }
     }
@@ -38,7 +54,7 @@ impl Batch {
     /// Whether nothing of it is under way. What is then left to do, where reads were lost or what
     /// came was damaged, [`wait`](Batch::wait) does.
     pub fn is_done(&self) -> bool {
-        self.process == std::process::id() && self.state.is_ended()
+        self.process == std::process::id() && self.parts.iter().all(|one| one.state.is_ended())
     }
 
     /// Waits until all rows are there; `false` where the time is over before.
@@ -52,6 +68,40 @@ impl Batch {
             return Err(penstock_io::Error::Forked { process }.into());
         }
         let until = timeout.map(|timeout| Instant::now() + timeout);
+        for part in &self.parts {
+            if !part.wait(until)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Has a function called when nothing of it is under way, on a thread of the executor or right
+    /// now. It must not wait.
+    pub fn on_done(&self, watcher: Box<dyn FnOnce() + Send>) {
+        // Called by whichever of the parts ends last, when its own watcher goes.
+        let last = Arc::new(Last(Mutex::new(Some(watcher))));
+        for part in &self.parts {
+            let last = Arc::clone(&last);
+            part.state.on_ended(Box::new(move || drop(last)));
+        }
+    }
+}
+
+/// Calls a function when nobody has it any more.
+struct Last(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        let watcher = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(watcher) = watcher.take() {
+            watcher();
+        }
+    }
+}
+
+impl Part {
+    fn wait(&self, until: Option<Instant>) -> Result<bool> {
         loop {
             if until.is_none_or(|until| until > Instant::now() + LOOKOUT) {
                 self.look_out();
@@ -76,12 +126,6 @@ impl Batch {
         }
     }
 
-    /// Has a function called when nothing of it is under way, on a thread of the executor or right
-    /// now. It must not wait.
-    pub fn on_done(&self, watcher: Box<dyn FnOnce() + Send>) {
-        self.state.on_ended(watcher);
-    }
-
     /// Waits for transfers where one is all there is: they know how to be fast.
     fn look_out(&self) {
         let first = self.transfers().first().cloned();
@@ -101,7 +145,7 @@ impl Batch {
 impl fmt::Debug for Batch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Batch")
-            .field("state", &self.state)
+            .field("parts", &self.parts.len())
             .finish_non_exhaustive()
     }
 }

@@ -29,6 +29,9 @@ struct Coming {
     /// The batch that reads it, of which table.
     batch: (u64, u64),
     waiting: Vec<Waiting>,
+    /// Whether the row was written anew since: what comes is for whoever asked before, and nobody
+    /// finds it any more.
+    is_stale: bool,
 }
 
 /// What a cache says of a row.
@@ -107,7 +110,7 @@ impl Cache {
         };
         inner.coming[slot as usize] = Some(Box::new(Coming {
             batch,
-            waiting: Vec::new(),
+            ..Coming::default()
         }));
         Found::Missing(Some(Claimed { key, slot, memory }))
     }
@@ -139,17 +142,40 @@ impl Cache {
         drop(claimed.memory);
     }
 
+    /// A row is written anew: whoever asks for it from now on finds these bytes, or nothing.
+    pub(crate) fn put(&self, inner: &mut Inner, key: u64, bytes: &[u8]) {
+        let Inner { index, coming, .. } = inner;
+        let mut found = index.find(key);
+        if let Some(slot) = found
+            && let Some(coming) = &mut coming[slot as usize]
+        {
+            coming.is_stale = true;
+            index.forget(key);
+            found = None;
+        }
+        let may_go = |slot: Slot| coming[slot as usize].is_none();
+        let Some(slot) = found.or_else(|| index.admit(key, may_go)) else {
+            return;
+        };
+        match self.slots.claim(slot) {
+            Some(mut memory) => memory.as_mut_slice()[..bytes.len()].copy_from_slice(bytes),
+            // The memory of one that was lost is on its way back.
+            None => index.forget(key),
+        }
+    }
+
     /// A row does not come, whose memory went with what was to bring it.
     pub(crate) fn lost_straight(inner: &mut Inner, key: u64, slot: Slot) {
-        inner.index.forget(key);
-        drop(inner.coming[slot as usize].take());
+        let coming = inner.coming[slot as usize].take();
+        if coming.as_ref().is_none_or(|one| !one.is_stale) {
+            inner.index.forget(key);
+        }
     }
 
     /// A row does not come.
     pub(crate) fn lost(inner: &mut Inner, claimed: Claimed) {
-        inner.index.forget(claimed.key);
-        let coming = inner.coming[claimed.slot as usize].take();
-        drop(claimed.memory);
-        drop(coming);
+        let Claimed { key, slot, memory } = claimed;
+        drop(memory);
+        Cache::lost_straight(inner, key, slot);
     }
 }

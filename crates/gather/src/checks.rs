@@ -39,11 +39,6 @@ impl Checks {
         }
     }
 
-    /// All of them.
-    pub(crate) fn sums(&self) -> impl Iterator<Item = u32> {
-        self.sums.iter().map(|sum| sum.load(Relaxed))
-    }
-
     /// How many there are.
     pub fn count(&self) -> u64 {
         self.sums.len() as u64

@@ -37,4 +37,46 @@ pub enum Error {
         /// How many.
         bytes: u64,
     },
+    /// There is no table that changes.
+    #[error("{}: no table is there", path.display())]
+    NoTable {
+        /// Where.
+        path: PathBuf,
+    },
+    /// A table is there already.
+    #[error("{}: a table is there already", path.display())]
+    Exists {
+        /// Where.
+        path: PathBuf,
+    },
+    /// Somebody has the table open.
+    #[error("{}: the table is open, in this process or in another one", path.display())]
+    Busy {
+        /// Where.
+        path: PathBuf,
+    },
+    /// A file of a table is not what was written.
+    #[error("{}: {detail}", path.display())]
+    Broken {
+        /// The file.
+        path: PathBuf,
+        /// In which way.
+        detail: String,
+    },
+    /// The table was written by a later version.
+    #[error("{}: the table has version {version} of the format", path.display())]
+    Newer {
+        /// Its head.
+        path: PathBuf,
+        /// The version.
+        version: u64,
+    },
+    /// Something of the table could not be written, and nobody knows what of it is there.
+    #[error("{}: an earlier write has failed: {detail}", path.display())]
+    Failed {
+        /// The table.
+        path: PathBuf,
+        /// What it was.
+        detail: String,
+    },
 }

@@ -7,7 +7,7 @@ use penstock_io::executor::{Arrived, Visitor};
 
 use crate::cache::{Cache, Claimed};
 use crate::checks::BLOCK_BYTES;
-use crate::shared::Shared;
+use crate::shared::{Shared, row_of};
 use crate::state::{Damage, Place, State};
 use crate::table::Span;
 
@@ -15,6 +15,8 @@ use crate::table::Span;
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) row: u64,
+    /// What the cache knows it by.
+    pub(crate) key: u64,
     pub(crate) claimed: Option<Claimed>,
     pub(crate) places: Vec<Place>,
 }
@@ -37,8 +39,8 @@ pub(crate) struct Landing {
 pub(crate) enum Straight {
     /// Nowhere: it goes through the executor's memory.
     No,
-    /// In the place of a result that is left out of the row's places; what is left of that.
-    Place { key: u64 },
+    /// In the place of a result that is left out of the row's places.
+    Place,
     /// In the slot that it is to have; what is left of the claim.
     Slot { key: u64, slot: u32 },
 }
@@ -120,7 +122,7 @@ impl Landing {
         if let (Some((row, start)), true) = (bad.first(), self.is_again) {
             let segment_end = table.segment_bytes(self.span.segment);
             self.state.damage(Damage {
-                row: row.row,
+                row: row_of(row.key),
                 path: table.target(self.span.segment).file.path().to_owned(),
                 offset: table.offset(self.span.segment, *start),
                 bytes: BLOCK_BYTES.min(segment_end - start),
@@ -129,8 +131,8 @@ impl Landing {
         let mut rows: Vec<Row> = bad.into_iter().map(|(row, _)| row).collect();
         match (std::mem::replace(&mut self.straight, Straight::No), arrived) {
             // One row is all there is.
-            (Straight::Place { key }, Arrived::Own(memory)) => {
-                let row = rows[0].row;
+            (Straight::Place, Arrived::Own(memory)) => {
+                let Row { row, key, .. } = rows[0];
                 rows[0].places.push(Place { row, key, memory });
             }
             (Straight::Slot { key, slot }, Arrived::Own(memory)) => {

@@ -4,6 +4,8 @@
 //! [`Cache`] has is copied, the rest is read with as few requests as bandwidth and latency of the
 //! device ask for, each row once, and lands in the result itself where direct I/O can reach that.
 //!
+//! A [`ChangingTable`] is one whose rows are written anew.
+//!
 //! Promised: a batch that ends well has every row, in the caller's order; where a table has
 //! [`Checks`], every block that was read is the one that was written. Nothing here knows what a
 //! checkpoint is: whoever opens one hands over files, ranges and checksums.
@@ -12,6 +14,7 @@
 
 mod batch;
 mod cache;
+mod changing;
 mod checks;
 mod error;
 mod index;
@@ -26,6 +29,7 @@ mod table;
 
 pub use batch::Batch;
 pub use cache::Cache;
+pub use changing::{ChangingTable, Folded, Form, Frozen, NewTable, Opening, Storage};
 pub use checks::{BLOCK_BYTES, Checks};
 pub use error::{Error, Result};
 pub use index::{Index, Policy, Slot, replay};

@@ -55,13 +55,13 @@ impl Asked<'_> {
         &self,
         key: impl Fn(usize) -> u64,
         out: &mut [u8],
-        mut claim: impl FnMut(&[usize]),
+        mut claim: impl FnMut(&[usize], &mut [u8]),
     ) {
         let step = LOOKED_UP.min(COPIED_BYTES.div_ceil(self.width));
         for first in (0..self.rows).step_by(step) {
             let rest = self.copy_what_is_there(first..self.rows.min(first + step), &key, out);
             if !rest.is_empty() {
-                claim(&rest);
+                claim(&rest, out);
             }
         }
     }

@@ -15,7 +15,7 @@ use crate::index::Index;
 use crate::lookup::{Asked, How, Miss, carve};
 use crate::requests::Missing;
 use crate::runs::Merging;
-use crate::shared::{Counts, Shared};
+use crate::shared::{Counts, Shared, key_of};
 use crate::state::Place;
 use crate::table::Table;
 
@@ -53,9 +53,9 @@ impl Reader {
                 number: cache.as_ref().map_or(0, |cache| cache.add_table()),
                 table,
                 cache,
-                share,
+                share: Arc::new(share),
                 merging,
-                counts: Counts::default(),
+                counts: Arc::default(),
                 next_batch: AtomicU64::new(0),
                 process: std::process::id(),
             }),
@@ -208,7 +208,7 @@ impl Shared {
     }
 
     fn key(&self, row: u64) -> u64 {
-        self.number << 48 | row
+        key_of(self.number, row)
     }
 
     /// Copies what the cache has of some ids.
@@ -234,7 +234,7 @@ impl Shared {
         };
         let key = |position: usize| self.key(ids[position]);
         let mut misses = Vec::new();
-        asked.look_up(key, out, |rest| asked.claim(rest, key, &mut misses));
+        asked.look_up(key, out, |rest, _| asked.claim(rest, key, &mut misses));
         if let Some(foreseen) = foreseen {
             cache.lock().index.cancel(foreseen);
         }

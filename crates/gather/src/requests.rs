@@ -39,6 +39,7 @@ impl Shared {
                 Some(last) if last.row == place.row => last.places.push(place),
                 _ => rows.push(Row {
                     row: place.row,
+                    key: place.key,
                     claimed,
                     places: vec![place],
                 }),
@@ -149,10 +150,7 @@ impl Shared {
                 } = claimed;
                 (memory, straight) = (Some(buf), Straight::Slot { key, slot });
             } else if let Some(place) = row.places.pop_if(|place| is_reached(&place.memory)) {
-                let Place {
-                    key, memory: buf, ..
-                } = place;
-                (memory, straight) = (Some(buf), Straight::Place { key });
+                (memory, straight) = (Some(place.memory), Straight::Place);
             }
         }
         let landing = Landing {
@@ -184,6 +182,7 @@ fn by_row(places: &mut Vec<Place>) -> Vec<Row> {
             Some(last) if last.row == place.row => last.places.push(place),
             _ => rows.push(Row {
                 row: place.row,
+                key: place.key,
                 claimed: None,
                 places: vec![place],
             }),

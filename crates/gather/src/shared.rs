@@ -28,13 +28,26 @@ pub struct Counts {
     pub read_again: AtomicU64,
 }
 
+/// Of the key that a cache knows a row by, the number of the row; above it is that of its table.
+const ROW_BITS: u32 = 48;
+
+/// The row of a key.
+pub(crate) fn row_of(key: u64) -> u64 {
+    key & ((1 << ROW_BITS) - 1)
+}
+
+/// What a cache knows a row of a table by.
+pub(crate) fn key_of(table: u64, row: u64) -> u64 {
+    table << ROW_BITS | row
+}
+
 /// See the module's description.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) table: Table,
     pub(crate) cache: Option<Arc<Cache>>,
-    pub(crate) counts: Counts,
-    pub(crate) share: executor::Share,
+    pub(crate) counts: Arc<Counts>,
+    pub(crate) share: Arc<executor::Share>,
     pub(crate) merging: Merging,
     /// What the cache knows its rows by.
     pub(crate) number: u64,

@@ -1,5 +1,6 @@
 //! What becomes of the requests that were handed over together.
 
+use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -112,6 +113,14 @@ impl Failure {
             offset: self.offset,
             source,
         }
+    }
+}
+
+impl fmt::Debug for Transfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transfer")
+            .field("is_done", &self.is_done())
+            .finish_non_exhaustive()
     }
 }
 

@@ -1,0 +1,181 @@
+//! `Core`: what reads, writes and folds of a table that changes have together.
+
+use std::collections::{HashMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use penstock_io::buffer::Memory;
+
+use super::form::Form;
+use super::frame::Filling;
+use super::head::{Head, piece_path};
+use super::newest::{Address, Newest};
+use super::piece;
+use super::storage::Storage;
+use crate::cache::Cache;
+use crate::error::{Error, Result};
+use crate::runs::Merging;
+use crate::shared::{Counts, Shared};
+use crate::table::{Segment, Table};
+
+/// See the module's description. Locks are taken in the order of the fields.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) home: PathBuf,
+    pub(super) form: Form,
+    pub(super) storage: Storage,
+    pub(super) merging: Merging,
+    pub(super) cache: Option<Arc<Cache>>,
+    /// What the cache knows its rows by.
+    pub(super) number: u64,
+    pub(super) counts: Arc<Counts>,
+    pub(super) next_batch: AtomicU64,
+    pub(super) process: u32,
+    /// Whether somebody folds, or reads all of it as it was at one moment.
+    pub(super) is_held: Mutex<bool>,
+    pub(super) let_go: Condvar,
+    pub(super) head: Mutex<Head>,
+    pub(super) inner: Mutex<Inner>,
+}
+
+/// Where every row is.
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub(super) newest: Newest,
+    pub(super) pieces: Vec<Segment>,
+    /// The pieces, put together.
+    pub(super) base: Arc<Shared>,
+    /// Logs, by number.
+    pub(super) logs: HashMap<u64, Arc<Shared>>,
+    /// The frame that rows go to now, and its log.
+    pub(super) filling: Option<(u64, Filling)>,
+    /// Frames on their way to their log, oldest first.
+    pub(super) flying: VecDeque<Flying>,
+}
+
+/// A frame on its way.
+#[derive(Debug)]
+pub(super) struct Flying {
+    pub(super) log: u64,
+    pub(super) begin: u64,
+    pub(super) bytes: u64,
+    pub(super) memory: Arc<Memory>,
+}
+
+impl Inner {
+    /// A row that is in memory, as it is not in its log yet.
+    pub(super) fn in_memory(&self, address: Address) -> Option<&[u8]> {
+        let (log, place) = (address.log(), address.place());
+        if let Some((of, filling)) = &self.filling
+            && *of == log
+            && place >= filling.begin
+        {
+            return Some(filling.bytes_at(place));
+        }
+        let has =
+            |one: &&Flying| one.log == log && (one.begin..one.begin + one.bytes).contains(&place);
+        let flying = self.flying.iter().find(has)?;
+        Some(&flying.memory.as_slice()[(place - flying.begin) as usize..])
+    }
+
+    /// What has a row that is in files, and which of its rows it is.
+    pub(super) fn source_of(&self, id: u64) -> (Option<u64>, u64) {
+        match self.newest.get(id) {
+            None => (None, id),
+            Some(address) => (Some(address.log()), address.step()),
+        }
+    }
+
+    /// Pieces, or a log.
+    pub(super) fn source(&self, log: Option<u64>) -> &Arc<Shared> {
+        match log {
+            None => &self.base,
+            Some(number) => &self.logs[&number],
+        }
+    }
+}
+
+impl Core {
+    pub(super) fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn head(&self) -> MutexGuard<'_, Head> {
+        self.head.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn check_process(&self) -> Result<()> {
+        let process = self.process;
+        match process == std::process::id() {
+            true => Ok(()),
+            false => Err(penstock_io::Error::Forked { process }.into()),
+        }
+    }
+
+    pub(super) fn check(&self, ids: &[u64]) -> Result<()> {
+        let rows = self.form.rows;
+        match ids.iter().position(|&id| id >= rows) {
+            None => Ok(()),
+            Some(position) => Err(Error::OutOfRange {
+                position,
+                id: i128::from(ids[position]),
+                rows,
+            }),
+        }
+    }
+
+    /// What reads rows of a table of these.
+    pub(super) fn shared(&self, table: Table) -> Arc<Shared> {
+        Arc::new(Shared {
+            table,
+            cache: self.cache.clone(),
+            counts: Arc::clone(&self.counts),
+            share: Arc::clone(&self.storage.share),
+            merging: self.merging,
+            number: self.number,
+            next_batch: AtomicU64::new(0),
+            process: self.process,
+        })
+    }
+
+    /// Reads rows of pieces.
+    pub(super) fn shared_of_pieces(&self, pieces: &[Segment]) -> Arc<Shared> {
+        let Form {
+            row_bytes,
+            value_bytes,
+            ..
+        } = self.form;
+        self.shared(Table::new(pieces.to_vec(), row_bytes, value_bytes))
+    }
+
+    /// Opens the file of a piece.
+    pub(super) fn open_piece(&self, piece: u64, number: u64) -> Result<Segment> {
+        let path = piece_path(&self.home, number);
+        piece::open(&self.storage, &path, &self.form, piece)
+    }
+
+    /// Waits until nobody folds or reads all of it, and keeps others from it.
+    pub(super) fn hold(self: &Arc<Self>) -> Held {
+        let is_held = self.is_held.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.let_go.wait_while(is_held, |is_held| *is_held);
+        *waited.unwrap_or_else(PoisonError::into_inner) = true;
+        Held {
+            core: Arc::clone(self),
+        }
+    }
+}
+
+/// The right to fold, or to read all of it; given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Held {
+    core: Arc<Core>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let is_held = self.core.is_held.lock();
+        *is_held.unwrap_or_else(PoisonError::into_inner) = false;
+        self.core.let_go.notify_one();
+    }
+}

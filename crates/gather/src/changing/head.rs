@@ -1,0 +1,221 @@
+//! The head of a table: which files are it. To replace the head is to commit.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crc_fast::CrcAlgorithm::Crc64Nvme;
+use penstock_io::file::Direct;
+use penstock_io::file_system::{Change, FileSystem};
+use serde::{Deserialize, Serialize};
+
+use super::form::Form;
+use crate::error::{Error, Result};
+
+const NAME: &str = "table.json";
+const NEW_NAME: &str = "table.json.new";
+const FORMAT: &str = "penstock-table";
+const VERSION: u32 = 1;
+
+/// See the module's description.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Head {
+    format: String,
+    version: u32,
+    /// Of this very table, whatever it is called.
+    pub(super) id: String,
+    rows: u64,
+    row_bytes: u64,
+    value_bytes: u64,
+    piece_rows: u64,
+    /// Of each piece, the number of its file.
+    pub(super) pieces: Vec<u64>,
+    /// Logs that nothing is appended to any more, in order.
+    pub(super) closed: Vec<Closed>,
+    /// The log that is appended to, if there is one.
+    pub(super) open: Option<u64>,
+    /// The number of the next piece.
+    pub(super) next_piece: u64,
+    /// The number of the next log.
+    pub(super) next_log: u64,
+    /// What the caller says of the table.
+    pub(super) note: serde_json::Value,
+}
+
+/// A log that nothing is appended to any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Closed {
+    /// Of its file.
+    pub(super) number: u64,
+    /// Where its last frame ends.
+    pub(super) end: u64,
+}
+
+impl Head {
+    /// That of a new table.
+    pub(super) fn new(form: &Form, note: serde_json::Value) -> Head {
+        Head {
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            id: uuid::Uuid::new_v4().to_string(),
+            rows: form.rows,
+            row_bytes: form.row_bytes,
+            value_bytes: form.value_bytes,
+            piece_rows: form.piece_rows,
+            pieces: Vec::new(),
+            closed: Vec::new(),
+            open: None,
+            next_piece: 0,
+            next_log: 0,
+            note,
+        }
+    }
+
+    pub(super) fn form(&self) -> Form {
+        Form {
+            rows: self.rows,
+            row_bytes: self.row_bytes,
+            value_bytes: self.value_bytes,
+            piece_rows: self.piece_rows,
+        }
+    }
+
+    /// A number for a piece, which no other one has had.
+    pub(super) fn take_piece(&mut self) -> u64 {
+        self.next_piece += 1;
+        self.next_piece - 1
+    }
+
+    /// Whether a file of the directory is one of the table.
+    pub(super) fn has(&self, name: &str) -> bool {
+        name == NAME
+            || self.pieces.iter().any(|&one| name == piece_name(one))
+            || self.logs().any(|one| name == log_name(one))
+    }
+
+    /// The numbers of all logs, in order.
+    pub(super) fn logs(&self) -> impl Iterator<Item = u64> {
+        self.closed.iter().map(|one| one.number).chain(self.open)
+    }
+
+    /// Reads the head of a table.
+    ///
+    /// # Errors
+    /// [`Error::NoTable`], [`Error::Broken`], [`Error::Newer`].
+    pub(super) fn read(home: &Path) -> Result<Head> {
+        let path = home.join(NAME);
+        let text = match fs::read(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Err(Error::NoTable {
+                    path: home.to_owned(),
+                });
+            }
+            read => read.map_err(|source| penstock_io::Error::Storage {
+                operation: "read",
+                path: path.clone(),
+                source,
+            })?,
+        };
+        let broken = |detail: String| Error::Broken {
+            path: path.clone(),
+            detail,
+        };
+        let lines = text
+            .strip_suffix(b"\n")
+            .and_then(|text| text.iter().rposition(|&byte| byte == b'\n'));
+        let Some(at) = lines else {
+            return Err(broken("it is cut off".to_owned()));
+        };
+        let (line, sum) = (&text[..at], &text[at + 1..text.len() - 1]);
+        if sum != sum_of(line).as_bytes() {
+            return Err(broken("it is not what was written".to_owned()));
+        }
+        let value: serde_json::Value =
+            serde_json::from_slice(line).map_err(|error| broken(error.to_string()))?;
+        match value.get("version").and_then(serde_json::Value::as_u64) {
+            Some(version) if version > u64::from(VERSION) => {
+                return Err(Error::Newer { path, version });
+            }
+            _ => {}
+        }
+        let head: Head =
+            serde_json::from_value(value).map_err(|error| broken(error.to_string()))?;
+        let form = head.form();
+        let is_one = head.format == FORMAT && form.is_sound();
+        if !is_one || head.pieces.len() as u64 != form.pieces() {
+            return Err(broken("it describes no table".to_owned()));
+        }
+        Ok(head)
+    }
+
+    /// Whether a table is there, whole or not.
+    pub(super) fn is_at(home: &Path) -> bool {
+        home.join(NAME).exists()
+    }
+
+    /// Makes this the head of the table, and all files that it names durable by name: what is in
+    /// them has to be so before.
+    pub(super) fn commit(&self, home: &Path, file_system: &dyn FileSystem) -> Result<()> {
+        let mut text = serde_json::to_string(self).expect("a head is plain data");
+        let sum = sum_of(text.as_bytes());
+        text.push('\n');
+        text.push_str(&sum);
+        text.push('\n');
+        file_system.change(Change::SyncDirectory(home))?;
+        let (new, path) = (home.join(NEW_NAME), home.join(NAME));
+        if new.exists() {
+            file_system.change(Change::RemoveFile(&new))?;
+        }
+        let file = file_system.create(&new, Direct::Off)?;
+        file_system.change(Change::Write(&file, text.as_bytes()))?;
+        file_system.change(Change::SyncData(&file))?;
+        file_system.change(Change::Rename {
+            from: &new,
+            to: &path,
+        })?;
+        file_system.change(Change::SyncDirectory(home))?;
+        Ok(())
+    }
+}
+
+fn sum_of(line: &[u8]) -> String {
+    format!("{:016x}", crc_fast::checksum(Crc64Nvme, line))
+}
+
+/// The name of a piece.
+fn piece_name(number: u64) -> String {
+    format!("rows-{number}")
+}
+
+/// The name of a log.
+fn log_name(number: u64) -> String {
+    format!("log-{number}")
+}
+
+/// Where a piece is.
+pub(super) fn piece_path(home: &Path, number: u64) -> PathBuf {
+    home.join(piece_name(number))
+}
+
+/// Where a log is.
+pub(super) fn log_path(home: &Path, number: u64) -> PathBuf {
+    home.join(log_name(number))
+}
+
+/// Removes files of this table's kinds that are none of it: of attempts that ended before their
+/// commit, or from before the last one. What cannot be removed stays.
+pub(super) fn sweep(home: &Path, head: &Head, file_system: &dyn FileSystem) {
+    let Ok(entries) = fs::read_dir(home) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let is_ours = ["rows-", "log-"].iter().any(|kind| {
+            let number = name.strip_prefix(kind);
+            number.is_some_and(|number| number.parse::<u64>().is_ok())
+        });
+        if (is_ours || name == NEW_NAME) && !head.has(&name) {
+            drop(file_system.change(Change::RemoveFile(&home.join(&*name))));
+        }
+    }
+}

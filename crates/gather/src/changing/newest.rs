@@ -1,0 +1,85 @@
+//! Where the newest version of each row is that was written anew.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::log::STEP_BYTES;
+
+/// A place in a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Address(u64);
+
+/// Of an address, the place in its log, in steps; above it is the number of the log.
+const PLACE_BITS: u32 = 40;
+
+/// Logs hold less than so many bytes.
+pub(super) const LOG_BYTES_MAX: u64 = STEP_BYTES << PLACE_BITS;
+
+/// Numbers of logs are less.
+pub(super) const LOGS_MAX: u64 = 1 << (u64::BITS - PLACE_BITS);
+
+impl Address {
+    pub(super) fn new(log: u64, place: u64) -> Address {
+        Address((log << PLACE_BITS) | (place / STEP_BYTES))
+    }
+
+    /// The number of the log.
+    pub(super) fn log(self) -> u64 {
+        self.0 >> PLACE_BITS
+    }
+
+    /// Which row of the log's table.
+    pub(super) fn step(self) -> u64 {
+        self.0 & ((1 << PLACE_BITS) - 1)
+    }
+
+    /// Where in the log, in bytes.
+    pub(super) fn place(self) -> u64 {
+        self.step() * STEP_BYTES
+    }
+}
+
+/// By the id of the row. What is sealed is about to be put back into pieces, and does not change.
+#[derive(Debug, Default)]
+pub(super) struct Newest {
+    fresh: HashMap<u64, Address>,
+    sealed: Arc<HashMap<u64, Address>>,
+}
+
+/// What was sealed.
+pub(super) type Sealed = Arc<HashMap<u64, Address>>;
+
+impl Newest {
+    pub(super) fn set(&mut self, id: u64, address: Address) {
+        self.fresh.insert(id, address);
+    }
+
+    /// The newest version; `None` where it is in a piece.
+    pub(super) fn get(&self, id: u64) -> Option<Address> {
+        let sealed = || self.sealed.get(&id);
+        self.fresh.get(&id).or_else(sealed).copied()
+    }
+
+    /// How many rows were written anew.
+    pub(super) fn len(&self) -> usize {
+        let both = self.fresh.keys().filter(|id| self.sealed.contains_key(*id));
+        self.fresh.len() + self.sealed.len() - both.count()
+    }
+
+    /// Seals all there is.
+    pub(super) fn seal(&mut self) -> Sealed {
+        let fresh = std::mem::take(&mut self.fresh);
+        if self.sealed.is_empty() {
+            self.sealed = Arc::new(fresh);
+        } else if !fresh.is_empty() {
+            Arc::make_mut(&mut self.sealed).extend(fresh);
+        }
+        Arc::clone(&self.sealed)
+    }
+
+    /// What was sealed is in pieces now.
+    pub(super) fn unseal(&mut self) {
+        self.sealed = Arc::default();
+    }
+}

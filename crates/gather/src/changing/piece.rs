@@ -1,0 +1,166 @@
+//! A piece: a file with some of the rows, their checksums, and what says that it is whole. It is
+//! never changed; what takes its place is another file.
+//!
+//! Rows, to whole blocks; the checksum of each block of them, to whole blocks; a block with what it
+//! is.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crc_fast::CrcAlgorithm::Crc64Nvme;
+use penstock_io::buffer::Memory;
+use penstock_io::file::File;
+use penstock_io::file_system::Change;
+
+use super::form::{Form, whole_blocks};
+use super::storage::{Storage, target};
+use crate::checks::{BLOCK_BYTES, Checks};
+use crate::error::{Error, Result};
+use crate::table::Segment;
+
+const MAGIC: &[u8; 8] = b"PSTKROWS";
+
+/// Where what is in a piece.
+#[derive(Clone, Copy)]
+struct Layout {
+    rows_bytes: u64,
+    sums_at: u64,
+    sums: u64,
+    end_at: u64,
+    bytes: u64,
+}
+
+impl Layout {
+    fn of(form: &Form, piece: u64) -> Layout {
+        let rows_bytes = form.bytes_of(piece);
+        let sums = form.blocks_of(piece);
+        let sums_at = whole_blocks(rows_bytes);
+        let end_at = sums_at + whole_blocks(4 * sums);
+        Layout {
+            rows_bytes,
+            sums_at,
+            sums,
+            end_at,
+            bytes: end_at + BLOCK_BYTES,
+        }
+    }
+}
+
+/// Bytes of a piece's file.
+pub(super) fn file_bytes(form: &Form, piece: u64) -> u64 {
+    Layout::of(form, piece).bytes
+}
+
+/// Writes a piece, durably but for its name.
+///
+/// # Arguments
+/// `memory` has the bytes of the whole file, of which those of the rows are set.
+pub(super) fn write(
+    storage: &Storage,
+    path: &Path,
+    form: &Form,
+    piece: u64,
+    mut memory: Memory,
+) -> Result<()> {
+    let layout = Layout::of(form, piece);
+    let bytes = memory.as_mut_slice();
+    assert_eq!(bytes.len() as u64, layout.bytes, "a whole file");
+    let (rows, rest) = bytes.split_at_mut(layout.sums_at as usize);
+    let rows = &rows[..layout.rows_bytes as usize];
+    let sums = rows.chunks(BLOCK_BYTES as usize).map(Checks::of);
+    set_end(rest, sums, layout, form, piece);
+    let file = storage.create(path)?;
+    storage.change(Change::Allocate(&file, layout.bytes))?;
+    let memory = Arc::new(memory);
+    storage.write(&file, 0, &memory, layout.bytes)?.wait(None)?;
+    storage.change(Change::SyncData(&file))
+}
+
+/// As [`write`], of rows that are all zero, which take no room.
+pub(super) fn write_zeros(storage: &Storage, path: &Path, form: &Form, piece: u64) -> Result<()> {
+    let layout = Layout::of(form, piece);
+    let mut memory = Memory::allocate((layout.bytes - layout.sums_at) as usize)?;
+    let zeros = [0; BLOCK_BYTES as usize];
+    let whole = Checks::of(&zeros);
+    let last = layout.rows_bytes - (layout.sums - 1) * BLOCK_BYTES;
+    let last = Checks::of(&zeros[..last as usize]);
+    let sums = (0..layout.sums - 1).map(|_| whole).chain([last]);
+    set_end(memory.as_mut_slice(), sums, layout, form, piece);
+    let file = storage.create(path)?;
+    storage.change(Change::Truncate(&file, layout.bytes))?;
+    let (bytes, memory) = (memory.len() as u64, Arc::new(memory));
+    storage
+        .write(&file, layout.sums_at, &memory, bytes)?
+        .wait(None)?;
+    storage.change(Change::SyncData(&file))
+}
+
+/// What follows the rows.
+fn set_end(
+    rest: &mut [u8],
+    sums: impl Iterator<Item = u32>,
+    layout: Layout,
+    form: &Form,
+    piece: u64,
+) {
+    let words = rest.as_chunks_mut::<4>().0;
+    for (word, sum) in words.iter_mut().zip(sums) {
+        *word = sum.to_le_bytes();
+    }
+    let (sums, end) = rest.split_at_mut((layout.end_at - layout.sums_at) as usize);
+    end[..END_BYTES].copy_from_slice(&end_of(form, piece, sums));
+}
+
+const END_BYTES: usize = 56;
+
+fn end_of(form: &Form, piece: u64, sums: &[u8]) -> [u8; END_BYTES] {
+    let mut end = [0; END_BYTES];
+    let rows = form.rows_of(piece);
+    let numbers = [
+        rows.start,
+        rows.end,
+        form.row_bytes,
+        form.value_bytes,
+        crc_fast::checksum(Crc64Nvme, sums),
+    ];
+    end[..8].copy_from_slice(MAGIC);
+    for (at, number) in numbers.into_iter().enumerate() {
+        end[8 + 8 * at..16 + 8 * at].copy_from_slice(&number.to_le_bytes());
+    }
+    let whole = crc_fast::checksum(Crc64Nvme, &end[..END_BYTES - 8]);
+    end[END_BYTES - 8..].copy_from_slice(&whole.to_le_bytes());
+    end
+}
+
+/// Opens a piece.
+///
+/// # Errors
+/// [`Error::Broken`] where it is not the one that was written, as far as that is seen without its
+/// rows.
+pub(super) fn open(storage: &Storage, path: &Path, form: &Form, piece: u64) -> Result<Segment> {
+    let layout = Layout::of(form, piece);
+    let file: Arc<File> = storage.open(path)?;
+    let broken = |detail: &str| Error::Broken {
+        path: path.to_owned(),
+        detail: detail.to_owned(),
+    };
+    if file.len()? != layout.bytes {
+        return Err(broken("its length is not that of the piece of the table"));
+    }
+    let end = storage.bytes(&file, layout.sums_at, layout.bytes - layout.sums_at)?;
+    let (sums, end) = end
+        .as_slice()
+        .split_at((layout.end_at - layout.sums_at) as usize);
+    if end[..END_BYTES] != end_of(form, piece, sums) {
+        return Err(broken("its checksums are not those that were written"));
+    }
+    let words = sums.as_chunks::<4>().0.iter();
+    let sums = words.map(|word| u32::from_le_bytes(*word));
+    let rows = form.rows_of(piece);
+    Ok(Segment {
+        target: target(&file),
+        offset: 0,
+        rows: rows.end - rows.start,
+        checks: Some(Arc::new(Checks::new(sums.take(layout.sums as usize)))),
+    })
+}

@@ -1,0 +1,307 @@
+//! What a power cut at any moment could leave of a table, laid out and looked at.
+
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use penstock_gather::{ChangingTable, Error};
+use penstock_io::engine::EngineChoice;
+use penstock_io::executor::Executor;
+use penstock_io::faulty::crash::{Image, states};
+use penstock_io::faulty::{Faults, FaultyFileSystem, Log};
+use penstock_io::file::Direct;
+use penstock_io::file_system::Native;
+
+use crate::mutant::Mutant;
+use crate::world::{NEVER, create, executor, form, open, open_with, storage, update, versions};
+
+/// Rows of every table here, in pieces of so many.
+pub(crate) const ROWS: u64 = 4;
+const PIECE_ROWS: u64 = 2;
+
+/// More than any moment has.
+const STATES_MAX: u64 = 1 << 16;
+
+/// What was done and when, on the clock of the log.
+#[derive(Clone, Debug)]
+enum Note {
+    /// The table was made.
+    Created,
+    /// These rows are about to have been written, all there were, oldest first.
+    Writing(Vec<(u64, u64)>),
+    /// So many were flushed.
+    Flushed(usize),
+}
+
+/// Bytes of a log, and of a frame.
+pub(crate) type Sizes = (u64, u64);
+
+/// A table whose operations are recorded.
+pub(crate) struct World {
+    directory: tempfile::TempDir,
+    log: Arc<Log>,
+    pub(crate) mutant: Arc<Mutant>,
+    executor: Executor,
+    direct: Direct,
+    sizes: Sizes,
+    table: Option<ChangingTable>,
+    /// Rows that were written, oldest first, with their versions.
+    written: Vec<(u64, u64)>,
+    latest: u64,
+    notes: Mutex<Vec<(usize, Note)>>,
+    begun: usize,
+}
+
+impl World {
+    pub(crate) fn new(engine: EngineChoice, direct: Direct, sizes: Sizes) -> World {
+        let directory = scratch();
+        let log = Arc::new(Log::new(directory.path()));
+        let faults = Arc::new(Faults::new(0).record(Arc::clone(&log)));
+        let file_system = FaultyFileSystem::new(Arc::new(Native), Arc::clone(&faults));
+        let home = directory.path().join("table");
+        World {
+            mutant: Arc::new(Mutant::new(Arc::new(file_system), &home)),
+            executor: executor(engine, &faults),
+            directory,
+            log,
+            direct,
+            sizes,
+            table: None,
+            written: Vec::new(),
+            latest: NEVER,
+            notes: Mutex::default(),
+            begun: 0,
+        }
+    }
+
+    fn note(&self, note: Note) {
+        let now = self.log.position();
+        self.notes.lock().unwrap().push((now, note));
+    }
+
+    fn storage(&self) -> penstock_gather::Storage {
+        let file_system = Arc::clone(&self.mutant);
+        storage(&self.executor, file_system, self.direct)
+    }
+
+    fn table(&self) -> &ChangingTable {
+        self.table.as_ref().expect("it is open")
+    }
+
+    /// What comes from now on is explored.
+    pub(crate) fn begin(&mut self) {
+        self.begun = self.log.position();
+    }
+
+    pub(crate) fn create(&mut self) -> Result<(), Error> {
+        let home = self.directory.path().join("table");
+        create(&home, form(ROWS, 16, PIECE_ROWS), self.storage())?;
+        self.note(Note::Created);
+        Ok(())
+    }
+
+    pub(crate) fn open(&mut self) -> Result<(), Error> {
+        self.table = None;
+        let home = self.directory.path().join("table");
+        let (log_bytes, frame_bytes) = self.sizes;
+        let table = open_with(&home, self.storage(), Some(2), log_bytes, frame_bytes)?;
+        // What was not flushed may be there, but the last of it.
+        let held = all(&table, self.latest).expect("no row is torn");
+        let is_held = |count: &usize| after(&self.written[..*count]) == held;
+        let found = (0..=self.written.len()).rev().find(is_held);
+        self.written
+            .truncate(found.expect("the last ones are lost first"));
+        self.note(Note::Writing(self.written.clone()));
+        self.table = Some(table);
+        Ok(())
+    }
+
+    pub(crate) fn update(&mut self, ids: &[u64]) -> Result<(), Error> {
+        let those: Vec<(u64, u64)> = ids.iter().copied().zip(self.latest + 1..).collect();
+        self.latest += ids.len() as u64;
+        self.written.extend(&those);
+        self.note(Note::Writing(self.written.clone()));
+        update(self.table(), &those)
+    }
+
+    pub(crate) fn flush(&mut self) -> Result<(), Error> {
+        self.table().flush()?;
+        self.note(Note::Flushed(self.written.len()));
+        Ok(())
+    }
+
+    pub(crate) fn fold(&mut self) -> Result<(), Error> {
+        self.table().freeze()?.fold()?;
+        // Freezing flushes.
+        self.note(Note::Flushed(self.written.len()));
+        Ok(())
+    }
+
+    /// Folds what there is now, after what is written and flushed meanwhile.
+    pub(crate) fn fold_beside(&mut self, ids: &[u64]) -> Result<(), Error> {
+        let frozen = self.table().freeze()?;
+        self.update(ids)?;
+        self.flush()?;
+        frozen.fold().map(drop)
+    }
+
+    /// What may be there after a cut at a moment.
+    fn expected(&self, position: usize) -> Expected {
+        let mut expected = Expected::default();
+        for (_, note) in self
+            .notes
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|(at, _)| *at <= position)
+        {
+            match note {
+                Note::Created => expected.is_created = true,
+                Note::Writing(written) => expected.written.clone_from(written),
+                Note::Flushed(count) => expected.least = *count,
+            }
+        }
+        expected
+    }
+}
+
+#[derive(Clone, Debug, Default, Hash)]
+struct Expected {
+    is_created: bool,
+    /// Rows that were written, oldest first.
+    written: Vec<(u64, u64)>,
+    /// How many of them are there at least.
+    least: usize,
+}
+
+/// What was looked at, and what was wrong.
+#[derive(Default)]
+pub(crate) struct Found {
+    pub(crate) moments: usize,
+    pub(crate) states: u64,
+    pub(crate) distinct: usize,
+    pub(crate) violations: Vec<String>,
+}
+
+fn scratch() -> tempfile::TempDir {
+    let made = tempfile::tempdir_in("/dev/shm");
+    made.or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+/// Looks at every state that a cut at any moment since `begin` could leave.
+pub(crate) fn explore(world: &World) -> Found {
+    let mut found = Found::default();
+    let mut seen = HashSet::new();
+    let checker = executor(EngineChoice::Threads, &Arc::new(Faults::new(0)));
+    for position in world.begun..=world.log.position() {
+        let expected = world.expected(position);
+        let mut visit = |image: &Image| {
+            let mut hasher = DefaultHasher::new();
+            (image, &expected).hash(&mut hasher);
+            if seen.insert(hasher.finish())
+                && let Err(violation) = look_at(image, &expected, world, &checker)
+            {
+                found
+                    .violations
+                    .push(format!("moment {position}: {violation}"));
+            }
+            match found.violations.is_empty() {
+                true => ControlFlow::Continue(()),
+                false => ControlFlow::Break(()),
+            }
+        };
+        let coverage = states(&world.log, position, STATES_MAX, 0, &mut visit);
+        let is_over = !found.violations.is_empty();
+        assert!(
+            coverage.is_exhaustive || is_over,
+            "moment {position} has more than {STATES_MAX} states"
+        );
+        found.moments += 1;
+        found.states += coverage.visited;
+        if is_over {
+            break;
+        }
+    }
+    found.distinct = seen.len();
+    found
+}
+
+fn look_at(
+    image: &Image,
+    expected: &Expected,
+    world: &World,
+    executor: &Executor,
+) -> Result<(), String> {
+    let directory = scratch();
+    image
+        .materialise(directory.path(), &Image::default())
+        .unwrap();
+    let home = directory.path().join("table");
+    let storage = || storage(executor, Arc::new(Native), Direct::Off);
+    let told = |error: Error| error.to_string();
+    let table = match open(&home, storage(), None, world.sizes.0) {
+        Err(Error::NoTable { .. }) if !expected.is_created => {
+            // It can be made as if nothing had been there.
+            create(&home, form(ROWS, 16, PIECE_ROWS), storage()).map_err(told)?;
+            open(&home, storage(), None, world.sizes.0).map_err(told)?
+        }
+        opened => opened.map_err(told)?,
+    };
+    let held = all(&table, world.latest)?;
+    let is_held = |count: usize| after(&expected.written[..count]) == held;
+    if !(expected.least..=expected.written.len()).any(is_held) {
+        return Err(format!("{held:?}, with {expected:?}"));
+    }
+    go_on(table, &home, &held, world, executor)
+}
+
+/// From there it goes on: what is written next is there after the next opening, folded or not, with
+/// what was there before.
+fn go_on(
+    table: ChangingTable,
+    home: &Path,
+    held: &[u64],
+    world: &World,
+    executor: &Executor,
+) -> Result<(), String> {
+    let storage = || storage(executor, Arc::new(Native), Direct::Off);
+    let told = |error: Error| error.to_string();
+    let next = world.latest + 1;
+    update(&table, &[(1, next)]).map_err(told)?;
+    table.flush().map_err(told)?;
+    drop(table);
+    let mut wanted = held.to_vec();
+    wanted[1] = next;
+    for is_folded in [false, true] {
+        let table = open(home, storage(), None, world.sizes.0).map_err(told)?;
+        let found = all(&table, next)?;
+        if found != wanted {
+            return Err(format!("then {found:?} of {wanted:?}, folded: {is_folded}"));
+        }
+        table
+            .freeze()
+            .and_then(|frozen| frozen.fold())
+            .map_err(told)?;
+    }
+    let names = std::fs::read_dir(home).unwrap().count() as u64;
+    match names == 1 + ROWS.div_ceil(PIECE_ROWS) {
+        true => Ok(()),
+        false => Err(format!("{names} files are left")),
+    }
+}
+
+fn all(table: &ChangingTable, latest: u64) -> Result<Vec<u64>, String> {
+    let ids: Vec<u64> = (0..ROWS).collect();
+    versions(table, &ids, latest)
+}
+
+/// The versions after some writes.
+fn after(written: &[(u64, u64)]) -> Vec<u64> {
+    let mut rows = vec![NEVER; ROWS as usize];
+    for &(id, version) in written {
+        rows[id as usize] = version;
+    }
+    rows
+}
