@@ -8,6 +8,7 @@ __all__ = [
     "CHUNK_BYTES",
     "FORMAT_VERSION",
     "MANIFEST",
+    "TABLE_HEAD",
     "Arena",
     "Attempt",
     "Bell",
@@ -15,12 +16,15 @@ __all__ = [
     "Checkpoint",
     "DataFile",
     "Executor",
+    "FrozenTable",
     "HostBuffer",
     "Job",
+    "NewRowTable",
     "RowBatch",
     "RowCache",
     "RowIndex",
     "RowReader",
+    "RowTable",
     "Share",
     "Stock",
     "Store",
@@ -39,6 +43,7 @@ __all__ = [
     "probe_watch",
     "rank_of_file",
     "reserve",
+    "row_table_form",
     "salvage",
     "save",
     "shard_file",
@@ -57,6 +62,7 @@ __all__ = [
 CHUNK_BYTES: Final[int]
 FORMAT_VERSION: Final[int]
 MANIFEST: Final[str]
+TABLE_HEAD: Final[str]
 
 _Progress: TypeAlias = Callable[[int, int], object] | None
 _View: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int]
@@ -257,6 +263,7 @@ def step_directory(step: int) -> str: ...
 def parse_step(name: str) -> int | None: ...
 def part_file(rank: int, attempt_id: str) -> str: ...
 def is_part_file(name: str) -> bool: ...
+def row_table_form(home: str) -> tuple[tuple[int, int, int, int], str]: ...
 def rank_of_file(name: str) -> int | None: ...
 def shard_file(rank: int, index: int, attempt_id: str) -> str: ...
 def digests(tensors: list[_TensorSource]) -> list[int]: ...
@@ -370,6 +377,50 @@ class RowReader:
     def pin(self, ids: _Array, is_signed: bool) -> int | None: ...
     def unpin(self, ids: _Array, is_signed: bool) -> None: ...
     def counts(self) -> tuple[int, int, int, int, int, int, int]: ...
+
+@final
+class NewRowTable:
+    def __new__(
+        cls,
+        executor: Executor,
+        weight: int,
+        home: str,
+        form: tuple[int, int, int, int],
+        note: str,
+        direct: str,
+    ) -> NewRowTable: ...
+    def append(self, rows: _Array) -> None: ...
+    def finish(self) -> None: ...
+    def close(self) -> None: ...
+
+@final
+class RowTable:
+    def __new__(
+        cls,
+        executor: Executor,
+        weight: int,
+        home: str,
+        *,
+        direct: str,
+        cache: RowCache | None,
+        gap_bytes: int,
+        run_bytes_max: int,
+        log_bytes: int,
+        frame_bytes: int,
+    ) -> RowTable: ...
+    def look_up(self, ids: _Array, is_signed: bool, out: tuple[int, int, object]) -> RowBatch: ...
+    def update(self, ids: _Array, is_signed: bool, rows: _Array) -> None: ...
+    def flush(self) -> None: ...
+    def freeze(self) -> FrozenTable: ...
+    def logged(self) -> tuple[int, int]: ...
+    def counts(self) -> tuple[int, int, int, int, int, int, int]: ...
+    def close(self) -> None: ...
+
+@final
+class FrozenTable:
+    def read(self, piece: int, out: tuple[int, int, object]) -> None: ...
+    def fold(self) -> tuple[int, int, int]: ...
+    def close(self) -> None: ...
 
 @final
 class RowBatch:

@@ -41,25 +41,63 @@ pub(crate) fn raise_transfer(py: Python<'_>, error: &penstock_io::Error) -> PyEr
         .unwrap_or_else(|failure| failure)
 }
 
-/// The exception for rows that could not be gathered.
+/// The exception for rows that could not be gathered or written.
 pub(crate) fn raise_gather(py: Python<'_>, error: &penstock_gather::Error) -> PyErr {
     use penstock_gather::Error as Gather;
     match error {
-        Gather::Io(error) => raise_transfer(py, error),
-        Gather::OutOfRange { .. } => PyIndexError::new_err(error.to_string()),
-        Gather::Damaged { path, .. } => {
-            let fields = PyDict::new(py);
-            let (directory, file) = (path.parent(), path.file_name());
-            let described = fields
-                .set_item("path", directory.map(Path::as_os_str))
-                .and_then(|()| fields.set_item("file", file));
-            let message = format!("{error}; restore the table from a copy");
-            described
-                .and_then(|()| construct(py, "CorruptCheckpointError", &message, &fields))
-                .unwrap_or_else(|failure| failure)
-        }
-        _ => PyRuntimeError::new_err(error.to_string()),
+        Gather::Io(error) => return raise_transfer(py, error),
+        Gather::OutOfRange { .. } => return PyIndexError::new_err(error.to_string()),
+        _ => {}
     }
+    let message = format!("{error}; {}", gather_remedy(error));
+    of_table(py, &message, error).unwrap_or_else(|failure| failure)
+}
+
+fn gather_remedy(error: &penstock_gather::Error) -> &'static str {
+    use penstock_gather::Error as Gather;
+    match error {
+        Gather::Damaged { .. } | Gather::Broken { .. } => "restore the table from a copy",
+        Gather::NoTable { .. } => "make one with penstock.features.Table.create",
+        Gather::Exists { .. } => "open it, or remove the directory first",
+        Gather::Busy { .. } => "close it there: one process has a table, once",
+        Gather::Newer { .. } => "update Penstock",
+        Gather::Failed { .. } => "close the table and open it: what was flushed is there",
+        _ => "see the message",
+    }
+}
+
+fn of_table(py: Python<'_>, message: &str, error: &penstock_gather::Error) -> PyResult<PyErr> {
+    use penstock_gather::Error as Gather;
+    let fields = PyDict::new(py);
+    let class = match error {
+        Gather::Damaged { path, .. } | Gather::Broken { path, .. } => {
+            fields.set_item("path", path.parent().map(Path::as_os_str))?;
+            fields.set_item("file", path.file_name())?;
+            "CorruptCheckpointError"
+        }
+        Gather::NoTable { path } => {
+            fields.set_item("path", path.as_os_str())?;
+            "CheckpointNotFoundError"
+        }
+        Gather::Exists { path } => {
+            fields.set_item("path", path.as_os_str())?;
+            "CheckpointExistsError"
+        }
+        Gather::Busy { path } => storage(&fields, path.as_os_str().to_owned(), EBUSY)?,
+        Gather::Failed { path, .. } => storage(&fields, path.as_os_str().to_owned(), EIO)?,
+        Gather::Newer {
+            path,
+            version,
+            supported,
+        } => {
+            fields.set_item("path", path.parent().map(Path::as_os_str))?;
+            fields.set_item("found", version)?;
+            fields.set_item("supported", supported)?;
+            "FormatVersionError"
+        }
+        _ => "PenstockError",
+    };
+    construct(py, class, message, &fields)
 }
 
 /// What went wrong, and why.

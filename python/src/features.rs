@@ -17,7 +17,7 @@ use crate::errors;
 use crate::offload::{Bell, DataFile, Executor};
 use crate::tensor::{self, NativeArray, TensorTarget};
 
-fn raised<T>(py: Python<'_>, result: Result<T, Error>) -> PyResult<T> {
+pub(crate) fn raised<T>(py: Python<'_>, result: Result<T, Error>) -> PyResult<T> {
     result.map_err(|error| errors::raise_gather(py, &error))
 }
 
@@ -57,6 +57,12 @@ impl RowCache {
         Ok(RowCache {
             inner: Arc::new(inner),
         })
+    }
+}
+
+impl RowCache {
+    pub(crate) fn shared(&self) -> Arc<Cache> {
+        Arc::clone(&self.inner)
     }
 }
 
@@ -150,7 +156,7 @@ impl RowReader {
         };
         let segments = segments.into_iter().map(segment).collect();
         let table = Table::new(segments, row_bytes, value_bytes);
-        let cache = cache.map(|cache| Arc::clone(&cache.get().inner));
+        let cache = cache.map(|cache| cache.get().shared());
         let merging = Merging {
             gap_bytes,
             run_bytes_max,
@@ -177,8 +183,7 @@ impl RowReader {
             let ids = numbers(&ids, width, is_signed, self.inner.table().rows())?;
             self.inner.gather_foreseen(&ids, out, foreseen)
         };
-        let inner = raised(py, py.detach(begin))?;
-        Ok(RowBatch { inner })
+        raised(py, py.detach(begin)).map(RowBatch::new)
     }
 
     /// Tells the cache of a batch to come, and says its number.
@@ -232,7 +237,12 @@ impl RowReader {
 }
 
 /// Ids as numbers of rows.
-fn numbers(ids: &HostRegion, width: usize, is_signed: bool, rows: u64) -> Result<Vec<u64>, Error> {
+pub(crate) fn numbers(
+    ids: &HostRegion,
+    width: usize,
+    is_signed: bool,
+    rows: u64,
+) -> Result<Vec<u64>, Error> {
     const PIECE: usize = 4096;
     let count = ids.len() as usize / width;
     let mut found = Vec::with_capacity(count);
@@ -308,6 +318,12 @@ fn push<const N: usize>(
 #[pyclass(frozen, module = "penstock._native")]
 pub struct RowBatch {
     inner: Batch,
+}
+
+impl RowBatch {
+    pub(crate) fn new(inner: Batch) -> RowBatch {
+        RowBatch { inner }
+    }
 }
 
 #[pymethods]

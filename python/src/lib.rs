@@ -24,6 +24,7 @@ mod report;
 mod salvage;
 mod save;
 mod store;
+mod table;
 mod tensor;
 mod trace;
 mod verify;
@@ -39,6 +40,9 @@ mod _native {
     /// Bytes of a file that share one digest.
     #[pymodule_export]
     const CHUNK_BYTES: u64 = penstock_store::format::digest::CHUNK_BYTES;
+    /// The file that says what a table is made of.
+    #[pymodule_export]
+    const TABLE_HEAD: &str = penstock_gather::TABLE_HEAD;
     /// The file that makes a checkpoint complete.
     #[pymodule_export]
     const MANIFEST: &str = penstock_store::MANIFEST;
@@ -66,6 +70,8 @@ mod _native {
     use crate::save::save;
     #[pymodule_export]
     use crate::store::Store;
+    #[pymodule_export]
+    use crate::table::{FrozenTable, NewRowTable, RowTable, row_table_form};
     #[pymodule_export]
     use crate::tensor::HostBuffer;
     #[pymodule_export]

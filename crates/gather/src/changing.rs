@@ -49,6 +49,7 @@ use crate::table::Table;
 
 pub use self::fold::{Folded, Frozen};
 pub use self::form::Form;
+pub use self::head::TABLE_HEAD;
 pub use self::storage::Storage;
 
 /// See the module's description.

@@ -64,12 +64,17 @@ pub enum Error {
         detail: String,
     },
     /// The table was written by a later version.
-    #[error("{}: the table has version {version} of the format", path.display())]
+    #[error(
+        "{}: the table has version {version} of the format, {supported} is the newest that is read",
+        path.display()
+    )]
     Newer {
         /// Its head.
         path: PathBuf,
         /// The version.
         version: u64,
+        /// The newest one that this one reads.
+        supported: u64,
     },
     /// Something of the table could not be written, and nobody knows what of it is there.
     #[error("{}: an earlier write has failed: {detail}", path.display())]

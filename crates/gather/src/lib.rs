@@ -29,7 +29,7 @@ mod table;
 
 pub use batch::Batch;
 pub use cache::Cache;
-pub use changing::{ChangingTable, Folded, Form, Frozen, NewTable, Opening, Storage};
+pub use changing::{ChangingTable, Folded, Form, Frozen, NewTable, Opening, Storage, TABLE_HEAD};
 pub use checks::{BLOCK_BYTES, Checks};
 pub use error::{Error, Result};
 pub use index::{Index, Policy, Slot, replay};

@@ -16,13 +16,21 @@ from penstock.features.features import Features, FeaturesStats
 from penstock.features.opening import open
 from penstock.features.pending import PendingRows
 from penstock.features.rank import rank
+from penstock.features.rows import Rows
+from penstock.features.snapshot import SnapshotReport
+from penstock.features.table import FoldReport, Table, TableStats
 from penstock.features.write import WriteReport, write
 
 __all__ = [
     "Cache",
     "Features",
     "FeaturesStats",
+    "FoldReport",
     "PendingRows",
+    "Rows",
+    "SnapshotReport",
+    "Table",
+    "TableStats",
     "WriteReport",
     "open",
     "rank",

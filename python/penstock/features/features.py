@@ -31,10 +31,10 @@ GAP = Number(0, 1 << 30, "bytes", is_open=False)
 WINDOW = Number(0, 1 << 20, "batches")
 _NO_MORE = object()
 _PIN_BYTES = 16 << 20
-_PAGE_BYTES = 4096
-_GAP_BYTES = 16 << 10
+PAGE_BYTES = 4096
+GAP_BYTES = 16 << 10
 """What a fast drive reads in the time of a request: 2 GB/s through 120,000 of them a second."""
-_RUN_BYTES_MAX = 256 << 10
+RUN_BYTES_MAX = 256 << 10
 """Requests of more are not faster, and keep what else is to be read waiting."""
 _AHEAD_ROWS = 4096
 """So many rows are asked for ahead of the batch that a stream waits for, so that the queue of the
@@ -118,7 +118,7 @@ class Features:
         gap_bytes: int | None = None,
         io: TensorIO | None = None,
     ) -> None:
-        gap_bytes = _GAP_BYTES if gap_bytes is None else gap_bytes
+        gap_bytes = GAP_BYTES if gap_bytes is None else gap_bytes
         GAP.check("gap_bytes", gap_bytes)
         self.source = source
         self.shape = (source.rows, *source.row_shape)
@@ -143,7 +143,7 @@ class Features:
         claim = self._io._claim_here()
         with claim.workers(files[0] if files else None) as (executor, _):
             self._engine = executor.engine
-            longest = claim.block_bytes - 2 * _PAGE_BYTES
+            longest = claim.block_bytes - 2 * PAGE_BYTES
             if source.row_bytes > longest:
                 raise UnsupportedStateError(
                     f"{name}: rows of {source.row_bytes} bytes; one request moves {longest}: give"
@@ -162,7 +162,7 @@ class Features:
                 checks=None if source.checks is None else _words(source.checks),
                 cache=None if cache is None else cache._of(self._value_bytes, name),
                 gap_bytes=gap_bytes,
-                run_bytes_max=max(_RUN_BYTES_MAX, source.row_bytes),
+                run_bytes_max=max(RUN_BYTES_MAX, source.row_bytes),
             )
         self._check_files()
 

@@ -16,7 +16,7 @@ from numpy.lib import format as npy
 
 from penstock.errors import CorruptCheckpointError, StateMismatchError, UnsupportedStateError
 from penstock.features.elements import item_bytes_of
-from penstock.features.table import Table
+from penstock.features.row_tensor import RowTensor
 from penstock.offload.streaming.safetensors import header_of, weights_of
 from penstock.offload.streaming.stored import Run, Stored
 from penstock.state import dtypes
@@ -51,7 +51,7 @@ def is_safetensors(path: str) -> bool:
     return start[8:] == b"{" and start[6:8] == b"\0\0"
 
 
-def of_safetensors(path: str) -> dict[str, Table]:
+def of_safetensors(path: str) -> dict[str, RowTensor]:
     """All tensors of a file by their names.
 
     Raises:
@@ -61,7 +61,7 @@ def of_safetensors(path: str) -> dict[str, Table]:
     return _tables(header_of(Path(path))[0])
 
 
-def of_directory(path: str, key: str | None) -> dict[str, Table]:
+def of_directory(path: str, key: str | None) -> dict[str, RowTensor]:
     """The tensors of a directory of safetensors files by their names.
 
     Args:
@@ -79,7 +79,7 @@ def of_directory(path: str, key: str | None) -> dict[str, Table]:
         return _tables(weights_of(path).tensors)
     places = _index(indices[0])
     wanted = {key: places[key]} if key in places else places
-    found: dict[str, Table] = {}
+    found: dict[str, RowTensor] = {}
     for name in sorted(set(wanted.values())):
         tables = of_safetensors(os.path.join(path, name))
         if missing := sorted(one for one in wanted if wanted[one] == name and one not in tables):
@@ -112,10 +112,10 @@ def _index(path: Path) -> dict[str, str]:
     return dict(places)
 
 
-def _tables(stored: Mapping[str, Stored | Composed]) -> dict[str, Table]:
+def _tables(stored: Mapping[str, Stored | Composed]) -> dict[str, RowTensor]:
     names = dtypes.torch_names()
     return {
-        name: Table(
+        name: RowTensor(
             names[one.dtype][0],
             int(one.dtype.itemsize),
             one.shape,
@@ -126,7 +126,7 @@ def _tables(stored: Mapping[str, Stored | Composed]) -> dict[str, Table]:
     }
 
 
-def of_npy(path: str, dtype: str | None) -> Table:
+def of_npy(path: str, dtype: str | None) -> RowTensor:
     """The array of a ``.npy`` file.
 
     Args:
@@ -157,7 +157,7 @@ def of_npy(path: str, dtype: str | None) -> Table:
             " numpy.save(path, numpy.ascontiguousarray(array))",
             key=path,
         )
-    table = Table(_npy_dtype(path, kind, dtype), kind.itemsize, shape, None)
+    table = RowTensor(_npy_dtype(path, kind, dtype), kind.itemsize, shape, None)
     if table.nbytes > nbytes - begin:
         raise _broken(path, f"it ends after {nbytes} bytes, its array takes {begin + table.nbytes}")
     return table._replace(runs=_one_run(path, begin, table.nbytes))
@@ -177,7 +177,7 @@ def _npy_dtype(path: str, kind: np.dtype[Any], given: str | None) -> str:
     return name
 
 
-def of_bytes(path: str, shape: tuple[int | None, ...], dtype: str) -> Table:
+def of_bytes(path: str, shape: tuple[int | None, ...], dtype: str) -> RowTensor:
     """A file that is rows and nothing else.
 
     Args:
@@ -200,7 +200,7 @@ def of_bytes(path: str, shape: tuple[int | None, ...], dtype: str) -> Table:
                 f" correct shape={shape} or dtype={dtype!r}, or get the file again",
                 path=path,
             )
-    table = Table(dtype, item_bytes, (count, *row_shape), None)
+    table = RowTensor(dtype, item_bytes, (count, *row_shape), None)
     if table.nbytes != nbytes:
         how = "short" if nbytes < table.nbytes else "long"
         raise StateMismatchError(

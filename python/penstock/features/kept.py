@@ -10,7 +10,7 @@ import numpy as np
 from penstock.calls.arguments import to_native
 from penstock.errors import CorruptCheckpointError
 from penstock.features.note import Note, notes_of
-from penstock.features.table import Table
+from penstock.features.row_tensor import RowTensor
 from penstock.loading.opened import BoxRead, StoredTensor
 from penstock.loading.placed import placed
 from penstock.offload.streaming.stored import Run
@@ -111,11 +111,11 @@ class KeptTables:
         )
 
 
-def _table(one: PlacedTensor) -> Table:
+def _table(one: PlacedTensor) -> RowTensor:
     runs = one.runs
     item_bytes = dtypes.ITEM_BYTES.get(one.dtype)
     if item_bytes is None:
         # A type of NumPy, perhaps of a package that is not here; arrays are stored whole.
         item_bytes = sum(run.nbytes for run in runs or ()) // max(1, math.prod(one.shape))
     places = None if runs is None else tuple(Run(run.file, run.begin, run.nbytes) for run in runs)
-    return Table(one.dtype, item_bytes, one.shape, places)
+    return RowTensor(one.dtype, item_bytes, one.shape, places)

@@ -32,7 +32,7 @@ class Note:
     @classmethod
     def of(cls, key: str, row_shape: tuple[int, ...]) -> Note:
         """That of a table which is written with its checksums."""
-        return cls(row_shape, f"{key}.{_DIGEST}")
+        return cls(row_shape, checks_name(key))
 
     def to_json(self) -> dict[str, Any]:
         """The same as the metadata has it."""
@@ -40,6 +40,11 @@ class Note:
             "row_shape": list(self.row_shape),
             "checks": {"tensor": self.checks, "digest": _DIGEST, "block_bytes": BLOCK_BYTES},
         }
+
+
+def checks_name(key: str) -> str:
+    """What the tensor is called that has the checksums of a table."""
+    return f"{key}.{_DIGEST}"
 
 
 def notes_of(metadata: Mapping[str, Any], path: str) -> dict[str, Note]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.errors import UnsupportedStateError
 from penstock.features.elements import name_of
-from penstock.features.table import sizes_of
+from penstock.features.row_tensor import sizes_of
 from penstock.state import dtypes
 from penstock.state.memory import of_tensor
 

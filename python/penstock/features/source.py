@@ -21,7 +21,7 @@ from penstock.features import foreign
 from penstock.features.elements import name_of
 from penstock.features.kept import KeptTables
 from penstock.features.note import BLOCK_BYTES
-from penstock.features.table import sizes_of
+from penstock.features.row_tensor import sizes_of
 from penstock.offload.streaming.stored import FileMark, Run
 from penstock.steps.newest import is_penstock
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from penstock.features.table import Table
+    from penstock.features.row_tensor import RowTensor
 
 _SHOWN_MAX = 5
 
@@ -216,12 +216,12 @@ def _in_file(wanted: _Wanted) -> Source:
     )
 
 
-def _of_one(wanted: _Wanted, tables: Mapping[str, Table]) -> Source:
+def _of_one(wanted: _Wanted, tables: Mapping[str, RowTensor]) -> Source:
     key = _chosen(wanted, tables)
     return _source(wanted, key, tables[key])
 
 
-def _chosen(wanted: _Wanted, tables: Mapping[str, Table]) -> str:
+def _chosen(wanted: _Wanted, tables: Mapping[str, RowTensor]) -> str:
     """The name of the tensor that is asked for, or the only one that is a table."""
     path, key = wanted.path, wanted.key
     if key is not None:
@@ -251,7 +251,7 @@ def _shown(names: Sequence[str]) -> str:
 # What it is.
 
 
-def _source(wanted: _Wanted, key: str, table: Table, kept: KeptTables | None = None) -> Source:
+def _source(wanted: _Wanted, key: str, table: RowTensor, kept: KeptTables | None = None) -> Source:
     name = repr(key) if key else "the array"
     if not table.shape:
         raise UnsupportedStateError(
@@ -297,7 +297,7 @@ def _check_said(wanted: _Wanted, name: str, shape: tuple[int, ...], dtype: str) 
         )
 
 
-def _segments(path: str, key: str, table: Table) -> tuple[Segment, ...]:
+def _segments(path: str, key: str, table: RowTensor) -> tuple[Segment, ...]:
     runs = table.runs
     if runs is None:
         raise _scattered(path, key, "its rows are cut into columns, or it is a transposed view")

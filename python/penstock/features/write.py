@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
 import time
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock import _native
-from penstock.calls.arguments import decode_path, encode_metadata, to_native
+from penstock.calls.arguments import decode_path, encode_metadata
 from penstock.calls.progress import Progress, shown
-from penstock.errors import StorageError, UnsupportedStateError
-from penstock.features.note import MEMBER, Note
-from penstock.features.padding import Align, row_bytes_for
+from penstock.features.form import Form
+from penstock.features.note import MEMBER, Note, checks_name
+from penstock.features.publish import publish
 from penstock.features.row_chunks import RowChunks
-from penstock.features.table_file import TableFile
-from penstock.loading.foreign import check_no_store
-from penstock.offload.optim.files import Room, StateFile
-from penstock.offload.streaming.safetensors import DTYPES
-from penstock.offload.tensor_io import TensorIO
 from penstock.options import Options
-from penstock.reports import Fallback
-from penstock.state import dtypes
-from penstock.state.file_tensor import FileTensor
-from penstock.state.flatten import flatten
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping, Sequence
 
-    from penstock.state.file_tensor import FileTarget
-    from penstock.state.flatten import Flattened
-
-_KEY_CHARS_MAX = 1024
-_RANK = 0
-_SHARD = 99
-"""The number under which the file of the rows is written. In the checkpoint it has another name,
-that of the first shard or the next ones."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_KINDS = {name: kind for kind, name in DTYPES.items()}
+    from penstock.features.padding import Align
+    from penstock.features.table_file import TableFile
+    from penstock.offload.tensor_io import TensorIO
+    from penstock.reports import Fallback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,40 +116,32 @@ def write(
     began = time.perf_counter()
     where = decode_path(path)
     chunks = RowChunks(rows, shape, dtype)
-    form = _Form.of(key, chunks, align)
+    form = Form.of(key, chunks.dtype, chunks.item_bytes, chunks.row_shape, align)
     note = Note.of(key, chunks.row_shape)
     if metadata is not None and MEMBER in metadata:
         raise ValueError(f"metadata: the member {MEMBER!r} is ours: give it another name")
     noted = encode_metadata({**(metadata or {}), MEMBER: {key: note.to_json()}})
-    settings = options or Options()
-    job_options = to_native(settings)
-    check_no_store(where)
-    attempt = _native.Attempt.begin(where, overwrite=bool(overwrite))
-    place = os.path.join(where, _native.shard_file(_RANK, _SHARD, attempt.id))
-    try:
-        with _io(settings) as io:
-            file = _filled(place, io, form, chunks, progress)
-            tensor = form.tensor(file, io, chunks.rows)
-            flat = flatten({key: tensor, note.checks: file.checks})
-            vote = _job(where, flat, job_options).write(attempt, _RANK)["vote"]
-        committed = attempt.commit(
-            [(_RANK, *vote)], step=None, metadata=noted, overwrite=bool(overwrite)
-        )
-    except StorageError as error:
-        if error.errno in _FULL and error.path == place:
-            raise _full(where, error, chunks.count, form) from error
-        raise
-    finally:
-        # What is committed has a second name of its own.
-        with contextlib.suppress(OSError):
-            os.unlink(place)
-        attempt.abandon()
-    left_behind = committed["left_behind"]
-    leftovers = () if left_behind is None else (Fallback(left_behind, "leftover"),)
+    files: list[TableFile] = []
+
+    def fill(io: TensorIO, places: Mapping[str, str]) -> dict[str, Any]:
+        file = _filled(places[key], io, form, chunks, progress)
+        files.append(file)
+        return {key: form.tensor(file, io, chunks.rows), checks_name(key): file.checks}
+
+    checkpoint_id, leftovers = publish(
+        where,
+        [key],
+        fill,
+        metadata=noted,
+        overwrite=overwrite,
+        options=options or Options(),
+        needed_bytes=None if chunks.count is None else chunks.count * form.row_bytes,
+    )
+    (file,) = files
     return WriteReport(
         path=where,
         key=key,
-        checkpoint_id=committed["checkpoint_id"],
+        checkpoint_id=checkpoint_id,
         rows=chunks.rows,
         row_shape=chunks.row_shape,
         row_bytes=form.row_bytes,
@@ -179,68 +153,13 @@ def write(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """What the tensor of a table is in its file.
-
-    Attributes:
-        key: Its name.
-        dtype: A `torch.dtype`.
-        kind: What the header calls that.
-        row_bytes: What a row takes.
-        row_shape: The sizes of a row, with its padding.
-    """
-
-    key: str
-    dtype: Any
-    kind: str
-    row_bytes: int
-    row_shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, key: str, chunks: RowChunks, align: Align) -> _Form:
-        if not isinstance(key, str):
-            raise TypeError(f"key={key!r}: must be text")
-        if not 0 < len(key) <= _KEY_CHARS_MAX or key == "__metadata__" or not key.isprintable():
-            raise ValueError(f"key={key!r:.80}: must be a name of 1 to {_KEY_CHARS_MAX} characters")
-        if chunks.dtype not in _KINDS:
-            raise UnsupportedStateError(
-                f"a table of {chunks.dtype} cannot be stored: safetensors has no name for it",
-                key=key,
-            )
-        row_bytes = row_bytes_for(chunks.value_bytes, chunks.item_bytes, align)
-        is_padded = row_bytes != chunks.value_bytes
-        row_shape = (row_bytes // chunks.item_bytes,) if is_padded else chunks.row_shape
-        dtype = dtypes.torch_dtype(chunks.dtype)
-        return cls(key, dtype, _KINDS[chunks.dtype], row_bytes, row_shape)
-
-    def tensor(self, file: TableFile, io: TensorIO, rows: int) -> FileTensor:
-        held = StateFile(Room(file.path, file.nbytes), file.chunks, io, _no_target)
-        return FileTensor(held, file.begin, self.key, self.dtype, (rows, *self.row_shape))
-
-
-def _no_target(tensor: FileTensor) -> FileTarget:
-    raise AssertionError(f"nothing is loaded in the place of {tensor}")
-
-
-def _io(options: Options) -> TensorIO:
-    return TensorIO(
-        engine=options.engine,
-        direct=options.direct,
-        queue_depth=options.queue_depth,
-        workers=options.io_threads,
-        block_bytes=options.extent_bytes,
-    )
-
-
 def _filled(
-    place: str, io: TensorIO, form: _Form, chunks: RowChunks, progress: bool | Progress
+    place: str, io: TensorIO, form: Form, chunks: RowChunks, progress: bool | Progress
 ) -> TableFile:
     """The file with all rows, which survives a power cut."""
     nbytes = None if chunks.count is None else chunks.count * form.row_bytes
-    dims = 1 + len(form.row_shape)
     with (
-        closing(TableFile(place, io, form.key, form.kind, dims, nbytes)) as file,
+        closing(form.file(place, io, chunks.count)) as file,
         shown(progress, "writing") as update,
     ):
         for part in chunks.parts(form.row_bytes):
@@ -255,29 +174,3 @@ def _tell(update: Progress | None, file: TableFile, nbytes: int | None) -> None:
     if update is not None:
         done = file.nbytes - file.begin
         update(done, done if nbytes is None else nbytes)
-
-
-def _job(path: str, flat: Flattened, options: dict[str, Any]) -> _native.Job:
-    return _native.Job(
-        path,
-        flat.tensors,
-        flat.aliases,
-        flat.tree,
-        linked=flat.linked,
-        options=options,
-        arena=None,
-        lazy=True,
-        nice=None,
-    )
-
-
-def _full(path: str, error: StorageError, count: int | None, form: _Form) -> StorageError:
-    needed = None if count is None else count * form.row_bytes
-    takes = "" if needed is None else f", which takes {needed} bytes"
-    return StorageError(
-        f"{path}: no room for the table {form.key!r}{takes}: {os.strerror(error.errno or 0)}: free"
-        " some, and write it again: nothing has been changed",
-        path=path,
-        errno=error.errno,
-        needed_bytes=needed,
-    )

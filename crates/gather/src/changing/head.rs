@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::form::Form;
 use crate::error::{Error, Result};
 
-const NAME: &str = "table.json";
+/// The file that says what a table is made of.
+pub const TABLE_HEAD: &str = "table.json";
 const NEW_NAME: &str = "table.json.new";
 const FORMAT: &str = "penstock-table";
 const VERSION: u32 = 1;
@@ -87,7 +88,7 @@ impl Head {
 
     /// Whether a file of the directory is one of the table.
     pub(super) fn has(&self, name: &str) -> bool {
-        name == NAME
+        name == TABLE_HEAD
             || self.pieces.iter().any(|&one| name == piece_name(one))
             || self.logs().any(|one| name == log_name(one))
     }
@@ -102,7 +103,7 @@ impl Head {
     /// # Errors
     /// [`Error::NoTable`], [`Error::Broken`], [`Error::Newer`].
     pub(super) fn read(home: &Path) -> Result<Head> {
-        let path = home.join(NAME);
+        let path = home.join(TABLE_HEAD);
         let text = match fs::read(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 return Err(Error::NoTable {
@@ -133,7 +134,12 @@ impl Head {
             serde_json::from_slice(line).map_err(|error| broken(error.to_string()))?;
         match value.get("version").and_then(serde_json::Value::as_u64) {
             Some(version) if version > u64::from(VERSION) => {
-                return Err(Error::Newer { path, version });
+                let supported = u64::from(VERSION);
+                return Err(Error::Newer {
+                    path,
+                    version,
+                    supported,
+                });
             }
             _ => {}
         }
@@ -149,7 +155,7 @@ impl Head {
 
     /// Whether a table is there, whole or not.
     pub(super) fn is_at(home: &Path) -> bool {
-        home.join(NAME).exists()
+        home.join(TABLE_HEAD).exists()
     }
 
     /// Makes this the head of the table, and all files that it names durable by name: what is in
@@ -161,7 +167,7 @@ impl Head {
         text.push_str(&sum);
         text.push('\n');
         file_system.change(Change::SyncDirectory(home))?;
-        let (new, path) = (home.join(NEW_NAME), home.join(NAME));
+        let (new, path) = (home.join(NEW_NAME), home.join(TABLE_HEAD));
         if new.exists() {
             file_system.change(Change::RemoveFile(&new))?;
         }

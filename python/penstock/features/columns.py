@@ -1,0 +1,139 @@
+"""`Columns`: what a row of a table is made of."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.features.elements import item_bytes_of, name_of
+from penstock.state import dtypes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_NAME_CHARS_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A part of each row.
+
+    Attributes:
+        name: Its name.
+        shape: Its sizes in one row.
+        dtype: Name of the type of its elements, as `docs/format.md` has them.
+        item_bytes: Of an element.
+        offset: Where in a row it begins, in bytes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    item_bytes: int
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of one row."""
+        return math.prod(self.shape) * self.item_bytes
+
+
+class Columns:
+    """The parts of a row, one behind the other, each where its elements are aligned.
+
+    Args:
+        columns: Their names, each with the sizes and the type of its elements.
+
+    Attributes:
+        nbytes: Of a row.
+
+    Raises:
+        ValueError: There are none, or one has no elements or no name.
+        TypeError: One is not given as sizes and a type, or elements are no plain bytes.
+        MissingDependencyError: A type takes a package that is not installed.
+    """
+
+    def __init__(self, columns: Mapping[str, tuple[Any, Any]]) -> None:
+        found: dict[str, Column] = {}
+        end = 0
+        for name, given in columns.items():
+            if not 0 < len(name) <= _NAME_CHARS_MAX:
+                raise ValueError(f"columns: {name!r:.80}: must be a name")
+            shape, dtype = _sizes_and_type(name, given)
+            kind = name_of(dtype)
+            item_bytes = item_bytes_of(kind)
+            begin = -(-end // item_bytes) * item_bytes
+            column = Column(name, shape, kind, item_bytes, begin)
+            if column.nbytes == 0:
+                raise ValueError(f"columns: {name!r}: sizes {shape} have no elements")
+            found[name] = column
+            end = begin + column.nbytes
+        if not found:
+            raise ValueError("columns: there are none: a row has at least one")
+        self._columns = found
+        step = math.lcm(*(column.item_bytes for column in found.values()))
+        self.nbytes = -(-end // step) * step
+
+    def __iter__(self) -> Iterator[Column]:
+        return iter(self._columns.values())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Columns) and self._columns == other._columns
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __getitem__(self, name: str) -> Column:
+        return self._columns[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    @property
+    def names(self) -> list[str]:
+        """In the order in which they lie."""
+        return list(self._columns)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The same as the note of a table has it."""
+        return [
+            {"name": column.name, "shape": list(column.shape), "dtype": column.dtype}
+            for column in self
+        ]
+
+    @classmethod
+    def from_json(cls, noted: list[dict[str, Any]]) -> Columns:
+        """Those of a table."""
+        return cls({one["name"]: (tuple(one["shape"]), one["dtype"]) for one in noted})
+
+    def view(self, buffer: Any, name: str) -> Any:
+        """One column of rows.
+
+        Args:
+            buffer: Bytes of rows, those of each behind any other dimensions: a tensor or an array.
+            name: Of the column.
+        """
+        column = self._columns[name]
+        part = buffer[..., column.offset : column.offset + column.nbytes]
+        if isinstance(buffer, np.ndarray):
+            elements = part.view(dtypes.numpy_dtype(column.dtype))
+        else:
+            elements = part.view(dtypes.torch_dtype(column.dtype))
+        return elements.reshape((*buffer.shape[:-1], *column.shape))
+
+
+def _sizes_and_type(name: str, given: Any) -> tuple[tuple[int, ...], Any]:
+    try:
+        shape, dtype = given
+        sizes = (shape,) if hasattr(shape, "__index__") else tuple(shape)
+        return tuple(operator.index(size) for size in sizes), dtype
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"columns: {name!r}: {given!r:.80}: must be sizes and a type, as (128, 'float32')"
+        ) from None

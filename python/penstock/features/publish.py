@@ -1,0 +1,123 @@
+"""`publish`: files of tables become a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from typing import TYPE_CHECKING, Any
+
+from penstock import _native
+from penstock.calls.arguments import to_native
+from penstock.errors import StorageError
+from penstock.loading.foreign import check_no_store
+from penstock.offload.tensor_io import TensorIO
+from penstock.reports import Fallback
+from penstock.state.flatten import flatten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from penstock.options import Options
+    from penstock.state.flatten import Flattened
+
+_RANK = 0
+_SHARD = 99
+"""The number under which the first file of rows is written. In the checkpoint it has another name,
+that of the first shard or the next ones."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def publish(
+    where: str,
+    keys: Sequence[str],
+    fill: Callable[[TensorIO, Mapping[str, str]], Mapping[str, Any]],
+    *,
+    metadata: str,
+    overwrite: bool,
+    options: Options,
+    needed_bytes: int | None,
+) -> tuple[str, tuple[Fallback, ...]]:
+    """Has files of tables written, and commits them as a checkpoint, durably.
+
+    Args:
+        where: Its directory.
+        keys: Names of the tables.
+        fill: Writes their files, where it is told for each table, and says what the checkpoint
+            holds: tensors of those files, and others.
+        metadata: As it is stored.
+        overwrite: Replace a complete checkpoint that is there.
+        options: How bytes move.
+        needed_bytes: What the rows take; None where that is not known.
+
+    Returns:
+        Identity of the checkpoint, and what was left behind.
+
+    Raises:
+        CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False; or the
+            directory is a store.
+        StorageError: The operating system failed an operation.
+    """
+    job_options = to_native(options)
+    check_no_store(where)
+    attempt = _native.Attempt.begin(where, overwrite=bool(overwrite))
+    names = (
+        _native.shard_file(_RANK, number, attempt.id)
+        for number in range(_SHARD, _SHARD + len(keys))
+    )
+    places = dict(zip(keys, (os.path.join(where, name) for name in names), strict=True))
+    try:
+        with _io(options) as io:
+            flat = flatten(fill(io, places))
+            vote = _job(where, flat, job_options).write(attempt, _RANK)["vote"]
+        committed = attempt.commit(
+            [(_RANK, *vote)], step=None, metadata=metadata, overwrite=bool(overwrite)
+        )
+    except StorageError as error:
+        if error.errno in _FULL and error.path in places.values():
+            raise _full(where, error, needed_bytes) from error
+        raise
+    finally:
+        # What is committed has a second name of its own.
+        for place in places.values():
+            with contextlib.suppress(OSError):
+                os.unlink(place)
+        attempt.abandon()
+    left_behind = committed["left_behind"]
+    leftovers = () if left_behind is None else (Fallback(left_behind, "leftover"),)
+    return committed["checkpoint_id"], leftovers
+
+
+def _io(options: Options) -> TensorIO:
+    return TensorIO(
+        engine=options.engine,
+        direct=options.direct,
+        queue_depth=options.queue_depth,
+        workers=options.io_threads,
+        block_bytes=options.extent_bytes,
+    )
+
+
+def _job(path: str, flat: Flattened, options: dict[str, Any]) -> _native.Job:
+    return _native.Job(
+        path,
+        flat.tensors,
+        flat.aliases,
+        flat.tree,
+        linked=flat.linked,
+        options=options,
+        arena=None,
+        lazy=True,
+        nice=None,
+    )
+
+
+def _full(path: str, error: StorageError, needed_bytes: int | None) -> StorageError:
+    takes = "" if needed_bytes is None else f", which takes {needed_bytes} bytes"
+    return StorageError(
+        f"{path}: no room for the table{takes}: {os.strerror(error.errno or 0)}: free some, and"
+        " write it again: nothing has been changed",
+        path=path,
+        errno=error.errno,
+        needed_bytes=needed_bytes,
+    )

@@ -1,0 +1,91 @@
+"""`Rows`: rows of a table in memory, by column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.state import dtypes
+
+if TYPE_CHECKING:
+    from penstock.features.columns import Columns
+
+
+class Rows(Mapping[str, Any]):
+    """Rows of a table: each column as a view on the memory that all share.
+
+    What is written into the views is in the rows, which `Table.update` takes as they are.
+
+    Attributes:
+        columns: What a row is made of.
+        buffer: The bytes of all, ``uint8``, those of a row in the last dimension.
+    """
+
+    __slots__ = ("buffer", "columns")
+
+    def __init__(self, columns: Columns, buffer: Any) -> None:
+        self.columns = columns
+        self.buffer = buffer
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.columns:
+            raise KeyError(f"{name!r}: the columns are {', '.join(self.columns.names)}")
+        return self.columns.view(self.buffer, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns.names)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __repr__(self) -> str:
+        shape = tuple(self.buffer.shape[:-1])
+        return f"<Rows {', '.join(self.columns.names)} of {shape}>"
+
+
+def packed(columns: Columns, shape: tuple[int, ...], values: Mapping[str, Any]) -> Rows:
+    """Rows of what callers have of each column.
+
+    Args:
+        columns: What a row is made of.
+        shape: Of the ids.
+        values: A tensor or an array for each column, of the shape of the ids and of its own.
+
+    Raises:
+        ValueError: A column is missing, is none of the table's, or has another shape or type.
+        TypeError: One is neither a tensor nor an array.
+    """
+    missing = [name for name in columns.names if name not in values]
+    unknown = [str(name) for name in values if name not in columns]
+    if missing or unknown:
+        problem = f"no {missing[0]!r}" if missing else f"{unknown[0]!r} is no column"
+        raise ValueError(
+            f"rows: {problem}: an update writes whole rows, of {', '.join(columns.names)}"
+        )
+    rows = Rows(columns, np.zeros((*shape, columns.nbytes), np.uint8))
+    for column in columns:
+        value = values[column.name]
+        is_torch = not isinstance(value, np.ndarray)
+        if is_torch:
+            torch = dtypes.import_torch()
+            if not isinstance(value, torch.Tensor):
+                raise TypeError(
+                    f"rows: {column.name!r}: {type(value).__name__}: use a tensor or an array"
+                )
+            kind = dtypes.torch_names().get(value.dtype, (None,))[0]
+        else:
+            kind = dtypes.numpy_name(value.dtype)
+        wanted = (*shape, *column.shape)
+        if kind != column.dtype or tuple(value.shape) != wanted:
+            raise ValueError(
+                f"rows: {column.name!r}: {kind} of shape {tuple(value.shape)}: needed is"
+                f" {column.dtype} of shape {wanted}"
+            )
+        if is_torch:
+            target = columns.view(torch.from_numpy(rows.buffer), column.name)
+            target.copy_(value.detach())
+        else:
+            rows[column.name][...] = value
+    return rows

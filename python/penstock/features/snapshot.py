@@ -1,0 +1,135 @@
+"""`write_snapshot`: all rows of a table that changes, as a checkpoint."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.calls.arguments import encode_metadata
+from penstock.calls.progress import shown
+from penstock.features.form import Form
+from penstock.features.note import MEMBER, Note, checks_name
+from penstock.features.publish import publish
+from penstock.features.results import target_of
+from penstock.options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from penstock.calls.progress import Progress
+    from penstock.features.columns import Columns
+    from penstock.offload.tensor_io import TensorIO
+    from penstock.reports import Fallback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotReport:
+    """What was written.
+
+    Attributes:
+        path: The checkpoint's directory.
+        checkpoint_id: Identity of this very checkpoint.
+        rows: How many there are.
+        columns: Names of the tensors.
+        bytes: Of the rows in their files.
+        seconds: Wall time of the whole call.
+        fallbacks: What was tried first and why it was not used.
+    """
+
+    path: str
+    checkpoint_id: str
+    rows: int
+    columns: tuple[str, ...]
+    bytes: int
+    seconds: float
+    fallbacks: tuple[Fallback, ...]
+
+
+def write_snapshot(
+    where: str,
+    columns: Columns,
+    sizes: tuple[int, int, int],
+    read: Callable[[int, tuple[int, int, Any]], None],
+    *,
+    metadata: Mapping[str, Any] | None,
+    overwrite: bool,
+    options: Options | None,
+    progress: bool | Progress,
+) -> SnapshotReport:
+    """Writes rows, piece by piece, with a tensor for each column.
+
+    Args:
+        where: The checkpoint's directory.
+        columns: What a row is made of.
+        sizes: How many rows there are, bytes that one takes where they are read, rows of a piece.
+        read: Reads the rows of a piece into memory, by the number of the piece.
+        metadata: A note of plain JSON.
+        overwrite: Replace a complete checkpoint that is there.
+        options: How bytes move.
+        progress: Whether and how it is shown.
+
+    Raises:
+        CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False.
+        StorageError: The operating system failed an operation.
+        CorruptCheckpointError: Bytes are not those that were written.
+        ValueError: The metadata has a member of ours.
+    """
+    began = time.perf_counter()
+    if metadata is not None and MEMBER in metadata:
+        raise ValueError(f"metadata: the member {MEMBER!r} is ours: give it another name")
+    rows, row_bytes, piece_rows = sizes
+    forms = {
+        column.name: Form.of(column.name, column.dtype, column.item_bytes, column.shape, False)
+        for column in columns
+    }
+    notes = {column.name: Note.of(column.name, column.shape).to_json() for column in columns}
+    needed_bytes = rows * sum(form.row_bytes for form in forms.values())
+    fallbacks: dict[Fallback, None] = {}
+
+    def fill(io: TensorIO, places: Mapping[str, str]) -> dict[str, Any]:
+        state: dict[str, Any] = {}
+        memory = np.empty((min(rows, piece_rows), row_bytes), np.uint8)
+        with ExitStack() as stack:
+            update = stack.enter_context(shown(progress, "writing"))
+            files = {
+                name: stack.enter_context(closing(form.file(places[name], io, rows)))
+                for name, form in forms.items()
+            }
+            for piece, first in enumerate(range(0, rows, piece_rows)):
+                here = memory[: min(piece_rows, rows - first)]
+                read(piece, target_of(here))
+                for column in columns:
+                    part = here[:, column.offset : column.offset + column.nbytes]
+                    files[column.name].append(np.ascontiguousarray(part).reshape(-1))
+                if update is not None:
+                    update(needed_bytes * (first + len(here)) // rows, needed_bytes)
+            for name, form in forms.items():
+                file = files[name]
+                file.finish((rows, *form.row_shape))
+                state[name] = form.tensor(file, io, rows)
+                state[checks_name(name)] = file.checks
+                fallbacks.update(dict.fromkeys(file.fallbacks))
+        return state
+
+    checkpoint_id, leftovers = publish(
+        where,
+        columns.names,
+        fill,
+        metadata=encode_metadata({**(metadata or {}), MEMBER: notes}),
+        overwrite=overwrite,
+        options=options or Options(),
+        needed_bytes=needed_bytes,
+    )
+    return SnapshotReport(
+        path=where,
+        checkpoint_id=checkpoint_id,
+        rows=rows,
+        columns=tuple(columns.names),
+        bytes=needed_bytes,
+        seconds=time.perf_counter() - began,
+        fallbacks=(*fallbacks, *leftovers),
+    )

@@ -1,0 +1,324 @@
+//! Tables whose rows are written anew.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use penstock_gather::{ChangingTable, Error, Form, Frozen, Merging, NewTable, Opening, Storage};
+use penstock_io::file::Direct;
+use penstock_io::file_system::Native;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::errors;
+use crate::features::{RowBatch, RowCache, numbers, raised};
+use crate::offload::Executor;
+use crate::tensor::{self, NativeArray, TensorTarget};
+
+/// Rows, bytes of one in files, bytes of its values, rows of a file.
+type NativeForm = (u64, u64, u64, u64);
+
+fn storage(py: Python<'_>, executor: &Executor, weight: u32, direct: &str) -> PyResult<Storage> {
+    let direct: Direct = direct
+        .parse()
+        .map_err(|error| errors::raise_transfer(py, &error))?;
+    Ok(Storage {
+        file_system: Arc::new(Native),
+        direct,
+        share: Arc::new(executor.claim(py, weight)?),
+    })
+}
+
+fn closed() -> PyErr {
+    PyValueError::new_err("the table is closed: open it again")
+}
+
+/// A table that is being made.
+#[pyclass(frozen, module = "penstock._native")]
+pub struct NewRowTable {
+    inner: Mutex<Option<NewTable>>,
+    form: Form,
+}
+
+#[pymethods]
+impl NewRowTable {
+    /// Begins a table in a directory; the note is JSON.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        executor: &Executor,
+        weight: u32,
+        home: PathBuf,
+        form: NativeForm,
+        note: &str,
+        direct: &str,
+    ) -> PyResult<NewRowTable> {
+        let storage = storage(py, executor, weight, direct)?;
+        let (rows, row_bytes, value_bytes, piece_rows) = form;
+        let form = Form {
+            rows,
+            row_bytes,
+            value_bytes,
+            piece_rows,
+        };
+        let note = serde_json::from_str(note)
+            .map_err(|error| PyValueError::new_err(format!("note: {error}")))?;
+        let begun = py.detach(|| NewTable::begin(&home, form, note, storage));
+        Ok(NewRowTable {
+            inner: Mutex::new(Some(raised(py, begun)?)),
+            form,
+        })
+    }
+
+    /// Appends rows, an array of whole ones, contiguous in memory.
+    fn append(&self, py: Python<'_>, rows: NativeArray) -> PyResult<()> {
+        let rows = tensor::contiguous(rows)?;
+        if !rows.len().is_multiple_of(self.form.value_bytes) {
+            return Err(PyValueError::new_err("rows: not whole ones"));
+        }
+        self.with(py, |table| table.append(&rows))
+    }
+
+    /// Commits it.
+    fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        let done = py.detach(|| match self.take() {
+            None => Ok(()),
+            Some(table) => table.finish(),
+        });
+        raised(py, done)
+    }
+
+    /// Lets it go, committed or not.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| drop(self.take()));
+    }
+}
+
+impl NewRowTable {
+    fn take(&self) -> Option<NewTable> {
+        self.inner
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+    }
+
+    fn with(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut NewTable) -> Result<(), Error> + Send,
+    ) -> PyResult<()> {
+        let done = py.detach(|| {
+            let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+            inner.as_mut().map(work)
+        });
+        match done {
+            None => Err(closed()),
+            Some(done) => raised(py, done),
+        }
+    }
+}
+
+/// The form of a table, and the note of who has made it.
+#[pyfunction]
+pub(crate) fn row_table_form(py: Python<'_>, home: PathBuf) -> PyResult<(NativeForm, String)> {
+    let (form, note) = raised(py, py.detach(|| ChangingTable::look(&home)))?;
+    let form = (form.rows, form.row_bytes, form.value_bytes, form.piece_rows);
+    Ok((form, note.to_string()))
+}
+
+/// A table whose rows are written anew.
+#[pyclass(frozen, module = "penstock._native")]
+pub struct RowTable {
+    inner: Mutex<Option<Arc<ChangingTable>>>,
+}
+
+#[pymethods]
+impl RowTable {
+    /// Opens the table of a directory.
+    #[new]
+    #[pyo3(signature = (executor, weight, home, *, direct, cache, gap_bytes, run_bytes_max, log_bytes, frame_bytes))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "they are the keywords of a constructor"
+    )]
+    fn new(
+        py: Python<'_>,
+        executor: &Executor,
+        weight: u32,
+        home: PathBuf,
+        direct: &str,
+        cache: Option<Py<RowCache>>,
+        gap_bytes: u64,
+        run_bytes_max: u64,
+        log_bytes: u64,
+        frame_bytes: u64,
+    ) -> PyResult<RowTable> {
+        let storage = storage(py, executor, weight, direct)?;
+        let opening = Opening {
+            cache: cache.map(|cache| cache.get().shared()),
+            merging: Merging {
+                gap_bytes,
+                run_bytes_max,
+            },
+            log_bytes,
+            frame_bytes,
+        };
+        let opened = raised(
+            py,
+            py.detach(|| ChangingTable::open(&home, storage, opening)),
+        )?;
+        Ok(RowTable {
+            inner: Mutex::new(Some(Arc::new(opened))),
+        })
+    }
+
+    /// Begins to gather the rows of integers, contiguous in memory, into bytes.
+    fn look_up(
+        &self,
+        py: Python<'_>,
+        ids: NativeArray,
+        is_signed: bool,
+        out: TensorTarget,
+    ) -> PyResult<RowBatch> {
+        let table = self.table()?;
+        let width = ids.3;
+        let ids = tensor::contiguous(ids)?;
+        let out = tensor::target(out)?.into_buf();
+        let begin = || {
+            let ids = numbers(&ids, width, is_signed, table.form().rows)?;
+            table.look_up(&ids, out)
+        };
+        raised(py, py.detach(begin)).map(RowBatch::new)
+    }
+
+    /// Writes rows anew: an array of their values, contiguous in memory.
+    fn update(
+        &self,
+        py: Python<'_>,
+        ids: NativeArray,
+        is_signed: bool,
+        rows: NativeArray,
+    ) -> PyResult<()> {
+        let table = self.table()?;
+        let width = ids.3;
+        let ids = tensor::contiguous(ids)?;
+        let rows = tensor::contiguous(rows)?;
+        let count = ids.len() / width as u64;
+        if rows.len() != count * table.form().value_bytes {
+            return Err(PyValueError::new_err("rows: not one for each id"));
+        }
+        let work = || {
+            let ids = numbers(&ids, width, is_signed, table.form().rows)?;
+            table.update(&ids, &rows)
+        };
+        raised(py, py.detach(work))
+    }
+
+    /// Makes durable all that was written.
+    fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        let table = self.table()?;
+        raised(py, py.detach(|| table.flush()))
+    }
+
+    /// All rows as they are now.
+    fn freeze(&self, py: Python<'_>) -> PyResult<FrozenTable> {
+        let table = self.table()?;
+        let inner = raised(py, py.detach(|| table.freeze()))?;
+        Ok(FrozenTable {
+            inner: Mutex::new(Some(inner)),
+        })
+    }
+
+    /// Rows that were written anew and are not in pieces, and bytes of logs that have them.
+    fn logged(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        let table = self.table()?;
+        Ok(py.detach(|| table.logged()))
+    }
+
+    /// What was done so far: rows, hits, shared, read rows, requests, read bytes, read again.
+    fn counts(&self) -> PyResult<(u64, u64, u64, u64, u64, u64, u64)> {
+        let table = self.table()?;
+        let counts = table.counts();
+        Ok((
+            counts.rows.load(Relaxed),
+            counts.hits.load(Relaxed),
+            counts.shared.load(Relaxed),
+            counts.read_rows.load(Relaxed),
+            counts.requests.load(Relaxed),
+            counts.read_bytes.load(Relaxed),
+            counts.read_again.load(Relaxed),
+        ))
+    }
+
+    /// Lets the table go: what was not flushed is lost.
+    fn close(&self, py: Python<'_>) {
+        let inner = self
+            .inner
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        py.detach(|| drop(inner));
+    }
+}
+
+impl RowTable {
+    fn table(&self) -> PyResult<Arc<ChangingTable>> {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.clone().ok_or_else(closed)
+    }
+}
+
+/// All rows as they were at one moment.
+#[pyclass(frozen, module = "penstock._native")]
+pub struct FrozenTable {
+    inner: Mutex<Option<Frozen>>,
+}
+
+#[pymethods]
+impl FrozenTable {
+    /// The rows of a piece, as they lie in files, into bytes.
+    fn read(&self, py: Python<'_>, piece: u64, out: TensorTarget) -> PyResult<()> {
+        let mut out = tensor::target(out)?.into_buf();
+        let read = py.detach(|| {
+            let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+            let frozen = inner.as_ref()?;
+            let copy = |memory: penstock_io::buffer::Memory| {
+                let bytes = out.len();
+                out.as_mut_slice()
+                    .copy_from_slice(&memory.as_slice()[..bytes]);
+            };
+            Some(frozen.rows_of(piece).map(copy))
+        });
+        match read {
+            None => Err(closed()),
+            Some(read) => raised(py, read),
+        }
+    }
+
+    /// Puts rows that were written anew back into pieces: how many, of how many pieces, bytes of
+    /// these.
+    fn fold(&self, py: Python<'_>) -> PyResult<(u64, u64, u64)> {
+        let folded = py.detach(|| self.take().map(Frozen::fold));
+        match folded {
+            None => Err(closed()),
+            Some(folded) => {
+                let folded = raised(py, folded)?;
+                Ok((folded.rows, folded.pieces, folded.bytes))
+            }
+        }
+    }
+
+    /// Lets it go.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| drop(self.take()));
+    }
+}
+
+impl FrozenTable {
+    fn take(&self) -> Option<Frozen> {
+        self.inner
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+    }
+}

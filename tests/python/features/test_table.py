@@ -1,0 +1,284 @@
+"""Tables whose rows are written anew: what is looked up, kept, folded, snapshot."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from penstock.features import Cache, Table
+
+ROWS = 500
+COLUMNS = {"weight": (16, "float32"), "step": ((), "int32"), "half": ((2, 3), "bfloat16")}
+
+
+def made(path, **options):
+    return Table.create(path, ROWS, COLUMNS, **options)
+
+
+def rows_of(table, ids, value):
+    rows = table.lookup(torch.as_tensor(ids))
+    rows["weight"][:] = torch.as_tensor(ids)[:, None] + value
+    rows["step"][:] = value
+    rows["half"][:] = value
+    return rows
+
+
+def assert_holds(table, expected):
+    """Each row is of the value it was written with; 0 of those that never were."""
+    ids = torch.arange(ROWS)
+    rows = table.lookup(ids)
+    values = torch.tensor([expected.get(int(one), 0) for one in ids])
+    written = torch.tensor([int(one) in expected for one in ids])
+    assert torch.equal(rows["step"], values.int())
+    assert torch.equal(rows["half"], values[:, None, None].expand(-1, 2, 3).bfloat16())
+    weight = torch.where(written, ids + values, 0)
+    assert torch.equal(rows["weight"], weight[:, None].expand(-1, 16).float())
+
+
+def write(table, expected, ids, value):
+    table.update(torch.as_tensor(ids), rows_of(table, ids, value))
+    expected.update(dict.fromkeys(ids, value))
+
+
+@pytest.mark.parametrize("cache", [None, "sieve", "s3fifo", "static", "none"])
+@pytest.mark.parametrize("direct", ["auto", "off"])
+def test_rows_are_those_that_were_written_last(disk_path, cache, direct):
+    memory = None if cache is None else Cache(40 << 10, cache)
+    io = penstock.offload.TensorIO(direct=direct)
+    expected = {}
+    with made(disk_path / "t", cache=memory, io=io, log_bytes=64 << 10) as table:
+        random = np.random.default_rng(1)
+        for value in range(1, 30):
+            ids = random.choice(ROWS, 40, replace=False).tolist()
+            write(table, expected, ids, value)
+            if value % 5 == 0:
+                table.flush()
+            if value == 17:
+                report = table.fold()
+                assert report.pieces == 1
+                assert table.stats().log_bytes == 0
+        assert_holds(table, expected)
+    with Table(disk_path / "t") as table:
+        assert_holds(table, expected)
+        assert table.columns == {
+            "weight": ((16,), "float32"),
+            "step": ((), "int32"),
+            "half": ((2, 3), "bfloat16"),
+        }
+    io.close()
+
+
+def test_a_snapshot_is_an_ordinary_checkpoint(disk_path):
+    expected = {}
+    with made(disk_path / "t") as table:
+        write(table, expected, list(range(0, ROWS, 3)), 7)
+        report = table.snapshot(disk_path / "saved", metadata={"epoch": 3})
+        write(table, {}, list(range(ROWS)), 8)
+        with pytest.raises(penstock.CheckpointExistsError):
+            table.snapshot(disk_path / "saved")
+    assert (report.rows, report.columns) == (ROWS, ("weight", "step", "half"))
+    assert penstock.verify(disk_path / "saved").ok
+    assert penstock.inspect(disk_path / "saved").metadata["epoch"] == 3
+    state = penstock.load(disk_path / "saved")
+    ids = torch.arange(ROWS)
+    written = ids % 3 == 0
+    assert torch.equal(state["step"], torch.where(written, 7, 0).int())
+    weight = torch.where(written, ids + 7, 0)[:, None].expand(-1, 16)
+    assert torch.equal(state["weight"], weight.float())
+    assert state["half"].dtype == torch.bfloat16
+    with penstock.features.open(disk_path / "saved", "weight") as features:
+        assert features.stats().is_checked
+        assert torch.equal(features.gather(ids), weight.float())
+
+
+def test_rows_come_as_they_were_given_at_first(disk_path):
+    chunks = (
+        {"weight": np.full((count, 4), first, np.float32)}
+        for first, count in ((0, 100), (1, 50), (2, 25))
+    )
+    columns = {"weight": (4, np.float32), "moment": (4, np.float32)}
+    with Table.create(disk_path / "t", 200, columns, init=chunks) as table:
+        rows = table.lookup(np.arange(200))
+    wanted = np.repeat([0, 1, 2, 0], [100, 50, 25, 25]).astype(np.float32)
+    np.testing.assert_array_equal(rows["weight"], np.repeat(wanted[:, None], 4, 1))
+    assert not rows["moment"].any()
+    with pytest.raises(ValueError, match="init: 300 rows or more: the table has 200"):
+        Table.create(
+            disk_path / "u", 200, columns, init=[{"weight": np.zeros((300, 4), np.float32)}]
+        )
+    # What was begun is no table, and in nobody's way.
+    with pytest.raises(penstock.CheckpointNotFoundError):
+        Table(disk_path / "u")
+    Table.create(disk_path / "u", 200, columns).close()
+
+
+def test_logs_are_folded_by_themselves(disk_path):
+    expected = {}
+    with made(disk_path / "t", fold_bytes=0, log_bytes=64 << 10) as table:
+        for value in range(1, 6):
+            write(table, expected, list(range(value, ROWS, 2)), value)
+            table.flush()
+        assert_holds(table, expected)
+    with Table(disk_path / "t", fold_bytes=None) as table:
+        assert_holds(table, expected)
+        assert table.stats().logged_rows < ROWS
+
+
+def test_prefetched_rows_are_in_memory(disk_path):
+    made(disk_path / "t").close()
+    with Table(disk_path / "t", cache=Cache(1 << 20)) as table:
+        table.prefetch(np.arange(100))
+        table.lookup(np.arange(100))
+        stats = table.stats()
+        assert (stats.read_rows, stats.hits + stats.shared) == (100, 100)
+    with Table(disk_path / "t") as table, pytest.raises(ValueError, match="prefetch: there is no"):
+        table.prefetch([1])
+
+
+def test_columns_of_arrays_and_of_tensors_are_taken(disk_path):
+    columns = {"weight": (4, "float32"), "step": ((), "int64")}
+    with Table.create(disk_path / "t", 10, columns) as table:
+        table.update([3], {"weight": np.ones((1, 4), np.float32), "step": np.array([5])})
+        table.update([4, 4], {"weight": torch.ones(2, 4), "step": torch.tensor([6, 7])})
+        rows = table.lookup([[3, 4]])
+        np.testing.assert_array_equal(rows["step"], [[5, 7]])
+        assert rows["weight"].shape == (1, 2, 4)
+        assert list(rows) == ["weight", "step"]
+
+
+MISUSE = [
+    (lambda t: t.update([1], {"weight": np.zeros((1, 4), np.float32)}), ValueError, "no 'step'"),
+    (
+        lambda t: t.update([1], {**t.lookup([1]), "other": np.zeros(1)}),
+        ValueError,
+        "'other' is no column",
+    ),
+    (
+        lambda t: t.update([1, 2], t.lookup([1])),
+        ValueError,
+        r"rows: of shape \(1,\): ids have \(2,\)",
+    ),
+    (
+        lambda t: t.update([1], {**t.lookup([1]), "step": np.zeros(1, np.int32)}),
+        ValueError,
+        "'step': int32 of shape",
+    ),
+    (lambda t: t.update([1], {**t.lookup([1]), "step": [0]}), TypeError, "'step': list"),
+    (lambda t: t.update([10], t.lookup([1])), IndexError, r"ids\[0\] is 10"),
+    (lambda t: t.lookup([3, -1]), IndexError, r"ids\[1\] is -1"),
+    (lambda t: t.lookup([0.5]), TypeError, "use integers"),
+    (lambda t: t.lookup([1])["other"], KeyError, "the columns are weight, step"),
+]
+
+
+@pytest.mark.parametrize(("misuse", "error", "message"), MISUSE)
+def test_misuse_is_named_and_changes_nothing(disk_path, misuse, error, message):
+    columns = {"weight": (4, "float32"), "step": ((), "int64")}
+    with Table.create(disk_path / "t", 10, columns) as table:
+        with pytest.raises(error, match=message):
+            misuse(table)
+        assert not any(value.any() for value in table.lookup(np.arange(10)).values())
+        assert table.stats().logged_rows == 0
+
+
+FORMS = [
+    ({}, ValueError, "there are none"),
+    ({"a": 3}, TypeError, "must be sizes and a type"),
+    ({"a": (3, "nothing")}, TypeError, "dtype='nothing'"),
+    ({"a": (0, "float32")}, ValueError, "no elements"),
+    ({"": (3, "float32")}, ValueError, "must be a name"),
+    ({"a": (1 << 20, "float32")}, penstock.UnsupportedStateError, "one request moves"),
+]
+
+
+@pytest.mark.parametrize(("columns", "error", "message"), FORMS)
+def test_rows_that_are_none_are_refused(disk_path, columns, error, message):
+    with pytest.raises(error, match=message):
+        Table.create(disk_path / "t", 10, columns)
+    assert not (disk_path / "t" / "table.json").exists()
+
+
+def test_one_process_has_a_table_once(disk_path):
+    with pytest.raises(penstock.CheckpointNotFoundError, match=r"Table\.create"):
+        Table(disk_path / "t")
+    table = made(disk_path / "t")
+    with pytest.raises(penstock.StorageError, match="the table is open"):
+        Table(disk_path / "t")
+    table.close()
+    table.close()
+    with pytest.raises(penstock.CheckpointExistsError):
+        made(disk_path / "t")
+    for call in (lambda: table.lookup([1]), table.flush, table.fold, table.stats):
+        with pytest.raises(ValueError, match="the table is closed"):
+            call()
+    Table(disk_path / "t").close()
+    with pytest.raises(TypeError):
+        pickle.dumps(table)
+
+
+def test_a_fork_is_told_and_harms_nothing(disk_path):
+    with made(disk_path / "t") as table:
+        write(table, {}, [1, 2], 5)
+        child = os.fork()
+        if child == 0:
+            told = 0
+            for call in (lambda: table.lookup([1]), lambda: table.flush(), lambda: table.fold()):
+                try:
+                    call()
+                except penstock.PenstockError:
+                    told += 1
+            os._exit(told)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        table.flush()
+        assert_holds(table, {1: 5, 2: 5})
+
+
+def test_a_damaged_table_is_named(disk_path):
+    with made(disk_path / "t") as table:
+        write(table, {}, list(range(ROWS)), 5)
+        table.fold()
+    (rows,) = (disk_path / "t").glob("rows-*")
+    content = bytearray(rows.read_bytes())
+    content[4096 * 3] ^= 1
+    rows.write_bytes(content)
+    with Table(disk_path / "t") as table:
+        with pytest.raises(penstock.CorruptCheckpointError, match=r"row \d+ is damaged") as raised:
+            table.lookup(np.arange(ROWS))
+        assert raised.value.file == rows.name
+        with pytest.raises(penstock.CorruptCheckpointError):
+            table.snapshot(disk_path / "saved")
+    assert not (disk_path / "saved" / "manifest.json").exists()
+    head = disk_path / "t" / "table.json"
+    head.write_text(head.read_text().replace("weight", "height"))
+    with pytest.raises(penstock.CorruptCheckpointError, match="not what was written"):
+        Table(disk_path / "t")
+
+
+def test_threads_look_up_what_others_write(disk_path):
+    errors = []
+    with made(disk_path / "t", cache=Cache(20 << 10), fold_bytes=0, log_bytes=64 << 10) as table:
+
+        def work(mine):
+            try:
+                for value in range(1, 15):
+                    write(table, {}, mine, value)
+                    assert (table.lookup(mine)["step"] == value).all()
+                    if value % 4 == 0:
+                        table.flush()
+            except BaseException as error:
+                errors.append(error)
+
+        parts = [list(range(first, ROWS, 3)) for first in range(3)]
+        threads = [threading.Thread(target=work, args=(part,)) for part in parts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        assert_holds(table, dict.fromkeys(range(ROWS), 14))
