@@ -34,6 +34,9 @@ class Rows(Mapping[str, Any]):
             raise KeyError(f"{name!r}: the columns are {', '.join(self.columns.names)}")
         return self.columns.view(self.buffer, name)
 
+    def __setitem__(self, name: str, value: Any) -> None:
+        self[name][...] = value
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.columns.names)
 

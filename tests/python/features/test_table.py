@@ -152,6 +152,20 @@ def test_columns_of_arrays_and_of_tensors_are_taken(disk_path):
         assert list(rows) == ["weight", "step"]
 
 
+def test_rows_are_changed_in_place(disk_path):
+    columns = {"weight": (4, "float32"), "step": ((), "int64")}
+    with Table.create(disk_path / "t", 10, columns) as table:
+        for ids in (np.array([1, 2]), torch.tensor([1, 2])):
+            rows = table.lookup(ids)
+            rows["weight"] += 1
+            rows["step"] = 3
+            rows["weight"][0] *= 2
+            table.update(ids, rows)
+        found = table.lookup([1, 2])
+        np.testing.assert_array_equal(found["weight"], np.repeat([[6], [2]], 4, 1))
+        np.testing.assert_array_equal(found["step"], [3, 3])
+
+
 MISUSE = [
     (lambda t: t.update([1], {"weight": np.zeros((1, 4), np.float32)}), ValueError, "no 'step'"),
     (
