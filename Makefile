@@ -134,6 +134,10 @@ bench-optimizer: $(VENV)/.bench $(NATIVE) ## Step AdamW with its state on storag
 	TORCH_EXTENSIONS_DIR=$(CURDIR)/.cache/torch-extensions \
 		$(VENV)/bin/python -m benches.optimizer $(BENCH_ARGS)
 
+.PHONY: bench-updates
+bench-updates: $(VENV)/.bench $(NATIVE) ## Write rows of a table anew, durably: we, pwrite in place and RocksDB.
+	$(VENV)/bin/python -m benches.updates $(BENCH_ARGS)
+
 .PHONY: bench-stream
 bench-stream: $(VENV)/.bench $(NATIVE) ## Generate text by a model that does not fit: we, accelerate, airllm, DeepSpeed (libaio-dev).
 	mkdir -p .cache/bench

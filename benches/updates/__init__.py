@@ -1,0 +1,1 @@
+"""Rows of a table written anew, durably: by penstock.features.Table and by others."""
