@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -70,8 +70,16 @@ def _measure(results: Results, names: tuple[str, ...], place: Path, timeout: flo
     chosen = [name for name in WRITERS if name in names]
 
     def task(name: str, group: str | None, seed: int) -> Task:
-        sizes = (settings[key] for key in ("rows", "batch_rows", "batches", "flushes"))
-        return Task(name, str(place / name), group, *sizes, seed)
+        return Task(
+            name,
+            str(place / name),
+            group,
+            rows=settings["rows"],
+            batch_rows=settings["batch_rows"],
+            batches=settings["batches"],
+            flushes=settings["flushes"],
+            seed=seed,
+        )
 
     with progress.shown(len(chosen) * (1 + settings["rounds"]), "tables") as tell:
         broken: dict[str, str] = {}
@@ -85,7 +93,7 @@ def _measure(results: Results, names: tuple[str, ...], place: Path, timeout: flo
             for name in rotated(chosen, index):
                 tell(f"round {index + 1}: {name}", 0)
                 settle(place)
-                found = {"error": broken[name]} if name in broken else {}
+                found: dict[str, Any] = {"error": broken[name]} if name in broken else {}
                 with contextlib.ExitStack() as stack:
                     group = None
                     try:
@@ -101,7 +109,7 @@ def _measure(results: Results, names: tuple[str, ...], place: Path, timeout: flo
                 tell("", 1)
 
 
-def _sample(settings: dict[str, int], name: str, index: int, found: dict[str, float]) -> Sample:
+def _sample(settings: dict[str, Any], name: str, index: int, found: dict[str, Any]) -> Sample:
     if "error" in found:
         return Sample(name, index, error=str(found["error"]))
     written = settings["batch_rows"] * settings["batches"] * settings["flushes"]

@@ -254,7 +254,8 @@ class _RocksDict(_Writer):
         self._database.write(batch, self._synced)
 
     def read(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        found: Any = self._database.get(_keys(ids))
+        keys: list[Any] = [*_keys(ids)]
+        found: Any = self._database.get(keys)
         return np.frombuffer(b"".join(found), np.int64).reshape(len(ids), -1)
 
     def close(self) -> None:
