@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use penstock_io::executor::Transfer;
+use penstock_io::trace;
 
 use crate::error::Result;
 use crate::state::{Place, State};
@@ -67,6 +68,7 @@ impl Batch {
             let process = self.process;
             return Err(penstock_io::Error::Forked { process }.into());
         }
+        let _span = trace::span("wait for rows");
         let until = timeout.map(|timeout| Instant::now() + timeout);
         for part in &self.parts {
             if !part.wait(until)? {

@@ -33,6 +33,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use penstock_io::buffer::{HostRegion, IoBuf, Memory};
 use penstock_io::file_system::Change;
+use penstock_io::trace;
 
 use self::append::{Found, Writer};
 use self::core::{Core, Inner};
@@ -326,6 +327,7 @@ impl ChangingTable {
     /// # Panics
     /// If `out` does not have the bytes of so many values.
     pub fn look_up(&self, ids: &[u64], out: IoBuf) -> Result<Batch> {
+        let _span = trace::span("look up");
         self.core.look_up(ids, out)
     }
 
@@ -339,6 +341,7 @@ impl ChangingTable {
     /// # Panics
     /// If `rows` does not have the bytes of so many values.
     pub fn update(&self, ids: &[u64], rows: &HostRegion) -> Result<()> {
+        let _span = trace::span("update");
         let core = &self.core;
         assert_eq!(rows.len(), ids.len() as u64 * core.form.value_bytes);
         core.check_process()?;
@@ -351,6 +354,7 @@ impl ChangingTable {
     /// # Errors
     /// As [`update`](ChangingTable::update).
     pub fn flush(&self) -> Result<()> {
+        let _span = trace::span("flush");
         self.core.check_process()?;
         self.writer().flush(&self.core)
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use penstock_io::buffer::IoBuf;
 use penstock_io::executor;
+use penstock_io::trace;
 
 use crate::batch::Batch;
 use crate::cache::Cache;
@@ -98,6 +99,7 @@ impl Reader {
         mut out: IoBuf,
         foreseen: Option<u64>,
     ) -> Result<Batch> {
+        let _span = trace::span("gather");
         let shared = &self.shared;
         let width = shared.table.value_bytes() as usize;
         assert_eq!(out.len(), ids.len() * width, "room for each row");

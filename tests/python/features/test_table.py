@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import threading
@@ -296,3 +297,13 @@ def test_threads_look_up_what_others_write(disk_path):
             thread.join()
         assert not errors
         assert_holds(table, dict.fromkeys(range(ROWS), 14))
+
+
+def test_a_trace_shows_what_was_done(disk_path):
+    with penstock.trace(disk_path / "trace.json"), made(disk_path / "t") as table:
+        write(table, {}, [1, 2], 3)
+        table.flush()
+        table.fold()
+    events = json.loads((disk_path / "trace.json").read_text())
+    names = {event.get("name") for event in events}
+    assert {"look up", "wait for rows", "update", "flush", "fold"} <= names

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use penstock_io::buffer::Memory;
 use penstock_io::file_system::Change;
+use penstock_io::trace;
 
 use super::append::Writer;
 use super::core::{Core, Held};
@@ -176,6 +177,7 @@ impl Frozen {
 
     /// Writes a piece anew, and has it take the place of the one that was.
     fn fold_piece(&self, piece: u64) -> Result<()> {
+        let _span = trace::span("fold");
         let core = &*self.core;
         let memory = self.rows_of(piece)?;
         let number = core.head().take_piece();
