@@ -1,25 +1,31 @@
 //! Rows that were written anew, put back into pieces; and all rows as they were at one moment.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use penstock_io::buffer::Memory;
+use penstock_io::executor::{self, Kind, Request};
 use penstock_io::file_system::Change;
 use penstock_io::trace;
 
 use super::append::Writer;
 use super::core::{Core, Held};
+use super::form::whole_blocks;
 use super::head::{log_path, piece_path};
-use super::newest::Sealed;
+use super::newest::{Address, Sealed};
 use super::piece;
-use crate::batch::Batch;
 use crate::checks::BLOCK_BYTES;
 use crate::error::{Error, Result};
-use crate::lookup::{How, carve};
-use crate::requests::Missing;
-use crate::shared::{Shared, key_of};
-use crate::state::Place;
-use crate::table::Segment;
+use crate::shared::Shared;
+use crate::table::{Segment, Span};
+
+/// Between rows of a log, what is rather read than left out.
+const GAP_BYTES: u64 = 64 << 10;
+
+/// What is read by one request at most, and for one part.
+const SPAN_BYTES_MAX: u64 = 1 << 20;
+const PART_BYTES_MAX: u64 = 32 << 20;
 
 /// All rows as they were at one moment. While it is there, nothing else is folded.
 #[derive(Debug)]
@@ -32,6 +38,47 @@ pub struct Frozen {
     /// The logs that have what was written anew, by number.
     logs: BTreeMap<u64, Arc<Shared>>,
     _held: Held,
+}
+
+/// Rows of a log in the order of their places, and what is read for them.
+struct Part<'a> {
+    rows: &'a [(Address, u64)],
+    spans: Vec<Range<u64>>,
+}
+
+/// Cuts rows of a log into parts that fit into memory. What lies between rows is rather read than
+/// left out, as far as a request of its own takes longer.
+fn parts(mut rows: &[(Address, u64)], row_bytes: u64) -> Vec<Part<'_>> {
+    let mut parts = Vec::new();
+    while !rows.is_empty() {
+        let (mut spans, mut bytes, mut count): (Vec<Range<u64>>, u64, usize) = (Vec::new(), 0, 0);
+        for (address, _) in rows {
+            let start = address.place() - address.place() % BLOCK_BYTES;
+            let end = whole_blocks(address.place() + row_bytes);
+            match spans.last_mut() {
+                Some(last)
+                    if start.saturating_sub(last.end) <= GAP_BYTES
+                        && end - last.start <= SPAN_BYTES_MAX.max(row_bytes + 2 * BLOCK_BYTES) =>
+                {
+                    bytes += end.max(last.end) - last.end;
+                    last.end = end.max(last.end);
+                }
+                // Two spans may have a block in common.
+                _ => {
+                    bytes += end - start;
+                    spans.push(start..end);
+                }
+            }
+            count += 1;
+            if bytes > PART_BYTES_MAX {
+                break;
+            }
+        }
+        let (here, rest) = rows.split_at(count);
+        parts.push(Part { rows: here, spans });
+        rows = rest;
+    }
+    parts
 }
 
 /// What a fold did.
@@ -86,11 +133,14 @@ impl Frozen {
         let below = |end: u64| self.ids.partition_point(|&id| id < end);
         let written = &self.ids[below(rows.start)..below(rows.end)];
         let mut memory = self.read_piece(piece)?;
-        let (newest, width) = (self.read_logs(written)?, form.value_bytes as usize);
-        let bytes = memory.as_mut_slice();
-        for (row, id) in newest.as_slice().chunks_exact(width).zip(written) {
-            let at = ((id - rows.start) * form.row_bytes) as usize;
-            bytes[at..at + width].copy_from_slice(row);
+        let mut newest: Vec<(Address, u64)> =
+            written.iter().map(|id| (self.sealed[id], *id)).collect();
+        newest.sort_unstable();
+        for of_log in newest.chunk_by(|one, next| one.0.log() == next.0.log()) {
+            let log = &self.logs[&of_log[0].0.log()];
+            for part in parts(of_log, form.row_bytes) {
+                self.lay_over(log, &part, rows.start, memory.as_mut_slice())?;
+            }
         }
         Ok(memory)
     }
@@ -127,27 +177,72 @@ impl Frozen {
         }
     }
 
-    /// The values of rows that were written anew, one behind the other.
-    fn read_logs(&self, ids: &[u64]) -> Result<Memory> {
-        let width = self.core.form.value_bytes as usize;
-        let (handle, out) = Memory::allocate(ids.len() * width)?.share();
-        let positions: Vec<usize> = (0..ids.len()).collect();
-        let mut by_log: BTreeMap<u64, Vec<Missing>> = BTreeMap::new();
-        for (id, memory) in ids.iter().zip(carve(out, width, &positions)) {
-            let address = self.sealed[id];
-            let place = Place {
-                row: address.step(),
-                key: key_of(self.core.number, *id),
-                memory,
-            };
-            let how = How::Read(None);
-            let those = by_log.entry(address.log()).or_default();
-            those.push(Missing { place, how });
+    /// Reads rows of a log, and puts them over those of a piece, which begins with a row.
+    fn lay_over(&self, log: &Shared, part: &Part<'_>, first: u64, piece: &mut [u8]) -> Result<()> {
+        let form = &self.core.form;
+        let memory = self.read_part(log, part)?;
+        let (mut spans, mut begin) = (part.spans.iter().peekable(), 0);
+        for (address, id) in part.rows {
+            let place = address.place();
+            while let Some(span) = spans.next_if(|span| span.end < place + form.row_bytes) {
+                begin += span.end - span.start;
+            }
+            let span = spans.peek().expect("each row is in a span");
+            let from = (begin + place - span.start) as usize;
+            let to = ((id - first) * form.row_bytes) as usize;
+            let width = form.value_bytes as usize;
+            piece[to..to + width].copy_from_slice(&memory.as_slice()[from..from + width]);
         }
-        let begin = |(log, missing): (u64, Vec<Missing>)| self.logs[&log].begin(missing);
-        let begun = by_log.into_iter().map(begin).collect::<Result<_>>()?;
-        Batch::of_all(begun).wait(None)?;
-        Ok(handle.reclaim().expect("the batch has ended"))
+        Ok(())
+    }
+
+    /// The spans of a part, one behind the other, compared with their checksums.
+    fn read_part(&self, log: &Shared, part: &Part<'_>) -> Result<Memory> {
+        let bytes: u64 = part.spans.iter().map(|span| span.end - span.start).sum();
+        let mut is_again = false;
+        loop {
+            let (handle, mut rest) = Memory::allocate(bytes as usize)?.share();
+            let mut requests = Vec::with_capacity(part.spans.len());
+            for span in &part.spans {
+                let next = rest.split_off((span.end - span.start) as usize);
+                requests.push(Request {
+                    target: log.table.target(0).clone(),
+                    offset: span.start,
+                    kind: Kind::Read(executor::Landing::Window(std::mem::replace(
+                        &mut rest, next,
+                    ))),
+                });
+            }
+            drop(rest);
+            self.core.storage.share.submit(requests)?.wait(None)?;
+            let memory = handle.reclaim().expect("the transfer has ended");
+            let mut left = memory.as_slice();
+            let damaged = part.spans.iter().find_map(|span| {
+                let (here, rest) = left.split_at((span.end - span.start) as usize);
+                left = rest;
+                let span = Span {
+                    segment: 0,
+                    bytes: span.clone(),
+                };
+                log.table.damaged(&span, here).first().copied()
+            });
+            match damaged {
+                None => return Ok(memory),
+                Some(_) if !is_again => is_again = true,
+                Some(offset) => {
+                    let reaches = |(address, _): &&(Address, u64)| {
+                        address.place() + self.core.form.row_bytes > offset
+                    };
+                    let (_, row) = part.rows.iter().find(reaches).expect("blocks have rows");
+                    return Err(Error::Damaged {
+                        row: *row,
+                        path: log.table.target(0).file.path().to_owned(),
+                        offset,
+                        bytes: BLOCK_BYTES,
+                    });
+                }
+            }
+        }
     }
 
     /// Puts rows that were written anew back into pieces, and lets go of their logs.

@@ -321,3 +321,32 @@ fn a_lost_frame_that_was_flushed_is_told() {
     assert!(matches!(refused, Error::Broken { .. }), "{refused}");
     assert!(refused.to_string().contains("bytes 16384 to"), "{refused}");
 }
+
+/// Rows of a log that are damaged by the time of the fold are told, and not put anywhere.
+#[test]
+fn a_fold_compares_what_it_puts_back() {
+    let directory = directory();
+    let home = directory.path().join("table");
+    let executor = executor(EngineChoice::Auto, &Arc::new(Faults::new(0)));
+    let storage = || storage(&executor, Arc::new(Native), Direct::Auto);
+    create(&home, form(3000, 24, 1000), storage()).unwrap();
+    let table = open(&home, storage(), None, 1 << 20).unwrap();
+    // Every other one, backwards, some of them twice: gaps, and an order that is not that of the ids.
+    let mut written: Vec<(u64, u64)> = (0..1500).rev().map(|id| (2 * id, 1)).collect();
+    written.extend((0..500).map(|id| (6 * id, 2)));
+    update(&table, &written).unwrap();
+    table.flush().unwrap();
+    let log = home.join("log-0");
+    let bytes = std::fs::read(&log).unwrap();
+    let mut damaged = bytes.clone();
+    damaged[8192 + 4096 + 30_000] ^= 1;
+    std::fs::write(&log, &damaged).unwrap();
+    let refused = table.freeze().unwrap().fold().unwrap_err();
+    assert!(matches!(refused, Error::Damaged { .. }), "{refused}");
+    std::fs::write(&log, &bytes).unwrap();
+    let folded = table.freeze().unwrap().fold().unwrap();
+    assert_eq!((folded.rows, folded.pieces), (1500, 3));
+    let wanted = |id: u64| u64::from(id.is_multiple_of(2)) + u64::from(id.is_multiple_of(6));
+    let expected: Vec<u64> = (0..3000).map(wanted).collect();
+    assert_eq!(all(&table, 2), expected);
+}
