@@ -100,7 +100,7 @@ impl Cache {
             };
         }
         let may_go = |slot: Slot| coming[slot as usize].is_none();
-        let Some(slot) = index.admit(key, may_go) else {
+        let Some(slot) = index.admit_coming(key, may_go) else {
             return Found::Missing(None);
         };
         let Some(memory) = self.slots.claim(slot) else {
@@ -135,6 +135,9 @@ impl Cache {
     /// A row has come: whoever waits for it has it.
     pub(crate) fn arrived(inner: &mut Inner, claimed: Claimed) {
         let coming = inner.coming[claimed.slot as usize].take();
+        if coming.as_ref().is_none_or(|one| !one.is_stale) {
+            inner.index.arrived(claimed.slot);
+        }
         for waiting in coming.into_iter().flat_map(|one| one.waiting) {
             waiting.have(claimed.memory.as_slice());
         }

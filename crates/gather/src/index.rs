@@ -126,7 +126,37 @@ impl Index {
 
     /// Room for a row that is not there. Who goes for it satisfies `may_go`. `None` where it is not
     /// worth it, or nobody may go, as far as a look at a few dozen of them tells.
-    pub fn admit(&mut self, key: u64, mut may_go: impl FnMut(Slot) -> bool) -> Option<Slot> {
+    pub fn admit(&mut self, key: u64, may_go: impl FnMut(Slot) -> bool) -> Option<Slot> {
+        self.take_in(key, false, may_go)
+    }
+
+    /// As [`admit`](Index::admit), for a row that is on its way until [`arrived`](Index::arrived)
+    /// says otherwise, or [`forget`](Index::forget).
+    pub(crate) fn admit_coming(
+        &mut self,
+        key: u64,
+        may_go: impl FnMut(Slot) -> bool,
+    ) -> Option<Slot> {
+        self.take_in(key, true, may_go)
+    }
+
+    /// The row of a slot is there.
+    pub(crate) fn arrived(&mut self, slot: Slot) {
+        let place = &mut self.places[slot as usize];
+        place.comes = false;
+        let key = place.key;
+        if place.due != NEVER {
+            let next = self.window.next(self.hasher.hash_one(key), key);
+            self.settle(slot, next);
+        }
+    }
+
+    fn take_in(
+        &mut self,
+        key: u64,
+        comes: bool,
+        mut may_go: impl FnMut(Slot) -> bool,
+    ) -> Option<Slot> {
         let is_pinned = !self.pinned.is_empty() && self.pinned.contains(&key);
         let is_kept = match self.policy {
             Policy::Sieve | Policy::S3Fifo => true,
@@ -143,7 +173,10 @@ impl Index {
             Some(slot) => slot,
             None => self.evict(is_pinned, next, &mut may_go)?,
         };
-        self.places[slot as usize] = Place::of(key);
+        self.places[slot as usize] = Place {
+            comes,
+            ..Place::of(key)
+        };
         let Index {
             slots,
             places,
@@ -386,5 +419,35 @@ impl Order {
             Order::Sieve(sieve) => sieve.evict(places, may_go),
             Order::S3Fifo(s3fifo) => s3fifo.evict(places, may_go),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// However many rows are on their way, the one that is needed last of those that are there goes.
+    #[test]
+    fn rows_on_their_way_are_in_nobodys_way() {
+        let mut index = Index::new(110, Policy::Sieve);
+        let keys: Vec<u64> = (0..111).collect();
+        index.foresee(&[110]);
+        index.foresee(&keys[..110]);
+        let slots: Vec<Slot> = (0..110)
+            .map(|key| match key < 10 {
+                true => index.admit(key, |_| true).unwrap(),
+                false => index.admit_coming(key, |_| true).unwrap(),
+            })
+            .collect();
+        let there = slots[..10].to_vec();
+        let slot = index.admit(110, |slot| there.contains(&slot));
+        assert_eq!(slot, Some(slots[9]));
+        for &slot in &slots[10..] {
+            index.arrived(slot);
+        }
+        index.forget(110);
+        let slot = index.admit(110, |_| true);
+        assert_eq!(slot, Some(slots[9]), "one that is free");
+        assert_eq!(index.find(109), Some(slots[109]));
     }
 }

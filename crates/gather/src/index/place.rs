@@ -25,6 +25,8 @@ pub(super) struct Place {
     /// How often the row was used, as far as its queue wants to know.
     pub(super) uses: u8,
     pub(super) state: State,
+    /// Whether the row is on its way: nobody can take its place before it is there.
+    pub(super) comes: bool,
 }
 
 /// Where the row of a slot stands in the order of the policy.
@@ -62,6 +64,7 @@ impl Default for Place {
             due: NEVER,
             uses: 0,
             state: State::Free,
+            comes: false,
         }
     }
 }

@@ -201,10 +201,14 @@ impl Window {
         }
     }
 
-    /// A row in a slot is due at that use.
+    /// A row in a slot is due at that use. One that is on its way is not among those that may go.
     pub(super) fn put(&mut self, at: u64, slot: Slot, places: &mut [Place]) {
+        let place = &mut places[slot as usize];
+        place.due = number(at);
+        if place.comes {
+            return;
+        }
         let index = self.batch_of(at);
-        places[slot as usize].due = number(at);
         let batch = &mut self.batches[index];
         batch.fresh.push(((at - batch.first) as u32, slot));
         self.farthest = self.farthest.max(self.ended + index as u64);
