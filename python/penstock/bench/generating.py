@@ -10,8 +10,9 @@ import hashlib
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
+
+from penstock.bench.usage import counted, join, peak_bytes
 
 
 def main() -> None:
@@ -27,20 +28,15 @@ def main() -> None:
         found = {}
     else:
         if generator.joins_early:
-            _join(job["group"])
+            join(job["group"])
         begun = time.perf_counter()
         model = generator.open(setting)
         opened = time.perf_counter() - begun
         if not generator.joins_early:
-            _join(job["group"])
+            join(job["group"])
         found = {"open_seconds": opened, **_generate(model, job), **generator.told()}
     sys.stdout.write("\n" + json.dumps(found) + "\n")
     sys.stdout.flush()
-
-
-def _join(group: str | None) -> None:
-    if group is not None:
-        Path(group).write_text("0")
 
 
 def _generate(model: Any, job: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +54,7 @@ def _generate(model: Any, job: dict[str, Any]) -> dict[str, Any]:
             """Nothing more."""
 
     tokens = torch.tensor([job["prompt"]])
-    before, cpu = _counted(), time.process_time()
+    before, cpu = counted(), time.process_time()
     begun = time.perf_counter()
     with torch.inference_mode():
         made = model.generate(
@@ -72,7 +68,7 @@ def _generate(model: Any, job: dict[str, Any]) -> dict[str, Any]:
             streamer=Clock(),
         )
     seconds = time.perf_counter() - begun
-    cpu_seconds, after = time.process_time() - cpu, _counted()
+    cpu_seconds, after = time.process_time() - cpu, counted()
     first, *later = at[1:]
     rows = [one.contiguous().view(torch.uint8).numpy().tobytes() for one in made.logits]
     return {
@@ -83,23 +79,9 @@ def _generate(model: Any, job: dict[str, Any]) -> dict[str, Any]:
         "read_bytes": after["read_bytes"] - before["read_bytes"],
         # From the beginning of the process: what it wrote to have its weights counts.
         "written_bytes": after["write_bytes"],
-        "memory_peak_bytes": _peak_bytes(),
+        "memory_peak_bytes": peak_bytes(),
         "logits": [hashlib.sha256(row).hexdigest()[:16] for row in rows],
     }
-
-
-def _counted() -> dict[str, int]:
-    """What the kernel counts of this process's I/O."""
-    pairs = (line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return {name: int(value) for name, value in pairs}
-
-
-def _peak_bytes() -> int:
-    """The most memory that was resident at a time."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) << 10
-    return 0
 
 
 if __name__ == "__main__":

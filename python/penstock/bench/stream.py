@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import shutil
-import signal
 import statistics
-import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.bench import cache, fio
 from penstock.bench.fio import FioError
 from penstock.bench.generators import GENERATORS, OURS, RESIDENT
+from penstock.bench.once import once
 from penstock.bench.rest import settle_after
 from penstock.bench.results import Measurement
-from penstock.bench.running import BenchError, interpreter
+from penstock.bench.running import BenchError
 from penstock.bench.tokens import CASE, FIO
 from penstock.bench.turns import rotated
 from penstock.machine.limits import LimitError, limited
@@ -251,31 +248,7 @@ class Stream:
             return {"error": f"skipped, as memory cannot be limited: {error}"}
 
     def _child(self, module: str, job: dict[str, Any]) -> dict[str, Any]:
-        """Runs a process of its own, which leaves none behind."""
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        child = subprocess.Popen(
-            interpreter(module),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
-        try:
-            out, err = child.communicate(json.dumps(job), timeout=self.plan.timeout_seconds)
-        except subprocess.TimeoutExpired:
-            return {"error": f"not done after {self.plan.timeout_seconds:.0f} s"}
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.communicate()
-        if child.returncode == 0:
-            found: dict[str, Any] = json.loads(out.strip().rpartition("\n")[2])
-            return found
-        if child.returncode == -signal.SIGKILL:
-            return {"error": "ended by the kernel: the memory of its group was not enough"}
-        return {"error": f"ended with {child.returncode}: {' '.join(err.split())[-300:]}"}
+        return once(module, job, timeout_seconds=self.plan.timeout_seconds)
 
     def _place(self, name: str) -> Path:
         return self.plan.work / name

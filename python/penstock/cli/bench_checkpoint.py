@@ -19,35 +19,18 @@ from penstock.bench.writers import WRITERS
 from penstock.cli import endings, outputs
 from penstock.cli.checkpoint_plan import PASSES, planned, results_of
 from penstock.cli.checkpoint_table import print_results
+from penstock.cli.names import names_of
 from penstock.cli.outputs import output_option, report_option
 from penstock.cli.units import Finite, Size
 from penstock.console import PATH, console, json_option, print_json
 from penstock.errors import MissingDependencyError, PenstockError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from penstock.bench.plan import Plan
     from penstock.bench.results import Measurement, Results
 
 
 _REMOVALS_MAX, _REMOVE_AGAIN_SECONDS = 100, 0.05
-
-
-def _names(
-    known: dict[str, str],
-) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Names with commas, each one of those that are known."""
-
-    def parsed(_: click.Context, __: click.Parameter, text: str) -> list[str]:
-        names = list(dict.fromkeys(one.strip() for one in text.split(",")))
-        for name in names:
-            if name not in known:
-                listed = "; ".join(f"{one}: {what}" if what else one for one, what in known.items())
-                raise click.BadParameter(f"there is no {name!r}. Known are {listed}")
-        return names
-
-    return parsed
 
 
 def _scale(_: click.Context, __: click.Parameter, text: str) -> float | None:
@@ -70,7 +53,7 @@ def _scale(_: click.Context, __: click.Parameter, text: str) -> float | None:
     metavar="NAME",
     default="llama3-8b",
     show_default=True,
-    callback=_names(dict.fromkeys(MODELS, "")),
+    callback=names_of(dict.fromkeys(MODELS, "")),
     help=f"One of {', '.join(MODELS)}.",
 )
 @click.option("--tp", type=click.IntRange(1), help="Tensor parallelism, other than the model's.")
@@ -93,7 +76,7 @@ def _scale(_: click.Context, __: click.Parameter, text: str) -> float | None:
     metavar="LIST",
     default="penstock,torch.save",
     show_default=True,
-    callback=_names({name: entry.note for name, entry in WRITERS.items()}),
+    callback=names_of({name: entry.note for name, entry in WRITERS.items()}),
     help=f"Who saves: {', '.join(WRITERS)}.",
 )
 @click.option(

@@ -14,7 +14,8 @@ from penstock.bench.generators import GENERATORS, OURS
 from penstock.bench.results import Results
 from penstock.bench.running import unused
 from penstock.bench.stream import SIZES, Plan, Stream
-from penstock.cli import endings, outputs
+from penstock.cli import endings, outputs, working
+from penstock.cli.names import names_of
 from penstock.cli.outputs import output_option, report_option
 from penstock.cli.units import BYTE_COUNT, Finite
 from penstock.console import PATH, console, json_option, print_json, table
@@ -29,15 +30,6 @@ _TIMES_WEIGHTS = 2.2
 """What has to be free: the model, and what one other makes of it."""
 
 
-def _names(_: click.Context, __: click.Parameter, text: str) -> list[str]:
-    names = list(dict.fromkeys(one.strip() for one in text.split(",")))
-    for name in names:
-        if name not in GENERATORS:
-            listed = "; ".join(f"{one}: {entry.note}" for one, entry in GENERATORS.items())
-            raise click.BadParameter(f"there is no {name!r}. Known are {listed}")
-    return names
-
-
 @click.command("stream")
 @click.argument("directory", type=PATH, default=".")
 @click.option("--model", type=click.Choice([*SIZES]), default="1b", show_default=True)
@@ -46,7 +38,7 @@ def _names(_: click.Context, __: click.Parameter, text: str) -> list[str]:
     "names",
     metavar="LIST",
     default=",".join(GENERATORS),
-    callback=_names,
+    callback=names_of({name: entry.note for name, entry in GENERATORS.items()}),
     help=f"Who generates. [{', '.join(GENERATORS)}]",
 )
 @click.option("--limit", type=BYTE_COUNT, help="Memory of each process. [half of the model]")
@@ -108,7 +100,9 @@ def bench_stream(
 
     with endings.tidy():
         try:
-            _run(plan, results, is_quiet=as_json)
+            working.worked(
+                plan.work, lambda say: Stream(plan, results, say).run(), is_quiet=as_json
+            )
         except BaseException:
             # Hours may have gone into what there is.
             if results.measurements:
@@ -126,22 +120,6 @@ def _check_room(place: Path, model: str) -> None:
             f"{place} has {free / 1e9:.1f} GB free and the model with the files of others takes"
             f" {needed / 1e9:.1f}: choose a smaller --model, or another directory"
         )
-
-
-def _run(plan: Plan, results: Results, *, is_quiet: bool) -> None:
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    display = console(stderr=True)
-    hidden = is_quiet or not display.is_terminal
-    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    plan.work.mkdir()
-    try:
-        with Progress(*columns, console=display, transient=True, disable=hidden) as bar:
-            task = bar.add_task("", total=None)
-            Stream(plan, results, lambda text: bar.update(task, description=text)).run()
-    finally:
-        with endings.undisturbed():
-            shutil.rmtree(plan.work, ignore_errors=True)
 
 
 def _print(results: Results) -> None:

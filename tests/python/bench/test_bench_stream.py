@@ -231,7 +231,7 @@ def test_where_memory_cannot_be_limited_that_is_said(
 def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Importing transformers takes each process ten seconds.
     forking = forks.replacing(forks.ModelPopen)
-    monkeypatch.setattr("penstock.bench.stream.subprocess", forking)
+    monkeypatch.setattr("penstock.bench.once.subprocess", forking)
     told = CliRunner().invoke(
         cli,
         f"bench stream {tmp_path} --model toy --by resident,penstock --limit 3GB --rounds 1"

@@ -1,0 +1,36 @@
+"""A command that works in a directory of its own, and says what it is at."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+from penstock.cli import endings
+from penstock.console import console
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def worked(work: Path, run: Callable[[Callable[[str], object]], object], *, is_quiet: bool) -> None:
+    """Runs something in a directory that is made for it, and gone however it ends.
+
+    Args:
+        work: The directory.
+        run: Is given a function that it calls with what it is about to do.
+        is_quiet: Whether nobody is told of it.
+    """
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    display = console(stderr=True)
+    hidden = is_quiet or not display.is_terminal
+    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    work.mkdir()
+    try:
+        with Progress(*columns, console=display, transient=True, disable=hidden) as bar:
+            task = bar.add_task("", total=None)
+            run(lambda text: bar.update(task, description=text))
+    finally:
+        with endings.undisturbed():
+            shutil.rmtree(work, ignore_errors=True)
