@@ -96,6 +96,7 @@ class Features:
         source: Where the rows lie.
         cache: Has rows stay in memory; None for none.
         gap_bytes: Between rows, what is rather read than left out.
+        run_bytes_max: Of a request, at most; 256 KiB. A row that is longer is one all the same.
         io: Settings of the workers; see `penstock.offload.TensorIO`.
 
     Attributes:
@@ -116,6 +117,7 @@ class Features:
         *,
         cache: Cache | None = None,
         gap_bytes: int | None = None,
+        run_bytes_max: int = RUN_BYTES_MAX,
         io: TensorIO | None = None,
     ) -> None:
         gap_bytes = GAP_BYTES if gap_bytes is None else gap_bytes
@@ -162,7 +164,7 @@ class Features:
                 checks=None if source.checks is None else _words(source.checks),
                 cache=None if cache is None else cache._of(self._value_bytes, name),
                 gap_bytes=gap_bytes,
-                run_bytes_max=max(RUN_BYTES_MAX, source.row_bytes),
+                run_bytes_max=max(run_bytes_max, source.row_bytes),
             )
         self._check_files()
 
