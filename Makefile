@@ -145,6 +145,12 @@ bench-stream: $(VENV)/.bench $(NATIVE) ## Generate text by a model that does not
 		$(VENV)/bin/penstock bench stream .cache/bench --output .cache/bench/stream.json \
 		--report .cache/bench/stream.html $(BENCH_ARGS)
 
+.PHONY: bench-gather
+bench-gather: $(VENV)/.bench $(NATIVE) ## Gather rows by id: we, fio, mappings, LMDB, RocksDB, Lance, others' patterns; about 15 minutes.
+	mkdir -p .cache/bench
+	$(VENV)/bin/penstock bench gather .cache/bench --output .cache/bench/gather.json \
+		--report .cache/bench/gather.html $(BENCH_ARGS)
+
 # Serial: checks at the same time would measure each other.
 .PHONY: reframe
 reframe: $(VENV)/.reframe $(NATIVE) ## Run the ReFrame checks of storage: fio, checkpoints, metadata.

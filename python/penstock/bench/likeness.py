@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 _DECISIVE = {
     "io": ("size_bytes", "verify"),
     "checkpoint": ("model", "ranks", "syncs", "fill", "fill_bytes"),
+    "gather": ("law", "recurring", "limit_bytes"),
 }
 """Settings that a label does not tell and rates depend on."""
 

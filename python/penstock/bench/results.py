@@ -67,6 +67,9 @@ class Measurement:
         memory_peak_bytes: The most memory that was resident.
         memory_over_bytes: Of it, what is not the interpreter and its libraries.
         budget_bytes: What of it was given for weights.
+        rows: Of tables, rows that were asked for.
+        hits: Of them, those that were in memory or on their way.
+        read_bytes: What storage gave, as the kernel counts it.
         error: Why there is nothing, if so.
     """
 
@@ -98,6 +101,9 @@ class Measurement:
     memory_peak_bytes: int | None = None
     memory_over_bytes: int | None = None
     budget_bytes: int | None = None
+    rows: int | None = None
+    hits: int | None = None
+    read_bytes: int | None = None
     error: str | None = None
 
     @property
@@ -150,7 +156,7 @@ class Results:
     """A run.
 
     Attributes:
-        kind: ``"io"``, ``"tune"``, ``"checkpoint"`` or ``"stream"``.
+        kind: ``"io"``, ``"tune"``, ``"checkpoint"``, ``"stream"`` or ``"gather"``.
         machine: What the figures belong to.
         disk: And where the files were.
         settings: What was asked for.

@@ -14,6 +14,7 @@ from penstock.cli.group import LazyGroup
         "checkpoint": "Save and load the state of a model in DIRECTORY, with a process for each "
         "rank.",
         "compare": "Tell whether the run AFTER is slower than the run BEFORE.",
+        "gather": "Gather rows by id in DIRECTORY, from a table that does not fit into memory.",
         "io": "Measure requests of every kind in DIRECTORY.",
         "report": "Show RESULTS on one PAGE of HTML.",
         "stream": "Generate text in DIRECTORY with a model that does not fit into memory.",

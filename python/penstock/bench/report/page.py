@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.filters import do_filesizeformat
 
+from penstock.bench.gather_cases import REFERENCE
+from penstock.bench.gathered import miss_curves, row_rates
 from penstock.bench.report import plots
 from penstock.bench.report.grids import grids
-from penstock.bench.report.lines import all_cases, measurers, panels, passes
+from penstock.bench.report.lines import all_cases, measurers, panels, passes, plain
 from penstock.bench.report.palette import COLOURS
+from penstock.bench.report.row_tables import row_tables
 from penstock.bench.report.tables import remarks, tables
 from penstock.bench.tokens import token_rates, token_roofline
 
@@ -80,10 +83,10 @@ def _shown(results: Results, names: Iterator[str]) -> dict[str, Any]:
         else "",
         "cases": len(all_cases(results)),
         "rounds": len({one.round_index for one in results.measurements}),
-        "names": measurers(results),
+        "names": _names(results),
         "remarks": remarks(results),
         "failed": sum(bool(one.error) for one in results.measurements),
-        "tables": tables(results),
+        "tables": [*row_tables(results), *tables(results)],
         "plots": [some for some in _plots(results, names) if some.plots],
         "facts": {
             "Machine": list(_facts(facts)),
@@ -93,13 +96,32 @@ def _shown(results: Results, names: Iterator[str]) -> dict[str, Any]:
     }
 
 
+def _names(results: Results) -> list[str]:
+    """Who measured; policies that were counted and moved nothing are none of them."""
+    moved = {one.by for one in results.measurements if one.nbytes or one.error}
+    return [name for name in measurers(results) if name in moved or len(moved) < 2]
+
+
 def _plots(results: Results, names: Iterator[str]) -> Iterator[Plots]:
     if rates := token_rates(results):
         yield Plots(
             "Tokens a second",
             "Of each token behind the first: medians of the rounds, with the least and the most.",
-            [Plot("", "", plots.token_bars(rates, token_roofline(results), next(names)))],
+            [
+                Plot(
+                    "",
+                    "",
+                    plots.rate_bars(
+                        rates,
+                        next(names),
+                        label="Tokens a second",
+                        unit="tokens a second; dashed: what reading or computing allows at most",
+                        most=token_roofline(results),
+                    ),
+                )
+            ],
         )
+    yield from _gathered(results, names)
     lines, passed, found = panels(results), passes(results), grids(results)
     by = next(iter(measurers(results)), "")
     yield _lined(
@@ -120,6 +142,24 @@ def _plots(results: Results, names: Iterator[str]) -> Iterator[Plots]:
         "GB/s with fsync: the mean of a pass, with the least and the most.",
         [(one.panel, plots.pass_bars(results, one, next(names))) for one in passed],
     )
+
+
+def _gathered(results: Results, names: Iterator[str]) -> Iterator[Plots]:
+    """Of rows by id."""
+    made = []
+    for case, rates in row_rates(results).items():
+        label = f"Rows a second, {case}"
+        bars = plots.rate_bars(rates, next(names), label=label, unit="rows a second")
+        made.append(Plot(plain(case), "", bars))
+    yield Plots("Rows a second", "Medians of the rounds, with the least and the most.", made)
+    if curves := miss_curves(results):
+        # A model that has the same as ours is no line of its own.
+        curves.pop(REFERENCE, None)
+        note = (
+            "Of the ids that caches serve, by policy and by the size of the cache; windows: batches"
+            " that are known ahead. No byte is read."
+        )
+        yield Plots("Hits", note, [Plot("", "", plots.hit_curves(curves, next(names)))])
 
 
 def _lined(title: str, note: str, drawn: list[tuple[Panel, Markup | None]]) -> Plots:

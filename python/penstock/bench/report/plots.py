@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from penstock.bench.report.inline import inline
-from penstock.bench.report.lines import durable_rates, shortened
+from penstock.bench.report.lines import Line, Panel, durable_rates, shortened
 from penstock.bench.report.palette import COLOURS, SERIES
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from penstock.bench.report.grids import Grid
-    from penstock.bench.report.lines import Line, Panel, Passes
+    from penstock.bench.report.lines import Passes
     from penstock.bench.results import Measurement, Results
 
 BUCKET_SECONDS = 0.1
@@ -221,8 +221,10 @@ def pass_bars(results: Results, passes: Passes, name: str) -> Markup | None:
     return _lined(passes.panel, list(drawn), draw, name, f"GB/s of each pass, {title}")
 
 
-def token_bars(rates: dict[str, list[float]], roofline: float | None, name: str) -> Markup:
-    """Tokens a second of each who generated, the median and the range, and what is possible."""
+def rate_bars(
+    rates: dict[str, list[float]], name: str, *, label: str, unit: str, most: float | None = None
+) -> Markup:
+    """The rate of each, the median and the range, and a dashed line at what is possible."""
     with mpl.rc_context(_SETTINGS):
         figure = Figure(figsize=(_WIDTH_INCHES, 0.9 + 0.32 * len(rates)), layout="constrained")
         axes = figure.subplots()
@@ -236,13 +238,39 @@ def token_bars(rates: dict[str, list[float]], roofline: float | None, name: str)
             xerr=np.abs(ends.T - medians),
             error_kw={"ecolor": COLOURS["ink"].light, "elinewidth": 0.8},
         )
-        if roofline is not None:
-            axes.axvline(roofline, color=COLOURS["ink"].light, linestyle=_DASHES[1], linewidth=1)
+        if most is not None:
+            axes.axvline(most, color=COLOURS["ink"].light, linestyle=_DASHES[1], linewidth=1)
         axes.set_yticks(range(len(rates)), list(rates))
         axes.invert_yaxis()
-        axes.set(xlabel="tokens a second; dashed: what reading or computing allows at most")
+        axes.set(xlabel=unit)
         axes.grid(visible=False, axis="y")
-        return inline(figure, name=name, label="Tokens a second")
+        return inline(figure, name=name, label=label)
+
+
+def hit_curves(curves: dict[str, dict[float, float]], name: str) -> Markup:
+    """Per cent of rows that are there, by the per cent of the table that is kept.
+
+    Args:
+        curves: Of each policy, the part that is not there by the part that is kept.
+        name: What no other drawing of the page is called.
+    """
+    lines = [Line("", by, by, index, 0) for index, by in enumerate(curves)]
+
+    def draw(axes: Any) -> None:
+        for line, curve in zip(lines, curves.values(), strict=True):
+            parts = sorted(curve)
+            hits = [100 * (1 - curve[part]) for part in parts]
+            axes.plot([100 * part for part in parts], hits, **_look(line))
+        parts = sorted({100 * part for curve in curves.values() for part in curve})
+        axes.set(xlabel="% of the table that is kept", ylabel="hits, %", xscale="log")
+        axes.set_xticks(parts, [f"{part:g}" for part in parts])
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
+        axes.set_ylim(bottom=0)
+
+    drawn = _lined(Panel("", lines, [], ""), lines, draw, name, "Hits by what is kept, in per cent")
+    if drawn is None:
+        raise AssertionError("there are curves")
+    return drawn
 
 
 def _lined(

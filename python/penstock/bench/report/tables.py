@@ -73,7 +73,16 @@ def _filled(
     results: Results, cells: Callable[[str, str], list[Cell]]
 ) -> dict[str, dict[str, list[Cell]]]:
     names = measurers(results)
-    return {case: {by: cells(case, by) for by in names} for case in all_cases(results)}
+    measured: dict[str, dict[str, bool]] = {case: {} for case in all_cases(results)}
+    for one in results.measurements:
+        is_told = measured[one.case].get(one.by, False)
+        measured[one.case][one.by] = is_told or bool(one.nbytes or one.error)
+    # Not everybody has measured everything; and what moved no bytes has a table of its own.
+    return {
+        case: {by: cells(case, by) for by in some or names}
+        for case, some in measured.items()
+        if not some or any(some.values())
+    }
 
 
 def _tokens(results: Results) -> Table | None:

@@ -1,0 +1,98 @@
+"""What one that gathers rows has to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy as np
+
+KEY = "rows"
+"""The name of the table in its checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What it is given.
+
+    Attributes:
+        table: A checkpoint of Penstock with the table, which is int64.
+        file: The file that has its rows, and maybe more.
+        offset: Where in it they begin.
+        rows: How many.
+        row_bytes: Of one.
+        place: A directory of its own, for files that it wants to have otherwise.
+        cache_bytes: Memory for rows that are kept; 0 for none.
+        depth: Requests in flight with which the device is at its best.
+    """
+
+    table: str
+    file: str
+    offset: int
+    rows: int
+    row_bytes: int
+    place: str
+    cache_bytes: int
+    depth: int
+
+    @property
+    def words(self) -> int:
+        """Elements of a row."""
+        return self.row_bytes // 8
+
+    @property
+    def files(self) -> Path:
+        """The directory of its own."""
+        return Path(self.place)
+
+
+class Gatherer(Protocol):
+    """One way to have rows by id."""
+
+    def prepare(self, setting: Setting, batches: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Makes what it reads from, once, in a process without a limit; not timed."""
+
+    def open(self, setting: Setting, batches: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Opens it; not timed. It may look at what will be asked for, if it does not gather it."""
+
+    def gather(self, batches: Sequence[np.ndarray[Any, Any]]) -> Iterator[np.ndarray[Any, Any]]:
+        """The rows of each batch: int64 of shape (ids, words), until the next one is asked for."""
+
+    def counts(self) -> dict[str, int]:
+        """What it counted so far, as far as it does: ``requests``, ``hits``, ``read_rows``."""
+
+    def told(self) -> dict[str, Any]:
+        """What it says of itself in the end: ``is_direct``, ``setup``, ``notes``."""
+
+
+class Plain:
+    """One that needs nothing but a function of a batch: what others inherit."""
+
+    is_direct = False
+
+    def prepare(self, setting: Setting, batches: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Nothing."""
+
+    def open(self, setting: Setting, batches: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Opens the table."""
+        raise NotImplementedError
+
+    def one(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The rows of a batch."""
+        raise NotImplementedError
+
+    def gather(self, batches: Sequence[np.ndarray[Any, Any]]) -> Iterator[np.ndarray[Any, Any]]:
+        """Batch after batch."""
+        return map(self.one, batches)
+
+    def counts(self) -> dict[str, int]:
+        """Nothing."""
+        return {}
+
+    def told(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
