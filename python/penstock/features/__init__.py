@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from penstock.features.cache import Cache
 from penstock.features.features import Features, FeaturesStats
+from penstock.features.foreseen import ForeseenRows
 from penstock.features.opening import open
 from penstock.features.pending import PendingRows
 from penstock.features.rank import rank
@@ -26,6 +27,7 @@ __all__ = [
     "Features",
     "FeaturesStats",
     "FoldReport",
+    "ForeseenRows",
     "PendingRows",
     "Rows",
     "SnapshotReport",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.errors import CorruptCheckpointError, PenstockError, UnsupportedStateError
+from penstock.features.foreseen import ForeseenRows
 from penstock.features.ids import Ids, ids_of
 from penstock.features.pending import PendingRows
 from penstock.features.results import Results, target_of
@@ -281,18 +282,19 @@ class Features:
             ValueError: ``window`` is negative.
         """
         WINDOW.check("window", window)
-        known: deque[tuple[Any, Ids, int | None]] = deque()
+        known: deque[tuple[Any, ForeseenRows, int]] = deque()
         begun: deque[tuple[Any, PendingRows, int]] = deque()
         source, rows = iter(batches), 0
         try:
             while True:
                 while len(known) <= window and (taken := next(source, _NO_MORE)) is not _NO_MORE:
-                    known.append((taken, *self._foreseen(taken)))
+                    numbers = ids_of(taken)
+                    count = max(1, math.prod(numbers.shape))
+                    known.append((taken, self._foreseen(numbers), count))
                 if not known:
                     break
-                ids, numbers, foreseen = known.popleft()
-                count = max(1, math.prod(numbers.shape))
-                begun.append((ids, self._begun(numbers, None, foreseen), count))
+                ids, foreseen, count = known.popleft()
+                begun.append((ids, foreseen.gather_async(), count))
                 rows += count
                 while len(begun) > 1 and rows - begun[0][2] >= _AHEAD_ROWS:
                     ids, pending, count = begun.popleft()
@@ -303,15 +305,48 @@ class Features:
                 yield ids, pending.result()
         finally:
             # What was begun goes on by itself, and holds its memory for so long.
-            for _, _, foreseen in known:
-                if foreseen is not None:
-                    self._reader.forget(foreseen)
+            for _, foreseen, _ in known:
+                foreseen.forget()
 
-    def _foreseen(self, ids: Any) -> tuple[Ids, int | None]:
+    def foresee(self, ids: Any) -> ForeseenRows:
+        """Tells the cache of rows that will be gathered, behind all that it was told of before.
+
+        They stay if there is room; of those that it knows the ones needed last go first (Belady).
+        `stream` does it by itself.
+
+        Args:
+            ids: As `gather` takes them; they must not change meanwhile.
+
+        Returns:
+            What gathers them, and forgets them where nobody does.
+
+        Raises:
+            IndexError: There is no such row; says which and where.
+            TypeError: The ids are no integers.
+            ValueError: This is closed.
+
+        Example:
+            >>> import numpy as np, penstock.features as features, tempfile
+            >>> path = tempfile.mkdtemp() + "/table"
+            >>> report = features.write(path, np.arange(8.0).reshape(4, 2))
+            >>> with features.open(path, cache=features.Cache(1 << 16)) as table:
+            ...     first, second = (table.foresee(ids) for ids in ([0, 3], [3, 1]))
+            ...     first.gather_async().result().tolist()
+            ...     second.gather_async().result().tolist()
+            [[0.0, 1.0], [6.0, 7.0]]
+            [[6.0, 7.0], [2.0, 3.0]]
+        """
+        return self._foreseen(ids_of(ids))
+
+    def _foreseen(self, numbers: Ids) -> ForeseenRows:
         self._check_open()
-        numbers = ids_of(ids)
+        reader = self._reader
         with self._naming(numbers):
-            return numbers, self._reader.foresee(numbers.array, numbers.is_signed)
+            number = reader.foresee(numbers.array, numbers.is_signed)
+        return ForeseenRows(
+            lambda out: self._begun(numbers, out, number),
+            lambda: None if number is None else reader.forget(number),
+        )
 
     def stats(self) -> FeaturesStats:
         """What was done since it was opened."""

@@ -139,6 +139,35 @@ def test_a_stream_that_is_left_is_forgotten(tmp_path: Path) -> None:
             next(table.stream([], window=-1))
 
 
+@pytest.mark.parametrize("then", ["gathered", "forgotten", "dropped", "not foreseen"])
+def test_rows_are_foreseen_without_a_stream(tmp_path: Path, then: str) -> None:
+    source, want = table_of(tmp_path, rows=400, width=64)
+    needed = np.arange(50)
+    with features.Features(source, cache=features.Cache(100 * 320)) as table:
+        first = table.foresee(needed)
+        last = None if then == "not foreseen" else table.foresee(needed)
+        assert np.array_equal(first.gather_async().result(), want[needed])
+        if last is not None and then == "forgotten":
+            last.forget()
+            with pytest.raises(ValueError, match="foreseen no more"):
+                last.gather_async()
+        if then == "dropped":
+            last = None
+        for begin in range(60, 400, 20):
+            table.gather(np.arange(begin, begin + 20))
+        before = table.stats().hits
+        if last is not None and then == "gathered":
+            assert np.array_equal(last.gather_async().result(), want[needed])
+        else:
+            assert np.array_equal(table.gather(needed), want[needed])
+        assert table.stats().hits - before == (len(needed) if then == "gathered" else 0)
+        with pytest.raises(IndexError, match="400"):
+            table.foresee([400])
+        kept = table.foresee(needed)
+    with pytest.raises(ValueError, match="closed"):
+        kept.gather_async()
+
+
 @pytest.mark.parametrize("policy", ["sieve", "s3fifo", "static"])
 def test_what_is_pinned_stays(tmp_path: Path, policy: Any) -> None:
     source, want = table_of(tmp_path, rows=1000, width=64)

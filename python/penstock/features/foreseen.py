@@ -1,0 +1,49 @@
+"""`ForeseenRows`: rows that will be gathered, of which the cache knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.features.pending import PendingRows
+
+
+class ForeseenRows:
+    """Rows that will be gathered: the cache keeps them before others, and knows when they go.
+
+    They are gathered once, in the order in which they were foreseen. What is dropped is forgotten.
+    """
+
+    __slots__ = ("__weakref__", "_begin", "_forget")
+
+    def __init__(self, begin: Callable[[Any], PendingRows], forget: Callable[[], None]) -> None:
+        self._begin: Callable[[Any], PendingRows] | None = begin
+        self._forget = forget
+
+    def gather_async(self, out: Any = None) -> PendingRows:
+        """Begins to gather them; see `Features.gather_async`.
+
+        Raises:
+            ValueError: ``out`` does not fit, the table is closed, or they were gathered or
+                forgotten before.
+        """
+        begin, self._begin = self._begin, None
+        if begin is None:
+            raise ValueError("these rows are foreseen no more: foresee them again, or gather them")
+        try:
+            return begin(out)
+        except BaseException:
+            self._forget()
+            raise
+
+    def forget(self) -> None:
+        """They will not be gathered. May be called again, and in any case."""
+        if self._begin is not None:
+            self._begin = None
+            self._forget()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_forget"):
+            self.forget()
