@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from penstock import _native
 from penstock.option_kinds import Number
@@ -24,7 +24,8 @@ class Cache:
     All tables of a process that share it have rows of the same size. What is known of each row
     counts, so a row of 128 bytes takes 192. A row that is on its way for one batch is not read
     again for another one. Rows that a stream knows to be needed stay, those needed last go first
-    (Belady); the policy says who goes of the others.
+    (Belady); the policy says who goes of the others. Pickled, it arrives empty, with a budget of
+    its own: memory is of a process.
 
     Args:
         memory_bytes: For all of them.
@@ -50,6 +51,9 @@ class Cache:
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._rows: tuple[int, _native.RowCache] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Cache, (self.memory_bytes, self.policy)
 
     def _of(self, value_bytes: int, name: str) -> _native.RowCache:
         """The memory, for a table whose rows have so many bytes.

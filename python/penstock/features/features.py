@@ -93,6 +93,9 @@ class Features:
     it, each row once for a batch, with requests that take neighbours together where reading what
     lies between them takes less time than another request.
 
+    Pickled, as for a process that is spawned, it is opened anew where it arrives: same files, same
+    settings, an empty cache of the same budget. A fork of this process is told to open it itself.
+
     Args:
         source: Where the rows lie.
         cache: Has rows stay in memory; None for none.
@@ -124,6 +127,8 @@ class Features:
         gap_bytes = GAP_BYTES if gap_bytes is None else gap_bytes
         GAP.check("gap_bytes", gap_bytes)
         self.source = source
+        self._cache = cache
+        self._gap_bytes = gap_bytes
         self.shape = (source.rows, *source.row_shape)
         self.dtype = source.dtype
         self._value_bytes = source.row_bytes - source.padding_bytes
@@ -174,6 +179,11 @@ class Features:
 
     def __getitem__(self, ids: Any) -> Any:
         return self.gather(ids)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Files and workers are of a process: what arrives in another one opens them there.
+        self._check_open()
+        return _opened_again, (self.source, self._cache, self._gap_bytes, self._io)
 
     def __repr__(self) -> str:
         state = " closed" if self._io is None else ""
@@ -411,3 +421,11 @@ class Features:
 
 def _words(checks: Any) -> Any:
     return checks.ctypes.data, (checks.size,), None, checks.itemsize, checks
+
+
+def _opened_again(source: Source, cache: Cache | None, gap_bytes: int, io: TensorIO) -> Features:
+    try:
+        return Features(source, cache=cache, gap_bytes=gap_bytes, io=io)
+    except BaseException:
+        source.release()
+        raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -88,6 +88,29 @@ class Source:
         """Lets the files of a checkpoint be removed."""
         if self.kept is not None:
             self.kept.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.kept is not None:
+            # Whoever reads a checkpoint holds it, each process for itself.
+            return _found_again, (self.kept.path, self.key, self.checks is not None, self.segments)
+        return _made_again, ({one.name: getattr(self, one.name) for one in fields(self)},)
+
+
+def _made_again(values: dict[str, Any]) -> Source:
+    return Source(**values)
+
+
+def _found_again(path: str, key: str, check: bool, segments: tuple[Segment, ...]) -> Source:
+    source = find(path, key, check=check)
+    if source.segments == segments:
+        return source
+    source.release()
+    raise CorruptCheckpointError(
+        f"{path} has changed since {key!r} was opened by the process that passed it here: open it"
+        " there again",
+        path=path,
+        tensor=key,
+    )
 
 
 class _Wanted(NamedTuple):

@@ -253,15 +253,13 @@ class TensorIO:
         if hasattr(self, "_claim") and not sys.is_finalizing():
             self._let_go()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Workers are of a process: in another one it has others, with the same settings.
+        return _with_settings, (self._choice, self._direct, self._weight)
+
     def _another(self, *, direct: str | None = None) -> TensorIO:
         """One with the same settings and a share of the device of its own."""
-        another = object.__new__(TensorIO)
-        another._choice = self._choice
-        another._direct = direct or self._direct
-        another._weight = self._weight
-        another._claim = _Claim(self._choice, self._weight)
-        _live.add(another)
-        return another
+        return _with_settings(self._choice, direct or self._direct, self._weight)
 
     def _claim_here(self) -> _Claim:
         """The claim on the workers of this process, which may be a fork of another."""
@@ -306,6 +304,16 @@ class TensorIO:
         """What was handed over in this process, at the end of the program."""
         claim = self._claim
         return list(claim.pending) if claim is not None and claim.is_here else []
+
+
+def _with_settings(choice: Choice, direct: str, weight: int) -> TensorIO:
+    made = object.__new__(TensorIO)
+    made._choice = choice
+    made._direct = direct
+    made._weight = weight
+    made._claim = _Claim(choice, weight)
+    _live.add(made)
+    return made
 
 
 class _Claim:
