@@ -6,9 +6,9 @@ and arguments. Only third parties are imported: Penstock comes as new as anywher
 any other, through the end of the interpreter, and is a child of whoever has started it, as the
 server hands it over and tests adopt orphans (`leftovers`).
 
-`RankPopen` begins with what ranks and optimizers need as well, `ModelPopen` with models of
-transformers, which takes longer again to import. They have servers of their own, as Penstock asks
-what is imported.
+`RankPopen` begins with what ranks and optimizers need as well, `GraphPopen` with PyTorch Geometric,
+`ModelPopen` with models of transformers, which take longer again to import. They have servers of
+their own, as Penstock asks what is imported.
 
 Not for tests of what an interpreter does at its beginning, nor of one without PyTorch.
 """
@@ -43,6 +43,11 @@ IMPORTS_OF_RANKS = [
     "torch.distributed.tensor.parallel",
     # What DTensor and optimizers import at their first use.
     "torch._dynamo",
+]
+IMPORTS_OF_GRAPHS = [
+    "torch._dynamo",
+    "torch_geometric.loader",
+    "torch_geometric.nn",
 ]
 IMPORTS_OF_MODELS = [
     "transformers.generation",
@@ -94,8 +99,9 @@ class _Server:
 
 server = _Server(IMPORTS)
 rank_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS])
+graph_server = _Server([*IMPORTS, *IMPORTS_OF_GRAPHS])
 model_server = _Server([*IMPORTS, *IMPORTS_OF_MODELS])
-servers = (server, rank_server, model_server)
+servers = (server, rank_server, graph_server, model_server)
 
 
 class Popen(subprocess.Popen):
@@ -127,6 +133,12 @@ class RankPopen(Popen):
     server = rank_server
 
 
+class GraphPopen(Popen):
+    """One that begins with PyTorch Geometric, too."""
+
+    server = graph_server
+
+
 class InterpreterPopen(Popen):
     """One of a whole command, `[sys.executable, "-P", "-m", …]`."""
 
@@ -148,11 +160,16 @@ def replacing(popen: type[Popen]) -> types.SimpleNamespace:
 
 
 def run(
-    arguments: Sequence[object], *, timeout: float = 200, check: bool = False, **options: Any
+    arguments: Sequence[object],
+    *,
+    timeout: float = 200,
+    check: bool = False,
+    popen: type[Popen] = Popen,
+    **options: Any,
 ) -> subprocess.CompletedProcess[str]:
     """What `subprocess.run` gives, with the output as text."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-    with Popen(arguments, **streams) as process:
+    with popen(arguments, **streams) as process:
         try:
             out, errors = process.communicate(timeout=timeout)
         except BaseException:

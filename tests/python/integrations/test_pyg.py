@@ -151,7 +151,7 @@ def test_an_epoch_that_is_left_leaves_nothing_behind(table: Any, edge_index: Any
     del epoch
     gc.collect()
     assert not [one for one in threading.enumerate() if one.name == "penstock-sample"]
-    assert not store._begun
+    assert not store._ahead
 
 
 def test_what_goes_wrong_ahead_is_told(table: Any, edge_index: Any, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_what_goes_wrong_ahead_is_told(table: Any, edge_index: Any, tmp_path: Pa
     (tmp_path / "part-0").write_bytes(b"another")
     with pytest.raises(penstock.PenstockError, match="part-0"):
         list(loader)
-    assert not store._begun
+    assert not store._ahead
 
 
 def test_a_graph_says_what_is_wrong_with_it() -> None:

@@ -8,13 +8,17 @@ import torch
 from torch_geometric.data import FeatureStore as _FeatureStore
 from torch_geometric.data import TensorAttr
 
-from penstock.features import Features, PendingRows
+from penstock.features import Features, ForeseenRows, PendingRows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 Name: TypeAlias = tuple[str | None, str]
 """Type of nodes, None where there is one, and what the feature is called."""
+
+
+_Ahead: TypeAlias = tuple[torch.Tensor, ForeseenRows | PendingRows]
+"""An index, so that no other tensor has its identity meanwhile, and what is known of its rows."""
 
 
 class FeatureStore(_FeatureStore):  # type: ignore[misc]
@@ -31,27 +35,52 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
     def __init__(self, features: Mapping[str | tuple[str, str], Any] | None = None) -> None:
         super().__init__()
         self._held: dict[Name, Any] = {}
-        self._begun: dict[tuple[str | None, str, int], tuple[torch.Tensor, PendingRows]] = {}
+        self._ahead: dict[tuple[str | None, str, int], _Ahead] = {}
         for name, value in (features or {}).items():
             group, attribute = (None, name) if isinstance(name, str) else name
             self.put_tensor(value, group_name=group, attr_name=attribute, index=None)
+
+    def foresee(self, nodes: Mapping[str | None, torch.Tensor]) -> None:
+        """Tells the caches of nodes that will be asked for, behind all that they were told of.
+
+        Args:
+            nodes: By type; known again by the tensors themselves.
+        """
+        for name, table, index in self._tables(nodes):
+            self._ahead[*name, id(index)] = index, table.foresee(index)
 
     def begin(self, nodes: Mapping[str | None, torch.Tensor]) -> None:
         """Begins to gather what whoever asks for these nodes next will need.
 
         Args:
-            nodes: By type; known again by the tensors themselves.
+            nodes: As `foresee` was told of them, if it was.
         """
-        for (group, attribute), held in self._held.items():
-            if isinstance(held, Features) and group in nodes:
-                index = nodes[group]
-                # With the index, so that no other tensor has its identity meanwhile.
-                self._begun[group, attribute, id(index)] = index, held.gather_async(index)
+        for name, table, index in self._tables(nodes):
+            _, known = self._ahead.get((*name, id(index)), (index, None))
+            if known is None:
+                known = table.gather_async(index)
+            elif isinstance(known, ForeseenRows):
+                known = known.gather_async()
+            self._ahead[*name, id(index)] = index, known
 
     def forget(self, nodes: Mapping[str | None, torch.Tensor]) -> None:
         """Nobody will ask for these nodes: what was begun goes on by itself."""
-        for group, attribute in self._held:
-            self._begun.pop((group, attribute, id(nodes.get(group))), None)
+        for name, _, index in self._tables(nodes):
+            _, known = self._ahead.pop((*name, id(index)), (None, None))
+            if isinstance(known, ForeseenRows):
+                known.forget()
+
+    def _tables(
+        self, nodes: Mapping[str | None, torch.Tensor]
+    ) -> Iterator[tuple[Name, Features, torch.Tensor]]:
+        """Tables of some types of nodes, always in one order, as caches are told of them."""
+        for (group, attribute), held in self._held.items():
+            if isinstance(held, Features) and group in nodes:
+                yield (group, attribute), held, nodes[group]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # In another process nothing is under way.
+        return {**self.__dict__, "_ahead": {}}
 
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
         if attr.index is not None:
@@ -74,9 +103,9 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
         if held is None:
             return None
         index = attr.index
-        begun = self._begun.pop((attr.group_name, attr.attr_name, id(index)), None)
-        if begun is not None:
-            return begun[1]
+        _, known = self._ahead.pop((attr.group_name, attr.attr_name, id(index)), (None, None))
+        if known is not None:
+            return known if isinstance(known, PendingRows) else known.gather_async()
         if not isinstance(held, Features):
             return held if index is None else held[index]
         if index is None:

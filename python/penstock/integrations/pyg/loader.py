@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import threading
+import dataclasses
+import weakref
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import SamplerOutput
 
+from penstock.integrations.pyg.epoch import Epoch, Place
+from penstock.integrations.pyg.order import Order
 from penstock.integrations.pyg.sampler import NeighborSampler
 
 if TYPE_CHECKING:
@@ -22,21 +24,34 @@ if TYPE_CHECKING:
 class GatherLoader(NodeLoader):  # type: ignore[misc]
     """Batches of nodes with their neighbourhoods and features, made while the last one is used.
 
-    A thread has the next batches sampled, by itself or by ``num_workers`` processes, and their
-    features gathered, so that storage has something to do while the caller trains. Features are
-    gathered in this process, by one set of workers and one cache, however many processes sample.
+    A thread has the next batches sampled, by itself or by ``num_workers`` processes, tells the
+    caches of their rows, and has them gathered, so that storage has something to do while the
+    caller trains. Features are gathered in this process, by one set of workers and one cache,
+    however many processes sample.
+
+    It has a state, two numbers, for `penstock.Training`: whoever restores it goes on with the batch
+    behind the last one that it gave, and draws what it would have drawn. Random numbers that
+    training draws from it leaves alone.
 
     Args:
         features: What nodes have.
         graph: Their edges.
         num_neighbors: As `NeighborSampler` takes it, or such a sampler, or another one of PyG.
         input_nodes: What batches are of: a tensor, or ``(type, tensor)``, or a type.
-        ahead: How many batches are sampled, and are being gathered, before they are asked for.
+        window: How many batches are sampled beyond those that are gathered, so that caches know
+            which rows they need; fewer while others wait for the sampling.
+        ahead: How many batches are gathered beside the one that is asked for.
         replace: As `NeighborSampler` takes it.
-        seed: As `NeighborSampler` takes it.
+        seed: As `NeighborSampler` takes it; of the order too, with ``shuffle=True``.
         transform: Of each batch.
         transform_sampler_output: Of each neighbourhood, before it is gathered.
         **settings: Of `torch.utils.data.DataLoader`: ``batch_size``, ``shuffle``, ``num_workers``.
+            A ``sampler`` or ``batch_sampler`` has to give the same order for the same epoch, which
+            it is told of by ``set_epoch``, if the state is to be of use.
+
+    Attributes:
+        window: The same.
+        ahead: The same.
 
     Raises:
         ValueError: A value is out of range.
@@ -49,7 +64,8 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
         num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]] | Any,
         input_nodes: Any,
         *,
-        ahead: int = 4,
+        window: int = 8,
+        ahead: int = 2,
         replace: bool = False,
         seed: int = 0,
         transform: Callable[[Any], Any] | None = None,
@@ -58,122 +74,169 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
     ) -> None:
         if ahead < 1:
             raise ValueError(f"ahead={ahead}: at least one batch has to be made before it is used")
+        if window < 0:
+            raise ValueError(f"window={window}: must be 0 or more batches")
+        if settings.get("generator") is not None:
+            raise ValueError(
+                "generator: the order follows from seed= and the epoch, so that it can be resumed:"
+                " leave it out, or give a sampler= of your own"
+            )
         sampler = num_neighbors
         if not hasattr(sampler, "sample_from_nodes"):
             sampler = NeighborSampler(graph, num_neighbors, replace=replace, seed=seed)
+        self.window = window
         self.ahead = ahead
+        self._seed = seed
         self._transform_sampled = transform_sampler_output
+        self._place = Place(0, 0)
+        self._is_resumed = False
+        self._last: Callable[[], Epoch | None] = lambda: None
         super().__init__(
             (features, graph),
             sampler,
             input_nodes,
             transform=transform,
             filter_per_worker=False,
-            **settings,
+            # What the iterators of PyTorch draw is not drawn from what training draws from.
+            generator=torch.Generator(),
+            **self._ordered(settings),
         )
+        self._order.count = len(self.input_data.node)
+        # Workers get this, and so neither features nor what is under way.
+        self.collate_fn = _Sampling(self.node_sampler, self.input_data)
+
+    def _ordered(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Settings with an order that knows its epoch, and where to begin."""
+        settings = {name: value for name, value in settings.items() if name != "generator"}
+        if settings.get("batch_sampler") is not None:
+            self._order = Order(settings["batch_sampler"], is_shuffled=False, seed=self._seed)
+            self._batch_size = 1
+            return {**settings, "batch_sampler": self._order}
+        is_shuffled = bool(settings.pop("shuffle", False))
+        given = settings.pop("sampler", None)
+        if is_shuffled and given is not None:
+            raise ValueError("shuffle: a sampler= has an order of its own: leave one of them out")
+        self._order = Order(given, is_shuffled=is_shuffled, seed=self._seed)
+        self._batch_size = settings.get("batch_size", 1) or 1
+        return {**settings, "sampler": self._order}
+
+    @property
+    def epoch(self) -> int:
+        """Which one it is in; between epochs, the next one."""
+        return self._place.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Has other neighbours drawn from now on than in other epochs."""
-        self.node_sampler.set_epoch(epoch)
+        """Has this epoch begin next, with an order and neighbours of its own.
+
+        Without it one follows the other. Where it is the one that a state was restored in, it goes
+        on there.
+        """
+        if epoch != self._place.epoch:
+            self._place, self._is_resumed = Place(epoch, 0), False
+        self._tell_epoch()
+
+    def state_dict(self) -> dict[str, int]:
+        """How far it has come: batches that were given, of which epoch, and what both depend on."""
+        return {
+            "epoch": self._place.epoch,
+            "batches": self._place.batches,
+            "batch_size": self._batch_size,
+            "nodes": len(self._order),
+            "seed": self._seed,
+        }
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Has the next epoch begin where that one was.
+
+        Raises:
+            ValueError: It is of another order: of other nodes, batches or seed.
+        """
+        here = self.state_dict()
+        other = [name for name in ("batch_size", "nodes", "seed") if state[name] != here[name]]
+        if other:
+            found = ", ".join(f"{name} {state[name]}, not {here[name]}" for name in other)
+            raise ValueError(
+                f"the state is of another order of nodes: {found}: make the loader as it was"
+            )
+        self._place, self._is_resumed = Place(state["epoch"], state["batches"]), True
+        self._tell_epoch()
+
+    def _tell_epoch(self) -> None:
+        self._order.set_epoch(self._place.epoch)
+        if hasattr(self.node_sampler, "set_epoch"):
+            self.node_sampler.set_epoch(self._place.epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        last = self._last()
+        if last is not None and self.persistent_workers:
+            # They work for one epoch at a time.
+            last.end()
+        batches = self._place.batches if self._is_resumed else 0
+        self._place, self._is_resumed = Place(self._place.epoch, batches), False
+        self._tell_epoch()
+        self._order.skipped = batches * self._batch_size
+        made = Epoch(self, super().__iter__(), self._place)
+        self._last = weakref.ref(made)
+        return made
 
     def _get_iterator(self) -> Iterator[Any]:
-        # The iterator of `NodeLoader` would gather when a batch is asked for.
-        return _Ahead(self, super(NodeLoader, self)._get_iterator())
+        # That of `NodeLoader` would gather when a batch is asked for.
+        sampling: Iterator[Any] = super(NodeLoader, self)._get_iterator()
+        return sampling
 
-    def begin(self, sampled: Any) -> Any:
-        """Begins to gather what a neighbourhood needs; returns what a batch is to be made of."""
-        if self._transform_sampled is not None:
-            sampled = self._transform_sampled(sampled)
-        self.data[0].begin(_nodes_of(sampled))
-        return sampled
+    # What an epoch does for each batch.
 
-    def forget(self, sampled: Any) -> None:
-        """Nobody will ask for that one."""
-        self.data[0].forget(_nodes_of(sampled))
+    @property
+    def store(self) -> FeatureStore:
+        """What is gathered from."""
+        store: FeatureStore = self.data[0]
+        return store
 
+    def prepared(self, sampled: Any) -> Any:
+        """What was sampled, as a batch is made of it."""
+        if self.num_workers:
+            sampled = _own(sampled)
+        transform = self._transform_sampled
+        return sampled if transform is None else transform(sampled)
 
-def _nodes_of(sampled: Any) -> dict[str | None, Any]:
-    return {None: sampled.node} if isinstance(sampled, SamplerOutput) else sampled.node
+    def nodes_of(self, sampled: Any) -> Mapping[str | None, torch.Tensor]:
+        """The nodes that it has, by type."""
+        return {None: sampled.node} if isinstance(sampled, SamplerOutput) else sampled.node
 
+    def made(self, sampled: Any) -> Any:
+        """The batch, once its features are there."""
+        return self.filter_fn(sampled)
 
-class _Ahead:
-    """An epoch: what a thread samples ahead, made batches of when it is asked for."""
-
-    def __init__(self, loader: GatherLoader, sampling: Any) -> None:
-        self._loader = loader
-        self._sampled = _Sampled(loader, sampling)
-        self._is_over = False
-
-    def __iter__(self) -> _Ahead:
-        return self
-
-    def __next__(self) -> Any:
-        if self._is_over:
-            raise StopIteration
-        sampled, error = self._sampled.get()
-        if error is not None:
-            self._end()
-            raise error
-        return self._loader.filter_fn(sampled)
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_is_over"):
-            self._end()
-
-    def _end(self) -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._sampled.end()
+    def stop(self, sampling: Any) -> None:
+        """Has worker processes end that no other epoch needs."""
+        # By themselves they stay as long as somebody has the traceback of what went wrong.
+        if self.num_workers and not self.persistent_workers:
+            sampling._shutdown_workers()
 
 
-class _Sampled:
-    """What the thread has sampled, which knows nothing of whoever asks for it."""
+class _Sampling:
+    """Samples neighbourhoods of some of the input nodes: all that a worker has."""
 
-    def __init__(self, loader: GatherLoader, sampling: Any) -> None:
-        self._loader = loader
-        self._sampling = sampling
-        self._queue: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(loader.ahead)
-        self._is_over = threading.Event()
-        # Here, as it draws the order of an epoch from the random numbers that training draws from.
-        first = self._next()
-        self._thread = threading.Thread(
-            target=self._run, args=(first,), name="penstock-sample", daemon=True
-        )
-        self._thread.start()
+    def __init__(self, sampler: Any, nodes: Any) -> None:
+        self._sampler = sampler
+        self._nodes = nodes
 
-    def get(self) -> tuple[Any, BaseException | None]:
-        """The next neighbourhood, or why there is none."""
-        return self._queue.get()
+    def __call__(self, index: Any) -> Any:
+        return self._sampler.sample_from_nodes(self._nodes[index])
 
-    def end(self) -> None:
-        """Has the thread end, and forgets what nobody will ask for."""
-        self._is_over.set()
-        while True:
-            # It may wait for room.
-            with contextlib.suppress(queue.Empty):
-                self._forget(self._queue.get(timeout=0.01))
-                continue
-            if not self._thread.is_alive():
-                break
-        while not self._queue.empty():
-            self._forget(self._queue.get())
 
-    def _forget(self, one: tuple[Any, BaseException | None]) -> None:
-        if one[1] is None:
-            self._loader.forget(one[0])
+def _own(value: Any) -> Any:
+    """The same in memory of this process alone.
 
-    def _next(self) -> tuple[Any, BaseException | None]:
-        try:
-            return self._loader.begin(next(self._sampling)), None
-        except BaseException as error:
-            return None, error
-
-    def _run(self, one: tuple[Any, BaseException | None]) -> None:
-        while True:
-            self._queue.put(one)
-            if one[1] is not None or self._is_over.is_set():
-                return
-            one = self._next()
+    What comes from a worker holds a descriptor for each tensor, and a window has many.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _own(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_own(one) for one in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        known = {one.name: _own(getattr(value, one.name)) for one in dataclasses.fields(value)}
+        return dataclasses.replace(value, **known)
+    return value

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, SamplerOutput
+
+from penstock.integrations.pyg.order import seeded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +47,9 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         self.graph = graph
         self.replace = replace
         self.seed = seed
-        self.epoch = 0
+        # In memory that workers share, of whom some live longer than an epoch.
+        self._epoch: torch.Tensor = torch.zeros((), dtype=torch.long)
+        self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         kinds = list(graph.edges)
         if isinstance(num_neighbors, Mapping):
             given: dict[Any, Sequence[int]] = {**num_neighbors}
@@ -63,9 +66,14 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
             )
         self.hops = hops.pop() if hops else 0
 
+    @property
+    def epoch(self) -> int:
+        """Which one neighbours are drawn for."""
+        return int(self._epoch)
+
     def set_epoch(self, epoch: int) -> None:
-        """Has other neighbours drawn from now on than in other epochs."""
-        self.epoch = epoch
+        """Has other neighbours drawn from now on than in other epochs, by workers too."""
+        self._epoch.fill_(epoch)
 
     def sample_from_nodes(
         self, index: NodeSamplerInput, **_: Any
@@ -117,11 +125,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
 
     def generator(self, seeds: torch.Tensor) -> torch.Generator:
         """What draws for some input nodes."""
-        told = hashlib.blake2b(seeds.numpy().tobytes(), digest_size=8)
-        told.update(f"{self.seed} {self.epoch}".encode())
-        made = torch.Generator()
-        made.manual_seed(int.from_bytes(told.digest()[:8], "little") >> 1)
-        return made
+        return seeded(seeds.numpy().tobytes(), self.seed, self.epoch)
 
 
 class _Drawn:
