@@ -26,12 +26,22 @@ class Program:
     Its ranks are forked: each that torchrun starts takes seconds to import PyTorch.
     """
 
-    def __init__(self, name, directory, steps, ranks=None, every=4, *further, launcher=None):
+    def __init__(
+        self,
+        name,
+        directory,
+        steps,
+        ranks=None,
+        every=4,
+        *further,
+        launcher=None,
+        popen=forks.RankPopen,
+    ):
         command = [str(REPOSITORY / "examples" / name), "--directory", str(directory)]
         command += ["--steps", str(steps), "--every", str(every), *further]
         environments = [{}] if ranks is None or launcher else environments_of(ranks)
         self.processes = [
-            forks.RankPopen(
+            popen(
                 [*(launcher or []), *command],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -189,3 +199,43 @@ def test_ranks_that_torchrun_is_told_to_end_save_first(tmp_path):
     resumed = Program("resume.py", tmp_path, last + 2, 2, 4, "--shard").wait()
     assert said(resumed, "resumed from step") == str(last)
     assert any(line.startswith("digest") for line in resumed)
+
+
+@pytest.mark.parametrize("further", [(), ("--ordered", "--workers", "2")])
+def test_a_graph_network_that_is_killed_has_the_losses_that_it_would_have_had(tmp_path, further):
+    """Whenever it is killed: its sampling, its order and dropout go on where they were."""
+    pytest.importorskip("torch_geometric")
+    tell("seed", SEED)
+    chooser = random.Random(f"{SEED} graph {further}")
+    steps, every, scale = 40, 3, 5e-6  # 22 steps an epoch
+
+    def begun(name):
+        directory = tmp_path / name
+        options = ("--scale", str(scale), *further)
+        return Program(
+            "graph_training.py", directory, steps, None, every, *options, popen=forks.GraphPopen
+        )
+
+    straight = begun("straight").wait()
+    wanted = [line for line in straight if line.startswith("step")]
+    assert len(wanted) == steps
+    # In the middle of its tables or its first steps, and of each epoch.
+    moments = [None, chooser.randrange(8, 20), chooser.randrange(24, 36)]
+    for moment in moments:
+        program = begun("killed")
+        try:
+            if moment is None:
+                time.sleep(chooser.uniform(0, 1.5))
+            else:
+                program.wait_for(f"step {moment}:")
+                time.sleep(chooser.uniform(0, 0.05))
+            assert program.is_running(), "it was over before it was killed"
+        finally:
+            program.kill()
+        tell(f"killed at {moment}: {program.lines[:1]} to {program.lines[-1:]}")
+        assert set(program.lines[1:]) <= set(wanted)
+    resumed = begun("killed").wait()
+    step = int(said(resumed, "resumed from step"))
+    assert step >= moments[-1] - 3 * every
+    assert [line for line in resumed if line.startswith("step")] == wanted[step:]
+    assert said(resumed, "digest") == said(straight, "digest")
