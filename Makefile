@@ -138,6 +138,10 @@ bench-optimizer: $(VENV)/.bench $(NATIVE) ## Step AdamW with its state on storag
 bench-updates: $(VENV)/.bench $(NATIVE) ## Write rows of a table anew, durably: we, pwrite in place and RocksDB.
 	$(VENV)/bin/python -m benches.updates $(BENCH_ARGS)
 
+.PHONY: bench-pyg
+bench-pyg: $(VENV)/.bench $(NATIVE) ## Train a graph network whose features are on storage: we, PyG over memmap, fio.
+	$(VENV)/bin/python -m benches.pyg $(BENCH_ARGS)
+
 .PHONY: bench-stream
 bench-stream: $(VENV)/.bench $(NATIVE) ## Generate text by a model that does not fit: we, accelerate, airllm, DeepSpeed (libaio-dev).
 	mkdir -p .cache/bench

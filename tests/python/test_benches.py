@@ -14,6 +14,8 @@ pytest.importorskip("matplotlib", reason="comes with make bench", exc_type=Impor
 
 from benches import process
 from benches.contenders import CONTENDERS
+from benches.pyg import __main__ as pyg_command
+from benches.pyg import results as pyg_results
 from benches.ranks import __main__ as ranks_command
 from benches.ranks import results as ranks_results
 from benches.training import __main__ as training_command
@@ -25,7 +27,7 @@ from penstock.bench.writers import WRITERS
 from ranks import IMPORTS
 
 
-@pytest.mark.parametrize("command", [training_command.main, ranks_command.main])
+@pytest.mark.parametrize("command", [training_command.main, ranks_command.main, pyg_command.main])
 def test_a_name_that_nobody_has_is_refused(command):
     told = CliRunner().invoke(command, ["--only", "pickle"])
     assert told.exit_code == 2
@@ -83,6 +85,25 @@ def test_rates_of_ranks_are_compared_within_a_round(tmp_path):
     assert ratios["save by all ranks / the best DCP"] == (4, 4, 4, 2)
     assert ratios["load by one / the best DCP"] is None
     results.write(tmp_path / "ranks.json")
+
+
+def test_an_epoch_is_held_against_the_longest_of_its_parts(tmp_path):
+    results = pyg_results.Results({}, {}, {})
+    for index, longest in enumerate(("fio", "train")):
+        parts = {"sample": 1.0, "train": 2.0, "fio": 1.0} | {longest: 4.0}
+        for row, seconds in {"penstock": 4.4 + 0.4 * index, "memmap": 24.0, **parts}.items():
+            # PyG has the first two of four batches.
+            losses = [2.5, 2.25 + index, 2.0, 1.5] if row == "penstock" else [2.5, 2.25]
+            detail = {"at": [0.5, 2.0, 3.0, 4.0][: len(losses)], "losses": losses}
+            results.samples.append(pyg_results.Sample(row, index, seconds, detail=detail))
+    failed = pyg_results.Sample.of_epoch("penstock", 2, {"error": "no memory"})
+    results.samples.append(failed)
+    assert results.bounds() == {0: ("fio", 4.0), 1: ("train", 4.0)}
+    assert results.bound_ratio() == pytest.approx((1.15, 1.1, 1.2, 2))
+    assert results.ratio("memmap") == (12, 12, 12, 2)
+    assert results.differing() == ["memmap: other losses in round 2"]
+    assert results.errors() == ["penstock: no memory"]
+    results.write(tmp_path / "pyg.json")
 
 
 def answer(argument):
