@@ -6,6 +6,7 @@ use penstock_io::buffer::{IoBuf, Slots};
 
 use crate::error::Result;
 use crate::index::{Index, Policy, Slot};
+use crate::key::{TABLES_MAX, table_of};
 use crate::state::Waiting;
 
 /// Rows of tables, each in a slot.
@@ -21,6 +22,8 @@ pub(crate) struct Inner {
     /// Of each slot, what waits for the row that comes into it.
     coming: Vec<Option<Box<Coming>>>,
     next_table: u64,
+    /// Numbers of tables that have gone.
+    free_tables: Vec<u64>,
 }
 
 /// A row on its way.
@@ -64,6 +67,7 @@ impl Cache {
                 index: Index::new(slots, policy),
                 coming: (0..slots).map(|_| None).collect(),
                 next_table: 0,
+                free_tables: Vec::new(),
             }),
         })
     }
@@ -74,10 +78,27 @@ impl Cache {
     }
 
     /// A number for a table, by which its rows are known.
+    ///
+    /// # Panics
+    /// If more tables have one at a time than can be told apart.
     pub(crate) fn add_table(&self) -> u64 {
         let mut inner = self.lock();
+        if let Some(number) = inner.free_tables.pop() {
+            return number;
+        }
         inner.next_table += 1;
+        assert!(
+            inner.next_table <= TABLES_MAX,
+            "too many tables share a cache"
+        );
         inner.next_table - 1
+    }
+
+    /// A table has gone, of which nothing is on its way: nobody finds its rows any more.
+    pub(crate) fn remove_table(&self, number: u64) {
+        let mut inner = self.lock();
+        inner.index.forget_all(|key| table_of(key) == number);
+        inner.free_tables.push(number);
     }
 
     pub(crate) fn slots(&self) -> &Arc<Slots> {

@@ -19,6 +19,7 @@ mod fold;
 mod form;
 mod frame;
 mod head;
+mod lock;
 mod log;
 mod lookup;
 mod newest;
@@ -26,10 +27,10 @@ mod piece;
 mod storage;
 
 use std::collections::{HashMap, VecDeque};
-use std::fs::TryLockError;
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use penstock_io::buffer::{HostRegion, IoBuf, Memory};
 use penstock_io::file_system::Change;
@@ -38,14 +39,16 @@ use penstock_io::trace;
 use self::append::{Found, Writer};
 use self::core::{Core, Inner};
 use self::head::{Head, log_path, piece_path, sweep};
-use self::log::{FIRST, Log};
+use self::lock::Lock;
+use self::log::{FIRST, Log, Named};
 use self::newest::{Address, Newest};
+use self::piece::Of;
 use crate::batch::Batch;
 use crate::cache::Cache;
 use crate::checks::BLOCK_BYTES;
 use crate::error::{Error, Result};
 use crate::runs::Merging;
-use crate::shared::Counts;
+use crate::shared::{Counts, Number};
 use crate::table::Table;
 
 pub use self::fold::{Folded, Frozen};
@@ -58,8 +61,6 @@ pub use self::storage::Storage;
 pub struct ChangingTable {
     core: Arc<Core>,
     writer: Mutex<Writer>,
-    /// Open as long as the table is: who has it locked has the table.
-    _lock: std::fs::File,
 }
 
 /// How a table is opened.
@@ -84,7 +85,8 @@ pub struct NewTable {
     head: Head,
     /// The next piece, and how many rows of it there are.
     filling: Option<(Memory, u64)>,
-    _lock: std::fs::File,
+    is_finished: bool,
+    _lock: Lock,
 }
 
 impl NewTable {
@@ -109,12 +111,8 @@ impl NewTable {
         if let Some(parent) = home.parent() {
             storage.change(Change::SyncDirectory(parent))?;
         }
-        let lock = lock(home)?;
-        if Head::is_at(home) {
-            return Err(Error::Exists {
-                path: home.to_owned(),
-            });
-        }
+        let lock = Lock::take(home)?;
+        head::begin(home, &*storage.file_system)?;
         let head = Head::new(&form, note);
         // Of one that was begun and never finished.
         sweep(home, &head, &*storage.file_system);
@@ -124,6 +122,7 @@ impl NewTable {
             form,
             head,
             filling: None,
+            is_finished: false,
             _lock: lock,
         })
     }
@@ -171,9 +170,14 @@ impl NewTable {
         let piece = self.head.pieces.len() as u64;
         let number = self.head.take_piece();
         let path = piece_path(&self.home, number);
+        let of = Of {
+            table: self.head.id(),
+            form: &self.form,
+            piece,
+        };
         match self.filling.take() {
-            Some((memory, _)) => piece::write(&self.storage, &path, &self.form, piece, memory)?,
-            None => piece::write_zeros(&self.storage, &path, &self.form, piece)?,
+            Some((memory, _)) => piece::write(&self.storage, &path, of, memory)?,
+            None => piece::write_zeros(&self.storage, &path, of)?,
         }
         self.head.pieces.push(number);
         Ok(())
@@ -187,7 +191,21 @@ impl NewTable {
         while (self.head.pieces.len() as u64) < self.form.pieces() {
             self.write_piece()?;
         }
-        self.head.commit(&self.home, &*self.storage.file_system)
+        self.head.commit(&self.home, &*self.storage.file_system)?;
+        self.is_finished = true;
+        head::end(&self.home, &*self.storage.file_system);
+        Ok(())
+    }
+}
+
+impl Drop for NewTable {
+    /// Of one that was not finished nothing stays.
+    fn drop(&mut self) {
+        if !self.is_finished {
+            self.head.pieces.clear();
+            sweep(&self.home, &self.head, &*self.storage.file_system);
+            head::end(&self.home, &*self.storage.file_system);
+        }
     }
 }
 
@@ -195,32 +213,6 @@ impl NewTable {
 fn check_request(form: &Form, storage: &Storage) {
     let longest = storage.share.block_bytes().saturating_sub(2 * BLOCK_BYTES);
     assert!(form.row_bytes <= longest, "a row is longer than a request");
-}
-
-/// Has a directory for itself.
-fn lock(home: &Path) -> Result<std::fs::File> {
-    let storage = |operation: &'static str| {
-        move |source| penstock_io::Error::Storage {
-            operation,
-            path: home.to_owned(),
-            source,
-        }
-    };
-    let directory = match std::fs::File::open(home) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Err(Error::NoTable {
-                path: home.to_owned(),
-            });
-        }
-        opened => opened.map_err(storage("open"))?,
-    };
-    match directory.try_lock() {
-        Ok(()) => Ok(directory),
-        Err(TryLockError::WouldBlock) => Err(Error::Busy {
-            path: home.to_owned(),
-        }),
-        Err(TryLockError::Error(source)) => Err(storage("lock")(source).into()),
-    }
 }
 
 impl ChangingTable {
@@ -241,8 +233,11 @@ impl ChangingTable {
     /// # Panics
     /// If slots of the cache do not have the size of rows, or a row is longer than a request.
     pub fn open(home: &Path, storage: Storage, opening: Opening) -> Result<ChangingTable> {
-        let lock = lock(home)?;
+        // No lock is made where there is no table.
+        Head::read(home)?;
+        let lock = Lock::take(home)?;
         let head = Head::read(home)?;
+
         let form = head.form();
         check_request(&form, &storage);
         let Opening {
@@ -254,6 +249,7 @@ impl ChangingTable {
         let fits = |cache: &Cache| cache.row_bytes() as u64 == form.value_bytes;
         assert!(cache.as_deref().is_none_or(fits), "slots are rows");
         sweep(home, &head, &*storage.file_system);
+        head::end(home, &*storage.file_system);
         let run_bytes_max = merging.run_bytes_max.min(storage.share.block_bytes());
         let inner = Inner {
             newest: Newest::default(),
@@ -264,7 +260,7 @@ impl ChangingTable {
                 counts: Arc::default(),
                 share: Arc::clone(&storage.share),
                 merging,
-                number: 0,
+                number: Number::of(None),
                 next_batch: AtomicU64::new(0),
                 process: std::process::id(),
             }),
@@ -280,12 +276,13 @@ impl ChangingTable {
                 run_bytes_max,
                 ..merging
             },
-            number: cache.as_ref().map_or(0, |cache| cache.add_table()),
+            number: Number::of(cache.as_ref()),
             cache,
             counts: Arc::default(),
             next_batch: AtomicU64::new(0),
             process: std::process::id(),
-            is_held: Mutex::new(false),
+            lock,
+            holder: Mutex::new(None),
             let_go: Condvar::new(),
             head: Mutex::new(head),
             inner: Mutex::new(inner),
@@ -295,7 +292,6 @@ impl ChangingTable {
         Ok(ChangingTable {
             writer: Mutex::new(Writer::new(log_bytes, frame_bytes, found, &form)),
             core: Arc::new(core),
-            _lock: lock,
         })
     }
 
@@ -311,11 +307,13 @@ impl ChangingTable {
 
     /// Rows that were written anew and are not in pieces, and bytes of logs that have them.
     pub fn logged(&self) -> (u64, u64) {
+        // In the order in which locks are taken.
+        let end = self.writer().end();
         let head = self.core.head();
         let closed: u64 = head.closed.iter().map(|one| one.end).sum();
+        let bytes = closed + head.open.map_or(0, |_| end);
         drop(head);
-        let rows = self.core.inner().newest.len() as u64;
-        (rows, closed + self.writer().open_bytes())
+        (self.core.inner().newest.len() as u64, bytes)
     }
 
     /// Begins to gather rows, in the order of their ids, which may repeat: each as it is now.
@@ -364,9 +362,32 @@ impl ChangingTable {
     /// # Errors
     /// As [`flush`](ChangingTable::flush), which it does.
     pub fn freeze(&self) -> Result<Frozen> {
+        loop {
+            if let Some(frozen) = self.try_freeze(Duration::from_secs(60))? {
+                return Ok(frozen);
+            }
+        }
+    }
+
+    /// As [`freeze`](ChangingTable::freeze); `None` where the time is over before nothing else is
+    /// frozen.
+    ///
+    /// # Errors
+    /// As [`freeze`](ChangingTable::freeze); [`Error::Held`] where this thread has all rows frozen.
+    pub fn try_freeze(&self, timeout: Duration) -> Result<Option<Frozen>> {
         self.core.check_process()?;
-        let held = self.core.hold();
-        Frozen::new(&self.core, held, &mut self.writer())
+        let Some(held) = self.core.hold(timeout)? else {
+            return Ok(None);
+        };
+        let mut frozen = Frozen::new(&self.core, held, &mut self.writer())?;
+        frozen.sort();
+        Ok(Some(frozen))
+    }
+
+    /// Waits until nothing is frozen; `false` where the time is over before, or this thread has it
+    /// so.
+    pub fn is_still(&self, timeout: Duration) -> bool {
+        matches!(self.core.hold(timeout), Ok(Some(_)) | Err(_))
     }
 
     fn writer(&self) -> MutexGuard<'_, Writer> {
@@ -399,6 +420,7 @@ impl Core {
         let mut found = Found {
             sequence: 0,
             end: FIRST,
+            is_unsynced: false,
         };
         let closed = head.closed.iter().map(|one| (one.number, Some(one.end)));
         let logs = closed.chain(head.open.map(|number| (number, None)));
@@ -409,7 +431,11 @@ impl Core {
                 detail,
             };
             let row_bytes = self.form.row_bytes;
-            let log = Log::open(&self.storage, &path, number, row_bytes)?;
+            let named = Named {
+                table: head.id(),
+                number,
+            };
+            let log = Log::open(&self.storage, &path, named, row_bytes)?;
             if index > 0 && log.first_sequence != found.sequence {
                 return Err(broken("it does not follow the log before it".to_owned()));
             }
@@ -429,6 +455,7 @@ impl Core {
             found = Found {
                 sequence: reached.sequence,
                 end: reached.end,
+                is_unsynced: end.is_none() && reached.end > FIRST,
             };
         }
         Ok(found)

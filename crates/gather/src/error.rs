@@ -84,4 +84,24 @@ pub enum Error {
         /// What it was.
         detail: String,
     },
+    /// A table cannot be made among files of somebody.
+    #[error("{}: there is {name} already: a table is made in a directory of its own", path.display())]
+    NotEmpty {
+        /// The directory.
+        path: PathBuf,
+        /// What is there.
+        name: String,
+    },
+    /// Another directory has the name of the table's.
+    #[error("{}: the directory was moved or replaced since the table was opened", path.display())]
+    Moved {
+        /// The name.
+        path: PathBuf,
+    },
+    /// Who asks for all rows as they are at one moment has them already.
+    #[error("{}: this thread folds the table, or reads all of it", path.display())]
+    Held {
+        /// The table.
+        path: PathBuf,
+    },
 }

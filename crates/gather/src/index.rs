@@ -204,6 +204,17 @@ impl Index {
         }
     }
 
+    /// Nobody will ask for these any more.
+    pub(crate) fn forget_all(&mut self, is_gone: impl Fn(u64) -> bool) {
+        self.pinned.retain(|&key| !is_gone(key));
+        for slot in 0..self.untouched {
+            let place = &self.places[slot as usize];
+            if place.state != State::Free && is_gone(place.key) {
+                self.forget(place.key);
+            }
+        }
+    }
+
     /// Has rows stay whatever happens, once they are admitted.
     ///
     /// # Returns

@@ -7,7 +7,8 @@ use penstock_io::executor::{Arrived, Visitor};
 
 use crate::cache::{Cache, Claimed};
 use crate::checks::BLOCK_BYTES;
-use crate::shared::{Shared, row_of};
+use crate::key::row_of;
+use crate::shared::Shared;
 use crate::state::{Damage, Place, State};
 use crate::table::Span;
 

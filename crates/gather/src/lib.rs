@@ -18,6 +18,7 @@ mod changing;
 mod checks;
 mod error;
 mod index;
+mod key;
 mod landing;
 mod lookup;
 mod reader;

@@ -13,10 +13,11 @@ use crate::cache::Cache;
 use crate::checks::BLOCK_BYTES;
 use crate::error::{Error, Result};
 use crate::index::Index;
+use crate::key::key_of;
 use crate::lookup::{Asked, How, Miss, carve};
 use crate::requests::Missing;
 use crate::runs::Merging;
-use crate::shared::{Counts, Shared, key_of};
+use crate::shared::{Counts, Number, Shared};
 use crate::state::Place;
 use crate::table::Table;
 
@@ -51,7 +52,7 @@ impl Reader {
         };
         Reader {
             shared: Arc::new(Shared {
-                number: cache.as_ref().map_or(0, |cache| cache.add_table()),
+                number: Number::of(cache.as_ref()),
                 table,
                 cache,
                 share: Arc::new(share),
@@ -210,7 +211,7 @@ impl Shared {
     }
 
     fn key(&self, row: u64) -> u64 {
-        key_of(self.number, row)
+        key_of(self.number.value(), row)
     }
 
     /// Copies what the cache has of some ids.
@@ -230,7 +231,7 @@ impl Shared {
         let asked = Asked {
             cache,
             counts: &self.counts,
-            batch: (self.number, self.next_batch.fetch_add(1, Relaxed)),
+            batch: (self.number.value(), self.next_batch.fetch_add(1, Relaxed)),
             rows: ids.len(),
             width: self.table.value_bytes() as usize,
         };

@@ -28,17 +28,37 @@ pub struct Counts {
     pub read_again: AtomicU64,
 }
 
-/// Of the key that a cache knows a row by, the number of the row; above it is that of its table.
-const ROW_BITS: u32 = 48;
-
-/// The row of a key.
-pub(crate) fn row_of(key: u64) -> u64 {
-    key & ((1 << ROW_BITS) - 1)
+/// The number of a table in a cache, given back when nobody reads the table any more.
+#[derive(Debug)]
+pub(crate) struct Number {
+    cache: Option<Arc<Cache>>,
+    value: u64,
+    process: u32,
 }
 
-/// What a cache knows a row of a table by.
-pub(crate) fn key_of(table: u64, row: u64) -> u64 {
-    table << ROW_BITS | row
+impl Number {
+    /// One for a table whose rows stay in a cache, if there is one.
+    pub(crate) fn of(cache: Option<&Arc<Cache>>) -> Arc<Number> {
+        Arc::new(Number {
+            cache: cache.cloned(),
+            value: cache.map_or(0, |cache| cache.add_table()),
+            process: std::process::id(),
+        })
+    }
+
+    pub(crate) fn value(&self) -> u64 {
+        self.value
+    }
+}
+
+impl Drop for Number {
+    fn drop(&mut self) {
+        if let Some(cache) = &self.cache
+            && self.process == std::process::id()
+        {
+            cache.remove_table(self.value);
+        }
+    }
 }
 
 /// See the module's description.
@@ -49,8 +69,8 @@ pub(crate) struct Shared {
     pub(crate) counts: Arc<Counts>,
     pub(crate) share: Arc<executor::Share>,
     pub(crate) merging: Merging,
-    /// What the cache knows its rows by.
-    pub(crate) number: u64,
+    /// What the cache knows the table by.
+    pub(crate) number: Arc<Number>,
     pub(crate) next_batch: AtomicU64,
     pub(crate) process: u32,
 }

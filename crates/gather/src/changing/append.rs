@@ -12,12 +12,12 @@ use super::core::{Core, Flying, Inner};
 use super::form::Form;
 use super::frame::{self, Filling};
 use super::head::{Closed, log_path};
-use super::log::{FIRST, Log, Reached};
+use super::log::{FIRST, Log, Named, Reached};
 use super::newest::{Address, LOG_BYTES_MAX, LOGS_MAX};
 use crate::cache::Cache;
 use crate::checks::BLOCK_BYTES;
 use crate::error::{Error, Result};
-use crate::shared::key_of;
+use crate::key::key_of;
 
 /// Bytes of frames on their way at most: who writes faster than the device waits.
 const FLYING_BYTES_MAX: u64 = 64 << 20;
@@ -40,7 +40,6 @@ pub(super) struct Writer {
     transfers: VecDeque<Transfer>,
     flying_bytes: u64,
     spare: Vec<Memory>,
-    mark: Option<Transfer>,
     /// Whether something was appended that is not known to be durable.
     is_dirty: bool,
     /// Why nothing is written any more.
@@ -54,6 +53,8 @@ pub(super) struct Found {
     pub(super) sequence: u64,
     /// Of the log that was appended to.
     pub(super) end: u64,
+    /// Whether that log has frames which who wrote them may not have synced.
+    pub(super) is_unsynced: bool,
 }
 
 impl Writer {
@@ -73,8 +74,7 @@ impl Writer {
             transfers: VecDeque::new(),
             flying_bytes: 0,
             spare: Vec::new(),
-            mark: None,
-            is_dirty: false,
+            is_dirty: found.is_unsynced,
             failed: None,
         }
     }
@@ -101,15 +101,15 @@ impl Writer {
         self.noted(done)
     }
 
-    /// Bytes of the log that is appended to.
-    pub(super) fn open_bytes(&self) -> u64 {
-        self.log.as_ref().map_or(0, |_| self.reached.end)
+    /// Where the log ends that is appended to, or was when the table was opened.
+    pub(super) fn end(&self) -> u64 {
+        self.reached.end
     }
 
     /// Waits for what is on its way, however it ends: whoever opens the table next finds all of it or
     /// none.
     pub(super) fn rest(&mut self) {
-        for transfer in self.transfers.drain(..).chain(self.mark.take()) {
+        for transfer in self.transfers.drain(..) {
             drop(transfer.wait(None));
         }
     }
@@ -146,7 +146,7 @@ impl Writer {
                 inner.newest.set(id, Address::new(log, place));
                 if let (Some(cache), Some(cached)) = (&core.cache, &mut cached) {
                     let bytes = &filling.bytes_at(place)[..width];
-                    cache.put(cached, key_of(core.number, id), bytes);
+                    cache.put(cached, key_of(core.number.value(), id), bytes);
                 }
             }
             taken += count;
@@ -168,8 +168,9 @@ impl Writer {
         }
         let row_bytes = core.form.row_bytes;
         let rows_max = self.frame_rows;
+        let bytes_max = frame::bytes_of(rows_max, row_bytes);
         let fitting = |log: &Log, reached: Reached| {
-            let room = log.capacity - reached.end;
+            let room = (log.capacity - reached.end).min(bytes_max);
             frame::rows_within(room, row_bytes).min(rows_max)
         };
         let mut rows = self
@@ -186,7 +187,7 @@ impl Writer {
         }
         let memory = match self.spare.pop() {
             Some(memory) => memory,
-            None => Memory::allocate(frame::bytes_of(rows_max, row_bytes) as usize)?,
+            None => Memory::allocate(bytes_max as usize)?,
         };
         let log = self.log.as_ref().expect("it has begun").number;
         let filling = Filling::new(memory, self.reached.end, rows, row_bytes);
@@ -260,39 +261,28 @@ impl Writer {
             return Ok(());
         }
         let Some(log) = &self.log else {
+            if let Some(number) = core.head().open {
+                sync_found(core, number)?;
+            }
+            self.is_dirty = false;
             return Ok(());
         };
-        // Two marks under way at once could come in either order.
-        if let Some(mark) = self.mark.take() {
-            mark.wait(None)?;
-        }
         log.sync(&core.storage)?;
         self.is_dirty = false;
-        self.mark = Some(log.mark(&core.storage, self.reached)?);
+        // Durable it is with the next sync; a process that is killed now leaves it all the same.
+        log.mark(&core.storage, self.reached)?.wait(None)?;
         Ok(())
     }
 
     /// Writes nothing to the log any more.
     fn end_log(&mut self, core: &Core) -> Result<()> {
         self.write_out(core)?;
-        if let Some(mark) = self.mark.take() {
-            mark.wait(None)?;
-        }
         let log = self.log.take();
         let mut head = core.head();
         let Some(number) = head.open else {
             return Ok(());
         };
         let path = log_path(&core.home, number);
-        let found = match &log {
-            Some(_) => None,
-            // What was found in it was read, which does not say that it is durable.
-            None => {
-                let file = File::open_to_write(&path, Direct::Off)?;
-                core.storage.change(Change::SyncData(&file))?;
-                Some(file)
-            }
-        };
         let mut next = head.clone();
         next.open = None;
         let end = self.reached.end;
@@ -300,16 +290,19 @@ impl Writer {
         if has_rows {
             next.closed.push(Closed { number, end });
         }
-        next.commit(&core.home, &*core.storage.file_system)?;
+        core.commit(&next)?;
         *head = next;
         if !has_rows {
             core.inner().logs.remove(&number);
             return core.storage.change(Change::RemoveFile(&path));
         }
-        match (&log, &found) {
-            (Some(log), _) => log.cut(&core.storage, end),
-            (None, Some(file)) => core.storage.change(Change::Truncate(file, end)),
-            (None, None) => unreachable!("it was found, or made here"),
+        match &log {
+            Some(log) => log.cut(&core.storage, end),
+            // One that was found.
+            None => {
+                let file = File::open_to_write(&path, Direct::Off)?;
+                core.storage.change(Change::Truncate(&file, end))
+            }
         }
     }
 
@@ -328,7 +321,10 @@ impl Writer {
         let log = Log::create(
             &core.storage,
             &path,
-            number,
+            Named {
+                table: head.id(),
+                number,
+            },
             row_bytes,
             sequence,
             self.log_bytes,
@@ -337,7 +333,7 @@ impl Writer {
         let mut next = head.clone();
         next.open = Some(number);
         next.next_log += 1;
-        next.commit(&core.home, &*core.storage.file_system)?;
+        core.commit(&next)?;
         *head = next;
         let inner: &mut Inner = &mut core.inner();
         inner.logs.insert(number, source);
@@ -345,4 +341,10 @@ impl Writer {
         self.log = Some(log);
         Ok(())
     }
+}
+
+/// Makes durable what was found in a log: that it was read does not say that it is.
+fn sync_found(core: &Core, number: u64) -> Result<()> {
+    let file = File::open_to_write(&log_path(&core.home, number), Direct::Off)?;
+    core.storage.change(Change::SyncData(&file))
 }

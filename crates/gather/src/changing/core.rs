@@ -4,19 +4,22 @@ use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
 
 use penstock_io::buffer::Memory;
 
 use super::form::Form;
 use super::frame::Filling;
 use super::head::{Head, piece_path};
+use super::lock::Lock;
 use super::newest::{Address, Newest};
-use super::piece;
+use super::piece::{self, Of};
 use super::storage::Storage;
 use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::runs::Merging;
-use crate::shared::{Counts, Shared};
+use crate::shared::{Counts, Number, Shared};
 use crate::table::{Segment, Table};
 
 /// See the module's description. Locks are taken in the order of the fields.
@@ -27,13 +30,15 @@ pub(super) struct Core {
     pub(super) storage: Storage,
     pub(super) merging: Merging,
     pub(super) cache: Option<Arc<Cache>>,
-    /// What the cache knows its rows by.
-    pub(super) number: u64,
+    /// What the cache knows the table by.
+    pub(super) number: Arc<Number>,
     pub(super) counts: Arc<Counts>,
     pub(super) next_batch: AtomicU64,
     pub(super) process: u32,
-    /// Whether somebody folds, or reads all of it as it was at one moment.
-    pub(super) is_held: Mutex<bool>,
+    /// As long as anybody reads or folds, whether the table was closed or not.
+    pub(super) lock: Lock,
+    /// Who folds, or reads all of it as it was at one moment.
+    pub(super) holder: Mutex<Option<ThreadId>>,
     pub(super) let_go: Condvar,
     pub(super) head: Mutex<Head>,
     pub(super) inner: Mutex<Inner>,
@@ -133,7 +138,7 @@ impl Core {
             counts: Arc::clone(&self.counts),
             share: Arc::clone(&self.storage.share),
             merging: self.merging,
-            number: self.number,
+            number: Arc::clone(&self.number),
             next_batch: AtomicU64::new(0),
             process: self.process,
         })
@@ -152,17 +157,43 @@ impl Core {
     /// Opens the file of a piece.
     pub(super) fn open_piece(&self, piece: u64, number: u64) -> Result<Segment> {
         let path = piece_path(&self.home, number);
-        piece::open(&self.storage, &path, &self.form, piece)
+        let of = Of {
+            table: self.head().id(),
+            form: &self.form,
+            piece,
+        };
+        piece::open(&self.storage, &path, of)
     }
 
-    /// Waits until nobody folds or reads all of it, and keeps others from it.
-    pub(super) fn hold(self: &Arc<Self>) -> Held {
-        let is_held = self.is_held.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.let_go.wait_while(is_held, |is_held| *is_held);
-        *waited.unwrap_or_else(PoisonError::into_inner) = true;
-        Held {
-            core: Arc::clone(self),
+    /// Makes this the head of the table.
+    pub(super) fn commit(&self, head: &Head) -> Result<()> {
+        self.lock.check()?;
+        head.commit(&self.home, &*self.storage.file_system)
+    }
+
+    /// Waits until nobody folds or reads all of it, and keeps others from it; `None` where the time
+    /// is over before.
+    ///
+    /// # Errors
+    /// [`Error::Held`] where this thread does.
+    pub(super) fn hold(self: &Arc<Self>, timeout: Duration) -> Result<Option<Held>> {
+        let me = thread::current().id();
+        let holder = self.holder.lock().unwrap_or_else(PoisonError::into_inner);
+        if *holder == Some(me) {
+            let path = self.home.clone();
+            return Err(Error::Held { path });
         }
+        let waited = self
+            .let_go
+            .wait_timeout_while(holder, timeout, |holder| holder.is_some());
+        let (mut holder, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() && holder.is_some() {
+            return Ok(None);
+        }
+        *holder = Some(me);
+        drop(holder);
+        let core = Arc::clone(self);
+        Ok(Some(Held { core }))
     }
 }
 
@@ -174,8 +205,8 @@ pub(super) struct Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let is_held = self.core.is_held.lock();
-        *is_held.unwrap_or_else(PoisonError::into_inner) = false;
+        let holder = self.core.holder.lock();
+        *holder.unwrap_or_else(PoisonError::into_inner) = None;
         self.core.let_go.notify_one();
     }
 }

@@ -14,7 +14,7 @@ use super::core::{Core, Held};
 use super::form::whole_blocks;
 use super::head::{log_path, piece_path};
 use super::newest::{Address, Sealed};
-use super::piece;
+use super::piece::{self, Of};
 use crate::checks::BLOCK_BYTES;
 use crate::error::{Error, Result};
 use crate::shared::Shared;
@@ -34,6 +34,9 @@ pub struct Frozen {
     sealed: Sealed,
     /// Ids that were written anew, in order.
     ids: Vec<u64>,
+    /// Of these, those that are in pieces again.
+    done: usize,
+    folded: Folded,
     pieces: Vec<Segment>,
     /// The logs that have what was written anew, by number.
     logs: BTreeMap<u64, Arc<Shared>>,
@@ -103,16 +106,22 @@ impl Frozen {
         let logs = numbers.into_iter().map(log).collect();
         let pieces = inner.pieces.clone();
         drop(inner);
-        let mut ids: Vec<u64> = sealed.keys().copied().collect();
-        ids.sort_unstable();
         Ok(Frozen {
             core: Arc::clone(core),
             sealed,
-            ids,
+            ids: Vec::new(),
+            done: 0,
+            folded: Folded::default(),
             pieces,
             logs,
             _held: held,
         })
+    }
+
+    /// Puts what was written anew in order.
+    pub(super) fn sort(&mut self) {
+        self.ids = self.sealed.keys().copied().collect();
+        self.ids.sort_unstable();
     }
 
     /// How many pieces the rows are cut into.
@@ -252,22 +261,37 @@ impl Frozen {
     ///
     /// # Errors
     /// [`Error::Damaged`], [`Error::Io`].
-    pub fn fold(self) -> Result<Folded> {
-        let form = &self.core.form;
-        let mut folded = Folded::default();
-        let mut ids = &self.ids[..];
-        while let Some(&first) = ids.first() {
-            let piece = first / form.piece_rows;
-            let end = form.rows_of(piece).end;
-            let (here, rest) = ids.split_at(ids.partition_point(|&id| id < end));
-            self.fold_piece(piece)?;
-            folded.rows += here.len() as u64;
-            folded.pieces += 1;
-            folded.bytes += form.bytes_of(piece);
-            ids = rest;
+    pub fn fold(mut self) -> Result<Folded> {
+        loop {
+            if let Some(folded) = self.fold_more()? {
+                return Ok(folded);
+            }
         }
-        self.let_go()?;
-        Ok(folded)
+    }
+
+    /// As [`fold`](Frozen::fold), by one piece.
+    ///
+    /// # Returns
+    /// What was done, once that is all.
+    ///
+    /// # Errors
+    /// As [`fold`](Frozen::fold).
+    pub fn fold_more(&mut self) -> Result<Option<Folded>> {
+        let form = &self.core.form;
+        let ids = &self.ids[self.done..];
+        let Some(&first) = ids.first() else {
+            self.let_go()?;
+            return Ok(Some(self.folded));
+        };
+        let piece = first / form.piece_rows;
+        let end = form.rows_of(piece).end;
+        let count = ids.partition_point(|&id| id < end);
+        self.fold_piece(piece)?;
+        self.done += count;
+        self.folded.rows += count as u64;
+        self.folded.pieces += 1;
+        self.folded.bytes += form.bytes_of(piece);
+        Ok(None)
     }
 
     /// Writes a piece anew, and has it take the place of the one that was.
@@ -277,12 +301,17 @@ impl Frozen {
         let memory = self.rows_of(piece)?;
         let number = core.head().take_piece();
         let path = piece_path(&core.home, number);
-        piece::write(&core.storage, &path, &core.form, piece, memory)?;
+        let of = Of {
+            table: core.head().id(),
+            form: &core.form,
+            piece,
+        };
+        piece::write(&core.storage, &path, of, memory)?;
         let segment = core.open_piece(piece, number)?;
         let mut head = core.head();
         let mut next = head.clone();
         let old = std::mem::replace(&mut next.pieces[piece as usize], number);
-        next.commit(&core.home, &*core.storage.file_system)?;
+        core.commit(&next)?;
         *head = next;
         let mut inner = core.inner();
         inner.pieces[piece as usize] = segment;
@@ -299,7 +328,7 @@ impl Frozen {
         let mut next = head.clone();
         next.closed
             .retain(|one| !self.logs.contains_key(&one.number));
-        next.commit(&core.home, &*core.storage.file_system)?;
+        core.commit(&next)?;
         *head = next;
         let mut inner = core.inner();
         inner.newest.unseal();

@@ -9,11 +9,15 @@ use penstock_io::file_system::{Change, FileSystem};
 use serde::{Deserialize, Serialize};
 
 use super::form::Form;
+use super::lock::Lock;
 use crate::error::{Error, Result};
 
 /// The file that says what a table is made of.
 pub const TABLE_HEAD: &str = "table.json";
 const NEW_NAME: &str = "table.json.new";
+
+/// There while a table is being made, so that what is left of it is known to be.
+const MARKER: &str = "table.new";
 const FORMAT: &str = "penstock-table";
 const VERSION: u32 = 1;
 
@@ -22,8 +26,8 @@ const VERSION: u32 = 1;
 pub(super) struct Head {
     format: String,
     version: u32,
-    /// Of this very table, whatever it is called.
-    pub(super) id: String,
+    /// Of this very table, whatever it is called: a number in 16 hexadecimal digits.
+    id: String,
     rows: u64,
     row_bytes: u64,
     value_bytes: u64,
@@ -57,7 +61,7 @@ impl Head {
         Head {
             format: FORMAT.to_owned(),
             version: VERSION,
-            id: uuid::Uuid::new_v4().to_string(),
+            id: format!("{:016x}", uuid::Uuid::new_v4().as_u64_pair().0),
             rows: form.rows,
             row_bytes: form.row_bytes,
             value_bytes: form.value_bytes,
@@ -69,6 +73,11 @@ impl Head {
             next_log: 0,
             note,
         }
+    }
+
+    /// A number of this very table, which its files have as well.
+    pub(super) fn id(&self) -> u64 {
+        u64::from_str_radix(&self.id, 16).expect("it was looked at when it was read")
     }
 
     pub(super) fn form(&self) -> Form {
@@ -146,16 +155,12 @@ impl Head {
         let head: Head =
             serde_json::from_value(value).map_err(|error| broken(error.to_string()))?;
         let form = head.form();
-        let is_one = head.format == FORMAT && form.is_sound();
+        let is_numbered = u64::from_str_radix(&head.id, 16).is_ok();
+        let is_one = head.format == FORMAT && form.is_sound() && is_numbered;
         if !is_one || head.pieces.len() as u64 != form.pieces() {
             return Err(broken("it describes no table".to_owned()));
         }
         Ok(head)
-    }
-
-    /// Whether a table is there, whole or not.
-    pub(super) fn is_at(home: &Path) -> bool {
-        home.join(TABLE_HEAD).exists()
     }
 
     /// Makes this the head of the table, and all files that it names durable by name: what is in
@@ -197,6 +202,44 @@ fn log_name(number: u64) -> String {
     format!("log-{number}")
 }
 
+/// Begins to make a table in a directory.
+///
+/// # Errors
+/// [`Error::Exists`]; [`Error::NotEmpty`] where there are files of somebody.
+pub(super) fn begin(home: &Path, file_system: &dyn FileSystem) -> Result<()> {
+    let listed = fs::read_dir(home).map_err(|source| penstock_io::Error::Storage {
+        operation: "list",
+        path: home.to_owned(),
+        source,
+    })?;
+    let names = listed.flatten().map(|entry| entry.file_name());
+    let names: Vec<String> = names
+        .map(|name| name.to_string_lossy().into_owned())
+        .filter(|name| !Lock::is_it(name))
+        .collect();
+    let path = home.to_owned();
+    if names.iter().any(|name| name == TABLE_HEAD) {
+        return Err(Error::Exists { path });
+    }
+    if names.iter().any(|name| name == MARKER) {
+        return Ok(());
+    }
+    if let Some(name) = names.into_iter().next() {
+        return Err(Error::NotEmpty { path, name });
+    }
+    drop(file_system.create(&home.join(MARKER), Direct::Off)?);
+    file_system.change(Change::SyncDirectory(home))?;
+    Ok(())
+}
+
+/// Nothing is being made any more in a directory.
+pub(super) fn end(home: &Path, file_system: &dyn FileSystem) {
+    let marker = home.join(MARKER);
+    if marker.exists() {
+        drop(file_system.change(Change::RemoveFile(&marker)));
+    }
+}
+
 /// Where a piece is.
 pub(super) fn piece_path(home: &Path, number: u64) -> PathBuf {
     home.join(piece_name(number))
@@ -218,7 +261,8 @@ pub(super) fn sweep(home: &Path, head: &Head, file_system: &dyn FileSystem) {
         let name = name.to_string_lossy();
         let is_ours = ["rows-", "log-"].iter().any(|kind| {
             let number = name.strip_prefix(kind);
-            number.is_some_and(|number| number.parse::<u64>().is_ok())
+            let is_plain = |text: &str| text.parse().is_ok_and(|it: u64| it.to_string() == text);
+            number.is_some_and(is_plain)
         });
         if (is_ours || name == NEW_NAME) && !head.has(&name) {
             drop(file_system.change(Change::RemoveFile(&home.join(&*name))));

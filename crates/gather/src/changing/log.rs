@@ -32,6 +32,14 @@ pub(super) const FIRST: u64 = 2 * BLOCK_BYTES;
 /// Rows may begin at multiples of so many bytes.
 pub(super) const STEP_BYTES: u64 = 8;
 
+/// Which log of which table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Named {
+    pub(super) table: u64,
+    /// Of the file.
+    pub(super) number: u64,
+}
+
 /// A log's file, and what is known of it.
 #[derive(Debug)]
 pub(super) struct Log {
@@ -62,24 +70,26 @@ impl Log {
     pub(super) fn create(
         storage: &Storage,
         path: &Path,
-        number: u64,
+        named: Named,
         row_bytes: u64,
         first_sequence: u64,
         capacity: u64,
     ) -> Result<Log> {
+        let Named { table, number } = named;
         let id = uuid::Uuid::new_v4().as_u64_pair().0;
         let mut memory = Memory::allocate(BLOCK_BYTES as usize)?;
         set(
             memory.as_mut_slice(),
             MAGIC,
-            &[number, id, first_sequence, row_bytes, capacity],
+            &[number, id, first_sequence, row_bytes, capacity, table],
         );
-        let file = storage.create(path)?;
-        storage.change(Change::Allocate(&file, capacity))?;
-        storage
-            .write(&file, 0, &Arc::new(memory), BLOCK_BYTES)?
-            .wait(None)?;
-        storage.change(Change::SyncData(&file))?;
+        let file = storage.make(path, |file| {
+            storage.change(Change::Allocate(file, capacity))?;
+            let written = storage.write(file, 0, &Arc::new(memory), BLOCK_BYTES)?;
+            written.wait(None)?;
+            storage.change(Change::SyncData(file))?;
+            Ok(Arc::clone(file))
+        })?;
         Ok(Log {
             number,
             id,
@@ -91,8 +101,17 @@ impl Log {
     }
 
     /// Opens a log that somebody has left.
-    pub(super) fn open(storage: &Storage, path: &Path, number: u64, row_bytes: u64) -> Result<Log> {
+    pub(super) fn open(
+        storage: &Storage,
+        path: &Path,
+        named: Named,
+        row_bytes: u64,
+    ) -> Result<Log> {
         let file = storage.open(path)?;
+        if !file.is_direct() {
+            // What a sync has failed to write may be in memory still, as if it were on the device.
+            file.drop_cache()?;
+        }
         let broken = |detail: &str| Error::Broken {
             path: path.to_owned(),
             detail: detail.to_owned(),
@@ -102,14 +121,15 @@ impl Log {
             return Err(broken("it is cut off"));
         }
         let block = storage.bytes(&file, 0, BLOCK_BYTES)?;
-        let Some([found, id, first_sequence, of_row, _]) = get(block.as_slice(), MAGIC) else {
+        let Some([found, id, first_sequence, of_row, _, table]) = get(block.as_slice(), MAGIC)
+        else {
             return Err(broken("its first block is not what was written"));
         };
-        if found != number || of_row != row_bytes {
+        if (table, found, of_row) != (named.table, named.number, row_bytes) {
             return Err(broken("it is another log"));
         }
         Ok(Log {
-            number,
+            number: named.number,
             id,
             first_sequence,
             capacity: bytes,
@@ -164,7 +184,7 @@ impl Log {
         set(
             memory.as_mut_slice(),
             MARK_MAGIC,
-            &[self.id, end, sequence, 0, 0],
+            &[self.id, end, sequence, 0, 0, 0],
         );
         storage.write(&self.file, MARK_AT, &Arc::new(memory), BLOCK_BYTES)
     }
@@ -193,7 +213,14 @@ impl Log {
             sequence: self.first_sequence,
         };
         let last = end.unwrap_or(self.capacity).min(self.capacity);
-        while let Some(bytes) = self.replay_frame(storage, row_bytes, reached, last, &mut row)? {
+        let mut ahead = Ahead {
+            storage,
+            file: &self.file,
+            begin: 0,
+            memory: Memory::allocate(0)?,
+            last,
+        };
+        while let Some(bytes) = self.replay_frame(&mut ahead, row_bytes, reached, &mut row)? {
             reached.end += bytes;
             reached.sequence += 1;
         }
@@ -216,33 +243,30 @@ impl Log {
 
     fn replay_frame(
         &self,
-        storage: &Storage,
+        ahead: &mut Ahead<'_>,
         row_bytes: u64,
         at: Reached,
-        last: u64,
         row: &mut impl FnMut(u64, u64),
     ) -> Result<Option<u64>> {
-        if last - at.end < BLOCK_BYTES {
-            return Ok(None);
-        }
         let expected = Expected {
             log: self.id,
             sequence: at.sequence,
             begin: at.end,
             row_bytes,
         };
-        let block = storage.bytes(&self.file, at.end, BLOCK_BYTES)?;
-        let Some(bytes) = frame::bytes_after(block.as_slice(), expected) else {
+        let Some(block) = ahead.bytes(at.end, BLOCK_BYTES)? else {
             return Ok(None);
         };
-        if bytes > last - at.end {
-            return Ok(None);
-        }
-        let mut memory = storage.bytes(&self.file, at.end, bytes)?;
-        let Some(rows) = frame::rows_in(memory.as_mut_slice(), expected) else {
+        let Some(bytes) = frame::bytes_after(block, expected) else {
             return Ok(None);
         };
-        self.checks.note(at.end / BLOCK_BYTES, memory.as_slice());
+        let Some(frame) = ahead.bytes(at.end, bytes)? else {
+            return Ok(None);
+        };
+        let Some(rows) = frame::rows_in(frame, expected) else {
+            return Ok(None);
+        };
+        self.checks.note(at.end / BLOCK_BYTES, frame);
         for (id, place) in rows {
             row(id, place);
         }
@@ -252,27 +276,65 @@ impl Log {
     /// How far it was durable at least; `None` where no mark is there, or none that is whole.
     fn marked(&self, storage: &Storage) -> Result<Option<Reached>> {
         let block = storage.bytes(&self.file, MARK_AT, BLOCK_BYTES)?;
-        let mark = get(block.as_slice(), MARK_MAGIC);
-        let mark = mark.filter(|[log, ..]| *log == self.id);
-        Ok(mark.map(|[_, end, sequence, _, _]| Reached { end, sequence }))
+        if block.as_slice().iter().all(|&byte| byte == 0) {
+            return Ok(None);
+        }
+        match get(block.as_slice(), MARK_MAGIC) {
+            Some([log, end, sequence, ..]) if log == self.id => Ok(Some(Reached { end, sequence })),
+            _ => Err(Error::Broken {
+                path: self.file.path().to_owned(),
+                detail: "its mark is not what was written".to_owned(),
+            }),
+        }
+    }
+}
+
+/// A log that is read from its beginning, some of it ahead.
+struct Ahead<'a> {
+    storage: &'a Storage,
+    file: &'a Arc<File>,
+    /// Where in the file the memory begins.
+    begin: u64,
+    memory: Memory,
+    /// Where it ends.
+    last: u64,
+}
+
+/// So much is read at once.
+const AHEAD_BYTES: u64 = 8 << 20;
+
+impl Ahead<'_> {
+    /// Bytes from a place on; `None` where it ends before.
+    fn bytes(&mut self, at: u64, bytes: u64) -> Result<Option<&mut [u8]>> {
+        if self.last < at || self.last - at < bytes {
+            return Ok(None);
+        }
+        if at < self.begin || at + bytes > self.begin + self.memory.len() as u64 {
+            let more = bytes.max(AHEAD_BYTES).min(self.last - at);
+            self.memory = self.storage.bytes(self.file, at, more)?;
+            self.begin = at;
+        }
+        let from = (at - self.begin) as usize;
+        let memory = self.memory.as_mut_slice();
+        Ok(Some(&mut memory[from..from + bytes as usize]))
     }
 }
 
 /// Writes numbers at the beginning of a block, with what they are and a checksum: within a sector.
-fn set(block: &mut [u8], magic: &[u8; 8], numbers: &[u64; 5]) {
+fn set(block: &mut [u8], magic: &[u8; 8], numbers: &[u64; 6]) {
     let words = block.as_chunks_mut::<8>().0;
     words[0] = *magic;
     for (word, number) in words[1..].iter_mut().zip(numbers) {
         *word = number.to_le_bytes();
     }
-    let sum = crc_fast::checksum(Crc64Nvme, words[..6].as_flattened());
-    words[6] = sum.to_le_bytes();
+    let sum = crc_fast::checksum(Crc64Nvme, words[..7].as_flattened());
+    words[7] = sum.to_le_bytes();
 }
 
-fn get(block: &[u8], magic: &[u8; 8]) -> Option<[u64; 5]> {
+fn get(block: &[u8], magic: &[u8; 8]) -> Option<[u64; 6]> {
     let words = block.as_chunks::<8>().0;
-    let sum = crc_fast::checksum(Crc64Nvme, words[..6].as_flattened());
-    if words[0] != *magic || words[6] != sum.to_le_bytes() {
+    let sum = crc_fast::checksum(Crc64Nvme, words[..7].as_flattened());
+    if words[0] != *magic || words[7] != sum.to_le_bytes() {
         return None;
     }
     Some(std::array::from_fn(|at| u64::from_le_bytes(words[1 + at])))

@@ -10,9 +10,10 @@ use super::core::{Core, Inner};
 use crate::batch::Batch;
 use crate::cache::Cache;
 use crate::error::Result;
+use crate::key::key_of;
 use crate::lookup::{Asked, How, Miss, carve};
 use crate::requests::Missing;
-use crate::shared::{Shared, key_of};
+use crate::shared::Shared;
 use crate::state::Place;
 
 /// Rows that have to be read, by what has them.
@@ -54,11 +55,11 @@ impl Core {
         let asked = Asked {
             cache,
             counts: &self.counts,
-            batch: (self.number, self.next_batch.fetch_add(1, Relaxed)),
+            batch: (self.number.value(), self.next_batch.fetch_add(1, Relaxed)),
             rows: ids.len(),
             width: self.form.value_bytes as usize,
         };
-        let key = |position: usize| key_of(self.number, ids[position]);
+        let key = |position: usize| key_of(self.number.value(), ids[position]);
         asked.look_up(key, out, |rest, out| {
             // Who is to come into the cache is read from where it is now: nobody writes it anew
             // between the two.
@@ -114,7 +115,7 @@ impl Core {
         for ((index, miss, row), memory) in misses.into_iter().zip(memory) {
             let place = Place {
                 row,
-                key: key_of(self.number, ids[miss.position]),
+                key: key_of(self.number.value(), ids[miss.position]),
                 memory,
             };
             let Miss { how, .. } = miss;

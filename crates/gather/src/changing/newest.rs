@@ -45,6 +45,8 @@ impl Address {
 pub(super) struct Newest {
     fresh: HashMap<u64, Address>,
     sealed: Arc<HashMap<u64, Address>>,
+    /// How many are in both.
+    both: usize,
 }
 
 /// What was sealed.
@@ -52,7 +54,8 @@ pub(super) type Sealed = Arc<HashMap<u64, Address>>;
 
 impl Newest {
     pub(super) fn set(&mut self, id: u64, address: Address) {
-        self.fresh.insert(id, address);
+        let is_first = self.fresh.insert(id, address).is_none();
+        self.both += usize::from(is_first && self.sealed.contains_key(&id));
     }
 
     /// The newest version; `None` where it is in a piece.
@@ -63,13 +66,13 @@ impl Newest {
 
     /// How many rows were written anew.
     pub(super) fn len(&self) -> usize {
-        let both = self.fresh.keys().filter(|id| self.sealed.contains_key(*id));
-        self.fresh.len() + self.sealed.len() - both.count()
+        self.fresh.len() + self.sealed.len() - self.both
     }
 
     /// Seals all there is.
     pub(super) fn seal(&mut self) -> Sealed {
         let fresh = std::mem::take(&mut self.fresh);
+        self.both = 0;
         if self.sealed.is_empty() {
             self.sealed = Arc::new(fresh);
         } else if !fresh.is_empty() {
@@ -81,5 +84,6 @@ impl Newest {
     /// What was sealed is in pieces now.
     pub(super) fn unseal(&mut self) {
         self.sealed = Arc::default();
+        self.both = 0;
     }
 }

@@ -20,6 +20,14 @@ use crate::table::Segment;
 
 const MAGIC: &[u8; 8] = b"PSTKROWS";
 
+/// Which piece of which table.
+#[derive(Clone, Copy)]
+pub(super) struct Of<'a> {
+    pub(super) table: u64,
+    pub(super) form: &'a Form,
+    pub(super) piece: u64,
+}
+
 /// Where what is in a piece.
 #[derive(Clone, Copy)]
 struct Layout {
@@ -55,68 +63,59 @@ pub(super) fn file_bytes(form: &Form, piece: u64) -> u64 {
 ///
 /// # Arguments
 /// `memory` has the bytes of the whole file, of which those of the rows are set.
-pub(super) fn write(
-    storage: &Storage,
-    path: &Path,
-    form: &Form,
-    piece: u64,
-    mut memory: Memory,
-) -> Result<()> {
-    let layout = Layout::of(form, piece);
+pub(super) fn write(storage: &Storage, path: &Path, of: Of<'_>, mut memory: Memory) -> Result<()> {
+    let layout = Layout::of(of.form, of.piece);
     let bytes = memory.as_mut_slice();
     assert_eq!(bytes.len() as u64, layout.bytes, "a whole file");
     let (rows, rest) = bytes.split_at_mut(layout.sums_at as usize);
     let rows = &rows[..layout.rows_bytes as usize];
     let sums = rows.chunks(BLOCK_BYTES as usize).map(Checks::of);
-    set_end(rest, sums, layout, form, piece);
-    let file = storage.create(path)?;
-    storage.change(Change::Allocate(&file, layout.bytes))?;
-    let memory = Arc::new(memory);
-    storage.write(&file, 0, &memory, layout.bytes)?.wait(None)?;
-    storage.change(Change::SyncData(&file))
+    set_end(rest, sums, layout, of);
+    storage.make(path, |file| {
+        storage.change(Change::Allocate(file, layout.bytes))?;
+        let memory = Arc::new(memory);
+        storage.write(file, 0, &memory, layout.bytes)?.wait(None)?;
+        storage.change(Change::SyncData(file))
+    })
 }
 
 /// As [`write`], of rows that are all zero, which take no room.
-pub(super) fn write_zeros(storage: &Storage, path: &Path, form: &Form, piece: u64) -> Result<()> {
-    let layout = Layout::of(form, piece);
+pub(super) fn write_zeros(storage: &Storage, path: &Path, of: Of<'_>) -> Result<()> {
+    let layout = Layout::of(of.form, of.piece);
     let mut memory = Memory::allocate((layout.bytes - layout.sums_at) as usize)?;
     let zeros = [0; BLOCK_BYTES as usize];
     let whole = Checks::of(&zeros);
     let last = layout.rows_bytes - (layout.sums - 1) * BLOCK_BYTES;
     let last = Checks::of(&zeros[..last as usize]);
     let sums = (0..layout.sums - 1).map(|_| whole).chain([last]);
-    set_end(memory.as_mut_slice(), sums, layout, form, piece);
-    let file = storage.create(path)?;
-    storage.change(Change::Truncate(&file, layout.bytes))?;
-    let (bytes, memory) = (memory.len() as u64, Arc::new(memory));
-    storage
-        .write(&file, layout.sums_at, &memory, bytes)?
-        .wait(None)?;
-    storage.change(Change::SyncData(&file))
+    set_end(memory.as_mut_slice(), sums, layout, of);
+    storage.make(path, |file| {
+        storage.change(Change::Truncate(file, layout.bytes))?;
+        let (bytes, memory) = (memory.len() as u64, Arc::new(memory));
+        let written = storage.write(file, layout.sums_at, &memory, bytes)?;
+        written.wait(None)?;
+        storage.change(Change::SyncData(file))
+    })
 }
 
 /// What follows the rows.
-fn set_end(
-    rest: &mut [u8],
-    sums: impl Iterator<Item = u32>,
-    layout: Layout,
-    form: &Form,
-    piece: u64,
-) {
+fn set_end(rest: &mut [u8], sums: impl Iterator<Item = u32>, layout: Layout, of: Of<'_>) {
     let words = rest.as_chunks_mut::<4>().0;
     for (word, sum) in words.iter_mut().zip(sums) {
         *word = sum.to_le_bytes();
     }
     let (sums, end) = rest.split_at_mut((layout.end_at - layout.sums_at) as usize);
-    end[..END_BYTES].copy_from_slice(&end_of(form, piece, sums));
+    end[..END_BYTES].copy_from_slice(&end_of(of, sums));
 }
 
-const END_BYTES: usize = 56;
+const END_BYTES: usize = 64;
 
-fn end_of(form: &Form, piece: u64, sums: &[u8]) -> [u8; END_BYTES] {
+fn end_of(of: Of<'_>, sums: &[u8]) -> [u8; END_BYTES] {
     let mut end = [0; END_BYTES];
-    let rows = form.rows_of(piece);
+    let form = of.form;
+    let rows = form.rows_of(of.piece);
     let numbers = [
+        of.table,
         rows.start,
         rows.end,
         form.row_bytes,
@@ -137,8 +136,8 @@ fn end_of(form: &Form, piece: u64, sums: &[u8]) -> [u8; END_BYTES] {
 /// # Errors
 /// [`Error::Broken`] where it is not the one that was written, as far as that is seen without its
 /// rows.
-pub(super) fn open(storage: &Storage, path: &Path, form: &Form, piece: u64) -> Result<Segment> {
-    let layout = Layout::of(form, piece);
+pub(super) fn open(storage: &Storage, path: &Path, of: Of<'_>) -> Result<Segment> {
+    let layout = Layout::of(of.form, of.piece);
     let file: Arc<File> = storage.open(path)?;
     let broken = |detail: &str| Error::Broken {
         path: path.to_owned(),
@@ -151,12 +150,12 @@ pub(super) fn open(storage: &Storage, path: &Path, form: &Form, piece: u64) -> R
     let (sums, end) = end
         .as_slice()
         .split_at((layout.end_at - layout.sums_at) as usize);
-    if end[..END_BYTES] != end_of(form, piece, sums) {
-        return Err(broken("its checksums are not those that were written"));
+    if end[..END_BYTES] != end_of(of, sums) {
+        return Err(broken("its end is not what was written for this table"));
     }
     let words = sums.as_chunks::<4>().0.iter();
     let sums = words.map(|word| u32::from_le_bytes(*word));
-    let rows = form.rows_of(piece);
+    let rows = of.form.rows_of(of.piece);
     Ok(Segment {
         target: target(&file),
         offset: 0,

@@ -26,6 +26,21 @@ impl Storage {
         Ok(Arc::new(self.file_system.create(path, self.direct)?))
     }
 
+    /// Makes a file with what is to be in it; of one that fails nothing stays.
+    pub(super) fn make<T>(
+        &self,
+        path: &Path,
+        fill: impl FnOnce(&Arc<File>) -> Result<T>,
+    ) -> Result<T> {
+        let file = self.create(path)?;
+        let filled = fill(&file);
+        if filled.is_err() {
+            // What it was that failed is what is told.
+            drop(self.change(Change::RemoveFile(path)));
+        }
+        filled
+    }
+
     pub(super) fn open(&self, path: &Path) -> Result<Arc<File>> {
         Ok(Arc::new(File::open(path, self.direct)?))
     }

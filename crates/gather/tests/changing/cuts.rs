@@ -82,6 +82,17 @@ const SCENARIOS: &[Scenario] = &[
         },
     },
     Scenario {
+        name: "flush of what was found",
+        sizes: (MANY, 0),
+        set_up: written,
+        // Who wrote it did not sync it; who finds it says that it is durable.
+        run: |world| {
+            world.update(&[2, 3, 1])?;
+            world.open()?;
+            world.flush()
+        },
+    },
+    Scenario {
         name: "a log a row",
         sizes: (0, 0),
         set_up: made,
@@ -165,6 +176,8 @@ const MUTANTS: &[(&str, Step)] = &[
     ("create", ("sync above", 1)),
     ("create", ("sync home", 1)),
     ("create", ("sync home", 2)),
+    ("create", ("sync home", 3)),
+    ("flush of what was found", ("sync log", 1)),
     // The log's first block, what says that there is a log, what was written.
     ("first flush", ("sync log", 1)),
     ("first flush", ("sync log", 2)),

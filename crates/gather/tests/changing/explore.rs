@@ -286,7 +286,8 @@ fn go_on(
             .map_err(told)?;
     }
     let names = std::fs::read_dir(home).unwrap().count() as u64;
-    match names == 1 + ROWS.div_ceil(PIECE_ROWS) {
+    // The head, what is locked, and pieces.
+    match names == 2 + ROWS.div_ceil(PIECE_ROWS) {
         true => Ok(()),
         false => Err(format!("{names} files are left")),
     }
