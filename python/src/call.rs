@@ -4,17 +4,18 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use penstock_io::trace::{self, Row};
 use penstock_store::{Error, Progress};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::errors;
 
 /// How often signals and the progress callback get their turn. A person notices no delay, and
 /// the thread that waits costs nothing.
-pub(crate) const TURN: Duration = Duration::from_millis(50);
+const TURN: Duration = Duration::from_millis(50);
 
 /// What the kernel calls a thread that [`beside`] starts, and those that it starts: the package knows
 /// by that name whom an exit need not wait for (`native_threads.py`). There is room for 15 bytes.
@@ -55,6 +56,33 @@ pub(crate) fn run_until<T: Send>(
 ) -> PyResult<T> {
     let (outcome, raised) = watch(py, || py.check_signals(), cancel, work);
     raised.map_or_else(|| value_or_exception(py, outcome), Err)
+}
+
+/// Waits on this thread for what `wait` returns, which waits without the GIL and for so long at the
+/// most; None where the time is over before. Signals have their turn meanwhile.
+pub(crate) fn wait<T>(
+    py: Python<'_>,
+    timeout_seconds: Option<f64>,
+    wait: impl Fn(Duration) -> PyResult<Option<T>>,
+) -> PyResult<Option<T>> {
+    if timeout_seconds.is_some_and(f64::is_nan) {
+        let problem = "the timeout is nan: it must be seconds, or None to wait for ever";
+        return Err(PyValueError::new_err(problem));
+    }
+    // Below zero is a look, and what no clock counts no bound.
+    let seconds = timeout_seconds.map(|seconds| seconds.clamp(0.0, 1e9));
+    let deadline = seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
+    loop {
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        let turn = left.map_or(TURN, |left| left.min(TURN));
+        if let Some(value) = wait(turn)? {
+            return Ok(Some(value));
+        }
+        py.check_signals()?;
+        if left.is_some_and(|left| left <= turn) {
+            return Ok(None);
+        }
+    }
 }
 
 /// Runs `work` on this thread without the GIL, and without an eye on signals.

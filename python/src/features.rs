@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
 
 use penstock_gather::{
     Batch, Cache, Checks, Error, Index, Merging, Policy, Reader, Segment, Table, replay,
@@ -12,7 +11,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::call::{self, TURN};
+use crate::call;
 use crate::errors;
 use crate::offload::{Bell, DataFile, Executor};
 use crate::tensor::{self, NativeArray, TensorTarget};
@@ -335,23 +334,11 @@ impl RowBatch {
 
     /// Waits until all rows are there, and says whether they are; signals have their turn meanwhile.
     fn wait(&self, py: Python<'_>, timeout_seconds: Option<f64>) -> PyResult<bool> {
-        if timeout_seconds.is_some_and(f64::is_nan) {
-            let problem = "timeout=nan: must be seconds, or None to wait for ever";
-            return Err(PyValueError::new_err(problem));
-        }
-        let seconds = timeout_seconds.map(|seconds| seconds.clamp(0.0, 1e9));
-        let deadline = seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
-        loop {
-            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            let turn = left.map_or(TURN, |left| left.min(TURN));
-            if raised(py, py.detach(|| self.inner.wait(Some(turn))))? {
-                return Ok(true);
-            }
-            py.check_signals()?;
-            if left.is_some_and(|left| left <= turn) {
-                return Ok(false);
-            }
-        }
+        let wait = |turn| {
+            let is_there = raised(py, py.detach(|| self.inner.wait(Some(turn))))?;
+            Ok(is_there.then_some(()))
+        };
+        Ok(call::wait(py, timeout_seconds, wait)?.is_some())
     }
 
     /// Has a bell rung when nothing of it is under way.

@@ -3,7 +3,6 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use penstock_store::save::{self, Shards, Staging, Written};
 use penstock_store::{Error, Progress};
@@ -155,23 +154,11 @@ impl Job {
 
     /// Waits, without copying, until the tensors may be changed; tells whether that is so.
     fn wait_staged(&self, py: Python<'_>, timeout_seconds: Option<f64>) -> PyResult<bool> {
-        let timeout = |seconds: f64| {
-            // Below zero is a look, and beyond any clock no bound.
-            Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX)
+        let wait = |turn| {
+            let is_staged = py.detach(|| self.inner.wait_staged(Some(turn)));
+            Ok(is_staged.then_some(()))
         };
-        let timeout = timeout_seconds.map(timeout);
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        loop {
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let turn = left.map_or(call::TURN, |left| left.min(call::TURN));
-            if py.detach(|| self.inner.wait_staged(Some(turn))) {
-                return Ok(true);
-            }
-            if left.is_some_and(|left| left.is_zero()) {
-                return Ok(false);
-            }
-            py.check_signals()?;
-        }
+        Ok(call::wait(py, timeout_seconds, wait)?.is_some())
     }
 
     /// Whether the tensors may be changed.

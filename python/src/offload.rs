@@ -6,19 +6,18 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use penstock_io::Error;
 use penstock_io::buffer;
 use penstock_io::device::{Device, Requests};
 use penstock_io::executor::{
-    self, ExecutorConfig, Kind, Landing, Request, Source, Target, page_bytes,
+    self, ExecutorConfig, Kind, Landing, Moved, Request, Source, Target, page_bytes,
 };
 use penstock_io::file::{Direct, File};
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use crate::call::TURN;
+use crate::call;
 use crate::errors;
 use crate::tensor::{HostBuffer, NativeArray, landing, supply};
 
@@ -340,26 +339,13 @@ impl Transfer {
 
     /// Waits for the end; None where the time is over before. Signals have their turn meanwhile.
     fn wait(&self, py: Python<'_>, timeout_seconds: Option<f64>) -> PyResult<Option<NativeMoved>> {
-        if timeout_seconds.is_some_and(f64::is_nan) {
-            let problem = "timeout=nan: must be seconds, or None to wait for ever";
-            return Err(PyValueError::new_err(problem));
-        }
-        let seconds = timeout_seconds.map(|seconds| seconds.clamp(0.0, 1e9));
-        let deadline = seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
-        loop {
-            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            let turn = left.map_or(TURN, |left| left.min(TURN));
-            let waited = py.detach(|| self.inner.wait(Some(turn)));
-            if let Some(moved) = raised(py, waited)? {
-                let seconds = self.inner.took().as_secs_f64();
-                let (staged, cached) = (moved.staged_bytes, moved.cached_bytes);
-                return Ok(Some((moved.bytes, staged, cached, seconds)));
-            }
-            py.check_signals()?;
-            if left.is_some_and(|left| left <= turn) {
-                return Ok(None);
-            }
-        }
+        let wait = |turn| raised(py, py.detach(|| self.inner.wait(Some(turn))));
+        let moved = call::wait(py, timeout_seconds, wait)?;
+        let of = |moved: Moved| {
+            let seconds = self.inner.took().as_secs_f64();
+            (moved.bytes, moved.staged_bytes, moved.cached_bytes, seconds)
+        };
+        Ok(moved.map(of))
     }
 
     /// Gives up what has not begun.

@@ -356,6 +356,8 @@ def test_results_can_be_waited_for_a_while(tmp_path: Path) -> None:
             transfer.result(0)
         with pytest.raises(TimeoutError):
             wait_all([transfer], 0)
+        with pytest.raises(ValueError, match="nan"):
+            transfer.result(float("nan"))
         assert transfer.result(HANG_SECONDS).nbytes == 64 << 20
         assert transfer.done()
 

@@ -51,6 +51,8 @@ def test_the_background_copies_what_nobody_stages(disk_path):
         state = lazy_state()
         pending = store.save_async(1, state, lazy=True)
         assert not pending.wait_staged(0.01)
+        with pytest.raises(ValueError, match="nan"):
+            pending.wait_staged(float("nan"))
         release()
         assert pending.wait_staged()
         state["w"].zero_()
