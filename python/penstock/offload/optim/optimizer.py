@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +36,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 _TYPES = (torch.float32, torch.float64, *_HALVES)
 
 
-class StoredOptimizer(torch.optim.Optimizer):
+class StoredOptimizer(torch.optim.Optimizer, ABC):
     """A mix-in before an optimizer of PyTorch, whose moments it keeps in files.
 
     A class has to say which moments there are (`_moments_of`), and how some elements are updated
@@ -61,13 +62,13 @@ class StoredOptimizer(torch.optim.Optimizer):
 
     # ---- What a class says
 
+    @abstractmethod
     def _moments_of(self, group: dict[str, Any]) -> tuple[str, ...]:
         """Names of the moments that parameters of a group have."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _update(self, group: dict[str, Any], shares: Shares, scale: Any) -> None:
         """Updates elements of parameters of a group, and their moments, in place."""
-        raise NotImplementedError
 
     # ---- Parameters
 
