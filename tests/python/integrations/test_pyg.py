@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from torch_geometric.loader import NodeLoader
+from torch_geometric.loader import LinkLoader, NodeLoader
 from torch_geometric.nn import SAGEConv
-from torch_geometric.sampler import NodeSamplerInput
+from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamplerInput
 
 import penstock
 from features.tables import table_of
@@ -80,6 +80,56 @@ def test_a_loader_of_pyg_takes_store_graph_and_sampler(table: Any, edge_index: A
         check(batch, want, edge_index)
         inside = torch.isin(edge_index[1], batch.n_id[:25])
         assert torch.equal(batch.e_id.sort().values, inside.nonzero().view(-1))
+
+
+def test_a_loader_of_pyg_takes_links(table: Any, edge_index: Any) -> None:
+    opened, want = table
+    graph = Graph(edge_index, NODES)
+    data = FeatureStore({"x": opened, "y": torch.arange(NODES)}), graph
+    links = edge_index[:, :60]
+    loader = LinkLoader(
+        data, NeighborSampler(graph, [3, 2]), (None, links), neg_sampling="binary", batch_size=20
+    )
+    assert len(list(loader)) == 3
+    for given, batch in zip(links.split(20, 1), loader, strict=True):
+        check(batch, want, edge_index)
+        assert torch.equal(batch.n_id[batch.edge_label_index[:, :20]], given)
+        assert batch.edge_label_index.shape == (2, 40)
+        assert batch.edge_label.tolist() == [1.0] * 20 + [0.0] * 20
+
+
+def test_links_between_types_have_nodes_that_they_do_not_go_to() -> None:
+    writes = torch.stack([torch.randint(0, 40, (900,)), torch.randint(0, 100, (900,))])
+    kind = ("author", "writes", "paper")
+    edges = {kind: writes, ("paper", "by", "author"): writes.flip(0)}
+    graph = Graph(edges, {"paper": 100, "author": 40})
+    # Those of weight 0 are never drawn.
+    weights = (torch.arange(100) < 10).float()
+    given = NegativeSampling("triplet", 2, dst_weight=weights)
+    row, col = writes[:, :30]
+    index = EdgeSamplerInput(None, row, col, input_type=kind)
+    sampler = NeighborSampler(graph, [2])
+    before = torch.get_rng_state()
+    out = sampler.sample_from_edges(index, given)
+    again = sampler.sample_from_edges(index, given)
+    assert torch.equal(torch.get_rng_state(), before)
+    _, source, target, negative, _ = out.metadata
+    assert torch.equal(out.node["author"][source], row)
+    assert torch.equal(out.node["paper"][target], col)
+    assert negative.shape == (30, 2)
+    assert out.node["paper"][negative].unique().tolist() == list(range(10))
+    assert torch.equal(again.metadata[3], negative)
+    assert torch.equal(again.edge[kind], out.edge[kind])
+    sampler.set_epoch(1)
+    assert not torch.equal(sampler.sample_from_edges(index, given).metadata[3], negative)
+    with pytest.raises(ValueError, match="dst_weight: 3 weights"):
+        sampler.sample_from_edges(index, NegativeSampling("triplet", dst_weight=torch.ones(3)))
+    with pytest.raises(ValueError, match="no nodes of type 'venue'"):
+        sampler.sample_from_edges(
+            EdgeSamplerInput(None, row, col, input_type=("author", "in", "venue"))
+        )
+    with pytest.raises(ValueError, match="leave it out"):
+        sampler.sample_from_edges(EdgeSamplerInput(None, row, col, time=row, input_type=kind))
 
 
 def test_types_of_nodes_have_features_of_their_own(table: Any) -> None:

@@ -6,14 +6,21 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, SamplerOutput
+from torch_geometric.sampler import (
+    BaseSampler,
+    HeteroSamplerOutput,
+    NegativeSampling,
+    SamplerOutput,
+)
+from torch_geometric.sampler.neighbor_sampler import edge_sample
 
+from penstock.integrations.pyg.negatives import Negatives
 from penstock.integrations.pyg.order import seeded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch_geometric.sampler import NodeSamplerInput
+    from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 
     from penstock.integrations.pyg.graph import Edges, EdgeType, Graph
 
@@ -83,14 +90,44 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         Raises:
             ValueError: They have times, which are not looked at here.
         """
-        if index.time is not None:
-            raise ValueError("time: neighbours are drawn whatever their time: leave it out")
-        seeds = index.node.long()
-        drawn = _Drawn(self, index.input_type, seeds)
+        _check_untimed(index)
+        out = self._sample({index.input_type: index.node.long()})
+        out.metadata = (index.input_id, None)
+        return out
+
+    def sample_from_edges(
+        self, index: EdgeSamplerInput, neg_sampling: Any = None, **_: Any
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        """The neighbourhood of both ends of some links, and of others that are drawn for them.
+
+        Args:
+            index: The links.
+            neg_sampling: How links are drawn that are taken for none, as PyG takes it.
+
+        Raises:
+            ValueError: They have times, which are not looked at here.
+        """
+        _check_untimed(index)
+        negatives = NegativeSampling.cast(neg_sampling)
+        if negatives is not None:
+            negatives = Negatives(negatives, self.generator(index.row.long(), index.col.long()))
+        counts: Any = {
+            kind: _count_of(self.graph.nodes, kind) for kind in (index.input_type or (None,))[::2]
+        }
+        nodes = counts if index.input_type else counts[None]
+        return edge_sample(index, self._sample_ends, nodes, False, None, negatives)
+
+    def _sample_ends(self, ends: Any, _: Any) -> SamplerOutput | HeteroSamplerOutput:
+        of_types = ends if isinstance(ends, dict) else {None: ends}
+        return self._sample({kind: nodes.long() for kind, nodes in of_types.items()})
+
+    def _sample(
+        self, seeds: Mapping[str | None, torch.Tensor]
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        drawn = _Drawn(self, seeds)
         for hop in range(self.hops):
             drawn.hop(hop)
-        metadata = (index.input_id, None)
-        if index.input_type is None:
+        if None in seeds:
             return SamplerOutput(
                 node=drawn.nodes[None],
                 row=torch.cat(drawn.rows[None]),
@@ -98,7 +135,6 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
                 edge=torch.cat(drawn.numbers[None]),
                 num_sampled_nodes=drawn.node_counts[None],
                 num_sampled_edges=drawn.edge_counts[None],
-                metadata=metadata,
             )
         return HeteroSamplerOutput(
             node=drawn.nodes,
@@ -107,41 +143,43 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
             edge={kind: torch.cat(parts) for kind, parts in drawn.numbers.items()},
             num_sampled_nodes=drawn.node_counts,
             num_sampled_edges=drawn.edge_counts,
-            metadata=metadata,
         )
-
-    def sample_from_edges(self, *_: Any, **__: Any) -> Any:
-        """Not done here.
-
-        Raises:
-            NotImplementedError: Always.
-        """
-        raise NotImplementedError("neighbours of nodes are drawn here, not those of links")
 
     @property
     def edge_permutation(self) -> None:
         """None: edges have the numbers that they were given with."""
         return
 
-    def generator(self, seeds: torch.Tensor) -> torch.Generator:
+    def generator(self, *nodes: torch.Tensor) -> torch.Generator:
         """What draws for some input nodes."""
-        return seeded(seeds.numpy().tobytes(), self.seed, self.epoch)
+        return seeded(*(some.numpy().tobytes() for some in nodes), self.seed, self.epoch)
+
+
+def _check_untimed(index: NodeSamplerInput | EdgeSamplerInput) -> None:
+    if index.time is not None:
+        raise ValueError("time: neighbours are drawn whatever their time: leave it out")
+
+
+def _count_of(nodes: Mapping[str | None, int], kind: str | None) -> int:
+    if kind not in nodes:
+        raise ValueError(f"there are no nodes of type {kind!r}")
+    return nodes[kind]
 
 
 class _Drawn:
     """A neighbourhood, as far as it is drawn."""
 
-    def __init__(self, sampler: NeighborSampler, kind: str | None, seeds: torch.Tensor) -> None:
+    def __init__(self, sampler: NeighborSampler, seeds: Mapping[str | None, torch.Tensor]) -> None:
         self._sampler = sampler
         self._edges = sampler.graph.edges
         types = sampler.graph.nodes
         empty = torch.empty(0, dtype=torch.long)
-        if kind not in types:
-            raise ValueError(f"input_nodes: there are no nodes of type {kind!r}")
-        if len(seeds) and not 0 <= int(seeds.min()) <= int(seeds.max()) < types[kind]:
-            raise IndexError(f"input_nodes: one is none of {types[kind]} nodes")
-        self._generator = sampler.generator(seeds)
-        self.nodes = dict.fromkeys(types, empty) | {kind: seeds}
+        for kind, nodes in seeds.items():
+            count = _count_of(types, kind)
+            if len(nodes) and not 0 <= int(nodes.min()) <= int(nodes.max()) < count:
+                raise IndexError(f"an input node is none of {count} nodes")
+        self._generator = sampler.generator(*seeds.values())
+        self.nodes = {**dict.fromkeys(types, empty), **seeds}
         self._begin = dict.fromkeys(types, 0)
         self.node_counts = {one: [len(nodes)] for one, nodes in self.nodes.items()}
         self.rows = {one: [empty] for one in self._edges}
