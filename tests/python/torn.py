@@ -15,7 +15,6 @@ import random
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ import torch
 from torch import optim
 
 import penstock
+from threads import on_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,14 +95,7 @@ def another_thread(dice: random.Random) -> Scene:
     state = tensors(dice)
     kernel = KERNELS[dice.choice([*KERNELS])]
 
-    def change() -> None:
-        threads = [threading.Thread(target=kernel, args=(tensor,)) for tensor in state]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    return Scene(state, change)
+    return Scene(state, lambda: on_threads(kernel, state))
 
 
 @scene

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ import penstock
 from compare import assert_same
 from conftest import run_child
 from opened import assert_settles_at, settled
+from threads import on_threads
 from ticker import Ticker
 
 MIB = 1 << 20
@@ -195,24 +195,14 @@ def test_other_threads_run_during_a_save_and_a_load(disk_path):
 
 
 def test_threads_save_and_load_at_the_same_time(disk_path, options):
-    failures = []
-
     def work(number):
-        try:
-            state = {"w": np.full(3 * MIB, number, np.uint8), "number": number}
-            for round_ in range(4):
-                path = disk_path / f"ckpt-{number}-{round_}"
-                penstock.save(path, state, options=options)
-                assert_same(penstock.load(path, options=options), state)
-        except BaseException as error:
-            failures.append(error)
+        state = {"w": np.full(3 * MIB, number, np.uint8), "number": number}
+        for round_ in range(4):
+            path = disk_path / f"ckpt-{number}-{round_}"
+            penstock.save(path, state, options=options)
+            assert_same(penstock.load(path, options=options), state)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    on_threads(work, range(6))
 
 
 def test_one_of_many_saves_to_one_path_wins(disk_path):
@@ -225,11 +215,7 @@ def test_one_of_many_saves_to_one_path_wins(disk_path):
         except penstock.CheckpointExistsError:
             losses.append(number)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    on_threads(work, range(6))
     assert len(wins) == 1
     assert len(losses) == 5
     assert_same(penstock.load(disk_path / "ckpt"), {"w": np.full(MIB, wins[0], np.uint8)})

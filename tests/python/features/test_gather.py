@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 import penstock
 from features.tables import table_of
 from penstock import features
+from threads import on_threads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -192,22 +192,15 @@ def test_what_is_pinned_stays(tmp_path: Path, policy: Any) -> None:
 
 def test_threads_share_a_table(tmp_path: Path) -> None:
     source, want = table_of(tmp_path, rows=2000, width=256)
-    wrong: list[int] = []
     with features.Features(source, cache=features.Cache(300 * 1088)) as table:
 
         def gather(seed: int) -> None:
             rng = np.random.default_rng(seed)
             for _ in range(20):
                 ids = rng.zipf(1.2, 500) % 2000
-                if not np.array_equal(table.gather(ids), want[ids]):
-                    wrong.append(seed)
+                assert np.array_equal(table.gather(ids), want[ids])
 
-        threads = [threading.Thread(target=gather, args=(seed,)) for seed in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not wrong
+        on_threads(gather, range(6))
 
 
 def test_results_are_of_the_kind_and_shape_of_the_ids(tmp_path: Path) -> None:

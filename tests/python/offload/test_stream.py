@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,13 +18,12 @@ from towers import Tower, copy_of
 import penstock
 from penstock import offload
 from penstock.offload.streaming.ring import Claim, Ring
+from threads import on_threads
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 transformers = pytest.importorskip("transformers")
-
-HANG_SECONDS = 120
 
 
 def least(directory: Path) -> int:
@@ -113,26 +111,15 @@ def test_threads_share_a_model(tower: tuple[Tower, Path]) -> None:
     model, directory = tower
     streamed = offload.stream(copy_of(model), weights=directory, memory_bytes=100_000)
     x = torch.randn(3, 32)
-    wrong: list[Any] = []
 
     def work(seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        try:
-            with torch.inference_mode():
-                for _ in range(30):
-                    order = tuple(torch.randint(5, (4,), generator=generator).tolist())
-                    if not torch.equal(streamed(x, order), model(x, order)):
-                        wrong.append(order)
-        except Exception as error:
-            wrong.append(error)
+        with torch.inference_mode():
+            for _ in range(30):
+                order = tuple(torch.randint(5, (4,), generator=generator).tolist())
+                assert torch.equal(streamed(x, order), model(x, order))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(HANG_SECONDS)
-        assert not thread.is_alive()
-    assert wrong == []
+    on_threads(work, range(4))
 
 
 def test_what_is_stored_as_another_type_is_converted(tower: tuple[Tower, Path]) -> None:

@@ -21,6 +21,7 @@ import penstock
 from penstock import offload
 from penstock.offload.streaming.budget import divided
 from penstock.offload.streaming.shares import Needs
+from threads import on_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -394,30 +395,10 @@ def test_shares_of_a_budget(sizes: list[tuple[int, int]], rest: int) -> None:
 def test_two_models_in_two_threads(
     llamas: list[tuple[Any, Path]], streamed_llamas: list[Any]
 ) -> None:
-    wrong: list[Any] = []
+    def work(models: tuple[Any, Any]) -> None:
+        for seed in range(3):
+            tokens = torch.randint(1, 300, (2, 5), generator=torch.Generator().manual_seed(seed))
+            found = [one.generate(tokens, max_new_tokens=4, do_sample=False) for one in models]
+            assert torch.equal(*found)
 
-    def work(model: Any, streamed: Any) -> None:
-        try:
-            for seed in range(3):
-                tokens = torch.randint(
-                    1, 300, (2, 5), generator=torch.Generator().manual_seed(seed)
-                )
-                found = [
-                    one.generate(tokens, max_new_tokens=4, do_sample=False)
-                    for one in (model, streamed)
-                ]
-                if not torch.equal(*found):
-                    wrong.append(seed)
-        except Exception as error:
-            wrong.append(error)
-
-    threads = [
-        threading.Thread(target=work, args=(model, streamed))
-        for (model, _), streamed in zip(llamas, streamed_llamas, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(HANG_SECONDS)
-        assert not thread.is_alive()
-    assert wrong == []
+    on_threads(work, zip([model for model, _ in llamas], streamed_llamas, strict=True))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +17,7 @@ from safetensors.torch import load_file, save_file
 import penstock
 from penstock import offload
 from penstock.offload.streaming.stored import Joined, Run
+from threads import on_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 transformers = pytest.importorskip("transformers")
 
-HANG_SECONDS = 120
 ROUTED = [kind for kind in CONFIGS if kind != "llama 4"]
 
 
@@ -204,25 +203,14 @@ def test_experts_that_are_used_often_stay(models: Any) -> None:
 def test_threads_share_a_model(models: Any) -> None:
     model, directory = models("mixtral")
     streamed = offload.stream(directory, memory_bytes=least(directory) + 60_000)
-    wrong: list[Any] = []
 
     def work(seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        try:
-            for _ in range(10):
-                batch = torch.randint(3, 200, (1, 4), generator=generator)
-                if not torch.equal(logits(streamed, batch), logits(model, batch)):
-                    wrong.append(batch)
-        except Exception as error:
-            wrong.append(error)
+        for _ in range(10):
+            batch = torch.randint(3, 200, (1, 4), generator=generator)
+            assert torch.equal(logits(streamed, batch), logits(model, batch))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(HANG_SECONDS)
-        assert not thread.is_alive()
-    assert wrong == []
+    on_threads(work, range(4))
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock.offload import DataFile, TensorIO, Transfer, wait_all
 from penstock.offload.executors import Choice
+from threads import on_threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -278,27 +279,18 @@ def test_autograd_hears_of_a_read(file: Path) -> None:
 
 def test_many_threads_share_one(tmp_path: Path) -> None:
     io = TensorIO()
-    failed: list[BaseException] = []
 
     def work(seed: int) -> None:
-        try:
-            path = tmp_path / f"file-{seed}"
-            for turn in range(20):
-                content = random.Random(seed * 100 + turn).randbytes(10_000 + seed)
-                io.write(content, path, turn * 77).result(HANG_SECONDS)
-                into = bytearray(len(content))
-                io.read(into, path, turn * 77).result(HANG_SECONDS)
-                assert into == content
-        except BaseException as error:
-            failed.append(error)
+        path = tmp_path / f"file-{seed}"
+        for turn in range(20):
+            content = random.Random(seed * 100 + turn).randbytes(10_000 + seed)
+            io.write(content, path, turn * 77).result(HANG_SECONDS)
+            into = bytearray(len(content))
+            io.read(into, path, turn * 77).result(HANG_SECONDS)
+            assert into == content
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    on_threads(work, range(8))
     io.close()
-    assert not failed
 
 
 def test_memory_is_held_until_the_end_and_no_longer(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from background import held, in_the_way
 from compare import assert_same
 from conftest import run_child, tell
 from opened import assert_settles_at, settled
+from threads import on_threads
 from ticker import Ticker
 
 MIB = 1 << 20
@@ -255,21 +256,12 @@ def test_two_stores_do_not_wait_for_each_other(disk_path):
 
 def test_threads_that_share_a_store_lose_nothing(disk_path):
     store = penstock.CheckpointStore(disk_path / "store", options=penstock.Options(direct="off"))
-    failures = []
 
     def work(number):
-        try:
-            for step in range(number * 100, number * 100 + 15):
-                store.save_async(step, {"w": np.full(100_000, step)}, lazy=step % 2 == 0).result()
-        except BaseException as error:
-            failures.append(error)
+        for step in range(number * 100, number * 100 + 15):
+            store.save_async(step, {"w": np.full(100_000, step)}, lazy=step % 2 == 0).result()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    on_threads(work, range(4))
     assert len(store.steps()) == 60
     for step in store.steps():
         assert_same(store.load(step), {"w": np.full(100_000, step)})

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 
 import numpy as np
@@ -17,6 +16,7 @@ import pytest
 import penstock
 from penstock import tracing
 from penstock.tracing import recorded, summary
+from threads import on_threads
 
 MIB = 1 << 20
 
@@ -219,11 +219,7 @@ def test_threads_that_trace_at_once_are_refused_and_no_trace_is_lost(tmp_path):
                 pass
 
     penstock.save(tmp_path / "ckpt", state(1))
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    on_threads(work, range(3))
     assert not unexpected
     assert made
     for path in made:
@@ -294,15 +290,11 @@ def test_a_trace_that_cannot_be_written_is_refused(tmp_path):
 
 
 def test_threads_that_save_at_once_have_rows_of_their_own(tmp_path):
+    def save(index):
+        penstock.save(tmp_path / f"ckpt{index}", state(24))
+
     def work():
-        threads = [
-            threading.Thread(target=penstock.save, args=(tmp_path / f"ckpt{index}", state(24)))
-            for index in range(3)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        on_threads(save, range(3))
 
     trace, _ = traced(tmp_path / "trace.json", work)
     saves = [span for span in spans(trace, "save") if span.row.startswith("caller")]
