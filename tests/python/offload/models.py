@@ -1,11 +1,15 @@
-"""Tiny models of transformers of several families, saved as their users do."""
+"""Tiny models of transformers of several families, saved as their users do, and what they take."""
 
 from __future__ import annotations
 
+import functools
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+
+from penstock import offload
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,12 +50,18 @@ CONFIGS = {
 }
 
 
-def saved(directory: Path, kind: str) -> Any:
+def saved(directory: Path, config: Any, max_shard_size: str = "200KB", seed: int = 7) -> Any:
     """A model in memory, and its files in several shards."""
-    torch.manual_seed(7)
-    config = CONFIGS[kind]()
-    auto = (
-        transformers.AutoModelForMaskedLM if kind == "bert" else transformers.AutoModelForCausalLM
-    )
-    auto.from_config(config).save_pretrained(directory, max_shard_size="200KB")
+    torch.manual_seed(seed)
+    is_masked = config.architectures == ["BertForMaskedLM"]
+    auto = transformers.AutoModelForMaskedLM if is_masked else transformers.AutoModelForCausalLM
+    auto.from_config(config).save_pretrained(directory, max_shard_size=max_shard_size)
     return auto.from_pretrained(directory).eval()
+
+
+@functools.cache
+def least(directory: Path, **how: Any) -> int:
+    """The smallest budget that works, as the error says."""
+    with pytest.raises(ValueError, match="is the least that works") as caught:
+        offload.stream(directory, memory_bytes=1, **how)
+    return int(re.findall(r"(\d+) is the least", str(caught.value))[0])

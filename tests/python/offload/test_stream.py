@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from models import CONFIGS, SMALL, saved
+from models import CONFIGS, SMALL, least, saved
 from safetensors.torch import save_file
 from towers import Tower, copy_of
 
@@ -26,13 +25,6 @@ if TYPE_CHECKING:
 transformers = pytest.importorskip("transformers")
 
 
-def least(directory: Path) -> int:
-    """The smallest budget that works, as the error says."""
-    with pytest.raises(ValueError, match="is the least that works") as caught:
-        offload.stream(directory, memory_bytes=1)
-    return int(re.findall(r"(\d+) is the least", str(caught.value))[0])
-
-
 @pytest.fixture(scope="module")
 def tokens() -> torch.Tensor:
     return torch.randint(1, 300, (2, 9), generator=torch.Generator().manual_seed(3))
@@ -43,7 +35,7 @@ def test_outputs_have_the_bits_of_those_of_the_model_in_memory(
     tmp_path: Path, kind: str, tokens: torch.Tensor
 ) -> None:
     """Whatever stays, from the least to everything, and pass after pass."""
-    model = saved(tmp_path, kind)
+    model = saved(tmp_path, CONFIGS[kind]())
     smallest = least(tmp_path)
     with torch.inference_mode():
         expected = model(tokens).logits
@@ -78,7 +70,7 @@ def test_outputs_have_the_bits_of_those_of_the_model_in_memory(
     ],
 )
 def test_generate(tmp_path: Path, how: dict[str, Any], tokens: torch.Tensor) -> None:
-    model = saved(tmp_path, "llama")
+    model = saved(tmp_path, CONFIGS["llama"]())
     streamed = offload.stream(str(tmp_path), memory_bytes=2 * least(tmp_path))
     found = []
     for one in (model, streamed):

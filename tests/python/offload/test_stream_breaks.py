@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from mixtures import CONFIGS, least, logits
+from mixtures import CONFIGS, logits
+from models import least, saved
 from safetensors.torch import save_file
 from towers import Tower, copy_of
 
 import penstock
 from penstock import offload
 from penstock.offload import streaming
-
-transformers = pytest.importorskip("transformers")
 
 HANG_SECONDS = 60
 ROOM_BYTES = 72_000
@@ -128,10 +127,7 @@ def test_ctrl_c_may_come_wherever_it_likes(tower: tuple[Tower, Path]) -> None:
 
 
 def test_ctrl_c_may_come_while_experts_do(tmp_path: Path) -> None:
-    torch.manual_seed(7)
-    auto = transformers.AutoModelForCausalLM
-    auto.from_config(CONFIGS["mixtral"]()).save_pretrained(tmp_path)
-    model = auto.from_pretrained(tmp_path).eval()
+    model = saved(tmp_path, CONFIGS["mixtral"]())
     streamed = offload.stream(tmp_path, memory_bytes=least(tmp_path))
     tokens = torch.randint(3, 200, (2, 7), generator=torch.Generator().manual_seed(3))
     expected = logits(model, tokens)

@@ -11,7 +11,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mixtures import CONFIGS, SMALL, change_files, chosen_by, least, logits
+from mixtures import CONFIGS, SMALL, change_files, chosen_by, logits
+from models import least, saved
 from safetensors.torch import load_file, save_file
 
 import penstock
@@ -35,11 +36,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[An
 
     def model_of(kind: str) -> tuple[Any, Path]:
         if kind not in made:
-            torch.manual_seed(7)
             directory = tmp_path_factory.mktemp("model")
-            auto = transformers.AutoModelForCausalLM
-            auto.from_config(CONFIGS[kind]()).save_pretrained(directory, max_shard_size="50KB")
-            made[kind] = auto.from_pretrained(directory).eval(), directory
+            made[kind] = saved(directory, CONFIGS[kind](), "50KB"), directory
         return made[kind]
 
     return model_of
@@ -149,14 +147,9 @@ def test_any_budget_and_any_batches(
 
 def test_only_what_is_routed_is_read(tmp_path: Path) -> None:
     """Of experts as large as real ones no more than their pages, where none is there already."""
-    torch.manual_seed(2)
-    sizes = {**SMALL, "hidden_size": 512, "num_hidden_layers": 1}
-    config = transformers.MixtralConfig(
-        **sizes, intermediate_size=1024, num_local_experts=8, dtype=torch.bfloat16
-    )
-    auto = transformers.AutoModelForCausalLM
-    auto.from_config(config).save_pretrained(tmp_path, max_shard_size="9MB")
-    model = auto.from_pretrained(tmp_path).eval()
+    sizes = {**SMALL, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 1}
+    config = transformers.MixtralConfig(**sizes, num_local_experts=8, dtype=torch.bfloat16)
+    model = saved(tmp_path, config, "9MB", seed=2)
     expert_bytes = 3 * 512 * 1024 * 2
     streamed = offload.stream(tmp_path, memory_bytes=least(tmp_path))
     total = 0

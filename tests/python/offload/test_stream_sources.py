@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from models import SMALL, saved
+from models import CONFIGS, SMALL, saved
 from safetensors.torch import save_file
 from sharded import save_sharded
 from towers import Tower
@@ -307,7 +307,7 @@ LAYERS = 6
 def named(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A directory, and the model in memory."""
     directory = tmp_path_factory.mktemp("saved")
-    return directory, saved(directory, request.param)
+    return directory, saved(directory, CONFIGS[request.param]())
 
 
 def logits(model: Any) -> torch.Tensor:

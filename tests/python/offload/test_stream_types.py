@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from mixtures import CONFIGS, change_files, least
-from models import SMALL
+from mixtures import CONFIGS, change_files
+from models import SMALL, least
 
 from penstock import offload
 
