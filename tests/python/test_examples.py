@@ -5,15 +5,24 @@ from __future__ import annotations
 import doctest
 import importlib
 import pkgutil
+from pathlib import Path
 
 import pytest
 
 import penstock
 
-MODULES = [module.name for module in pkgutil.iter_modules(penstock.__path__, "penstock.")]
+ROOT = Path(penstock.__file__).parent
+TOPMOST = {f"penstock.{module.name}" for module in pkgutil.iter_modules(penstock.__path__)}
+# By what is written there: whatever is below a package is not imported for being there.
+WITH_EXAMPLES = {
+    ".".join(("penstock", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+    for path in ROOT.rglob("*.py")
+    if "    >>> " in (text := path.read_text()) or "\n>>> " in text
+}
+MODULES = sorted((TOPMOST | WITH_EXAMPLES) - {"penstock.__main__"})
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name != "penstock.__main__"])
+@pytest.mark.parametrize("name", MODULES)
 def test_the_examples_of_a_module_hold(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -22,5 +31,11 @@ def test_the_examples_of_a_module_hold(name, tmp_path, monkeypatch):
 
 
 def test_there_are_examples():
-    found = [doctest.DocTestFinder().find(importlib.import_module(name)) for name in MODULES[1:]]
-    assert sum(bool(test.examples) for tests in found for test in tests) >= 10
+    found = {
+        name
+        for name in WITH_EXAMPLES
+        for test in doctest.DocTestFinder().find(importlib.import_module(name))
+        if test.examples
+    }
+    assert found == WITH_EXAMPLES
+    assert len(found) >= 10

@@ -60,7 +60,7 @@ def rank(
         >>> rank(by="degree", colptr=colptr, row=row).tolist()
         [2, 0, 1]
         >>> rank(by="reverse_pagerank", colptr=colptr, row=row, top=2).tolist()
-        [0, 2]
+        [2, 0]
         >>> rank(by="counts", counts=[5, 0, 9]).tolist()
         [2, 0, 1]
     """
