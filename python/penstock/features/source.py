@@ -140,16 +140,11 @@ def find(
 ) -> Source:
     """Finds a table, and compares what is said of it with its files; reads no row.
 
-    Rows are everything behind the first dimension.
-
     Args:
-        path: The directory of a checkpoint of Penstock, or of a store, whose newest complete step
-            is taken; a safetensors file, or a directory of them, with an index or without; a
-            ``.npy`` file; or a file that is rows and nothing else.
-        key: Name of the tensor, where there are several.
-        shape: Its sizes, for a file without a header; None in the place of the first for as many
-            rows as there are. Elsewhere they have to be what is stored.
-        dtype: Its type, likewise.
+        path: As `penstock.features.open` takes it, like all that follows.
+        key: Name of the tensor.
+        shape: Its sizes.
+        dtype: Its type.
         check: Whether the checksums of its blocks are read, where there are any.
         stacklevel: Whom warnings are of, counted from whoever calls this.
 
