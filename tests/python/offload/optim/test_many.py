@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from offload.optim.training_of import (
     assert_equal_states,
     parameters,
     set_gradients,
+    stepped,
 )
 from penstock import offload
 from penstock.loading import load
@@ -74,13 +76,7 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def made(directory: Path, steps: int = 2, **options: Any) -> tuple[list[Any], Any]:
-    ours = parameters(shapes=SHAPES)
-    optimizer = offload.AdamW(ours, directory=directory, memory_bytes=MEMORY_BYTES, **options)
-    for step in range(steps):
-        set_gradients(step, ours)
-        optimizer.step()
-    return ours, optimizer
+made = functools.partial(stepped, shapes=SHAPES)
 
 
 def test_many_tensors_are_read_at_once(tmp_path: Path, fills: list[int], writes: list[int]) -> None:

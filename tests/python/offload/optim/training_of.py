@@ -44,9 +44,14 @@ def set_gradients(
             one.grad = None if without(index) else gradient.to(one.dtype, copy=True)
 
 
-def stepped(directory: Path, steps: int = 2, **options: Any) -> tuple[list[Any], Any]:
+def stepped(
+    directory: Path,
+    steps: int = 2,
+    shapes: Sequence[tuple[int, ...]] = SMALL,
+    **options: Any,
+) -> tuple[list[Any], Any]:
     """Small parameters and their optimizer after some steps."""
-    ours = parameters(shapes=SMALL)
+    ours = parameters(shapes=shapes)
     optimizer = offload.AdamW(ours, directory=directory, memory_bytes=MEMORY_BYTES, **options)
     for step in range(steps):
         set_gradients(step, ours)
