@@ -23,8 +23,7 @@ TORTURE_LAZY_SAVES ?= 1000
 TORTURE_SALVAGES ?= 500
 TORTURE_TRANSFERS ?= 10000
 TORTURE_STEPS ?= 500
-TORTURE_TESTS := --test crash --test every_step --test power_cut --test kill --test flips \
-	--test verdicts --test salvage_ranks
+TORTURE_TESTS := --test crash --test every_step --test power_cut --test kill --test care
 TORTURE_SEED ?= $(shell date +%s)
 # Processes that test beside each other: each has ranks of its own, some gigabytes.
 # Whoever is done takes tests from whoever has most left, in the order of the files, so that those
@@ -85,7 +84,7 @@ test: test-rust test-python ## Run every test.
 test-rust: toolchain ## Run the Rust tests, with and without io_uring.
 	cargo test --locked -p penstock-io -p penstock-store -p penstock-gather -p penstock-bench
 	cargo test --locked -p penstock-io -p penstock-gather -p penstock-bench --no-default-features
-	cargo test --locked -p penstock-store --no-default-features --test round_trip --test damage
+	cargo test --locked -p penstock-store --no-default-features --test load -- round_trip:: damage::
 
 .PHONY: test-python
 test-python: $(VENV)/.develop $(NATIVE) ## Run the Python tests against a release build.
@@ -97,8 +96,7 @@ test-python: $(VENV)/.develop $(NATIVE) ## Run the Python tests against a releas
 .PHONY: quick
 quick: toolchain $(VENV)/.develop $(NATIVE) ## Run what breaks most often, in a minute and a half.
 	cargo test --locked -p penstock-io -p penstock-store -p penstock-gather -p penstock-bench \
-		--test round_trip --test damage --test commit \
-		--test retention --test crash -- --skip mutant --skip large --skip after_a_death
+		--test load --test steps --test commit --test crash -- --skip mutant --skip large --skip after_a_death
 	$(VENV)/bin/python -m pytest -m quick $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
 # Their tests are not in their package; the checkout is left as it is. What of them asks for a GPU is

@@ -1,4 +1,4 @@
-//! What the targets assert of an input. `crates/store/tests/corpus.rs` includes this file, so that
+//! What the targets assert of an input. `crates/store/tests/load/corpus.rs` includes this file, so that
 //! the ordinary tests run the same checks on the seeds.
 
 pub mod open;

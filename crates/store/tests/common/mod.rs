@@ -39,6 +39,12 @@ use penstock_store::save::{Linked, Publication, State, save};
 use penstock_store::{Error, Progress, Result};
 use serde_json::value::RawValue;
 
+/// A pipe that nobody writes to: to open it waits for ever.
+pub fn make_fifo(file: &Path) {
+    let mode = rustix::fs::Mode::RUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, file, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+}
+
 /// A state whose bytes are known.
 pub struct Sample {
     pub specs: Vec<TensorSpec>,

@@ -1,14 +1,11 @@
 //! The files of a checkpoint are files: a symbolic link in the place of one is not followed, and
 //! nothing that is no file is waited for. Links on the way to a checkpoint are followed as ever.
 
-mod common;
-
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use common::{Sample, forge, load, problem_of, within_a_minute};
+use crate::common::{Sample, forge, load, make_fifo, problem_of, within_a_minute};
 use penstock_store::care::salvage::salvage;
 use penstock_store::care::survey::survey;
 use penstock_store::care::verify::verify;
@@ -44,11 +41,6 @@ fn link_to_the_same(file: &Path) {
     let outside = file.ancestors().nth(2).unwrap().join("outside");
     fs::rename(file.with_extension("was"), &outside).unwrap();
     symlink(&outside, file).unwrap();
-}
-
-fn make_fifo(file: &Path) {
-    let made = Command::new("mkfifo").arg(file).status().unwrap();
-    assert!(made.success());
 }
 
 fn replace(file: &Path, make: Make) {

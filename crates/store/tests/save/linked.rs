@@ -1,14 +1,12 @@
 //! Files that become shards as they are: by a second name, by shared blocks, or by a copy.
 
-mod common;
-
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use common::held::{self, Holds};
-use common::{Sample, engines, errno, names, publication};
+use crate::common::held::{self, Holds};
+use crate::common::{Sample, engines, errno, names, publication};
 use penstock_io::engine::EngineChoice;
 use penstock_io::file::{Direct, File};
 use penstock_io::file_system::{Change, FileSystem, Native};

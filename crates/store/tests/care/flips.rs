@@ -4,15 +4,13 @@
 //! Digests cover every byte, so this holds for each of them, and `load` and `verify` agree. `make
 //! torture` asks for ten thousand single bits; a run of the tests flips five hundred.
 
-mod common;
-
 use std::fs;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use common::saver::Tally;
-use common::{Rng, Sample, engines, load, number, problem_of};
+use crate::common::saver::Tally;
+use crate::common::{Rng, Sample, engines, load, number, problem_of};
 use penstock_io::file::Direct;
 use penstock_store::Progress;
 use penstock_store::care::verify::verify;

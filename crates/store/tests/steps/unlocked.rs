@@ -1,14 +1,12 @@
 //! Deletion where nobody sees everybody's locks: only what is provably dead goes, whatever other
 //! hosts do meanwhile, and wherever the deletion dies.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::unlocked::Unlocked;
-use common::{Sample, forge, names, publication};
+use crate::common::unlocked::Unlocked;
+use crate::common::{Sample, forge, names, publication};
 use penstock_store::options::Options;
 use penstock_store::save::{Attempt, Publication, commit, save, write_rank};
 use penstock_store::steps::store::{StepState, Store};

@@ -1,13 +1,11 @@
 //! No input makes a reader panic, reach outside its directory, or take memory that the input does
 //! not itself have: checkpoints made by an attacker, every digest right, every number a lie.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::forge::{self, ATTEMPT};
-use common::{Rng, Sample, engines, load, noise};
+use crate::common::forge::{self, ATTEMPT};
+use crate::common::{self, Rng, Sample, engines, load, noise};
 use penstock_io::file::Direct;
 use penstock_store::care::verify::verify;
 use penstock_store::format::digest::Digest;

@@ -1,10 +1,8 @@
 //! What is saved comes back bit for bit, over every engine, mode and way of asking.
 
-mod common;
-
 use std::collections::HashMap;
 
-use common::{Sample, options_matrix};
+use crate::common::{self, Sample, options_matrix};
 use penstock_store::Progress;
 use penstock_store::care::verify::verify;
 use penstock_store::load::checkpoint::Checkpoint;

@@ -1,15 +1,15 @@
 //! A job stores what was there when its caller was told that the state is staged, whatever becomes
 //! of the caller's memory afterwards; and nobody ever waits for a job that has ended.
 
-mod common;
-
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use common::{Rng, Sample, engines, errno, faulty, load, names, publication, within_a_minute};
+use crate::common::{
+    self, Rng, Sample, engines, errno, faulty, load, names, publication, within_a_minute,
+};
 use penstock_io::engine::EngineChoice;
 use penstock_io::faulty::{Failure, Faults, Lent, OpClass, Repeat};
 use penstock_store::load::checkpoint::Checkpoint;

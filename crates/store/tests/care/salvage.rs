@@ -1,13 +1,11 @@
 //! Of a damaged checkpoint exactly the intact tensors can be had, and nothing passes for more than
 //! it is.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{Sample, bytes_of, engines, faulty, forge, load, names};
+use crate::common::{self, Sample, bytes_of, engines, faulty, forge, load, names};
 use penstock_io::faulty::{Failure, Faults, OpClass, Repeat};
 use penstock_store::care::salvage::{SalvageReport, salvage};
 use penstock_store::care::survey::{Described, Survey, survey};

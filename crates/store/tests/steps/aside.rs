@@ -1,12 +1,10 @@
 //! A damaged step gives way: it is set aside whole, stays for salvage, and nothing else does.
 
-mod common;
-
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use common::{Sample, names};
+use crate::common::{Sample, names};
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::steps::aside::ASIDE_MAX;
 use penstock_store::steps::store::{StepState, Store};

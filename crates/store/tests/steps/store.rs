@@ -1,8 +1,6 @@
 //! A store orders steps by number, keeps what retention promises to keep, and removes only what is
 //! its own and dead.
 
-mod common;
-
 use std::collections::HashMap;
 use std::fs;
 use std::io;
@@ -11,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
-use common::hook::hooked;
-use common::{Sample, engines, forge, load, names};
+use crate::common::hook::hooked;
+use crate::common::{self, Sample, engines, forge, load, names};
 use penstock_store::options::Options;
 use penstock_store::save::{Publication, save};
 use penstock_store::steps::retention::Kept;

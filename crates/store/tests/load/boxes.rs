@@ -3,13 +3,11 @@
 
 #![allow(unsafe_code)]
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{engines, forge, noise, options_matrix, publication};
+use crate::common::{self, engines, forge, noise, options_matrix, publication};
 use penstock_io::buffer::{Bounds, HostArrayMut, HostRegion};
 use penstock_io::file::Direct;
 use penstock_store::care::verify::verify;

@@ -1,14 +1,12 @@
 //! Of a damaged checkpoint of many ranks exactly the intact tensors can be had: what one rank has
 //! lost is no loss of another, and no tensor with a hole in it passes for whole.
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use common::{Rng, bytes_of, engines, faulty, load, names, noise, publication};
+use crate::common::{self, Rng, bytes_of, engines, faulty, load, names, noise, publication};
 use penstock_io::buffer::HostRegion;
 use penstock_io::faulty::{Failure, Faults, OpClass, Repeat};
 use penstock_io::file::{Direct, File};

@@ -1,12 +1,10 @@
 //! Whoever says that a checkpoint is good, or marks it so, has looked at its digests, whatever the
 //! options say: `Options::verify` is about what a load hands out.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::{Rng, Sample, draw, forge, number};
+use crate::common::{Rng, Sample, draw, forge, number};
 use penstock_store::Progress;
 use penstock_store::care::salvage::salvage;
 use penstock_store::care::survey::survey;

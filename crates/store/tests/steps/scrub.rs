@@ -1,16 +1,14 @@
 //! A scrub reads what was not read for longest, no faster than told, remembers what it found, and
 //! goes on where it was stopped.
 
-mod common;
-
 use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::hook::hooked;
-use common::{Sample, engines, faulty, forge};
+use crate::common::hook::hooked;
+use crate::common::{self, Sample, engines, faulty, forge};
 use penstock_io::faulty::{Failure, Faults, OpClass, Repeat};
 use penstock_store::options::Options;
 use penstock_store::steps::scrub::{Outcome, Scrub, ScrubReport};

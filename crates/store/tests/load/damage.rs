@@ -3,13 +3,10 @@
 //! Files cut, extended, missing, swapped or stale, and things in the place of files that are none:
 //! `load` and `verify` say so, and never hang. What a flipped bit does is in `flips.rs`.
 
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use common::{Sample, forge, load, names, problem_of, within_a_minute};
+use crate::common::{self, Sample, forge, load, make_fifo, names, problem_of, within_a_minute};
 use penstock_io::engine::EngineChoice;
 use penstock_store::care::verify::verify;
 use penstock_store::format::digest::CHUNK_BYTES;
@@ -112,11 +109,6 @@ fn in_place(find: Find, make: fn(&Path)) -> Harm {
         make(&file);
         file
     })
-}
-
-fn make_fifo(file: &Path) {
-    let made = Command::new("mkfifo").arg(file).status().unwrap();
-    assert!(made.success());
 }
 
 fn make_directory(file: &Path) {

@@ -1,15 +1,13 @@
 //! A transfer that goes wrong once is no damage: before bytes are called damaged they are read a
 //! second time, and that past the page cache, which would give the same bytes again.
 
-mod common;
-
 use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{Sample, engines, skip};
+use crate::common::{self, Sample, engines, skip};
 use penstock_io::Result;
 use penstock_io::engine::{
     Capabilities, Completion, Engine, EngineChoice, EngineConfig, Op, OpKind, Opened, Rejected,

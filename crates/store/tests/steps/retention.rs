@@ -1,15 +1,13 @@
 //! Retention can be trusted: it tells beforehand what it does and why, and protected steps,
 //! verified ones and those of other people stay.
 
-mod common;
-
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::{Arc, Barrier};
 use std::thread;
 
-use common::{Sample, names};
+use crate::common::{Sample, names};
 use penstock_io::faulty::{Faults, FaultyFileSystem};
 use penstock_io::file_system::Native;
 use penstock_store::steps::retention::Kept;

@@ -6,7 +6,7 @@
     unreachable_pub,
     reason = "a part of the library of the fuzz targets"
 )]
-#[path = "../../../fuzz/src/checks/mod.rs"]
+#[path = "../../../../fuzz/src/checks/mod.rs"]
 mod checks;
 
 use std::cell::Cell;

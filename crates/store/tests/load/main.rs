@@ -1,0 +1,11 @@
+//! What comes back of a checkpoint, and what is found out where it is not what was saved.
+
+mod boxes;
+#[path = "../common/mod.rs"]
+mod common;
+mod corpus;
+mod damage;
+mod hostile;
+mod links;
+mod reread;
+mod round_trip;

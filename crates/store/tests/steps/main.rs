@@ -1,0 +1,9 @@
+//! Many checkpoints: kept, deleted, set aside, read again.
+
+mod aside;
+#[path = "../common/mod.rs"]
+mod common;
+mod retention;
+mod scrub;
+mod store;
+mod unlocked;
