@@ -21,8 +21,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.errors import PenstockError, PenstockWarning, SaveCancelledError
+from penstock.last_save import LastSave
 from penstock.ranks.stopping import Stopping
-from penstock.store import CheckpointStore, LastSave
+from penstock.store import CheckpointStore
 from penstock.training.training import Training
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -18,7 +17,6 @@ from penstock.calls.arguments import (
     to_native,
 )
 from penstock.calls.events import observed
-from penstock.calls.progress import shown
 from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -27,9 +25,8 @@ from penstock.errors import (
 )
 from penstock.loading.foreign import is_checkpoint, not_a_store
 from penstock.loading.load import Wanted
-from penstock.options import Options
 from penstock.ranks.group import find as find_ranks
-from penstock.reports import Problem, ScrubReport
+from penstock.reports import Problem
 from penstock.saving.alone import save_alone
 from penstock.saving.destination import Destination
 from penstock.saving.together import save_together
@@ -38,24 +35,24 @@ from penstock.state.live import LiveState
 from penstock.steps import delivery
 from penstock.steps.reader import Reader
 from penstock.steps.retention import Retention
-from penstock.steps.rows import Mark, Orphan, SetAside, StepInfo
-from penstock.steps.scrub import check_scrub, marks, scrub
+from penstock.steps.stored import StoredSteps
 from penstock.tracing import call, span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from torch.distributed import ProcessGroup
 
     from penstock.calls.progress import Progress
+    from penstock.options import Options
     from penstock.ranks.group import Ranks
-    from penstock.reports import LoadReport, RetentionReport, SaveReport, VerifyResult
+    from penstock.reports import LoadReport, SaveReport, VerifyResult
     from penstock.saving.pending import PendingSave
     from penstock.steps.retention import Keep
     from penstock.training.training import Training
 
 
-class CheckpointStore:
+class CheckpointStore(StoredSteps):
     """A directory with one checkpoint per training step.
 
     Every step is a directory of its own that can be copied, moved and uploaded. The store keeps no
@@ -105,13 +102,12 @@ class CheckpointStore:
         no_dist: bool = False,
     ) -> None:
         # A later change of the working directory moves no store.
-        self._root = os.path.abspath(decode_path(root))
-        if is_checkpoint(self._root):
-            raise not_a_store(self._root)
-        self._retention = Retention(keep_last, keep_every, keep)
+        where = os.path.abspath(decode_path(root))
+        if is_checkpoint(where):
+            raise not_a_store(where)
+        retention = Retention(keep_last, keep_every, keep)
         to_native(options)
-        self._options = options
-        self._native = _native.Store(self._root)
+        super().__init__(where, retention, options)
         self._process_group = process_group
         self._no_dist = no_dist
         self._ranks()
@@ -119,15 +115,6 @@ class CheckpointStore:
 
     def __repr__(self) -> str:
         return f"CheckpointStore({self._root!r})"
-
-    @property
-    def root(self) -> str:
-        """The store's directory."""
-        return self._root
-
-    def path(self, step: int) -> str:
-        """The directory of a step, whether it exists or not."""
-        return self._reader().path(check_step(step))
 
     def save(
         self,
@@ -482,89 +469,6 @@ class CheckpointStore:
             stacklevel=4,
         )
 
-    def scan(self) -> list[StepInfo]:
-        """Every step by number, whether complete or not.
-
-        Looks for all files of all steps; `steps` and `latest` ask for less.
-        """
-        return sorted(StepInfo(*entry) for entry in self._native.steps())
-
-    def steps(self) -> list[int]:
-        """The complete steps, oldest first.
-
-        Of each, only the manifest is read, which is written last. `scan` looks whether every file
-        of every step is there, `verify` what is in them.
-        """
-        return self._native.committed()
-
-    def latest(self) -> int | None:
-        """The newest complete step that is not known to be damaged; None if there is none.
-
-        Known is what `load`, `verify` and `scrub` found and nobody has verified since. A `load`
-        without a step does not go by that: it reads the newest complete step, and its damage is
-        an error each time, until ``fallback=True`` or a new save has it set aside.
-        """
-        return self._native.newest_complete()
-
-    def set_aside(self, step: int) -> str:
-        """Sets a damaged step aside: renames it within the store, so that it is in nobody's way.
-
-        `save` does so with a damaged step that it is to take the place of, and ``load`` with
-        ``fallback=True`` with those that it went back over. What is set aside is no step any more:
-        no `load`, `steps` or `sweep` looks at it. With ``keep_last``, each save removes all but
-        the last three, and those that are protected.
-
-        Args:
-            step: The training step.
-
-        Returns:
-            Where it is now: a path for `penstock.explain`, `penstock.salvage` and
-            `penstock.verify`.
-
-        Raises:
-            CheckpointNotFoundError: There is no such step.
-            PenstockError: It is not known to be damaged.
-            StorageError: The operating system failed an operation, somebody reads the step, or
-                the file system has no locks that all hosts see: there a step stays until it is
-                saved again with ``overwrite=True``, or deleted.
-
-        Example:
-            >>> import numpy as np, os, penstock, tempfile
-            >>> store = penstock.CheckpointStore(tempfile.mkdtemp())
-            >>> for step in (10, 20):
-            ...     report = store.save(step, {"w": np.full(3, step)})
-            >>> shard = penstock.inspect(store.path(20)).files[-1].name
-            >>> os.truncate(os.path.join(store.path(20), shard), 5)
-            >>> path = store.set_aside(20)
-            >>> store.aside() == [(20, path)], store.load()["w"]
-            (True, array([10, 10, 10]))
-        """
-        aside = self._native.set_aside(check_step(step))
-        if aside is None:
-            raise PenstockError(
-                f"{self.path(step)} is not known to be damaged and stays: store.verify({step}) "
-                "reads it and remembers what it finds"
-            )
-        return aside
-
-    def aside(self) -> list[SetAside]:
-        """The damaged steps that were set aside, in that order.
-
-        Raises:
-            StorageError: The operating system failed an operation.
-        """
-        return [SetAside(*entry) for entry in self._native.aside()]
-
-    def marks(self) -> dict[int, Mark]:
-        """What `load`, `verify` and `scrub` remember of the steps that were read back whole.
-
-        Raises:
-            CorruptCheckpointError: What they remember cannot be made out. As long as that is so,
-                `keep_last` deletes nothing; the next `verify` or `scrub` mends it.
-            StorageError: The operating system failed an operation.
-        """
-        return marks(self._native)
-
     def verify(self, step: int, *, progress: bool | Progress = False) -> VerifyResult:
         """Reads every byte of a step and compares it with its digest.
 
@@ -596,175 +500,3 @@ class CheckpointStore:
         if misplaced:
             return dataclasses.replace(result, ok=False, problems=misplaced + result.problems)
         return result
-
-    def scrub(
-        self,
-        *,
-        bytes_per_second: int | None = None,
-        max_age_seconds: float | None = 7 * 86_400,
-        progress: bool | Progress = False,
-    ) -> ScrubReport:
-        """Reads steps back before somebody needs them, and remembers what it found.
-
-        Steps that were never read back come first, newest first, then those that were read back
-        longest ago. Every step is remembered as soon as it was read, by `load` and `verify` as
-        well: a scrub that is stopped (Ctrl-C) goes on where it was when it is called again.
-        Retention keeps the newest good step, and does not count those found damaged.
-
-        Args:
-            bytes_per_second: Read no faster than this, so that training does not feel it. Bytes
-                come in requests of 1 MiB: slower than that is right on average only.
-            max_age_seconds: Leave alone what was read back more recently; 0 reads everything,
-                None nothing twice.
-            progress: True for a bar on standard error, or a function of bytes done and in all.
-
-        Raises:
-            StorageError: The operating system failed an operation; a step that it does not let
-                read is in the report instead.
-            ValueError: An argument is out of range.
-
-        Example:
-            >>> import numpy as np, penstock, tempfile
-            >>> store = penstock.CheckpointStore(tempfile.mkdtemp())
-            >>> report = store.save(1, {"w": np.ones(3)})
-            >>> [(step.step, step.state) for step in store.scrub().steps]
-            [(1, 'verified')]
-            >>> [(step.step, step.state) for step in store.scrub().steps]
-            [(1, 'skipped')]
-        """
-        check_scrub(bytes_per_second, max_age_seconds)
-        with call("stall", "scrub", self._root), shown(progress, "scrubbing") as update:
-            return scrub(
-                self._native,
-                self._root,
-                bytes_per_second=bytes_per_second,
-                max_age_seconds=max_age_seconds,
-                options=to_native(self._options),
-                update=update,
-            )
-
-    def delete(self, step: int, *, force: bool = False) -> int:
-        """Deletes a step; returns the bytes freed.
-
-        Args:
-            step: The training step.
-            force: Also if it is protected.
-
-        Raises:
-            CheckpointNotFoundError: There is no such step.
-            ProtectedCheckpointError: The step is protected and ``force`` is False.
-            StorageError: The operating system failed an operation, or a save or a load is at work
-                in the step. Also where the file system has no locks that every host sees (NFS,
-                Lustre, FUSE) and the step no manifest that can be read: nothing tells its files
-                from those of a save under way then, and all stay.
-        """
-        return self._native.delete(check_step(step), force=bool(force))
-
-    def retain(self, *, dry_run: bool = False) -> RetentionReport:
-        """Deletes what the store does not keep, and says why the rest stays.
-
-        Unlike after a save, all steps count: where a run went back to an earlier step and saved
-        from there on, the steps above it are the newest, and what it saved may be what goes.
-
-        Args:
-            dry_run: Delete nothing; only tell.
-
-        Raises:
-            StorageError: The operating system failed an operation.
-            Exception: Whatever ``keep`` raises; nothing was deleted then.
-
-        Example:
-            >>> import penstock, tempfile
-            >>> root = tempfile.mkdtemp()
-            >>> for step in (1, 2, 3):
-            ...     report = penstock.CheckpointStore(root).save(step, {"step": step})
-            >>> store = penstock.CheckpointStore(root, keep_last=1)
-            >>> store.protect(1)
-            >>> report = store.retain(dry_run=True)
-            >>> report.deleted, report.kept
-            ((2,), {1: 'protected', 3: 'among the newest'})
-        """
-        return self._retention.apply(self._native, None, dry_run=bool(dry_run))
-
-    def protect(self, step: int) -> None:
-        """Protects a step from retention and from `delete`, durably, until `unprotect`.
-
-        The mark is a file `protected` in the step's directory: it stays when the step is saved
-        again with ``overwrite=True``, and goes with a copy.
-
-        Raises:
-            CheckpointNotFoundError: There is no such step.
-            IncompleteCheckpointError: Its save never finished.
-            StorageError: The operating system failed an operation.
-        """
-        self._native.protect(check_step(step))
-
-    def unprotect(self, step: int) -> None:
-        """Takes the protection of a step away; one that has none stays as it is.
-
-        Raises:
-            CheckpointNotFoundError: There is no such step.
-            StorageError: The operating system failed an operation.
-        """
-        self._native.unprotect(check_step(step))
-
-    def protected(self) -> list[int]:
-        """The protected steps, oldest first."""
-        return self._native.protected()
-
-    def sweep(self, *, dry_run: bool = False) -> list[Orphan]:
-        """Removes what dead saves left behind; a save that is running is left alone.
-
-        Args:
-            dry_run: Remove nothing; only tell what would go.
-
-        Raises:
-            StorageError: The operating system failed an operation.
-        """
-        return [Orphan(*entry) for entry in self._native.sweep(dry_run=bool(dry_run))]
-
-    def _reader(self) -> Reader:
-        return Reader(self._native, self._root, self._options)
-
-
-class LastSave:
-    """What the last save of a run asks of a store, beside what everybody may; for `Preemption`.
-
-    Args:
-        store: The store.
-    """
-
-    def __init__(self, store: CheckpointStore) -> None:
-        self._store = store
-
-    @property
-    def ranks(self) -> Ranks | None:
-        """Who saves together; None for this process alone."""
-        return self._store._ranks()
-
-    @property
-    def pending(self) -> PendingSave | None:
-        """The last save in the background, unless somebody has waited for it here."""
-        return self._store._turns.pending
-
-    @property
-    def needed_seconds(self) -> float:
-        """How long the last save took; 0 where there was none."""
-        return self._store._turns.last_seconds
-
-    def covers(self, step: int) -> bool:
-        """Whether a step is saved: last of all, or under way, or what was resumed from."""
-        return self._store._turns.covers(step)
-
-    @contextlib.contextmanager
-    def patient(self, seconds: float) -> Iterator[None]:
-        """Has the store wait for other ranks no longer than that."""
-        store = self._store
-        options = store._options
-        current = options or Options()
-        limit = max(min(current.rank_timeout_seconds, int(seconds)), 1)
-        store._options = dataclasses.replace(current, rank_timeout_seconds=limit)
-        try:
-            yield
-        finally:
-            store._options = options
