@@ -25,6 +25,7 @@ TORTURE_TRANSFERS ?= 10000
 TORTURE_STEPS ?= 500
 TORTURE_TESTS := --test crash --test every_step --test power_cut --test kill --test care
 TORTURE_SEED ?= $(shell date +%s)
+RUST_PACKAGES := -p penstock-io -p penstock-store -p penstock-gather -p penstock-bench
 # Processes that test beside each other: each has ranks of its own, some gigabytes.
 # Whoever is done takes tests from whoever has most left, in the order of the files, so that those
 # which share ranks and models stay together.
@@ -79,12 +80,13 @@ demo: $(VENV)/.demo $(NATIVE) ## Train, kill a save in the middle, resume bit fo
 test: test-rust test-python ## Run every test.
 
 # Without io_uring the engines are tested again, and that the store works on what is left; what the
-# store promises beyond that does not depend on who moves the bytes.
+# store promises beyond that does not depend on who moves the bytes. All packages are named each time,
+# so that they have the same features: others would be compiled again.
 .PHONY: test-rust
 test-rust: toolchain ## Run the Rust tests, with and without io_uring.
-	cargo test --locked -p penstock-io -p penstock-store -p penstock-gather -p penstock-bench
+	cargo test --locked $(RUST_PACKAGES)
 	cargo test --locked -p penstock-io -p penstock-gather -p penstock-bench --no-default-features
-	cargo test --locked -p penstock-store --no-default-features --test load -- round_trip:: damage::
+	cargo test --locked $(RUST_PACKAGES) --no-default-features --test load -- round_trip:: damage::
 
 .PHONY: test-python
 test-python: $(VENV)/.develop $(NATIVE) ## Run the Python tests against a release build.
@@ -95,7 +97,7 @@ test-python: $(VENV)/.develop $(NATIVE) ## Run the Python tests against a releas
 # are those of `test-rust`, so that nothing is compiled for this alone.
 .PHONY: quick
 quick: toolchain $(VENV)/.develop $(NATIVE) ## Run what breaks most often, in a minute and a half.
-	cargo test --locked -p penstock-io -p penstock-store -p penstock-gather -p penstock-bench \
+	cargo test --locked $(RUST_PACKAGES) \
 		--test load --test steps --test commit --test crash -- --skip mutant --skip large --skip after_a_death
 	$(VENV)/bin/python -m pytest -m quick $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
