@@ -4,14 +4,15 @@
 //! page to page, so that direct reads land in the final place whatever a tensor's offset is. What
 //! is read is rounded to digest chunks; the files are cut into *items* of at most one extent, each
 //! read and verified on its own.
-//!
-//! A piece that is too small for a request of its own, or that goes to a caller's memory which the
-//! device cannot reach directly, is read into staging together with what surrounds it and copied.
+
+mod items;
 
 use std::ops::Range;
 
-use crate::format::digest::CHUNK_BYTES;
 use crate::format::shard::PAGE_BYTES;
+pub(crate) use items::floor;
+use items::{Area, cut_items};
+pub use items::{Destination, FileFacts, Goal, Item, Owner, Piece, Request};
 
 /// Tensors that lie side by side share memory up to this size. A tensor that outlives the others
 /// keeps at most this much beside itself alive.
@@ -20,41 +21,6 @@ const SEGMENT_BYTES_MAX: u64 = 4 << 20;
 /// between becomes mappings of its own, and a process may have 65,530 (`vm.max_map_count`). Beyond
 /// it segments grow.
 const SEGMENTS_MAX: u64 = 16_384;
-/// Pieces smaller than this are not worth a request of their own next to others.
-const DIRECT_BYTES_MIN: u64 = 64 << 10;
-
-/// What the plan needs to know of a file.
-#[derive(Clone, Copy, Debug)]
-pub struct FileFacts {
-    /// Exact size.
-    pub bytes: u64,
-    /// Alignment of offsets and lengths: [`PAGE_BYTES`] for direct I/O, 1 through the page cache.
-    pub offset_alignment: u64,
-    /// Alignment of memory addresses.
-    pub memory_alignment: usize,
-}
-
-/// One tensor that is asked for.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// Index of its file.
-    pub file: usize,
-    /// Its bytes in the file.
-    pub range: Range<u64>,
-    /// Whose memory is to hold them.
-    pub goal: Goal,
-}
-
-/// Where the bytes of a request are to go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Goal {
-    /// Into fresh memory.
-    Fresh,
-    /// Into the caller's memory at this address.
-    Plain(usize),
-    /// Into places of the caller's memory that lie apart; always through staging.
-    Scattered,
-}
 
 /// Where the bytes of a request will be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,46 +47,6 @@ pub struct Segment {
     pub mirror: Range<u64>,
 }
 
-/// Whose memory a piece lands in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Owner {
-    /// The segment with this index.
-    Segment(usize),
-    /// The caller's memory of the request with this index.
-    Target(usize),
-}
-
-/// Where the bytes of a piece go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Destination {
-    /// Read for its digest only.
-    Discard,
-    /// Read into staging, verified, then copied.
-    Copy(Owner),
-    /// Read in place.
-    Direct(Owner),
-}
-
-/// A run of an item with one destination.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// Bytes of the file.
-    pub range: Range<u64>,
-    /// Where they go.
-    pub to: Destination,
-}
-
-/// A run of one file that is read and verified as a unit: whole chunks, at most one extent.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Item {
-    /// Index of the file.
-    pub file: usize,
-    /// Bytes of the file.
-    pub range: Range<u64>,
-    /// What it is made of, in order and without gaps.
-    pub pieces: Vec<Piece>,
-}
-
 /// Everything that a load reads.
 #[derive(Debug)]
 pub struct ReadPlan {
@@ -130,13 +56,6 @@ pub struct ReadPlan {
     pub placements: Vec<Placement>,
     /// What to read, by file and offset.
     pub items: Vec<Item>,
-}
-
-/// A run of a file that somebody asked for: one segment or one target.
-struct Area {
-    file: usize,
-    range: Range<u64>,
-    owner: Owner,
 }
 
 /// Plans how to fetch `requests`; with `cover_all` every other byte of the files is read and
@@ -200,15 +119,6 @@ pub fn plan(
     }
 }
 
-impl Area {
-    fn segment(&self) -> usize {
-        match self.owner {
-            Owner::Segment(index) => index,
-            Owner::Target(_) => unreachable!("a target is never extended"),
-        }
-    }
-}
-
 /// Whether a request continues a segment: next to it, and small enough together.
 fn joins(area: &Area, request: &Request, segment_bytes_max: u64) -> bool {
     matches!(area.owner, Owner::Segment(_))
@@ -217,142 +127,10 @@ fn joins(area: &Area, request: &Request, segment_bytes_max: u64) -> bool {
         && request.range.end - area.range.start <= segment_bytes_max
 }
 
-fn cut_items(
-    files: &[FileFacts],
-    requests: &[Request],
-    areas: &[Area],
-    cover_all: bool,
-    extent_bytes: u64,
-) -> Vec<Item> {
-    let mut items = Vec::new();
-    let mut rest = areas;
-    for (file, facts) in files.iter().enumerate() {
-        let (mine, others) = rest.split_at(rest.partition_point(|area| area.file <= file));
-        rest = others;
-        let runs = if cover_all {
-            whole(facts.bytes)
-        } else {
-            chunk_runs(mine, facts.bytes)
-        };
-        let mut first = 0;
-        for run in runs {
-            let mut start = run.start;
-            while start < run.end {
-                let end = (floor(start, extent_bytes) + extent_bytes).min(run.end);
-                while first < mine.len() && mine[first].range.end <= start {
-                    first += 1;
-                }
-                let pieces = cut_pieces(facts, requests, &mine[first..], start..end);
-                items.push(Item {
-                    file,
-                    range: start..end,
-                    pieces,
-                });
-                start = end;
-            }
-        }
-    }
-    items
-}
-
-fn whole(bytes: u64) -> Vec<Range<u64>> {
-    let run = 0..bytes;
-    if run.is_empty() {
-        Vec::new()
-    } else {
-        vec![run]
-    }
-}
-
-/// The chunks that hold the areas, neighbouring ones merged.
-fn chunk_runs(areas: &[Area], file_bytes: u64) -> Vec<Range<u64>> {
-    let mut runs: Vec<Range<u64>> = Vec::new();
-    for area in areas {
-        let start = floor(area.range.start, CHUNK_BYTES);
-        let end = area.range.end.next_multiple_of(CHUNK_BYTES).min(file_bytes);
-        match runs.last_mut() {
-            Some(run) if start <= run.end => run.end = run.end.max(end),
-            _ => runs.push(start..end),
-        }
-    }
-    runs
-}
-
-fn cut_pieces(
-    facts: &FileFacts,
-    requests: &[Request],
-    areas: &[Area],
-    item: Range<u64>,
-) -> Vec<Piece> {
-    let mut pieces = Vec::new();
-    let mut push = |range: Range<u64>, to: Destination| {
-        if !range.is_empty() {
-            pieces.push(Piece { range, to });
-        }
-    };
-    let mut at = item.start;
-    for area in areas.iter().take_while(|area| area.range.start < item.end) {
-        let part = area.range.start.max(item.start)..area.range.end.min(item.end);
-        push(at..part.start, Destination::Discard);
-        at = part.end;
-        let direct = direct_range(facts, requests, area, &part, &item);
-        push(part.start..direct.start, Destination::Copy(area.owner));
-        push(direct.clone(), Destination::Direct(area.owner));
-        push(direct.end..part.end, Destination::Copy(area.owner));
-    }
-    push(at..item.end, Destination::Discard);
-    pieces
-}
-
-/// The run of `part` that can be read in place; empty at the end of `part` where none can.
-fn direct_range(
-    facts: &FileFacts,
-    requests: &[Request],
-    area: &Area,
-    part: &Range<u64>,
-    item: &Range<u64>,
-) -> Range<u64> {
-    let none = part.end..part.end;
-    let range = match area.owner {
-        // A segment has room for the pages around the part.
-        Owner::Segment(_) => part.clone(),
-        // The caller's memory ends where it ends.
-        Owner::Target(index) => {
-            let start = part.start.next_multiple_of(facts.offset_alignment);
-            let end = floor(part.end, facts.offset_alignment);
-            let Goal::Plain(address) = requests[index].goal else {
-                return none;
-            };
-            let first = address.wrapping_add((start - area.range.start) as usize);
-            if start >= end || !first.is_multiple_of(facts.memory_alignment) {
-                return none;
-            }
-            start..end
-        }
-    };
-    if is_worth_a_request(&range, item) {
-        range
-    } else {
-        none
-    }
-}
-
-/// Whether a piece is read on its own. Small ones are where that costs no more than staging them:
-/// at most two of an item, those that touch its ends on whole pages.
-fn is_worth_a_request(range: &Range<u64>, item: &Range<u64>) -> bool {
-    let touches_an_end = range.start == item.start || range.end == item.end;
-    let is_on_pages = range.start.is_multiple_of(PAGE_BYTES)
-        && (range.end.is_multiple_of(PAGE_BYTES) || range.end == item.end);
-    range.end - range.start >= DIRECT_BYTES_MIN || (touches_an_end && is_on_pages)
-}
-
-pub(crate) fn floor(value: u64, alignment: u64) -> u64 {
-    value - value % alignment
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::digest::CHUNK_BYTES;
     use proptest::prelude::*;
 
     const EXTENT_BYTES: u64 = 4 << 20;
