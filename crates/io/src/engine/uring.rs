@@ -9,6 +9,8 @@
 
 #![allow(unsafe_code)]
 
+mod entry;
+mod registered;
 mod setup;
 
 use std::io;
@@ -17,19 +19,19 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
-use io_uring::{Builder, EnterFlags, IoUring, opcode, squeue};
+use io_uring::types::{Fd, SubmitArgs, Timespec};
+use io_uring::{Builder, EnterFlags, IoUring, opcode};
 use rustix::event::{EventfdFlags, PollFlags};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use slab::Slab;
 
-use super::{
-    Capabilities, Completion, Deadline, Engine, Op, OpKind, Rejected, TRANSFER_BYTES_MAX, Wake,
-};
-use crate::buffer::{IoBuf, Owner};
+use super::{Capabilities, Completion, Deadline, Engine, Op, Rejected, Wake};
+use crate::buffer::IoBuf;
 use crate::file::File;
 use crate::{Error, Result};
+use entry::prepare;
+use registered::{REGISTERED_BUFFERS_MAX, REGISTERED_BYTES_MAX, Registered};
 use setup::{check, disabled_setting, explain, kinds, set_up};
 
 /// Transfers from this size on are sent to the kernel at once, so that they run while the caller
@@ -45,10 +47,6 @@ const REFUSALS_MAX: u32 = 1000;
 
 /// The wait between attempts to hand requests to a kernel that is out of memory for them.
 const REFUSAL_PAUSE: Timespec = Timespec::new().nsec(1_000_000);
-
-/// The most bytes of one registered buffer, and the most such buffers (`io_uring_register(2)`).
-const REGISTERED_BYTES_MAX: usize = 1 << 30;
-const REGISTERED_BUFFERS_MAX: usize = 1 << 14;
 
 /// An `io_uring` and what it is working on.
 pub(super) struct Uring {
@@ -76,31 +74,6 @@ impl Wake for Waker {
     fn wake(&self) {
         // A counter that cannot grow has not been looked at: there is a wake already.
         let _ = rustix::io::write(&self.counter, &1_u64.to_ne_bytes());
-    }
-}
-
-/// What the kernel has prepared once and for all.
-#[derive(Default)]
-struct Registered {
-    /// Addresses, ascending; the index is the kernel's.
-    buffers: Vec<Range<usize>>,
-    /// Descriptors, likewise.
-    files: Vec<RawFd>,
-    /// A descriptor or an address that was freed could be another's.
-    _kept: (Vec<Owner>, Vec<Arc<File>>),
-}
-
-impl Registered {
-    fn buffer(&self, address: usize, len: usize) -> Option<u16> {
-        let after = self.buffers.partition_point(|range| range.start <= address);
-        let index = after.checked_sub(1)?;
-        let is_inside = address + len <= self.buffers[index].end;
-        is_inside.then(|| u16::try_from(index).expect("bounded by REGISTERED_BUFFERS_MAX"))
-    }
-
-    fn file(&self, fd: RawFd) -> Option<i32> {
-        let found = self.files.binary_search(&fd).ok()?;
-        Some(i32::try_from(found).expect("there are fewer files than descriptors"))
     }
 }
 
@@ -377,63 +350,10 @@ impl Drop for Uring {
     }
 }
 
-/// The submission entry for an operation, and the bytes that it moves.
-fn prepare(op: &mut Op, registered: &Registered) -> (squeue::Entry, Option<usize>) {
-    let fd = op.file.as_fd().as_raw_fd();
-    let fixed = registered.file(fd);
-    // The kernel tells an index from a descriptor by the flag alone.
-    let file = Fd(fixed.unwrap_or(fd));
-    let flags = match fixed {
-        Some(_) => squeue::Flags::FIXED_FILE,
-        None => squeue::Flags::empty(),
-    };
-    let (entry, bytes) = match &mut op.kind {
-        OpKind::Read { offset, buf } => {
-            let len = buf.len().min(TRANSFER_BYTES_MAX);
-            let at = position(*offset);
-            let index = registered.buffer(buf.address(), len);
-            let address = buf.as_mut_slice().as_mut_ptr();
-            let entry = match index {
-                Some(index) => opcode::ReadFixed::new(file, address, len as u32, index)
-                    .offset(at)
-                    .build(),
-                None => opcode::Read::new(file, address, len as u32)
-                    .offset(at)
-                    .build(),
-            };
-            (entry, Some(len))
-        }
-        OpKind::Write { offset, buf } => {
-            let len = buf.len().min(TRANSFER_BYTES_MAX);
-            let at = position(*offset);
-            let address = buf.as_slice().as_ptr();
-            let entry = match registered.buffer(buf.address(), len) {
-                Some(index) => opcode::WriteFixed::new(file, address, len as u32, index)
-                    .offset(at)
-                    .build(),
-                None => opcode::Write::new(file, address, len as u32)
-                    .offset(at)
-                    .build(),
-            };
-            (entry, Some(len))
-        }
-        OpKind::SyncData => {
-            let entry = opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC);
-            (entry.build(), None)
-        }
-    };
-    (entry.flags(flags), bytes)
-}
-
-/// The offset as the ring understands it: all ones would mean "where the file stands", so it
-/// becomes the next lower one, which the kernel refuses as it should (`EINVAL`).
-fn position(offset: u64) -> u64 {
-    offset.min(u64::MAX - 1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::OpKind;
 
     /// The kinds of ring that an older kernel would leave us pass the suite as well.
     #[cfg(feature = "conformance")]
@@ -516,11 +436,5 @@ mod tests {
         }
         assert_eq!(files[0].len().unwrap(), 8192);
         assert_eq!(ring.registered.buffer(0, 1), None);
-    }
-
-    #[test]
-    fn no_offset_means_the_position_of_the_file() {
-        assert_eq!(position(u64::MAX), u64::MAX - 1);
-        assert_eq!(position(4096), 4096);
     }
 }
