@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::{Subject, assert_pattern, pieces, read, run, run_one, sync, wait, write};
+use super::subject::{Subject, assert_pattern, pieces, read, run, run_one, sync, wait, write};
 use crate::engine::Engine;
 use crate::faulty::{Failure, Faults, Faulty, OpClass, Repeat};
 use crate::transfer::WholeTransfers;
