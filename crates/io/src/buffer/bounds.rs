@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(find_overlap(&rods), Ok(None));
         rods.push(bounds(&[5, 5, 5], &[3, 3, 3]));
         assert!(find_overlap(&rods).unwrap().is_some());
-        assert_eq!(find_overlap(&weave(400)), Err(Tangled));
+        assert_eq!(find_overlap(&weave(120)), Err(Tangled));
     }
 
     #[test]
