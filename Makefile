@@ -79,13 +79,14 @@ demo: $(VENV)/.demo $(NATIVE) ## Train, kill a save in the middle, resume bit fo
 .PHONY: test
 test: test-rust test-python ## Run every test.
 
-# Without io_uring the engines are tested again, and that the store works on what is left; what the
-# store promises beyond that does not depend on who moves the bytes. All packages are named each time,
-# so that they have the same features: others would be compiled again.
+# Without io_uring the engines are tested again, and that rows and the store work on what is left;
+# what these promise beyond that does not depend on who moves the bytes. For few tests all packages are
+# named as well, so that they have the same features: others would be compiled again.
 .PHONY: test-rust
 test-rust: toolchain ## Run the Rust tests, with and without io_uring.
 	cargo test --locked $(RUST_PACKAGES)
-	cargo test --locked -p penstock-io -p penstock-gather -p penstock-bench --no-default-features
+	cargo test --locked -p penstock-io -p penstock-bench --no-default-features
+	cargo test --locked $(RUST_PACKAGES) --no-default-features --test gather
 	cargo test --locked $(RUST_PACKAGES) --no-default-features --test load -- round_trip:: damage::
 
 .PHONY: test-python
