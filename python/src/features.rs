@@ -4,20 +4,36 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use penstock_gather::{
-    Batch, Cache, Checks, Error, Index, Merging, Policy, Reader, Segment, Table, replay,
+    Batch, Cache, Checks, Counts, Error, Index, Merging, Policy, Reader, Segment, Table, replay,
 };
-use penstock_io::buffer::HostRegion;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::call;
 use crate::errors;
+use crate::ids::Ids;
 use crate::offload::{Bell, DataFile, Executor};
 use crate::tensor::{self, NativeArray, TensorTarget};
 
 pub(crate) fn raised<T>(py: Python<'_>, result: Result<T, Error>) -> PyResult<T> {
     result.map_err(|error| errors::raise_gather(py, &error))
+}
+
+/// Rows, hits, shared, read rows, requests, read bytes, read again.
+pub(crate) type NativeCounts = (u64, u64, u64, u64, u64, u64, u64);
+
+/// What was done so far.
+pub(crate) fn counted(counts: &Counts) -> NativeCounts {
+    (
+        counts.rows.load(Relaxed),
+        counts.hits.load(Relaxed),
+        counts.shared.load(Relaxed),
+        counts.read_rows.load(Relaxed),
+        counts.requests.load(Relaxed),
+        counts.read_bytes.load(Relaxed),
+        counts.read_again.load(Relaxed),
+    )
 }
 
 /// CRC-32C of each block of an array, contiguous in memory, that begins where a block does: `uint32`
@@ -92,10 +108,9 @@ impl RowIndex {
         if batch_keys == 0 {
             return Err(PyValueError::new_err("batch_keys=0: must be at least 1"));
         }
-        let width = keys.3;
-        let keys = tensor::contiguous(keys)?;
+        let keys = Ids::of(keys, false)?;
         let hits = py.detach(|| {
-            let keys = numbers(&keys, width, false, u64::MAX)?;
+            let keys = keys.numbers(u64::MAX)?;
             Ok(replay(&mut self.inner, &keys, batch_keys, window))
         });
         raised(py, hits)
@@ -103,10 +118,9 @@ impl RowIndex {
 
     /// Has rows stay once they are there, and says how many do.
     fn pin(&mut self, py: Python<'_>, keys: NativeArray) -> PyResult<usize> {
-        let width = keys.3;
-        let keys = tensor::contiguous(keys)?;
+        let keys = Ids::of(keys, false)?;
         let pinned = py.detach(|| {
-            let keys = numbers(&keys, width, false, u64::MAX)?;
+            let keys = keys.numbers(u64::MAX)?;
             Ok(self.inner.pin(&keys))
         });
         raised(py, pinned)
@@ -175,11 +189,10 @@ impl RowReader {
         out: TensorTarget,
         foreseen: Option<u64>,
     ) -> PyResult<RowBatch> {
-        let width = ids.3;
-        let ids = tensor::contiguous(ids)?;
+        let ids = Ids::of(ids, is_signed)?;
         let out = tensor::target(out)?.into_buf();
         let begin = || {
-            let ids = numbers(&ids, width, is_signed, self.inner.table().rows())?;
+            let ids = ids.numbers(self.inner.table().rows())?;
             self.inner.gather_foreseen(&ids, out, foreseen)
         };
         raised(py, py.detach(begin)).map(RowBatch::new)
@@ -206,17 +219,8 @@ impl RowReader {
     }
 
     /// What was done so far: rows, hits, shared, read rows, requests, read bytes, read again.
-    fn counts(&self) -> (u64, u64, u64, u64, u64, u64, u64) {
-        let counts = self.inner.counts();
-        (
-            counts.rows.load(Relaxed),
-            counts.hits.load(Relaxed),
-            counts.shared.load(Relaxed),
-            counts.read_rows.load(Relaxed),
-            counts.requests.load(Relaxed),
-            counts.read_bytes.load(Relaxed),
-            counts.read_again.load(Relaxed),
-        )
+    fn counts(&self) -> NativeCounts {
+        counted(self.inner.counts())
     }
 }
 
@@ -228,89 +232,10 @@ impl RowReader {
         is_signed: bool,
         tell: impl FnOnce(&[u64]) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
-        let width = ids.3;
-        let ids = tensor::contiguous(ids)?;
-        let work = || tell(&numbers(&ids, width, is_signed, self.inner.table().rows())?);
+        let ids = Ids::of(ids, is_signed)?;
+        let work = || tell(&ids.numbers(self.inner.table().rows())?);
         raised(py, py.detach(work))
     }
-}
-
-/// Ids as numbers of rows.
-pub(crate) fn numbers(
-    ids: &HostRegion,
-    width: usize,
-    is_signed: bool,
-    rows: u64,
-) -> Result<Vec<u64>, Error> {
-    const PIECE: usize = 4096;
-    let count = ids.len() as usize / width;
-    let mut found = Vec::with_capacity(count);
-    let mut bytes = vec![0; PIECE * width];
-    for first in (0..count).step_by(PIECE) {
-        let here = PIECE.min(count - first) * width;
-        ids.copy_to((first * width) as u64, &mut bytes[..here]);
-        let bytes = &bytes[..here];
-        match (width, is_signed) {
-            (1, true) => push(&mut found, bytes, |one| i8::from_ne_bytes(one).into(), rows)?,
-            (1, false) => push(&mut found, bytes, |one| u8::from_ne_bytes(one).into(), rows)?,
-            (2, true) => push(
-                &mut found,
-                bytes,
-                |one| i16::from_ne_bytes(one).into(),
-                rows,
-            )?,
-            (2, false) => push(
-                &mut found,
-                bytes,
-                |one| u16::from_ne_bytes(one).into(),
-                rows,
-            )?,
-            (4, true) => push(
-                &mut found,
-                bytes,
-                |one| i32::from_ne_bytes(one).into(),
-                rows,
-            )?,
-            (4, false) => push(
-                &mut found,
-                bytes,
-                |one| u32::from_ne_bytes(one).into(),
-                rows,
-            )?,
-            (_, true) => push(
-                &mut found,
-                bytes,
-                |one| i64::from_ne_bytes(one).into(),
-                rows,
-            )?,
-            (_, false) => push(
-                &mut found,
-                bytes,
-                |one| u64::from_ne_bytes(one).into(),
-                rows,
-            )?,
-        }
-    }
-    Ok(found)
-}
-
-fn push<const N: usize>(
-    found: &mut Vec<u64>,
-    bytes: &[u8],
-    number: impl Fn([u8; N]) -> i128,
-    rows: u64,
-) -> Result<(), Error> {
-    for one in bytes.as_chunks::<N>().0 {
-        let id = number(*one);
-        match u64::try_from(id) {
-            Ok(row) if row < rows => found.push(row),
-            _ => {
-                let position = found.len();
-                return Err(Error::OutOfRange { position, id, rows });
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Rows that are being gathered.

@@ -16,6 +16,7 @@ mod checkpoint;
 mod digests;
 mod errors;
 mod features;
+mod ids;
 mod job;
 mod names;
 mod offload;

@@ -1,7 +1,6 @@
 //! Tables whose rows are written anew.
 
 use std::path::PathBuf;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_gather::{ChangingTable, Error, Form, Frozen, Merging, NewTable, Opening, Storage};
@@ -11,7 +10,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::errors;
-use crate::features::{RowBatch, RowCache, numbers, raised};
+use crate::features::{NativeCounts, RowBatch, RowCache, counted, raised};
+use crate::ids::Ids;
 use crate::offload::Executor;
 use crate::tensor::{self, NativeArray, TensorTarget};
 
@@ -181,11 +181,10 @@ impl RowTable {
         out: TensorTarget,
     ) -> PyResult<RowBatch> {
         let table = self.table()?;
-        let width = ids.3;
-        let ids = tensor::contiguous(ids)?;
+        let ids = Ids::of(ids, is_signed)?;
         let out = tensor::target(out)?.into_buf();
         let begin = || {
-            let ids = numbers(&ids, width, is_signed, table.form().rows)?;
+            let ids = ids.numbers(table.form().rows)?;
             table.look_up(&ids, out)
         };
         raised(py, py.detach(begin)).map(RowBatch::new)
@@ -200,15 +199,13 @@ impl RowTable {
         rows: NativeArray,
     ) -> PyResult<()> {
         let table = self.table()?;
-        let width = ids.3;
-        let ids = tensor::contiguous(ids)?;
+        let ids = Ids::of(ids, is_signed)?;
         let rows = tensor::contiguous(rows)?;
-        let count = ids.len() / width as u64;
-        if rows.len() != count * table.form().value_bytes {
+        if rows.len() != ids.count() * table.form().value_bytes {
             return Err(PyValueError::new_err("rows: not one for each id"));
         }
         let work = || {
-            let ids = numbers(&ids, width, is_signed, table.form().rows)?;
+            let ids = ids.numbers(table.form().rows)?;
             table.update(&ids, &rows)
         };
         raised(py, py.detach(work))
@@ -236,18 +233,8 @@ impl RowTable {
     }
 
     /// What was done so far: rows, hits, shared, read rows, requests, read bytes, read again.
-    fn counts(&self) -> PyResult<(u64, u64, u64, u64, u64, u64, u64)> {
-        let table = self.table()?;
-        let counts = table.counts();
-        Ok((
-            counts.rows.load(Relaxed),
-            counts.hits.load(Relaxed),
-            counts.shared.load(Relaxed),
-            counts.read_rows.load(Relaxed),
-            counts.requests.load(Relaxed),
-            counts.read_bytes.load(Relaxed),
-            counts.read_again.load(Relaxed),
-        ))
+    fn counts(&self) -> PyResult<NativeCounts> {
+        Ok(counted(self.table()?.counts()))
     }
 
     /// Lets the table go: what was not flushed is lost.
