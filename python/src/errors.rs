@@ -61,6 +61,9 @@ fn gather_remedy(error: &penstock_gather::Error) -> &'static str {
         Gather::Exists { .. } => "open it, or remove the directory first",
         Gather::Busy { .. } => "close it there: one process has a table, once",
         Gather::Newer { .. } => "update Penstock",
+        Gather::NotEmpty { .. } => "choose another directory, or remove what is there",
+        Gather::Moved { .. } => "close the table, and open it where it is now",
+        Gather::Held { .. } => "end that first",
         Gather::Failed { .. } => "close the table and open it: what was flushed is there",
         _ => "see the message",
     }
@@ -84,7 +87,10 @@ fn of_table(py: Python<'_>, message: &str, error: &penstock_gather::Error) -> Py
             "CheckpointExistsError"
         }
         Gather::Busy { path } => storage(&fields, path.as_os_str().to_owned(), EBUSY)?,
-        Gather::Failed { path, .. } => storage(&fields, path.as_os_str().to_owned(), EIO)?,
+        Gather::NotEmpty { path, .. } => storage(&fields, path.as_os_str().to_owned(), ENOTEMPTY)?,
+        Gather::Moved { path } | Gather::Failed { path, .. } => {
+            storage(&fields, path.as_os_str().to_owned(), EIO)?
+        }
         Gather::Newer {
             path,
             version,

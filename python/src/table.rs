@@ -9,6 +9,7 @@ use penstock_io::file_system::Native;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use crate::call;
 use crate::errors;
 use crate::features::{NativeCounts, RowBatch, RowCache, counted, raised};
 use crate::ids::Ids;
@@ -217,19 +218,21 @@ impl RowTable {
         raised(py, py.detach(|| table.flush()))
     }
 
-    /// All rows as they are now.
+    /// All rows as they are now; signals have their turn while others have them.
     fn freeze(&self, py: Python<'_>) -> PyResult<FrozenTable> {
         let table = self.table()?;
-        let inner = raised(py, py.detach(|| table.freeze()))?;
+        let frozen = call::wait(py, None, |turn| {
+            raised(py, py.detach(|| table.try_freeze(turn)))
+        })?;
         Ok(FrozenTable {
-            inner: Mutex::new(Some(inner)),
+            inner: Mutex::new(frozen),
         })
     }
 
     /// Rows that were written anew and are not in pieces, and bytes of logs that have them.
     fn logged(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         let table = self.table()?;
-        Ok(py.detach(|| table.logged()))
+        raised(py, py.detach(|| table.logged()))
     }
 
     /// What was done so far: rows, hits, shared, read rows, requests, read bytes, read again.
@@ -237,14 +240,21 @@ impl RowTable {
         Ok(counted(self.table()?.counts()))
     }
 
-    /// Lets the table go: what was not flushed is lost.
-    fn close(&self, py: Python<'_>) {
-        let inner = self
-            .inner
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        py.detach(|| drop(inner));
+    /// Lets the table go, once nobody folds or reads all of it: what was not flushed is lost.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let table = {
+            let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+            inner.take()
+        };
+        let Some(table) = table else {
+            return Ok(());
+        };
+        // However the wait ends the table goes, and its lock with the last who has some of it.
+        let waited = call::wait(py, None, |turn| {
+            Ok(py.detach(|| table.is_still(turn)).then_some(()))
+        });
+        py.detach(|| drop(table));
+        waited.map(drop)
     }
 }
 
@@ -285,13 +295,17 @@ impl FrozenTable {
     /// Puts rows that were written anew back into pieces: how many, of how many pieces, bytes of
     /// these.
     fn fold(&self, py: Python<'_>) -> PyResult<(u64, u64, u64)> {
-        let folded = py.detach(|| self.take().map(Frozen::fold));
-        match folded {
-            None => Err(closed()),
-            Some(folded) => {
-                let folded = raised(py, folded)?;
-                Ok((folded.rows, folded.pieces, folded.bytes))
+        let Some(mut frozen) = self.take() else {
+            return Err(closed());
+        };
+        loop {
+            // Each piece is committed on its own, so that a signal may come between two.
+            let more = py.detach(|| frozen.fold_more());
+            if let Some(folded) = raised(py, more)? {
+                py.detach(|| drop(frozen));
+                return Ok((folded.rows, folded.pieces, folded.bytes));
             }
+            py.check_signals()?;
         }
     }
 

@@ -306,14 +306,18 @@ impl ChangingTable {
     }
 
     /// Rows that were written anew and are not in pieces, and bytes of logs that have them.
-    pub fn logged(&self) -> (u64, u64) {
+    ///
+    /// # Errors
+    /// [`Error::Io`] in a fork of the process that opened it.
+    pub fn logged(&self) -> Result<(u64, u64)> {
+        self.core.check_process()?;
         // In the order in which locks are taken.
         let end = self.writer().end();
         let head = self.core.head();
         let closed: u64 = head.closed.iter().map(|one| one.end).sum();
         let bytes = closed + head.open.map_or(0, |_| end);
         drop(head);
-        (self.core.inner().newest.len() as u64, bytes)
+        Ok((self.core.inner().newest.len() as u64, bytes))
     }
 
     /// Begins to gather rows, in the order of their ids, which may repeat: each as it is now.

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.features.elements import item_bytes_of, name_of
+from penstock.features.elements import name_of
+from penstock.features.form import Form
 from penstock.state import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-_NAME_CHARS_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +53,20 @@ class Columns:
     Raises:
         ValueError: There are none, or one has no elements or no name.
         TypeError: One is not given as sizes and a type, or elements are no plain bytes.
-        MissingDependencyError: A type takes a package that is not installed.
+        UnsupportedStateError: Elements of a type cannot be stored.
     """
 
     def __init__(self, columns: Mapping[str, tuple[Any, Any]]) -> None:
         found: dict[str, Column] = {}
         end = 0
         for name, given in columns.items():
-            if not 0 < len(name) <= _NAME_CHARS_MAX:
-                raise ValueError(f"columns: {name!r:.80}: must be a name")
             shape, dtype = _sizes_and_type(name, given)
             kind = name_of(dtype)
-            item_bytes = item_bytes_of(kind)
+            if min(shape, default=0) < 0:
+                raise ValueError(f"columns: {name!r}: sizes {shape} are none")
+            item_bytes = dtypes.ITEM_BYTES.get(kind, 0)
+            # What a snapshot could not have is not found out after training.
+            Form.of(name, kind, item_bytes, shape, False)
             begin = -(-end // item_bytes) * item_bytes
             column = Column(name, shape, kind, item_bytes, begin)
             if column.nbytes == 0:

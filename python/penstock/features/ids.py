@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from penstock.state import dtypes
 
 if TYPE_CHECKING:
     from penstock._native import _Array
@@ -37,8 +38,7 @@ def ids_of(value: Any) -> Ids:
     Raises:
         TypeError: They are no integers.
     """
-    torch = sys.modules.get("torch")
-    is_torch = torch is not None and isinstance(value, torch.Tensor)
+    is_torch = dtypes.is_tensor(value)
     if is_torch:
         if value.device.type != "cpu":
             raise TypeError(f"ids: a tensor on {value.device}: use one of the host, as of .cpu()")

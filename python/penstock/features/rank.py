@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
+
+from penstock.state import dtypes
 
 By = Literal["degree", "counts", "reverse_pagerank"]
 
@@ -87,10 +88,9 @@ def rank(
 
 
 def _numbers(name: str, value: Any, kinds: str) -> _Array:
-    torch = sys.modules.get("torch")
     if value is None:
         raise TypeError(f"{name}: missing")
-    if torch is not None and isinstance(value, torch.Tensor):
+    if dtypes.is_tensor(value):
         if value.device.type != "cpu":
             raise TypeError(
                 f"{name}: a tensor on {value.device}: use one of the host, as of .cpu()"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,8 +64,7 @@ class Results:
             ValueError: It has another shape or type, or is not contiguous or read-only.
             TypeError: It is neither a tensor nor an array.
         """
-        torch = sys.modules.get("torch")
-        if torch is not None and isinstance(out, torch.Tensor):
+        if dtypes.is_tensor(out):
             kind, is_good = dtypes.torch_names().get(out.dtype, (None,))[0], out.is_contiguous()
             is_good = is_good and out.device.type == "cpu" and not out.requires_grad
         elif isinstance(out, np.ndarray):

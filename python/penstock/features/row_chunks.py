@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -137,8 +136,7 @@ class RowChunks:
 
 
 def _is_chunk(rows: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return isinstance(rows, np.ndarray) or (torch is not None and isinstance(rows, torch.Tensor))
+    return isinstance(rows, np.ndarray) or dtypes.is_tensor(rows)
 
 
 def _iterated(rows: Any) -> Iterator[Any]:

@@ -48,19 +48,22 @@ class Rows(Mapping[str, Any]):
         return f"<Rows {', '.join(self.columns.names)} of {shape}>"
 
 
-def packed(columns: Columns, shape: tuple[int, ...], values: Mapping[str, Any]) -> Rows:
+def packed(
+    columns: Columns, shape: tuple[int, ...], values: Mapping[str, Any], *, is_whole: bool = True
+) -> Rows:
     """Rows of what callers have of each column.
 
     Args:
         columns: What a row is made of.
         shape: Of the ids.
         values: A tensor or an array for each column, of the shape of the ids and of its own.
+        is_whole: Whether there has to be one for each; else what is missing is zero.
 
     Raises:
         ValueError: A column is missing, is none of the table's, or has another shape or type.
         TypeError: One is neither a tensor nor an array.
     """
-    missing = [name for name in columns.names if name not in values]
+    missing = [name for name in columns.names if is_whole and name not in values]
     unknown = [str(name) for name in values if name not in columns]
     if missing or unknown:
         problem = f"no {missing[0]!r}" if missing else f"{unknown[0]!r} is no column"
@@ -69,6 +72,8 @@ def packed(columns: Columns, shape: tuple[int, ...], values: Mapping[str, Any]) 
         )
     rows = Rows(columns, np.zeros((*shape, columns.nbytes), np.uint8))
     for column in columns:
+        if column.name not in values:
+            continue
         value = values[column.name]
         is_torch = not isinstance(value, np.ndarray)
         if is_torch:

@@ -8,10 +8,9 @@ import os
 import threading
 import warnings
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
 
 from penstock import _native
 from penstock.calls.arguments import decode_path
@@ -31,10 +30,9 @@ from penstock.features.rows import Rows, packed
 from penstock.features.snapshot import write_snapshot
 from penstock.offload.tensor_io import TensorIO
 from penstock.option_kinds import Number
-from penstock.state import dtypes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
     from typing import Self
 
     from penstock.calls.progress import Progress
@@ -50,8 +48,9 @@ _LOG_BYTES = 256 << 20
 _FRAME_BYTES = 4 << 20
 """What is written at once: requests of more are not faster."""
 _FOLD_BYTES_MIN = 1 << 30
-_PIECE_BYTES = 64 << 20
-"""What a fold has in memory, twice."""
+_PIECE_BYTES_MIN = 64 << 20
+_PIECES_MAX = 256
+_BYTES_MAX = 1 << 60
 _STEP_BYTES = 8
 _PREFETCHES = 4
 """So many are under way at a time, at most."""
@@ -149,7 +148,8 @@ class Table:
         gap_bytes: int = GAP_BYTES,
         io: TensorIO | None = None,
     ) -> None:
-        self.path = decode_path(path)
+        # Whatever the working directory is later on.
+        self.path = os.path.abspath(decode_path(path))
         GAP.check("gap_bytes", gap_bytes)
         _LOG.check("log_bytes", log_bytes)
         (rows, row_bytes, value_bytes, self._piece_rows), note = _native.row_table_form(self.path)
@@ -161,6 +161,7 @@ class Table:
         elif fold_bytes is not None:
             _FOLD.check("fold_bytes", fold_bytes)
         self._fold_bytes = fold_bytes
+        self._fold_at = fold_bytes or 0
         self._results = Results("uint8", 1)
         self._prefetches: deque[PendingRows] = deque()
         self._has_cache = cache is not None
@@ -220,14 +221,18 @@ class Table:
             ValueError: A value is out of range, or ``init`` has too many rows, or other columns.
             TypeError: A column is not given as sizes and a type, or is of another one.
         """
-        where = decode_path(path)
+        where = os.path.abspath(decode_path(path))
         count = operator.index(rows)
         _ROWS.check("rows", count)
         made = Columns(columns)
         row_bytes = row_bytes_for(made.nbytes, _STEP_BYTES, "auto")
         row_bytes = -(-row_bytes // _STEP_BYTES) * _STEP_BYTES
-        form = (count, row_bytes, made.nbytes, max(1, min(count, _PIECE_BYTES // row_bytes)))
-        os.makedirs(os.path.dirname(os.path.abspath(where)), exist_ok=True)
+        if count * row_bytes > _BYTES_MAX:
+            raise ValueError(f"rows={count}: rows of {row_bytes} bytes are more than a table has")
+        # A descriptor each, and a piece twice in memory at a fold.
+        piece_bytes = max(_PIECE_BYTES_MIN, -(-count * row_bytes // _PIECES_MAX))
+        form = (count, row_bytes, made.nbytes, max(1, min(count, piece_bytes // row_bytes)))
+        os.makedirs(os.path.dirname(where), exist_ok=True)
         with TensorIO() if io is None else io._another() as maker:
             claim = maker._claim_here()
             with claim.workers(None) as (executor, _):
@@ -307,10 +312,11 @@ class Table:
             raise ValueError(
                 "prefetch: there is no memory to read into: open the table with a cache"
             )
-        while self._prefetches and self._prefetches[0].done():
-            self._prefetches.popleft()
-        if len(self._prefetches) < _PREFETCHES:
-            self._prefetches.append(self.lookup_async(ids))
+        with self._lock:
+            while self._prefetches and self._prefetches[0].done():
+                self._prefetches.popleft()
+            if len(self._prefetches) < _PREFETCHES:
+                self._prefetches.append(self.lookup_async(ids))
 
     def update(self, ids: Any, rows: Mapping[str, Any]) -> None:
         """Writes rows anew; who looks them up from now on finds them. `flush` makes them durable.
@@ -357,7 +363,7 @@ class Table:
         self._native.flush()
         if self._fold_bytes is not None:
             _, log_bytes = self._native.logged()
-            if log_bytes > self._fold_bytes:
+            if log_bytes > self._fold_at:
                 self._fold_soon()
 
     def fold(self) -> FoldReport:
@@ -368,6 +374,8 @@ class Table:
 
         Raises:
             StorageError: A file cannot be written; the logs stay.
+            KeyboardInterrupt: What was put back by then is.
+            PenstockError: This thread folds the table, or reads all of it, already.
             CorruptCheckpointError: Bytes are not those that were written.
             ValueError: The table is closed.
         """
@@ -397,9 +405,11 @@ class Table:
                 the bytes in all.
 
         Raises:
-            CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False.
+            CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False; or a
+                table.
             StorageError: The operating system failed an operation: disk full, read-only, …
             CorruptCheckpointError: Bytes are not those that were written.
+            PenstockError: This thread folds the table, or reads all of it, already.
             ValueError: The table is closed.
         """
         frozen = self._native.freeze()
@@ -433,23 +443,23 @@ class Table:
         )
 
     def close(self) -> None:
-        """Flushes, waits for a fold under way, and lets the table go.
+        """Flushes, waits for a fold or a snapshot under way, and lets the table go.
 
         Raises:
             StorageError: What was written cannot be made durable; the table is closed all the same.
+            KeyboardInterrupt: It is closed as well; who opens it next waits for the fold to end.
         """
         io, self._io = self._io, None
         if io is None:
             return
         try:
-            folding = self._folding
-            if folding is not None and folding is not threading.current_thread():
-                folding.join()
             self._native.flush()
         finally:
             self._prefetches.clear()
-            self._native.close()
-            io.close()
+            try:
+                self._native.close()
+            finally:
+                io.close()
 
     def __enter__(self) -> Self:
         return self
@@ -468,9 +478,13 @@ class Table:
             self._folding.start()
 
     def _fold(self) -> None:
+        _, log_bytes = self._native.logged()
         try:
             self.fold()
+            self._fold_at = self._fold_bytes or 0
         except (PenstockError, ValueError) as error:
+            # Not again before there is more to gain: what failed may do so each time.
+            self._fold_at = 2 * log_bytes
             problem = f"{self.path}: rows of logs stay there: {error}"
             warnings.warn(problem, PenstockWarning, stacklevel=2)
 
@@ -511,23 +525,18 @@ def _fill(
     init: Iterable[Mapping[str, Any]] | None,
 ) -> None:
     begun = 0
+    if isinstance(init, Mapping):
+        raise TypeError("init: pass an iterable of mappings, as [{'weight': rows}]")
     for chunk in init or ():
+        if not isinstance(chunk, Mapping):
+            raise TypeError(f"init: {type(chunk).__name__}: must be mappings of columns to rows")
         first = next(iter(chunk.values()), None)
-        rows = len(first) if first is not None else 0
+        if first is None or not getattr(first, "shape", ()):
+            raise ValueError("init: a mapping has no rows of any column")
+        rows = len(first)
         begun += rows
         if begun > count:
             raise ValueError(f"init: {begun} rows or more: the table has {count}")
-        given = dict(chunk)
-        for column in columns:
-            if column.name not in given:
-                given[column.name] = _zeros(rows, column.shape, column.dtype, first)
-        buffer = packed(columns, (rows,), given).buffer
+        buffer = packed(columns, (rows,), chunk, is_whole=False).buffer
         address, nbytes, owner = target_of(buffer)
         new.append((address, (nbytes,), None, 1, owner))
-
-
-def _zeros(rows: int, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
-    if isinstance(like, np.ndarray):
-        return np.zeros((rows, *shape), dtypes.numpy_dtype(dtype))
-    torch = dtypes.import_torch()
-    return torch.zeros((rows, *shape), dtype=dtypes.torch_dtype(dtype))

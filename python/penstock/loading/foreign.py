@@ -73,8 +73,13 @@ def check_no_store(path: str) -> None:
     """Refuses to save a checkpoint where it would make a store one that cannot be opened.
 
     Raises:
-        CheckpointExistsError: The directory is a store.
+        CheckpointExistsError: The directory is a store, or a table that changes.
     """
+    if os.path.exists(os.path.join(path, _native.TABLE_HEAD)):
+        raise CheckpointExistsError(
+            f"{path} is a table (penstock.features.Table): save to a directory of its own",
+            path=path,
+        )
     if not is_checkpoint(path) and steps_in(path):
         raise CheckpointExistsError(
             f"{path} is a store of checkpoints, which could not be opened any more: "

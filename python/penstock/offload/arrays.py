@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.errors import UnsupportedStateError
+from penstock.state.dtypes import is_tensor
 from penstock.state.memory import CPU, Memory, of_array, of_tensor
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ def to_write_from(value: Any) -> _Array:
 
 
 def _memory(value: Any) -> Memory:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
+    if is_tensor(value):
         memory = of_tensor(value, "the tensor")
         if memory.device != CPU:
             raise _refusal(f"it is on {memory.device}: use a tensor of the host, as of .cpu()")

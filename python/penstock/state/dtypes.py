@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,6 +64,15 @@ def torch_dtypes() -> dict[str, torch.dtype]:
     torch = import_torch()
     values = (value for value in vars(torch).values() if isinstance(value, torch.dtype))
     return {str(dtype).removeprefix("torch."): dtype for dtype in values}
+
+
+def is_tensor(value: object) -> bool:
+    """Whether it is a tensor of PyTorch, which is not imported to find out.
+
+    While another thread imports it, it has no tensors yet.
+    """
+    kind = getattr(sys.modules.get("torch"), "Tensor", None)
+    return kind is not None and isinstance(value, kind)
 
 
 def import_torch() -> Any:

@@ -208,6 +208,11 @@ FORMS = [
     ({"a": (3, "nothing")}, TypeError, "dtype='nothing'"),
     ({"a": (0, "float32")}, ValueError, "no elements"),
     ({"": (3, "float32")}, ValueError, "must be a name"),
+    ({"a\nb": (3, "float32")}, ValueError, "must be a name"),
+    ({"__metadata__": (3, "float32")}, ValueError, "must be a name"),
+    ({"a": ((-2, -2), "float32")}, ValueError, r"sizes \(-2, -2\) are none"),
+    ({"a": (3, "S4")}, penstock.UnsupportedStateError, "cannot be stored"),
+    ({"a": (3, "complex128")}, penstock.UnsupportedStateError, "cannot be stored"),
     ({"a": (1 << 20, "float32")}, penstock.UnsupportedStateError, "one request moves"),
 ]
 
@@ -307,3 +312,136 @@ def test_a_trace_shows_what_was_done(disk_path):
     events = json.loads((disk_path / "trace.json").read_text())
     names = {event.get("name") for event in events}
     assert {"look up", "wait for rows", "update", "flush", "fold"} <= names
+
+
+def test_a_fold_under_way_keeps_the_table(disk_path):
+    """What was flushed by who opens it next is not folded away by who had it before."""
+    with penstock.offload.TensorIO() as workers:
+        workers.write(np.zeros(1), disk_path / "other", 0).result()
+        table = made(disk_path / "t")
+        write(table, {}, [1, 2], 3)
+        frozen = table._native.freeze()
+        table._io.close()
+        closing = threading.Thread(target=table.close)
+        closing.start()
+        with pytest.raises(penstock.StorageError, match="the table is open"):
+            Table(disk_path / "t")
+        assert closing.is_alive()
+        frozen.fold()
+        closing.join()
+        with Table(disk_path / "t") as again:
+            assert_holds(again, {1: 3, 2: 3})
+
+
+def test_a_table_is_where_it_was_opened(disk_path, monkeypatch):
+    for name in ("a", "b"):
+        (disk_path / name).mkdir()
+        monkeypatch.chdir(disk_path / name)
+        with made("t") as table:
+            write(table, {}, [1], 1)
+    table = Table("t")
+    monkeypatch.chdir(disk_path / "a")
+    write(table, {}, [1], 2)
+    table.close()
+    for name, value in (("a", 1), ("b", 2)):
+        with Table(disk_path / name / "t") as table:
+            assert_holds(table, {1: value})
+
+
+def test_another_table_by_the_same_name_is_not_written_to(disk_path):
+    table = made(disk_path / "t", log_bytes=64 << 10)
+    os.rename(disk_path / "t", disk_path / "moved")
+    with made(disk_path / "t") as other:
+        write(other, {}, [1], 5)
+    with pytest.raises(penstock.StorageError, match="was moved or replaced"):
+        write(table, {}, [1], 9)
+    with pytest.raises(penstock.StorageError):
+        table.close()
+    with Table(disk_path / "t") as other:
+        assert_holds(other, {1: 5})
+
+
+def test_files_of_another_table_are_refused(disk_path):
+    for name, value in (("a", 1), ("b", 2)):
+        with made(disk_path / name) as table:
+            write(table, {}, [3], value)
+    for file in ("log-0", "rows-0"):
+        kept = (disk_path / "b" / file).read_bytes()
+        (disk_path / "b" / file).write_bytes((disk_path / "a" / file).read_bytes())
+        with pytest.raises(penstock.CorruptCheckpointError) as raised:
+            Table(disk_path / "b")
+        assert raised.value.file == file
+        (disk_path / "b" / file).write_bytes(kept)
+    with Table(disk_path / "b") as table:
+        assert_holds(table, {3: 2})
+
+
+def test_files_of_others_stay(disk_path):
+    home = disk_path / "run"
+    home.mkdir()
+    (home / "log-20240101").write_text("mine")
+    with pytest.raises(penstock.StorageError, match=r"log-20240101 already: a table is made in a"):
+        made(home)
+    assert [file.name for file in home.iterdir() if file.name != "table.lock"] == ["log-20240101"]
+    (home / "log-20240101").unlink()
+    with made(home):
+        (home / "log-007").write_text("mine")
+    with Table(home) as table:
+        assert (home / "log-007").read_text() == "mine"
+        with pytest.raises(penstock.CheckpointExistsError, match="is a table"):
+            table.snapshot(home)
+    with pytest.raises(penstock.CheckpointExistsError, match="is a table"):
+        penstock.save(home, {"a": torch.ones(1)})
+
+
+def test_init_that_fails_leaves_nothing(disk_path):
+    def chunks():
+        yield {"weight": np.zeros((100, 16), np.float32)}
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        made(disk_path / "t", init=chunks())
+    assert [file.name for file in (disk_path / "t").iterdir()] == ["table.lock"]
+    for init, error in (({"weight": 1}, TypeError), ([None], TypeError), ([{}], ValueError)):
+        with pytest.raises(error, match="init: "):
+            made(disk_path / "t", init=init)
+
+
+def test_a_fork_that_lives_does_not_keep_the_table(disk_path):
+    table = made(disk_path / "t")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    table.close()
+    Table(disk_path / "t").close()
+    os.close(writing)
+    os.close(reading)
+    os.waitpid(child, 0)
+
+
+def test_who_has_all_rows_cannot_have_them_folded(disk_path):
+    with made(disk_path / "t") as table:
+        errors = []
+
+        def progress(done, total):
+            with pytest.raises(penstock.PenstockError, match="this thread folds the table") as one:
+                table.fold()
+            errors.append(one)
+
+        table.snapshot(disk_path / "s", progress=progress)
+        assert errors
+
+
+def test_tables_of_one_cache_come_and_go(disk_path):
+    cache = Cache(1 << 20)
+    expected = {}
+    for value in range(1, 5):
+        for name in ("a", "b"):
+            path = disk_path / name
+            with Table(path, cache=cache) if path.exists() else made(path, cache=cache) as table:
+                assert_holds(table, dict(expected))
+                write(table, {}, [value, 7], value)
+        expected.update({value: value, 7: value})

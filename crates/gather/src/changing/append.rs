@@ -308,6 +308,7 @@ impl Writer {
 
     /// Begins a new log.
     fn begin_log(&mut self, core: &Core) -> Result<()> {
+        core.lock.check()?;
         let mut head = core.head();
         let number = head.next_log;
         if number >= LOGS_MAX {

@@ -299,6 +299,7 @@ impl Frozen {
         let _span = trace::span("fold");
         let core = &*self.core;
         let memory = self.rows_of(piece)?;
+        core.lock.check()?;
         let number = core.head().take_piece();
         let path = piece_path(&core.home, number);
         let of = Of {

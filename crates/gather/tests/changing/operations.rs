@@ -93,7 +93,7 @@ proptest! {
                 Call::Flush => table.flush().unwrap(),
                 Call::Fold => {
                     table.freeze().unwrap().fold().unwrap();
-                    prop_assert_eq!(table.logged(), (0, 0));
+                    prop_assert_eq!(table.logged().unwrap(), (0, 0));
                 }
                 Call::Freeze => {
                     let frozen = table.freeze().unwrap();
