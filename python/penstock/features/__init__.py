@@ -19,7 +19,8 @@ from penstock.features.pending import PendingRows
 from penstock.features.rank import rank
 from penstock.features.rows import Rows
 from penstock.features.snapshot import SnapshotReport
-from penstock.features.table import FoldReport, Table, TableStats
+from penstock.features.table import Table
+from penstock.features.table_reports import FoldReport, TableStats
 from penstock.features.write import WriteReport, write
 
 __all__ = [

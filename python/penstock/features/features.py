@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native
-from penstock.errors import CorruptCheckpointError, PenstockError, UnsupportedStateError
+from penstock.errors import CorruptCheckpointError, PenstockError
 from penstock.features.foreseen import ForeseenRows
 from penstock.features.ids import Ids, ids_of
 from penstock.features.pending import PendingRows
+from penstock.features.requests import GAP, GAP_BYTES, RUN_BYTES_MAX, check_length
 from penstock.features.results import Results, target_of
 from penstock.loading.copying import bump_versions
 from penstock.offload.streaming.stored import FileMark
@@ -28,15 +29,9 @@ if TYPE_CHECKING:
     from penstock.features.cache import Cache
     from penstock.features.source import Source
 
-GAP = Number(0, 1 << 30, "bytes", is_open=False)
 WINDOW = Number(0, 1 << 20, "batches")
 _NO_MORE = object()
 _PIN_BYTES = 16 << 20
-PAGE_BYTES = 4096
-GAP_BYTES = 16 << 10
-"""What a fast drive reads in the time of a request: 2 GB/s through 120,000 of them a second."""
-RUN_BYTES_MAX = 256 << 10
-"""Requests of more are not faster, and keep what else is to be read waiting."""
 _AHEAD_ROWS = 4096
 """So many rows are asked for ahead of the batch that a stream waits for, so that the queue of the
 device stays full from one to the next."""
@@ -151,13 +146,8 @@ class Features:
         claim = self._io._claim_here()
         with claim.workers(files[0] if files else None) as (executor, _):
             self._engine = executor.engine
-            longest = claim.block_bytes - 2 * PAGE_BYTES
-            if source.row_bytes > longest:
-                raise UnsupportedStateError(
-                    f"{name}: rows of {source.row_bytes} bytes; one request moves {longest}: give"
-                    " io=TensorIO(block_bytes=…) with more, or read them with TensorIO.read",
-                    key=source.key,
-                )
+            other = ", or read them with TensorIO.read"
+            check_length(name, source.row_bytes, claim.block_bytes, other)
             self._reader = _native.RowReader(
                 executor,
                 self._io._weight,

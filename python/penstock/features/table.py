@@ -9,7 +9,6 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import _native
@@ -18,16 +17,16 @@ from penstock.errors import (
     CorruptCheckpointError,
     PenstockError,
     PenstockWarning,
-    UnsupportedStateError,
 )
 from penstock.features.columns import Columns
-from penstock.features.features import GAP, GAP_BYTES, PAGE_BYTES, RUN_BYTES_MAX
 from penstock.features.ids import ids_of
 from penstock.features.padding import row_bytes_for
 from penstock.features.pending import PendingRows
+from penstock.features.requests import GAP, GAP_BYTES, RUN_BYTES_MAX, check_length
 from penstock.features.results import Results, target_of
 from penstock.features.rows import Rows, packed
 from penstock.features.snapshot import write_snapshot
+from penstock.features.table_reports import FoldReport, TableStats
 from penstock.offload.tensor_io import TensorIO
 from penstock.option_kinds import Number
 
@@ -54,46 +53,6 @@ _BYTES_MAX = 1 << 60
 _STEP_BYTES = 8
 _PREFETCHES = 4
 """So many are under way at a time, at most."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableStats:
-    """What was done with a table since it was opened, and what its logs have.
-
-    Attributes:
-        rows: That were asked for.
-        hits: Of them, those that were in memory.
-        shared: Of them, those that were on their way for another batch.
-        read_rows: That were read.
-        requests: That read them.
-        read_bytes: That those have read, with what lies between rows.
-        logged_rows: Rows that were written anew and are in logs.
-        log_bytes: Of these logs.
-    """
-
-    rows: int
-    hits: int
-    shared: int
-    read_rows: int
-    requests: int
-    read_bytes: int
-    logged_rows: int
-    log_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoldReport:
-    """What a fold did.
-
-    Attributes:
-        rows: That were put back.
-        pieces: Files that were written for it.
-        bytes: Of these.
-    """
-
-    rows: int
-    pieces: int
-    bytes: int
 
 
 class Table:
@@ -172,7 +131,7 @@ class Table:
         head = self._io.open(os.path.join(self.path, _native.TABLE_HEAD))
         claim = self._io._claim_here()
         with claim.workers(head._opened) as (executor, _):
-            _check_length(name, row_bytes, claim.block_bytes)
+            check_length(name, row_bytes, claim.block_bytes)
             self._native = _native.RowTable(
                 executor,
                 self._io._weight,
@@ -236,7 +195,7 @@ class Table:
         with TensorIO() if io is None else io._another() as maker:
             claim = maker._claim_here()
             with claim.workers(None) as (executor, _):
-                _check_length(os.path.basename(where), row_bytes, claim.block_bytes)
+                check_length(os.path.basename(where), row_bytes, claim.block_bytes)
                 note = json.dumps({"columns": made.to_json()})
                 new = _native.NewRowTable(executor, maker._weight, where, form, note, maker._direct)
             try:
@@ -506,16 +465,6 @@ def _noted(path: str, note: str, value_bytes: int) -> Columns:
             file=_native.TABLE_HEAD,
         )
     return columns
-
-
-def _check_length(name: str, row_bytes: int, block_bytes: int) -> None:
-    longest = block_bytes - 2 * PAGE_BYTES
-    if row_bytes > longest:
-        raise UnsupportedStateError(
-            f"{name}: rows of {row_bytes} bytes; one request moves {longest}: give"
-            " io=TensorIO(block_bytes=…) with more",
-            key=name,
-        )
 
 
 def _fill(
