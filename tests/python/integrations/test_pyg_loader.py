@@ -367,6 +367,7 @@ def test_an_interrupt_leaves_nothing(table: Any, graph: Graph, where: str) -> No
     """Ctrl-C, whether a batch is made, used, or waited for."""
     opened, _ = table
     made: list[Any] = []
+    sent: list[bool] = []
 
     def transform(batch: Any) -> Any:
         made.append(batch)
@@ -375,8 +376,9 @@ def test_an_interrupt_leaves_nothing(table: Any, graph: Graph, where: str) -> No
         return batch
 
     def slow(sampled: Any) -> Any:
-        if len(made) == 2 and where == "wait":
+        if len(made) >= 2 and where == "wait" and not sent:
             # In the thread, while the other one waits for it.
+            sent.append(True)
             time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGINT)
         return sampled
