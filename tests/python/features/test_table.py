@@ -416,10 +416,12 @@ def test_a_fork_that_lives_does_not_keep_the_table(disk_path):
         os.read(reading, 1)
         os._exit(0)
     table.close()
-    Table(disk_path / "t").close()
+    with Table(disk_path / "t") as again:
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "it is gone"
+        assert_holds(again, {})
     os.close(writing)
     os.close(reading)
-    os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_who_has_all_rows_cannot_have_them_folded(disk_path):

@@ -22,7 +22,8 @@ use crate::runs::Merging;
 use crate::shared::{Counts, Number, Shared};
 use crate::table::{Segment, Table};
 
-/// See the module's description. Locks are taken in the order of the fields.
+/// See the module's description. Locks are taken in the order of the
+/// fields, that of the cache behind all of them.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) home: PathBuf,

@@ -1,8 +1,9 @@
 //! Any sequence of calls leaves the rows that a map would.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use penstock_gather::{ChangingTable, Error};
+use penstock_gather::{ChangingTable, Error, Storage};
 use penstock_io::engine::EngineChoice;
 use penstock_io::faulty::{Failure, Faults, FaultyFileSystem, OpClass, Repeat};
 use penstock_io::file::Direct;
@@ -269,6 +270,23 @@ fn no_flipped_bit_is_read_as_a_row() {
     assert!(told > 80 && unread > 0, "{told} told, {unread} unread");
 }
 
+/// Writes row 1 of a new table with versions 1, 2 and 3, each flushed, and zeros over blocks of the log.
+fn flush_thrice_and_lose(home: &Path, storage: impl Fn() -> Storage, lost: &[usize]) {
+    create(home, form(8, 16, 8), storage()).unwrap();
+    let table = open(home, storage(), None, 1 << 20).unwrap();
+    for version in 1..4 {
+        update(&table, &[(1, version)]).unwrap();
+        table.flush().unwrap();
+    }
+    drop(table);
+    let log = home.join("log-0");
+    let mut bytes = std::fs::read(&log).unwrap();
+    for &block in lost {
+        bytes[4096 * block..4096 * (block + 1)].fill(0);
+    }
+    std::fs::write(&log, &bytes).unwrap();
+}
+
 /// A frame that was torn, with a whole one behind it from before: what is written after the next
 /// opening is what counts, then and at the opening after it.
 #[test]
@@ -277,19 +295,8 @@ fn frames_from_before_a_tear_never_come_back() {
     let home = directory.path().join("table");
     let executor = executor(EngineChoice::Auto, &Arc::new(Faults::new(0)));
     let storage = || storage(&executor, Arc::new(Native), Direct::Auto);
-    create(&home, form(8, 16, 8), storage()).unwrap();
-    let table = open(&home, storage(), None, 1 << 20).unwrap();
-    for version in 1..4 {
-        update(&table, &[(1, version)]).unwrap();
-        table.flush().unwrap();
-    }
-    drop(table);
-    let log = home.join("log-0");
-    let mut bytes = std::fs::read(&log).unwrap();
     // The mark, and the second frame: as a cut before both flushes could leave them.
-    bytes[4096..8192].fill(0);
-    bytes[16384..20480].fill(0);
-    std::fs::write(&log, &bytes).unwrap();
+    flush_thrice_and_lose(&home, storage, &[1, 4]);
     let table = open(&home, storage(), None, 1 << 20).unwrap();
     assert_eq!(all(&table, 9)[1], 1);
     update(&table, &[(1, 9)]).unwrap();
@@ -306,17 +313,7 @@ fn a_lost_frame_that_was_flushed_is_told() {
     let home = directory.path().join("table");
     let executor = executor(EngineChoice::Auto, &Arc::new(Faults::new(0)));
     let storage = || storage(&executor, Arc::new(Native), Direct::Auto);
-    create(&home, form(8, 16, 8), storage()).unwrap();
-    let table = open(&home, storage(), None, 1 << 20).unwrap();
-    for version in 1..4 {
-        update(&table, &[(1, version)]).unwrap();
-        table.flush().unwrap();
-    }
-    drop(table);
-    let log = home.join("log-0");
-    let mut bytes = std::fs::read(&log).unwrap();
-    bytes[16384..20480].fill(0);
-    std::fs::write(&log, &bytes).unwrap();
+    flush_thrice_and_lose(&home, storage, &[4]);
     let refused = open(&home, storage(), None, 1 << 20).unwrap_err();
     assert!(matches!(refused, Error::Broken { .. }), "{refused}");
     assert!(refused.to_string().contains("bytes 16384 to"), "{refused}");
