@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -69,21 +70,23 @@ class Gatherer(Protocol):
         """What it says of itself in the end: ``is_direct``, ``setup``, ``notes``."""
 
 
-class Plain:
+class Plain(ABC):
     """One that needs nothing but a function of a batch: what others inherit."""
 
     is_direct = False
 
-    def prepare(self, setting: Setting, batches: Sequence[np.ndarray[Any, Any]]) -> None:
+    def prepare(  # noqa: B027 (most need nothing)
+        self, setting: Setting, batches: Sequence[np.ndarray[Any, Any]]
+    ) -> None:
         """Nothing."""
 
+    @abstractmethod
     def open(self, setting: Setting, batches: Sequence[np.ndarray[Any, Any]]) -> None:
         """Opens the table."""
-        raise NotImplementedError
 
+    @abstractmethod
     def one(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The rows of a batch."""
-        raise NotImplementedError
 
     def gather(self, batches: Sequence[np.ndarray[Any, Any]]) -> Iterator[np.ndarray[Any, Any]]:
         """Batch after batch."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -34,27 +35,29 @@ LINE_BYTES = 4096
 """What all of them read at least: a block of the file system, or of the cache."""
 
 
-class Emulated:
+class Emulated(ABC):
     """One of them: it says what is read together, and how."""
 
     name: ClassVar[str]
     queue_depth: ClassVar[int | None] = None
     """Requests in flight of each core; None for as many as its groups have."""
 
-    def prepare(self, setting: Setting, batches: Sequence[_Array]) -> None:
+    def prepare(  # noqa: B027 (they need nothing)
+        self, setting: Setting, batches: Sequence[_Array]
+    ) -> None:
         """Nothing."""
 
+    @abstractmethod
     def rules(self, setting: Setting) -> Rules:
         """How it asks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def policy(self, rules: Rules, batches: Sequence[_Array]) -> Policy:
         """What it keeps."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, lines: _Array, into: _Array) -> None:
         """Reads what a call needs, one request a line."""
-        raise NotImplementedError
 
     def open(self, setting: Setting, batches: Sequence[_Array]) -> None:
         """Plans everything, and opens the table as lines."""
