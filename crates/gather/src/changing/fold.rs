@@ -324,6 +324,9 @@ impl Frozen {
 
     /// What was written anew is in pieces now: nobody needs its logs.
     fn let_go(&self) -> Result<()> {
+        if self.logs.is_empty() {
+            return Ok(());
+        }
         let core = &*self.core;
         let mut head = core.head();
         let mut next = head.clone();
