@@ -317,7 +317,14 @@ class DataFile:
 @final
 class Executor:
     def __new__(
-        cls, *, engine: str, workers: int, queue_depth: int, block_bytes: int, staging_bytes: int
+        cls,
+        *,
+        engine: str,
+        workers: int,
+        queue_depth: int,
+        in_flight_bytes: int,
+        block_bytes: int,
+        staging_bytes: int,
     ) -> Executor: ...
     @property
     def engine(self) -> str: ...

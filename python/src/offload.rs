@@ -82,19 +82,25 @@ impl DataFile {
         self.is_writable
     }
 
-    /// What suits its device: the bytes of a request, requests in flight of a worker, workers.
+    /// What suits its device: the bytes of a request, requests of so many in flight of a worker,
+    /// workers.
     #[getter]
     fn suited(&self) -> (usize, usize, usize) {
         let device = Device::of(&*self.file);
         let suited = Requests::suited(device.as_ref());
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let bytes = suited.whole_stripes(device.as_ref(), page_bytes() as usize);
-        // Twice as many in flight as a save has, which stages them: these need no memory of ours,
-        // and many of them are small.
+        // What goes past the page cache is moved by the device, and one thread keeps that busy while
+        // its caller has a core as well; what goes through it is copied by whoever there is.
+        let workers = match self.file.is_direct() {
+            true => (cores / 2).max(1),
+            false => cores,
+        };
+        // Twice as many in flight as a save has, which stages them: these need no memory of ours.
         (
             bytes.unwrap_or(suited.bytes),
             2 * suited.queue_depth,
-            cores.min(suited.workers_max),
+            workers.min(suited.workers_max),
         )
     }
 
@@ -178,12 +184,13 @@ pub struct Executor {
 #[pymethods]
 impl Executor {
     #[new]
-    #[pyo3(signature = (*, engine, workers, queue_depth, block_bytes, staging_bytes))]
+    #[pyo3(signature = (*, engine, workers, queue_depth, in_flight_bytes, block_bytes, staging_bytes))]
     fn new(
         py: Python<'_>,
         engine: &str,
         workers: usize,
         queue_depth: usize,
+        in_flight_bytes: usize,
         block_bytes: usize,
         staging_bytes: usize,
     ) -> PyResult<Executor> {
@@ -191,6 +198,7 @@ impl Executor {
             engine: raised(py, engine.parse())?,
             workers,
             queue_depth,
+            in_flight_bytes,
             block_bytes,
             staging_bytes,
             ..ExecutorConfig::default()

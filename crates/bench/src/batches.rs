@@ -50,6 +50,7 @@ impl Batches {
             engine: EngineChoice::Uring,
             workers: job.threads,
             queue_depth: job.depth,
+            in_flight_bytes: usize::MAX,
             block_bytes: slot_bytes,
             ..ExecutorConfig::default()
         })?;

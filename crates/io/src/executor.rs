@@ -34,7 +34,7 @@ use crate::{Error, Result};
 
 pub use bell::Bell;
 pub use pieces::page_bytes;
-pub use request::{Arrived, Kind, Landing, Request, Source, Target, Visit, Visitor};
+pub use request::{Arrived, Assist, Kind, Landing, Request, Source, Target, Visit, Visitor};
 pub use transfer::{Moved, Transfer};
 
 use pieces::Rest;
@@ -52,6 +52,9 @@ pub struct ExecutorConfig {
     pub workers: usize,
     /// Operations in flight of each; brought into 1..=4096.
     pub queue_depth: usize,
+    /// What those move at most, all together; one is begun in any case. So many small ones may be
+    /// in flight as keep a device busy, and no more large ones than do.
+    pub in_flight_bytes: usize,
     /// What one operation moves at most; brought up to whole pages.
     pub block_bytes: usize,
     /// Memory for what direct I/O cannot reach.
@@ -65,7 +68,8 @@ impl Default for ExecutorConfig {
         ExecutorConfig {
             engine: EngineChoice::Auto,
             workers: 2,
-            queue_depth: 32,
+            queue_depth: 128,
+            in_flight_bytes: 32 << 20,
             block_bytes: 1 << 20,
             staging_bytes: 64 << 20,
             queued_max: 1 << 16,
@@ -124,7 +128,7 @@ impl Executor {
         let mut threads = Vec::with_capacity(workers);
         let mut refused = None;
         for index in 0..workers {
-            match start(index, &shared, open) {
+            match start(index, config.in_flight_bytes.max(1) as u64, &shared, open) {
                 Ok(thread) => threads.push(thread),
                 Err(error) => {
                     shared.leave(&Failure::of_worker("it has no engine"));
@@ -232,6 +236,14 @@ impl Share {
         self.hand_over(requests, files)
     }
 
+    /// Asks up to so many threads of the executor to help with work that the caller does meanwhile.
+    /// None need come: whoever asks does what is left, and in a fork all of it.
+    pub fn invite(&self, assist: &Arc<dyn Assist>, threads: usize) {
+        if self.process == std::process::id() {
+            self.shared.invite(assist, threads);
+        }
+    }
+
     fn hand_over(&self, requests: Vec<Request>, syncs: Vec<Arc<File>>) -> Result<Transfer> {
         check_process(self.process)?;
         let is_fitting = |one: &Request| match &one.kind {
@@ -281,7 +293,12 @@ fn check_process(process: u32) -> Result<()> {
 }
 
 /// Starts a worker, and waits until it has its engine.
-fn start(index: usize, shared: &Arc<Shared>, open: &OpenEngine) -> Result<JoinHandle<()>> {
+fn start(
+    index: usize,
+    in_flight_bytes: u64,
+    shared: &Arc<Shared>,
+    open: &OpenEngine,
+) -> Result<JoinHandle<()>> {
     let (said, heard) = crossbeam_channel::bounded(1);
     let (shared, open) = (Arc::clone(shared), Arc::clone(open));
     let work = move || {
@@ -297,7 +314,7 @@ fn start(index: usize, shared: &Arc<Shared>, open: &OpenEngine) -> Result<JoinHa
             }
         }
         drop(said.send(Ok(())));
-        Worker::new(shared, index, engine).run();
+        Worker::new(shared, index, in_flight_bytes, engine).run();
     };
     let thread = std::thread::Builder::new()
         .name(format!("penstock-exec-{index}"))

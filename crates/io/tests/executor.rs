@@ -2,9 +2,10 @@
 
 #![allow(unsafe_code)]
 
+use std::collections::HashMap;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -14,7 +15,8 @@ use penstock_io::engine::{
     self, Capabilities, Completion, Engine, EngineChoice, EngineConfig, Op, OpKind, Rejected, Wake,
 };
 use penstock_io::executor::{
-    Executor, ExecutorConfig, Kind, Landing, OpenEngine, Request, Share, Source, Target, Transfer,
+    Assist, Executor, ExecutorConfig, Kind, Landing, OpenEngine, Request, Share, Source, Target,
+    Transfer,
 };
 use penstock_io::faulty::{Failure, Faults, Faulty, OpClass, Repeat};
 use penstock_io::file::{Direct, File};
@@ -27,6 +29,7 @@ const SMALL: ExecutorConfig = ExecutorConfig {
     engine: EngineChoice::Auto,
     workers: 2,
     queue_depth: 4,
+    in_flight_bytes: 4 * (16 << 10),
     block_bytes: 16 << 10,
     staging_bytes: 1 << 20,
     queued_max: 8,
@@ -688,4 +691,168 @@ fn a_fork_is_told_that_the_threads_are_not_its_own() {
     let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!((waited, status), (child, 0));
     assert_eq!(finish(&transfer).unwrap(), 4096);
+}
+
+/// Knows the most bytes that were in flight.
+struct Weighed {
+    inner: Box<dyn Engine>,
+    in_flight: HashMap<u64, u64>,
+    bytes_max: Arc<AtomicU64>,
+}
+
+impl Engine for Weighed {
+    fn submit(&mut self, op: Op) -> Result<(), Rejected> {
+        if let OpKind::Read { buf, .. } = &op.kind {
+            self.in_flight.insert(op.token, buf.len() as u64);
+        }
+        self.bytes_max
+            .fetch_max(self.in_flight.values().sum(), Ordering::Relaxed);
+        self.inner.submit(op)
+    }
+
+    fn poll(
+        &mut self,
+        min: usize,
+        timeout: Option<Duration>,
+        completed: &mut Vec<Completion>,
+    ) -> Result<(), Error> {
+        let polled = self.inner.poll(min, timeout, completed);
+        for completion in completed {
+            self.in_flight.remove(&completion.token);
+        }
+        polled
+    }
+
+    fn waker(&mut self) -> io::Result<Arc<dyn Wake>> {
+        self.inner.waker()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+}
+
+#[test]
+fn many_small_reads_are_in_flight_and_few_large_ones() {
+    let directory = directory();
+    let content = bytes(1 << 20, 5);
+    let target = target(&directory.path().join("file"), &content, Direct::Auto);
+    // Whole blocks, one that is larger than all that may be in flight, and pages.
+    for (block, in_flight_bytes, expected) in [
+        (64 << 10, 128 << 10, 128 << 10),
+        (64 << 10, 1, 64 << 10),
+        (4 << 10, 32 << 10, 32 << 10),
+    ] {
+        let config = ExecutorConfig {
+            workers: 1,
+            queue_depth: 16,
+            in_flight_bytes,
+            block_bytes: block,
+            queued_max: 1 << 10,
+            ..SMALL
+        };
+        let bytes_max = Arc::new(AtomicU64::new(0));
+        let (engine, noted) = (
+            EngineConfig {
+                choice: config.engine,
+                queue_depth: config.queue_depth,
+            },
+            Arc::clone(&bytes_max),
+        );
+        let open: OpenEngine = Arc::new(move || {
+            Ok(Box::new(Weighed {
+                inner: engine::open(&engine)?.engine,
+                in_flight: HashMap::new(),
+                bytes_max: Arc::clone(&noted),
+            }))
+        });
+        let executor = Executor::open_with(&config, &open).unwrap();
+        let share = executor.share(1).unwrap();
+        let (requests, wanted): (Vec<_>, Vec<_>) = (0..content.len() / block)
+            .map(|index| Wanted::of(&target, index * block, block, 0))
+            .unzip();
+        finish(&share.submit(requests).unwrap()).unwrap();
+        wanted.into_iter().for_each(|one| one.check(&content));
+        assert_eq!(
+            bytes_max.load(Ordering::Relaxed),
+            expected,
+            "{block} {in_flight_bytes}"
+        );
+    }
+}
+
+/// Parts that are counted down by whoever comes, who waits in each until it may go on.
+struct Parts {
+    left: AtomicUsize,
+    helped: AtomicUsize,
+    goes_on: AtomicBool,
+}
+
+impl Assist for Parts {
+    fn assist(&self) -> bool {
+        let taken = self
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                left.checked_sub(1)
+            });
+        if taken.is_ok() {
+            self.helped.fetch_add(1, Ordering::Relaxed);
+            while !self.goes_on.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+        }
+        taken.is_ok()
+    }
+}
+
+/// A thread that has nothing to begin helps, and begins what is handed over meanwhile.
+#[test]
+fn who_is_asked_helps_and_reads_go_on() {
+    let directory = directory();
+    let content = bytes(1 << 20, 7);
+    let target = target(&directory.path().join("file"), &content, Direct::Auto);
+    let config = ExecutorConfig {
+        workers: 1,
+        ..SMALL
+    };
+    let executor = Executor::open(&config).unwrap();
+    let share = executor.share(1).unwrap();
+    for round in 0..20 {
+        let parts = Arc::new(Parts {
+            left: AtomicUsize::new(8),
+            helped: AtomicUsize::new(0),
+            goes_on: AtomicBool::new(false),
+        });
+        let assist: Arc<dyn Assist> = Arc::clone(&parts) as _;
+        let (before, behind) = (round * 4096, round % 2);
+        let (early, early_wanted) = Wanted::of(&target, before, 40_000, behind);
+        let early = (round % 3 == 0).then(|| share.submit(vec![early]).unwrap());
+        share.invite(&assist, 3);
+        while parts.helped.load(Ordering::Relaxed) == 0 {
+            std::thread::yield_now();
+        }
+        let (late, late_wanted) = Wanted::of(&target, before, 50_000, behind);
+        let late = share.submit(vec![late]).unwrap();
+        parts.goes_on.store(true, Ordering::Relaxed);
+        finish(&late).unwrap();
+        late_wanted.check(&content);
+        if let Some(early) = early {
+            finish(&early).unwrap();
+            early_wanted.check(&content);
+        }
+    }
+    // Nobody need come, and an executor ends all the same.
+    let parts = Arc::new(Parts {
+        left: AtomicUsize::new(0),
+        helped: AtomicUsize::new(0),
+        goes_on: AtomicBool::new(true),
+    });
+    let assist: Arc<dyn Assist> = parts;
+    (0..1000).for_each(|_| share.invite(&assist, 2));
+    drop(share);
+    drop(executor);
 }

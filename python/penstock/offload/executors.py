@@ -21,6 +21,9 @@ _NUMBERS = {
     "staging_bytes": Number(4 * _MIB, 1 << 50, "bytes"),
 }
 _STAGING_BYTES = 64 * _MIB
+_SMALL_TIMES = 4
+"""So many times as many small requests are in flight as large ones: 128 of a worker keep a drive busy
+that answers 100,000 a second after a millisecond, and are no burden to one that is faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class Settings:
         engine: ``"auto"``, ``"uring"`` or ``"threads"``.
         workers: Threads.
         queue_depth: Operations in flight of each.
+        in_flight_bytes: What those move at most, all together.
         block_bytes: What one operation moves at most.
         staging_bytes: Memory for what cannot go straight.
     """
@@ -38,6 +42,7 @@ class Settings:
     engine: str
     workers: int
     queue_depth: int
+    in_flight_bytes: int
     block_bytes: int
     staging_bytes: int
 
@@ -82,16 +87,18 @@ class Choice:
         Args:
             file: None where there is none: a transfer of nothing.
         """
-        block_bytes, queue_depth, workers = file.suited if file else (_MIB, 32, 1)
+        block_bytes, blocks, workers = file.suited if file else (_MIB, 32, 1)
         staging_bytes = self.staging_bytes or _STAGING_BYTES
         if self.block_bytes:
             block_bytes = self.block_bytes
             staging_bytes = max(staging_bytes, 2 * block_bytes)
+        block_bytes = min(block_bytes, staging_bytes // 2 // _PAGE_BYTES * _PAGE_BYTES)
         return Settings(
             engine=self.engine,
             workers=self.workers or workers,
-            queue_depth=self.queue_depth or queue_depth,
-            block_bytes=min(block_bytes, staging_bytes // 2 // _PAGE_BYTES * _PAGE_BYTES),
+            queue_depth=self.queue_depth or _SMALL_TIMES * blocks,
+            in_flight_bytes=(self.queue_depth or blocks) * block_bytes,
+            block_bytes=block_bytes,
             staging_bytes=staging_bytes,
         )
 
@@ -121,6 +128,7 @@ def hold(settings: Settings) -> _native.Executor:
                 engine=settings.engine,
                 workers=settings.workers,
                 queue_depth=settings.queue_depth,
+                in_flight_bytes=settings.in_flight_bytes,
                 block_bytes=settings.block_bytes,
                 staging_bytes=settings.staging_bytes,
             )

@@ -57,8 +57,9 @@ class TensorIO:
     ``PENSTOCK_DIRECT``, ``PENSTOCK_QUEUE_DEPTH``, ``PENSTOCK_IO_THREADS``,
     ``PENSTOCK_STAGING_BYTES``, ``PENSTOCK_EXTENT_BYTES`` for the block). Else it is chosen for the
     device of the first file that something is read from or written to: blocks of 1 MiB, or whole
-    stripes of an array, 32 in flight of each of up to four workers, no more than there are cores;
-    4 MiB, 8 and one on a rotating disk. Who uses devices of both kinds makes one of these for each.
+    stripes of an array, 32 of them or 128 smaller requests in flight of each of up to four workers,
+    one for two cores, or for each core where bytes go through the page cache; 4 MiB, 8, 32 and one
+    on a rotating disk. Who uses devices of both kinds makes one of these for each.
 
     Raises:
         ValueError: A value is out of range.

@@ -64,7 +64,12 @@ def reader_of(source: Source, direct: str = "auto") -> Any:
     """What gathers rows of a source, without a cache, and its workers."""
     files = [_native.DataFile.open(one.path, False, direct) for one in source.segments]
     workers = _native.Executor(
-        engine="auto", workers=1, queue_depth=32, block_bytes=1 << 20, staging_bytes=8 << 20
+        engine="auto",
+        workers=1,
+        queue_depth=32,
+        in_flight_bytes=32 << 20,
+        block_bytes=1 << 20,
+        staging_bytes=8 << 20,
     )
     segments = [
         (file, one.offset, one.rows) for file, one in zip(files, source.segments, strict=True)

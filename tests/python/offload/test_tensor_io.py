@@ -451,16 +451,17 @@ def test_what_is_not_given_suits_the_device_of_the_first_file(
     path = tmp_path / "file"
     path.write_bytes(bytes(10))
     with TensorIO() as io, io.open(path) as file:
-        block_bytes, queue_depth, workers = file._opened.suited
+        block_bytes, blocks, workers = file._opened.suited
         assert block_bytes % 4096 == 0
         assert workers <= len(os.sched_getaffinity(0))
         chosen = Choice.of(None).settings(file._opened)
-        assert (chosen.block_bytes, chosen.queue_depth) == (block_bytes, queue_depth)
-        assert chosen.workers == workers
+        assert (chosen.block_bytes, chosen.queue_depth) == (block_bytes, 4 * blocks)
+        assert (chosen.in_flight_bytes, chosen.workers) == (blocks * block_bytes, workers)
         monkeypatch.setenv("PENSTOCK_EXTENT_BYTES", str(8 << 20))
         monkeypatch.setenv("PENSTOCK_IO_THREADS", "3")
         given = Choice.of(None, queue_depth=5).settings(file._opened)
         assert (given.block_bytes, given.queue_depth, given.workers) == (8 << 20, 5, 3)
+        assert given.in_flight_bytes == 5 * given.block_bytes
         array: Any = SimpleNamespace(suited=(6 << 20, 32, 4))
         monkeypatch.undo()
         for staging_bytes, expected in ((None, 6 << 20), (4 << 20, 2 << 20)):

@@ -24,6 +24,7 @@ const SMALL: ExecutorConfig = ExecutorConfig {
     engine: EngineChoice::Auto,
     workers: 2,
     queue_depth: 4,
+    in_flight_bytes: 4 * (32 << 10),
     block_bytes: 32 << 10,
     staging_bytes: 1 << 20,
     queued_max: 64,

@@ -21,8 +21,8 @@ use crate::file::File;
 use crate::{Error, Result};
 
 /// More threads than this only contend: enough to fill the queue of one NVMe drive with transfers
-/// of a mebibyte.
-const THREADS_MAX: usize = 16;
+/// of a mebibyte, and most of it with pages.
+const THREADS_MAX: usize = 32;
 
 /// A bounded pool of threads that block in system calls.
 pub(super) struct Threads {

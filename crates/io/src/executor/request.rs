@@ -36,6 +36,17 @@ pub trait Visitor: Send {
     fn arrived(self: Box<Self>, bytes: Arrived<'_>);
 }
 
+/// Work of a caller on the processor, in parts, that threads of the executor may help with while
+/// they have nothing to begin.
+pub trait Assist: Send + Sync {
+    /// Does one part, of some dozen microseconds: requests that have ended meanwhile wait for it. It
+    /// must not wait.
+    ///
+    /// # Returns
+    /// Whether there may be more.
+    fn assist(&self) -> bool;
+}
+
 /// Where bytes of a visited request are.
 pub enum Arrived<'a> {
     /// In the memory of the visit.

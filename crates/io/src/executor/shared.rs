@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::pieces::Rest;
+use super::request::Assist;
 use super::schedule::{Next, Schedule};
 use super::transfer::{Failure, Moved, State};
 use crate::buffer::Pool;
@@ -14,6 +15,9 @@ use crate::engine::Wake;
 /// For how long a worker that has nothing left to do looks out for more before it sleeps. To wake it
 /// takes as long as a short read; who reads one by one comes back sooner than this.
 const LOOKOUT: Duration = Duration::from_micros(50);
+
+/// So many invitations are kept; of those before, whoever sent them goes on alone.
+const INVITATIONS_MAX: usize = 64;
 
 /// Staging for ragged reads and edges, which are small as a rule.
 const SMALL_BYTES: usize = 80 << 10;
@@ -33,6 +37,8 @@ pub(super) struct Shared {
 
 struct Queue {
     schedule: Schedule,
+    /// Work on the processor that callers have begun, for workers with nothing better to do.
+    invitations: VecDeque<Arc<dyn Assist>>,
     /// Workers that have nothing at all to do.
     idle: usize,
     /// Whether a worker that has nothing to do looks out for something, and will look here again.
@@ -43,14 +49,41 @@ struct Queue {
 }
 
 /// What a worker found.
-#[derive(PartialEq, Eq)]
 pub(super) enum Found {
     /// Something, and perhaps there is more.
     Some,
+    /// No piece, but somebody to help along.
+    Invitation(Arc<dyn Assist>),
     /// Nothing, and the worker may wait for what it has under way.
     None,
     /// Nothing, and there will be nothing any more.
     End,
+}
+
+/// What a worker can take on.
+#[derive(Clone, Copy)]
+pub(super) struct Room {
+    pub(super) pieces: usize,
+    /// One piece is taken whatever it has, unless this is 0.
+    pub(super) bytes: u64,
+}
+
+impl Room {
+    /// Whether there is none any more.
+    fn is_over(self) -> bool {
+        self.pieces == 0 || self.bytes == 0
+    }
+
+    fn without(self, next: &Next) -> Room {
+        let bytes = match next {
+            Next::Piece(piece, _) => piece.bytes,
+            Next::Over(_) => 0,
+        };
+        Room {
+            pieces: self.pieces - 1,
+            bytes: self.bytes.saturating_sub(bytes),
+        }
+    }
 }
 
 /// Buffers of two sizes.
@@ -129,6 +162,7 @@ impl Shared {
         Shared {
             queue: Mutex::new(Queue {
                 schedule,
+                invitations: VecDeque::new(),
                 idle: 0,
                 is_looked_out: false,
                 alive: workers,
@@ -182,6 +216,18 @@ impl Shared {
         self.rouse(&queue, workers);
     }
 
+    /// Asks so many workers to help somebody along, once they have nothing to begin.
+    pub(super) fn invite(&self, assist: &Arc<dyn Assist>, workers: usize) {
+        let mut queue = self.lock();
+        let workers = workers.min(queue.alive);
+        // Who was asked before has had the time to come.
+        let kept = INVITATIONS_MAX.saturating_sub(workers);
+        queue.invitations.truncate(kept);
+        let more = std::iter::repeat_n(assist, workers).cloned();
+        queue.invitations.extend(more);
+        self.rouse(&queue, workers);
+    }
+
     /// Has workers look for work: those that do nothing first.
     fn rouse(&self, queue: &Queue, workers: usize) {
         self.more.fetch_add(1, Ordering::Relaxed);
@@ -195,11 +241,11 @@ impl Shared {
         self.wakers.wake(workers - idle);
     }
 
-    /// Takes up to `room` pieces, waiting for some where the worker is idle.
+    /// Takes the pieces that there is room for, waiting for some where the worker is idle.
     pub(super) fn take(
         &self,
         index: usize,
-        room: usize,
+        mut room: Room,
         is_idle: bool,
         taken: &mut VecDeque<Next>,
     ) -> Found {
@@ -207,9 +253,10 @@ impl Shared {
         let mut has_looked_out = false;
         loop {
             let was_full = queue.schedule.queued() >= self.queued_max;
-            while taken.len() < room
+            while !room.is_over()
                 && let Some(next) = queue.schedule.take()
             {
+                room = room.without(&next);
                 taken.push_back(next);
             }
             if !taken.is_empty() {
@@ -221,6 +268,9 @@ impl Shared {
                     self.rouse(&queue, 1);
                 }
                 return Found::Some;
+            }
+            if let Some(invitation) = queue.invitations.pop_front() {
+                return Found::Invitation(invitation);
             }
             if !is_idle {
                 self.wakers.slots[index]
@@ -274,6 +324,11 @@ impl Shared {
             self.put(queue, share, rests, state);
             self.remove_share(share);
         }
+    }
+
+    /// Whether there is nothing to begin.
+    pub(super) fn is_empty(&self) -> bool {
+        self.lock().schedule.is_empty()
     }
 
     /// Lets workers go once all is done.

@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use slab::Slab;
 
 use super::pieces::{Piece, Way};
-use super::request::{Arrived, Landing, Visitor};
+use super::request::{Arrived, Assist, Landing, Visitor};
 use super::schedule::Next;
-use super::shared::{Found, Shared};
+use super::shared::{Found, Room, Shared};
 use super::transfer::{Cause, Failure, Moved, State};
 use crate::buffer::IoBuf;
 use crate::engine::{Completion, Engine, Op, OpKind};
@@ -26,6 +27,9 @@ pub(super) struct Worker {
     /// `None` once it has failed.
     engine: Option<Box<dyn Engine>>,
     queue_depth: usize,
+    in_flight_bytes_max: u64,
+    /// What the pieces under way move.
+    in_flight_bytes: u64,
     flying: Slab<Flying>,
     /// Taken from the schedule, and not begun.
     taken: VecDeque<Next>,
@@ -91,13 +95,20 @@ impl Flying {
 }
 
 impl Worker {
-    pub(super) fn new(shared: Arc<Shared>, index: usize, engine: Box<dyn Engine>) -> Worker {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        index: usize,
+        in_flight_bytes_max: u64,
+        engine: Box<dyn Engine>,
+    ) -> Worker {
         let queue_depth = engine.capabilities().queue_depth_max;
         Worker {
             shared,
             index,
             engine: Some(engine),
             queue_depth,
+            in_flight_bytes_max,
+            in_flight_bytes: 0,
             flying: Slab::with_capacity(queue_depth),
             taken: VecDeque::with_capacity(TAKEN_MAX),
             completed: Vec::with_capacity(queue_depth),
@@ -136,11 +147,16 @@ impl Worker {
     fn fill(&mut self) -> Result<bool> {
         loop {
             let in_flight = self.in_flight();
-            let room = (self.queue_depth - in_flight).min(TAKEN_MAX);
-            if room == 0 {
+            let room = Room {
+                pieces: (self.queue_depth - in_flight).min(TAKEN_MAX),
+                bytes: self
+                    .in_flight_bytes_max
+                    .saturating_sub(self.in_flight_bytes),
+            };
+            let is_idle = in_flight == 0;
+            if !is_idle && (room.pieces == 0 || room.bytes == 0) {
                 return Ok(true);
             }
-            let is_idle = in_flight == 0;
             let found = self.shared.take(self.index, room, is_idle, &mut self.taken);
             while let Some(next) = self.taken.pop_front() {
                 match next {
@@ -150,21 +166,40 @@ impl Worker {
             }
             match found {
                 Found::Some => {}
+                Found::Invitation(invitation) => self.assist(&*invitation)?,
                 Found::None => return Ok(true),
                 Found::End => return Ok(false),
             }
         }
     }
 
+    /// Helps a caller along, until there is something to begin.
+    fn assist(&mut self, invitation: &dyn Assist) -> Result<()> {
+        while invitation.assist() && self.shared.is_empty() {
+            if self.in_flight() > 0 {
+                self.poll(0, Some(Duration::ZERO))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Waits for a completion, or to be woken, and deals with all that have come.
     fn wait(&mut self) -> Result<()> {
         let min = self.in_flight().min(1);
-        let mut completed = std::mem::take(&mut self.completed);
-        let polled = self.engine().poll(min, None, &mut completed);
+        let polled = self.poll(min, None);
         self.shared.wakers.is_up(self.index);
+        polled
+    }
+
+    /// Deals with what has come.
+    fn poll(&mut self, min: usize, timeout: Option<Duration>) -> Result<()> {
+        let mut completed = std::mem::take(&mut self.completed);
+        let polled = self.engine().poll(min, timeout, &mut completed);
         for completion in completed.drain(..) {
             let key = usize::try_from(completion.token).expect("a token of this worker");
-            let (state, result) = self.flying.remove(key).end(completion);
+            let flying = self.flying.remove(key);
+            self.in_flight_bytes -= flying.bytes;
+            let (state, result) = flying.end(completion);
             self.shared.end(&state, result.map_err(Some));
         }
         self.completed = completed;
@@ -224,6 +259,7 @@ impl Worker {
                 unreachable!("there is staging for what is staged")
             }
         };
+        self.in_flight_bytes += bytes;
         let key = self.flying.insert(Flying {
             state,
             file: Arc::clone(&file),
