@@ -16,6 +16,7 @@ mod batch;
 mod cache;
 mod changing;
 mod checks;
+mod copying;
 mod error;
 mod index;
 mod key;

@@ -1,22 +1,28 @@
-//! What of a batch is in the cache, and memory for the rest.
+//! What of a batch is in the cache, and what has to be done for the rest.
 
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 
-use penstock_io::buffer::{IoBuf, Reading};
+use penstock_io::buffer::IoBuf;
+use penstock_io::executor::{Assist, Share};
 
 use crate::cache::{Cache, Claimed, Found};
-use crate::index::{FETCHED, Slot};
+use crate::copying::{Copying, Piece, Pieces};
+use crate::index::FETCHED;
 use crate::shared::Counts;
 
-/// Rows that are looked up under one lock, and bytes of them that are copied behind it, while nobody
-/// can have other rows come.
+/// Rows that are looked up under one lock, and bytes of them that are copied while nobody can have
+/// other rows come.
 const LOOKED_UP: usize = 16 << 10;
 const COPIED_BYTES: usize = 16 << 20;
 
-/// From so many bytes on several threads copy: to start one takes as long as to copy some of them.
-const SHARED_OUT_BYTES: usize = 4 << 20;
-const COPIERS_MAX: usize = 8;
+/// What one thread copies at a time: it takes some dozen microseconds.
+const PIECE_BYTES: usize = 128 << 10;
+/// From so many pieces on others are asked to help: to wake a thread takes as long as to copy one.
+const SHARED_OUT: usize = 8;
+const HELPERS_MAX: usize = 7;
 
 /// A row that is not in the cache.
 #[derive(Debug)]
@@ -40,6 +46,8 @@ pub(crate) enum How {
 pub(crate) struct Asked<'a> {
     pub(crate) cache: &'a Cache,
     pub(crate) counts: &'a Counts,
+    /// Whose threads may help to copy.
+    pub(crate) share: &'a Share,
     /// Its number, and that of its table.
     pub(crate) batch: (u64, u64),
     /// How many there are.
@@ -49,56 +57,83 @@ pub(crate) struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// Copies what the cache has, and has `claim` find out about the rest, piece by piece, in order
+    /// Copies what the cache has, and has `claim` find out about the rest, step by step, in order
     /// of the positions.
+    ///
+    /// # Returns
+    /// The result.
     pub(crate) fn look_up(
         &self,
         key: impl Fn(usize) -> u64,
-        out: &mut [u8],
-        mut claim: impl FnMut(&[usize], &mut [u8]),
-    ) {
-        let step = LOOKED_UP.min(COPIED_BYTES.div_ceil(self.width));
+        out: IoBuf,
+        mut claim: impl FnMut(&[usize], &mut Pieces),
+    ) -> Pieces {
+        let piece = (PIECE_BYTES / self.width).clamp(1, LOOKED_UP);
+        let step = piece * (COPIED_BYTES / (piece * self.width)).clamp(1, LOOKED_UP / piece);
+        let mut pieces = Pieces::of(out, self.width, piece);
         for first in (0..self.rows).step_by(step) {
-            let rest = self.copy_what_is_there(first..self.rows.min(first + step), &key, out);
+            let positions = first..self.rows.min(first + step);
+            let rest = self.copy_what_is_there(positions, piece, &key, &mut pieces);
             if !rest.is_empty() {
-                claim(&rest, out);
+                claim(&rest, &mut pieces);
             }
         }
+        pieces
     }
 
     fn copy_what_is_there(
         &self,
-        positions: std::ops::Range<usize>,
+        positions: Range<usize>,
+        piece: usize,
         key: impl Fn(usize) -> u64,
-        out: &mut [u8],
+        pieces: &mut Pieces,
     ) -> Vec<usize> {
-        let mut there = Vec::with_capacity(positions.len());
         let mut rest = Vec::new();
+        let copying = Copying::new(self.cache.slots(), self.width);
         let mut inner = self.cache.lock();
-        let mut keys = [0; FETCHED];
-        for first in positions.clone().step_by(FETCHED) {
-            let last = positions.end.min(first + FETCHED);
-            let keys = &mut keys[..last - first];
-            for (known, position) in keys.iter_mut().zip(first..last) {
-                *known = key(position);
-            }
-            inner.index.fetch(keys);
-            for (position, &key) in (first..last).zip(&*keys) {
-                match inner.index.find(key) {
-                    Some(slot) => there.push((position, slot)),
-                    None => rest.push(position),
+        // Before rows are found: what was found stays where it is.
+        let reading = self.cache.slots().read();
+        let helpers = helpers(positions.len().div_ceil(piece));
+        for (count, first) in positions.clone().step_by(piece).enumerate() {
+            let last = positions.end.min(first + piece);
+            let mut there = Vec::with_capacity(last - first);
+            let mut keys = [0; FETCHED];
+            for first in (first..last).step_by(FETCHED) {
+                let last = last.min(first + FETCHED);
+                let keys = &mut keys[..last - first];
+                for (known, position) in keys.iter_mut().zip(first..last) {
+                    *known = key(position);
+                }
+                inner.index.fetch(keys);
+                for (position, &key) in (first..last).zip(&*keys) {
+                    match inner.index.find(key) {
+                        Some(slot) => there.push((position, slot)),
+                        None => rest.push(position),
+                    }
                 }
             }
+            let memory = pieces.take();
+            copying.push(Piece {
+                first,
+                memory,
+                there,
+            });
+            if count == 0 && helpers > 0 {
+                let assist: Arc<dyn Assist> = Arc::clone(&copying) as _;
+                self.share.invite(&assist, helpers);
+            }
         }
-        let reading = self.cache.slots().read();
         drop(inner);
-        let out = &mut out[positions.start * self.width..positions.end * self.width];
-        let coming = copy_all(&reading, &there, positions.start, out, self.width);
+        let found = rest.len();
+        let mut hits = 0;
+        for copied in copying.finish(&reading) {
+            hits += copied.rows as u64;
+            rest.extend(copied.coming);
+            pieces.put(copied.memory);
+        }
         drop(reading);
-        let hits = (there.len() - coming.len()) as u64;
         self.counts.hits.fetch_add(hits, Relaxed);
-        if !coming.is_empty() {
-            rest.extend(coming);
+        if rest.len() > found {
             rest.sort_unstable();
         }
         rest
@@ -124,70 +159,11 @@ impl Asked<'_> {
     }
 }
 
-/// Cuts places out of a result, in ascending order.
-pub(crate) fn carve(mut out: IoBuf, width: usize, positions: &[usize]) -> Vec<IoBuf> {
-    let mut places: Vec<IoBuf> = Vec::with_capacity(positions.len());
-    for &position in positions.iter().rev() {
-        let mut memory = out.split_off(position * width);
-        drop(memory.split_off(width));
-        places.push(memory);
+/// How many threads may help with so many pieces.
+fn helpers(pieces: usize) -> usize {
+    if pieces < SHARED_OUT {
+        return 0;
     }
-    places.reverse();
-    places
-}
-
-/// Copies slots to a result that begins at a position, by several threads where that pays.
-///
-/// # Returns
-/// Places whose slots somebody writes to.
-fn copy_all(
-    reading: &Reading<'_>,
-    there: &[(usize, Slot)],
-    first: usize,
-    out: &mut [u8],
-    width: usize,
-) -> Vec<usize> {
-    let copiers = match there.len() * width >= SHARED_OUT_BYTES {
-        true => thread::available_parallelism().map_or(1, usize::from),
-        false => 1,
-    };
-    let part = there.len().div_ceil(copiers.min(COPIERS_MAX)).max(1);
-    if part >= there.len() {
-        return copy(reading, there, first, out, width);
-    }
-    thread::scope(|scope| {
-        let (mut left, mut begin) = (out, first);
-        let mut copying = Vec::new();
-        for (index, part_of) in there.chunks(part).enumerate() {
-            let end = there.get((index + 1) * part).map(|(place, _)| *place);
-            let bytes = end.map_or(left.len(), |end| (end - begin) * width);
-            let (mine, rest) = left.split_at_mut(bytes);
-            left = rest;
-            copying.push(scope.spawn(move || copy(reading, part_of, begin, mine, width)));
-            begin = end.unwrap_or(begin);
-        }
-        let coming = copying.into_iter().map(|one| one.join());
-        coming
-            .flat_map(|one| one.expect("copying does not panic"))
-            .collect()
-    })
-}
-
-fn copy(
-    reading: &Reading<'_>,
-    there: &[(usize, Slot)],
-    begin: usize,
-    out: &mut [u8],
-    width: usize,
-) -> Vec<usize> {
-    let mut coming = Vec::new();
-    for &(place, slot) in there {
-        let Some(bytes) = reading.slot(slot) else {
-            coming.push(place);
-            continue;
-        };
-        let start = (place - begin) * width;
-        out[start..start + width].copy_from_slice(bytes);
-    }
-    coming
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    (cores - 1).min(HELPERS_MAX).min(pieces - 1)
 }

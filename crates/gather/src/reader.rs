@@ -11,10 +11,11 @@ use penstock_io::trace;
 use crate::batch::Batch;
 use crate::cache::Cache;
 use crate::checks::BLOCK_BYTES;
+use crate::copying::Pieces;
 use crate::error::{Error, Result};
 use crate::index::Index;
 use crate::key::key_of;
-use crate::lookup::{Asked, How, Miss, carve};
+use crate::lookup::{Asked, How, Miss};
 use crate::requests::Missing;
 use crate::runs::Merging;
 use crate::shared::{Counts, Number, Shared};
@@ -94,12 +95,7 @@ impl Reader {
     ///
     /// # Panics
     /// As [`gather`](Reader::gather).
-    pub fn gather_foreseen(
-        &self,
-        ids: &[u64],
-        mut out: IoBuf,
-        foreseen: Option<u64>,
-    ) -> Result<Batch> {
+    pub fn gather_foreseen(&self, ids: &[u64], out: IoBuf, foreseen: Option<u64>) -> Result<Batch> {
         let _span = trace::span("gather");
         let shared = &self.shared;
         let width = shared.table.value_bytes() as usize;
@@ -107,18 +103,19 @@ impl Reader {
         shared.check_process()?;
         shared.check(ids)?;
         shared.counts.rows.fetch_add(ids.len() as u64, Relaxed);
-        let misses = match &shared.cache {
+        let (misses, out) = match &shared.cache {
             None => {
                 let how = |position| Miss {
                     position,
                     how: How::Read(None),
                 };
-                (0..ids.len()).map(how).collect()
+                let misses = (0..ids.len()).map(how).collect();
+                (misses, Pieces::whole(out, width))
             }
-            Some(cache) => shared.look_up(cache, ids, out.as_mut_slice(), foreseen),
+            Some(cache) => shared.look_up(cache, ids, out, foreseen),
         };
         let positions: Vec<usize> = misses.iter().map(|miss| miss.position).collect();
-        let memory = carve(out, width, &positions);
+        let memory = out.carve(&positions);
         let missing = |(miss, memory): (Miss, IoBuf)| {
             let row = ids[miss.position];
             Missing {
@@ -217,30 +214,31 @@ impl Shared {
     /// Copies what the cache has of some ids.
     ///
     /// # Returns
-    /// The rest, in order.
+    /// The rest, in order, and the result.
     fn look_up(
         &self,
         cache: &Cache,
         ids: &[u64],
-        out: &mut [u8],
+        out: IoBuf,
         foreseen: Option<u64>,
-    ) -> Vec<Miss> {
+    ) -> (Vec<Miss>, Pieces) {
         if let Some(foreseen) = foreseen {
             cache.lock().index.reach(foreseen);
         }
         let asked = Asked {
             cache,
             counts: &self.counts,
+            share: &self.share,
             batch: (self.number.value(), self.next_batch.fetch_add(1, Relaxed)),
             rows: ids.len(),
             width: self.table.value_bytes() as usize,
         };
         let key = |position: usize| self.key(ids[position]);
         let mut misses = Vec::new();
-        asked.look_up(key, out, |rest, _| asked.claim(rest, key, &mut misses));
+        let out = asked.look_up(key, out, |rest, _| asked.claim(rest, key, &mut misses));
         if let Some(foreseen) = foreseen {
             cache.lock().index.cancel(foreseen);
         }
-        misses
+        (misses, out)
     }
 }

@@ -9,9 +9,10 @@ use penstock_io::buffer::IoBuf;
 use super::core::{Core, Inner};
 use crate::batch::Batch;
 use crate::cache::Cache;
+use crate::copying::Pieces;
 use crate::error::Result;
 use crate::key::key_of;
-use crate::lookup::{Asked, How, Miss, carve};
+use crate::lookup::{Asked, How, Miss};
 use crate::requests::Missing;
 use crate::shared::Shared;
 use crate::state::Place;
@@ -30,31 +31,34 @@ struct Of {
 
 impl Core {
     /// Begins to gather rows, each as it is now.
-    pub(super) fn look_up(&self, ids: &[u64], mut out: IoBuf) -> Result<Batch> {
+    pub(super) fn look_up(&self, ids: &[u64], out: IoBuf) -> Result<Batch> {
         let width = self.form.value_bytes as usize;
         assert_eq!(out.len(), ids.len() * width, "room for each row");
         self.check_process()?;
         self.check(ids)?;
         self.counts.rows.fetch_add(ids.len() as u64, Relaxed);
         let mut reads = Reads::default();
-        match &self.cache {
+        let out = match &self.cache {
             None => {
                 let how = |position| Miss {
                     position,
                     how: How::Read(None),
                 };
                 let misses = (0..ids.len()).map(how).collect();
-                self.resolve(&self.inner(), misses, ids, out.as_mut_slice(), &mut reads);
+                let mut out = Pieces::whole(out, width);
+                self.resolve(&self.inner(), misses, ids, &mut out, &mut reads);
+                out
             }
-            Some(cache) => self.ask(cache, ids, out.as_mut_slice(), &mut reads),
-        }
+            Some(cache) => self.ask(cache, ids, out, &mut reads),
+        };
         self.begin(reads, ids, out)
     }
 
-    fn ask(&self, cache: &Cache, ids: &[u64], out: &mut [u8], reads: &mut Reads) {
+    fn ask(&self, cache: &Cache, ids: &[u64], out: IoBuf, reads: &mut Reads) -> Pieces {
         let asked = Asked {
             cache,
             counts: &self.counts,
+            share: &self.storage.share,
             batch: (self.number.value(), self.next_batch.fetch_add(1, Relaxed)),
             rows: ids.len(),
             width: self.form.value_bytes as usize,
@@ -67,7 +71,7 @@ impl Core {
             let mut misses = Vec::with_capacity(rest.len());
             asked.claim(rest, key, &mut misses);
             self.resolve(&inner, misses, ids, out, reads);
-        });
+        })
     }
 
     /// Copies what is in memory, and says where the rest is.
@@ -76,7 +80,7 @@ impl Core {
         inner: &Inner,
         misses: Vec<Miss>,
         ids: &[u64],
-        out: &mut [u8],
+        out: &mut Pieces,
         reads: &mut Reads,
     ) {
         let width = self.form.value_bytes as usize;
@@ -84,8 +88,7 @@ impl Core {
             let id = ids[position];
             let address = inner.newest.get(id);
             if let Some(bytes) = address.and_then(|address| inner.in_memory(address)) {
-                let place = &mut out[position * width..(position + 1) * width];
-                place.copy_from_slice(&bytes[..width]);
+                out.place(position).copy_from_slice(&bytes[..width]);
                 self.counts.hits.fetch_add(1, Relaxed);
                 if let (How::Read(Some(mut claimed)), Some(cache)) = (how, &self.cache) {
                     claimed.memory.as_mut_slice()[..width].copy_from_slice(&bytes[..width]);
@@ -102,7 +105,7 @@ impl Core {
         }
     }
 
-    fn begin(&self, reads: Reads, ids: &[u64], out: IoBuf) -> Result<Batch> {
+    fn begin(&self, reads: Reads, ids: &[u64], out: Pieces) -> Result<Batch> {
         let mut sources = Vec::with_capacity(reads.by_source.len());
         let mut misses = Vec::new();
         for (index, Of { source, rows }) in reads.by_source.into_values().enumerate() {
@@ -111,7 +114,7 @@ impl Core {
         }
         misses.sort_unstable_by_key(|(_, miss, _)| miss.position);
         let positions: Vec<usize> = misses.iter().map(|(_, miss, _)| miss.position).collect();
-        let memory = carve(out, self.form.value_bytes as usize, &positions);
+        let memory = out.carve(&positions);
         for ((index, miss, row), memory) in misses.into_iter().zip(memory) {
             let place = Place {
                 row,

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
 use super::{IoBuf, Memory};
 use crate::Result;
@@ -89,6 +89,19 @@ impl Slots {
             slots: self,
             _gate: self.gate.read().unwrap_or_else(PoisonError::into_inner),
         }
+    }
+
+    /// As [`read`](Slots::read), where nobody is about to claim a slot.
+    pub fn try_read(&self) -> Option<Reading<'_>> {
+        let gate = match self.gate.try_read() {
+            Ok(gate) => gate,
+            Err(TryLockError::Poisoned(gate)) => gate.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(Reading {
+            slots: self,
+            _gate: gate,
+        })
     }
 
     fn address(&self, slot: u32) -> NonNull<u8> {

@@ -1,0 +1,296 @@
+//! Copies rows from slots of a cache to a result, by its caller and whoever has the time to help.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use penstock_io::buffer::{IoBuf, Reading, Slots};
+use penstock_io::executor::Assist;
+
+use crate::index::Slot;
+
+/// For so long who has nothing left to copy looks out for what others copy, which is a piece each.
+const LOOKOUT: Duration = Duration::from_micros(100);
+
+/// Pieces of a result whose rows are to be copied, and those that have theirs.
+#[derive(Debug)]
+pub(crate) struct Copying {
+    slots: Arc<Slots>,
+    width: usize,
+    progress: Mutex<Progress>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    left: VecDeque<Piece>,
+    /// Pieces that somebody copies to.
+    under_way: usize,
+    done: Vec<Copied>,
+}
+
+/// A piece of a result.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    /// The position that it begins with.
+    pub(crate) first: usize,
+    pub(crate) memory: IoBuf,
+    /// Positions in it, and the slots of their rows.
+    pub(crate) there: Vec<(usize, Slot)>,
+}
+
+/// A piece that has its rows.
+#[derive(Debug)]
+pub(crate) struct Copied {
+    pub(crate) first: usize,
+    pub(crate) memory: IoBuf,
+    /// Positions whose slots somebody writes to.
+    pub(crate) coming: Vec<usize>,
+    /// How many rows were copied.
+    pub(crate) rows: usize,
+}
+
+impl Copying {
+    pub(crate) fn new(slots: &Arc<Slots>, width: usize) -> Arc<Copying> {
+        Arc::new(Copying {
+            slots: Arc::clone(slots),
+            width,
+            progress: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// One more piece to copy.
+    pub(crate) fn push(&self, piece: Piece) {
+        self.lock().left.push_back(piece);
+    }
+
+    /// Copies what is left, waits for those that others copy, and gives all of them back, in order.
+    pub(crate) fn finish(&self, reading: &Reading<'_>) -> Vec<Copied> {
+        while self.copy_one(reading) {}
+        let until = Instant::now() + LOOKOUT;
+        loop {
+            let mut progress = self.lock();
+            let is_over = Instant::now() >= until;
+            while is_over && progress.under_way > 0 {
+                let waited = self.changed.wait(progress);
+                progress = waited.unwrap_or_else(PoisonError::into_inner);
+            }
+            if progress.under_way == 0 {
+                let mut done = std::mem::take(&mut progress.done);
+                done.sort_unstable_by_key(|one| one.first);
+                return done;
+            }
+            drop(progress);
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Copies the rows of one piece, if any is left.
+    fn copy_one(&self, reading: &Reading<'_>) -> bool {
+        let mut progress = self.lock();
+        let Some(piece) = progress.left.pop_front() else {
+            return false;
+        };
+        progress.under_way += 1;
+        drop(progress);
+        let copied = piece.copied(reading, self.width);
+        let mut progress = self.lock();
+        progress.under_way -= 1;
+        progress.done.push(copied);
+        if progress.under_way == 0 {
+            self.changed.notify_all();
+        }
+        true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Assist for Copying {
+    fn assist(&self) -> bool {
+        // Who waits for a slot keeps others from reading, and waits for the caller, who must not
+        // wait for this one: then the caller goes on alone.
+        match self.slots.try_read() {
+            Some(reading) => self.copy_one(&reading),
+            None => false,
+        }
+    }
+}
+
+impl Piece {
+    fn copied(mut self, reading: &Reading<'_>, width: usize) -> Copied {
+        let out = self.memory.as_mut_slice();
+        let mut coming = Vec::new();
+        for &(position, slot) in &self.there {
+            let Some(bytes) = reading.slot(slot) else {
+                coming.push(position);
+                continue;
+            };
+            let start = (position - self.first) * width;
+            out[start..start + width].copy_from_slice(&bytes[..width]);
+        }
+        Copied {
+            first: self.first,
+            rows: self.there.len() - coming.len(),
+            memory: self.memory,
+            coming,
+        }
+    }
+}
+
+/// A result in pieces of equal numbers of rows, but for the last one.
+#[derive(Debug)]
+pub(crate) struct Pieces {
+    width: usize,
+    /// Rows of a piece.
+    rows: usize,
+    pieces: VecDeque<IoBuf>,
+    /// How many there are, with those that are away.
+    count: usize,
+    /// How many of the first ones stand behind the others.
+    turned: usize,
+}
+
+impl Pieces {
+    /// Cuts a result.
+    pub(crate) fn of(out: IoBuf, width: usize, rows: usize) -> Pieces {
+        let mut pieces = VecDeque::with_capacity(out.len().div_ceil(rows * width));
+        let mut rest = out;
+        while rest.len() > rows * width {
+            let behind = rest.split_off(rows * width);
+            pieces.push_back(std::mem::replace(&mut rest, behind));
+        }
+        pieces.push_back(rest);
+        Pieces {
+            width,
+            rows,
+            count: pieces.len(),
+            pieces,
+            turned: 0,
+        }
+    }
+
+    /// A result in one piece.
+    pub(crate) fn whole(out: IoBuf, width: usize) -> Pieces {
+        let rows = (out.len() / width).max(1);
+        Pieces::of(out, width, rows)
+    }
+
+    /// Takes the next one away; it is to be put back before places are asked for.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub(crate) fn take(&mut self) -> IoBuf {
+        self.pieces.pop_front().expect("there is one left")
+    }
+
+    /// Puts back the one that was taken first of those that are away.
+    pub(crate) fn put(&mut self, memory: IoBuf) {
+        self.pieces.push_back(memory);
+        self.turned = (self.turned + 1) % self.count;
+    }
+
+    /// The place of a row.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub(crate) fn place(&mut self, position: usize) -> &mut [u8] {
+        let start = position % self.rows * self.width;
+        let index = (position / self.rows + self.count - self.turned) % self.count;
+        &mut self.pieces[index].as_mut_slice()[start..start + self.width]
+    }
+
+    /// Cuts places out, in ascending order.
+    pub(crate) fn carve(mut self, positions: &[usize]) -> Vec<IoBuf> {
+        self.pieces.rotate_right(self.turned);
+        let mut places: Vec<IoBuf> = Vec::with_capacity(positions.len());
+        let mut rest = positions;
+        for (mut piece, first) in self.pieces.into_iter().zip((0..).step_by(self.rows)) {
+            let here = rest.partition_point(|&position| position < first + self.rows);
+            let (mine, behind) = rest.split_at(here);
+            rest = behind;
+            let begin = places.len();
+            for &position in mine.iter().rev() {
+                let mut memory = piece.split_off((position - first) * self.width);
+                drop(memory.split_off(self.width));
+                places.push(memory);
+            }
+            places[begin..].reverse();
+        }
+        places
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_io::buffer::Memory;
+
+    use super::*;
+
+    #[test]
+    fn pieces_go_round_and_places_stay() {
+        let (handle, mut out) = Memory::allocate(70).unwrap().share();
+        for (position, row) in out.as_mut_slice().chunks_mut(10).enumerate() {
+            row.fill(position as u8);
+        }
+        let mut pieces = Pieces::of(out, 10, 3);
+        for _ in 0..2 {
+            let piece = pieces.take();
+            pieces.put(piece);
+            for position in 0..7 {
+                assert_eq!(pieces.place(position), [position as u8; 10]);
+            }
+        }
+        let rows = pieces.carve(&[0, 2, 3, 6]);
+        let found: Vec<u8> = rows.iter().map(|row| row.as_slice()[9]).collect();
+        assert_eq!(found, [0, 2, 3, 6]);
+        drop((rows, handle));
+        assert!(
+            Pieces::whole(Memory::allocate(0).unwrap().share().1, 10)
+                .carve(&[])
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn what_nobody_helps_with_is_copied_all_the_same() {
+        let slots = Slots::allocate(4, 8).unwrap();
+        for slot in 0..4 {
+            slots
+                .claim(slot)
+                .unwrap()
+                .as_mut_slice()
+                .fill(slot as u8 + 1);
+        }
+        let coming = slots.claim(2).unwrap();
+        let (handle, out) = Memory::allocate(40).unwrap().share();
+        let mut pieces = Pieces::of(out, 8, 2);
+        let copying = Copying::new(&slots, 8);
+        let reading = slots.read();
+        for (first, there) in [
+            (0, vec![(0, 3), (1, 2)]),
+            (2, vec![(3, 0)]),
+            (4, vec![(4, 1)]),
+        ] {
+            let memory = pieces.take();
+            copying.push(Piece {
+                first,
+                memory,
+                there,
+            });
+        }
+        assert!(copying.assist(), "another one reads too");
+        let done = copying.finish(&reading);
+        assert!(!copying.assist(), "nothing is left");
+        let coming_at: Vec<usize> = done.iter().flat_map(|one| one.coming.clone()).collect();
+        assert_eq!(coming_at, [1]);
+        assert_eq!(done.iter().map(|one| one.rows).sum::<usize>(), 3);
+        done.into_iter().for_each(|one| pieces.put(one.memory));
+        let found: Vec<u8> = (0..5).map(|position| pieces.place(position)[7]).collect();
+        assert_eq!(found, [4, 0, 0, 1, 2]);
+        drop((coming, handle));
+    }
+}
