@@ -40,7 +40,8 @@ def open(
         dtype: Its type, likewise.
         cache: Has rows stay in memory; see `Cache`.
         check: Whether what is read is compared with checksums, where there are any.
-        gap_bytes: Between rows, what is rather read than left out; 16 KiB.
+        gap_bytes: What the device reads in the time of a request, 16 KiB: bytes between rows are
+            read where that saves an eighth of the batch's time. 0 for never.
         io: Settings of the workers, as `penstock.offload.TensorIO` takes them.
 
     Raises:

@@ -7,7 +7,7 @@ from penstock.option_kinds import Number
 
 GAP = Number(0, 1 << 30, "bytes", is_open=False)
 GAP_BYTES = 16 << 10
-"""What a fast drive reads in the time of a request: 2 GB/s through 120,000 of them a second."""
+"""What a fast drive reads in the time of a request: 2 GB/s by 120,000 of them a second."""
 RUN_BYTES_MAX = 256 << 10
 """Requests of more are not faster, and keep what else is to be read waiting."""
 _PAGE_BYTES = 4096

@@ -59,12 +59,19 @@ def test_each_row_of_a_batch_is_read_once_and_neighbours_together(tmp_path: Path
     assert (stats.read_bytes, stats.amplification) == (4 * 4096, 1.0)
 
 
-@pytest.mark.parametrize("gap_rows", [0, 1, 3, 4])
-def test_a_gap_that_is_not_larger_is_read_over(tmp_path: Path, gap_rows: int) -> None:
-    source, _ = table_of(tmp_path, rows=100, width=1024)
+@pytest.mark.parametrize(
+    ("gap_rows", "others", "requests"),
+    [(0, 0, 1), (2, 0, 1), (3, 0, 2), (4, 0, 2), (0, 3, 4), (1, 1, 2), (2, 1, 3)],
+)
+def test_a_gap_is_read_over_where_that_saves_an_eighth(
+    tmp_path: Path, gap_rows: int, others: int, requests: int
+) -> None:
+    """A request is worth three rows, and two that are put together save three less the gap."""
+    source, want = table_of(tmp_path, rows=100, width=1024)
+    ids = [10, 11 + gap_rows, *range(30, 30 + 20 * others, 20)]
     with features.Features(source, gap_bytes=3 * 4096) as table:
-        table.gather([10, 11 + gap_rows])
-        assert table.stats().requests == (1 if gap_rows <= 3 else 2)
+        assert np.array_equal(table.gather(ids), want[ids])
+        assert table.stats().requests == requests
 
 
 def test_small_rows_of_a_page_take_one_request(tmp_path: Path) -> None:
