@@ -17,6 +17,7 @@ mod queue;
 mod replay;
 mod s3fifo;
 mod sieve;
+mod unsorted;
 mod window;
 
 use std::hash::BuildHasher;
@@ -29,6 +30,7 @@ pub use replay::replay;
 use place::{NEVER, Place, REFUSALS_MAX, State};
 use s3fifo::S3Fifo;
 use sieve::Sieve;
+use unsorted::Unsorted;
 use window::Window;
 
 /// Keys that are fetched before they are looked for.
@@ -60,6 +62,10 @@ pub struct Index {
     free: Vec<Slot>,
     pinned: HashSet<u64>,
     window: Window,
+    /// What is known behind that, and not looked at before a row has to go.
+    unsorted: Unsorted,
+    /// Whether rows were admitted since a batch was reached: then some will be for the next one.
+    has_admitted: bool,
     order: Order,
     policy: Policy,
 }
@@ -86,6 +92,8 @@ impl Index {
             free: Vec::new(),
             pinned: HashSet::new(),
             window: Window::default(),
+            unsorted: Unsorted::default(),
+            has_admitted: true,
             order: match policy {
                 Policy::S3Fifo => Order::S3Fifo(S3Fifo::new(slots)),
                 // Of a static cache, rows that are not pinned any more.
@@ -99,6 +107,7 @@ impl Index {
     /// the row, that use of it is over.
     pub fn find(&mut self, key: u64) -> Option<Slot> {
         let hash = self.hasher.hash_one(key);
+        self.unsorted.used(key);
         let next = self.window.used(hash, key);
         let slot = self.slot_of(hash, key)?;
         self.order.used(&mut self.places, slot);
@@ -166,6 +175,8 @@ impl Index {
         if !is_kept {
             return None;
         }
+        self.has_admitted = true;
+        self.sort();
         let hash = self.hasher.hash_one(key);
         debug_assert_eq!(self.slot_of(hash, key), None, "a row comes once");
         let next = self.window.next(hash, key);
@@ -240,6 +251,7 @@ impl Index {
 
     /// Has pinned rows go like any others from now on.
     pub fn unpin(&mut self, keys: &[u64]) {
+        self.sort();
         for &key in keys {
             let hash = self.hasher.hash_one(key);
             if self.pinned.remove(&key)
@@ -258,37 +270,79 @@ impl Index {
     /// # Returns
     /// Its number, counted from 0.
     pub fn foresee(&mut self, keys: &[u64]) -> u64 {
-        let batch = self.window.add();
         if matches!(self.policy, Policy::Static | Policy::None) {
-            return batch;
+            return self.window.add();
         }
-        for keys in keys.chunks(FETCHED) {
-            self.fetch(keys);
-            for &key in keys {
-                let hash = self.hasher.hash_one(key);
-                if let Some(at) = self.window.foresee(hash, key, &self.hasher)
-                    && let Some(slot) = self.slot_of(hash, key)
-                {
-                    self.settle(slot, Some(at));
+        self.unsorted.add(keys, self.window.next_batch())
+    }
+
+    /// Looks at the batches that nobody has looked at. That it comes late changes nothing: no row has
+    /// gone meanwhile, and what was used by now is told behind it.
+    fn sort(&mut self) {
+        if self.unsorted.is_empty() {
+            return;
+        }
+        let (batches, reached, used) = self.unsorted.take();
+        for batch in batches {
+            let number = self.window.add();
+            if batch.is_over {
+                self.window.end(number);
+                continue;
+            }
+            for keys in batch.keys.chunks(FETCHED) {
+                self.fetch(keys);
+                for &key in keys {
+                    let hash = self.hasher.hash_one(key);
+                    if let Some(at) = self.window.foresee(hash, key, &self.hasher)
+                        && let Some(slot) = self.slot_of(hash, key)
+                    {
+                        self.settle(slot, Some(at));
+                    }
                 }
             }
         }
-        batch
+        let Some(reached) = reached else { return };
+        self.window.reach(reached);
+        for key in used {
+            let hash = self.hasher.hash_one(key);
+            if let Some(next) = self.window.used(hash, key)
+                && let Some(slot) = self.slot_of(hash, key)
+            {
+                self.settle(slot, next);
+            }
+        }
     }
 
     /// That batch is gathered now: what is found from here on is a use by it, if it has the key.
     /// The one before it is over.
     pub fn reach(&mut self, batch: u64) {
-        if let Some(open) = self.window.reached()
+        if let Some(open) = self.window.reached().or(self.unsorted.reached())
             && open != batch
         {
             self.cancel(open);
         }
-        self.window.reach(batch);
+        if std::mem::take(&mut self.has_admitted) {
+            self.sort();
+        }
+        match self.unsorted.has(batch) {
+            true => self.unsorted.reach(batch),
+            false => self.window.reach(batch),
+        }
     }
 
     /// That batch is over, or will not be gathered.
     pub fn cancel(&mut self, batch: u64) {
+        if self.unsorted.has(batch) {
+            self.unsorted.end(batch);
+        } else {
+            self.end(batch);
+        }
+        while self.window.is_empty() && self.unsorted.take_ended() {
+            self.window.skip();
+        }
+    }
+
+    fn end(&mut self, batch: u64) {
         for at in self.window.uses(batch) {
             let Some(key) = self.window.key(at) else {
                 continue;
@@ -308,10 +362,10 @@ impl Index {
         self.slots.len()
     }
 
-    /// How many keys are known ahead, once a batch; those of a batch that has ended are kept until
+    /// How many keys are known ahead, once a batch; those of a batch that has ended may be kept until
     /// all before it have.
     pub fn len_ahead(&self) -> usize {
-        self.window.len()
+        self.window.len() + self.unsorted.len()
     }
 
     /// Whether there are none.

@@ -67,7 +67,26 @@ impl Window {
             fresh: Vec::new(),
             has_ended: false,
         });
-        self.ended + self.batches.len() as u64 - 1
+        self.next_batch() - 1
+    }
+
+    /// The number of the batch that is added next.
+    pub(super) fn next_batch(&self) -> u64 {
+        self.ended + self.batches.len() as u64
+    }
+
+    /// Whether all batches that were added have ended.
+    pub(super) fn is_empty(&self) -> bool {
+        self.batches.is_empty()
+    }
+
+    /// Leaves out a number, of a batch that has ended before anybody looked at it.
+    ///
+    /// # Panics
+    /// If others have not ended.
+    pub(super) fn skip(&mut self) {
+        assert!(self.batches.is_empty(), "batches end in their order");
+        self.ended += 1;
     }
 
     /// The batch that was added last needs a key. More uses than can be told apart are not known.

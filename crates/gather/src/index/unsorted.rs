@@ -1,0 +1,107 @@
+//! Batches that are known ahead and that nobody has looked at: what they need matters only once a
+//! row has to go.
+
+use std::collections::VecDeque;
+
+/// Batches behind those of the window.
+#[derive(Debug, Default)]
+pub(super) struct Unsorted {
+    batches: VecDeque<Batch>,
+    keys: usize,
+    /// The number of the first one.
+    first: u64,
+    /// The one of them that is being gathered, and what was looked for since.
+    reached: Option<u64>,
+    used: Vec<u64>,
+}
+
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub(super) keys: Box<[u64]>,
+    /// Whether it has ended.
+    pub(super) is_over: bool,
+}
+
+impl Unsorted {
+    /// Adds a batch behind all that are known; `next` is the number of the first that the window
+    /// does not know.
+    pub(super) fn add(&mut self, keys: &[u64], next: u64) -> u64 {
+        if self.batches.is_empty() {
+            self.first = next;
+        }
+        self.keys += keys.len();
+        self.batches.push_back(Batch {
+            keys: keys.into(),
+            is_over: false,
+        });
+        self.first + self.batches.len() as u64 - 1
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.batches.is_empty()
+    }
+
+    /// How many keys they have.
+    pub(super) fn len(&self) -> usize {
+        self.keys
+    }
+
+    fn batch(&mut self, batch: u64) -> Option<&mut Batch> {
+        let index = batch.checked_sub(self.first)?;
+        let found = self.batches.get_mut(index as usize)?;
+        (!found.is_over).then_some(found)
+    }
+
+    /// Whether that batch is one of them, and has not ended.
+    pub(super) fn has(&mut self, batch: u64) -> bool {
+        self.batch(batch).is_some()
+    }
+
+    pub(super) fn reached(&self) -> Option<u64> {
+        self.reached
+    }
+
+    /// That one is being gathered.
+    pub(super) fn reach(&mut self, batch: u64) {
+        self.reached = Some(batch);
+    }
+
+    /// Somebody looks for a key.
+    pub(super) fn used(&mut self, key: u64) {
+        if self.reached.is_some() {
+            self.used.push(key);
+        }
+    }
+
+    /// One of them has ended.
+    pub(super) fn end(&mut self, batch: u64) {
+        if let Some(found) = self.batch(batch) {
+            found.is_over = true;
+        }
+        if self.reached == Some(batch) {
+            self.reached = None;
+            self.used.clear();
+        }
+    }
+
+    /// Takes off the first one, where it has ended.
+    pub(super) fn take_ended(&mut self) -> bool {
+        self.batches
+            .pop_front_if(|batch| batch.is_over)
+            .is_some_and(|batch| {
+                self.keys -= batch.keys.len();
+                self.first += 1;
+                true
+            })
+    }
+
+    /// Takes off all of them, with the one that is being gathered and what it has used.
+    pub(super) fn take(&mut self) -> (VecDeque<Batch>, Option<u64>, Vec<u64>) {
+        self.keys = 0;
+        (
+            std::mem::take(&mut self.batches),
+            self.reached.take(),
+            std::mem::take(&mut self.used),
+        )
+    }
+}
