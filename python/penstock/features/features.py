@@ -94,7 +94,8 @@ class Features:
     Args:
         source: Where the rows lie.
         cache: Has rows stay in memory; None for none.
-        gap_bytes: Between rows, what is rather read than left out.
+        gap_bytes: What the device reads in the time of a request: bytes between rows are read where
+            that saves an eighth of the batch's time.
         run_bytes_max: Of a request, at most; 256 KiB. A row that is longer is one all the same.
         io: Settings of the workers; see `penstock.offload.TensorIO`.
 
@@ -296,7 +297,12 @@ class Features:
                 ids, foreseen, count = known.popleft()
                 begun.append((ids, foreseen.gather_async(), count))
                 rows += count
-                while len(begun) > 1 and rows - begun[0][2] >= _AHEAD_ROWS:
+                while len(begun) > 1 and (
+                    rows - begun[0][2] >= _AHEAD_ROWS
+                    # To ask for more keeps no queue full, and has results leave the processor's
+                    # caches before anybody has looked at them.
+                    or (begun[-1][1].done() and begun[0][1].done())
+                ):
                     ids, pending, count = begun.popleft()
                     rows -= count
                     yield ids, pending.result()
