@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.bench.gatherers import (
+    CALLS,
     EXACT,
     FORESEEING,
     OURS,
@@ -215,7 +216,7 @@ CASES = {
         Case(
             name=HITS,
             note="all rows are in memory",
-            names=(OURS, RESIDENT, REUSED),
+            names=(OURS, CALLS, RESIDENT, REUSED),
             is_cached=True,
             is_warm=True,
         ),

@@ -23,6 +23,7 @@ from penstock.bench.gather_cases import (
     SIEVE,
 )
 from penstock.bench.gatherers import (
+    CALLS,
     EXACT,
     FORESEEING,
     OURS,
@@ -127,9 +128,11 @@ def spread(results: Results, case: str, by: str, value: _Value) -> Range | None:
     return Range.of(found)
 
 
-def times_of(results: Results, case: str, by: str, value: _Value = rate) -> Range | None:
+def times_of(
+    results: Results, case: str, by: str, value: _Value = rate, *, ours_by: str = OURS
+) -> Range | None:
     """How many times the figure of another one ours is, round by round; by default the rate."""
-    ours, theirs = _by_round(results, case, OURS, value), _by_round(results, case, by, value)
+    ours, theirs = _by_round(results, case, ours_by, value), _by_round(results, case, by, value)
     return Range.of([ours[index] / theirs[index] for index in ours if theirs.get(index)])
 
 
@@ -204,8 +207,10 @@ def _comparisons(results: Results) -> Iterator[tuple[str, str, Range | None]]:
         for by in EMULATED:
             yield case, f"time, by {by}", _inverse(times_of(results, case, by))
         yield case, f"rows missed, {FORESEEING} by ginex", _missed_by(results, case)
-    for by in (RESIDENT, REUSED):
-        yield HITS, f"rows a second, by index_select, {by}", times_of(results, HITS, by)
+    for ours_by in (OURS, CALLS):
+        for by in (RESIDENT, REUSED):
+            found = times_of(results, HITS, by, ours_by=ours_by)
+            yield HITS, f"rows a second, {ours_by} by {by}", found
     curves = miss_curves(results)
     for by, other in ((ALL, BELADY), (SIEVE, REFERENCE)):
         if by in curves and other in curves:

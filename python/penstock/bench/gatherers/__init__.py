@@ -65,6 +65,7 @@ OURS, POOL = "penstock", "pread-pool"
 RESIDENT, REUSED = "in-memory", "in-memory-out"
 POOL_THREADS = 32
 FORESEEING = "penstock-1000"
+CALLS = "penstock-gather"
 EXACT, SCAN, UNCHECKED = "penstock-exact", "penstock-scan", "penstock-unchecked"
 
 _TORCH_BYTES = 320 << 20
@@ -75,6 +76,7 @@ GATHERERS = {
     EXACT: _ours("the same, and reads nothing between rows", gap_bytes=0),
     UNCHECKED: _ours("the same as penstock, rows not checked", is_checked=False),
     "penstock-async": _ours("gather_async, one batch ahead", window=None),
+    CALLS: _ours("gather, one call after the other", window=None, ahead=0),
     SCAN: _ours("reads whatever lies between rows", gap_bytes=1 << 30),
     # The number is the window.
     "penstock-0": _ours("stream that knows of no batch ahead", window=0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from penstock import features
@@ -22,7 +23,8 @@ class Ours:
     """The table as it is.
 
     Args:
-        window: Batches that `stream` knows ahead; None for `gather_async`, one batch ahead.
+        window: Batches that `stream` knows ahead; None for calls by themselves.
+        ahead: Of such calls, how many are begun before the one that is waited for.
         policy: Of the cache, where there is one.
         is_checked: Whether rows are compared with their checksums.
         gap_bytes: Between rows, what is rather read than left out.
@@ -33,12 +35,14 @@ class Ours:
         self,
         *,
         window: int | None = 8,
+        ahead: int = 1,
         policy: Policy = "sieve",
         is_checked: bool = True,
         gap_bytes: int | None = None,
         threads: int | None = None,
     ) -> None:
         self._window = window
+        self._ahead = ahead
         self._policy = policy
         self._is_checked = is_checked
         self._gap_bytes = gap_bytes
@@ -66,13 +70,13 @@ class Ours:
             for _, rows in self._table.stream(batches, window=self._window):
                 yield rows
             return
-        pending: PendingRows | None = None
+        pending: deque[PendingRows] = deque()
         for ids in batches:
-            before, pending = pending, self._table.gather_async(ids)
-            if before is not None:
-                yield before.result()
-        if pending is not None:
-            yield pending.result()
+            pending.append(self._table.gather_async(ids))
+            if len(pending) > self._ahead:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
     def counts(self) -> dict[str, int]:
         """As it counts itself."""
