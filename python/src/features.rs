@@ -155,7 +155,7 @@ impl RowReader {
         gap_bytes: u64,
         run_bytes_max: u64,
     ) -> PyResult<RowReader> {
-        let share = executor.claim(py, weight)?;
+        let share = executor.claim_for_rows(py, weight)?;
         let mut sums = checks.map(tensor::words).transpose()?.map(Vec::into_iter);
         let segment = |(file, offset, rows): (Py<DataFile>, u64, u64)| {
             let blocks = Checks::blocks(rows * row_bytes) as usize;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
 
 use penstock_io::Error;
@@ -177,6 +177,8 @@ type NativeRequest = (Py<DataFile>, u64, NativeArray);
 pub struct Executor {
     /// Until it is closed.
     inner: Mutex<Option<executor::Executor>>,
+    /// The claims of tables, by weight.
+    rows: Mutex<HashMap<u32, Weak<executor::Share>>>,
     engine: &'static str,
     fallback: Option<String>,
 }
@@ -208,6 +210,7 @@ impl Executor {
             engine: inner.engine(),
             fallback: inner.fallback().map(str::to_owned),
             inner: Mutex::new(Some(inner)),
+            rows: Mutex::default(),
         })
     }
 
@@ -242,6 +245,22 @@ impl Executor {
             Some(inner) => raised(py, inner.share(weight)),
             None => Err(PyRuntimeError::new_err("the program ends")),
         }
+    }
+
+    /// That of all tables: what is asked for first is read first, whichever of them has it. Batches
+    /// that are waited for together have rows of several.
+    pub(crate) fn claim_for_rows(
+        &self,
+        py: Python<'_>,
+        weight: u32,
+    ) -> PyResult<Arc<executor::Share>> {
+        let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(share) = rows.get(&weight).and_then(Weak::upgrade) {
+            return Ok(share);
+        }
+        let share = Arc::new(self.claim(py, weight)?);
+        rows.insert(weight, Arc::downgrade(&share));
+        Ok(share)
     }
 
     fn inner(&self) -> MutexGuard<'_, Option<executor::Executor>> {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use penstock_io::buffer::{IoBuf, Reading, Slots};
+use penstock_io::buffer::{IoBuf, Reading, Slots, stream_copy};
 use penstock_io::executor::Assist;
 
 use crate::index::Slot;
@@ -12,11 +12,16 @@ use crate::index::Slot;
 /// For so long who has nothing left to copy looks out for what others copy, which is a piece each.
 const LOOKOUT: Duration = Duration::from_micros(100);
 
+/// Results from here on are not in the processor's caches any more when they are read.
+const STREAMED_BYTES: usize = 32 << 20;
+
 /// Pieces of a result whose rows are to be copied, and those that have theirs.
 #[derive(Debug)]
 pub(crate) struct Copying {
     slots: Arc<Slots>,
     width: usize,
+    /// Whether the result is more than the processor's caches hold: then it goes past them.
+    is_streamed: bool,
     progress: Mutex<Progress>,
     changed: Condvar,
 }
@@ -24,6 +29,8 @@ pub(crate) struct Copying {
 #[derive(Debug, Default)]
 struct Progress {
     left: VecDeque<Piece>,
+    /// How many there were.
+    pushed: usize,
     /// Pieces that somebody copies to.
     under_way: usize,
     done: Vec<Copied>,
@@ -51,10 +58,12 @@ pub(crate) struct Copied {
 }
 
 impl Copying {
-    pub(crate) fn new(slots: &Arc<Slots>, width: usize) -> Arc<Copying> {
+    /// Rows of `width` bytes, into a result of so many bytes.
+    pub(crate) fn new(slots: &Arc<Slots>, width: usize, bytes: usize) -> Arc<Copying> {
         Arc::new(Copying {
             slots: Arc::clone(slots),
             width,
+            is_streamed: bytes >= STREAMED_BYTES,
             progress: Mutex::default(),
             changed: Condvar::new(),
         })
@@ -62,10 +71,15 @@ impl Copying {
 
     /// One more piece to copy.
     pub(crate) fn push(&self, piece: Piece) {
-        self.lock().left.push_back(piece);
+        let mut progress = self.lock();
+        progress.left.push_back(piece);
+        progress.pushed += 1;
     }
 
     /// Copies what is left, waits for those that others copy, and gives all of them back, in order.
+    ///
+    /// # Panics
+    /// If another thread has panicked over one.
     pub(crate) fn finish(&self, reading: &Reading<'_>) -> Vec<Copied> {
         while self.copy_one(reading) {}
         let until = Instant::now() + LOOKOUT;
@@ -78,6 +92,7 @@ impl Copying {
             }
             if progress.under_way == 0 {
                 let mut done = std::mem::take(&mut progress.done);
+                assert_eq!(done.len(), progress.pushed, "each piece comes back");
                 done.sort_unstable_by_key(|one| one.first);
                 return done;
             }
@@ -94,18 +109,29 @@ impl Copying {
         };
         progress.under_way += 1;
         drop(progress);
-        let copied = piece.copied(reading, self.width);
-        let mut progress = self.lock();
-        progress.under_way -= 1;
-        progress.done.push(copied);
-        if progress.under_way == 0 {
-            self.changed.notify_all();
-        }
+        // Where copying panics the caller must not wait for ever.
+        let under_way = UnderWay(self);
+        let copied = piece.copied(reading, self.width, self.is_streamed);
+        self.lock().done.push(copied);
+        drop(under_way);
         true
     }
 
     fn lock(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A piece that is being copied to.
+struct UnderWay<'a>(&'a Copying);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let mut progress = self.0.lock();
+        progress.under_way -= 1;
+        if progress.under_way == 0 {
+            self.0.changed.notify_all();
+        }
     }
 }
 
@@ -121,7 +147,11 @@ impl Assist for Copying {
 }
 
 impl Piece {
-    fn copied(mut self, reading: &Reading<'_>, width: usize) -> Copied {
+    fn copied(mut self, reading: &Reading<'_>, width: usize, is_streamed: bool) -> Copied {
+        let copy = match is_streamed {
+            true => stream_copy,
+            false => |from: &[u8], to: &mut [u8]| to.copy_from_slice(from),
+        };
         let out = self.memory.as_mut_slice();
         let mut coming = Vec::new();
         for &(position, slot) in &self.there {
@@ -130,7 +160,7 @@ impl Piece {
                 continue;
             };
             let start = (position - self.first) * width;
-            out[start..start + width].copy_from_slice(&bytes[..width]);
+            copy(&bytes[..width], &mut out[start..start + width]);
         }
         Copied {
             first: self.first,
@@ -141,9 +171,11 @@ impl Piece {
     }
 }
 
-/// A result in pieces of equal numbers of rows, but for the last one.
+/// A part of a result in pieces of equal numbers of rows, but for the last one.
 #[derive(Debug)]
 pub(crate) struct Pieces {
+    /// The position that it begins with.
+    begin: usize,
     width: usize,
     /// Rows of a piece.
     rows: usize,
@@ -155,8 +187,8 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
-    /// Cuts a result.
-    pub(crate) fn of(out: IoBuf, width: usize, rows: usize) -> Pieces {
+    /// Cuts a part that begins at a position.
+    pub(crate) fn of(out: IoBuf, begin: usize, width: usize, rows: usize) -> Pieces {
         let mut pieces = VecDeque::with_capacity(out.len().div_ceil(rows * width));
         let mut rest = out;
         while rest.len() > rows * width {
@@ -165,6 +197,7 @@ impl Pieces {
         }
         pieces.push_back(rest);
         Pieces {
+            begin,
             width,
             rows,
             count: pieces.len(),
@@ -176,7 +209,7 @@ impl Pieces {
     /// A result in one piece.
     pub(crate) fn whole(out: IoBuf, width: usize) -> Pieces {
         let rows = (out.len() / width).max(1);
-        Pieces::of(out, width, rows)
+        Pieces::of(out, 0, width, rows)
     }
 
     /// Takes the next one away; it is to be put back before places are asked for.
@@ -198,6 +231,7 @@ impl Pieces {
     /// # Panics
     /// If there is none.
     pub(crate) fn place(&mut self, position: usize) -> &mut [u8] {
+        let position = position - self.begin;
         let start = position % self.rows * self.width;
         let index = (position / self.rows + self.count - self.turned) % self.count;
         &mut self.pieces[index].as_mut_slice()[start..start + self.width]
@@ -208,7 +242,11 @@ impl Pieces {
         self.pieces.rotate_right(self.turned);
         let mut places: Vec<IoBuf> = Vec::with_capacity(positions.len());
         let mut rest = positions;
-        for (mut piece, first) in self.pieces.into_iter().zip((0..).step_by(self.rows)) {
+        for (mut piece, first) in self
+            .pieces
+            .into_iter()
+            .zip((self.begin..).step_by(self.rows))
+        {
             let here = rest.partition_point(|&position| position < first + self.rows);
             let (mine, behind) = rest.split_at(here);
             rest = behind;
@@ -236,7 +274,7 @@ mod tests {
         for (position, row) in out.as_mut_slice().chunks_mut(10).enumerate() {
             row.fill(position as u8);
         }
-        let mut pieces = Pieces::of(out, 10, 3);
+        let mut pieces = Pieces::of(out, 0, 10, 3);
         for _ in 0..2 {
             let piece = pieces.take();
             pieces.put(piece);
@@ -267,8 +305,8 @@ mod tests {
         }
         let coming = slots.claim(2).unwrap();
         let (handle, out) = Memory::allocate(40).unwrap().share();
-        let mut pieces = Pieces::of(out, 8, 2);
-        let copying = Copying::new(&slots, 8);
+        let mut pieces = Pieces::of(out, 0, 8, 2);
+        let copying = Copying::new(&slots, 8, 40);
         let reading = slots.read();
         for (first, there) in [
             (0, vec![(0, 3), (1, 2)]),

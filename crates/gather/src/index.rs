@@ -107,14 +107,40 @@ impl Index {
     /// the row, that use of it is over.
     pub fn find(&mut self, key: u64) -> Option<Slot> {
         let hash = self.hasher.hash_one(key);
+        let slot = self.slot_of(hash, key);
+        self.used(hash, key, slot);
+        slot
+    }
+
+    /// As [`find`](Index::find), of keys one after the other, up to some dozens of them. The processor
+    /// fetches what that takes for all of them at once: to wait for memory is most of the time that it
+    /// takes.
+    pub(crate) fn find_each(&mut self, keys: &[u64]) -> [Option<Slot>; FETCHED] {
+        let mut hashes = [0; FETCHED];
+        let mut slots = [None; FETCHED];
+        let mut sum = 0;
+        for ((&key, hash), slot) in keys.iter().zip(&mut hashes).zip(&mut slots) {
+            *hash = self.hasher.hash_one(key);
+            *slot = self.slot_of(*hash, key);
+            sum += self.window.next(*hash, key).unwrap_or(0);
+        }
+        // Loads whose results nobody needs would be left out.
+        std::hint::black_box(sum);
+        for ((&key, hash), slot) in keys.iter().zip(hashes).zip(slots) {
+            self.used(hash, key, slot);
+        }
+        slots
+    }
+
+    /// Somebody looks for a key, and finds it in that slot or not.
+    fn used(&mut self, hash: u64, key: u64, slot: Option<Slot>) {
         self.unsorted.used(key);
         let next = self.window.used(hash, key);
-        let slot = self.slot_of(hash, key)?;
+        let Some(slot) = slot else { return };
         self.order.used(&mut self.places, slot);
         if let Some(next) = next {
             self.settle(slot, next);
         }
-        Some(slot)
     }
 
     /// Has the processor fetch what finding some keys takes, for all of them at once: to wait for

@@ -10,6 +10,7 @@ use penstock_io::executor::{Assist, Share};
 
 use crate::cache::{Cache, Claimed, Found};
 use crate::copying::{Copying, Piece, Pieces};
+use crate::error::Result;
 use crate::index::FETCHED;
 use crate::shared::Counts;
 
@@ -48,8 +49,6 @@ pub(crate) struct Asked<'a> {
     pub(crate) counts: &'a Counts,
     /// Whose threads may help to copy.
     pub(crate) share: &'a Share,
-    /// Its number, and that of its table.
-    pub(crate) batch: (u64, u64),
     /// How many there are.
     pub(crate) rows: usize,
     /// Bytes of a row in the result.
@@ -57,28 +56,30 @@ pub(crate) struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// Copies what the cache has, and has `claim` find out about the rest, step by step, in order
-    /// of the positions.
-    ///
-    /// # Returns
-    /// The result.
+    /// Copies what the cache has, and gives the rest to `take`, step by step, in order of the
+    /// positions: each step with its part of the result.
     pub(crate) fn look_up(
         &self,
         key: impl Fn(usize) -> u64,
         out: IoBuf,
-        mut claim: impl FnMut(&[usize], &mut Pieces),
-    ) -> Pieces {
+        mut take: impl FnMut(&[usize], Pieces) -> Result<()>,
+    ) -> Result<()> {
         let piece = (PIECE_BYTES / self.width).clamp(1, LOOKED_UP);
         let step = piece * (COPIED_BYTES / (piece * self.width)).clamp(1, LOOKED_UP / piece);
-        let mut pieces = Pieces::of(out, self.width, piece);
+        let mut out = Some(out);
         for first in (0..self.rows).step_by(step) {
-            let positions = first..self.rows.min(first + step);
-            let rest = self.copy_what_is_there(positions, piece, &key, &mut pieces);
+            let last = self.rows.min(first + step);
+            let mut here = out.take().expect("there is more");
+            if last < self.rows {
+                out = Some(here.split_off((last - first) * self.width));
+            }
+            let mut pieces = Pieces::of(here, first, self.width, piece);
+            let rest = self.copy_what_is_there(first..last, piece, &key, &mut pieces);
             if !rest.is_empty() {
-                claim(&rest, &mut pieces);
+                take(&rest, pieces)?;
             }
         }
-        pieces
+        Ok(())
     }
 
     fn copy_what_is_there(
@@ -89,7 +90,7 @@ impl Asked<'_> {
         pieces: &mut Pieces,
     ) -> Vec<usize> {
         let mut rest = Vec::new();
-        let copying = Copying::new(self.cache.slots(), self.width);
+        let copying = Copying::new(self.cache.slots(), self.width, self.rows * self.width);
         let mut inner = self.cache.lock();
         // Before rows are found: what was found stays where it is.
         let reading = self.cache.slots().read();
@@ -104,9 +105,8 @@ impl Asked<'_> {
                 for (known, position) in keys.iter_mut().zip(first..last) {
                     *known = key(position);
                 }
-                inner.index.fetch(keys);
-                for (position, &key) in (first..last).zip(&*keys) {
-                    match inner.index.find(key) {
+                for (position, slot) in (first..last).zip(inner.index.find_each(keys)) {
+                    match slot {
                         Some(slot) => there.push((position, slot)),
                         None => rest.push(position),
                     }
@@ -140,22 +140,24 @@ impl Asked<'_> {
     }
 
     /// Has rows come that were not there: once more, as somebody else may have had them come since.
+    ///
+    /// `batch` is what reads them, of which table.
     pub(crate) fn claim(
         &self,
         positions: &[usize],
         key: impl Fn(usize) -> u64,
-        misses: &mut Vec<Miss>,
-    ) {
+        batch: (u64, u64),
+    ) -> Vec<Miss> {
         let mut inner = self.cache.lock();
         let how = |&position: &usize| {
-            let how = match self.cache.find(&mut inner, key(position), self.batch) {
+            let how = match self.cache.find(&mut inner, key(position), batch) {
                 Found::Here | Found::Comes { is_own: false } => How::Comes,
                 Found::Comes { is_own: true } => How::Read(None),
                 Found::Missing(claimed) => How::Read(claimed),
             };
             Miss { position, how }
         };
-        misses.extend(positions.iter().map(how));
+        positions.iter().map(how).collect()
     }
 }
 

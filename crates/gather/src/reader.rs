@@ -36,7 +36,7 @@ impl Reader {
     /// and ends in is longer than a request of the executor.
     pub fn new(
         table: Table,
-        share: executor::Share,
+        share: Arc<executor::Share>,
         cache: Option<Arc<Cache>>,
         merging: Merging,
     ) -> Reader {
@@ -56,7 +56,7 @@ impl Reader {
                 number: Number::of(cache.as_ref()),
                 table,
                 cache,
-                share: Arc::new(share),
+                share,
                 merging,
                 counts: Arc::default(),
                 next_batch: AtomicU64::new(0),
@@ -103,31 +103,15 @@ impl Reader {
         shared.check_process()?;
         shared.check(ids)?;
         shared.counts.rows.fetch_add(ids.len() as u64, Relaxed);
-        let (misses, out) = match &shared.cache {
-            None => {
-                let how = |position| Miss {
-                    position,
-                    how: How::Read(None),
-                };
-                let misses = (0..ids.len()).map(how).collect();
-                (misses, Pieces::whole(out, width))
-            }
-            Some(cache) => shared.look_up(cache, ids, out, foreseen),
+        let Some(cache) = &shared.cache else {
+            let how = |position| Miss {
+                position,
+                how: How::Read(None),
+            };
+            let misses = (0..ids.len()).map(how).collect();
+            return shared.begin(shared.missing(ids, misses, Pieces::whole(out, width)));
         };
-        let positions: Vec<usize> = misses.iter().map(|miss| miss.position).collect();
-        let memory = out.carve(&positions);
-        let missing = |(miss, memory): (Miss, IoBuf)| {
-            let row = ids[miss.position];
-            Missing {
-                place: Place {
-                    row,
-                    key: shared.key(row),
-                    memory,
-                },
-                how: miss.how,
-            }
-        };
-        shared.begin(misses.into_iter().zip(memory).map(missing).collect())
+        shared.gather(cache, ids, out, foreseen)
     }
 
     /// Tells the cache of a batch that will be gathered behind those that it knows.
@@ -211,17 +195,14 @@ impl Shared {
         key_of(self.number.value(), row)
     }
 
-    /// Copies what the cache has of some ids.
-    ///
-    /// # Returns
-    /// The rest, in order, and the result.
-    fn look_up(
-        &self,
+    /// Copies what the cache has of some ids, and begins to read the rest.
+    fn gather(
+        self: &Arc<Self>,
         cache: &Cache,
         ids: &[u64],
         out: IoBuf,
         foreseen: Option<u64>,
-    ) -> (Vec<Miss>, Pieces) {
+    ) -> Result<Batch> {
         if let Some(foreseen) = foreseen {
             cache.lock().index.reach(foreseen);
         }
@@ -229,16 +210,51 @@ impl Shared {
             cache,
             counts: &self.counts,
             share: &self.share,
-            batch: (self.number.value(), self.next_batch.fetch_add(1, Relaxed)),
             rows: ids.len(),
             width: self.table.value_bytes() as usize,
         };
         let key = |position: usize| self.key(ids[position]);
-        let mut misses = Vec::new();
-        let out = asked.look_up(key, out, |rest, _| asked.claim(rest, key, &mut misses));
+        // Rows of whole blocks are read as soon as it is known that they are not there: a large batch
+        // takes long to copy, and the device has nothing to do meanwhile. Of smaller ones several
+        // may lie in a block.
+        let is_read_at_once = self.table.row_bytes() >= BLOCK_BYTES;
+        let (mut begun, mut missing) = (Vec::new(), Vec::new());
+        let mut number = self.next_batch.fetch_add(1, Relaxed);
+        let looked_up = asked.look_up(key, out, |rest, out| {
+            let misses = asked.claim(rest, key, (self.number.value(), number));
+            missing.extend(self.missing(ids, misses, out));
+            if is_read_at_once {
+                begun.push(self.begin(std::mem::take(&mut missing))?);
+                // What is on its way now is not for the next ones to read.
+                number = self.next_batch.fetch_add(1, Relaxed);
+            }
+            Ok(())
+        });
         if let Some(foreseen) = foreseen {
             cache.lock().index.cancel(foreseen);
         }
-        (misses, out)
+        looked_up?;
+        if !missing.is_empty() || begun.is_empty() {
+            begun.push(self.begin(missing)?);
+        }
+        Ok(Batch::of_all(begun))
+    }
+
+    /// Rows that are not there, with their places in a part of the result.
+    fn missing(&self, ids: &[u64], misses: Vec<Miss>, out: Pieces) -> Vec<Missing> {
+        let positions: Vec<usize> = misses.iter().map(|miss| miss.position).collect();
+        let memory = out.carve(&positions);
+        let missing = |(miss, memory): (Miss, IoBuf)| {
+            let row = ids[miss.position];
+            Missing {
+                place: Place {
+                    row,
+                    key: self.key(row),
+                    memory,
+                },
+                how: miss.how,
+            }
+        };
+        misses.into_iter().zip(memory).map(missing).collect()
     }
 }

@@ -140,7 +140,7 @@ fn reader(table: Table, executor: &Executor, cached: Option<u32>, gap_bytes: u64
         gap_bytes,
         run_bytes_max: 16 << 10,
     };
-    Reader::new(table, executor.share(1).unwrap(), cache, merging)
+    Reader::new(table, Arc::new(executor.share(1).unwrap()), cache, merging)
 }
 
 fn shape() -> impl Strategy<Value = Shape> {

@@ -39,6 +39,7 @@ pub use region::{HostRegion, HostRegionMut};
 pub use reserve::reserve;
 pub use slots::{Reading, Slots};
 pub use stock::{Stock, Stocked};
+pub use streaming::stream_copy;
 pub use watch::{Edges, Unwatchable, Watch};
 
 /// Whatever keeps the bytes of an [`IoBuf`] alive; dropped after the last window on it.

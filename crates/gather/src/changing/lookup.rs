@@ -23,10 +23,10 @@ struct Reads {
     by_source: BTreeMap<Option<u64>, Of>,
 }
 
-/// What has rows, and the number that each has there.
+/// What has rows, and those to be read there.
 struct Of {
     source: Arc<Shared>,
-    rows: Vec<(Miss, u64)>,
+    missing: Vec<Missing>,
 }
 
 impl Core {
@@ -38,39 +38,38 @@ impl Core {
         self.check(ids)?;
         self.counts.rows.fetch_add(ids.len() as u64, Relaxed);
         let mut reads = Reads::default();
-        let out = match &self.cache {
+        match &self.cache {
             None => {
                 let how = |position| Miss {
                     position,
                     how: How::Read(None),
                 };
                 let misses = (0..ids.len()).map(how).collect();
-                let mut out = Pieces::whole(out, width);
-                self.resolve(&self.inner(), misses, ids, &mut out, &mut reads);
-                out
+                let out = Pieces::whole(out, width);
+                self.resolve(&self.inner(), misses, ids, out, &mut reads);
             }
-            Some(cache) => self.ask(cache, ids, out, &mut reads),
-        };
-        self.begin(reads, ids, out)
+            Some(cache) => self.ask(cache, ids, out, &mut reads)?,
+        }
+        reads.begin()
     }
 
-    fn ask(&self, cache: &Cache, ids: &[u64], out: IoBuf, reads: &mut Reads) -> Pieces {
+    fn ask(&self, cache: &Cache, ids: &[u64], out: IoBuf, reads: &mut Reads) -> Result<()> {
         let asked = Asked {
             cache,
             counts: &self.counts,
             share: &self.storage.share,
-            batch: (self.number.value(), self.next_batch.fetch_add(1, Relaxed)),
             rows: ids.len(),
             width: self.form.value_bytes as usize,
         };
+        let batch = (self.number.value(), self.next_batch.fetch_add(1, Relaxed));
         let key = |position: usize| key_of(self.number.value(), ids[position]);
         asked.look_up(key, out, |rest, out| {
             // Who is to come into the cache is read from where it is now: nobody writes it anew
             // between the two.
             let inner = self.inner();
-            let mut misses = Vec::with_capacity(rest.len());
-            asked.claim(rest, key, &mut misses);
+            let misses = asked.claim(rest, key, batch);
             self.resolve(&inner, misses, ids, out, reads);
+            Ok(())
         })
     }
 
@@ -80,13 +79,13 @@ impl Core {
         inner: &Inner,
         misses: Vec<Miss>,
         ids: &[u64],
-        out: &mut Pieces,
+        mut out: Pieces,
         reads: &mut Reads,
     ) {
         let width = self.form.value_bytes as usize;
+        let mut rest = Vec::with_capacity(misses.len());
         for Miss { position, how } in misses {
-            let id = ids[position];
-            let address = inner.newest.get(id);
+            let address = inner.newest.get(ids[position]);
             if let Some(bytes) = address.and_then(|address| inner.in_memory(address)) {
                 out.place(position).copy_from_slice(&bytes[..width]);
                 self.counts.hits.fetch_add(1, Relaxed);
@@ -96,37 +95,27 @@ impl Core {
                 }
                 continue;
             }
+            rest.push(Miss { position, how });
+        }
+        let positions: Vec<usize> = rest.iter().map(|miss| miss.position).collect();
+        for (Miss { position, how }, memory) in rest.into_iter().zip(out.carve(&positions)) {
+            let id = ids[position];
             let (log, row) = inner.source_of(id);
+            let key = key_of(self.number.value(), id);
+            let place = Place { row, key, memory };
             let of = reads.by_source.entry(log).or_insert_with(|| Of {
                 source: Arc::clone(inner.source(log)),
-                rows: Vec::new(),
+                missing: Vec::new(),
             });
-            of.rows.push((Miss { position, how }, row));
+            of.missing.push(Missing { place, how });
         }
     }
+}
 
-    fn begin(&self, reads: Reads, ids: &[u64], out: Pieces) -> Result<Batch> {
-        let mut sources = Vec::with_capacity(reads.by_source.len());
-        let mut misses = Vec::new();
-        for (index, Of { source, rows }) in reads.by_source.into_values().enumerate() {
-            sources.push((source, Vec::new()));
-            misses.extend(rows.into_iter().map(|(miss, row)| (index, miss, row)));
-        }
-        misses.sort_unstable_by_key(|(_, miss, _)| miss.position);
-        let positions: Vec<usize> = misses.iter().map(|(_, miss, _)| miss.position).collect();
-        let memory = out.carve(&positions);
-        for ((index, miss, row), memory) in misses.into_iter().zip(memory) {
-            let place = Place {
-                row,
-                key: key_of(self.number.value(), ids[miss.position]),
-                memory,
-            };
-            let Miss { how, .. } = miss;
-            sources[index].1.push(Missing { place, how });
-        }
-        let begun = sources
-            .into_iter()
-            .map(|(source, missing)| source.begin(missing));
+impl Reads {
+    fn begin(self) -> Result<Batch> {
+        let sources = self.by_source.into_values();
+        let begun = sources.map(|of| of.source.begin(of.missing));
         Ok(Batch::of_all(begun.collect::<Result<_>>()?))
     }
 }

@@ -86,13 +86,13 @@ impl Unsorted {
 
     /// Takes off the first one, where it has ended.
     pub(super) fn take_ended(&mut self) -> bool {
-        self.batches
-            .pop_front_if(|batch| batch.is_over)
-            .is_some_and(|batch| {
-                self.keys -= batch.keys.len();
-                self.first += 1;
-                true
-            })
+        if !self.batches.front().is_some_and(|batch| batch.is_over) {
+            return false;
+        }
+        let ended = self.batches.pop_front();
+        self.keys -= ended.map_or(0, |batch| batch.keys.len());
+        self.first += 1;
+        true
     }
 
     /// Takes off all of them, with the one that is being gathered and what it has used.

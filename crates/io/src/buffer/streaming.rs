@@ -12,6 +12,17 @@ use std::ptr;
 #[cfg(target_arch = "x86_64")]
 const STREAMED_BYTES_MIN: usize = 4 << 10;
 
+/// Copies bytes to a `dst` that is not read again soon, past the caches where that pays and the
+/// processor has a way to.
+///
+/// # Panics
+/// If there are not as many of both.
+pub fn stream_copy(src: &[u8], dst: &mut [u8]) {
+    assert_eq!(src.len(), dst.len(), "as many bytes");
+    // SAFETY: both are as long, and nobody else has what can be written to.
+    unsafe { copy(src.as_ptr(), dst.as_mut_ptr(), src.len()) }
+}
+
 /// Copies `len` bytes past the caches, where the processor has a way to.
 ///
 /// # Safety

@@ -259,8 +259,7 @@ impl Worker {
                 unreachable!("there is staging for what is staged")
             }
         };
-        self.in_flight_bytes += bytes;
-        let key = self.flying.insert(Flying {
+        let key = self.note(Flying {
             state,
             file: Arc::clone(&file),
             operation,
@@ -279,6 +278,12 @@ impl Worker {
             .submit(op)
             .expect("no more is taken than there is room for");
         Ok(())
+    }
+
+    /// One more piece is under way; says what it is known by.
+    fn note(&mut self, flying: Flying) -> usize {
+        self.in_flight_bytes += flying.bytes;
+        self.flying.insert(flying)
     }
 
     /// A buffer of so many bytes, once one is free; none for none.
