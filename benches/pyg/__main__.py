@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _SCALE, _QUICK_SCALE = 0.002, 0.0001
-_BATCHES, _QUICK_BATCHES = 60, 6
-_PEER_BATCHES = 10
+_BATCHES, _QUICK_BATCHES = 200, 6
+_PEER_BATCHES = 2
 _BASE_BYTES = 1 << 30
 """What an epoch has beside features: libraries, edges, batches under way."""
 _FREE_TIMES_TABLES = 1.5

@@ -204,8 +204,10 @@ def _comparisons(results: Results) -> Iterator[tuple[str, str, Range | None]]:
     yield DENSE, "time, by the better of a scan and rows alone", _by_better(results)
     yield DENSE, "time, by fio's that reads everything", _inverse(times_of(results, DENSE, FIO))
     for case in (CACHED, ORDERED):
-        for by in EMULATED:
-            yield case, f"time, by {by}", _inverse(times_of(results, case, by))
+        for ours_by in (OURS, FORESEEING):
+            for by in EMULATED:
+                found = _inverse(times_of(results, case, by, ours_by=ours_by))
+                yield case, f"time, {ours_by} by {by}", found
         yield case, f"rows missed, {FORESEEING} by ginex", _missed_by(results, case)
     for ours_by in (OURS, CALLS):
         for by in (RESIDENT, REUSED):

@@ -37,6 +37,7 @@ def ids_of(value: Any) -> Ids:
 
     Raises:
         TypeError: They are no integers.
+        IndexError: One is too large or too small for any table.
     """
     is_torch = dtypes.is_tensor(value)
     if is_torch:
@@ -47,6 +48,8 @@ def ids_of(value: Any) -> Ids:
     if found.size == 0 and not isinstance(value, np.ndarray):
         # A list of nothing is of floating-point numbers, by itself.
         found = found.astype(np.int64)
+    if found.dtype.kind in "Of" and not isinstance(value, np.ndarray):
+        found = _of_python(value, found)
     if found.dtype.kind not in "iu":
         raise TypeError(f"ids: {found.dtype}: use integers")
     shape, dtype = found.shape, found.dtype
@@ -56,3 +59,14 @@ def ids_of(value: Any) -> Ids:
     address: int = found.__array_interface__["data"][0]
     array = address, (found.size,), None, found.itemsize, found
     return Ids(shape, is_torch, dtype, dtype.kind == "i", found, array)
+
+
+def _of_python(value: Any, found: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Integers of Python that NumPy has no type for: too large ones, or takes for other numbers."""
+    objects = np.asarray(value, dtype=object)
+    if not objects.size or not all(type(one) is int for one in objects.flat):
+        return found
+    for position, one in enumerate(objects.flat):
+        if not 0 <= one < 1 << 64:
+            raise IndexError(f"ids[{position}] is {one}: no table has such a row")
+    return objects.astype(np.uint64)

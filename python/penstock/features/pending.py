@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.errors import TransferError
 from penstock.offload.bells import bell_of_loop
 
 if TYPE_CHECKING:
@@ -47,7 +48,13 @@ class PendingRows:
             TimeoutError: They are not there in time; they come later.
             PenstockError: This process is a fork of the one that reads.
         """
-        if not self._native.wait(timeout):
+        try:
+            is_there = self._native.wait(timeout)
+        except TransferError:
+            # What a file was cut to, or replaced by, says why more than where the read ended.
+            self._check()
+            raise
+        if not is_there:
             raise TimeoutError(f"the rows are not there after {timeout} s")
         # Behind the reads: what a file was before says nothing of what came.
         self._check()
