@@ -13,6 +13,7 @@ import torch
 
 import penstock
 from penstock.features import Cache, Table
+from penstock.offload.tensor_io import for_rows
 
 ROWS = 500
 COLUMNS = {"weight": (16, "float32"), "step": ((), "int32"), "half": ((2, 3), "bfloat16")}
@@ -316,7 +317,8 @@ def test_a_trace_shows_what_was_done(disk_path):
 
 def test_a_fold_under_way_keeps_the_table(disk_path):
     """What was flushed by who opens it next is not folded away by who had it before."""
-    with penstock.offload.TensorIO() as workers:
+    # Else its workers go with it.
+    with for_rows() as workers:
         workers.write(np.zeros(1), disk_path / "other", 0).result()
         table = made(disk_path / "t")
         write(table, {}, [1, 2], 3)
@@ -447,3 +449,18 @@ def test_tables_of_one_cache_come_and_go(disk_path):
                 assert_holds(table, dict(expected))
                 write(table, {}, [value, 7], value)
         expected.update({value: value, 7: value})
+
+
+def test_rows_that_move_during_a_lookup_are_those_that_were_written_last(disk_path):
+    """A large one looks step by step, and a fold may end between two of them."""
+    count = 50_000
+    path, columns = disk_path / "t", {"v": ((), "int64")}
+    with Table.create(path, count, columns, cache=Cache(4096)) as table:
+        ids = np.arange(count)
+        for version in range(1, 25):
+            table.update(ids, {"v": np.full(count, version)})
+            fold = threading.Thread(target=table.fold)
+            fold.start()
+            while fold.is_alive():
+                assert (table.lookup(ids)["v"] == version).all()
+            fold.join()

@@ -37,7 +37,6 @@ impl Core {
         self.check_process()?;
         self.check(ids)?;
         self.counts.rows.fetch_add(ids.len() as u64, Relaxed);
-        let mut reads = Reads::default();
         match &self.cache {
             None => {
                 let how = |position| Miss {
@@ -46,14 +45,14 @@ impl Core {
                 };
                 let misses = (0..ids.len()).map(how).collect();
                 let out = Pieces::whole(out, width);
-                self.resolve(&self.inner(), misses, ids, out, &mut reads);
+                let reads = self.resolve(&self.inner(), misses, ids, out);
+                Ok(Batch::of_all(reads.begin()?))
             }
-            Some(cache) => self.ask(cache, ids, out, &mut reads)?,
+            Some(cache) => self.ask(cache, ids, out),
         }
-        reads.begin()
     }
 
-    fn ask(&self, cache: &Cache, ids: &[u64], out: IoBuf, reads: &mut Reads) -> Result<()> {
+    fn ask(&self, cache: &Cache, ids: &[u64], out: IoBuf) -> Result<Batch> {
         let asked = Asked {
             cache,
             counts: &self.counts,
@@ -61,27 +60,24 @@ impl Core {
             rows: ids.len(),
             width: self.form.value_bytes as usize,
         };
-        let batch = (self.number.value(), self.next_batch.fetch_add(1, Relaxed));
         let key = |position: usize| key_of(self.number.value(), ids[position]);
+        let mut begun = Vec::new();
         asked.look_up(key, out, |rest, out| {
             // Who is to come into the cache is read from where it is now: nobody writes it anew
-            // between the two.
+            // between the two. From one step to the next rows move: to a log, or out of one.
             let inner = self.inner();
-            let misses = asked.claim(rest, key, batch);
-            self.resolve(&inner, misses, ids, out, reads);
+            let number = self.next_batch.fetch_add(1, Relaxed);
+            let misses = asked.claim(rest, key, (self.number.value(), number));
+            let reads = self.resolve(&inner, misses, ids, out);
+            drop(inner);
+            begun.extend(reads.begin()?);
             Ok(())
-        })
+        })?;
+        Ok(Batch::of_all(begun))
     }
 
     /// Copies what is in memory, and says where the rest is.
-    fn resolve(
-        &self,
-        inner: &Inner,
-        misses: Vec<Miss>,
-        ids: &[u64],
-        mut out: Pieces,
-        reads: &mut Reads,
-    ) {
+    fn resolve(&self, inner: &Inner, misses: Vec<Miss>, ids: &[u64], mut out: Pieces) -> Reads {
         let width = self.form.value_bytes as usize;
         let mut rest = Vec::with_capacity(misses.len());
         for Miss { position, how } in misses {
@@ -98,6 +94,7 @@ impl Core {
             rest.push(Miss { position, how });
         }
         let positions: Vec<usize> = rest.iter().map(|miss| miss.position).collect();
+        let mut reads = Reads::default();
         for (Miss { position, how }, memory) in rest.into_iter().zip(out.carve(&positions)) {
             let id = ids[position];
             let (log, row) = inner.source_of(id);
@@ -109,13 +106,15 @@ impl Core {
             });
             of.missing.push(Missing { place, how });
         }
+        reads
     }
 }
 
 impl Reads {
-    fn begin(self) -> Result<Batch> {
+    /// Has all of them begin; what cannot is let go of with its claims.
+    fn begin(self) -> Result<Vec<Batch>> {
         let sources = self.by_source.into_values();
-        let begun = sources.map(|of| of.source.begin(of.missing));
-        Ok(Batch::of_all(begun.collect::<Result<_>>()?))
+        let begun: Vec<_> = sources.map(|of| of.source.begin(of.missing)).collect();
+        begun.into_iter().collect()
     }
 }
