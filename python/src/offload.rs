@@ -90,17 +90,11 @@ impl DataFile {
         let suited = Requests::suited(device.as_ref());
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let bytes = suited.whole_stripes(device.as_ref(), page_bytes() as usize);
-        // What goes past the page cache is moved by the device, and one thread keeps that busy while
-        // its caller has a core as well; what goes through it is copied by whoever there is.
-        let workers = match self.file.is_direct() {
-            true => (cores / 2).max(1),
-            false => cores,
-        };
         // Twice as many in flight as a save has, which stages them: these need no memory of ours.
         (
             bytes.unwrap_or(suited.bytes),
             2 * suited.queue_depth,
-            workers.min(suited.workers_max),
+            cores.min(suited.workers_max),
         )
     }
 

@@ -18,7 +18,7 @@ from penstock.features.requests import GAP, GAP_BYTES, RUN_BYTES_MAX, check_leng
 from penstock.features.results import Results, target_of
 from penstock.loading.copying import bump_versions
 from penstock.offload.streaming.stored import FileMark
-from penstock.offload.tensor_io import TensorIO
+from penstock.offload.tensor_io import for_rows
 from penstock.option_kinds import Number
 from penstock.reports import Fallback
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from penstock.features.cache import Cache
     from penstock.features.source import Source
+    from penstock.offload.tensor_io import TensorIO
 
 WINDOW = Number(0, 1 << 20, "batches")
 _NO_MORE = object()
@@ -134,7 +135,7 @@ class Features:
         self._results = Results(source.dtype, item_bytes)
         self._process = os.getpid()
         self._pinned: list[Ids] = []
-        self._io: TensorIO | None = TensorIO() if io is None else io._another()
+        self._io: TensorIO | None = for_rows() if io is None else io._another()
         self._marks = {segment.path: segment.mark for segment in source.segments}
         opened = {path: self._io.open(path) for path in self._marks}
         files = [file._opened for file in opened.values()]

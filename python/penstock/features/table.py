@@ -27,7 +27,7 @@ from penstock.features.results import Results, target_of
 from penstock.features.rows import Rows, packed
 from penstock.features.snapshot import write_snapshot
 from penstock.features.table_reports import FoldReport, TableStats
-from penstock.offload.tensor_io import TensorIO
+from penstock.offload.tensor_io import for_rows
 from penstock.option_kinds import Number
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.features.cache import Cache
     from penstock.features.ids import Ids
     from penstock.features.snapshot import SnapshotReport
+    from penstock.offload.tensor_io import TensorIO
     from penstock.options import Options
 
 _ROWS = Number(1, (1 << 48) - 1, "rows", is_open=False)
@@ -126,7 +127,7 @@ class Table:
         self._has_cache = cache is not None
         self._lock = threading.Lock()
         self._folding: threading.Thread | None = None
-        self._io: TensorIO | None = TensorIO() if io is None else io._another()
+        self._io: TensorIO | None = for_rows() if io is None else io._another()
         name = os.path.basename(self.path)
         head = self._io.open(os.path.join(self.path, _native.TABLE_HEAD))
         claim = self._io._claim_here()
@@ -192,7 +193,7 @@ class Table:
         piece_bytes = max(_PIECE_BYTES_MIN, -(-count * row_bytes // _PIECES_MAX))
         form = (count, row_bytes, made.nbytes, max(1, min(count, piece_bytes // row_bytes)))
         os.makedirs(os.path.dirname(where), exist_ok=True)
-        with TensorIO() if io is None else io._another() as maker:
+        with for_rows() if io is None else io._another() as maker:
             claim = maker._claim_here()
             with claim.workers(None) as (executor, _):
                 check_length(os.path.basename(where), row_bytes, claim.block_bytes)

@@ -7,6 +7,7 @@ import os
 import threading
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from penstock import _native
 from penstock.option_kinds import Number
@@ -22,8 +23,8 @@ _NUMBERS = {
 }
 _STAGING_BYTES = 64 * _MIB
 _SMALL_TIMES = 4
-"""So many times as many small requests are in flight as large ones: 128 of a worker keep a drive busy
-that answers 100,000 a second after a millisecond, and are no burden to one that is faster."""
+"""So many times as many small requests are in flight as large ones: 128 of a worker keep a drive
+busy that answers 100,000 a second after a millisecond, and are no burden to one that is faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,19 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What of the `Settings` is given; the rest is left to the device."""
+    """What of the `Settings` is given; the rest is left to the device.
+
+    Attributes:
+        is_for_rows: Whether it is for small reads that go straight to where they are needed, which
+            leave little to do for the processor: a caller has a core for each worker then.
+    """
 
     engine: str
     workers: int | None
     queue_depth: int | None
     block_bytes: int | None
     staging_bytes: int | None
+    is_for_rows: bool = False
 
     @classmethod
     def of(cls, engine: str | None, **numbers: int | None) -> Choice:
@@ -74,7 +81,7 @@ class Choice:
             "staging_bytes": options.staging_bytes,
             "block_bytes": options.extent_bytes,
         }
-        chosen = {name: numbers.get(name) or value for name, value in said.items()}
+        chosen: dict[str, Any] = {name: numbers.get(name) or said[name] for name in said}
         if chosen["block_bytes"] and numbers.get("staging_bytes"):
             # A piece of each of two workers has to find room.
             least = Number(2 * chosen["block_bytes"], 1 << 50, "bytes")
@@ -89,6 +96,8 @@ class Choice:
         """
         block_bytes, blocks, workers = file.suited if file else (_MIB, 32, 1)
         staging_bytes = self.staging_bytes or _STAGING_BYTES
+        if self.is_for_rows and file and file.direct:
+            workers = min(workers, max(1, len(os.sched_getaffinity(0)) // 2))
         if self.block_bytes:
             block_bytes = self.block_bytes
             staging_bytes = max(staging_bytes, 2 * block_bytes)

@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateError
@@ -58,8 +59,8 @@ class TensorIO:
     ``PENSTOCK_STAGING_BYTES``, ``PENSTOCK_EXTENT_BYTES`` for the block). Else it is chosen for the
     device of the first file that something is read from or written to: blocks of 1 MiB, or whole
     stripes of an array, 32 of them or 128 smaller requests in flight of each of up to four workers,
-    one for two cores, or for each core where bytes go through the page cache; 4 MiB, 8, 32 and one
-    on a rotating disk. Who uses devices of both kinds makes one of these for each.
+    no more than there are cores; 4 MiB, 8, 32 and one on a rotating disk. Who uses devices of both
+    kinds makes one of these for each.
 
     Raises:
         ValueError: A value is out of range.
@@ -305,6 +306,11 @@ class TensorIO:
         """What was handed over in this process, at the end of the program."""
         claim = self._claim
         return list(claim.pending) if claim is not None and claim.is_here else []
+
+
+def for_rows() -> TensorIO:
+    """One for tables, of which nobody has said who reads them."""
+    return _with_settings(replace(Choice.of(None), is_for_rows=True), Options().direct, 1)
 
 
 def _with_settings(choice: Choice, direct: str, weight: int) -> TensorIO:

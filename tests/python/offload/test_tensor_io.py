@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock.offload import DataFile, TensorIO, Transfer, wait_all
 from penstock.offload.executors import Choice
+from penstock.offload.tensor_io import for_rows
 from threads import on_threads
 
 if TYPE_CHECKING:
@@ -457,11 +458,16 @@ def test_what_is_not_given_suits_the_device_of_the_first_file(
         chosen = Choice.of(None).settings(file._opened)
         assert (chosen.block_bytes, chosen.queue_depth) == (block_bytes, 4 * blocks)
         assert (chosen.in_flight_bytes, chosen.workers) == (blocks * block_bytes, workers)
+        rows = for_rows()._choice.settings(file._opened)
+        is_direct = file._opened.direct
+        half = max(1, len(os.sched_getaffinity(0)) // 2)
+        assert rows.workers == (min(workers, half) if is_direct else workers)
         monkeypatch.setenv("PENSTOCK_EXTENT_BYTES", str(8 << 20))
         monkeypatch.setenv("PENSTOCK_IO_THREADS", "3")
         given = Choice.of(None, queue_depth=5).settings(file._opened)
         assert (given.block_bytes, given.queue_depth, given.workers) == (8 << 20, 5, 3)
         assert given.in_flight_bytes == 5 * given.block_bytes
+        assert for_rows()._choice.settings(file._opened).workers == 3
         array: Any = SimpleNamespace(suited=(6 << 20, 32, 4))
         monkeypatch.undo()
         for staging_bytes, expected in ((None, 6 << 20), (4 << 20, 2 << 20)):
