@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import os
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from penstock import _native
 from penstock.errors import CorruptCheckpointError, PenstockError
@@ -21,9 +24,10 @@ from penstock.offload.streaming.stored import FileMark
 from penstock.offload.tensor_io import for_rows
 from penstock.option_kinds import Number
 from penstock.reports import Fallback
+from penstock.state import dtypes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Self
 
     from penstock.features.cache import Cache
@@ -277,8 +281,10 @@ class Features:
                 knows which rows they need. Their ids take memory: some 45 bytes each.
 
         Yields:
-            The ids of a batch as they came, and its rows; what `gather` raises ends it. Batches are
-            asked for ahead by some thousands of rows, and at least one.
+            The ids of a batch as they came, of arrays, tensors and lists a copy, and its rows.
+            Batches are asked for ahead by some thousands of rows, and at least one. What
+            ``batches`` raises, or `gather`, ends it, behind the batches before; a note says which
+            one it was.
 
         Raises:
             ValueError: ``window`` is negative.
@@ -286,13 +292,11 @@ class Features:
         WINDOW.check("window", window)
         known: deque[tuple[Any, ForeseenRows, int]] = deque()
         begun: deque[tuple[Any, PendingRows, int]] = deque()
-        source, rows = iter(batches), 0
+        coming, rows = _Coming(batches), 0
         try:
             while True:
-                while len(known) <= window and (taken := next(source, _NO_MORE)) is not _NO_MORE:
-                    numbers = ids_of(taken)
-                    count = max(1, math.prod(numbers.shape))
-                    known.append((taken, self._foreseen(numbers), count))
+                while len(known) <= window and (ids := coming.next(self._foreseen)) is not None:
+                    known.append(ids)
                 if not known:
                     break
                 ids, foreseen, count = known.popleft()
@@ -310,6 +314,7 @@ class Features:
             while begun:
                 ids, pending, _ = begun.popleft()
                 yield ids, pending.result()
+            coming.end()
         finally:
             # What was begun goes on by itself, and holds its memory for so long.
             for _, foreseen, _ in known:
@@ -414,6 +419,41 @@ class Features:
                     file=file,
                     tensor=self.source.key,
                 )
+
+
+class _Coming:
+    """Batches as they are taken, and what ends them."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._source = iter(batches)
+        self._count = 0
+        self._error: Exception | None = None
+
+    def next(self, foreseen: Callable[[Ids], ForeseenRows]) -> tuple[Any, ForeseenRows, int] | None:
+        """The next one, as the cache knows of it; None where there is none, or an error."""
+        if self._error is not None:
+            return None
+        try:
+            taken: Any = next(self._source, _NO_MORE)
+            if taken is _NO_MORE:
+                return None
+            # Whoever makes batches may fill the same memory again.
+            ids = copy.deepcopy(taken) if isinstance(taken, (np.ndarray, list)) else taken
+            if dtypes.is_tensor(taken):
+                ids = taken.detach().clone()
+            numbers = ids_of(ids)
+            found = ids, foreseen(numbers), max(1, math.prod(numbers.shape))
+        except Exception as error:
+            error.add_note(f"batch {self._count} of the stream, counted from 0")
+            self._error = error
+            return None
+        self._count += 1
+        return found
+
+    def end(self) -> None:
+        """Raises what has ended them before their end."""
+        if self._error is not None:
+            raise self._error
 
 
 def _words(checks: Any) -> Any:

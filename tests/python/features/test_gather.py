@@ -375,3 +375,36 @@ def test_a_cache_has_rows_of_one_size(tmp_path: Path) -> None:
         features.Features(wide, cache=cache)
     with pytest.raises(ValueError, match=r"a row of .* takes 96"):
         features.Features(narrow, cache=features.Cache(95))
+
+
+def test_ids_of_a_stream_are_those_that_came(tmp_path: Path) -> None:
+    """Whoever makes them may fill the same memory again."""
+    source, want = table_of(tmp_path, rows=50, width=8)
+
+    def refilled() -> Any:
+        ids = np.zeros(3, np.int64)
+        for number in range(12):
+            ids[:] = number
+            yield ids
+
+    with features.Features(source) as table:
+        streamed = list(table.stream(refilled()))
+    assert [ids.tolist() for ids, _ in streamed] == [[number] * 3 for number in range(12)]
+    assert all(np.array_equal(rows, want[ids]) for ids, rows in streamed)
+
+
+def test_what_ends_a_stream_comes_behind_the_batches_before(tmp_path: Path) -> None:
+    source, _ = table_of(tmp_path, rows=50, width=8)
+
+    def broken() -> Any:
+        yield [1]
+        yield [2]
+        raise RuntimeError("no more")
+
+    with features.Features(source, cache=features.Cache(1 << 16)) as table:
+        for batches, error in (([[1], [2], [99], [3]], IndexError), (broken(), RuntimeError)):
+            found: list[Any] = []
+            with pytest.raises(error) as caught:
+                found.extend(ids for ids, _ in table.stream(batches, window=1000))
+            assert found == [[1], [2]]
+            assert "batch 2 of the stream" in caught.value.__notes__[0]
