@@ -16,6 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+# Before anything imports PyTorch: on some processors MKL's results depend on where memory begins,
+# and weights that are streamed do not begin where those of a model in memory do.
+os.environ.setdefault("MKL_CBWR", "AUTO")
+
 import pytest
 
 import forks
