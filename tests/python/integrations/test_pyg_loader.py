@@ -462,3 +462,109 @@ def test_the_example_of_the_documentation_runs(
     for table in known["held"].values():
         if isinstance(table, features.Features):
             table.close()
+
+
+def test_an_epoch_under_way_is_nobody_elses_business(table: Any, graph: Graph) -> None:
+    """Neither that of another loader of the same sampler, nor of who says what comes next."""
+    opened, _ = table
+    sampler = NeighborSampler(graph, [3, 2], seed=5)
+
+    def made(sampler: NeighborSampler = sampler, **settings: Any) -> GatherLoader:
+        settings = {"batch_size": 16, "window": 4, **settings}
+        store = FeatureStore({"x": opened})
+        return GatherLoader(store, graph, sampler, torch.arange(320), **settings)
+
+    wanted = [seen(batch) for batch in made()]
+    loader, other = made(), made()
+    other.set_epoch(3)
+    found, others = [], iter(other)
+    for number, batch in enumerate(loader):
+        found.append(seen(batch))
+        if number == 2:
+            loader.set_epoch(9)
+        if number < 5:
+            next(others)
+    assert found == wanted
+    assert [seen(batch) for batch in loader] != wanted
+    state = made().state_dict()
+    with pytest.raises(ValueError, match="sampler_seed 5, not 6"):
+        made(NeighborSampler(graph, [3, 2], seed=6)).load_state_dict(state)
+    with pytest.raises(ValueError, match="is_shuffled 0, not 1"):
+        made(shuffle=True).load_state_dict(state)
+    with pytest.raises(ValueError, match="lacks batch_size"):
+        made().load_state_dict({"epoch": 0, "batches": 1})
+    with pytest.raises(ValueError, match="0 or more"):
+        made().load_state_dict({**state, "batches": -1})
+    with pytest.raises(TypeError):
+        made().set_epoch(1.5)  # type: ignore[arg-type]
+
+
+def test_a_fork_is_told_that_an_epoch_is_not_its_own(graph: Graph) -> None:
+    epoch = iter(loader_of(torch.zeros(NODES, WIDTH), graph))
+    next(epoch)
+
+    def in_fork() -> str:
+        try:
+            for _ in epoch:
+                pass
+        except penstock.PenstockError as error:
+            return str(error)
+        return "went on"
+
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, in_fork().encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        assert "is a fork: begin one here" in told.read()
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(list(epoch)) == BATCHES - 1
+
+
+def test_an_interrupt_while_the_thread_starts_leaves_nothing(
+    table: Any, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = loader_of(table[0], graph)
+    start = threading.Thread.start
+
+    def interrupted(self: threading.Thread) -> None:
+        start(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        iter(loader)
+    monkeypatch.undo()
+    assert is_clean(loader)
+    assert len(list(loader)) == BATCHES
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Graph(torch.empty(2, 0), 5), None, ""),
+        (lambda: Graph(torch.zeros(2, 1, dtype=torch.long), np.int64(5)), None, ""),
+        (lambda: Graph(torch.zeros(2, 1), 5), TypeError, "use integers"),
+        (lambda: Graph((torch.tensor([0, 1]), torch.tensor([0.9])), 1), TypeError, "use integers"),
+        (lambda: Graph({"a": torch.empty(2, 0)}, {"a": 1}), ValueError, "a type is"),
+        (lambda: Graph(torch.empty(2, 0), -1), ValueError, "0 or more"),
+    ],
+)
+def test_edges_are_integers_between_types(make: Any, error: Any, message: str) -> None:
+    if error is None:
+        assert make().nodes == {None: 5}
+        return
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_input_nodes_are_integers_and_there(graph: Graph) -> None:
+    for nodes, error, message in (
+        (torch.tensor([1.0, 2.9]), TypeError, "use integers"),
+        (torch.tensor([3, NODES]), IndexError, rf"input nodes\[1\] is {NODES}: there are {NODES}"),
+    ):
+        loader = GatherLoader(FeatureStore(), graph, [2], nodes, batch_size=2)
+        with pytest.raises(error, match=message):
+            list(loader)

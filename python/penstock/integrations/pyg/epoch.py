@@ -11,6 +11,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.errors import PenstockError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -133,15 +135,33 @@ class _Ahead:
         self._is_over = threading.Event()
         self._process = os.getpid()
         # Here, as an order may be drawn from the random numbers that training draws from.
-        first = self._sampled()
+        try:
+            first = self._sampled()
+        except BaseException:
+            self._forget()
+            raise
         self._thread = threading.Thread(
             target=self._run, args=(first,), name="penstock-sample", daemon=True
         )
         atexit.register(self.end)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            # Ctrl-C, while it waits for the thread: nobody else knows of this one yet.
+            self.end()
+            raise
 
     def get(self) -> tuple[Any, BaseException | None]:
-        """The next neighbourhood, whose rows are on their way, or why there is none."""
+        """The next neighbourhood, whose rows are on their way, or why there is none.
+
+        Raises:
+            PenstockError: This process is a fork of the one whose thread samples.
+        """
+        if self._process != os.getpid():
+            raise PenstockError(
+                f"this epoch was begun by process {self._process}, of which this one is a fork:"
+                " begin one here"
+            )
         found = self._ready.get()
         self._room.release()
         return found
@@ -158,7 +178,8 @@ class _Ahead:
         self._is_over.set()
         self._room.release()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            if self._thread.ident is not None:
+                self._thread.join()
             self._forget()
 
     def _forget(self) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import operator
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch_geometric.data import EdgeAttr, GraphStore
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 EdgeType = tuple[str, str, str]
 
@@ -41,14 +40,19 @@ class Graph(GraphStore):  # type: ignore[misc]
 
     Raises:
         ValueError: An edge has no node, or ``colptr`` is none of ``row``.
+        TypeError: Numbers of nodes are no integers.
     """
 
     def __init__(self, edges: Any, nodes: int | Mapping[str, int]) -> None:
         super().__init__()
         of_types = edges if hasattr(edges, "items") else {None: edges}
-        counts: dict[str | None, int] = {None: nodes} if isinstance(nodes, int) else {}
-        if not isinstance(nodes, int):
-            counts.update(nodes)
+        given = nodes if isinstance(nodes, Mapping) else {None: nodes}
+        counts: dict[str | None, int] = {one: operator.index(n) for one, n in given.items()}
+        if any(count < 0 for count in counts.values()):
+            raise ValueError(f"nodes: {nodes}: as many as there are, 0 or more")
+        for kind in of_types:
+            if kind is not None and (not isinstance(kind, tuple) or len(kind) != 3):
+                raise ValueError(f"edges: {kind!r}: a type is (type of nodes, relation, type)")
         self.nodes = counts
         self.edges: dict[EdgeType | None, Edges] = {
             kind: _sorted(kind, given, *self._counts(kind)) for kind, given in of_types.items()
@@ -81,7 +85,7 @@ class Graph(GraphStore):  # type: ignore[misc]
 
 def _sorted(kind: EdgeType | None, given: Any, sources: int, targets: int) -> Edges:
     if isinstance(given, tuple):
-        first, row = (torch.as_tensor(one) for one in given)
+        first, row = (_integers(kind, torch.as_tensor(one)) for one in given)
         is_good = len(first) == targets + 1 and int(first[0]) == 0 and int(first[-1]) == len(row)
         if not is_good or bool((first[1:] < first[:-1]).any()):
             raise ValueError(
@@ -90,7 +94,7 @@ def _sorted(kind: EdgeType | None, given: Any, sources: int, targets: int) -> Ed
             )
         made = Edges(first.long(), row, None)
     else:
-        index = torch.as_tensor(given)
+        index = _integers(kind, torch.as_tensor(given))
         if index.ndim != 2 or index.shape[0] != 2:
             raise ValueError(f"edges of {kind}: shape {tuple(index.shape)}: [2, edges] is needed")
         if index.shape[1] and not 0 <= int(index[1].min()) <= int(index[1].max()) < targets:
@@ -103,3 +107,12 @@ def _sorted(kind: EdgeType | None, given: Any, sources: int, targets: int) -> Ed
     if len(row) and not 0 <= int(row.min()) <= int(row.max()) < sources:
         raise ValueError(f"edges of {kind}: a source is none of {sources} nodes")
     return made
+
+
+def _integers(kind: EdgeType | None, values: torch.Tensor) -> torch.Tensor:
+    """Numbers of nodes or edges; what is empty has no type to speak of."""
+    if values.numel() == 0:
+        return values.long()
+    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+        raise TypeError(f"edges of {kind}: {values.dtype}: use integers")
+    return values

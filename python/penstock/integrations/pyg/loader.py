@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,10 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
                 " leave it out, or give a sampler= of your own"
             )
         sampler = num_neighbors
-        if not hasattr(sampler, "sample_from_nodes"):
+        if isinstance(sampler, NeighborSampler):
+            # The epoch of one loader is none of another one's business.
+            sampler = sampler.another()
+        elif not hasattr(sampler, "sample_from_nodes"):
             sampler = NeighborSampler(graph, num_neighbors, replace=replace, seed=seed)
         self.window = window
         self.ahead = ahead
@@ -129,11 +133,13 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
         """Has this epoch begin next, with an order and neighbours of its own.
 
         Without it one follows the other. Where it is the one that a state was restored in, it goes
-        on there.
+        on there. One that is under way goes on as it began.
+
+        Raises:
+            TypeError: It is no integer.
         """
         if epoch != self._place.epoch:
-            self._place, self._is_resumed = Place(epoch, 0), False
-        self._tell_epoch()
+            self._place, self._is_resumed = Place(operator.index(epoch), 0), False
 
     def state_dict(self) -> dict[str, int]:
         """How far it has come: batches that were given, of which epoch, and what both depend on."""
@@ -143,23 +149,30 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
             "batch_size": self._batch_size,
             "nodes": len(self._order),
             "seed": self._seed,
+            "sampler_seed": getattr(self.node_sampler, "seed", 0),
+            "is_shuffled": int(self._order.is_shuffled),
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Has the next epoch begin where that one was.
 
         Raises:
-            ValueError: It is of another order: of other nodes, batches or seed.
+            ValueError: It is of another order: of other nodes, batches or seed; or no state of a
+                loader.
         """
         here = self.state_dict()
-        other = [name for name in ("batch_size", "nodes", "seed") if state[name] != here[name]]
+        missing = [name for name in here if name not in state]
+        if missing or min(state["epoch"], state["batches"]) < 0:
+            wrong = ", ".join(missing) or "epoch and batches of 0 or more"
+            raise ValueError(f"the state is none of a GatherLoader: it lacks {wrong}")
+        place = ("epoch", "batches")
+        other = [name for name in here if name not in place and state[name] != here[name]]
         if other:
             found = ", ".join(f"{name} {state[name]}, not {here[name]}" for name in other)
             raise ValueError(
                 f"the state is of another order of nodes: {found}: make the loader as it was"
             )
         self._place, self._is_resumed = Place(state["epoch"], state["batches"]), True
-        self._tell_epoch()
 
     def _tell_epoch(self) -> None:
         self._order.set_epoch(self._place.epoch)

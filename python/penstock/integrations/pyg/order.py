@@ -24,13 +24,14 @@ class Order(Sampler[Any]):
     Attributes:
         count: Of how many, where the order is ours.
         epoch: Which one is begun next.
+        is_shuffled: The same.
         skipped: How many it leaves out, as they were there before it was interrupted.
     """
 
     def __init__(self, given: Any, *, is_shuffled: bool, seed: int) -> None:
         self.count = 0
         self._given = given
-        self._is_shuffled = is_shuffled
+        self.is_shuffled = is_shuffled
         self._seed = seed
         self.epoch = 0
         self.skipped = 0
@@ -47,7 +48,7 @@ class Order(Sampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         if self._given is not None:
             return itertools.islice(iter(self._given), self.skipped, None)
-        if not self._is_shuffled:
+        if not self.is_shuffled:
             return iter(range(self.skipped, self.count))
         generator = seeded("order", self._seed, self.epoch)
         order = torch.randperm(self.count, generator=generator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,12 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
             )
         self.hops = hops.pop() if hops else 0
 
+    def another(self) -> NeighborSampler:
+        """One of the same graph and settings with an epoch of its own, the same for now."""
+        made = copy.copy(self)
+        made._epoch = self._epoch.clone().share_memory_()  # type: ignore[no-untyped-call]
+        return made
+
     @property
     def epoch(self) -> int:
         """Which one neighbours are drawn for."""
@@ -91,7 +98,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
             ValueError: They have times, which are not looked at here.
         """
         _check_untimed(index)
-        out = self._sample({index.input_type: index.node.long()})
+        out = self._sample({index.input_type: _integers("input nodes", index.node)})
         out.metadata = (index.input_id, None)
         return out
 
@@ -155,6 +162,17 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         return seeded(*(some.numpy().tobytes() for some in nodes), self.seed, self.epoch)
 
 
+def _integers(name: str, values: torch.Tensor) -> torch.Tensor:
+    """Numbers of nodes, of any type of integers.
+
+    Raises:
+        TypeError: They are none.
+    """
+    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+        raise TypeError(f"{name}: {values.dtype}: use integers")
+    return values.long()
+
+
 def _check_untimed(index: NodeSamplerInput | EdgeSamplerInput) -> None:
     if index.time is not None:
         raise ValueError("time: neighbours are drawn whatever their time: leave it out")
@@ -177,7 +195,11 @@ class _Drawn:
         for kind, nodes in seeds.items():
             count = _count_of(types, kind)
             if len(nodes) and not 0 <= int(nodes.min()) <= int(nodes.max()) < count:
-                raise IndexError(f"an input node is none of {count} nodes")
+                wrong = int(((nodes < 0) | (nodes >= count)).nonzero()[0])
+                raise IndexError(
+                    f"input nodes[{wrong}] is {int(nodes[wrong])}: there are {count} nodes"
+                    + (f" of type {kind!r}" if kind is not None else "")
+                )
         self._generator = sampler.generator(*seeds.values())
         self.nodes = {**dict.fromkeys(types, empty), **seeds}
         self._begin = dict.fromkeys(types, 0)
