@@ -568,3 +568,32 @@ def test_input_nodes_are_integers_and_there(graph: Graph) -> None:
         loader = GatherLoader(FeatureStore(), graph, [2], nodes, batch_size=2)
         with pytest.raises(error, match=message):
             list(loader)
+
+
+def test_arguments_are_told_by_name(graph: Graph) -> None:
+    store, nodes = FeatureStore(), torch.arange(5)
+    kinds = {("a", "to", "b"): torch.zeros(2, 1, dtype=torch.long)}
+    typed = Graph(kinds, {"a": 1, "b": 1})
+    loader = GatherLoader(store, graph, [1], None, batch_size=NODES)
+    assert len(next(iter(loader)).n_id) == NODES
+    assert len(next(iter(GatherLoader(store, graph, [1], [3, 4], batch_size=2))).n_id) >= 2
+    for make, error, message in (
+        (lambda: GatherLoader(store, graph, [1], nodes, batch_size=None), ValueError, "batch_size"),
+        (
+            lambda: GatherLoader(store, graph, [1], nodes, filter_per_worker=True),
+            ValueError,
+            "filter_per_worker",
+        ),
+        (lambda: GatherLoader(store, typed, [1], nodes), TypeError, "input_nodes"),
+        (lambda: GatherLoader(store, typed, [1], "c"), ValueError, "no nodes of type 'c'"),
+        (lambda: NeighborSampler(graph, [2.5]), TypeError, "float"),
+        (
+            lambda: NeighborSampler(typed, {**{kind: [1] for kind in kinds}, "x": [1]}),
+            ValueError,
+            "no edges of type 'x'",
+        ),
+        (lambda: FeatureStore({"x": "abc"}), TypeError, "x: str"),
+        (lambda: FeatureStore({("a", "b", "c"): nodes}), TypeError, "a name, or"),
+    ):
+        with pytest.raises(error, match=message):
+            make()

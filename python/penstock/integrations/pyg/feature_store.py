@@ -37,6 +37,8 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
         self._held: dict[Name, Any] = {}
         self._ahead: dict[tuple[str | None, str, int], _Ahead] = {}
         for name, value in (features or {}).items():
+            if not isinstance(name, str) and len(name) != 2:
+                raise TypeError(f"features: {name!r}: a name, or (type of nodes, name)")
             group, attribute = (None, name) if isinstance(name, str) else name
             self.put_tensor(value, group_name=group, attr_name=attribute, index=None)
 
@@ -86,7 +88,13 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
         if attr.index is not None:
             raise TypeError("index: features are put as a whole (index=None)")
         if not isinstance(tensor, Features):
-            tensor = torch.as_tensor(tensor)
+            try:
+                tensor = torch.as_tensor(tensor)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise TypeError(
+                    f"{attr.attr_name}: {type(tensor).__name__}: a table of penstock.features.open,"
+                    " or a tensor"
+                ) from error
         self._held[attr.group_name, attr.attr_name] = tensor
         return True
 

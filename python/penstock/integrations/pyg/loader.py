@@ -82,6 +82,12 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
                 "generator: the order follows from seed= and the epoch, so that it can be resumed:"
                 " leave it out, or give a sampler= of your own"
             )
+        if settings.get("batch_size", 1) is None and settings.get("batch_sampler") is None:
+            raise ValueError("batch_size: a number of nodes, or a batch_sampler= of your own")
+        if "filter_per_worker" in settings:
+            raise ValueError(
+                "filter_per_worker: features are gathered in this process: leave it out"
+            )
         sampler = num_neighbors
         if isinstance(sampler, NeighborSampler):
             # The epoch of one loader is none of another one's business.
@@ -98,7 +104,7 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
         super().__init__(
             (features, graph),
             sampler,
-            input_nodes,
+            _input_of(graph, input_nodes),
             transform=transform,
             filter_per_worker=False,
             # What the iterators of PyTorch draw is not drawn from what training draws from.
@@ -225,6 +231,31 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
         # By themselves they stay as long as somebody has the traceback of what went wrong.
         if self.num_workers and not self.persistent_workers:
             sampling._shutdown_workers()
+
+
+def _input_of(graph: Graph, given: Any) -> Any:
+    """Input nodes as PyG takes them: of a graph with one type of nodes all where none are said.
+
+    Raises:
+        TypeError: They are neither a tensor, nor a type, nor both.
+    """
+    is_typed = isinstance(given, str) or (
+        isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str)
+    )
+    if is_typed:
+        kind, nodes = (given, None) if isinstance(given, str) else given
+        if kind not in graph.nodes:
+            raise ValueError(f"input_nodes: there are no nodes of type {kind!r}")
+        count = graph.nodes[kind]
+    elif None in graph.nodes:
+        kind, nodes, count = None, given, graph.nodes[None]
+    else:
+        raise TypeError("input_nodes: (type, nodes) or a type, as the graph has several")
+    if nodes is None:
+        nodes = torch.arange(count)
+    elif not isinstance(nodes, (torch.Tensor, slice)):
+        nodes = torch.as_tensor(nodes)
+    return nodes if kind is None else (kind, nodes)
 
 
 class _Sampling:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,9 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         seed: Of the draws.
 
     Raises:
-        ValueError: A number is less than -1, or types of edges are missing or have other hops.
+        ValueError: A number is less than -1, or types of edges are missing, unknown or have other
+            hops.
+        TypeError: A number is no integer.
     """
 
     def __init__(
@@ -64,9 +67,15 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
             missing = [kind for kind in kinds if kind not in given]
             if missing:
                 raise ValueError(f"num_neighbors: {missing[0]} is missing")
+            unknown = [kind for kind in given if kind not in graph.edges]
+            if unknown:
+                raise ValueError(f"num_neighbors: there are no edges of type {unknown[0]!r}")
             self.counts = {kind: list(given[kind]) for kind in kinds}
         else:
             self.counts = {kind: list(num_neighbors) for kind in kinds}
+        self.counts = {
+            kind: [operator.index(one) for one in counts] for kind, counts in self.counts.items()
+        }
         hops = {len(counts) for counts in self.counts.values()}
         if len(hops) > 1 or any(one < -1 for counts in self.counts.values() for one in counts):
             raise ValueError(
