@@ -180,10 +180,6 @@ pub(crate) struct Pieces {
     /// Rows of a piece.
     rows: usize,
     pieces: VecDeque<IoBuf>,
-    /// How many there are, with those that are away.
-    count: usize,
-    /// How many of the first ones stand behind the others.
-    turned: usize,
 }
 
 impl Pieces {
@@ -200,9 +196,7 @@ impl Pieces {
             begin,
             width,
             rows,
-            count: pieces.len(),
             pieces,
-            turned: 0,
         }
     }
 
@@ -212,7 +206,7 @@ impl Pieces {
         Pieces::of(out, 0, width, rows)
     }
 
-    /// Takes the next one away; it is to be put back before places are asked for.
+    /// Takes the next one away; all of them are, and put back in order, before places are asked for.
     ///
     /// # Panics
     /// If there is none.
@@ -223,7 +217,6 @@ impl Pieces {
     /// Puts back the one that was taken first of those that are away.
     pub(crate) fn put(&mut self, memory: IoBuf) {
         self.pieces.push_back(memory);
-        self.turned = (self.turned + 1) % self.count;
     }
 
     /// The place of a row.
@@ -233,13 +226,11 @@ impl Pieces {
     pub(crate) fn place(&mut self, position: usize) -> &mut [u8] {
         let position = position - self.begin;
         let start = position % self.rows * self.width;
-        let index = (position / self.rows + self.count - self.turned) % self.count;
-        &mut self.pieces[index].as_mut_slice()[start..start + self.width]
+        &mut self.pieces[position / self.rows].as_mut_slice()[start..start + self.width]
     }
 
     /// Cuts places out, in ascending order.
-    pub(crate) fn carve(mut self, positions: &[usize]) -> Vec<IoBuf> {
-        self.pieces.rotate_right(self.turned);
+    pub(crate) fn carve(self, positions: &[usize]) -> Vec<IoBuf> {
         let mut places: Vec<IoBuf> = Vec::with_capacity(positions.len());
         let mut rest = positions;
         for (mut piece, first) in self
@@ -269,18 +260,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_go_round_and_places_stay() {
+    fn pieces_go_and_come_back_and_places_stay() {
         let (handle, mut out) = Memory::allocate(70).unwrap().share();
         for (position, row) in out.as_mut_slice().chunks_mut(10).enumerate() {
             row.fill(position as u8);
         }
         let mut pieces = Pieces::of(out, 0, 10, 3);
-        for _ in 0..2 {
-            let piece = pieces.take();
-            pieces.put(piece);
-            for position in 0..7 {
-                assert_eq!(pieces.place(position), [position as u8; 10]);
-            }
+        let away: Vec<IoBuf> = (0..3).map(|_| pieces.take()).collect();
+        away.into_iter().for_each(|piece| pieces.put(piece));
+        for position in 0..7 {
+            assert_eq!(pieces.place(position), [position as u8; 10]);
         }
         let rows = pieces.carve(&[0, 2, 3, 6]);
         let found: Vec<u8> = rows.iter().map(|row| row.as_slice()[9]).collect();
