@@ -39,19 +39,24 @@ fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-fn with_faults(config: &ExecutorConfig, faults: &Arc<Faults>) -> Executor {
-    let (engine, faults) = (
-        EngineConfig {
-            choice: config.engine,
-            queue_depth: config.queue_depth,
-        },
-        Arc::clone(faults),
-    );
-    let open: OpenEngine = Arc::new(move || {
-        let inner = engine::open(&engine)?.engine;
-        Ok(Box::new(Faulty::new(inner, Arc::clone(&faults))))
-    });
+/// Workers over engines that are wrapped in others.
+fn with_engine(
+    config: &ExecutorConfig,
+    wrap: impl Fn(Box<dyn Engine>) -> Box<dyn Engine> + Send + Sync + 'static,
+) -> Executor {
+    let engine = EngineConfig {
+        choice: config.engine,
+        queue_depth: config.queue_depth,
+    };
+    let open: OpenEngine = Arc::new(move || Ok(wrap(engine::open(&engine)?.engine)));
     Executor::open_with(config, &open).unwrap()
+}
+
+fn with_faults(config: &ExecutorConfig, faults: &Arc<Faults>) -> Executor {
+    let faults = Arc::clone(faults);
+    with_engine(config, move |inner| {
+        Box::new(Faulty::new(inner, Arc::clone(&faults)))
+    })
 }
 
 fn bytes(len: usize, seed: u64) -> Vec<u8> {
@@ -756,21 +761,14 @@ fn many_small_reads_are_in_flight_and_few_large_ones() {
             ..SMALL
         };
         let bytes_max = Arc::new(AtomicU64::new(0));
-        let (engine, noted) = (
-            EngineConfig {
-                choice: config.engine,
-                queue_depth: config.queue_depth,
-            },
-            Arc::clone(&bytes_max),
-        );
-        let open: OpenEngine = Arc::new(move || {
-            Ok(Box::new(Weighed {
-                inner: engine::open(&engine)?.engine,
+        let noted = Arc::clone(&bytes_max);
+        let executor = with_engine(&config, move |inner| {
+            Box::new(Weighed {
+                inner,
                 in_flight: HashMap::new(),
                 bytes_max: Arc::clone(&noted),
-            }))
+            })
         });
-        let executor = Executor::open_with(&config, &open).unwrap();
         let share = executor.share(1).unwrap();
         let (requests, wanted): (Vec<_>, Vec<_>) = (0..content.len() / block)
             .map(|index| Wanted::of(&target, index * block, block, 0))
