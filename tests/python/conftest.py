@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 # Before anything imports PyTorch: on some processors MKL's results depend on where memory begins,
-# and weights that are streamed do not begin where those of a model in memory do; and on how many
-# threads there are, which a test may have said for the thread that it is in, and for no other.
+# and weights that are streamed do not begin where those of a model in memory do.
 os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
 
 import pytest

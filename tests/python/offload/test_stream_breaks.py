@@ -37,10 +37,15 @@ def tower(tmp_path: Path) -> tuple[Tower, Path]:
 
 
 def in_time(work: Any) -> Any:
-    """What comes of some work; an error where it hangs."""
+    """What comes of some work; an error where it hangs.
+
+    With as many threads as the caller has, on which the last bits of MKL's products depend.
+    """
     found: list[Any] = []
+    count = torch.get_num_threads()
 
     def run() -> None:
+        torch.set_num_threads(count)
         try:
             found.append(work())
         except BaseException as error:
