@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from penstock.reports import ScrubbedStep as ScrubbedStep
     from penstock.reports import ScrubReport as ScrubReport
     from penstock.reports import VerifyResult as VerifyResult
+    from penstock.saver import Saver as Saver
     from penstock.saving.guard import guard as guard
     from penstock.saving.pending import PendingSave as PendingSave
     from penstock.saving.pending import SaveProgress as SaveProgress
@@ -68,6 +69,7 @@ _HOMES = {
         "ScrubbedStep",
         "VerifyResult",
     ),
+    "saver": ("Saver",),
     "saving.guard": ("guard",),
     "saving.pending": ("PendingSave", "SaveProgress"),
     "state.per_rank": ("PerRank",),
