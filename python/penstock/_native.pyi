@@ -74,6 +74,8 @@ _TensorSource: TypeAlias = tuple[
 _LinkedFile: TypeAlias = tuple[str, int, list[int], object]
 _LinkedTensor: TypeAlias = tuple[str, str, tuple[int, ...], int, int, int, str, _Box | None]
 _Linked: TypeAlias = tuple[list[_LinkedFile], list[_LinkedTensor]]
+_Grouped: TypeAlias = tuple[int, str, str]
+_Beside: TypeAlias = tuple[str, bytes]
 _Fill: TypeAlias = tuple[
     str | int, tuple[int, ...], tuple[int, ...], int, tuple[int, ...] | None, int, object
 ]
@@ -163,6 +165,8 @@ class Attempt:
         step: int | None,
         metadata: str,
         overwrite: bool,
+        files: list[_Beside] = ...,
+        index: str | None = None,
     ) -> dict[str, Any]: ...
     def is_committed(self) -> bool: ...
     def abandon(self) -> None: ...
@@ -185,6 +189,7 @@ class Job:
         tree: str,
         *,
         linked: _Linked | None = None,
+        grouped: list[_Grouped] = ...,
         options: dict[str, object],
         arena: Arena | None,
         lazy: bool,
@@ -250,9 +255,12 @@ def save(
     tree: str,
     *,
     linked: _Linked | None = None,
+    grouped: list[_Grouped] = ...,
     step: int | None,
     metadata: str,
     overwrite: bool,
+    files: list[_Beside] = ...,
+    index: str | None = None,
     options: dict[str, object],
     progress: _Progress,
 ) -> dict[str, Any]: ...

@@ -24,6 +24,7 @@ from penstock.ranks.group import find as find_ranks
 from penstock.reports import LoadReport, Problem, SaveReport, VerifyResult
 from penstock.saving.alone import save_alone
 from penstock.saving.destination import Destination
+from penstock.saving.groups import Groups, read_files
 from penstock.saving.together import save_together
 from penstock.state.gcpause import gc_paused
 from penstock.tracing import call
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from penstock.options import Options
+    from penstock.saving.groups import Files
 
 
 def save(
@@ -48,6 +50,8 @@ def save(
     progress: bool | Progress = False,
     process_group: ProcessGroup | None = None,
     no_dist: bool = False,
+    groups: Mapping[str, str] | None = None,
+    files: Files | None = None,
 ) -> SaveReport:
     """Saves a state durably: when this returns, a crash or power cut cannot take it away.
 
@@ -84,6 +88,15 @@ def save(
             the bytes in all.
         process_group: The ranks that save together; None for all, if there are any.
         no_dist: Save alone, whatever ranks there are: as one of them, or each to a path of its own.
+        groups: Tensors that readers of models are to find, such as ``{"model": ""}``: those below
+            the dotted name lie in shards of their own, under the names that the model has for them
+            (``module.`` in front and ``_orig_mod`` are taken out). The group ``""`` gets an index
+            beside the shards, by which ``from_pretrained`` and others load the directory. Others
+            are for `penstock.export`. Where ranks hold pieces of its tensors there is no index, and
+            `SaveReport.fallbacks` says so.
+        files: Small files that lie beside the shards, and are verified and deleted with them:
+            contents or paths by name, or a directory, of which all but the weights are taken
+            (``config.json``, those of the tokenizer). Of many ranks, those of the first count.
 
     Returns:
         What was written and how.
@@ -94,7 +107,9 @@ def save(
         RankError: Another rank failed, died, hangs, saves something else, or holds another copy of
             a replicated `DTensor`. Or a launcher says that there are several ranks, and
             `torch.distributed` has no process group, not yet or not any more.
-        UnsupportedStateError: A leaf cannot be stored; the message names it.
+        UnsupportedStateError: A leaf cannot be stored, or a group has no tensors or two of one
+            name; the message names it.
+        ValueError: Two groups have one name, or a file's name is not one that may lie there.
         StorageError: The operating system failed an operation: disk full, read-only, …
 
     Example:
@@ -110,7 +125,14 @@ def save(
     note = encode_metadata(metadata)
     step = None if step is None else check_step(step)
     settings = to_native(options)
-    destination = Destination(path=where, step=step, metadata=note, overwrite=bool(overwrite))
+    destination = Destination(
+        path=where,
+        step=step,
+        metadata=note,
+        overwrite=bool(overwrite),
+        groups=Groups.check(groups),
+        files=read_files(files),
+    )
     check_no_store(where)
     ranks = find_ranks(process_group, no_dist=no_dist, to_save=True)
     if ranks is None:

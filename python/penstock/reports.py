@@ -15,7 +15,7 @@ def _gb_per_second(nbytes: int, seconds: float) -> float:
 
 
 FallbackKind: TypeAlias = Literal[
-    "engine", "buffered", "eager", "unreserved", "unlinked", "leftover"
+    "engine", "buffered", "eager", "unreserved", "unlinked", "leftover", "unindexed"
 ]
 """What a `Fallback` may be a reason for."""
 
@@ -28,7 +28,8 @@ class Fallback(str):
             the page cache, though nobody asked for that), ``"eager"`` (a lazy save copied the state
             at its call), ``"unreserved"`` (space is not reserved before it is written),
             ``"unlinked"`` (a file of tensors could not have a second name: its blocks are shared,
-            or it is copied) or ``"leftover"`` (replaced files are not removed yet).
+            or it is copied), ``"leftover"`` (replaced files are not removed yet) or ``"unindexed"``
+            (readers of models find no index of a group).
     """
 
     __slots__ = ("kind",)

@@ -12,6 +12,7 @@ from penstock.loading.foreign import check_no_store
 from penstock.ranks.group import find as find_ranks
 from penstock.saving.alone import save_alone
 from penstock.saving.destination import Destination
+from penstock.saving.groups import Groups, read_files
 from penstock.saving.together import save_together
 from penstock.saving.turns import Turns
 from penstock.tracing import call
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.options import Options
     from penstock.ranks.group import Ranks
     from penstock.reports import SaveReport
+    from penstock.saving.groups import Files
     from penstock.saving.pending import PendingSave
 
 
@@ -75,6 +77,8 @@ class Saver:
         metadata: Mapping[str, Any] | None = None,
         overwrite: bool = False,
         progress: bool | Progress = False,
+        groups: Mapping[str, str] | None = None,
+        files: Files | None = None,
     ) -> SaveReport:
         """Waits for the save under way, then saves as `penstock.save` does.
 
@@ -82,7 +86,7 @@ class Saver:
             PenstockError: The error of the last save, if nobody has seen it, or whatever
                 `penstock.save` raises.
         """
-        destination = _destination(path, step, metadata, overwrite)
+        destination = _destination(path, step, metadata, overwrite, groups, files)
         with call("stall", "save", destination.path):
             return self._save(destination, state, progress)
 
@@ -110,6 +114,8 @@ class Saver:
         metadata: Mapping[str, Any] | None = None,
         overwrite: bool = False,
         after: Callable[[], None] | None = None,
+        groups: Mapping[str, str] | None = None,
+        files: Files | None = None,
     ) -> PendingSave: ...
     @overload
     def save_async(
@@ -123,6 +129,8 @@ class Saver:
         metadata: Mapping[str, Any] | None = None,
         overwrite: bool = False,
         after: Callable[[], None] | None = None,
+        groups: Mapping[str, str] | None = None,
+        files: Files | None = None,
     ) -> PendingSave | None: ...
     def save_async(
         self,
@@ -135,6 +143,8 @@ class Saver:
         metadata: Mapping[str, Any] | None = None,
         overwrite: bool = False,
         after: Callable[[], None] | None = None,
+        groups: Mapping[str, str] | None = None,
+        files: Files | None = None,
     ) -> PendingSave | None:
         """Saves in the background, as `CheckpointStore.save_async` does.
 
@@ -149,6 +159,8 @@ class Saver:
             overwrite: Replace a complete checkpoint at the path.
             after: Called once the checkpoint is complete and durable, by the thread that saves, of
                 many ranks on the first only: here old ones are deleted. What it raises is lost.
+            groups: Tensors that readers of models are to find; see `penstock.save`.
+            files: Small files that lie beside the shards; see `penstock.save`.
 
         Raises:
             CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False.
@@ -159,7 +171,7 @@ class Saver:
         """
         if if_busy not in ("wait", "skip", "error"):
             raise ValueError(f"if_busy={if_busy!r}: must be one of 'wait', 'skip', 'error'")
-        destination = _destination(path, step, metadata, overwrite)
+        destination = _destination(path, step, metadata, overwrite, groups, files)
         with call("stall", "save_async", destination.path):
             return self._turns.save_async(
                 self._ranks,
@@ -208,6 +220,8 @@ def _destination(
     step: int | None,
     metadata: Mapping[str, Any] | None,
     overwrite: bool,
+    groups: Mapping[str, str] | None,
+    files: Files | None,
 ) -> Destination:
     # A later change of the working directory moves no save that is under way.
     where = os.path.abspath(decode_path(path))
@@ -217,6 +231,8 @@ def _destination(
         step=None if step is None else check_step(step),
         metadata=encode_metadata(metadata),
         overwrite=bool(overwrite),
+        groups=Groups.check(groups),
+        files=read_files(files),
     )
 
 

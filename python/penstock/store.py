@@ -29,6 +29,7 @@ from penstock.ranks.group import find as find_ranks
 from penstock.reports import Problem
 from penstock.saving.alone import save_alone
 from penstock.saving.destination import Destination
+from penstock.saving.groups import Groups, read_files
 from penstock.saving.together import save_together
 from penstock.saving.turns import Turns
 from penstock.state.live import LiveState
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from penstock.options import Options
     from penstock.ranks.group import Ranks
     from penstock.reports import LoadReport, SaveReport, VerifyResult
+    from penstock.saving.groups import Files
     from penstock.saving.pending import PendingSave
     from penstock.steps.retention import Keep
     from penstock.training.training import Training
@@ -124,6 +126,8 @@ class CheckpointStore(StoredSteps):
         metadata: Mapping[str, Any] | None = None,
         overwrite: bool = False,
         progress: bool | Progress = False,
+        groups: Mapping[str, str] | None = None,
+        files: Files | None = None,
     ) -> SaveReport:
         """Saves a state as a step, then deletes what the store no longer keeps.
 
@@ -138,6 +142,8 @@ class CheckpointStore(StoredSteps):
             overwrite: Replace the step if it is complete already. One that is known to be damaged
                 is set aside all the same, where it can be.
             progress: True for a bar on standard error, or a function of bytes done and in all.
+            groups: Tensors that readers of models are to find; see `penstock.save`.
+            files: Small files that lie beside the shards; see `penstock.save`.
 
         Raises:
             CheckpointExistsError: The step is complete already and ``overwrite`` is False.
@@ -145,7 +151,7 @@ class CheckpointStore(StoredSteps):
             UnsupportedStateError: A leaf cannot be stored; the message names it.
             StorageError: The operating system failed an operation.
         """
-        destination = self._destination(step, metadata, overwrite)
+        destination = self._destination(step, metadata, overwrite, groups, files)
         with call("stall", "save", destination.path):
             return self._save(destination, state, progress)
 
@@ -174,6 +180,8 @@ class CheckpointStore(StoredSteps):
         if_busy: Literal["wait", "error"] = "wait",
         metadata: Mapping[str, Any] | None = None,
         overwrite: bool = False,
+        groups: Mapping[str, str] | None = None,
+        files: Files | None = None,
     ) -> PendingSave: ...
     @overload
     def save_async(
@@ -185,6 +193,8 @@ class CheckpointStore(StoredSteps):
         if_busy: Literal["skip"],
         metadata: Mapping[str, Any] | None = None,
         overwrite: bool = False,
+        groups: Mapping[str, str] | None = None,
+        files: Files | None = None,
     ) -> PendingSave | None: ...
     def save_async(
         self,
@@ -195,6 +205,8 @@ class CheckpointStore(StoredSteps):
         if_busy: Literal["wait", "skip", "error"] = "wait",
         metadata: Mapping[str, Any] | None = None,
         overwrite: bool = False,
+        groups: Mapping[str, str] | None = None,
+        files: Files | None = None,
     ) -> PendingSave | None:
         """Saves a state as a step in the background.
 
@@ -229,6 +241,8 @@ class CheckpointStore(StoredSteps):
                 all pass the same, and what rank 0 finds counts for all.
             metadata: A note of plain JSON.
             overwrite: Replace the step if it is complete already.
+            groups: Tensors that readers of models are to find; see `penstock.save`.
+            files: Small files that lie beside the shards; see `penstock.save`.
 
         Raises:
             CheckpointExistsError: The step is complete already and ``overwrite`` is False.
@@ -247,7 +261,7 @@ class CheckpointStore(StoredSteps):
         """
         if if_busy not in ("wait", "skip", "error"):
             raise ValueError(f"if_busy={if_busy!r}: must be one of 'wait', 'skip', 'error'")
-        destination = self._destination(step, metadata, overwrite)
+        destination = self._destination(step, metadata, overwrite, groups, files)
         with call("stall", "save_async", destination.path):
             return self._turns.save_async(
                 functools.partial(self._ranks, to_save=True),
@@ -291,7 +305,12 @@ class CheckpointStore(StoredSteps):
         return find_ranks(self._process_group, no_dist=self._no_dist, to_save=to_save)
 
     def _destination(
-        self, step: int, metadata: Mapping[str, Any] | None, overwrite: bool
+        self,
+        step: int,
+        metadata: Mapping[str, Any] | None,
+        overwrite: bool,
+        groups: Mapping[str, str] | None,
+        files: Files | None,
     ) -> Destination:
         return Destination(
             path=self.path(step),
@@ -299,6 +318,8 @@ class CheckpointStore(StoredSteps):
             metadata=encode_metadata(metadata),
             overwrite=bool(overwrite),
             store=self._native,
+            groups=Groups.check(groups),
+            files=read_files(files),
         )
 
     def _retire(self, step: int, stacklevel: int) -> None:

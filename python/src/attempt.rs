@@ -14,7 +14,7 @@ use pyo3::types::PyDict;
 
 use crate::call;
 use crate::report;
-use crate::save::json;
+use crate::save::{NativeBeside, beside, json};
 
 /// A save that several ranks may share.
 #[pyclass(frozen, module = "penstock._native")]
@@ -170,7 +170,8 @@ impl Attempt {
     }
 
     /// Publishes the checkpoint out of the votes of all ranks.
-    #[pyo3(signature = (parts, *, step, metadata, overwrite))]
+    #[pyo3(signature = (parts, *, step, metadata, overwrite, files=vec![], index=None))]
+    #[expect(clippy::too_many_arguments, reason = "all but the first are keywords")]
     fn commit<'py>(
         &self,
         py: Python<'py>,
@@ -178,12 +179,15 @@ impl Attempt {
         step: Option<u64>,
         metadata: String,
         overwrite: bool,
+        files: Vec<NativeBeside>,
+        index: Option<String>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let publication = Publication {
             path: self.path.clone(),
             step,
             metadata: json(metadata, "metadata")?,
             overwrite,
+            beside: beside(files, index),
         };
         let part = |(rank, file, bytes, digest)| PartEntry {
             rank,

@@ -14,7 +14,7 @@ use crate::attempt::Attempt;
 use crate::call;
 use crate::options::NativeOptions;
 use crate::report;
-use crate::save::{NativeAlias, NativeLinked, json, state};
+use crate::save::{NativeAlias, NativeGrouped, NativeLinked, json, state};
 use crate::tensor::TensorSource;
 
 /// Staging memory that is kept from save to save.
@@ -104,8 +104,8 @@ impl Job {
 impl Job {
     #[new]
     #[pyo3(signature = (
-        path, tensors, aliases, tree, *, linked=None, options, arena, lazy, nice, watched=false,
-        at_once=vec![]
+        path, tensors, aliases, tree, *, linked=None, grouped=vec![], options, arena, lazy, nice,
+        watched=false, at_once=vec![]
     ))]
     #[expect(
         clippy::too_many_arguments,
@@ -118,6 +118,7 @@ impl Job {
         aliases: Vec<NativeAlias>,
         tree: String,
         linked: Option<NativeLinked>,
+        grouped: Vec<NativeGrouped>,
         options: NativeOptions,
         arena: Option<PyRef<'_, Arena>>,
         lazy: bool,
@@ -125,7 +126,7 @@ impl Job {
         watched: bool,
         at_once: Vec<usize>,
     ) -> PyResult<Job> {
-        let state = state(tensors, aliases, tree, linked)?;
+        let state = state(tensors, aliases, tree, linked, grouped)?;
         let mut options = options.0;
         options.nice = nice;
         let staging = Staging {

@@ -55,6 +55,7 @@ pub(crate) fn of_commit<'py>(
     dict.set_item("checkpoint_id", &committed.id)?;
     dict.set_item("manifest_bytes", committed.manifest_bytes)?;
     dict.set_item("left_behind", &committed.left_behind)?;
+    dict.set_item("unindexed", &committed.unindexed)?;
     Ok(dict)
 }
 

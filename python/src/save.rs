@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use penstock_store::format::digest::Digest;
 use penstock_store::format::part::{Alias, View};
-use penstock_store::plan::write::TensorSpec;
-use penstock_store::save::{Linked, LinkedFile, LinkedTensor, Publication, State};
+use penstock_store::plan::write::{Grouped, TensorSpec};
+use penstock_store::save::{Beside, Linked, LinkedFile, LinkedTensor, Publication, State};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -36,10 +36,17 @@ pub(crate) type NativeFileTensor = (
     Option<NativeBox>,
 );
 
+/// Index of a tensor, the group that it is of, and its name in there.
+pub(crate) type NativeGrouped = (usize, String, String);
+
+/// Name and contents of a small file.
+pub(crate) type NativeBeside = (String, Vec<u8>);
+
 /// Saves a flattened state; see `penstock.save`.
 #[pyfunction]
 #[pyo3(signature = (
-    path, tensors, aliases, tree, *, linked=None, step, metadata, overwrite, options, progress
+    path, tensors, aliases, tree, *, linked=None, grouped=vec![], step, metadata, overwrite,
+    files=vec![], index=None, options, progress
 ))]
 #[expect(
     clippy::too_many_arguments,
@@ -52,18 +59,22 @@ pub fn save<'py>(
     aliases: Vec<NativeAlias>,
     tree: String,
     linked: Option<NativeLinked>,
+    grouped: Vec<NativeGrouped>,
     step: Option<u64>,
     metadata: String,
     overwrite: bool,
+    files: Vec<NativeBeside>,
+    index: Option<String>,
     options: NativeOptions,
     progress: Callback,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let state = state(tensors, aliases, tree, linked)?;
+    let state = state(tensors, aliases, tree, linked, grouped)?;
     let publication = Publication {
         path,
         step,
         metadata: json(metadata, "metadata")?,
         overwrite,
+        beside: beside(files, index),
     };
     let options = options.0;
     let saved = call::run(py, &progress, |progress| {
@@ -78,6 +89,7 @@ pub(crate) fn state(
     aliases: Vec<NativeAlias>,
     tree: String,
     linked: Option<NativeLinked>,
+    grouped: Vec<NativeGrouped>,
 ) -> PyResult<State> {
     let mut state = State {
         tensors: Vec::with_capacity(tensors.len()),
@@ -91,7 +103,23 @@ pub(crate) fn state(
         state.tensors.push(spec);
         state.sources.push(region);
     }
+    for (index, group, name) in grouped {
+        let Some(spec) = state.tensors.get_mut(index) else {
+            return Err(PyValueError::new_err(format!(
+                "{name}: there is no tensor {index}"
+            )));
+        };
+        spec.group = Some(Grouped { group, name });
+    }
     Ok(state)
+}
+
+/// Small files that go with a checkpoint, and the group of which there is an index among them.
+pub(crate) fn beside(files: Vec<NativeBeside>, index: Option<String>) -> Beside {
+    Beside {
+        files,
+        group: index,
+    }
 }
 
 fn linked((files, tensors): NativeLinked) -> PyResult<Linked> {
@@ -118,6 +146,7 @@ fn linked((files, tensors): NativeLinked) -> PyResult<Linked> {
                 shape,
                 item_bytes,
                 region: region.map(tensor::region),
+                group: None,
             },
             file,
             start,

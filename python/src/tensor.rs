@@ -73,6 +73,7 @@ pub(crate) fn source(source: TensorSource) -> PyResult<(TensorSpec, HostRegion)>
             shape,
             item_bytes,
             region: region.map(self::region),
+            group: None,
         },
         memory,
     ))

@@ -148,6 +148,15 @@ def in_file(state: Any, path: Path) -> Any:
     return {**state, **found, "scalar": held.tensor("scalar"), "empty": held.tensor("empty")}
 
 
+def grouped() -> Any:
+    """A model in shards of its own, with its index and files beside it (3.7, 5.6)."""
+    torch.manual_seed(5)
+    model = {f"module.layers.{index}.weight": torch.randn(20, 30) for index in range(5)}
+    head = model["module.layers.0.weight"]
+    average = {f"layers.{index}": torch.randn(7) for index in range(3)}
+    return {"head": head, "model": model, "average": average, "optimizer": [torch.randn(9)]}
+
+
 def leaf() -> Any:
     """A state that is one tensor (6.4)."""
     return torch.arange(3)
@@ -161,10 +170,17 @@ STATES = {
     "names": names,
     "training": training,
     "linked": linked,
+    "grouped": grouped,
     "leaf": leaf,
 }
 
-SHARD_BYTES = {"training": 8192}
+SHARD_BYTES = {"training": 8192, "grouped": 6000}
+GIVEN = {
+    "grouped": {
+        "groups": {"model": "", "average": "ema"},
+        "files": {"config.json": b"{}\n", "vocab.txt": b"a\nb\n"},
+    }
+}
 
 
 def main() -> None:
@@ -179,7 +195,14 @@ def main() -> None:
         state = STATES[name]()
         if name == "linked":
             state = in_file(state, VERSION / "held")
-        penstock.save(VERSION / name, state, step=7, metadata={"golden": name}, options=options)
+        penstock.save(
+            VERSION / name,
+            state,
+            step=7,
+            metadata={"golden": name},
+            options=options,
+            **GIVEN.get(name, {}),
+        )
 
 
 if __name__ == "__main__":

@@ -128,6 +128,8 @@ class Checkpoint:
         self.tensors = [self._tensor(row) for row in self.part["tensors"]]
         _check_overlaps(self.part["tensors"])
         self._check_names()
+        self.beside = {row["name"]: self._read_beside(row) for row in self._beside()}
+        self._check_groups()
         for alias in self.part["aliases"]:
             self._check_alias(alias)
 
@@ -165,6 +167,44 @@ class Checkpoint:
         ]
         _require(chunks == file["chunks"], "2.2: chunks")
         return data
+
+    def _beside(self) -> list[dict[str, Any]]:
+        rows = self.manifest.get("beside", [])
+        _require(len({row["name"] for row in rows}) == len(rows), "3.7: names")
+        return rows
+
+    def _read_beside(self, row: dict[str, Any]) -> bytes:
+        """3.7: a small file."""
+        name = row["name"]
+        _require(re.fullmatch(r"(?!\.)[A-Za-z0-9._-]{1,200}", name) is not None, "3.7: name")
+        _require(not name.endswith(".safetensors") and name != "manifest.json", "3.7: name")
+        _require(row["file"] == f"beside.{self.manifest['id']}.{name}", "3.7: file")
+        data = (self.path / row["file"]).read_bytes()
+        _require(len(data) == row["bytes"] and digest(data) == row["digest"], "3.7: digest")
+        return data
+
+    def _check_groups(self) -> None:
+        """5.6: shards of a group hold its tensors alone, by the names of the index."""
+        rows = self.part["tensors"]
+        names: dict[str | None, dict[str, str]] = {}
+        groups: dict[int, set[str | None]] = {}
+        for row in rows:
+            group = row.get("group")
+            _require("group" not in row or type(group) is str, "5.6: group")
+            groups.setdefault(row["file"], set()).add(group)
+            name = row.get("stored_name", row["name"])
+            file = self.part["files"][row["file"]]["name"]
+            _require(names.setdefault(group, {}).setdefault(name, file) is file, "5.6: names")
+        _require(all(len(found) == 1 for found in groups.values()), "5.6: shards")
+        for file, found in groups.items():
+            if found != {None}:
+                mine = {row.get("stored_name", row["name"]) for row in rows if row["file"] == file}
+                _require(set(self.header(file)[1]) - {"__metadata__"} == mine, "5.6: header")
+        if "model.safetensors.index.json" in self.beside:
+            index = _parse(self.beside["model.safetensors.index.json"].decode())
+            _require(index["weight_map"] == names.get(""), "5.6: index")
+            sizes = [row["range"][1] - row["range"][0] for row in rows if row.get("group") == ""]
+            _require(index["metadata"]["total_size"] == sum(sizes), "5.6: total_size")
 
     def header(self, index: int) -> tuple[int, dict[str, Any]]:
         """5.1: where a shard's data starts, and what its header says."""

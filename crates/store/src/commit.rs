@@ -11,6 +11,7 @@
 //! An attempt that fails removes what it made. One that dies leaves files that nothing refers to;
 //! [`crate::steps::store::Store::sweep`] tells them from those of a live attempt by the lease.
 
+mod beside;
 mod directory;
 pub(crate) mod files;
 
@@ -219,6 +220,18 @@ impl Attempt {
         self.made_directory = true;
     }
 
+    /// Writes a file that is to lie beside the shards under a name of its own; see [`beside`].
+    pub(crate) fn write_beside(&mut self, name: &str, text: &[u8]) -> Result<()> {
+        let file = name::beside_file(&self.id, name);
+        self.write_synced(&file, text).map(drop)
+    }
+
+    /// Puts copies of such files in their places, for good.
+    pub(crate) fn place<'a>(&self, names: impl Iterator<Item = &'a str>) -> Result<()> {
+        beside::place(&self.path, self.file_system.as_ref(), &self.id, names)?;
+        self.sync_directory()
+    }
+
     /// Publishes the manifest: from here on the checkpoint is complete, whatever happens.
     pub(crate) fn publish(&mut self, text: &[u8], overwrite: bool) -> Result<()> {
         let temporary = self.write_synced(&name::temporary_manifest(&self.id), text)?;
@@ -311,6 +324,8 @@ impl Drop for Attempt {
             return;
         }
         // Best effort: what stays behind is an orphan that a sweep finds.
+        let is_made = |name: &str| self.made.contains(&self.path.join(name));
+        let _ = beside::settle(&self.path, self.file_system.as_ref(), is_made);
         for path in &self.made {
             let _ = self.file_system.change(Change::RemoveFile(path));
         }

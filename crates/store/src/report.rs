@@ -19,6 +19,8 @@ pub enum FallbackKind {
     Unlinked,
     /// Files of a checkpoint that was replaced could not be removed yet.
     Leftover,
+    /// There is no index of a group that readers of models could load it by.
+    Unindexed,
 }
 
 impl FallbackKind {
@@ -31,6 +33,7 @@ impl FallbackKind {
             FallbackKind::Unreserved => "unreserved",
             FallbackKind::Unlinked => "unlinked",
             FallbackKind::Leftover => "leftover",
+            FallbackKind::Unindexed => "unindexed",
         }
     }
 }

@@ -6,6 +6,7 @@
 //! for saves in the background. Completeness is the votes of all ranks, never a directory listing.
 
 mod arena;
+mod beside;
 mod job;
 mod linked;
 mod planned;
@@ -28,6 +29,7 @@ use crate::options::Options;
 use crate::progress::Progress;
 use crate::report::{Fallback, FallbackKind, SaveReport};
 pub use arena::Arena;
+pub use beside::Beside;
 pub use job::{Job, Shards, Staging};
 pub use linked::{Holder, Linked, LinkedFile, LinkedTensor};
 use planned::unreadable;
@@ -44,6 +46,8 @@ pub struct Publication {
     pub metadata: Box<RawValue>,
     /// Whether a complete checkpoint at the path is replaced.
     pub overwrite: bool,
+    /// Small files that go with it under names of their own.
+    pub beside: Beside,
 }
 
 /// The only rank of a save from one process.
@@ -81,11 +85,14 @@ pub fn save(
     let committed = commit(attempt, publication, vec![written.part])?;
     let commit_seconds = synced.elapsed().as_secs_f64();
     written.phases.push(("commit", commit_seconds));
-    let left_behind = committed.left_behind.map(|reason| Fallback {
-        kind: FallbackKind::Leftover,
-        reason,
-    });
-    written.transport.fallbacks.extend(left_behind);
+    let fallbacks = [
+        (FallbackKind::Leftover, committed.left_behind),
+        (FallbackKind::Unindexed, committed.unindexed),
+    ];
+    for (kind, reason) in fallbacks {
+        let fallback = reason.map(|reason| Fallback { kind, reason });
+        written.transport.fallbacks.extend(fallback);
+    }
     let _span = trace::span("release");
     // Staging memory takes its time to go.
     drop(job);
@@ -128,6 +135,8 @@ pub struct Committed {
     pub id: String,
     /// Size of the manifest.
     pub manifest_bytes: u64,
+    /// Why there is no index of a group, where one was asked for.
+    pub unindexed: Option<String>,
     /// Why files of earlier attempts are still there, if they should not be.
     pub left_behind: Option<String>,
 }
@@ -161,21 +170,32 @@ pub(crate) fn commit_as(
     let _span = trace::span("commit");
     let mut manifest = manifest_of(publication, attempt.id(), parts);
     manifest.partial = partial;
+    let unindexed = publication.beside.write(&mut manifest, &mut attempt)?;
     manifest.check().map_err(unreadable)?;
     let text = manifest.stamp();
     check_manifest_size(text.len())?;
     if manifest.parts.len() > 1 && !attempt.is_guarded() {
         check_votes(attempt.path(), &manifest)?;
     }
+    let names = || manifest.beside.iter().map(|entry| entry.name.as_str());
+    let has_beside = !manifest.beside.is_empty();
+    if has_beside && !publication.overwrite {
+        attempt.place(names())?;
+    }
     attempt.publish(&text, publication.overwrite)?;
     let id = attempt.id().to_owned();
     // The checkpoint is acknowledged; failing to tidy up must not make it look otherwise.
-    let removed = attempt.remove_replaced();
+    let mut placed = Ok(());
+    if has_beside && publication.overwrite {
+        placed = attempt.place(names());
+    }
+    let removed = placed.and_then(|()| attempt.remove_replaced());
     let left_behind =
         removed.map_err(|error| format!("files of earlier attempts were left behind: {error}"));
     Ok(Committed {
         id,
         manifest_bytes: text.len() as u64,
+        unindexed,
         left_behind: left_behind.err(),
     })
 }
@@ -222,5 +242,6 @@ fn manifest_of(publication: &Publication, id: &str, parts: Vec<PartEntry>) -> Ma
         parts,
         metadata: publication.metadata.clone(),
         partial: None,
+        beside: Vec::new(),
     }
 }

@@ -32,6 +32,7 @@ fn state(lent: &[Lent]) -> State {
         shape: vec![words as u64],
         item_bytes: 8,
         region: None,
+        group: None,
     };
     State {
         tensors: SIZES.iter().enumerate().map(spec).collect(),

@@ -40,12 +40,14 @@ class HeldBox(NamedTuple):
         name: Its name, the same on all ranks.
         box: What of it.
         item_bytes: Bytes of an element.
+        is_cut: Whether several may write a part each.
     """
 
     tensor: int
     name: str
     box: Box
     item_bytes: int
+    is_cut: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -56,9 +58,9 @@ class HeldBox(NamedTuple):
 def share_out(held: Sequence[HeldBox], replicas: Members, rank: int) -> list[Piece]:
     """What one of several ranks, all of which hold the same boxes, writes of them.
 
-    Boxes that are large beside a fair share are cut along a dimension. Then the largest piece goes
-    to the rank that has least, and so on ("longest processing time first", Graham 1969), which
-    leaves the fullest rank within a piece of the emptiest.
+    Boxes that are large beside a fair share are cut along a dimension, where they may be. Then the
+    largest piece goes to the rank that has least, and so on ("longest processing time first",
+    Graham 1969), which leaves the fullest rank within a piece of the emptiest.
 
     Args:
         held: All boxes that these ranks have in common, in any order.
@@ -72,7 +74,7 @@ def share_out(held: Sequence[HeldBox], replicas: Members, rank: int) -> list[Pie
     pieces = [
         (-_nbytes(box.shape, item.item_bytes), item.name, box, item.tensor)
         for item in held
-        for box in _split(item.box, item.nbytes, piece_bytes_max)
+        for box in (_split(item.box, item.nbytes, piece_bytes_max) if item.is_cut else (item.box,))
     ]
     pieces.sort()
     # Equal loads go by number: a heap of pairs needs no more.

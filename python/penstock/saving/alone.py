@@ -29,6 +29,8 @@ def save_alone(
     began = time.perf_counter()
     with span("flatten"):
         flat = flatten(captured(state))
+        grouped = destination.groups.grouped(flat)
+        index, unindexed = destination.groups.index(flat)
     flatten_seconds = time.perf_counter() - began
     destination.give_way()
     with shown(progress, "saving") as update:
@@ -38,12 +40,16 @@ def save_alone(
             flat.aliases,
             flat.tree,
             linked=flat.linked,
+            grouped=grouped,
             step=destination.step,
             metadata=destination.metadata,
             overwrite=destination.overwrite,
+            files=list(destination.files),
+            index=index,
             options=settings,
             progress=update,
         )
     phases = {"flatten": flatten_seconds, **fields["phases"]}
     seconds = time.perf_counter() - began
+    fields["fallbacks"] += unindexed
     return SaveReport(**{**fields, "path": destination.path, "phases": phases, "seconds": seconds})

@@ -6,12 +6,17 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from penstock import _native
 from penstock.errors import (
     PenstockWarning,
     StorageError,
 )
+from penstock.saving.groups import NO_GROUPS, Groups
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +29,8 @@ class Destination:
         metadata: The user's note as JSON text.
         overwrite: Whether a complete checkpoint is replaced.
         store: The store that it is a step of, if any: there a damaged one gives way.
+        groups: Which tensors lie in shards of their own.
+        files: Small files that go with it, by name.
     """
 
     path: str
@@ -31,6 +38,8 @@ class Destination:
     metadata: str
     overwrite: bool
     store: _native.Store | None = None
+    groups: Groups = NO_GROUPS
+    files: Sequence[tuple[str, bytes]] = ()
 
     @property
     def label(self) -> str:

@@ -88,6 +88,9 @@ class Save:
                     options = {**options, "queue_depth": depth}
             with span("flatten"):
                 flat = self._take_apart(state, finds_overlaps=lazy and watches)
+                rank = None if together is None else together.rank
+                grouped = destination.groups.grouped(flat, rank)
+                self._index, self._unindexed = destination.groups.index(flat)
             self._flatten_seconds = time.perf_counter() - self._began
 
             is_watched = lazy and watches
@@ -98,6 +101,7 @@ class Save:
                 flat.aliases,
                 flat.tree,
                 linked=flat.linked,
+                grouped=grouped,
                 options=options,
                 arena=arena,
                 lazy=lazy,
@@ -114,7 +118,13 @@ class Save:
         from penstock.saving.spread import spread
 
         sharder = Sharder(self._round.rank, self._round.global_ranks)
-        flat = spread(state, sharder, self._round.holders, finds_overlaps=finds_overlaps)
+        flat = spread(
+            state,
+            sharder,
+            self._round.holders,
+            finds_overlaps=finds_overlaps,
+            groups=self.destination.groups,
+        )
         self._balance = flat.balance.sum
         self._copies = flat.balance.copies
         return flat
@@ -189,9 +199,14 @@ class Save:
             step=destination.step,
             metadata=destination.metadata,
             overwrite=destination.overwrite,
+            files=list(destination.files),
+            index=self._index,
         )
         if committed["left_behind"] is not None:
             written["fallbacks"].append(Fallback(committed["left_behind"], "leftover"))
+        if committed["unindexed"] is not None:
+            written["fallbacks"].append(Fallback(committed["unindexed"], "unindexed"))
+        written["fallbacks"] += self._unindexed
         written["bytes"] += committed["manifest_bytes"]
         written["files"] += 1
         return self._report(written, committed["checkpoint_id"], time.perf_counter() - began)

@@ -19,6 +19,7 @@ from penstock.errors import UnsupportedStateError
 from penstock.layout.fingerprints import fingerprints
 from penstock.layout.sharding import Balance, Sharder, check_local
 from penstock.layout.sharing import HeldBox, Piece, share_out
+from penstock.saving.groups import NO_GROUPS, Groups
 from penstock.state import ties
 from penstock.state.flatten import Flattened, Flattener, Overlap
 from penstock.state.gcpause import gc_paused
@@ -149,7 +150,12 @@ _LED = re.compile(r"@[0-9]+$")
 
 
 def spread(
-    state: Any, sharder: Sharder, holders: Holders, *, finds_overlaps: bool = False
+    state: Any,
+    sharder: Sharder,
+    holders: Holders,
+    *,
+    finds_overlaps: bool = False,
+    groups: Groups | None = None,
 ) -> Spread:
     """Takes a state apart; see `penstock.state.flatten.flatten`.
 
@@ -158,21 +164,27 @@ def spread(
         sharder: How its tensors lie on the ranks.
         holders: Asked once which ranks have the same plain tensors.
         finds_overlaps: Whether to tell which leaves share memory.
+        groups: What readers of models are to find: of each tensor that ranks hold whole, one rank
+            writes the whole.
 
     Raises:
         UnsupportedStateError: A leaf cannot be stored; the message names it.
     """
     with gc_paused():
-        return _Spreader(sharder, holders).spread(state, finds_overlaps=finds_overlaps)
+        spreader = _Spreader(sharder, holders, groups or NO_GROUPS)
+        return spreader.spread(state, finds_overlaps=finds_overlaps)
 
 
 class _Spreader(Flattener):
     """The walk over the state of one of many ranks."""
 
-    def __init__(self, sharder: Sharder, holders: Holders) -> None:
+    def __init__(self, sharder: Sharder, holders: Holders, groups: Groups) -> None:
         super().__init__()
         self._sharder = sharder
         self._holders = holders
+        self._groups = groups
+        # Another name of tensors that are tied.
+        self._further: dict[int, str] = {}
         self._shared: list[_MemoryLeaf] = []
         self._shared_files: list[_FileLeaf] = []
         self._own_depth = 0
@@ -206,7 +218,12 @@ class _Spreader(Flattener):
                 [(leaf.memory, leaf.value, written.get(id(leaf), [])) for leaf in self._shared]
             )
         linked = self._linker.linked
-        return Spread(tensors, aliases, tree, linked, overlaps, balance=balance)
+        further = {
+            index: self._further[id(leaves[piece.tensor])]
+            for index, piece in enumerate(pieces, len(own))
+            if id(leaves[piece.tensor]) in self._further
+        }
+        return Spread(tensors, aliases, tree, linked, overlaps, further, balance=balance)
 
     # Leaves.
 
@@ -294,6 +311,8 @@ class _Spreader(Flattener):
         _compare_files(in_files, balance)
         for leaf, base, window in [*((leaf, leaf, None) for leaf in (*leaves, *in_files)), *ties]:
             leaf.refer(base, window)
+            if leaf is not base and window is None and self._groups.member(leaf.name):
+                self._further.setdefault(id(base), leaf.name)
         rank = self._sharder.rank
         # A file is linked to whole: replicas have nothing to share out.
         return leaves, [
@@ -332,12 +351,21 @@ class _Spreader(Flattener):
             replicas = leaf.how.replicas
             _, held = common.setdefault(id(replicas), (replicas, []))
             held += [
-                HeldBox(index, leaf.global_name, box, leaf.memory.item_bytes)
+                HeldBox(
+                    index,
+                    leaf.global_name,
+                    box,
+                    leaf.memory.item_bytes,
+                    is_cut=not (box.shape == leaf.how.shape and self._is_grouped(leaf)),
+                )
                 for box in leaf.how.boxes
             ]
         rank = self._sharder.rank
         shares = [share_out(held, replicas, rank) for replicas, held in common.values()]
         return sorted(piece for share in shares for piece in share)
+
+    def _is_grouped(self, leaf: _MemoryLeaf) -> bool:
+        return id(leaf) in self._further or self._groups.member(leaf.name) is not None
 
 
 def _untie_sharded(leaves: Sequence[_OfMesh], found: list[_Tie]) -> list[_OfMesh]:

@@ -19,7 +19,7 @@ import contextlib
 import json
 import sys
 from collections import Counter, OrderedDict, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -48,7 +48,7 @@ from penstock.state.scalars import (
 from penstock.state.tree import FACTORIES, LEVELS_MAX, ROOT, Node, unique_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from penstock._native import _Alias, _Linked
     from penstock.state.memory import TensorSource
@@ -67,6 +67,7 @@ class Flattened:
         tree: The rest, as JSON text.
         linked: What lies in files already, counted behind the tensors.
         overlaps: Leaves that share memory, where they were asked for.
+        further: Of tensors that the aliases say nothing of, another name.
     """
 
     tensors: list[TensorSource]
@@ -74,6 +75,7 @@ class Flattened:
     tree: str
     linked: _Linked
     overlaps: Sequence[Overlap] = ()
+    further: Mapping[int, str] = field(default_factory=dict)
 
 
 class Overlap(NamedTuple):

@@ -181,5 +181,6 @@ fn publication_of(found: &Survey, out: &Path) -> save::Publication {
         step: manifest.and_then(|manifest| manifest.step),
         metadata: manifest.map_or_else(nothing, |manifest| manifest.metadata.clone()),
         overwrite: false,
+        beside: save::Beside::default(),
     }
 }

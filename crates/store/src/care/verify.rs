@@ -6,7 +6,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::format::description::{read_manifest, read_part};
+use crate::format::description::{check_length, read_manifest, read_part};
+use crate::format::digest::Digest;
+use crate::format::manifest::BesideEntry;
 use crate::format::part::{FileEntry, Part, TensorEntry};
 use crate::format::plain;
 use crate::format::shard::{self, Header, HeaderTensor};
@@ -72,12 +74,31 @@ fn verify_files(
             parts.push(part);
         }
     }
+    for entry in &manifest.beside {
+        report.files += 1;
+        if or_problem(check_beside(path, entry), report)?.is_some() {
+            report.bytes_checked += entry.bytes;
+        }
+    }
     if let Some((part, _)) = Part::merge(parts) {
         or_problem(global_tensors_of(path, &part), report)?;
         report.tensors = part.tensors.len();
         verify_shards(path, &part, on_damage, options, progress, report)?;
     }
     Ok(Some(manifest.id))
+}
+
+/// Checks a small file that goes with a checkpoint; its copy is anybody's to edit.
+fn check_beside(path: &Path, entry: &BesideEntry) -> Result<()> {
+    check_length(path, &entry.file, entry.bytes)?;
+    let file = path.join(&entry.file);
+    let text = plain::read(&file).map_err(Error::storage("read", &file))?;
+    let (found, expected) = (Digest::of(&text), entry.digest);
+    if found == expected {
+        return Ok(());
+    }
+    let detail = format!("its digest is {found}, it should be {expected}");
+    Err(Error::corrupt(path, &entry.file, detail))
 }
 
 /// Turns damage into a problem on the list; other errors stay errors.

@@ -142,7 +142,7 @@ pub(crate) fn check_size(path: &Path, file: &FileEntry) -> Result<()> {
 
 /// Checks that a file of the checkpoint is there, regular, of the recorded size, and no secret to this
 /// process: a checkpoint that cannot be read must not count as one that others are deleted for.
-fn check_length(path: &Path, name: &str, expected: u64) -> Result<()> {
+pub(crate) fn check_length(path: &Path, name: &str, expected: u64) -> Result<()> {
     let file = path.join(name);
     match fs::symlink_metadata(&file) {
         Ok(metadata) if !metadata.is_file() => {

@@ -4,6 +4,7 @@
 //! its own text, each part with a digest in the manifest, and each shard with digests in its part:
 //! no byte of a checkpoint is outside the chain.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -48,6 +49,22 @@ pub struct Manifest {
     /// There where it holds only what was salvaged from another checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partial: Option<Partial>,
+    /// Small files that go with it, and lie there under names of their own as well.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub beside: Vec<BesideEntry>,
+}
+
+/// A small file and the digest that vouches for it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BesideEntry {
+    /// What its copy is called.
+    pub name: String,
+    /// Name inside the checkpoint directory.
+    pub file: String,
+    /// Exact size.
+    pub bytes: u64,
+    /// Digest of all of it.
+    pub digest: Digest,
 }
 
 /// Where a partial checkpoint comes from.
@@ -130,6 +147,13 @@ impl Manifest {
                 return Err(format!("{:?} is not the part of rank {rank}", part.file));
             }
         }
+        let mut seen = HashSet::new();
+        for BesideEntry { name, file, .. } in &self.beside {
+            let is_its = name::is_beside(name) && *file == name::beside_file(&self.id, name);
+            if !is_its || !seen.insert(name) {
+                return Err(format!("{name:?} is no name of a file, or there twice"));
+            }
+        }
         Ok(())
     }
 }
@@ -186,6 +210,12 @@ mod tests {
             }],
             metadata: RawValue::from_string("{\"run\": \"a\"}".into()).unwrap(),
             partial: None,
+            beside: vec![BesideEntry {
+                name: "config.json".into(),
+                file: name::beside_file(ATTEMPT, "config.json"),
+                bytes: 2,
+                digest: Digest::of(b"{}"),
+            }],
         }
     }
 
@@ -258,6 +288,10 @@ mod tests {
             |m| m.parts[0].rank = 1,
             |m| m.parts[0].file = "../../etc/passwd".into(),
             |m| m.metadata = RawValue::from_string("[]".into()).unwrap(),
+            |m| m.beside[0].name = "../config.json".into(),
+            |m| m.beside[0].name = "manifest.json".into(),
+            |m| m.beside[0].file = "config.json".into(),
+            |m| m.beside.push(m.beside[0].clone()),
         ];
         for (index, lie) in lies.iter().enumerate() {
             let mut manifest = sample();

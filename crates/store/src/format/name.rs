@@ -33,6 +33,36 @@ pub(crate) fn temporary_manifest(attempt: &str) -> String {
     format!("manifest.{attempt}.tmp")
 }
 
+/// Name of a file of an attempt that lies under `name` beside the shards as well.
+pub(crate) fn beside_file(attempt: &str, name: &str) -> String {
+    format!("beside.{attempt}.{name}")
+}
+
+/// What a file with this name is called beside the shards, if it is one of those.
+pub(crate) fn beside_of(name: &str) -> Option<&str> {
+    let (attempt, own) = name.strip_prefix("beside.")?.split_once('.')?;
+    (is_attempt(attempt) && is_beside(own)).then_some(own)
+}
+
+/// Whether a file may lie under this name beside the shards: a plain one that is none of ours, and
+/// that no reader takes for weights.
+pub(crate) fn is_beside(name: &str) -> bool {
+    const NAME_BYTES_MAX: usize = 200;
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    let is_ours = name == MANIFEST || name == PROTECTED || name == MARKS || is_attempt_file(name);
+    (1..=NAME_BYTES_MAX).contains(&name.len())
+        && name.bytes().all(is_plain)
+        && !name.starts_with('.')
+        && !name.ends_with(".safetensors")
+        && !is_ours
+        && step_of(name).is_none()
+}
+
+/// Name of a copy of a file of an attempt before it is in its place.
+pub(crate) fn temporary_copy(attempt: &str) -> String {
+    format!("copy.{attempt}.tmp")
+}
+
 pub(crate) fn temporary_part(rank: u32, attempt: &str) -> String {
     format!("part-{rank:05}.{attempt}.tmp")
 }
@@ -132,6 +162,9 @@ pub fn rank_of_file(name: &str) -> Option<u32> {
 
 /// The attempt that a file with this name belongs to, if it is one that attempts make.
 pub(crate) fn attempt_of(name: &str) -> Option<&str> {
+    if beside_of(name).is_some() {
+        return name.split('.').nth(1);
+    }
     let mut fields = name.split('.');
     let (Some(stem), Some(attempt), Some(extension), None) =
         (fields.next(), fields.next(), fields.next(), fields.next())
@@ -140,7 +173,7 @@ pub(crate) fn attempt_of(name: &str) -> Option<&str> {
     };
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let stem_is_ours = match stem.split('-').collect::<Vec<_>>()[..] {
-        ["manifest"] => extension == "tmp",
+        ["manifest" | "copy"] => extension == "tmp",
         ["part", rank] => digits(rank) && matches!(extension, "json" | "tmp"),
         ["deleted", drawn] => is_attempt(drawn) && extension == "json",
         ["shard", rank, index] => digits(rank) && digits(index) && extension == "safetensors",
@@ -164,6 +197,9 @@ mod tests {
             temporary_manifest(&attempt),
             temporary_part(9, &attempt),
             taken_manifest(&attempt),
+            temporary_copy(&attempt),
+            beside_file(&attempt, "config.json"),
+            beside_file(&attempt, "model.safetensors.index.json"),
         ] {
             assert!(is_attempt_file(&name), "{name}");
             assert_eq!(attempt_of(&name), Some(&*attempt));
@@ -171,6 +207,11 @@ mod tests {
         assert!(is_taken_manifest(&taken_manifest(&attempt)));
         assert!(!is_taken_manifest(&part_file(0, &attempt)));
         assert_eq!(rank_of_file(&taken_manifest(&attempt)), None);
+        assert_eq!(rank_of_file(&beside_file(&attempt, "config.json")), None);
+        assert_eq!(
+            beside_of(&beside_file(&attempt, "a_b-1.json")),
+            Some("a_b-1.json")
+        );
         assert!(is_part_file(&part_file(3, &attempt)));
         assert!(!is_part_file(&temporary_part(3, &attempt)));
         assert!(!is_part_file("part-00003.json"));
@@ -198,8 +239,30 @@ mod tests {
             "shard-00000-00.safetensors",
             "part-0..json",
             "deleted-0.0123456789abcdef0123456789abcdef.json",
+            "beside.config.json",
+            "beside.0123456789abcdef0123456789abcdef.",
+            "beside.0123456789abcdef0123456789abcdef.../../passwd",
+            "beside.0123456789abcdef0123456789abcdef.manifest.json",
         ] {
             assert!(!is_attempt_file(name), "{name}");
+        }
+        let own = part_file(0, &attempt);
+        let beside = beside_file(&attempt, "config.json");
+        for name in [
+            "",
+            ".hidden",
+            "a/b",
+            "ü",
+            "a b",
+            "manifest.json",
+            "protected",
+            "verified.json",
+            "model.safetensors",
+            "step-0000000001",
+            &own,
+            &beside,
+        ] {
+            assert!(!is_beside(name), "{name}");
         }
         for name in [
             "step-1",

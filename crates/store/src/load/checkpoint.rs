@@ -209,9 +209,12 @@ impl Checkpoint {
             .files
             .iter()
             .map(|file| (file.name.as_str(), file.bytes));
+        let beside = self.manifest.beside.iter();
+        let beside = beside.map(|entry| (entry.file.as_str(), entry.bytes));
         std::iter::once((MANIFEST, self.manifest_bytes))
             .chain(parts)
             .chain(shards)
+            .chain(beside)
             .collect()
     }
 

@@ -423,6 +423,7 @@ mod tests {
             shape: vec![source.len()],
             item_bytes: 1,
             region: None,
+            group: None,
         };
         let plan = plan(&[spec], u64::MAX, EXTENT_BYTES as u64).unwrap();
         assert_eq!(plan.extents(), 4);

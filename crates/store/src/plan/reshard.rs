@@ -406,6 +406,7 @@ mod tests {
                 range: (start, end),
                 stored: None,
                 stored_name: None,
+                group: None,
                 region: Some(TensorBox {
                     tensor: "w".to_owned(),
                     shape: shape.to_vec(),

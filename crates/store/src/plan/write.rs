@@ -30,9 +30,29 @@ pub struct TensorSpec {
     pub item_bytes: usize,
     /// The box of a global tensor that it is, if it is one.
     pub region: Option<TensorBox>,
+    /// The group whose shards it goes into, if it is of one.
+    pub group: Option<Grouped>,
+}
+
+/// What a tensor is in a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grouped {
+    /// The group.
+    pub group: String,
+    /// What the header of the shard calls it; unique in the group.
+    pub name: String,
 }
 
 impl TensorSpec {
+    /// What the header of its shard calls it.
+    fn header_name(&self) -> &str {
+        self.group.as_ref().map_or(&self.name, |of| &of.name)
+    }
+
+    fn group_name(&self) -> Option<&str> {
+        self.group.as_ref().map(|of| of.group.as_str())
+    }
+
     /// Bytes of its data.
     ///
     /// # Errors
@@ -58,7 +78,8 @@ impl TensorSpec {
             file,
             range: (start, start + bytes),
             stored,
-            stored_name: None,
+            stored_name: (self.header_name() != self.name).then(|| self.header_name().to_owned()),
+            group: self.group_name().map(str::to_owned),
             region: self.region.clone(),
         })
     }
@@ -142,7 +163,10 @@ pub fn plan(tensors: &[TensorSpec], shard_bytes: u64, extent_bytes: u64) -> Resu
         });
     }
     // Stable, so that ties stay in the order of the state.
-    order.sort_by_key(|candidate| rank_in_file(candidate, tensors));
+    order.sort_by_key(|candidate| {
+        let group = tensors[candidate.index as usize].group_name();
+        (group, rank_in_file(candidate, tensors))
+    });
 
     let mut shards = Vec::new();
     let mut rest = order.as_slice();
@@ -204,16 +228,19 @@ fn measure(tensor: &TensorSpec) -> Result<(u64, Carrier)> {
     Ok((bytes, carrier))
 }
 
-/// How many of `rest` go into the next shard; at least one.
+/// How many of `rest` go into the next shard, all of one group or of none; at least one.
 fn shard_length(rest: &[Candidate], tensors: &[TensorSpec], shard_bytes: u64) -> usize {
     let (mut data_bytes, mut header_bytes) = (0u64, 0u64);
+    let group = tensors[rest[0].index as usize].group_name();
     for (count, candidate) in rest.iter().enumerate() {
         let tensor = &tensors[candidate.index as usize];
+        let name = tensor.header_name();
         data_bytes = data_bytes.saturating_add(candidate.bytes);
-        header_bytes += shard::header_bytes_bound(&tensor.name, tensor.shape.len() + 1);
+        header_bytes += shard::header_bytes_bound(name, tensor.shape.len() + 1);
         let region = tensor.region.as_ref();
-        header_bytes += region.map_or(0, |region| shard::box_bytes_bound(&tensor.name, region));
-        if count > 0 && (data_bytes > shard_bytes || header_bytes > HEADER_BYTES_MAX) {
+        header_bytes += region.map_or(0, |region| shard::box_bytes_bound(name, region));
+        let is_full = data_bytes > shard_bytes || header_bytes > HEADER_BYTES_MAX;
+        if count > 0 && (is_full || tensor.group_name() != group) {
             return count;
         }
     }
@@ -223,7 +250,7 @@ fn shard_length(rest: &[Candidate], tensors: &[TensorSpec], shard_bytes: u64) ->
 fn plan_shard(members: &[Candidate], tensors: &[TensorSpec]) -> ShardPlan {
     let mut filled = 0;
     let specs = members.iter().map(|member| &tensors[member.index as usize]);
-    let boxes = specs.filter_map(|spec| Some((spec.name.as_str(), spec.region.as_ref()?)));
+    let boxes = specs.filter_map(|spec| Some((spec.header_name(), spec.region.as_ref()?)));
     let boxes = boxes.collect();
     let headers = members.iter().map(|candidate| {
         let tensor = &tensors[candidate.index as usize];
@@ -234,7 +261,7 @@ fn plan_shard(members: &[Candidate], tensors: &[TensorSpec]) -> ShardPlan {
             shape: carried_shape(&tensor.shape, candidate.carrier),
             data_offsets: (begin, filled),
         };
-        (tensor.name.as_str(), described)
+        (tensor.header_name(), described)
     });
     let header = shard::encode_header_of(headers, &boxes);
     let mut next = header.len() as u64;
@@ -334,6 +361,7 @@ mod tests {
             shape: vec![bytes],
             item_bytes: 1,
             region: None,
+            group: None,
         }
     }
 
@@ -345,6 +373,7 @@ mod tests {
             shape: vec![items],
             item_bytes,
             region: None,
+            group: None,
         };
         let tensors = [
             spec("odd", "uint8", 1, 3),

@@ -22,7 +22,7 @@ use crate::format::name;
 use crate::format::part::{self, Alias, FileEntry, Missing, Part};
 use crate::options::{Options, Settings};
 use crate::plan::reshard::GlobalTensors;
-use crate::plan::write::{TensorSpec, WritePlan, plan};
+use crate::plan::write::{Grouped, TensorSpec, WritePlan, plan};
 use crate::report::{Run, Transport};
 
 /// All of a state but its bytes, with the plan for those.
@@ -228,6 +228,17 @@ fn check_names(state: &State) -> Result<()> {
             key: name.clone(),
             detail: detail.to_owned(),
         });
+    }
+    let mut grouped = HashSet::new();
+    for tensor in &state.tensors {
+        if let Some(Grouped { group, name }) = &tensor.group
+            && !grouped.insert((group, name))
+        {
+            return Err(Error::Unsupported {
+                key: tensor.name.clone(),
+                detail: format!("the group {group:?} has two tensors called {name:?}"),
+            });
+        }
     }
     Ok(())
 }

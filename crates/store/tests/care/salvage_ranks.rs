@@ -60,6 +60,7 @@ fn state_of(rank: u32) -> State {
             shape: vec![bytes.len() as u64],
             item_bytes: 1,
             region: None,
+            group: None,
         });
         sources.push(HostRegion::from(bytes));
     }
@@ -80,6 +81,7 @@ fn state_of(rank: u32) -> State {
                 shape: vec![8, ROW_BYTES],
                 start: vec![first, 0],
             }),
+            group: None,
         });
         sources.push(HostRegion::from(bytes));
     }

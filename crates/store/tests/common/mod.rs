@@ -64,6 +64,7 @@ impl Sample {
                 shape: vec![bytes as u64],
                 item_bytes: 1,
                 region: None,
+                group: None,
             })
             .collect();
         let bytes = (0u64..)
@@ -178,6 +179,7 @@ pub fn publication(path: &Path) -> Publication {
         step: None,
         metadata: RawValue::from_string("{}".into()).unwrap(),
         overwrite: false,
+        beside: penstock_store::save::Beside::default(),
     }
 }
 

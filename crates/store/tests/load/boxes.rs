@@ -70,6 +70,7 @@ impl Global {
                 shape: self.shape.clone(),
                 start: bounds.start.clone(),
             }),
+            group: None,
         }
     }
 }
@@ -130,6 +131,7 @@ fn save(path: &Path, ranks: &[Vec<(&Global, Bounds)>]) {
             shape: vec![1000],
             item_bytes: 1,
             region: None,
+            group: None,
         }];
         let mut sources = vec![HostRegion::from(noise(rank + 1, 1000))];
         for (number, (global, part)) in held.iter().enumerate() {

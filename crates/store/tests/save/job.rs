@@ -40,6 +40,7 @@ impl Tensors {
             shape: vec![words as u64],
             item_bytes: 8,
             region: None,
+            group: None,
         };
         State {
             tensors: self.1.iter().enumerate().map(spec).collect(),

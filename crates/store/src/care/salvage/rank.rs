@@ -356,5 +356,6 @@ fn spec(tensor: &TensorEntry) -> TensorSpec {
         shape: tensor.shape.clone(),
         item_bytes: tensor.item_bytes(),
         region: tensor.region.clone(),
+        group: None,
     }
 }

@@ -296,6 +296,7 @@ fn tensors_of(
             range: (data_start + begin, data_start + end),
             stored: None,
             stored_name: None,
+            group: None,
             region: None,
         };
         // Of a type whose carrier has one more dimension the header has another shape than the box:

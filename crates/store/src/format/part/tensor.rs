@@ -25,6 +25,9 @@ pub struct TensorEntry {
     /// What the shard's header calls it, where that is not its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_name: Option<String>,
+    /// The group that it is of: shards of their own, with the names that readers of models know.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
     /// The box of a larger tensor that it is; without it, it is its rank's alone.
     #[serde(
         default,

@@ -1,0 +1,62 @@
+//! The index of a group: which of its tensors is in which shard, as readers of models look for it.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::part::{Part, TensorEntry};
+
+/// What readers of models call it.
+pub const INDEX: &str = "model.safetensors.index.json";
+
+#[derive(Serialize)]
+struct Index<'a> {
+    metadata: Metadata,
+    weight_map: BTreeMap<&'a str, &'a str>,
+}
+
+#[derive(Serialize)]
+struct Metadata {
+    total_size: u64,
+}
+
+/// The index of a group over the parts of all ranks, or why such readers could not load it by one.
+///
+/// # Errors
+/// What is wrong with the group, in words: it has no tensors, or two of one name.
+pub(crate) fn index(parts: &[Part], group: &str) -> Result<Result<Vec<u8>, String>, String> {
+    let mut weight_map = BTreeMap::new();
+    let mut total_size = 0;
+    for part in parts {
+        let is_of_it = |tensor: &&TensorEntry| tensor.group.as_deref() == Some(group);
+        for tensor in part.tensors.iter().filter(is_of_it) {
+            if !is_whole(tensor) {
+                let name = tensor.stored_name();
+                return Ok(Err(format!("{name} lies there in pieces of several ranks")));
+            }
+            let (name, file) = (tensor.stored_name(), &part.files[tensor.file].name);
+            if weight_map.insert(name, file.as_str()).is_some() {
+                return Err(format!(
+                    "the group {group:?} has two tensors called {name:?}"
+                ));
+            }
+            total_size += tensor.nbytes();
+        }
+    }
+    if weight_map.is_empty() {
+        return Err(format!("the group {group:?} has no tensors"));
+    }
+    let metadata = Metadata { total_size };
+    let index = Index {
+        metadata,
+        weight_map,
+    };
+    let mut text = serde_json::to_vec_pretty(&index).expect("an index always serialises");
+    text.push(b'\n');
+    Ok(Ok(text))
+}
+
+fn is_whole(tensor: &TensorEntry) -> bool {
+    let region = tensor.region.as_ref();
+    region.is_none_or(|region| region.shape == tensor.shape)
+}

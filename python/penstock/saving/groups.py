@@ -1,0 +1,233 @@
+"""`Groups`: tensors of a state that lie in shards of their own, as readers of models want them.
+
+Such a reader opens the files that an index lists, takes every tensor in them for one of the
+model's, and knows it by the name that the model has for it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from penstock.errors import UnsupportedStateError
+from penstock.reports import Fallback
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.state.flatten import Flattened
+
+IN_PLACE = ""
+"""The group whose index lies in the checkpoint's directory."""
+
+Files: TypeAlias = "Mapping[str, bytes | str | os.PathLike[str]] | str | os.PathLike[str]"
+"""Small files by name, as bytes or as a path to read; or a directory, for all but its weights."""
+
+_WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+"""What `torch.compile`, FSDP and activation checkpointing put into names, anywhere."""
+
+_LED = re.compile(r"@[0-9]+$")
+"""How global names end of tensors that rank 0 does not hold; `docs/format.md`, 6.7."""
+
+_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
+_WEIGHTS = (
+    *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx"),
+    ".index.json",
+)
+_FILE_BYTES_MAX = 64 << 20
+_OF_ATTEMPT = re.compile(r"\.[0-9a-f]{32}\.")
+"""What names of files of a checkpoint hold that nobody else has."""
+_NAMES_OF_OURS = frozenset(("manifest.json", "protected", "verified.json"))
+
+
+class _Member(NamedTuple):
+    group: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Which tensors belong to which group.
+
+    Attributes:
+        group_of: The group of what is below a dotted name.
+    """
+
+    group_of: Mapping[str, str]
+
+    @classmethod
+    def check(cls, groups: Mapping[str, str] | None) -> Groups:
+        """What a caller asks for.
+
+        Raises:
+            TypeError: They are no names.
+            ValueError: Two groups have one name, or one is within another.
+        """
+        if groups is None:
+            return cls({})
+        if not hasattr(groups, "items"):
+            raise TypeError(f"groups={groups!r}: must be a dict of dotted names to names of groups")
+        found: dict[Any, Any] = dict(groups.items())
+        for prefix, group in found.items():
+            if not isinstance(prefix, str) or not isinstance(group, str):
+                raise TypeError(f"groups: {prefix!r}: {group!r} must both be text")
+            if group and not _NAME.fullmatch(group):
+                raise ValueError(
+                    f"groups: {group!r} must be '' or a name of letters, digits, '.', '_' and '-'"
+                )
+            for other in found:
+                if other != prefix and _is_below(other, prefix):
+                    raise ValueError(f"groups: {other!r} is a part of {prefix!r}: name only one")
+        if len(set(found.values())) < len(found):
+            raise ValueError(f"groups={found!r}: two groups have one name: each needs its own")
+        return cls(found)
+
+    def member(self, name: str) -> _Member | None:
+        """What a tensor of a dotted name is called in which group; None where it is of none."""
+        for prefix, group in self.group_of.items():
+            if name != prefix and _is_below(name, prefix):
+                return _Member(group, final_name(name[len(prefix) + 1 :] if prefix else name))
+        return None
+
+    def grouped(self, flat: Flattened, rank: int | None = None) -> list[tuple[int, str, str]]:
+        """The tensors that are of a group, as the native module takes them.
+
+        Args:
+            flat: The state, taken apart.
+            rank: Which of many ranks this is. What each has of its own counts for the first only.
+
+        Raises:
+            UnsupportedStateError: Two tensors of a group have one name, or it has none.
+        """
+        if not self.group_of:
+            return []
+        further = {tensor: name for name, tensor, window in flat.aliases if window is None}
+        further |= flat.further
+        rows: list[tuple[int, str, str]] = []
+        taken: dict[_Member, str] = {}
+        for index, source in enumerate(flat.tensors):
+            box = source[7]
+            if box is None and rank:
+                continue
+            label = source[0] if box is None else _LED.sub("", box[0])
+            # Of tied tensors, one name may be in the group and the first one not.
+            member = self.member(label) or self.member(further.get(index, label))
+            if member is None:
+                continue
+            if box is not None and box[1] != source[2]:
+                # Pieces, of which a rank may have several.
+                member = _Member(member.group, _free(member, taken))
+            if member in taken:
+                raise UnsupportedStateError(
+                    f"{label}: in the group {member.group!r} it is called {member.name!r}, as "
+                    f"{taken[member]} is: rename a key of one",
+                    key=label,
+                )
+            taken[member] = label
+            rows.append((index, *member))
+        missing = set(self.group_of.values()).difference(group for _, group, _ in rows)
+        if missing and rank is None:
+            prefix = next(name for name, group in self.group_of.items() if group in missing)
+            raise UnsupportedStateError(
+                f"groups: the state has no tensor below {prefix!r}: name a key of it, or several "
+                "with dots between",
+                key=prefix,
+            )
+        return rows
+
+    def index(self, flat: Flattened) -> tuple[str | None, list[Fallback]]:
+        """The group to make an index of, or why there is none."""
+        if IN_PLACE not in self.group_of.values():
+            return None, []
+        for name, tensor, window in flat.aliases:
+            member = self.member(name)
+            if window is not None and member is not None and member.group == IN_PLACE:
+                reason = (
+                    f"{name} is a part of {flat.tensors[tensor][0]} and has no bytes of its own: "
+                    "`penstock export` writes it out"
+                )
+                return None, [Fallback(reason, "unindexed")]
+        return IN_PLACE, []
+
+
+NO_GROUPS = Groups({})
+"""All tensors lie together."""
+
+
+def final_name(name: str) -> str:
+    """What a model calls a tensor that wrappers have given a longer name.
+
+    Example:
+        >>> final_name("module._orig_mod.layers.0.weight")
+        'layers.0.weight'
+    """
+    pieces = [piece for piece in name.split(".") if piece not in _WRAPPERS]
+    while len(pieces) > 1 and pieces[0] == "module":
+        del pieces[0]
+    return ".".join(pieces) or name
+
+
+def read_files(files: Files | None) -> list[tuple[str, bytes]]:
+    """Small files that go with a checkpoint.
+
+    Raises:
+        TypeError: They are no files.
+        ValueError: A name cannot be one beside the shards, or a file is large.
+        OSError: One cannot be read.
+    """
+    if files is None:
+        return []
+    found: dict[str, Any]
+    if isinstance(files, str | os.PathLike):
+        found = {}
+        for entry in os.scandir(files):
+            if _NAME.fullmatch(entry.name) and entry.is_file() and not _is_left_out(entry.name):
+                found[entry.name] = entry.path
+    elif hasattr(files, "items"):
+        found = dict(files.items())
+    else:
+        raise TypeError(f"files={files!r}: must be a dict of names, or a directory")
+    return [(name, _read(name, content)) for name, content in found.items()]
+
+
+def _read(name: Any, content: Any) -> bytes:
+    is_name = isinstance(name, str) and _NAME.fullmatch(name) and name not in _NAMES_OF_OURS
+    if not is_name or name.endswith(".safetensors"):
+        raise ValueError(
+            f"files: {name!r} cannot lie beside the shards: a name has letters, digits, '.', '_' "
+            "and '-', is none of Penstock's own, and is not that of weights"
+        )
+    if isinstance(content, bytes | bytearray | memoryview):
+        text = bytes(content)
+    elif isinstance(content, str | os.PathLike):
+        with open(content, "rb") as file:
+            facts = os.fstat(file.fileno())
+            if not stat.S_ISREG(facts.st_mode):
+                raise ValueError(f"files: {name}: {os.fspath(content)!r} is no regular file")
+            text = file.read(_FILE_BYTES_MAX + 1)
+    else:
+        raise TypeError(f"files: {name}: must be bytes or a path, not {type(content).__name__}")
+    if len(text) > _FILE_BYTES_MAX:
+        raise ValueError(
+            f"files: {name} has more than {_FILE_BYTES_MAX >> 20} MiB: save it in the state"
+        )
+    return text
+
+
+def _is_left_out(name: str) -> bool:
+    return name.endswith(_WEIGHTS) or name in _NAMES_OF_OURS or _OF_ATTEMPT.search(name) is not None
+
+
+def _is_below(name: str, prefix: str) -> bool:
+    return not prefix or name == prefix or name.startswith(f"{prefix}.")
+
+
+def _free(member: _Member, taken: Mapping[_Member, str]) -> str:
+    name, number = member.name, 1
+    while _Member(member.group, name) in taken:
+        number += 1
+        name = f"{member.name}~{number}"
+    return name

@@ -1,0 +1,304 @@
+"""Groups: tensors in shards of their own, under the names and beside the files that models have."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from torch.distributed.tensor import Replicate, Shard
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+import penstock
+from compare import assert_same
+from dtensors import LINE, Layout, rank, sharded, values
+from penstock.saving.groups import final_name
+
+INDEX = "model.safetensors.index.json"
+GROUPS = {"model": ""}
+
+
+def make_model():
+    torch.manual_seed(3)
+    config = GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=100, n_positions=16)
+    return GPT2LMHeadModel(config)
+
+
+def make_state(model):
+    moments = {name: torch.randn(value.shape) for name, value in model.named_parameters()}
+    return {"moments": moments, "model": model.state_dict(), "step": 7}
+
+
+def weights_by_vllms_rules(directory):
+    """What vLLM takes from a directory: all tensors of the files that the index lists."""
+    files = set(json.loads((directory / INDEX).read_text())["weight_map"].values())
+    found = {}
+    for path in directory.glob("*.safetensors"):
+        if path.name in files:
+            with safe_open(path, "pt") as opened:
+                for name in opened.keys():  # noqa: SIM118
+                    assert name not in found
+                    found[name] = opened.get_tensor(name)
+    return dict(sorted(found.items()))
+
+
+def assert_loads(directory, model):
+    loaded = AutoModelForCausalLM.from_pretrained(directory)
+    assert_same(dict(loaded.state_dict()), dict(model.state_dict()))
+    # GPT-2's head is its embedding, which readers know.
+    expected = {**model.state_dict()}
+    del expected["lm_head.weight"]
+    assert_same(weights_by_vllms_rules(directory), dict(sorted(expected.items())))
+
+
+@pytest.mark.parametrize("how", ["save", "store", "eager", "lazy"])
+@pytest.mark.parametrize("shard_bytes", [None, 40_000])
+def test_the_directory_is_that_of_a_model(tmp_path, how, shard_bytes):
+    model = make_model()
+    model.config.save_pretrained(tmp_path / "config")
+    options = penstock.Options(shard_bytes=shard_bytes)
+    given = {"groups": GROUPS, "files": tmp_path / "config"}
+    state, path = make_state(model), tmp_path / "store" / "step-0000000001"
+    if how == "save":
+        report = penstock.save(path, state, options=options, **given)
+    else:
+        with penstock.CheckpointStore(tmp_path / "store", options=options) as store:
+            if how == "store":
+                report = store.save(1, state, **given)
+            else:
+                pending = store.save_async(1, state, lazy=how == "lazy", **given)
+                if how == "lazy":
+                    pending.stage()
+                report = pending.result()
+    assert not [one for one in report.fallbacks if one.kind == "unindexed"]
+    assert_loads(path, model)
+    assert penstock.verify(path).ok
+    assert_same(penstock.load(path), state)
+
+
+def test_copies_go_with_the_checkpoint_and_what_was_edited_stays(tmp_path):
+    store = penstock.CheckpointStore(tmp_path, keep_last=1)
+    state = {"model": {"w": torch.ones(3)}}
+    for step in (1, 2):
+        store.save(step, state, groups=GROUPS, files={"config.json": b"{}"})
+    assert store.steps() == [2]
+    assert os.listdir(tmp_path).count("step-0000000001") == 0
+    (Path(store.path(2)) / "config.json").write_text('{"mine": true}')
+    assert penstock.verify(store.path(2)).ok
+    store.save(3, state, groups=GROUPS, files={"config.json": b"{}"})
+    assert os.listdir(store.path(2)) == ["config.json"]
+
+
+def test_a_replaced_checkpoint_has_the_files_of_the_new_one(tmp_path):
+    path = tmp_path / "ckpt"
+    files = {"config.json": b"old", "vocab.json": b"old"}
+    penstock.save(path, {"model": {"w": torch.ones(3)}}, groups=GROUPS, files=files)
+    penstock.save(
+        path,
+        {"model": {"w": torch.zeros(3)}},
+        groups=GROUPS,
+        files={"config.json": b"new"},
+        overwrite=True,
+    )
+    assert (path / "config.json").read_bytes() == b"new"
+    assert not (path / "vocab.json").exists()
+    assert weights_by_vllms_rules(path)["w"].sum() == 0
+    assert len(list(path.glob("beside.*"))) == 2
+    penstock.save(path, {"model": {"w": torch.zeros(3)}}, overwrite=True)
+    assert sorted(name.split(".")[0] for name in os.listdir(path)) == [
+        "manifest",
+        "part-00000",
+        "shard-00000-00",
+    ]
+
+
+def test_a_checkpoint_that_is_copied_or_moved_still_is_one_of_a_model(tmp_path):
+    model = make_model()
+    model.config.save_pretrained(tmp_path / "config")
+    penstock.save(tmp_path / "a", make_state(model), groups=GROUPS, files=tmp_path / "config")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    os.rename(tmp_path / "a", tmp_path / "c")
+    for name in "bc":
+        assert_loads(tmp_path / name, model)
+
+
+def test_damage_of_a_file_beside_is_found(tmp_path):
+    penstock.save(tmp_path / "c", {"w": np.ones(3)}, files={"config.json": b"{1}"})
+    (kept,) = (tmp_path / "c").glob("beside.*.config.json")
+    kept.write_bytes(b"{2}")
+    (problem,) = penstock.verify(tmp_path / "c").problems
+    assert problem.file == kept.name
+    os.remove(kept)
+    (problem,) = penstock.verify(tmp_path / "c").problems
+    assert "missing" in problem.message
+
+
+def test_wrappers_are_taken_out_of_names():
+    assert final_name("module._orig_mod.a.module.b") == "a.module.b"
+    assert final_name("layers.0._checkpoint_wrapped_module.w") == "layers.0.w"
+    assert final_name("module.module.w") == "w"
+    assert final_name("model.embed.weight") == "model.embed.weight"
+    assert final_name("module") == "module"
+
+
+def test_a_compiled_model_keeps_its_own_names(tmp_path):
+    model = make_model()
+    compiled = torch.compile(model, backend="eager")
+    state = {"model": compiled.state_dict()}
+    assert all(name.startswith("_orig_mod.") for name in state["model"])
+    model.config.save_pretrained(tmp_path / "config")
+    penstock.save(tmp_path / "c", state, groups=GROUPS, files=tmp_path / "config")
+    assert_loads(tmp_path / "c", model)
+    assert_same(penstock.load(tmp_path / "c"), state)
+
+
+def test_several_groups_lie_apart(tmp_path):
+    names = [f"w{index}" for index in range(40)]
+    state = {
+        "model": {name: torch.randn(10) for name in names},
+        "ema": {"module": {name: torch.randn(10) for name in names}},
+        "optimizer": {name: torch.randn(10) for name in names},
+    }
+    penstock.save(tmp_path / "c", state, groups={"model": "", "ema": "average"})
+    expected = dict(sorted(state["model"].items()))
+    assert_same(weights_by_vllms_rules(tmp_path / "c"), expected)
+    found = []
+    for path in sorted((tmp_path / "c").glob("*.safetensors")):
+        with safe_open(path, "pt") as opened:
+            found.append(sorted(opened.keys()))
+    assert sorted(found) == sorted(
+        [sorted(names), sorted(names), sorted(f"optimizer.{name}" for name in names)]
+    )
+    assert_same(penstock.load(tmp_path / "c"), state)
+
+
+def test_the_whole_state_may_be_one(tmp_path):
+    model = make_model()
+    penstock.save(tmp_path / "c", model.state_dict(), groups={"": ""})
+    assert "transformer.wte.weight" in weights_by_vllms_rules(tmp_path / "c")
+
+
+def test_a_tied_tensor_whose_first_name_is_elsewhere_is_there(tmp_path):
+    w = torch.randn(4)
+    penstock.save(tmp_path / "c", {"best": {"copy": w}, "model": {"w": w}}, groups=GROUPS)
+    assert_same(weights_by_vllms_rules(tmp_path / "c"), {"w": w})
+    loaded = penstock.load(tmp_path / "c")
+    assert loaded["best"]["copy"] is loaded["model"]["w"]
+
+
+def test_a_window_makes_no_index_and_the_report_says_so(tmp_path):
+    w = torch.randn(4, 4)
+    state = {"model": {"w": w, "rows": w[1:3]}}
+    report = penstock.save(tmp_path / "c", state, groups=GROUPS)
+    (reason,) = [one for one in report.fallbacks if one.kind == "unindexed"]
+    assert "model.rows" in reason
+    assert not (tmp_path / "c" / INDEX).exists()
+    assert_same(penstock.load(tmp_path / "c"), state)
+
+
+@pytest.mark.parametrize(
+    ("groups", "match"),
+    [
+        ({"model": "", "ema": ""}, "two groups have one name"),
+        ({"model": "a", "model.layers": "b"}, "is a part of"),
+        ({"": "a", "model": "b"}, "is a part of"),
+        ({"model": "a/b"}, "letters, digits"),
+        ({"model": ".."}, "letters, digits"),
+    ],
+)
+def test_groups_that_make_no_sense_are_refused(tmp_path, groups, match):
+    with pytest.raises(ValueError, match=match):
+        penstock.save(tmp_path / "c", {"model": {"w": np.ones(3)}}, groups=groups)
+    with pytest.raises(ValueError, match=match):
+        penstock.CheckpointStore(tmp_path / "s").save_async(1, {}, groups=groups)
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_is_in_no_group_and_names_that_clash_are_refused(tmp_path):
+    state = {"model": {"module": {"w": torch.ones(3)}, "w": torch.zeros(3)}}
+    with pytest.raises(penstock.UnsupportedStateError, match=r"model\.module\.w is") as caught:
+        penstock.save(tmp_path / "c", state, groups=GROUPS)
+    assert caught.value.key == "model.w"
+    with pytest.raises(penstock.UnsupportedStateError, match="no tensor below 'modle'"):
+        penstock.save(tmp_path / "c", state, groups={"modle": ""})
+    with pytest.raises(TypeError, match="groups"):
+        penstock.save(tmp_path / "c", state, groups=["model"])
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a/b", "../x", ".hidden", "manifest.json", "protected", "m.safetensors", "ü", 3]
+)
+def test_names_that_may_not_lie_beside_are_refused(tmp_path, name):
+    with pytest.raises(ValueError, match="cannot lie beside"):
+        penstock.save(tmp_path / "c", {"w": np.ones(3)}, files={name: b""})
+    assert not (tmp_path / "c").exists()
+
+
+def test_files_that_cannot_be_taken_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        penstock.save(tmp_path / "c", {}, files={"config.json": tmp_path / "none"})
+    with pytest.raises(TypeError, match=r"config\.json"):
+        penstock.save(tmp_path / "c", {}, files={"config.json": 3})
+    os.mkdir(tmp_path / "d")
+    with open(tmp_path / "d" / "large.json", "wb") as file:
+        file.truncate((64 << 20) + 1)
+    with pytest.raises(ValueError, match=r"large\.json has more than 64 MiB"):
+        penstock.save(tmp_path / "c", {}, files=tmp_path / "d")
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_directory_gives_all_but_its_weights(tmp_path):
+    for name in ("config.json", "tokenizer.model", "a.safetensors", "b.bin", INDEX, ".git"):
+        (tmp_path / name).write_text("x")
+    os.mkdir(tmp_path / "sub")
+    penstock.save(tmp_path / "c", {"w": np.ones(3)}, files=str(tmp_path))
+    found = {path.name.split(".", 2)[2] for path in (tmp_path / "c").glob("beside.*")}
+    assert found == {"config.json", "tokenizer.model"}
+
+
+# ---- Many ranks
+
+
+def save_replicas(path, groups):
+    torch.manual_seed(1)
+    model = {f"module.w{index}": torch.randn(1500, 1000) for index in range(3)}
+    state = {"model": model, "moments": [torch.randn(1500, 1000)], "own": torch.full((2,), rank())}
+    return penstock.save(path, state, groups=groups, files={"config.json": b"{}"}).fallbacks
+
+
+def test_ranks_that_hold_the_same_write_each_tensor_whole(jobs, tmp_path):
+    jobs.of(4).call(save_replicas, str(tmp_path / "c"), GROUPS)
+    assert (tmp_path / "c" / "config.json").read_bytes() == b"{}"
+    torch.manual_seed(1)
+    expected = {f"w{index}": torch.randn(1500, 1000) for index in range(3)}
+    assert_same(weights_by_vllms_rules(tmp_path / "c"), expected)
+    index = json.loads((tmp_path / "c" / INDEX).read_text())
+    assert len(set(index["weight_map"].values())) == 3
+    assert penstock.verify(tmp_path / "c").ok
+
+
+LAYOUTS = {
+    "rows": Layout(LINE, [Shard(0)], (8, 3)),
+    "whole": Layout(LINE, [Replicate()], (4, 4)),
+}
+
+
+def save_sharded(path):
+    state = {"model": {name: sharded(name, layout) for name, layout in LAYOUTS.items()}}
+    report = penstock.save(path, state, groups=GROUPS)
+    return [str(one) for one in report.fallbacks if one.kind == "unindexed"]
+
+
+def test_pieces_make_no_index_and_load_as_before(jobs, tmp_path):
+    found = jobs.of(4).call(save_sharded, str(tmp_path / "c"))
+    assert found[0] == ["rows lies there in pieces of several ranks"]
+    assert not (tmp_path / "c" / INDEX).exists()
+    whole = {name: values(name, one.shape, one.dtype) for name, one in LAYOUTS.items()}
+    assert_same(penstock.load(tmp_path / "c")["model"], whole)
+    assert penstock.verify(tmp_path / "c").ok
