@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from penstock.checkpoint import load as load
     from penstock.checkpoint import save as save
     from penstock.checkpoint import verify as verify
+    from penstock.exporting.adopt import import_model as import_model
+    from penstock.exporting.export import export as export
+    from penstock.exporting.report import ExportReport as ExportReport
     from penstock.inspection import CheckpointInfo as CheckpointInfo
     from penstock.inspection import MissingInfo as MissingInfo
     from penstock.inspection import TensorInfo as TensorInfo
@@ -55,6 +58,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "checkpoint": ("inspect", "load", "save", "verify"),
+    "exporting.adopt": ("import_model",),
+    "exporting.export": ("export",),
+    "exporting.report": ("ExportReport",),
     "inspection": ("CheckpointInfo", "MissingInfo", "TensorInfo"),
     "options": ("Options",),
     "preemption": ("Preemption", "on_signal"),

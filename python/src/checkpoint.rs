@@ -126,6 +126,17 @@ impl Checkpoint {
         boxes.map(row).collect()
     }
 
+    /// Of tensors that are of a group: their indices, the group, and what their shards call them.
+    fn grouped(&self) -> Vec<(usize, &str, &str)> {
+        let entries = self.inner.part().tensors.iter().enumerate();
+        entries
+            .filter_map(|(index, entry)| {
+                let group = entry.group.as_deref()?;
+                Some((index, group, entry.stored_name()))
+            })
+            .collect()
+    }
+
     /// Of what was salvaged: identity of its source, where known, and whether it is unverified.
     #[getter]
     fn partial(&self) -> Option<(Option<&str>, bool)> {

@@ -104,7 +104,11 @@ pub(crate) fn state(
         state.sources.push(region);
     }
     for (index, group, name) in grouped {
-        let Some(spec) = state.tensors.get_mut(index) else {
+        // Those in files are counted behind the others.
+        let in_files = index.wrapping_sub(state.tensors.len());
+        let in_files = state.linked.tensors.get_mut(in_files);
+        let in_files = in_files.map(|tensor| &mut tensor.spec);
+        let Some(spec) = state.tensors.get_mut(index).or(in_files) else {
             return Err(PyValueError::new_err(format!(
                 "{name}: there is no tensor {index}"
             )));

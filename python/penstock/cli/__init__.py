@@ -33,7 +33,9 @@ EXIT_INTERRUPTED = 130
         "demo": "Train, kill a save in the middle, resume bit for bit.",
         "diff": "Compare the checkpoints A and B; of a store, its newest complete step.",
         "doctor": "Look at this machine and at DIRECTORY before a run.",
+        "export": "Make a directory of the model in PATH that from_pretrained and others load.",
         "generate": "Go on from a prompt by MODEL, of whose weights --memory is held.",
+        "import": "Make the checkpoint PATH of the safetensors files in DIRECTORY, by links.",
         "inspect": "Show what is in the checkpoint PATH; of a store, in its newest complete step.",
         "ls": "List the steps of the store ROOT, complete or not.",
         "salvage": "Save the intact tensors of the damaged checkpoint PATH, and its plain values, "

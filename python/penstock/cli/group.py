@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +16,7 @@ class LazyGroup(click.Group):
     """Lists its commands by what is told here, and imports the one that is run.
 
     The command ``name`` is the one of that name in `penstock.cli.name`, both with the prefix in
-    front and with underscores.
+    front and with underscores, one at the end where Python has the word for itself.
 
     Args:
         arguments: Those of a group.
@@ -40,6 +41,7 @@ class LazyGroup(click.Group):
         if cmd_name not in self._helps:
             return None
         name = f"{self._prefix}{cmd_name}".replace("-", "_")
+        name += "_" if iskeyword(name) else ""
         command: click.Command = getattr(import_module(f"penstock.cli.{name}"), name)
         return command
 

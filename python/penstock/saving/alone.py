@@ -26,6 +26,13 @@ def save_alone(
     Raises:
         PenstockError: Whatever `save` raises.
     """
+    return write_alone(destination, state, settings, progress=progress)
+
+
+def write_alone(
+    destination: Destination, state: Any, settings: dict[str, Any], *, progress: bool | Progress
+) -> SaveReport:
+    """The same of what is a part of another call, of whose end nobody is told."""
     began = time.perf_counter()
     with span("flatten"):
         flat = flatten(captured(state))

@@ -128,6 +128,11 @@ class Groups:
                 )
             taken[member] = label
             rows.append((index, *member))
+        for index, row in enumerate(flat.linked[1], len(flat.tensors)):
+            # Its file calls it what it does: it is of the group under that name only.
+            member, label = self.member(row[0]), row[6]
+            if member is not None and member.name == label and row[7] is None:
+                rows.append((index, *member))
         missing = set(self.group_of.values()).difference(group for _, group, _ in rows)
         if missing and rank is None:
             prefix = next(name for name, group in self.group_of.items() if group in missing)

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from torch.distributed.tensor import Replicate, Shard
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import penstock
 from compare import assert_same
-from dtensors import LINE, Layout, rank, sharded, values
 from penstock.saving.groups import final_name
 
 INDEX = "model.safetensors.index.json"
@@ -260,45 +258,3 @@ def test_a_directory_gives_all_but_its_weights(tmp_path):
     penstock.save(tmp_path / "c", {"w": np.ones(3)}, files=str(tmp_path))
     found = {path.name.split(".", 2)[2] for path in (tmp_path / "c").glob("beside.*")}
     assert found == {"config.json", "tokenizer.model"}
-
-
-# ---- Many ranks
-
-
-def save_replicas(path, groups):
-    torch.manual_seed(1)
-    model = {f"module.w{index}": torch.randn(1500, 1000) for index in range(3)}
-    state = {"model": model, "moments": [torch.randn(1500, 1000)], "own": torch.full((2,), rank())}
-    return penstock.save(path, state, groups=groups, files={"config.json": b"{}"}).fallbacks
-
-
-def test_ranks_that_hold_the_same_write_each_tensor_whole(jobs, tmp_path):
-    jobs.of(4).call(save_replicas, str(tmp_path / "c"), GROUPS)
-    assert (tmp_path / "c" / "config.json").read_bytes() == b"{}"
-    torch.manual_seed(1)
-    expected = {f"w{index}": torch.randn(1500, 1000) for index in range(3)}
-    assert_same(weights_by_vllms_rules(tmp_path / "c"), expected)
-    index = json.loads((tmp_path / "c" / INDEX).read_text())
-    assert len(set(index["weight_map"].values())) == 3
-    assert penstock.verify(tmp_path / "c").ok
-
-
-LAYOUTS = {
-    "rows": Layout(LINE, [Shard(0)], (8, 3)),
-    "whole": Layout(LINE, [Replicate()], (4, 4)),
-}
-
-
-def save_sharded(path):
-    state = {"model": {name: sharded(name, layout) for name, layout in LAYOUTS.items()}}
-    report = penstock.save(path, state, groups=GROUPS)
-    return [str(one) for one in report.fallbacks if one.kind == "unindexed"]
-
-
-def test_pieces_make_no_index_and_load_as_before(jobs, tmp_path):
-    found = jobs.of(4).call(save_sharded, str(tmp_path / "c"))
-    assert found[0] == ["rows lies there in pieces of several ranks"]
-    assert not (tmp_path / "c" / INDEX).exists()
-    whole = {name: values(name, one.shape, one.dtype) for name, one in LAYOUTS.items()}
-    assert_same(penstock.load(tmp_path / "c")["model"], whole)
-    assert penstock.verify(tmp_path / "c").ok

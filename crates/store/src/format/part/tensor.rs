@@ -88,7 +88,7 @@ impl TensorEntry {
     }
 
     /// What the shard's header calls it.
-    pub(crate) fn stored_name(&self) -> &str {
+    pub fn stored_name(&self) -> &str {
         self.stored_name.as_deref().unwrap_or(&self.name)
     }
 

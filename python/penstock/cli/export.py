@@ -1,0 +1,100 @@
+"""`penstock export PATH [OUT]`: a checkpoint's model as a directory that others load."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import click
+
+import penstock
+from penstock.cli.paths import checkpoint_at
+from penstock.console import PATH, console, json_option, print_json, progress_bar, size
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+JSON_KEYS = """\b
+JSON: path (of the directory), tensors, tensor_bytes, bytes_written, seconds,
+  way ("in place", "reflink", "hard link", "copy"), files (weights first).
+
+\b
+Example:
+  penstock export run/steps/step-0000001000 my-model --files base-model
+"""
+
+
+@click.command(epilog=JSON_KEYS)
+@click.argument("path", type=PATH)
+@click.argument("out", type=PATH, required=False)
+@click.option("--group", help="The group to export, as it was called when it was saved.")
+@click.option("--key", help="Dotted name of what is exported, where it was saved as no group.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float16", "bfloat16", "float32", "float64"]),
+    help="Type for tensors of floating point.",
+)
+@click.option(
+    "--unfuse/--keep-fused",
+    default=None,
+    help="Take apart what transformers fuses (experts); by default where config.json tells so.",
+)
+@click.option(
+    "--files",
+    type=PATH,
+    help="Directory with config.json, tokenizer and the like; by default those that were saved.",
+)
+@click.option(
+    "--hard-link",
+    is_flag=True,
+    help="Give the checkpoint's files a second name instead of copying them.",
+)
+@click.option("--no-check", is_flag=True, help="Compare no names with the model of config.json.")
+@json_option
+def export(
+    path: Path,
+    out: Path | None,
+    group: str | None,
+    key: str | None,
+    dtype: str | None,
+    unfuse: bool | None,
+    files: Path | None,
+    hard_link: bool,
+    no_check: bool,
+    as_json: bool,
+) -> int:
+    """Make a directory of the model in PATH that from_pretrained and others load.
+
+    PATH is a checkpoint, or a store: then its newest complete step. OUT appears whole or not at
+    all. Without it, the index and the files that were saved beside the shards are put in their
+    places in PATH again.
+    """
+    checkpoint, note = checkpoint_at(path)
+    if note and not as_json:
+        console().print(note, style="dim")
+    with progress_bar("exporting", hidden=as_json) as update:
+        report = penstock.export(
+            checkpoint,
+            out,
+            group=group,
+            key=key,
+            dtype=dtype,
+            unfuse=unfuse,
+            files=files,
+            hard_link=hard_link,
+            check=not no_check,
+            progress=update,
+        )
+    if as_json:
+        print_json(dataclasses.asdict(report))
+        return 0
+    tensors = "tensor" if report.tensors == 1 else "tensors"
+    console().print(f"{report.path}: {report.tensors:,} {tensors}, {size(report.tensor_bytes)}")
+    how = {
+        "in place": "the index lies beside the shards",
+        "reflink": "they share the checkpoint's blocks on storage: nothing was written",
+        "hard link": "they are the checkpoint's files, under a second name: nothing was written",
+        "copy": f"{size(report.bytes_written)} were verified and written",
+    }
+    console().print(f"{how[report.way]}, {report.seconds:.1f} s")
+    return 0

@@ -1,0 +1,56 @@
+"""`penstock import DIRECTORY PATH`: a checkpoint around safetensors files that are there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+import penstock
+from penstock.console import PATH, console, json_option, print_json, progress_bar, size
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+JSON_KEYS = """\b
+JSON: path (of the checkpoint), checkpoint_id, tensors, linked_bytes (of files
+  that got a second name), bytes (written), seconds.
+
+\b
+Example:
+  penstock import base-model run/base
+"""
+
+
+@click.command("import", epilog=JSON_KEYS)
+@click.argument("directory", type=PATH)
+@click.argument("path", type=PATH)
+@click.option("--key", default="model", show_default=True, help="Name of the tensors in the state.")
+@click.option("--step", type=int, help="The training step to record.")
+@json_option
+def import_(directory: Path, path: Path, key: str, step: int | None, as_json: bool) -> int:
+    """Make the checkpoint PATH of the safetensors files in DIRECTORY, by links.
+
+    They are read once, for their digests. A file that somebody changes in place is damaged in
+    the checkpoint too.
+    """
+    with progress_bar("digesting", hidden=as_json) as update:
+        report = penstock.import_model(directory, path, key=key, step=step, progress=update)
+    if as_json:
+        print_json(
+            {
+                "path": report.path,
+                "checkpoint_id": report.checkpoint_id,
+                "tensors": report.tensors,
+                "linked_bytes": report.linked_bytes,
+                "bytes": report.bytes,
+                "seconds": report.seconds,
+            }
+        )
+        return 0
+    tensors = "tensor" if report.tensors == 1 else "tensors"
+    console().print(
+        f"{report.path}: {report.tensors:,} {tensors}, {size(report.linked_bytes)} linked, "
+        f"{size(report.bytes)} written"
+    )
+    return 0

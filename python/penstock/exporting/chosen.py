@@ -1,0 +1,185 @@
+"""What of a checkpoint is exported, and what it is called then."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.errors import StateMismatchError
+from penstock.saving.groups import IN_PLACE, Groups
+from penstock.state import dtypes, tree
+
+if TYPE_CHECKING:
+    from penstock.loading.opened import OpenCheckpoint
+
+_KEYS = ("model", "module", "state_dict", "model_state_dict")
+"""What states call the model, where nobody says what it is."""
+
+
+class Weight(NamedTuple):
+    """A tensor that is exported.
+
+    Attributes:
+        name: What it is called then.
+        node: Of the checkpoint's tree.
+        dtype: Name of its type.
+        nbytes: Bytes of its elements.
+        is_window: Whether it is a part of another one's.
+    """
+
+    name: str
+    node: dict[str, Any]
+    dtype: str
+    nbytes: int
+    is_window: bool
+
+
+class Shards(NamedTuple):
+    """Shards that are files of a model as they are.
+
+    Attributes:
+        files: Their names.
+        file_of: The file of each tensor, by its name in there.
+        dtypes: Names of the types of all.
+        total_bytes: Bytes of all tensors.
+    """
+
+    files: list[str]
+    file_of: dict[str, str]
+    dtypes: set[str]
+    total_bytes: int
+
+
+def group_of(checkpoint: OpenCheckpoint, group: str | None, key: str | None) -> str | None:
+    """The group that is exported; None where a key tells what is, or nothing does.
+
+    Raises:
+        StateMismatchError: There is no such group.
+    """
+    found = {name for _, name, _ in checkpoint.native.grouped()}
+    if group is not None:
+        if group not in found:
+            told = ", ".join(map(repr, sorted(found))) or "none"
+            raise StateMismatchError(
+                f"{checkpoint.path} has no group {group!r}: it has {told}; "
+                "--key NAME exports what is below a key of the state",
+                path=checkpoint.path,
+            )
+        return group
+    return IN_PLACE if key is None and IN_PLACE in found else None
+
+
+def shards_of(checkpoint: OpenCheckpoint, group: str) -> Shards | None:
+    """The shards of a group, where they hold every tensor of it, each whole."""
+    tensors = checkpoint.native.tensors()
+    wholes = {index: (shape, start) for index, _, shape, start in checkpoint.native.boxes()}
+    file_of: dict[str, str] = {}
+    kinds, total_bytes = set(), 0
+    for index, name, stored_name in checkpoint.native.grouped():
+        if name != group:
+            continue
+        _, dtype, shape, file, begin, end = tensors[index]
+        if index in wholes and tuple(wholes[index][0]) != tuple(shape):
+            return None
+        if stored_name in file_of:
+            return None
+        file_of[stored_name] = file
+        kinds.add(dtype)
+        total_bytes += end - begin
+    used = set(file_of.values())
+    others = {row[3] for index, row in enumerate(tensors) if row[3] in used}
+    files = [name for name, _ in checkpoint.native.files() if name in others]
+    return Shards(files, file_of, kinds, total_bytes)
+
+
+def weights_of(checkpoint: OpenCheckpoint, key: str | None) -> list[Weight]:
+    """The tensors below a key of the state, each once, in its order.
+
+    Args:
+        checkpoint: Looked at.
+        key: Dotted name; None for what is called as models are, or for the whole state.
+
+    Raises:
+        StateMismatchError: There are none, or two have one name then.
+    """
+    path = checkpoint.path
+    leaves = [
+        (name, node)
+        for name, node in tree.leaves(checkpoint.root)
+        if type(node) is dict and node.get("$") in ("tensor", "ndarray")
+    ]
+    if key is None:
+        key = _key(checkpoint, [name for name, _ in leaves])
+    groups = Groups({key: IN_PLACE})
+    weights: list[Weight] = []
+    label_of: dict[str, str] = {}
+    seen: set[object] = set()
+    for label, node in leaves:
+        member = groups.member(label)
+        if member is None:
+            continue
+        stored = checkpoint.tensor(node)
+        window = None if stored.window is None else _hashable(stored.window)
+        if (stored.of, window) in seen:
+            # Tied: readers of models know what is one and the same.
+            continue
+        seen.add((stored.of, window))
+        if member.name in label_of:
+            raise StateMismatchError(
+                f"{path}: {label_of[member.name]} and {label} would both be called "
+                f"{member.name!r}: name a longer --key",
+                key=label,
+                path=path,
+            )
+        label_of[member.name] = label
+        shape = stored.shape if stored.window is None else stored.window[0]
+        item_bytes = _item_bytes(stored.dtype, label, path)
+        nbytes = math.prod(shape) * item_bytes
+        weights.append(Weight(member.name, node, stored.dtype, nbytes, window is not None))
+    if not weights:
+        raise StateMismatchError(
+            f"{path} has no tensors below {key!r}: `penstock inspect` lists what it has",
+            key=key,
+            path=path,
+        )
+    return weights
+
+
+def _key(checkpoint: OpenCheckpoint, names: list[str]) -> str:
+    """What is taken for the model where nobody says."""
+    top = {name.partition(".")[0] for name in names}
+    found = [key for key in _KEYS if key in top]
+    if len(found) == 1 and any(name.startswith(f"{found[0]}.") for name in names):
+        return found[0]
+    plain = next(tree.leaves(checkpoint.root), None)
+    if not found and plain is not None and _is_all_tensors(checkpoint):
+        return ""
+    raise StateMismatchError(
+        f"{checkpoint.path}: nothing tells which tensors are the model's: name them with --key; "
+        f"the state has {', '.join(sorted(top)[:20]) or 'no tensors'}",
+        path=checkpoint.path,
+    )
+
+
+def _is_all_tensors(checkpoint: OpenCheckpoint) -> bool:
+    return all(
+        type(node) is dict and node.get("$") in ("tensor", "ndarray")
+        for _, node in tree.leaves(checkpoint.root)
+    )
+
+
+def _hashable(window: Any) -> tuple[Any, ...]:
+    shape, strides, offset = window
+    return (tuple(shape), tuple(strides), offset)
+
+
+def _item_bytes(dtype: str, label: str, path: str) -> int:
+    known = dtypes.torch_dtypes().get(dtype)
+    if known is None:
+        raise StateMismatchError(
+            f"{path}: {label} has elements of type {dtype}, which models do not have: leave it out "
+            "with a longer --key",
+            key=label,
+            path=path,
+        )
+    return int(known.itemsize)

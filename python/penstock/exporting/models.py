@@ -1,0 +1,89 @@
+"""What a model's configuration tells about its tensors, where transformers is installed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import StateMismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+NAMES_MAX = 5
+"""So many names are told of what is wrong with them."""
+
+
+class Model:
+    """A model without its tensors, made from a configuration.
+
+    Args:
+        model: The module, on the device ``meta``.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._known = set(model.state_dict())
+        tied: Any = getattr(model, "all_tied_weights_keys", None) or {}
+        self._tied = set(tied)
+
+    @classmethod
+    def of(cls, config: bytes | None) -> Model | None:
+        """The model of a ``config.json``; None where nobody here knows it."""
+        if config is None:
+            return None
+        try:
+            import torch
+
+            transformers = importlib.import_module("transformers")
+            facts = json.loads(config)
+            kind = getattr(transformers, facts["architectures"][0])
+            settings = transformers.AutoConfig.for_model(facts.pop("model_type"), **facts)
+            with torch.device("meta"):
+                return cls(kind(settings))
+        except (ImportError, AttributeError, KeyError, IndexError, TypeError, ValueError):
+            # Of another framework, of code that comes with it, or of a newer one.
+            return None
+
+    def check(self, names: Collection[str], path: str) -> None:
+        """Compares what is exported with what the model has.
+
+        Raises:
+            StateMismatchError: Readers would not know a tensor, or miss one.
+        """
+        unknown = sorted(set(names) - self._known)
+        if unknown:
+            raise StateMismatchError(
+                f"{path}: the model of config.json has no {_listed(unknown)}: name what is the "
+                "model's with --key, or leave config.json out",
+                key=unknown[0],
+                path=path,
+            )
+        missing = sorted(self._known - set(names) - self._tied)
+        if missing:
+            raise StateMismatchError(
+                f"{path}: the model of config.json has {_listed(missing)}, and the checkpoint does "
+                "not: is it the configuration of this model?",
+                key=missing[0],
+                path=path,
+            )
+
+    def as_published(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """The tensors as they are published: what the model has fused, apart again."""
+        loading: Any = importlib.import_module("transformers.core_model_loading")
+        return dict(loading.revert_weight_conversion(self._model, dict(tensors)))
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the model has tensors that are published in pieces, as those of experts."""
+        mapping: Any = importlib.import_module("transformers.conversion_mapping")
+        loading: Any = importlib.import_module("transformers.core_model_loading")
+        found = mapping.get_model_conversion_mapping(self._model, add_legacy=False)
+        return any(isinstance(one, loading.WeightConverter) for one in found)
+
+
+def _listed(names: list[str]) -> str:
+    told = ", ".join(names[:NAMES_MAX])
+    rest = len(names) - NAMES_MAX
+    return f"{told} and {rest:,} more" if rest > 0 else told

@@ -1,0 +1,55 @@
+"""A file under another name, without its bytes being written again where that can be."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from typing import Literal, TypeAlias
+
+from penstock.errors import StorageError
+
+Way: TypeAlias = Literal["reflink", "hard link", "copy"]
+"""How a file came to its other name."""
+
+_FICLONE = 0x40049409
+"""Shares the blocks of a file with an empty one: ioctl_ficlone(2)."""
+
+_UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS)
+
+
+def reflink(source: str, target: str) -> bool:
+    """Makes a file that shares the blocks of another; tells whether the file system can.
+
+    Raises:
+        StorageError: The operating system failed an operation.
+    """
+    try:
+        with open(source, "rb") as old, open(target, "xb") as new:
+            try:
+                fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
+            except OSError as error:
+                if error.errno not in _UNSUPPORTED:
+                    raise
+                os.remove(target)
+                return False
+    except OSError as error:
+        raise _failed("share the blocks of", source, error) from error
+    return True
+
+
+def hard_link(source: str, target: str) -> None:
+    """Gives a file a second name.
+
+    Raises:
+        StorageError: It cannot have one there.
+    """
+    try:
+        os.link(source, target)
+    except OSError as error:
+        raise _failed("link", source, error, ": leave --hard-link out to copy it") from error
+
+
+def _failed(what: str, path: str, error: OSError, remedy: str = "") -> StorageError:
+    message = f"cannot {what} {path}: {error.strerror}{remedy}"
+    return StorageError(message, path=path, errno=error.errno)
