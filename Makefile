@@ -135,6 +135,10 @@ bench-optimizer: $(VENV)/.bench $(NATIVE) ## Step AdamW with its state on storag
 	TORCH_EXTENSIONS_DIR=$(CURDIR)/.cache/torch-extensions \
 		$(VENV)/bin/python -m benches.optimizer $(BENCH_ARGS)
 
+.PHONY: bench-export
+bench-export: $(VENV)/.bench $(NATIVE) ## Make directories of models of checkpoints: by links, of pieces, and fio.
+	$(VENV)/bin/python -m benches.exporting $(BENCH_ARGS)
+
 .PHONY: bench-updates
 bench-updates: $(VENV)/.bench $(NATIVE) ## Write rows of a table anew, durably: we, pwrite in place and RocksDB.
 	$(VENV)/bin/python -m benches.updates $(BENCH_ARGS)

@@ -15,6 +15,7 @@ mod beside;
 mod directory;
 pub(crate) mod files;
 
+use std::borrow::Cow;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -220,10 +221,17 @@ impl Attempt {
         self.made_directory = true;
     }
 
-    /// Writes a file that is to lie beside the shards under a name of its own; see [`beside`].
-    pub(crate) fn write_beside(&mut self, name: &str, text: &[u8]) -> Result<()> {
-        let file = name::beside_file(&self.id, name);
-        self.write_synced(&file, text).map(drop)
+    /// Writes files that are to lie beside the shards under names of their own; see [`beside`].
+    pub(crate) fn write_beside(&mut self, files: &[(&str, Cow<'_, [u8]>)]) -> Result<()> {
+        for (name, text) in files {
+            let file = name::beside_file(&self.id, name);
+            self.write_synced(&file, text)?;
+        }
+        if files.is_empty() {
+            return Ok(());
+        }
+        // Before a manifest names them, and before there are copies, which would be nobody's.
+        self.sync_directory()
     }
 
     /// Puts copies of such files in their places, for good.

@@ -86,6 +86,7 @@ pub(crate) fn settle(
             false => copies.staying = Some((id.to_owned(), text)),
         }
     }
+    let mut is_changed = false;
     for (name, copies) in all {
         let copy = path.join(&name);
         let found = match plain::read(&copy) {
@@ -99,12 +100,20 @@ pub(crate) fn settle(
             .is_none_or(|text| copies.going.contains(text));
         match &copies.staying {
             Some((_, text)) if found.as_ref() == Some(text) => {}
-            Some((id, text)) if is_free => put(path, file_system, id, &name, text)?,
-            None if is_free => {
+            Some((id, text)) if is_free => {
+                put(path, file_system, id, &name, text)?;
+                is_changed = true;
+            }
+            None if is_free && found.is_some() => {
                 remove_file(&copy, file_system)?;
+                is_changed = true;
             }
             _ => {}
         }
+    }
+    if is_changed {
+        // Without its file, nobody would know any more whose a copy is.
+        file_system.change(Change::SyncDirectory(path))?;
     }
     Ok(())
 }

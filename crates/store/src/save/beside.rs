@@ -54,8 +54,8 @@ impl Beside {
                 Err(reason) => unindexed = Some(reason),
             }
         }
+        attempt.write_beside(&files)?;
         for (name, text) in files {
-            attempt.write_beside(name, &text)?;
             manifest.beside.push(BesideEntry {
                 name: name.to_owned(),
                 file: name::beside_file(attempt.id(), name),

@@ -9,7 +9,7 @@ use penstock_store::options::Options;
 use penstock_store::steps::store::{StepState, Store};
 use penstock_store::{Error, Progress};
 
-use super::Sample;
+use super::{Sample, check_beside};
 
 /// What a program says that it is about to do or has done.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -234,6 +234,8 @@ impl Expected {
                     found.extend(allowed.states.first().map(|state| (step, state.clone())));
                 }
                 Ok(StepState::Complete(checkpoint)) => {
+                    check_beside(&store.step_path(step), &checkpoint)
+                        .map_err(|why| format!("step {step}: {why}"))?;
                     let state = identify(&checkpoint, &allowed.states, samples, options);
                     found.insert(step, state.map_err(|why| format!("step {step}: {why}"))?);
                 }

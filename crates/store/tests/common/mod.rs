@@ -33,10 +33,11 @@ use penstock_store::format::part::Alias;
 use penstock_store::load::checkpoint::{Checkpoint, Loaded};
 use penstock_store::options::Options;
 use penstock_store::plan::read::Placement;
-use penstock_store::plan::write::TensorSpec;
+use penstock_store::plan::write::{Grouped, TensorSpec};
 use penstock_store::report::{Problem, SaveReport};
-use penstock_store::save::{Linked, Publication, State, save};
+use penstock_store::save::{Beside, Linked, Publication, State, save};
 use penstock_store::{Error, Progress, Result};
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 /// A pipe that nobody writes to: to open it waits for ever.
@@ -99,6 +100,15 @@ impl Sample {
             spec.name = format!("s{seed}.{}", spec.name);
         }
         sample
+    }
+
+    /// The same as a model: in shards of their own, under other names.
+    pub fn grouped(mut self) -> Sample {
+        for spec in &mut self.specs {
+            let (group, name) = (String::new(), format!("w.{}", spec.name));
+            spec.group = Some(Grouped { group, name });
+        }
+        self
     }
 
     /// Sizes around every boundary there is: pages, chunks, extents.
@@ -179,8 +189,39 @@ pub fn publication(path: &Path) -> Publication {
         step: None,
         metadata: RawValue::from_string("{}".into()).unwrap(),
         overwrite: false,
-        beside: penstock_store::save::Beside::default(),
+        beside: Beside::default(),
     }
+}
+
+/// What goes with a state that is a model's.
+pub fn beside(seed: u64) -> Beside {
+    Beside {
+        files: vec![("config.json".to_owned(), format!("{{{seed}}}").into_bytes())],
+        group: Some(String::new()),
+    }
+}
+
+/// Whether what lies beside the shards is what readers of models need: an index whose files are there,
+/// and, of the same save, a configuration.
+pub fn check_beside(path: &Path, checkpoint: &Checkpoint) -> std::result::Result<(), String> {
+    let beside = &checkpoint.manifest().beside;
+    if beside.is_empty() {
+        return Ok(());
+    }
+    let read = |name: &str| fs::read(path.join(name)).map_err(|error| format!("{name}: {error}"));
+    read("config.json")?;
+    let index: Value = serde_json::from_slice(&read("model.safetensors.index.json")?)
+        .map_err(|error| format!("the index is cut: {error}"))?;
+    let files = index["weight_map"]
+        .as_object()
+        .ok_or("the index has no files")?;
+    for file in files.values() {
+        read(file.as_str().unwrap_or_default())?;
+    }
+    for entry in beside {
+        read(&entry.file)?;
+    }
+    Ok(())
 }
 
 /// Opens a checkpoint and loads all of it.

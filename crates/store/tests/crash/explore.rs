@@ -192,7 +192,8 @@ impl Explorer {
             let path = store.step_path(step);
             let ranks = held.get(&step).map_or(0, Vec::len);
             let referenced = match Checkpoint::open(&path) {
-                Ok(checkpoint) => checkpoint.files().len(),
+                // Copies lie beside what they are copies of.
+                Ok(checkpoint) => checkpoint.files().len() + checkpoint.manifest().beside.len(),
                 Err(error) => return Err(format!("after a sweep: {}", error.full_message())),
             };
             let left = files(&path);

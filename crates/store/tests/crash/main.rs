@@ -171,6 +171,18 @@ fn mutants_of_saves() -> Vec<(&'static str, Mutation)> {
             mutants.push((scenario, late(held, publish)));
         }
     }
+    // What lies beside the shards, and its copies before there is a manifest.
+    let placed = step("place copy", 1);
+    mutants.push(("save of a model", Skip(step("sync beside", 1))));
+    mutants.push(("save of a model", Skip(step("sync copy", 2))));
+    mutants.push(("save of a model", Skip(placed)));
+    mutants.push(("save of a model", late(placed, publish)));
+    mutants.push(("save of a model", late(step("sync step", 3), publish)));
+    mutants.push((
+        "overwrite of a model",
+        late(step("place copy", 2), step("remove data", 1)),
+    ));
+    mutants.push(("delete of a model", Skip(step("remove copy", 1))));
     // A file that is linked is durable already, and its new name is with the part's.
     let of_files = [
         "save of a file",

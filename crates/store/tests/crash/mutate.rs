@@ -213,6 +213,9 @@ impl Mutated {
             Some("manifest") => kinds[2],
             _ => kinds[3],
         };
+        if let Some(kind) = Mutated::kind_beside(change, &name) {
+            return kind;
+        }
         match change {
             Change::CreateDirectory(_) => "create directory",
             Change::RemoveDirectory(_) => "remove directory",
@@ -238,6 +241,19 @@ impl Mutated {
         }
     }
 
+    /// What a change is to small files beside the shards, and to their copies.
+    fn kind_beside(change: &Change<'_>, name: &str) -> Option<&'static str> {
+        match change {
+            Change::Write(..) if name.starts_with("beside.") => Some("write beside"),
+            Change::SyncData(_) if name.starts_with("beside.") => Some("sync beside"),
+            Change::Write(..) if name.starts_with("copy.") => Some("write copy"),
+            Change::SyncData(_) if name.starts_with("copy.") => Some("sync copy"),
+            Change::Rename { to, .. } if is_placed(to) => Some("place copy"),
+            Change::RemoveFile(path) if is_placed(path) => Some("remove copy"),
+            _ => None,
+        }
+    }
+
     fn release(&self, held: &Held) -> Result<()> {
         match held {
             Held::SyncData(path) => {
@@ -250,6 +266,12 @@ impl Mutated {
             Held::Remove(path) => self.inner.change(Change::RemoveFile(path)),
         }
     }
+}
+
+/// Whether it is the name of a copy.
+fn is_placed(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default();
+    name == "config.json" || name == "model.safetensors.index.json"
 }
 
 /// Whether it is a manifest that a deletion has taken away.

@@ -16,7 +16,7 @@ use penstock_store::steps::store::Store;
 use penstock_store::{Error, Progress, Result};
 
 use crate::common::expect::Note;
-use crate::common::{Rng, Sample, draw, forge, held, publication};
+use crate::common::{Rng, Sample, beside, draw, forge, held, publication};
 use crate::explore::scratch;
 use crate::mutate::Mutant;
 
@@ -64,6 +64,27 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             world.save(2, 2, false)?;
             world.retain(1, 2)
         },
+    },
+    Scenario {
+        name: "save of a model",
+        states: States::Sampled(256),
+        set_up: |_| Ok(()),
+        run: |world| world.save_model(1, 1, false),
+    },
+    Scenario {
+        name: "overwrite of a model",
+        states: States::Sampled(256),
+        set_up: |world| world.save_model(1, 1, false),
+        run: |world| world.save_model(1, 2, true),
+    },
+    Scenario {
+        name: "delete of a model",
+        states: States::Sampled(256),
+        set_up: |world| {
+            world.save(1, 1, false)?;
+            world.save_model(2, 2, false)
+        },
+        run: |world| world.delete(2),
     },
     Scenario {
         name: "two ranks",
@@ -587,6 +608,19 @@ impl World {
         overwrite: bool,
     ) -> impl FnOnce() -> Result<()> + Send + use<> {
         self.saving_state(step, seed, self.sample(seed).state(), overwrite)
+    }
+
+    /// Saves a model with what goes with it.
+    pub(crate) fn save_model(&mut self, step: u64, seed: u64, overwrite: bool) -> Result<()> {
+        let publication = Publication {
+            beside: beside(seed),
+            ..self.publication(step, overwrite)
+        };
+        let state = self.sample(seed).grouped().state();
+        self.note(Note::Saving(step, vec![seed]));
+        save(state, &publication, &self.options, &Progress::default())?;
+        self.note(Note::Saved(step, vec![seed]));
+        Ok(())
     }
 
     fn saving_state(
