@@ -20,6 +20,7 @@ from penstock.ranks.round import Vote
 from penstock.reports import Fallback, SaveReport
 from penstock.saving.lazy import LazySources, lazy_sources
 from penstock.state.flatten import flatten
+from penstock.state.frozen import Frozen
 from penstock.state.live import captured
 from penstock.tracing import span
 
@@ -80,6 +81,7 @@ class Save:
         self._began = time.perf_counter()
         self._balance = 0
         self._copies: Sequence[Copy] = ()
+        is_watched = lazy and watches and not isinstance(state, Frozen)
         with or_give_up(together):
             if together is not None and options["queue_depth"] is None:
                 sharers = together.processes_here()
@@ -87,13 +89,12 @@ class Save:
                     depth = max(_DEPTH_MIN, _DEPTH_OF_ALL // sharers)
                     options = {**options, "queue_depth": depth}
             with span("flatten"):
-                flat = self._take_apart(state, finds_overlaps=lazy and watches)
+                flat = self._take_apart(state, finds_overlaps=is_watched)
                 rank = None if together is None else together.rank
                 grouped = destination.groups.grouped(flat, rank)
                 self._index, self._unindexed = destination.groups.index(flat)
             self._flatten_seconds = time.perf_counter() - self._began
 
-            is_watched = lazy and watches
             tensors = lazy_sources(flat) if is_watched else LazySources(flat.tensors, [])
             self.job = _native.Job(
                 destination.path,

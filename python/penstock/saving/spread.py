@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.layout.boxes import Box
     from penstock.layout.sharding import Sharding
     from penstock.ranks.members import Members
+    from penstock.state.boxes import Boxes
     from penstock.state.file_tensor import FileTensor
     from penstock.state.memory import TensorSource
     from penstock.state.per_rank import PerRank
@@ -255,6 +256,13 @@ class _Spreader(Flattener):
         memory = of_tensor(local, name)
         self._shared.append(_MemoryLeaf(name, node, value, memory.dtype, sharding, memory))
         return node
+
+    def _boxes(self, value: Boxes, name: str, level: int) -> Node:
+        raise UnsupportedStateError(
+            f"{name}: this array lies in pieces of one process, and ranks of torch.distributed "
+            "save together: save with no_dist=True, each rank to a path of its own",
+            key=name,
+        )
 
     def _file_tensor(self, value: FileTensor, name: str, level: int) -> Node:
         like = value.like

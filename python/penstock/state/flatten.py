@@ -26,6 +26,7 @@ import numpy as np
 
 from penstock.errors import UnsupportedStateError
 from penstock.state import dtypes, ties
+from penstock.state.boxes import Boxes
 from penstock.state.file_tensor import FileTensor
 from penstock.state.gcpause import gc_paused
 from penstock.state.linked import Linker, place_of
@@ -48,7 +49,7 @@ from penstock.state.scalars import (
 from penstock.state.tree import FACTORIES, LEVELS_MAX, ROOT, Node, unique_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from penstock._native import _Alias, _Linked
     from penstock.state.memory import TensorSource
@@ -125,6 +126,8 @@ class Flattener:
         # Leaves whose bytes lie in files already, and their names at the end.
         self._in_files: list[tuple[str, Node, FileTensor]] = []
         self._file_names: Sequence[str] = ()
+        # Arrays in pieces, each once, with the nodes of all leaves that are it.
+        self._boxed: dict[int, tuple[str, Boxes, list[dict[str, Any]]]] = {}
         self._linker = Linker()
         self._open: set[int] = set()
         # Where each memory that is stored is among the tensors, at the end.
@@ -149,6 +152,7 @@ class Flattener:
             np.memmap: kind._array,
             PerRank: kind._per_rank,
             FileTensor: kind._file_tensor,
+            Boxes: kind._boxes,
         }
         # A state can only hold tensors if somebody has imported PyTorch.
         torch = sys.modules.get("torch")
@@ -342,6 +346,11 @@ class Flattener:
         self._in_files.append((name, node, value))
         return node
 
+    def _boxes(self, value: Boxes, name: str, level: int) -> Node:
+        node: dict[str, Any] = {"$": "ndarray"}
+        self._boxed.setdefault(id(value), (name, value, []))[2].append(node)
+        return node
+
     def _data(
         self, tag: str, value: Any, name: str, read: Callable[[Any, str], Memory]
     ) -> dict[str, Any]:
@@ -382,8 +391,10 @@ class Flattener:
         """Decides what is stored, and completes the nodes of the leaves with where it is."""
         tied = ties.find(self._memories)
         leaves = [name for name, _, _ in self._leaves]
-        names = unique_names(leaves + [name for name, _, _ in self._in_files])
-        self._file_names = names[len(leaves) :]
+        first_file = len(leaves) + len(self._boxed)
+        boxed = [name for name, _, _ in self._boxed.values()]
+        names = unique_names(leaves + boxed + [name for name, _, _ in self._in_files])
+        self._file_names = names[first_file:]
         tensors: list[TensorSource] = []
         aliases: list[_Alias] = []
         tensor_of: dict[int, int] = {}
@@ -402,7 +413,26 @@ class Flattener:
                 node["a"] = len(aliases)
                 aliases.append((name, tensor_of[stored], window))
         self._source_of = tensor_of
+        tensors += self._pieces(names[len(leaves) : first_file], names)
         return tensors, aliases
+
+    def _pieces(self, wholes: list[str], taken: list[str]) -> Iterator[TensorSource]:
+        """What is stored of arrays in pieces; completes their nodes.
+
+        Args:
+            wholes: A name for each of the arrays, which its first piece has as well.
+            taken: Names of all leaves.
+        """
+        boxed = list(zip(wholes, self._boxed.values(), strict=True))
+        further = [whole for whole, (_, value, _) in boxed for _ in value.pieces[1:]]
+        names = iter(unique_names(taken + further)[len(taken) :])
+        for whole, (_, value, nodes) in boxed:
+            for node in nodes:
+                dtype = dtypes.numpy_name(value.dtype)
+                node |= {"g": whole, "dtype": dtype, "shape": list(value.shape)}
+            for index, (start, array) in enumerate(value.pieces):
+                name = next(names) if index else whole
+                yield to_source(of_array(array, name), name, (whole, value.shape, start))
 
     def link_files(self, first: int, aliases: list[_Alias]) -> None:
         """Completes the nodes of leaves in files, after `finish`.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.state.frozen import Frozen
+
 if TYPE_CHECKING:
     from penstock.loading.view import View
     from penstock.state.tree import Node
@@ -66,4 +68,6 @@ class LiveState:
 
 def captured(state: Any) -> Any:
     """A state to save: what a live one has now, or what was given."""
+    if isinstance(state, Frozen):
+        return state.value
     return state.state_dict() if isinstance(state, LiveState) else state
