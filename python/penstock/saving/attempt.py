@@ -64,10 +64,12 @@ class RankAttempt:
 
     Attributes:
         path: The checkpoint's directory.
+        written: What was written and how, after `write` or `write_part`: fields of a `SaveReport`.
     """
 
     def __init__(self, native: _native.Attempt, path: str) -> None:
         self.path = path
+        self.written: dict[str, Any] = {}
         self._native = native
         self._job: _native.Job | None = None
 
@@ -127,7 +129,7 @@ class RankAttempt:
             # What is voted for stays. The coordinator's lease protects it; one of this rank would
             # keep the commit from removing what it replaces.
             self.abandon()
-        return PartVote(*written["vote"])
+        return self._vote(written)
 
     def write_shards(
         self, number: int, tensors: list[TensorSource], options: dict[str, Any]
@@ -155,7 +157,7 @@ class RankAttempt:
         job = self._job
         if job is None:
             raise AssertionError("the part says where in the shards tensors are: they come first")
-        return PartVote(*_run(job, partial(job.write_part, self._native, tree))["vote"])
+        return self._vote(_run(job, partial(job.write_part, self._native, tree)))
 
     def commit(
         self,
@@ -191,6 +193,10 @@ class RankAttempt:
     def abandon(self) -> None:
         """Is done with it. Of the coordinator, removes what it has written and not committed."""
         self._native.abandon()
+
+    def _vote(self, written: dict[str, Any]) -> PartVote:
+        self.written = {key: value for key, value in written.items() if key != "vote"}
+        return PartVote(*written["vote"])
 
     def _make_job(self, tensors: list[TensorSource], options: dict[str, Any]) -> _native.Job:
         return _native.Job(

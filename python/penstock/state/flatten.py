@@ -416,7 +416,7 @@ class Flattener:
         tensors += self._pieces(names[len(leaves) : first_file], names)
         return tensors, aliases
 
-    def _pieces(self, wholes: list[str], taken: list[str]) -> Iterator[TensorSource]:
+    def _pieces(self, wholes: Sequence[str], taken: Sequence[str]) -> Iterator[TensorSource]:
         """What is stored of arrays in pieces; completes their nodes.
 
         Args:
@@ -425,7 +425,7 @@ class Flattener:
         """
         boxed = list(zip(wholes, self._boxed.values(), strict=True))
         further = [whole for whole, (_, value, _) in boxed for _ in value.pieces[1:]]
-        names = iter(unique_names(taken + further)[len(taken) :])
+        names = iter(unique_names([*taken, *further])[len(taken) :])
         for whole, (_, value, nodes) in boxed:
             for node in nodes:
                 dtype = dtypes.numpy_name(value.dtype)

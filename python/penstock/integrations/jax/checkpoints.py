@@ -1,0 +1,195 @@
+"""`Checkpoints`: pytrees by training step."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, Self
+
+import jax
+
+from penstock.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    PenstockWarning,
+)
+from penstock.integrations.jax.loading import load
+from penstock.integrations.jax.processes import from_all, from_first, save_together
+from penstock.integrations.jax.saving import check_alone
+from penstock.integrations.jax.trees import to_state
+from penstock.state.frozen import Frozen
+from penstock.store import CheckpointStore
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Mapping
+
+    from penstock.options import Options
+    from penstock.reports import SaveReport
+    from penstock.saving.pending import PendingSave
+
+
+class Checkpoints:
+    """A directory with one pytree per training step, what Orbax calls a ``CheckpointManager``.
+
+    Args:
+        root: The directory; the first save makes it.
+        keep_last: After each save, delete all complete steps but so many of the newest; never
+            before the new one is on stable storage. None keeps all.
+        keep_every: Also keep every step that is a multiple of this.
+        options: How bytes move; None for ``Options()``.
+
+    Attributes:
+        store: The `CheckpointStore` behind it: `verify`, `protect`, `delete`, …
+
+    Example:
+        >>> import jax.numpy as jnp, tempfile
+        >>> from penstock.integrations.jax import Checkpoints
+        >>> with Checkpoints(tempfile.mkdtemp(), keep_last=2) as checkpoints:
+        ...     state = {"w": jnp.zeros(3)}
+        ...     step, state = checkpoints.resume(state) or (0, state)
+        ...     for step in range(step + 1, 4):
+        ...         state = {"w": state["w"] + 1}
+        ...         pending = checkpoints.save_async(step, state)
+        >>> checkpoints.steps()
+        [2, 3]
+        >>> checkpoints.load(like=state)
+        {'w': Array([3., 3., 3.], dtype=float32)}
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        options: Options | None = None,
+    ) -> None:
+        # The processes of JAX are no ranks of `torch.distributed`.
+        self.store = CheckpointStore(
+            root,
+            keep_last=keep_last,
+            keep_every=keep_every,
+            options=options,
+            no_dist=jax.process_count() > 1,
+        )
+        self._options = options
+
+    def save(
+        self,
+        step: int,
+        pytree: Any,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        overwrite: bool = False,
+    ) -> SaveReport:
+        """Saves a pytree as a step and waits; see `penstock.integrations.jax.save`."""
+        if jax.process_count() == 1:
+            state = to_state(pytree, copies=False)
+            return self.store.save(step, state, metadata=metadata, overwrite=overwrite)
+        report = save_together(
+            self.store.path(step),
+            pytree,
+            overwrite=overwrite,
+            step=step,
+            metadata=metadata,
+            options=self._options,
+        )
+        if jax.process_index() == 0:
+            self.store.retain()
+        return report
+
+    def save_async(
+        self,
+        step: int,
+        pytree: Any,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        overwrite: bool = False,
+    ) -> PendingSave:
+        """Saves a pytree as a step in the background; see `penstock.integrations.jax.save_async`.
+
+        The error of a save comes from its `PendingSave.result`, or else from the next `save`,
+        `save_async`, `wait` or `close`.
+        """
+        check_alone()
+        state = Frozen(to_state(pytree, copies=True))
+        return self.store.save_async(step, state, lazy=True, metadata=metadata, overwrite=overwrite)
+
+    def load(
+        self, step: int | None = None, like: Any = None, *, keys: str | Iterable[str] | None = None
+    ) -> Any:
+        """Loads a step, the newest complete one if none is given.
+
+        Raises:
+            CheckpointNotFoundError: There is no complete step, or not the one asked for.
+            CorruptCheckpointError: It is damaged; `resume` goes back to the newest good one.
+            StateMismatchError: ``like`` does not fit.
+            PenstockError: Whatever `penstock.integrations.jax.load` raises.
+        """
+        self.store.wait()
+        if step is None:
+            step = self.store.latest()
+            if step is None:
+                raise CheckpointNotFoundError(
+                    f"{self.store.root}: no complete checkpoint is there", path=self.store.root
+                )
+        return load(self.store.path(step), like, keys=keys, options=self._options)
+
+    def resume(self, like: Any) -> tuple[int, Any] | None:
+        """The newest good step and its pytree; None where there are no steps: a new run.
+
+        A step that turns out to be damaged while it is read is passed over with a
+        `PenstockWarning`. Several processes all call this, and load the newest step that is good
+        for all of them.
+
+        Args:
+            like: What the pytree is like, such as the state of a new run; see
+                `penstock.integrations.jax.load`.
+
+        Raises:
+            CorruptCheckpointError: There are steps, and none is good.
+            StateMismatchError: ``like`` does not fit.
+        """
+        self.store.wait()
+        steps = from_first(self.store.root, self.store.steps())
+        for step in reversed(steps):
+            path = self.store.path(step)
+            loaded, damage = None, None
+            try:
+                loaded = load(path, like, options=self._options)
+            except (CorruptCheckpointError, IncompleteCheckpointError) as error:
+                damage = str(error)
+            found = next(filter(None, from_all(path, damage)), None)
+            if found is None:
+                return step, loaded
+            warnings.warn(f"step {step} is passed over: {found}", PenstockWarning, stacklevel=2)
+        if steps or self.store.aside():
+            raise CorruptCheckpointError(
+                f"{self.store.root}: none of its checkpoints is good: `penstock salvage` takes out "
+                "what is intact; to begin anew in spite of them, use an empty directory",
+                path=self.store.root,
+            )
+        return None
+
+    def steps(self) -> list[int]:
+        """The complete steps, oldest first."""
+        return self.store.steps()
+
+    def latest(self) -> int | None:
+        """The newest complete step that is not known to be damaged; None if there is none."""
+        return self.store.latest()
+
+    def wait(self) -> None:
+        """Waits for the last `save_async`, and raises its error if nobody has seen it."""
+        self.store.wait()
+
+    def close(self) -> None:
+        """Waits as `wait` does, and gives the memory back."""
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: Any) -> None:
+        self.store.__exit__(kind, error, trace)

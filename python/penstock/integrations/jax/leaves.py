@@ -1,0 +1,209 @@
+"""Leaves of a pytree on their way from a checkpoint: what is read for each, and made of that."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax._src.lax import lax
+
+from penstock.loading.opened import BoxRead
+from penstock.state import dtypes
+from penstock.state.memory import of_array
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jax.sharding import Sharding
+
+    from penstock.loading.opened import OpenCheckpoint, StoredTensor
+    from penstock.state.tree import Node
+
+_PAGE_BYTES = 4096
+_LINE_BYTES = 64
+"""Where memory begins that is read into directly, and that XLA takes over without a copy."""
+
+
+class Leaf:
+    """A leaf that is loaded.
+
+    Attributes:
+        name: Its dotted name.
+        value: What it has become, after `finish`.
+        nbytes: How much is read for it.
+    """
+
+    nbytes = 0
+
+    def __init__(self, name: str, node: Node) -> None:
+        self.name = name
+        self.value: Any = None
+        self._node = node
+
+    def reads(self) -> Iterator[BoxRead]:
+        """What has to be read straight into memory."""
+        return iter(())
+
+    def finish(self, opened: OpenCheckpoint, options: dict[str, Any]) -> None:
+        """Makes the value, now that everything is read.
+
+        Raises:
+            TreeError: Its node is malformed.
+            CorruptCheckpointError: Its bytes are damaged.
+        """
+        raise NotImplementedError
+
+
+class ValueLeaf(Leaf):
+    """A plain value."""
+
+    def finish(self, opened: OpenCheckpoint, options: dict[str, Any]) -> None:
+        """Builds it."""
+        (self.value,) = opened.values([self._node], options)
+
+
+class NumpyLeaf(Leaf):
+    """An array of NumPy."""
+
+    def __init__(self, name: str, node: Node, tensor: StoredTensor) -> None:
+        super().__init__(name, node)
+        self._tensor = tensor
+        self._dtype = dtypes.numpy_dtype(tensor.dtype)
+        # A strided part of a tensor, or no elements at all: made as any other value is.
+        self._is_direct = tensor.window is None and 0 not in tensor.shape
+        self._boxes: dict[tuple[tuple[int, int], ...], np.ndarray[Any, Any]] = {}
+        self._whole: np.ndarray[Any, Any] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes."""
+        window = self._tensor.window
+        return self._tensor.shape if window is None else tuple(window[0])
+
+    def plan(self) -> list[tuple[tuple[int, int], ...]]:
+        """The boxes that are wanted: begin and end of each in every dimension."""
+        return [tuple((0, size) for size in self.shape)]
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """How much is read for it."""
+        items = sum(math.prod(end - begin for begin, end in box) for box in self.plan())
+        return items * self._dtype.itemsize
+
+    def reads(self) -> Iterator[BoxRead]:
+        """Its boxes."""
+        if not self._is_direct:
+            return
+        for box in self.plan():
+            memory = _room(tuple(end - begin for begin, end in box), self._dtype)
+            self._boxes[box] = memory
+            start = tuple(begin for begin, _ in box)
+            yield BoxRead(self._tensor, start, of_array(memory, self.name))
+
+    def finish(self, opened: OpenCheckpoint, options: dict[str, Any]) -> None:
+        """Takes what was read."""
+        if not self._is_direct:
+            (value,) = opened.values([self._node], options)
+            self._whole = np.ascontiguousarray(np.asarray(value)).reshape(self.shape)
+        self.value = self._made()
+        self._boxes.clear()
+        self._whole = None
+
+    def _made(self) -> Any:
+        return self._part(self.plan()[0])
+
+    def _part(self, box: tuple[tuple[int, int], ...]) -> np.ndarray[Any, Any]:
+        if self._whole is not None:
+            return self._whole[tuple(slice(begin, end) for begin, end in box)]
+        return self._boxes[box]
+
+
+class ArrayLeaf(NumpyLeaf):
+    """An array of JAX, of which only what devices of this process hold is read, each box once."""
+
+    def __init__(
+        self,
+        name: str,
+        node: Node,
+        tensor: StoredTensor,
+        sharding: Sharding | None,
+        *,
+        is_weak: bool = False,
+    ) -> None:
+        super().__init__(name, node, tensor)
+        self._sharding = sharding
+        self._is_weak = is_weak
+
+    def plan(self) -> list[tuple[tuple[int, int], ...]]:
+        """The boxes that devices of this process hold, each once.
+
+        Raises:
+            ValueError: The shape does not lie as the sharding says.
+        """
+        if self._sharding is None:
+            return super().plan()
+        held = self._sharding.addressable_devices_indices_map(self.shape).values()
+        return list(dict.fromkeys(_box(index, self.shape) for index in held))
+
+    def _made(self) -> Any:
+        if self._sharding is None:
+            array = jax.device_put(self._part(self.plan()[0]))
+        else:
+            array = jax.make_array_from_callback(
+                self.shape,
+                self._sharding,
+                lambda index: self._part(_box(index, self.shape)),
+                dtype=self._dtype,
+            )
+        # A number that a Python scalar became gives way to the type of what it meets.
+        return lax._convert_element_type(array, weak_type=True) if self._is_weak else array
+
+
+class KeyLeaf(NumpyLeaf):
+    """Typed keys of `jax.random`.
+
+    Attributes:
+        impl: The name of their generator.
+        dtype: Their type.
+        shape: Sizes of the array of keys.
+    """
+
+    def __init__(
+        self, name: str, node: Node, tensor: StoredTensor, impl: str, sharding: Sharding | None
+    ) -> None:
+        super().__init__(name, node, tensor)
+        self.impl = impl
+        self._sharding = sharding
+        blank = jax.eval_shape(lambda: jax.random.key(0, impl=impl))
+        self.dtype = blank.dtype
+        words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=impl)))
+        self._ndim = len(tensor.shape) - len(words.shape)
+
+    @property
+    def key_shape(self) -> tuple[int, ...]:
+        """Sizes of the array of keys."""
+        return self.shape[: self._ndim]
+
+    def _made(self) -> Any:
+        keys = jax.random.wrap_key_data(super()._made(), impl=self.impl)
+        return keys if self._sharding is None else jax.device_put(keys, self._sharding)
+
+
+def _box(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    index = index or ()
+    full = (*index, *(slice(None) for _ in shape[len(index) :]))
+    return tuple(
+        (one.start or 0, size if one.stop is None else one.stop)
+        for one, size in zip(full, shape, strict=True)
+    )
+
+
+def _room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Fresh memory that nobody has to copy once more."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    align_bytes = _PAGE_BYTES if nbytes >= _PAGE_BYTES else _LINE_BYTES
+    raw = np.empty(nbytes + align_bytes, np.uint8)
+    first = -raw.ctypes.data % align_bytes
+    return raw[first : first + nbytes].view(dtype).reshape(shape)

@@ -1,0 +1,100 @@
+"""`load`: a pytree out of a checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock import checkpoint
+from penstock.integrations.jax.matching import Matching
+from penstock.integrations.jax.trees import with_keys
+from penstock.loading.opened import OpenCheckpoint, decode_path, to_native
+from penstock.state import tree
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from penstock.integrations.jax.leaves import Leaf
+    from penstock.options import Options
+
+_BATCH_BYTES_MAX = 1 << 30
+"""How much is read before it goes to the devices: what an accelerator takes is in host memory so
+long."""
+
+
+def load(
+    path: str | os.PathLike[str],
+    like: Any = None,
+    *,
+    keys: str | Iterable[str] | None = None,
+    options: Options | None = None,
+) -> Any:
+    """Loads a pytree; every byte handed out has been checked against its digest.
+
+    Args:
+        path: The checkpoint's directory.
+        like: A pytree of the same structure, which says of every leaf what it becomes:
+
+            - a `jax.Array` or `jax.ShapeDtypeStruct`: an array of that shape and type, with that
+              sharding; only what devices of this process hold is read. The arrays themselves are
+              not used, and may be deleted;
+            - a `jax.sharding.Sharding`: an array with it, whatever its shape and type; where the
+              checkpoint has a container, so is every array in that;
+            - a `numpy.ndarray`: one like it; anything else: the value that was saved.
+
+            Containers come back as those of ``like``: a `NamedTuple` of optax as that. None for
+            plain containers, as `penstock.integrations.jax.trees` says, with arrays of NumPy.
+        keys: Dotted names of the leaves to load, or patterns of `fnmatch` over them, such as
+            ``"params.*"``. ``like`` then has only these.
+        options: How bytes move; None for ``Options()``.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing at the path.
+        IncompleteCheckpointError: The save there never finished.
+        CorruptCheckpointError: The checkpoint is damaged, or makes no sense.
+        StateMismatchError: ``like`` does not fit, or a key matches nothing.
+        StorageError: The operating system failed an operation.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, tempfile
+        >>> from penstock.integrations import jax as pj
+        >>> path = tempfile.mkdtemp() + "/ckpt"
+        >>> report = pj.save(path, {"w": jnp.arange(3), "step": 7})
+        >>> pj.load(path, like={"w": jax.ShapeDtypeStruct((3,), "int32"), "step": 0})
+        {'step': 7, 'w': Array([0, 1, 2], dtype=int32)}
+        >>> pj.load(path, keys="step")
+        {'step': 7}
+    """
+    if like is None:
+        return with_keys(checkpoint.load(path, keys=keys, options=options))
+    settings = to_native(options)
+    opened = OpenCheckpoint(decode_path(path))
+    try:
+        with opened.reading():
+            opened.look(0)
+            root = opened.root
+            if keys is not None:
+                patterns = [keys] if isinstance(keys, str) else list(keys)
+                root = tree.select(root, patterns, opened.path)
+            matching = Matching(opened, root, like)
+            for batch in _batches(matching.leaves):
+                opened.read([one for leaf in batch for one in leaf.reads()], settings)
+                for leaf in batch:
+                    leaf.finish(opened, settings)
+    finally:
+        opened.release()
+    return matching.build()
+
+
+def _batches(leaves: Sequence[Leaf]) -> Iterator[list[Leaf]]:
+    """The leaves in groups of so many bytes, or of one that is larger."""
+    batch: list[Leaf] = []
+    nbytes = 0
+    for leaf in leaves:
+        if batch and nbytes + leaf.nbytes > _BATCH_BYTES_MAX:
+            yield batch
+            batch, nbytes = [], 0
+        batch.append(leaf)
+        nbytes += leaf.nbytes
+    if batch:
+        yield batch

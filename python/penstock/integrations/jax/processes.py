@@ -1,0 +1,284 @@
+"""Several processes (`jax.distributed`) that make one checkpoint together.
+
+Each writes the pieces of global arrays that its devices hold, of replicas the first. The first
+process also writes what all of them have the same of: plain values, arrays of one process. They
+talk through the key-value store of JAX's coordination service, and not by collectives, so that a
+wait has an end and nothing is in the way of training:
+
+1. the first one begins an attempt and posts its id;
+2. every other one joins, writes, and posts its vote, or its error;
+3. the first one compares what all say they have, commits or gives up, and posts that.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from hashlib import blake2b
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src.distributed import global_state
+
+from penstock.errors import RankError, UnsupportedStateError
+from penstock.integrations.jax.trees import to_state
+from penstock.reports import SaveReport
+from penstock.saving.attempt import PartVote, RankAttempt, decode_path, to_native
+from penstock.state.flatten import Flattener
+from penstock.state.tree import ROOT
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    from penstock.options import Options
+    from penstock.state.memory import TensorSource
+
+_ANSWER_SECONDS = 600
+"""For how long processes wait for each other where they load."""
+
+_numbers = count()
+
+
+def _client() -> Any:
+    return global_state.client
+
+
+class _Mail:
+    """The messages of one save, which every process counts alike.
+
+    Args:
+        path: The checkpoint, for messages.
+        timeout_seconds: For how long to wait for another process.
+    """
+
+    def __init__(self, path: str, timeout_seconds: float) -> None:
+        self._path = path
+        self._timeout_ms = int(timeout_seconds * 1000)
+        self._number = next(_numbers)
+
+    def post(self, what: str, message: dict[str, Any]) -> None:
+        """Posts a message of this process."""
+        key = f"{self._prefix(self._number)}{what}/{jax.process_index()}"
+        _client().key_value_set_bytes(key, json.dumps(message).encode())
+
+    def wait(self, what: str, process: int) -> dict[str, Any]:
+        """Waits for a message of another one.
+
+        Raises:
+            RankError: It has failed, or does not come.
+        """
+        key = f"{self._prefix(self._number)}{what}/{process}"
+        try:
+            text = _client().blocking_key_value_get_bytes(key, self._timeout_ms)
+        except jax.errors.JaxRuntimeError as error:
+            raise RankError(
+                f"{self._path}: process {process} has not come within "
+                f"{self._timeout_ms / 1000:g} s, or is gone: all processes have to save; nothing "
+                f"was committed ({error})",
+                rank=process,
+            ) from None
+        message: dict[str, Any] = json.loads(text)
+        if "error" in message:
+            raise RankError(
+                f"{self._path}: process {process} failed, and nothing was committed: "
+                f"{message['error']}",
+                rank=process,
+            )
+        return message
+
+    def forget_last(self) -> None:
+        """Removes the messages of the save before this one, which all have left."""
+        if self._number:
+            _client().key_value_delete(self._prefix(self._number - 1))
+
+    @staticmethod
+    def _prefix(number: int) -> str:
+        return f"penstock/jax/{number}/"
+
+
+class _Part:
+    """What this process has of a pytree.
+
+    Attributes:
+        tree: The tree of the state; the same in every process.
+        sources: What this process writes.
+        marks: A digest of every leaf that each process has whole, by name.
+    """
+
+    def __init__(self, pytree: Any) -> None:
+        walk = Flattener()
+        root = walk.encode(to_state(pytree, copies=False, is_shared=True), ROOT, 0)
+        tensors, aliases = walk.finish()
+        if aliases:
+            raise UnsupportedStateError(
+                f"{aliases[0][0]}: of several processes only arrays can be stored twice: leave "
+                "this one out, or make it an array of NumPy or JAX",
+                key=aliases[0][0],
+            )
+        self.tree = json.dumps(root, ensure_ascii=False, check_circular=False)
+        is_first = jax.process_index() == 0
+        self.sources: list[TensorSource] = [
+            source for source in tensors if is_first or source[7] is not None
+        ]
+        self.marks = _marks(pytree)
+
+
+def _marks(pytree: Any) -> dict[str, str]:
+    """Digests of what each process has of its own, by the name in the pytree."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(pytree):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if isinstance(leaf, jax.Array):
+            if not leaf.is_fully_addressable:
+                continue
+            is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            leaf = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+        if isinstance(leaf, np.ndarray):
+            text = f"{leaf.dtype} {leaf.shape}".encode() + leaf.tobytes()
+        else:
+            text = repr(leaf).encode()
+        found[name] = blake2b(text, digest_size=8).hexdigest()
+    return found
+
+
+def from_all(path: str, value: Any) -> list[Any]:
+    """A plain value of each process, in their order.
+
+    Raises:
+        RankError: One of them does not come.
+    """
+    if jax.process_count() == 1:
+        return [value]
+    mail = _Mail(path, _ANSWER_SECONDS)
+    mail.post("value", {"value": value})
+    found = [mail.wait("value", process)["value"] for process in range(jax.process_count())]
+    mail.forget_last()
+    return found
+
+
+def from_first(path: str, value: Any) -> Any:
+    """A plain value of the first process.
+
+    Raises:
+        RankError: It does not come.
+    """
+    return from_all(path, value)[0]
+
+
+def save_together(
+    path: str | os.PathLike[str],
+    pytree: Any,
+    *,
+    overwrite: bool,
+    step: int | None,
+    metadata: Mapping[str, Any] | None,
+    options: Options | None = None,
+) -> SaveReport:
+    """Saves a pytree of several processes; see `penstock.integrations.jax.save`.
+
+    Raises:
+        RankError: Another process failed, is not there or has another pytree.
+        PenstockError: Whatever `penstock.save` raises.
+    """
+    where = decode_path(path)
+    settings = to_native(options)
+    mail = _Mail(where, settings["rank_timeout_seconds"])
+    began = time.perf_counter()
+    if jax.process_index():
+        attempt = _write(mail, where, pytree, settings)
+    else:
+        note = json.dumps(dict(metadata or {}))
+        attempt = _coordinate(mail, where, pytree, settings, overwrite, step, note)
+    changes = {
+        "path": where,
+        "step": step,
+        "checkpoint_id": attempt.id,
+        "seconds": time.perf_counter() - began,
+        "rank": jax.process_index(),
+        "world_size": jax.process_count(),
+    }
+    return SaveReport(**{**attempt.written, **changes})
+
+
+def _write(mail: _Mail, path: str, pytree: Any, options: dict[str, Any]) -> RankAttempt:
+    """What any process but the first does."""
+    number = jax.process_index()
+    try:
+        part = _Part(pytree)
+        attempt = RankAttempt.join(path, mail.wait("begun", 0)["id"], number)
+        vote = attempt.write(number, part.sources, options)
+    except BaseException as error:
+        mail.post("vote", {"error": str(error)})
+        raise
+    mail.post("vote", {"vote": vote, "tree": _digest(part.tree), "marks": part.marks})
+    mail.wait("outcome", 0)
+    return attempt
+
+
+def _coordinate(
+    mail: _Mail,
+    path: str,
+    pytree: Any,
+    options: dict[str, Any],
+    overwrite: bool,
+    step: int | None,
+    note: str,
+) -> RankAttempt:
+    """What the first process does."""
+    attempt = None
+    try:
+        part = _Part(pytree)
+        attempt = RankAttempt.begin(path, overwrite=overwrite)
+        mail.post("begun", {"id": attempt.id})
+        attempt.write_shards(0, part.sources, options)
+        votes = {0: attempt.write_part(part.tree)}
+        for process in range(1, jax.process_count()):
+            message = mail.wait("vote", process)
+            _compare(path, part, message, process)
+            votes[process] = PartVote(*message["vote"])
+        mail.forget_last()
+        attempt.commit(votes, metadata=note, overwrite=overwrite, step=step)
+    except BaseException as error:
+        for what in ("begun", "outcome"):
+            try:
+                mail.post(what, {"error": str(error)})
+            except jax.errors.JaxRuntimeError:
+                # It has been posted, or the coordination service is gone.
+                continue
+        raise
+    finally:
+        if attempt is not None:
+            attempt.abandon()
+    mail.post("outcome", {})
+    return attempt
+
+
+def _compare(path: str, part: _Part, message: dict[str, Any], process: int) -> None:
+    """Refuses pytrees that are not the same.
+
+    Raises:
+        RankError: They differ.
+    """
+    theirs = message["marks"]
+    for name in sorted(part.marks.keys() | theirs.keys()):
+        if part.marks.get(name) != theirs.get(name):
+            raise RankError(
+                f"{path}: {name} is not the same in processes 0 and {process}: what is no global "
+                "array has to be; make it one with jax.make_array_from_process_local_data, or "
+                "leave it out; nothing was committed",
+                rank=process,
+            )
+    if message["tree"] != _digest(part.tree):
+        raise RankError(
+            f"{path}: processes 0 and {process} save pytrees of other structure, or arrays of "
+            "other shapes or types; nothing was committed",
+            rank=process,
+        )
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -1,0 +1,200 @@
+"""A pytree as a plain state: containers as dicts, lists and tuples, arrays as NumPy has them.
+
+| in the pytree | in the state |
+|---|---|
+| ``list``, ``tuple``, ``None`` | the same |
+| ``dict`` and its kin | a ``dict`` with the same keys |
+| any other node: a `NamedTuple`, a dataclass | a ``dict`` by the names of fields, or numbers |
+| a `jax.Array` | an array; of several devices one array |
+| typed keys of `jax.random` | ``{"prng_impl": "…", "prng_data": array}`` |
+| any other leaf | as `penstock.save` has it |
+
+What a node keeps beside its children (static fields) belongs to the program and is not stored.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import tree_util
+
+from penstock.errors import UnsupportedStateError
+from penstock.state.boxes import Boxes
+from penstock.state.scalars import label
+from penstock.state.tree import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+KEY_IMPL, KEY_DATA = "prng_impl", "prng_data"
+"""Of typed keys: the name of the generator, and the words of the keys."""
+
+
+def children(value: Any) -> list[tuple[Hashable, Any]] | None:
+    """The children of a node of a pytree with their keys; None for a leaf."""
+    if tree_util.default_registry.flatten_one_level(value) is None:
+        return None
+    # Not `flatten_one_level_with_keys`, which gives all fields of a NamedTuple one name.
+    pairs, _ = tree_util.tree_flatten_with_path(value, is_leaf=lambda one: one is not value)
+    return [(_key(path[0]), child) for path, child in pairs]
+
+
+def _key(entry: Any) -> Hashable:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(entry, attribute):
+            found: Hashable = getattr(entry, attribute)
+            return found
+    return str(entry)
+
+
+def named(name: str, key: object) -> str:
+    """The dotted name of a child."""
+    return f"{name}.{label(key)}" if name else label(key)
+
+
+def is_key(value: Any) -> bool:
+    """Whether an array, or what stands for one, holds typed keys of `jax.random`."""
+    dtype = getattr(value, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def to_state(pytree: Any, *, copies: bool, is_shared: bool = False) -> Any:
+    """The state that is saved of a pytree.
+
+    Args:
+        pytree: What to save. Arrays of JAX are not copied, unless they are on an accelerator.
+        copies: Whether to copy what is not of JAX, since it may change before it is saved.
+        is_shared: Whether several processes save it together: what each has of its own is written
+            by the first.
+
+    Raises:
+        UnsupportedStateError: A leaf cannot be stored; the message names it.
+    """
+    for leaf in tree_util.tree_leaves(pytree):
+        # All of them are on their way before the first is waited for.
+        if _is_array(leaf) and not is_key(leaf) and not _is_on_host(leaf):
+            leaf.copy_to_host_async()
+    return _Walk(copies, is_shared).state(pytree, "")
+
+
+class _Walk:
+    """The walk over one pytree."""
+
+    def __init__(self, copies: bool, is_shared: bool) -> None:
+        self._copies = copies
+        self._is_shared = is_shared
+        self._boxes: dict[int, Boxes] = {}
+
+    def state(self, value: Any, name: str) -> Any:
+        if value is None:
+            return None
+        found = children(value)
+        if found is None:
+            return self._leaf(value, name or ROOT)
+        states = [(key, self.state(child, named(name, key))) for key, child in found]
+        if type(value) is list or type(value) is tuple:
+            return type(value)(state for _, state in states)
+        if len(states) != len(dict(states)):
+            raise UnsupportedStateError(
+                f"{name or ROOT}: two children of this {type(value).__name__} have one key: give "
+                "them keys of their own with jax.tree_util.register_pytree_with_keys",
+                key=name or ROOT,
+            )
+        return dict(states)
+
+    def _leaf(self, value: Any, name: str) -> Any:
+        if isinstance(value, jax.core.Tracer):
+            raise UnsupportedStateError(
+                f"{name}: it is traced, and has no value yet: save outside of jit, grad and vmap",
+                key=name,
+            )
+        if _is_array(value):
+            return self._key(value, name) if is_key(value) else self._array(value, name)
+        if isinstance(value, jax.ShapeDtypeStruct):
+            raise UnsupportedStateError(
+                f"{name}: a jax.ShapeDtypeStruct has no elements: save the array", key=name
+            )
+        if self._copies:
+            value = copy.deepcopy(value)
+        if self._is_shared and isinstance(value, np.ndarray):
+            return self._of_first(value)
+        return value
+
+    def _key(self, value: jax.Array, name: str) -> dict[str, Any]:
+        _check_alive(value, name)
+        impl = jax.random.key_impl(value)
+        if not isinstance(impl, str):
+            raise UnsupportedStateError(
+                f"{name}: keys of {impl}, which is not registered under a name, cannot be stored: "
+                "save jax.random.key_data(…) of them",
+                key=name,
+            )
+        return {KEY_IMPL: impl, KEY_DATA: self._array(jax.random.key_data(value), name)}
+
+    def _array(self, value: jax.Array, name: str) -> Any:
+        _check_alive(value, name)
+        known = self._boxes.get(id(value))
+        if known is not None:
+            return known
+        if self._is_shared and value.is_fully_addressable:
+            return self._of_first(np.asarray(value.addressable_data(0)), value)
+        if value.size == 0 and not self._is_shared:
+            return np.zeros(value.shape, value.dtype)
+        pieces = [
+            (_start(shard.index), np.asarray(shard.data))
+            for shard in value.addressable_shards
+            if shard.replica_id == 0 and value.size
+        ]
+        if not self._is_shared and len(pieces) == 1:
+            # One device has all of it, or each of them has.
+            return pieces[0][1]
+        return self._boxed(value, Boxes(value.shape, np.dtype(value.dtype), pieces))
+
+    def _of_first(self, array: np.ndarray[Any, Any], value: Any = None) -> Boxes:
+        """What each process has of its own: the first one writes it."""
+        pieces = [((0,) * array.ndim, array)] if jax.process_index() == 0 and array.size else []
+        return self._boxed(value, Boxes(array.shape, array.dtype, pieces))
+
+    def _boxed(self, value: Any, boxes: Boxes) -> Boxes:
+        if value is not None:
+            # The pytree holds the array, so that no other one gets its id while this walk lasts.
+            self._boxes[id(value)] = boxes
+        return boxes
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+
+
+def _is_on_host(value: jax.Array) -> bool:
+    devices: Any = value.sharding.device_set
+    return all(device.platform == "cpu" for device in devices)
+
+
+def _check_alive(value: jax.Array, name: str) -> None:
+    if value.is_deleted():
+        raise UnsupportedStateError(
+            f"{name}: this array is deleted, as arrays are that a jitted function was given with "
+            "donate_argnums: save what that function returned, or save before it is called",
+            key=name,
+        )
+
+
+def _start(index: tuple[slice, ...]) -> tuple[int, ...]:
+    return tuple(one.start or 0 for one in index)
+
+
+def with_keys(state: Any) -> Any:
+    """A state that was loaded, with typed keys of `jax.random` in their places."""
+    kind = type(state)
+    if kind is dict and state.keys() == {KEY_IMPL, KEY_DATA}:
+        return jax.random.wrap_key_data(state[KEY_DATA], impl=state[KEY_IMPL])
+    if kind is dict:
+        return {key: with_keys(value) for key, value in state.items()}
+    if kind is list or kind is tuple:
+        return kind(with_keys(value) for value in state)
+    return state
