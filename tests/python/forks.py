@@ -7,8 +7,8 @@ any other, through the end of the interpreter, and is a child of whoever has sta
 server hands it over and tests adopt orphans (`leftovers`).
 
 `RankPopen` begins with what ranks and optimizers need as well, `GraphPopen` with PyTorch Geometric,
-`ModelPopen` with models of transformers, which take longer again to import. They have servers of
-their own, as Penstock asks what is imported.
+`ModelPopen` with models of transformers, which take longer again to import, `JaxPopen` with JAX and
+without PyTorch. They have servers of their own, as Penstock asks what is imported.
 
 Not for tests of what an interpreter does at its beginning, nor of one without PyTorch.
 """
@@ -53,6 +53,11 @@ IMPORTS_OF_MODELS = [
     "transformers.generation",
     "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",
+]
+IMPORTS_OF_JAX = [
+    "numpy",
+    "jax",
+    "optax",
 ]
 _REQUEST_BYTES_MAX = 1 << 20
 
@@ -101,7 +106,8 @@ server = _Server(IMPORTS)
 rank_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS])
 graph_server = _Server([*IMPORTS, *IMPORTS_OF_GRAPHS])
 model_server = _Server([*IMPORTS, *IMPORTS_OF_MODELS])
-servers = (server, rank_server, graph_server, model_server)
+jax_server = _Server(IMPORTS_OF_JAX)
+servers = (server, rank_server, graph_server, model_server, jax_server)
 
 
 class Popen(subprocess.Popen):
@@ -137,6 +143,12 @@ class GraphPopen(Popen):
     """One that begins with PyTorch Geometric, too."""
 
     server = graph_server
+
+
+class JaxPopen(Popen):
+    """One that begins with JAX instead of PyTorch."""
+
+    server = jax_server
 
 
 class InterpreterPopen(Popen):

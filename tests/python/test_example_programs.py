@@ -147,6 +147,37 @@ def killed_and_resumed(name, tmp_path, steps=40, ranks=None):
     return said(straight, "digest"), said(resumed, "digest")
 
 
+def killed_often(name, tmp_path, kills, chooser, popen, steps=40, every=4):
+    """Kills a program so often; whether all runs that ended did so as the one that was left alone.
+
+    At any moment, also while it begins: after a random number of its lines, and a little later.
+    """
+    straight = said(Program(name, tmp_path / "straight", steps, popen=popen).wait(), "digest")
+    killed, runs = 0, 0
+    while True:
+        program = Program(name, tmp_path / f"run-{runs}", steps, None, every, popen=popen)
+        try:
+            lines = chooser.randrange(steps // 2)
+            while killed < kills and len(program.lines) < lines and program.is_running():
+                time.sleep(0.001)
+            time.sleep(chooser.uniform(0, 0.05 if lines else 2))
+            is_killed = killed < kills and program.is_running()
+            if is_killed:
+                program.kill()
+                killed += 1
+                tell(f"kill {killed}: {program.lines[:1]} to {program.lines[-1:]}")
+                continue
+            ended = program.wait()
+        finally:
+            program.kill()
+        if said(ended, "digest") != straight:
+            return False
+        runs += 1
+        if killed == kills:
+            tell(f"{kills} kills, {runs} runs ended alike")
+            return True
+
+
 def test_lazy_saves_resume_bit_for_bit_after_a_kill(tmp_path):
     straight, resumed = killed_and_resumed("lazy_saves.py", tmp_path)
     assert resumed == straight
@@ -169,6 +200,13 @@ def test_dcp_resumes_bit_for_bit_after_all_ranks_are_killed(tmp_path):
     pytest.importorskip("penstock.integrations.dcp")
     straight, resumed = killed_and_resumed("dcp_async_save.py", tmp_path, ranks=2)
     assert resumed == straight
+
+
+def test_jax_resumes_bit_for_bit_after_kills_at_random_moments(tmp_path):
+    kills = int(os.environ.get("PENSTOCK_TORTURE_JAX_KILLS", "2"))
+    seed = int(os.environ.get("PENSTOCK_TORTURE_SEED", SEED))
+    tell("seed", seed)
+    assert killed_often("jax_training.py", tmp_path, kills, random.Random(seed), forks.JaxPopen)
 
 
 def test_a_run_that_is_preempted_goes_on_as_if_it_had_not_been(tmp_path):

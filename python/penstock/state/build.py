@@ -177,7 +177,7 @@ class Builder:
         value = self._built.get(key)
         if value is None:
             if window is not None:
-                _check_window(window, math.prod(self._tensors[index][2]))
+                check_window(window, math.prod(self._tensors[index][2]))
             try:
                 value = self._built[key] = self._make(kind, index, window, char)
             except TreeError as error:
@@ -312,7 +312,7 @@ def _check_level(level: int) -> None:
         raise TreeError(f"nested deeper than {LEVELS_MAX} levels")
 
 
-def _check_window(window: Window, items: int) -> None:
+def check_window(window: Window, items: int) -> None:
     """A window has to stay inside the tensor it is a part of."""
     shape, strides, offset = window
     if len(shape) != len(strides) or any(dim < 0 for dim in shape):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import numpy as np
 from jax._src.lax import lax
+from numpy.lib.stride_tricks import as_strided
 
 from penstock.loading.opened import BoxRead
 from penstock.state import dtypes
+from penstock.state.build import check_window
 from penstock.state.memory import of_array
 
 if TYPE_CHECKING:
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
     from penstock.loading.opened import OpenCheckpoint, StoredTensor
     from penstock.state.tree import Node
+
+Box: TypeAlias = tuple[tuple[int, int], ...]
+"""Begin and end of a part of an array in every dimension."""
 
 _PAGE_BYTES = 4096
 _LINE_BYTES = 64
@@ -71,10 +76,11 @@ class NumpyLeaf(Leaf):
         super().__init__(name, node)
         self._tensor = tensor
         self._dtype = dtypes.numpy_dtype(tensor.dtype)
-        # A strided part of a tensor, or no elements at all: made as any other value is.
-        self._is_direct = tensor.window is None and 0 not in tensor.shape
-        self._boxes: dict[tuple[tuple[int, int], ...], np.ndarray[Any, Any]] = {}
-        self._whole: np.ndarray[Any, Any] | None = None
+        if tensor.window is not None:
+            check_window(tensor.window, math.prod(tensor.shape))
+        self._boxes: dict[Box, np.ndarray[Any, Any]] = {}
+        # Of a strided part, what it is a part of.
+        self._base: np.ndarray[Any, Any] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -82,7 +88,7 @@ class NumpyLeaf(Leaf):
         window = self._tensor.window
         return self._tensor.shape if window is None else tuple(window[0])
 
-    def plan(self) -> list[tuple[tuple[int, int], ...]]:
+    def plan(self) -> list[Box]:
         """The boxes that are wanted: begin and end of each in every dimension."""
         return [tuple((0, size) for size in self.shape)]
 
@@ -93,8 +99,11 @@ class NumpyLeaf(Leaf):
         return items * self._dtype.itemsize
 
     def reads(self) -> Iterator[BoxRead]:
-        """Its boxes."""
-        if not self._is_direct:
+        """Its boxes, or all of what it is a strided part of."""
+        tensor = self._tensor
+        if tensor.window is not None:
+            self._base = _room(tensor.shape, self._dtype)
+            yield BoxRead(tensor, (0,) * len(tensor.shape), of_array(self._base, self.name))
             return
         for box in self.plan():
             memory = _room(tuple(end - begin for begin, end in box), self._dtype)
@@ -104,20 +113,21 @@ class NumpyLeaf(Leaf):
 
     def finish(self, opened: OpenCheckpoint, options: dict[str, Any]) -> None:
         """Takes what was read."""
-        if not self._is_direct:
-            (value,) = opened.values([self._node], options)
-            self._whole = np.ascontiguousarray(np.asarray(value)).reshape(self.shape)
         self.value = self._made()
         self._boxes.clear()
-        self._whole = None
+        self._base = None
 
     def _made(self) -> Any:
         return self._part(self.plan()[0])
 
-    def _part(self, box: tuple[tuple[int, int], ...]) -> np.ndarray[Any, Any]:
-        if self._whole is not None:
-            return self._whole[tuple(slice(begin, end) for begin, end in box)]
-        return self._boxes[box]
+    def _part(self, box: Box) -> np.ndarray[Any, Any]:
+        window, base = self._tensor.window, self._base
+        if window is None or base is None:
+            return self._boxes[box]
+        shape, strides, offset = window
+        steps = [stride * base.itemsize for stride in strides]
+        part = as_strided(base.reshape(-1)[offset:], shape, steps)
+        return np.ascontiguousarray(part[tuple(slice(begin, end) for begin, end in box)])
 
 
 class ArrayLeaf(NumpyLeaf):
@@ -136,7 +146,7 @@ class ArrayLeaf(NumpyLeaf):
         self._sharding = sharding
         self._is_weak = is_weak
 
-    def plan(self) -> list[tuple[tuple[int, int], ...]]:
+    def plan(self) -> list[Box]:
         """The boxes that devices of this process hold, each once.
 
         Raises:
@@ -191,7 +201,7 @@ class KeyLeaf(NumpyLeaf):
         return keys if self._sharding is None else jax.device_put(keys, self._sharding)
 
 
-def _box(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+def _box(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Box:
     index = index or ()
     full = (*index, *(slice(None) for _ in shape[len(index) :]))
     return tuple(

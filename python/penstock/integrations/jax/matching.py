@@ -143,7 +143,7 @@ class Matching:
         leaf = ArrayLeaf(name, node, tensor, sharding, is_weak=is_weak)
         try:
             leaf.plan()
-        except ValueError as error:
+        except (ValueError, IndexError) as error:
             self._add(name, f"{tensor.shape} does not lie as {sharding} says: {error}")
             return None
         return self._read(leaf)
