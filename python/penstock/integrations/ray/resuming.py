@@ -1,0 +1,201 @@
+"""`resume`: the newest complete checkpoint of a run, registered or not."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import ray.train
+from ray.train import CheckpointConsistencyMode
+
+from penstock import checkpoint
+from penstock.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    PenstockError,
+    PenstockWarning,
+    RankError,
+)
+from penstock.integrations.ray.reporting import register
+from penstock.integrations.ray.run import NOTE, current
+
+if TYPE_CHECKING:
+    import os
+
+    from penstock.integrations.ray.run import Run
+    from penstock.training.training import Training
+
+
+class _Found(NamedTuple):
+    """What of a run the worker of rank 0 sees.
+
+    Attributes:
+        complete: Paths of complete checkpoints, the newest first.
+        steps: The step of each.
+        metrics: What each was reported with.
+        registered: Those that Ray knows of.
+        leftovers: Paths of saves that never finished.
+        bad: What is wrong with those that should be complete and are not.
+    """
+
+    complete: list[str]
+    steps: dict[str, int | None]
+    metrics: dict[str, dict[str, Any]]
+    registered: list[str]
+    leftovers: list[str]
+    bad: list[PenstockError]
+
+
+def resume(
+    training: Training | Any, *, storage_path: str | os.PathLike[str] | None = None
+) -> int | None:
+    """Restores a training from the newest complete checkpoint of the run.
+
+    That is the one of the highest step that is complete and turns out to be good while it is read,
+    on every worker. One that is damaged is passed over with a `PenstockWarning`. A checkpoint that
+    was durable when the workers ended, and that Ray had not registered yet, counts as well: it is
+    registered now, with the metrics it was saved with. What saves left behind that never finished
+    is removed.
+
+    All workers call this, once, before their first `report`.
+
+    Args:
+        training: What to restore, built as for a new run; or a state whose tensors are filled, as
+            by ``penstock.load(into=…)``.
+        storage_path: Of the run, in local mode, where Ray does not tell it; None for Ray's default.
+
+    Returns:
+        The step, or None where there is no checkpoint: then it is a new run.
+
+    Raises:
+        CorruptCheckpointError: There are checkpoints, and none is good; or the newest that Ray has
+            is none of Penstock's.
+        StateMismatchError: The training does not fit.
+        RankError: Another worker could not restore it.
+        StorageError: The operating system failed an operation.
+    """
+    run = current(storage_path)
+    found: _Found | Exception = run.first(_seen(run))
+    if isinstance(found, Exception):
+        raise found
+    for error in found.bad:
+        _pass_over(str(error))
+    for index, path in enumerate(found.complete):
+        damage = _load(run, path, training)
+        if damage is None:
+            _register(run, found, index)
+            if run.rank == 0:
+                for leftover in found.leftovers:
+                    shutil.rmtree(leftover, ignore_errors=True)
+            return found.steps[path]
+        _pass_over(damage)
+    if found.complete or found.bad:
+        raise CorruptCheckpointError(
+            f"{run.root}: none of its checkpoints is good: `penstock salvage` takes out what is "
+            "intact; to begin anew in spite of them, give the run another name",
+            path=run.root,
+        )
+    return None
+
+
+def _pass_over(why: str) -> None:
+    warnings.warn(f"passed over: {why}", PenstockWarning, stacklevel=3)
+
+
+def _load(run: Run, path: str, training: Any) -> str | None:
+    """Loads a checkpoint on all workers; what is damaged in it, for whichever of them."""
+    own: PenstockError | None = None
+    try:
+        checkpoint.load(path, into=training)
+    except PenstockError as error:
+        own = error
+    is_damage = isinstance(own, CorruptCheckpointError | IncompleteCheckpointError)
+    told = run.everyone(None if own is None else (is_damage, str(own)))
+    for rank, one in enumerate(told):
+        if one is not None and not one[0]:
+            raise own or RankError(f"worker {rank} cannot resume: {one[1]}", rank=rank)
+    return next((one[1] for one in told if one is not None), None)
+
+
+def _seen(run: Run) -> _Found | Exception | None:
+    """What the worker of rank 0 sees, or its error, of which the others have to hear."""
+    if run.rank:
+        return None
+    try:
+        return _look(run)
+    except Exception as error:
+        return error
+
+
+def _look(run: Run) -> _Found:
+    """Looks at the run's directory and at what Ray knows.
+
+    Raises:
+        PenstockError: Ray has a checkpoint that was not reported by this plug-in, and is none of
+            Penstock's.
+    """
+    found = _Found([], {}, {}, _registered(run), [], [])
+    paths = [path for _, path in run.directories()]
+    latest = ray.train.get_checkpoint()
+    if latest is not None and latest.path not in paths:
+        paths.append(latest.path)
+    for path in paths:
+        try:
+            info = checkpoint.inspect(path)
+        except (
+            CheckpointNotFoundError,
+            IncompleteCheckpointError,
+            CorruptCheckpointError,
+        ) as error:
+            if not run.is_own(path):
+                raise _foreign(path, error) from error
+            is_leftover = isinstance(error, IncompleteCheckpointError)
+            if is_leftover and path not in found.registered:
+                found.leftovers.append(path)
+            else:
+                found.bad.append(error)
+            continue
+        note = info.metadata.get(NOTE)
+        found.complete.append(path)
+        found.steps[path] = info.step
+        found.metrics[path] = note.get("metrics", {}) if isinstance(note, dict) else {}
+    return found
+
+
+def _registered(run: Run) -> list[str]:
+    """Paths of what Ray has registered and keeps, in its order."""
+    if run.is_local:
+        return []
+    mode = CheckpointConsistencyMode.COMMITTED
+    return [one.checkpoint.path for one in ray.train.get_all_reported_checkpoints(mode)]
+
+
+def _register(run: Run, found: _Found, index: int) -> None:
+    """Has Ray register what it does not know of, up to the one that was loaded.
+
+    Only what is newer than all that it knows: it orders by what it hears last. The rest it has
+    meant to delete.
+    """
+    loaded = found.complete[index]
+    known = [path for path in found.complete if path in found.registered]
+    last = found.steps[known[0]] if known else None
+    missing = [
+        path
+        for path in reversed(found.complete[index:])
+        if path not in found.registered
+        and (last is None or (found.steps[path] or 0) > last)
+        and (path == loaded or not run.is_local)
+    ]
+    for path in missing:
+        register(run, path, found.metrics[path])
+
+
+def _foreign(path: str, error: PenstockError) -> CorruptCheckpointError:
+    return CorruptCheckpointError(
+        f"{path}: the newest checkpoint that Ray has of this run is none of Penstock's: load it as "
+        "it was saved, from ray.train.get_checkpoint(), in the place of the first resume, or give "
+        f"the run another name ({error})",
+        path=path,
+    )

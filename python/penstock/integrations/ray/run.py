@@ -1,0 +1,133 @@
+"""`Run`: the run that this worker trains in, where its checkpoints are, and how workers agree."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pyarrow.fs
+import ray.train
+
+from penstock.errors import RankError, UnsupportedPathError
+from penstock.saver import Saver
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NOTE = "ray"
+"""The member of a checkpoint's metadata that is this plug-in's: the metrics of its report."""
+
+_NAME = re.compile(r"penstock-([0-9]{10,19})-([0-9a-f]{8})")
+
+
+class Run:
+    """A run, as one worker of it sees it, from the start of its workers to their end.
+
+    Args:
+        storage_path: Of the run, where Ray does not say: in local mode.
+
+    Attributes:
+        root: The run's directory.
+        rank: Which of the workers this is.
+        is_local: Whether it is in local mode (``num_workers=0``), without a controller.
+        saver: What saves, one after the other.
+
+    Raises:
+        UnsupportedPathError: The run's storage is no file system of this machine.
+        RankError: There are several workers, and torch.distributed has no process group.
+    """
+
+    def __init__(self, storage_path: str | os.PathLike[str] | None) -> None:
+        context = ray.train.get_context()
+        self.rank: int = context.get_world_rank()
+        self._size: int = context.get_world_size()
+        self._check_group()
+        try:
+            storage = context.get_storage()
+        except NotImplementedError:
+            storage = None
+        self.is_local = storage is None
+        if storage is None:
+            parent = "~/ray_results" if storage_path is None else os.fspath(storage_path)
+            name = context.get_experiment_name() or "run"
+            self.root = os.path.join(os.path.abspath(os.path.expanduser(parent)), name)
+            os.makedirs(self.root, exist_ok=True)
+            self._filesystem: Any = pyarrow.fs.LocalFileSystem()
+        else:
+            self.root, self._filesystem = storage.experiment_fs_path, storage.storage_filesystem
+        if not isinstance(self._filesystem, pyarrow.fs.LocalFileSystem):
+            kind = self._filesystem.type_name
+            raise UnsupportedPathError(
+                f"{self.root}: Ray keeps this run in a storage of type {kind}, and Penstock writes "
+                "to file systems: give RunConfig(storage_path=…) a directory that all nodes have "
+                "mounted, or report with ray.train.report",
+                path=self.root,
+                scheme=kind,
+            )
+        self.saver = Saver(no_dist=self._size == 1)
+        self._life: str = self.first(uuid4().hex[:8])
+
+    def _check_group(self) -> None:
+        distributed = sys.modules.get("torch.distributed")
+        if self._size > 1 and (distributed is None or not distributed.is_initialized()):
+            raise RankError(
+                f"this is one of {self._size} workers of Ray Train, and torch.distributed has no "
+                "process group, by which they save one checkpoint together: use TorchTrainer, or "
+                "call torch.distributed.init_process_group first",
+                rank=self.rank,
+            )
+
+    def path(self, step: int) -> str:
+        """Where a step is saved, once in the life of these workers.
+
+        After a restart the same step has another name: Ray deletes by name, and one that is
+        registered twice would be deleted with the older of the two.
+        """
+        return os.path.join(self.root, f"penstock-{step:010d}-{self._life}")
+
+    def checkpoint(self, path: str) -> ray.train.Checkpoint:
+        """A checkpoint as Ray has it."""
+        return ray.train.Checkpoint(path, filesystem=self._filesystem)
+
+    def is_own(self, path: str) -> bool:
+        """Whether a path is named like a checkpoint of this run."""
+        parent, name = os.path.split(path)
+        return parent == self.root and _NAME.fullmatch(name) is not None
+
+    def directories(self) -> list[tuple[int, str]]:
+        """Step and path of every directory that is named like a checkpoint, the newest first."""
+        found = []
+        for name in os.listdir(self.root):
+            match = _NAME.fullmatch(name)
+            if match is not None and match[2] != self._life:
+                found.append((int(match[1]), os.path.join(self.root, name)))
+        return sorted(found, reverse=True)
+
+    def everyone(self, value: Any) -> Sequence[Any]:
+        """What each worker has, in the order of their ranks."""
+        if self._size == 1:
+            return [value]
+        values: list[Any] = [None] * self._size
+        sys.modules["torch.distributed"].all_gather_object(values, value)
+        return values
+
+    def first(self, value: Any) -> Any:
+        """What the worker of rank 0 has."""
+        return self.everyone(value)[0]
+
+
+_current: tuple[object, Run] | None = None
+
+
+def current(storage_path: str | os.PathLike[str] | None) -> Run:
+    """The run of this worker; all workers ask together for the first time."""
+    global _current
+    context = ray.train.get_context()
+    # In local mode one process may train several times, each time with another context.
+    key = context if type(context).__name__ == "LocalTrainContext" else Run
+    if _current is None or _current[0] is not key:
+        _current = (key, Run(storage_path))
+    return _current[1]

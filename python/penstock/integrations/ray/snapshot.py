@@ -1,0 +1,51 @@
+"""`repair`: Ray's own list of a run's checkpoints, where it keeps the run from starting."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import count
+
+from ray.train.v2._internal.constants import CHECKPOINT_MANAGER_SNAPSHOT_FILENAME
+
+
+def repair(directory: str | os.PathLike[str]) -> str | None:
+    """Sets Ray's list of a run's checkpoints aside, if the run cannot start because of it.
+
+    Ray refuses to go on with a run whose list is torn, as by a crash while it was written, or names
+    a directory that is gone. Without a list it starts, and `resume` registers what is there.
+    Called before ``trainer.fit()``, by nobody else than whoever starts the run. Checkpoints are not
+    touched.
+
+    Args:
+        directory: Of the run: ``storage_path`` and ``name`` of its `ray.train.RunConfig`.
+
+    Returns:
+        What was wrong with the list; None where it was left alone.
+    """
+    where = os.path.join(os.fspath(directory), CHECKPOINT_MANAGER_SNAPSHOT_FILENAME)
+    wrong = _problem(where)
+    if wrong is not None:
+        aside = next(
+            path for path in (f"{where}.aside-{n}" for n in count(1)) if not os.path.exists(path)
+        )
+        os.rename(where, aside)
+    return wrong
+
+
+def _problem(where: str) -> str | None:
+    try:
+        with open(where, encoding="utf-8") as file:
+            listed = json.load(file)["checkpoint_results"]
+        names = [str(one["checkpoint_dir_name"]) for one in listed]
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        return f"{where} makes no sense: {error}"
+    root = os.path.dirname(where)
+    gone = [name for name in names if not os.path.exists(os.path.join(root, name))]
+    return (
+        f"{where} names {', '.join(gone)}, which {'is' if len(gone) == 1 else 'are'} gone"
+        if gone
+        else None
+    )
