@@ -8,7 +8,8 @@ server hands it over and tests adopt orphans (`leftovers`).
 
 `RankPopen` begins with what ranks and optimizers need as well, `GraphPopen` with PyTorch Geometric,
 `ModelPopen` with models of transformers, which take longer again to import, `JaxPopen` with JAX and
-without PyTorch. They have servers of their own, as Penstock asks what is imported.
+without PyTorch, `RayPopen` with Ray Train. They have servers of their own, as Penstock asks what is
+imported.
 
 Not for tests of what an interpreter does at its beginning, nor of one without PyTorch.
 """
@@ -59,6 +60,11 @@ IMPORTS_OF_JAX = [
     "jax",
     "optax",
 ]
+IMPORTS_OF_RAY = [
+    *IMPORTS,
+    "ray.train.torch",
+    "torch._dynamo",
+]
 _REQUEST_BYTES_MAX = 1 << 20
 
 
@@ -107,7 +113,8 @@ rank_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS])
 graph_server = _Server([*IMPORTS, *IMPORTS_OF_GRAPHS])
 model_server = _Server([*IMPORTS, *IMPORTS_OF_MODELS])
 jax_server = _Server(IMPORTS_OF_JAX)
-servers = (server, rank_server, graph_server, model_server, jax_server)
+ray_server = _Server(IMPORTS_OF_RAY)
+servers = (server, rank_server, graph_server, model_server, jax_server, ray_server)
 
 
 class Popen(subprocess.Popen):
@@ -149,6 +156,12 @@ class JaxPopen(Popen):
     """One that begins with JAX instead of PyTorch."""
 
     server = jax_server
+
+
+class RayPopen(Popen):
+    """One that begins with Ray Train, too."""
+
+    server = ray_server
 
 
 class InterpreterPopen(Popen):

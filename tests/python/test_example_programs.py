@@ -209,6 +209,14 @@ def test_jax_resumes_bit_for_bit_after_kills_at_random_moments(tmp_path):
     assert killed_often("jax_training.py", tmp_path, kills, random.Random(seed), forks.JaxPopen)
 
 
+def test_ray_resumes_bit_for_bit_after_kills_at_random_moments(tmp_path):
+    """In local mode, where a kill takes all there is."""
+    kills = int(os.environ.get("PENSTOCK_TORTURE_RAY_KILLS", "2"))
+    seed = int(os.environ.get("PENSTOCK_TORTURE_SEED", SEED))
+    tell("seed", seed)
+    assert killed_often("ray_training.py", tmp_path, kills, random.Random(seed), forks.RayPopen)
+
+
 def test_a_run_that_is_preempted_goes_on_as_if_it_had_not_been(tmp_path):
     straight = Program("resume.py", tmp_path / "straight", 2_000, every=500).wait()
     program = Program("resume.py", tmp_path / "preempted", 2_000, every=500)
