@@ -233,6 +233,8 @@ def test_two_ranks_save_together_and_pass_over_what_one_of_them_cannot_read(tmp_
 
 WORKERS = """
     import json, os, signal, sys, threading, time
+    # A machine that is busy starts it slowly.
+    os.environ["RAY_raylet_start_wait_time_s"] = "300"
     import ray, ray.train, torch
     import torch.distributed as dist
     from ray.train.torch import TorchTrainer

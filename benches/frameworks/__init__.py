@@ -1,0 +1,1 @@
+"""What saves cost in the frameworks that plug-ins are for."""
