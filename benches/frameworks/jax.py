@@ -29,6 +29,8 @@ import optax
 from penstock.integrations.jax import Checkpoints
 
 GB = 10**9
+# Without types.
+_ready: Any = jax.block_until_ready
 _LAYERS = 12
 
 
@@ -112,7 +114,7 @@ class Orbax:
 def _stepped(state: Any) -> tuple[float, Any]:
     """A step, and its seconds."""
     began = time.perf_counter()
-    state = jax.block_until_ready(advance(state))
+    state = _ready(advance(state))
     return time.perf_counter() - began, state
 
 
@@ -131,7 +133,7 @@ def _round(saver: Saver, number: int, state: Any) -> tuple[dict[str, float], Any
 def measure(nbytes: int, rounds: int, root: str) -> dict[str, list[dict[str, float]]]:
     """What each round took, by who saved."""
     found: dict[str, list[dict[str, float]]] = {}
-    state = jax.block_until_ready(advance(state_of(nbytes)))
+    state = _ready(advance(state_of(nbytes)))
     savers: list[Saver] = [
         Ours(os.path.join(root, "penstock")),
         Orbax(os.path.join(root, "orbax")),
