@@ -11,11 +11,12 @@ from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
     IncompleteCheckpointError,
+    PenstockError,
     PenstockWarning,
 )
+from penstock.integrations.jax.background import Background
 from penstock.integrations.jax.loading import load
-from penstock.integrations.jax.processes import from_all, from_first, save_together
-from penstock.integrations.jax.saving import check_alone
+from penstock.integrations.jax.processes import SaveTogether, from_all, from_first
 from penstock.integrations.jax.trees import to_state
 from penstock.state.frozen import Frozen
 from penstock.store import CheckpointStore
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping
 
+    from penstock.integrations.jax.background import TogetherPending
     from penstock.options import Options
     from penstock.reports import SaveReport
     from penstock.saving.pending import PendingSave
@@ -74,6 +76,7 @@ class Checkpoints:
             no_dist=jax.process_count() > 1,
         )
         self._options = options
+        self._background = Background()
 
     def save(
         self,
@@ -87,17 +90,8 @@ class Checkpoints:
         if jax.process_count() == 1:
             state = to_state(pytree, copies=False)
             return self.store.save(step, state, metadata=metadata, overwrite=overwrite)
-        report = save_together(
-            self.store.path(step),
-            pytree,
-            overwrite=overwrite,
-            step=step,
-            metadata=metadata,
-            options=self._options,
-        )
-        if jax.process_index() == 0:
-            self.store.retain()
-        return report
+        self.wait()
+        return self._together(step, pytree, metadata, overwrite, copies=False).run()
 
     def save_async(
         self,
@@ -106,15 +100,39 @@ class Checkpoints:
         *,
         metadata: Mapping[str, Any] | None = None,
         overwrite: bool = False,
-    ) -> PendingSave:
+    ) -> PendingSave | TogetherPending:
         """Saves a pytree as a step in the background; see `penstock.integrations.jax.save_async`.
 
         The error of a save comes from its `PendingSave.result`, or else from the next `save`,
         `save_async`, `wait` or `close`.
         """
-        check_alone()
+        if jax.process_count() > 1:
+            self.wait()
+            save = self._together(step, pytree, metadata, overwrite, copies=True)
+            return self._background.begin(save)
         state = Frozen(to_state(pytree, copies=True))
         return self.store.save_async(step, state, lazy=True, metadata=metadata, overwrite=overwrite)
+
+    def _together(
+        self,
+        step: int,
+        pytree: Any,
+        metadata: Mapping[str, Any] | None,
+        overwrite: bool,
+        *,
+        copies: bool,
+    ) -> SaveTogether:
+        """A save of several processes."""
+        return SaveTogether(
+            self.store.path(step),
+            pytree,
+            overwrite=overwrite,
+            step=step,
+            metadata=metadata,
+            options=self._options,
+            copies=copies,
+            after=self.store.retain,
+        )
 
     def load(
         self, step: int | None = None, like: Any = None, *, keys: str | Iterable[str] | None = None
@@ -127,7 +145,7 @@ class Checkpoints:
             StateMismatchError: ``like`` does not fit.
             PenstockError: Whatever `penstock.integrations.jax.load` raises.
         """
-        self.store.wait()
+        self.wait()
         if step is None:
             step = self.store.latest()
             if step is None:
@@ -151,7 +169,7 @@ class Checkpoints:
             CorruptCheckpointError: There are steps, and none is good.
             StateMismatchError: ``like`` does not fit.
         """
-        self.store.wait()
+        self.wait()
         steps = from_first(self.store.root, self.store.steps())
         for step in reversed(steps):
             path = self.store.path(step)
@@ -183,13 +201,23 @@ class Checkpoints:
     def wait(self) -> None:
         """Waits for the last `save_async`, and raises its error if nobody has seen it."""
         self.store.wait()
+        self._background.wait()
 
     def close(self) -> None:
         """Waits as `wait` does, and gives the memory back."""
-        self.store.close()
+        try:
+            self._background.wait()
+        finally:
+            self.store.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: Any) -> None:
-        self.store.__exit__(kind, error, trace)
+        try:
+            self.close()
+        except PenstockError as failed:
+            if error is None:
+                raise
+            # What ended the block is what its caller has to hear.
+            error.add_note(f"and a save in the background failed: {failed}")

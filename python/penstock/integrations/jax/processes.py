@@ -12,8 +12,11 @@ wait has an end and nothing is in the way of training:
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
+import warnings
 from hashlib import blake2b
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -23,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src.distributed import global_state
 
-from penstock.errors import RankError, UnsupportedStateError
+from penstock.errors import PenstockError, PenstockWarning, RankError, UnsupportedStateError
 from penstock.integrations.jax.trees import to_state
 from penstock.reports import SaveReport
 from penstock.saving.attempt import PartVote, RankAttempt, decode_path, to_native
@@ -31,8 +34,7 @@ from penstock.state.flatten import Flattener
 from penstock.state.tree import ROOT
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from penstock.options import Options
     from penstock.state.memory import TensorSource
@@ -109,9 +111,9 @@ class _Part:
         marks: A digest of every leaf that each process has whole, by name.
     """
 
-    def __init__(self, pytree: Any) -> None:
+    def __init__(self, pytree: Any, *, copies: bool) -> None:
         walk = Flattener()
-        root = walk.encode(to_state(pytree, copies=False, is_shared=True), ROOT, 0)
+        root = walk.encode(to_state(pytree, copies=copies, is_shared=True), ROOT, 0)
         tensors, aliases = walk.finish()
         if aliases:
             raise UnsupportedStateError(
@@ -169,92 +171,115 @@ def from_first(path: str, value: Any) -> Any:
     return from_all(path, value)[0]
 
 
-def save_together(
-    path: str | os.PathLike[str],
-    pytree: Any,
-    *,
-    overwrite: bool,
-    step: int | None,
-    metadata: Mapping[str, Any] | None,
-    options: Options | None = None,
-) -> SaveReport:
-    """Saves a pytree of several processes; see `penstock.integrations.jax.save`.
+class SaveTogether:
+    """One save of several processes: what each has is taken at once, and written by `run`.
+
+    Args:
+        path: The checkpoint's directory.
+        pytree: What to save.
+        overwrite: Whether a complete checkpoint is replaced.
+        step: The training step, if any.
+        metadata: A note of plain JSON.
+        options: How bytes move; None for ``Options()``.
+        copies: Whether what is not of JAX may change before it is written.
+        after: What the first process does once the checkpoint is durable.
 
     Raises:
-        RankError: Another process failed, is not there or has another pytree.
-        PenstockError: Whatever `penstock.save` raises.
+        UnsupportedStateError: A leaf cannot be stored; the message names it. The others hear of it.
     """
-    where = decode_path(path)
-    settings = to_native(options)
-    mail = _Mail(where, settings["rank_timeout_seconds"])
-    began = time.perf_counter()
-    if jax.process_index():
-        attempt = _write(mail, where, pytree, settings)
-    else:
-        note = json.dumps(dict(metadata or {}))
-        attempt = _coordinate(mail, where, pytree, settings, overwrite, step, note)
-    changes = {
-        "path": where,
-        "step": step,
-        "checkpoint_id": attempt.id,
-        "seconds": time.perf_counter() - began,
-        "rank": jax.process_index(),
-        "world_size": jax.process_count(),
-    }
-    return SaveReport(**{**attempt.written, **changes})
 
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        pytree: Any,
+        *,
+        overwrite: bool,
+        step: int | None,
+        metadata: Mapping[str, Any] | None,
+        options: Options | None = None,
+        copies: bool = False,
+        after: Callable[[], object] | None = None,
+    ) -> None:
+        self.path = os.path.abspath(decode_path(path))
+        self._options = to_native(options)
+        self._note = json.dumps(dict(metadata or {}))
+        self._overwrite, self._step, self._after = overwrite, step, after
+        self._mail = _Mail(self.path, self._options["rank_timeout_seconds"])
+        try:
+            self._part = _Part(pytree, copies=copies)
+        except BaseException as error:
+            self._give_up(error)
+            raise
 
-def _write(mail: _Mail, path: str, pytree: Any, options: dict[str, Any]) -> RankAttempt:
-    """What any process but the first does."""
-    number = jax.process_index()
-    try:
-        part = _Part(pytree)
-        attempt = RankAttempt.join(path, mail.wait("begun", 0)["id"], number)
-        vote = attempt.write(number, part.sources, options)
-    except BaseException as error:
-        mail.post("vote", {"error": str(error)})
-        raise
-    mail.post("vote", {"vote": vote, "tree": _digest(part.tree), "marks": part.marks})
-    mail.wait("outcome", 0)
-    return attempt
+    def run(self) -> SaveReport:
+        """Writes what this process has to write, and sees the save through to its commit.
 
+        Raises:
+            CheckpointExistsError: A complete checkpoint is there.
+            RankError: Another process failed, is not there or has another pytree.
+            StorageError: The operating system failed an operation.
+        """
+        began = time.perf_counter()
+        try:
+            attempt = self._write() if jax.process_index() else self._coordinate()
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        changes = {
+            "path": self.path,
+            "step": self._step,
+            "checkpoint_id": attempt.id,
+            "seconds": time.perf_counter() - began,
+            "rank": jax.process_index(),
+            "world_size": jax.process_count(),
+        }
+        return SaveReport(**{**attempt.written, **changes})
 
-def _coordinate(
-    mail: _Mail,
-    path: str,
-    pytree: Any,
-    options: dict[str, Any],
-    overwrite: bool,
-    step: int | None,
-    note: str,
-) -> RankAttempt:
-    """What the first process does."""
-    attempt = None
-    try:
-        part = _Part(pytree)
-        attempt = RankAttempt.begin(path, overwrite=overwrite)
-        mail.post("begun", {"id": attempt.id})
-        attempt.write_shards(0, part.sources, options)
-        votes = {0: attempt.write_part(part.tree)}
-        for process in range(1, jax.process_count()):
-            message = mail.wait("vote", process)
-            _compare(path, part, message, process)
-            votes[process] = PartVote(*message["vote"])
-        mail.forget_last()
-        attempt.commit(votes, metadata=note, overwrite=overwrite, step=step)
-    except BaseException as error:
-        for what in ("begun", "outcome"):
-            try:
-                mail.post(what, {"error": str(error)})
-            except jax.errors.JaxRuntimeError:
-                # It has been posted, or the coordination service is gone.
-                continue
-        raise
-    finally:
-        if attempt is not None:
+    def _write(self) -> RankAttempt:
+        """What any process but the first does."""
+        number = jax.process_index()
+        attempt = RankAttempt.join(self.path, self._mail.wait("begun", 0)["id"], number)
+        vote = attempt.write(number, self._part.sources, self._options)
+        tree = _digest(self._part.tree)
+        self._mail.post("vote", {"vote": vote, "tree": tree, "marks": self._part.marks})
+        self._mail.wait("outcome", 0)
+        return attempt
+
+    def _coordinate(self) -> RankAttempt:
+        """What the first process does."""
+        attempt = RankAttempt.begin(self.path, overwrite=self._overwrite)
+        try:
+            self._mail.post("begun", {"id": attempt.id})
+            attempt.write_shards(0, self._part.sources, self._options)
+            votes = {0: attempt.write_part(self._part.tree)}
+            for process in range(1, jax.process_count()):
+                message = self._mail.wait("vote", process)
+                _compare(self.path, self._part, message, process)
+                votes[process] = PartVote(*message["vote"])
+            self._mail.forget_last()
+            attempt.commit(votes, metadata=self._note, overwrite=self._overwrite, step=self._step)
+        finally:
             attempt.abandon()
-    mail.post("outcome", {})
-    return attempt
+        self._mail.post("outcome", {})
+        self._finish()
+        return attempt
+
+    def _finish(self) -> None:
+        """Deletes what is not kept; what is saved is saved, whatever becomes of that."""
+        if self._after is None:
+            return
+        try:
+            self._after()
+        except PenstockError as error:
+            message = f"{self.path} is saved, but older steps could not be deleted: {error}"
+            warnings.warn(message, PenstockWarning, stacklevel=2)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Lets the others know."""
+        for what in ("vote",) if jax.process_index() else ("begun", "outcome"):
+            # What is posted already stays, and the coordination service may be gone.
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                self._mail.post(what, {"error": str(error)})
 
 
 def _compare(path: str, part: _Part, message: dict[str, Any], process: int) -> None:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from penstock.integrations.jax.processes import save_together
+from penstock.integrations.jax.background import Background
+from penstock.integrations.jax.processes import SaveTogether
 from penstock.integrations.jax.trees import to_state
 from penstock.saver import Saver
 from penstock.state.frozen import Frozen
@@ -15,10 +16,12 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+    from penstock.integrations.jax.background import TogetherPending
     from penstock.reports import SaveReport
     from penstock.saving.pending import PendingSave
 
 _saver = Saver()
+_background = Background()
 
 
 def save(
@@ -62,7 +65,8 @@ def save(
         {'w': array([0, 1, 2], dtype=int32)}
     """
     if jax.process_count() > 1:
-        return save_together(path, pytree, overwrite=overwrite, step=step, metadata=metadata)
+        wait()
+        return SaveTogether(path, pytree, overwrite=overwrite, step=step, metadata=metadata).run()
     state = to_state(pytree, copies=False)
     return _saver.save(path, state, overwrite=overwrite, step=step, metadata=metadata)
 
@@ -74,7 +78,7 @@ def save_async(
     overwrite: bool = False,
     step: int | None = None,
     metadata: Mapping[str, Any] | None = None,
-) -> PendingSave:
+) -> PendingSave | TogetherPending:
     """Saves a pytree in the background, of which nothing on the host is copied at the call.
 
     An array of JAX never changes, and its memory stays while it is being written: a step that it is
@@ -94,7 +98,6 @@ def save_async(
     Raises:
         CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False.
         UnsupportedStateError: A leaf cannot be stored; the message names it.
-        NotImplementedError: There are several processes.
         PenstockError: The error of the last save, if nobody has seen it.
 
     Example:
@@ -104,7 +107,13 @@ def save_async(
         >>> pending.result().tensor_bytes
         12
     """
-    check_alone()
+    if jax.process_count() > 1:
+        wait()
+        return _background.begin(
+            SaveTogether(
+                path, pytree, overwrite=overwrite, step=step, metadata=metadata, copies=True
+            )
+        )
     state = Frozen(to_state(pytree, copies=True))
     return _saver.save_async(
         path, state, lazy=True, overwrite=overwrite, step=step, metadata=metadata
@@ -118,16 +127,4 @@ def wait() -> None:
         PenstockError: Its error, if nobody has seen it.
     """
     _saver.wait()
-
-
-def check_alone() -> None:
-    """Refuses saves in the background where several processes save.
-
-    Raises:
-        NotImplementedError: There are several.
-    """
-    if jax.process_count() > 1:
-        raise NotImplementedError(
-            f"{jax.process_count()} processes save together with save() only, which waits: "
-            "save_async() is for one process"
-        )
+    _background.wait()
