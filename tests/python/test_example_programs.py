@@ -211,7 +211,7 @@ def test_jax_resumes_bit_for_bit_after_kills_at_random_moments(tmp_path):
 
 def test_ray_resumes_bit_for_bit_after_kills_at_random_moments(tmp_path):
     """In local mode, where a kill takes all there is."""
-    kills = int(os.environ.get("PENSTOCK_TORTURE_RAY_KILLS", "2"))
+    kills = int(os.environ.get("PENSTOCK_TORTURE_RAY_KILLS", "1"))
     seed = int(os.environ.get("PENSTOCK_TORTURE_SEED", SEED))
     tell("seed", seed)
     assert killed_often("ray_training.py", tmp_path, kills, random.Random(seed), forks.RayPopen)
