@@ -65,16 +65,21 @@ class Saver(Protocol):
 
 
 class Ours:
-    """Penstock's plug-in."""
+    """Penstock's plug-in.
 
-    name = "penstock"
+    Args:
+        root: Where to.
+        copy: Whether arrays are copied at the call.
+    """
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, *, copy: bool) -> None:
+        self.name = "penstock, copy" if copy else "penstock"
+        self._copy = copy
         self._checkpoints = Checkpoints(root, keep_last=1)
 
     def save(self, step: int, state: Any) -> None:
         """Begins a save in the background."""
-        self._checkpoints.save_async(step, state)
+        self._checkpoints.save_async(step, state, copy=self._copy)
 
     def wait(self) -> None:
         """Waits for it."""
@@ -135,11 +140,12 @@ def measure(nbytes: int, rounds: int, root: str) -> dict[str, list[dict[str, flo
     found: dict[str, list[dict[str, float]]] = {}
     state = _ready(advance(state_of(nbytes)))
     savers: list[Saver] = [
-        Ours(os.path.join(root, "penstock")),
+        Ours(os.path.join(root, "penstock"), copy=False),
+        Ours(os.path.join(root, "copied"), copy=True),
         Orbax(os.path.join(root, "orbax")),
     ]
     for number in range(rounds + 1):
-        for saver in savers if number % 2 else savers[::-1]:
+        for saver in (*savers[number % 3 :], *savers[: number % 3]):
             seconds, state = _round(saver, number, state)
             if number:
                 # The first round fills caches and memory that later ones find.
@@ -172,13 +178,14 @@ def main() -> None:
             seconds = [row[what] * 1e3 for row in rows]
             middle, low, high = statistics.median(seconds), min(seconds), max(seconds)
             cells.append(f"{what} {middle:.1f} ({low:.1f} to {high:.1f})")
-        out.write(f"{name:10}{'; '.join(cells)}\n")
+        out.write(f"{name:16}{'; '.join(cells)}\n")
     calls, waits = {}, {}
     for name, rows in found.items():
         calls[name] = statistics.median(row["call"] for row in rows)
         waits[name] = statistics.median(row["call"] + row["step"] - row["alone"] for row in rows)
-    out.write(f"stall of the call: {calls['penstock'] / calls['orbax']:.3f} of Orbax's\n")
-    out.write(f"call and longer step: {waits['penstock'] / waits['orbax']:.3f} of Orbax's\n")
+    for name in found:
+        call, wait = calls[name] / calls["orbax"], waits[name] / waits["orbax"]
+        out.write(f"{name:16}of Orbax's: call {call:.3f}, call and longer step {wait:.3f}\n")
 
 
 if __name__ == "__main__":

@@ -271,12 +271,13 @@ def test_keys_choose_leaves_and_tensors_of_torch_become_arrays(tmp_path):
     assert loaded["none"].shape == (0, 2)
 
 
-def test_a_step_that_is_given_the_buffers_changes_nothing_of_a_save_in_the_background(tmp_path):
+@pytest.mark.parametrize("copy", [False, True])
+def test_a_step_that_is_given_the_buffers_changes_nothing_of_a_save(tmp_path, copy):
     step = jax.jit(lambda tree: jax.tree.map(lambda x: x * 2 + 1, tree), donate_argnums=0)
     arrays = {str(i): jnp.full((1 << 20,), i, jnp.float32) for i in range(16)}
     wanted = jax.tree.map(lambda x: np.array(x), arrays)
     numpy = np.arange(4)
-    pending = pj.save_async(tmp_path / "ckpt", {"arrays": arrays, "numpy": numpy})
+    pending = pj.save_async(tmp_path / "ckpt", {"arrays": arrays, "numpy": numpy}, copy=copy)
     numpy[:] = 0
     for _ in range(5):
         arrays = step(arrays)

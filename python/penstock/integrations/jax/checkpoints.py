@@ -98,6 +98,7 @@ class Checkpoints:
         step: int,
         pytree: Any,
         *,
+        copy: bool = False,
         metadata: Mapping[str, Any] | None = None,
         overwrite: bool = False,
     ) -> PendingSave | TogetherPending:
@@ -110,6 +111,9 @@ class Checkpoints:
             self.wait()
             save = self._together(step, pytree, metadata, overwrite, copies=True)
             return self._background.begin(save)
+        if copy:
+            state = to_state(pytree, copies=False)
+            return self.store.save_async(step, state, metadata=metadata, overwrite=overwrite)
         state = Frozen(to_state(pytree, copies=True))
         return self.store.save_async(step, state, lazy=True, metadata=metadata, overwrite=overwrite)
 

@@ -75,6 +75,7 @@ def save_async(
     path: str | os.PathLike[str],
     pytree: Any,
     *,
+    copy: bool = False,
     overwrite: bool = False,
     step: int | None = None,
     metadata: Mapping[str, Any] | None = None,
@@ -91,6 +92,9 @@ def save_async(
     Args:
         path: The checkpoint's directory; made if missing, its parents too.
         pytree: Any pytree.
+        copy: Whether to copy arrays at the call all the same, into memory that is kept for the next
+            save. A step that they are donated to then needs no other memory for its result. Of
+            several processes each saves without.
         overwrite: Replace a complete checkpoint at the path.
         step: The training step, recorded beside the state.
         metadata: A note of plain JSON.
@@ -114,6 +118,9 @@ def save_async(
                 path, pytree, overwrite=overwrite, step=step, metadata=metadata, copies=True
             )
         )
+    if copy:
+        state = to_state(pytree, copies=False)
+        return _saver.save_async(path, state, overwrite=overwrite, step=step, metadata=metadata)
     state = Frozen(to_state(pytree, copies=True))
     return _saver.save_async(
         path, state, lazy=True, overwrite=overwrite, step=step, metadata=metadata
