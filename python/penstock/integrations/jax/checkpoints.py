@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import jax
 
+from penstock import CheckpointStore
 from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -19,16 +20,13 @@ from penstock.integrations.jax.loading import load
 from penstock.integrations.jax.processes import SaveTogether, from_all, from_first
 from penstock.integrations.jax.trees import to_state
 from penstock.state.frozen import Frozen
-from penstock.store import CheckpointStore
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping
 
+    from penstock import Options, PendingSave, SaveReport
     from penstock.integrations.jax.background import TogetherPending
-    from penstock.options import Options
-    from penstock.reports import SaveReport
-    from penstock.saving.pending import PendingSave
 
 
 class Checkpoints:

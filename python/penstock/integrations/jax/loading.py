@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock import checkpoint
+import penstock
 from penstock.integrations.jax.matching import Matching
 from penstock.integrations.jax.trees import with_keys
 from penstock.loading.opened import OpenCheckpoint, decode_path, to_native
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator, Sequence
 
+    from penstock import Options
     from penstock.integrations.jax.leaves import Leaf
-    from penstock.options import Options
 
 _BATCH_BYTES_MAX = 1 << 30
 """How much is read before it goes to the devices: what an accelerator takes is in host memory so
@@ -66,7 +66,7 @@ def load(
         {'step': 7}
     """
     if like is None:
-        return with_keys(checkpoint.load(path, keys=keys, options=options))
+        return with_keys(penstock.load(path, keys=keys, options=options))
     settings = to_native(options)
     opened = OpenCheckpoint(decode_path(path))
     try:

@@ -26,9 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src.distributed import global_state
 
+from penstock import SaveReport
 from penstock.errors import PenstockError, PenstockWarning, RankError, UnsupportedStateError
 from penstock.integrations.jax.trees import to_state
-from penstock.reports import SaveReport
 from penstock.saving.attempt import PartVote, RankAttempt, decode_path, to_native
 from penstock.state.flatten import Flattener
 from penstock.state.tree import ROOT
@@ -36,7 +36,7 @@ from penstock.state.tree import ROOT
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock.options import Options
+    from penstock import Options
     from penstock.state.memory import TensorSource
 
 _ANSWER_SECONDS = 600

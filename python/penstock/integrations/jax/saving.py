@@ -6,19 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from penstock import Saver
 from penstock.integrations.jax.background import Background
 from penstock.integrations.jax.processes import SaveTogether
 from penstock.integrations.jax.trees import to_state
-from penstock.saver import Saver
 from penstock.state.frozen import Frozen
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+    from penstock import PendingSave, SaveReport
     from penstock.integrations.jax.background import TogetherPending
-    from penstock.reports import SaveReport
-    from penstock.saving.pending import PendingSave
 
 _saver = Saver()
 _background = Background()

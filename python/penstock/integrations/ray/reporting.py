@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+    from penstock import PendingSave
     from penstock.integrations.ray.run import Run
-    from penstock.saving.pending import PendingSave
 
 
 def report(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import ray.train
 from ray.train import CheckpointConsistencyMode
 
-from penstock import checkpoint
+import penstock
 from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -24,8 +24,8 @@ from penstock.integrations.ray.run import NOTE, current
 if TYPE_CHECKING:
     import os
 
+    from penstock import Training
     from penstock.integrations.ray.run import Run
-    from penstock.training.training import Training
 
 
 class _Found(NamedTuple):
@@ -108,7 +108,7 @@ def _load(run: Run, path: str, training: Any) -> str | None:
     """Loads a checkpoint on all workers; what is damaged in it, for whichever of them."""
     own: PenstockError | None = None
     try:
-        checkpoint.load(path, into=training)
+        penstock.load(path, into=training)
     except PenstockError as error:
         own = error
     is_damage = isinstance(own, CorruptCheckpointError | IncompleteCheckpointError)
@@ -143,7 +143,7 @@ def _look(run: Run) -> _Found:
         paths.append(latest.path)
     for path in paths:
         try:
-            info = checkpoint.inspect(path)
+            info = penstock.inspect(path)
         except (
             CheckpointNotFoundError,
             IncompleteCheckpointError,

@@ -11,8 +11,8 @@ from uuid import uuid4
 import pyarrow.fs
 import ray.train
 
+from penstock import Saver
 from penstock.errors import RankError, UnsupportedPathError
-from penstock.saver import Saver
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
