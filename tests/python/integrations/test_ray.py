@@ -252,6 +252,7 @@ WORKERS = """
         if rank == 0:
             with open(config["log"], "a") as log:
                 log.write(f"{step}\\n")
+        dist.barrier()
         chooser = random.Random(f"{time.time()} {rank}")
         life = len(open(config["log"]).readlines())
         # Another rank each time, at any step and anywhere in it.
