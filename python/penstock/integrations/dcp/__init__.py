@@ -2,7 +2,8 @@
 
 `StorageWriter` and `StorageReader` go to ``dcp.save``, ``dcp.async_save`` and ``dcp.load``. What
 DCP plans, its planners included, stays as it is; how the bytes come to storage and back, and when
-a checkpoint counts as complete, is Penstock's.
+a checkpoint counts as complete, is Penstock's. `install` has DCP use them where nobody has named a
+writer or reader.
 
 Example:
     >>> import tempfile, torch
@@ -17,7 +18,8 @@ Example:
     (100, 6.0)
 """
 
+from penstock.integrations.dcp.door import install, uninstall
 from penstock.integrations.dcp.reader import StorageReader
 from penstock.integrations.dcp.writer import StorageWriter
 
-__all__ = ["StorageReader", "StorageWriter"]
+__all__ = ["StorageReader", "StorageWriter", "install", "uninstall"]

@@ -66,7 +66,12 @@ class _Encoder(Flattener):
         self._handlers[_Leaf] = lambda _walk, leaf, _name, _level: leaf.node
 
 
-def arrange(nodes: Mapping[str, Node], raw: list[str], planner_data: Any) -> tuple[str, str]:
+def arrange(
+    nodes: Mapping[str, Node],
+    raw: list[str],
+    planner_data: Any,
+    further: Mapping[str, Any] | None = None,
+) -> tuple[str, str]:
     """The tree and the metadata of a checkpoint, as JSON text.
 
     Args:
@@ -74,11 +79,12 @@ def arrange(nodes: Mapping[str, Node], raw: list[str], planner_data: Any) -> tup
         raw: Names of those that are bytes of the planner's.
         planner_data: What the planner wants to find again; the paths that DCP has flattened, if
             it is the default planner.
+        further: Members of the note that `read` does not look at.
 
     Raises:
         UnsupportedStateError: ``planner_data`` cannot be stored.
     """
-    note: dict[str, Any] = {"raw": sorted(raw)}
+    note: dict[str, Any] = {"raw": sorted(raw), **(further or {})}
     state = _nest(nodes, planner_data) if _are_paths(planner_data, nodes) else None
     if state is None:
         note["flat"] = True

@@ -34,7 +34,7 @@ from penstock.saving.attempt import RankAttempt, check_in_group, decode_path, to
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -213,7 +213,7 @@ class StorageWriter(storage.StorageWriter):
             found = (result.storage_data for rank in results for result in rank)
             reports = [report for report in found if isinstance(report, _Report)]
             nodes, raw = _merge(reports)
-            tree, note = layout.arrange(nodes, raw, metadata.planner_data)
+            tree, note = layout.arrange(nodes, raw, metadata.planner_data, self._further_note())
             own = attempt.write_part(tree)
             votes = {report.number: report.vote or own for report in reports}
             if len(votes) != len(results):
@@ -221,6 +221,10 @@ class StorageWriter(storage.StorageWriter):
             attempt.commit(votes, metadata=note, overwrite=self.overwrite)
         finally:
             self._give_up()
+
+    def _further_note(self) -> Mapping[str, Any]:
+        """What else the checkpoint's note is to say."""
+        return {}
 
     def _give_up(self) -> None:
         """Removes what the coordinator has written, if it is not committed."""

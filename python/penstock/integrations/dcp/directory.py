@@ -1,0 +1,180 @@
+"""What is in a directory that `torch.distributed.checkpoint` (DCP) is pointed at.
+
+DCP writes its `.metadata` last, so a directory of its own is complete where that is. Launchers and
+trainers look for that name (torchtitan takes no step without it), so a save in DCP's place leaves a
+*mark* under it once the checkpoint is committed. Which of the two a directory holds:
+
+- neither a manifest nor DCP's `.metadata`: nothing, or what is left of a save of DCP that died;
+- one of the two: that one;
+- both: Penstock's saves note the digest of the `.metadata` that they replace. Where that is what is
+  there, the process died between the commit and the mark; else DCP has saved over it since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import IncompleteCheckpointError, StorageError
+from penstock.integrations.dcp.layout import NOTE
+from penstock.loading.foreign import is_checkpoint
+from penstock.loading.opened import OpenCheckpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+METADATA = ".metadata"
+"""What DCP calls the file that makes a directory one of its checkpoints."""
+
+REPLACED = "replaced"
+"""The member of the note of `layout` that has the digest of the `.metadata` that was replaced."""
+
+_MARK = (
+    b"Here is a Penstock checkpoint (manifest.json), and none of DCP's own format. What reads it:\n"
+    b"penstock.load, StorageReader of penstock.integrations.dcp, dcp.load after install() of that\n"
+    b"module. This file is for tools that look for its name.\n"
+)
+
+_DATA = re.compile(r"__\d+_\d+\.distcp")
+_OF_A_RANK = re.compile(r"__\d+\.metadata")
+
+
+def holds_dcp(path: str) -> bool:
+    """Whether the newest that is complete there is of DCP's own format.
+
+    Raises:
+        IncompleteCheckpointError: There is what a save of DCP has left that did not end.
+        CorruptCheckpointError: There are both, and Penstock's is damaged.
+    """
+    digest = dcp_digest(path)
+    if is_checkpoint(path):
+        return digest is not None and digest != _replaced(path)
+    if digest is not None:
+        return True
+    names = _names(path)
+    if any(map(_OF_A_RANK.fullmatch, names)):
+        return True
+    data = sorted(filter(_DATA.fullmatch, names))
+    if data:
+        raise IncompleteCheckpointError(
+            f"{path}: DCP's save there never finished: {METADATA}, which it writes last, is "
+            f"missing beside {data[0]}"
+            + (f" and {len(data) - 1} more" if len(data) > 1 else "")
+            + "; load an earlier checkpoint, and remove this directory",
+            path=path,
+        )
+    return False
+
+
+def dcp_digest(path: str) -> str | None:
+    """SHA-256 of the `.metadata` of DCP's in a directory; None where there is none."""
+    try:
+        with open(os.path.join(path, METADATA), "rb") as file:
+            data = file.read(len(_MARK) + 1)
+            if data == _MARK:
+                return None
+            found = hashlib.sha256(data)
+            while data := file.read(1 << 20):
+                found.update(data)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _failed(error, path) from error
+    return found.hexdigest()
+
+
+def mark(path: str) -> None:
+    """Leaves the mark, and removes what a checkpoint of DCP's own had there.
+
+    Raises:
+        StorageError: The operating system failed an operation. The checkpoint is complete.
+    """
+    try:
+        target = os.path.join(path, METADATA)
+        if dcp_digest(path) is not None or not os.path.exists(target):
+            _write(f"{target}.tmp", target)
+        old = [name for name in _names(path) if _DATA.fullmatch(name) or _OF_A_RANK.fullmatch(name)]
+        for name in old:
+            os.unlink(os.path.join(path, name))
+        _sync(path)
+    except OSError as error:
+        raise _failed(error, path) from error
+
+
+def check_files(path: str, storage_data: Any) -> None:
+    """Refuses a checkpoint of DCP's own of which files are missing or cut.
+
+    Args:
+        path: The directory.
+        storage_data: Where its metadata says that items lie.
+
+    Raises:
+        IncompleteCheckpointError: They do not.
+    """
+    ends: dict[str, int] = {}
+    for place in storage_data.values():
+        end = place.offset + place.length
+        ends[place.relative_path] = max(end, ends.get(place.relative_path, 0))
+    missing = [name for name, end in ends.items() if _bytes_of(os.path.join(path, name)) < end]
+    if missing:
+        raise IncompleteCheckpointError(
+            f"{path}: {_few(missing)} of DCP's checkpoint there {_are(missing)} missing or cut: "
+            "copy the directory again, or load another checkpoint",
+            path=path,
+        )
+
+
+def _replaced(path: str) -> Any:
+    checkpoint = OpenCheckpoint(path)
+    try:
+        with checkpoint.reading():
+            note = checkpoint.metadata().get(NOTE)
+    finally:
+        checkpoint.release()
+    return note.get(REPLACED) if isinstance(note, dict) else None
+
+
+def _names(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _bytes_of(file: str) -> int:
+    try:
+        return os.stat(file).st_size
+    except FileNotFoundError:
+        return -1
+
+
+def _write(temporary: str, target: str) -> None:
+    with open(temporary, "wb") as file:
+        file.write(_MARK)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, target)
+
+
+def _sync(path: str) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _few(names: Iterable[str]) -> str:
+    first, *others = sorted(names)
+    return first + (f" and {len(others)} more" if others else "")
+
+
+def _are(names: list[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _failed(error: OSError, path: str) -> StorageError:
+    where = error.filename or path
+    return StorageError(f"{where}: {error.strerror}", path=str(where), errno=error.errno)
