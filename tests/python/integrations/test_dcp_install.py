@@ -1,0 +1,416 @@
+"""`penstock.integrations.dcp.install`: DCP on Penstock where only a ``checkpoint_id`` is given."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import subprocess
+import sys
+import time
+import types
+from contextlib import closing
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import (
+    _async_process_executor,
+    _storage_utils,
+    filesystem,
+    format_utils,
+    state_dict_loader,
+    state_dict_saver,
+)
+
+import dcp_install_worker
+import forks
+import penstock
+from conftest import tell
+from penstock.integrations.dcp import (
+    StorageReader,
+    StorageWriter,
+    defaults,
+    directory,
+    install,
+    uninstall,
+)
+from ranks import Job, environments_of
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:torch.distributed is",
+    "ignore:Detected an existing checkpoint",
+    "ignore:fsync not supported",
+)
+
+SEED = 4_127
+KILLS = int(os.environ.get("PENSTOCK_TORTURE_DCP_KILLS", "3"))
+SECONDS_MAX = 120
+
+
+@pytest.fixture(autouse=True)
+def _taken_back():
+    yield
+    uninstall()
+
+
+def state_of(step):
+    return {"model": {"w": torch.arange(6.0).reshape(2, 3) + step}, "step": step}
+
+
+def save(path, step, **arguments):
+    dcp.save(state_of(step), checkpoint_id=path, no_dist=True, **arguments)
+
+
+def loaded(path, **arguments):
+    state = {"model": {"w": torch.zeros(2, 3)}, "step": -1}
+    dcp.load(state, checkpoint_id=path, no_dist=True, **arguments)
+    assert torch.equal(state["model"]["w"], state_of(state["step"])["model"]["w"])
+    return state["step"]
+
+
+def together(ranks, *commands):
+    with closing(Job(ranks)) as job:
+        for command in commands:
+            name, *arguments = command.split(":")
+            job.call(getattr(dcp_install_worker, name), *arguments, timeout_seconds=SECONDS_MAX)
+
+
+def launch(ranks, *commands):
+    """The same on ranks that are programs: frameworks start processes and groups of their own."""
+    processes = [
+        forks.RankPopen(
+            [dcp_install_worker.__file__, *commands],
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for environment in environments_of(ranks)
+    ]
+    try:
+        said = [process.communicate(timeout=SECONDS_MAX)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(said)
+
+
+class TestInstalling:
+    KNOWN = (
+        (_storage_utils, "_storage_setup"),
+        (state_dict_saver, "_storage_setup"),
+        (state_dict_loader, "_storage_setup"),
+        (dcp, "FileSystemReader"),
+        (dcp, "FileSystemWriter"),
+        (format_utils, "FileSystemReader"),
+        (_async_process_executor._AsyncCheckpointProcess, "save"),
+    )
+
+    def known(self):
+        return [vars(place)[name] for place, name in self.KNOWN]
+
+    def test_everything_is_as_before_when_it_is_taken_back(self):
+        before = self.known()
+        install(file_system_writer=True)
+        assert not any(new is old for new, old in zip(self.known(), before, strict=True))
+        uninstall()
+        assert all(new is old for new, old in zip(self.known(), before, strict=True))
+        uninstall()
+        with install():
+            assert dcp.FileSystemWriter is filesystem.FileSystemWriter
+        assert all(new is old for new, old in zip(self.known(), before, strict=True))
+
+    def test_modules_that_are_imported_in_between_have_theirs_back(self, monkeypatch):
+        theirs = _storage_utils._storage_setup
+        module = types.ModuleType("of_a_framework")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        with install():
+            module._storage_setup = _storage_utils._storage_setup
+            assert module._storage_setup is not theirs
+        assert module._storage_setup is theirs
+
+    def test_another_call_replaces_what_the_first_has_chosen(self, tmp_path):
+        theirs = _storage_utils._storage_setup
+        save_before = _async_process_executor._AsyncCheckpointProcess.save
+        with install(overwrite=False):
+            again = install()
+            save(tmp_path / "a", 1)
+            save(tmp_path / "a", 2)
+        # The block of the first one has ended, which the second one had taken back.
+        save(tmp_path / "a", 3)
+        assert loaded(tmp_path / "a") == 3
+        with again:
+            pass
+        assert _storage_utils._storage_setup is theirs
+        assert _async_process_executor._AsyncCheckpointProcess.save is save_before
+
+    def test_a_version_that_was_not_tried_is_refused_and_nothing_changes(self, monkeypatch):
+        before = self.known()
+        monkeypatch.setattr("penstock.integrations.versions.version", lambda _: "2.16.0+cpu")
+        with pytest.raises(
+            penstock.MissingDependencyError, match=r"2\.15 to 2\.15, and 2\.16"
+        ) as e:
+            install()
+        assert e.value.name == "torch"
+        assert all(new is old for new, old in zip(self.known(), before, strict=True))
+
+    def test_wrong_options_are_refused_and_nothing_changes(self):
+        before = self.known()
+        with pytest.raises((TypeError, ValueError)):
+            install(options={"engine": "threads"})
+        assert all(new is old for new, old in zip(self.known(), before, strict=True))
+
+
+class TestSaving:
+    def test_a_checkpoint_id_is_enough(self, tmp_path):
+        for path in (str(tmp_path / "a"), tmp_path / "deep" / "b"):
+            with install():
+                save(path, 1)
+                assert loaded(path) == 1
+            assert penstock.load(path)["step"] == 1
+            assert penstock.verify(path).ok
+            assert path / ".metadata" if path is not str(path) else True
+
+    def test_planners_are_those_that_are_given(self, tmp_path):
+        with install():
+            save(tmp_path / "a", 1, planner=dcp.DefaultSavePlanner(flatten_state_dict=False))
+            state = {"more": torch.ones(2), **state_of(5)}
+            planner = dcp.DefaultLoadPlanner(allow_partial_load=True)
+            save(tmp_path / "b", 2)
+            dcp.load(state, checkpoint_id=tmp_path / "b", planner=planner, no_dist=True)
+        assert (state["step"], state["more"].tolist()) == (2, [1.0, 1.0])
+        assert penstock.load(tmp_path / "a")["step"] == 1
+
+    def test_what_names_a_writer_or_reader_is_as_it_was(self, tmp_path):
+        with install():
+            writer = filesystem.FileSystemWriter(tmp_path / "a")
+            dcp.save(state_of(1), storage_writer=writer, no_dist=True)
+            assert (tmp_path / "a" / "__0_0.distcp").exists()
+            assert loaded(None, storage_reader=filesystem.FileSystemReader(tmp_path / "a")) == 1
+            dcp.save(state_of(2), storage_writer=StorageWriter(tmp_path / "b"), no_dist=True)
+            assert loaded(None, storage_reader=StorageReader(tmp_path / "b")) == 2
+            assert not (tmp_path / "b" / ".metadata").exists()
+
+    def test_urls_and_what_is_no_path_stay_with_dcp(self):
+        with install():
+            save("memory://bucket/step-1", 1)
+            assert loaded("memory://bucket/step-1") == 1
+            with pytest.raises(RuntimeError, match="must be specified"):
+                dcp.save(state_of(1), no_dist=True)
+
+    def test_it_overwrites_as_dcp_does_and_the_old_one_stays_until_then(self, tmp_path):
+        class Failing(dcp.DefaultSavePlanner):
+            def resolve_data(self, write_item):
+                assert loaded(tmp_path / "a") == 1
+                raise OSError("the disk is on fire")
+
+        with install():
+            save(tmp_path / "a", 1)
+            with pytest.raises(dcp.CheckpointException, match="on fire"):
+                save(tmp_path / "a", 2, planner=Failing())
+            assert loaded(tmp_path / "a") == 1
+            save(tmp_path / "a", 3)
+            assert loaded(tmp_path / "a") == 3
+
+    def test_without_overwrite_what_is_complete_is_refused_whoever_wrote_it(self, tmp_path):
+        save(tmp_path / "theirs", 1)
+        with install(overwrite=False):
+            save(tmp_path / "ours", 1)
+            for name in ("theirs", "ours"):
+                with pytest.raises(dcp.CheckpointException) as caught:
+                    save(tmp_path / name, 2)
+                failure, _ = caught.value.failures[0]
+                assert isinstance(failure, penstock.CheckpointExistsError)
+                assert loaded(tmp_path / name) == 1
+
+    def test_stores_and_verify_take_the_mark_for_no_damage(self, tmp_path):
+        store = penstock.CheckpointStore(tmp_path)
+        with install():
+            for step in (1, 2):
+                save(store.path(step), step)
+        assert store.steps() == [1, 2]
+        assert store.verify(2).ok
+        store.delete(1)
+        assert store.steps() == [2]
+        # The store takes away what is its own.
+        assert os.listdir(store.path(1)) == [".metadata"]
+
+
+class TestDcpsOwn:
+    def test_its_directories_still_load(self, tmp_path):
+        save(tmp_path / "a", 1)
+        with install():
+            assert loaded(tmp_path / "a") == 1
+            assert isinstance(dcp.FileSystemReader(tmp_path / "a"), filesystem.FileSystemReader)
+
+    def test_a_save_over_one_removes_it_once_it_is_durable(self, tmp_path, monkeypatch):
+        path = tmp_path / "a"
+        save(path, 1)
+        before = set(os.listdir(path))
+        looked = []
+        commit = penstock.saving.attempt.RankAttempt.commit
+
+        def committing(self, *arguments, **further):
+            looked.append((loaded(path), before <= set(os.listdir(path))))
+            return commit(self, *arguments, **further)
+
+        monkeypatch.setattr(penstock.saving.attempt.RankAttempt, "commit", committing)
+        with install():
+            save(path, 2)
+            assert looked == [(1, True)]
+            assert loaded(path) == 2
+        assert not any(name.endswith(".distcp") for name in os.listdir(path))
+        assert b"Penstock" in (path / ".metadata").read_bytes()
+
+    def test_what_dcp_saves_over_one_of_penstock_is_the_newer_one(self, tmp_path):
+        path = tmp_path / "a"
+        with install():
+            save(path, 1)
+        save(path, 2)
+        with install():
+            assert loaded(path) == 2
+            save(path, 3)
+            assert loaded(path) == 3
+        save(path, 4)
+        with install():
+            assert loaded(path) == 4
+
+    def test_a_kill_between_commit_and_mark_leaves_no_doubt(self, tmp_path, monkeypatch):
+        path = tmp_path / "a"
+        save(path, 1)
+        with install():
+            monkeypatch.setattr(directory, "mark", lambda _: None)
+            save(path, 2)
+            monkeypatch.undo()
+            assert {"manifest.json", "__0_0.distcp"} < set(os.listdir(path))
+            assert loaded(path) == 2
+            save(path, 3)
+            assert loaded(path) == 3
+            assert not any(name.endswith(".distcp") for name in os.listdir(path))
+
+    def test_one_that_is_half_written_is_refused_with_what_is_missing(self, tmp_path):
+        for name in ("unfinished", "incomplete", "cut"):
+            save(tmp_path / name, 1)
+        (tmp_path / "unfinished" / ".metadata").unlink()
+        (tmp_path / "incomplete" / "__0_0.distcp").unlink()
+        os.truncate(tmp_path / "cut" / "__0_0.distcp", 100)
+        with install():
+            with pytest.raises(penstock.IncompleteCheckpointError, match=r"\.metadata") as caught:
+                loaded(tmp_path / "unfinished")
+            assert caught.value.path == str(tmp_path / "unfinished")
+            for name in ("incomplete", "cut"):
+                with pytest.raises(dcp.CheckpointException, match="__0_0") as caught:
+                    loaded(tmp_path / name)
+                failure, _ = caught.value.failures[0]
+                assert isinstance(failure, penstock.IncompleteCheckpointError)
+            # What did not end is in nobody's way.
+            save(tmp_path / "unfinished", 2)
+            assert loaded(tmp_path / "unfinished") == 2
+
+    def test_nothing_at_all_is_an_error_of_penstock(self, tmp_path):
+        with install(), pytest.raises(dcp.CheckpointException, match="no checkpoint at"):
+            loaded(tmp_path / "missing")
+
+
+class TestClasses:
+    def test_readers_go_by_what_is_there_and_writers_by_choice(self, tmp_path):
+        save(tmp_path / "theirs", 1)
+        with install(file_system_writer=True):
+            writer = dcp.FileSystemWriter(tmp_path / "ours", single_file_per_rank=False)
+            dcp.save(state_of(2), storage_writer=writer, no_dist=True)
+            assert type(writer) is defaults.DefaultWriter
+            assert type(dcp.FileSystemReader(tmp_path / "ours")) is StorageReader
+            for name, step in (("theirs", 1), ("ours", 2)):
+                assert loaded(None, storage_reader=dcp.FileSystemReader(tmp_path / name)) == step
+            refusing = dcp.FileSystemWriter(tmp_path / "ours", overwrite=False)
+            with pytest.raises(dcp.CheckpointException, match="complete checkpoint"):
+                dcp.save(state_of(3), storage_writer=refusing, no_dist=True)
+            written = filesystem.SerializationFormat.SAFETENSORS
+            other = dcp.FileSystemWriter(tmp_path / "b", serialization_format=written)
+            assert isinstance(other, filesystem.FileSystemWriter)
+
+    def test_they_are_classes_as_dcps_own(self, tmp_path):
+        early = filesystem.FileSystemWriter(tmp_path / "a")
+        with install(file_system_writer=True):
+
+            class Further(dcp.FileSystemWriter):
+                pass
+
+            further = Further(tmp_path / "a", thread_count=2)
+            assert isinstance(early, dcp.FileSystemWriter)
+            assert isinstance(further, Further)
+            assert not isinstance(early, Further)
+            assert isinstance(further, filesystem.FileSystemWriter)
+            assert further.thread_count == 2
+            assert not isinstance(7, dcp.FileSystemReader)
+            sent = pickle.loads(pickle.dumps(dcp.FileSystemWriter(tmp_path / "c")))
+            assert (type(sent), sent.path) == (defaults.DefaultWriter, str(tmp_path / "c"))
+
+    def test_tools_that_make_a_reader_themselves_read_it(self, tmp_path):
+        from lightning.fabric.utilities.load import _load_distributed_checkpoint
+
+        path = tmp_path / "a"
+        with install():
+            save(path, 1)
+            format_utils.dcp_to_torch_save(path, tmp_path / "a.pt")
+            torch.save({"epoch": 3}, path / "meta.pt")
+            found = _load_distributed_checkpoint(path)
+        assert torch.load(tmp_path / "a.pt")["step"] == 1
+        assert (found["step"], found["epoch"]) == (1, 3)
+
+
+@pytest.mark.slow
+class TestRanks:
+    def test_two_save_and_load_what_dcp_and_they_have_saved(self, tmp_path):
+        path = f"{tmp_path}/a"
+        together(
+            2,
+            f"own_format:{path}:rows:1",
+            f"load:{path}:columns:1",
+            f"save:{path}:rows:2",
+            f"load:{path}:columns:2",
+            f"alone:{tmp_path}/alone",
+            f"own_format:{tmp_path}/b:rows:1",
+        )
+        (tmp_path / "b" / "__1_0.distcp").unlink()
+        together(2, f"refuse:{tmp_path}/b:__1_0.distcp", f"load:{path}:copies:2")
+
+    def test_saves_in_the_background(self, tmp_path):
+        launch(2, *(f"save_async:{tmp_path}/{kind}:{kind}" for kind in ("thread", "process")))
+
+    def test_lightning(self, tmp_path):
+        launch(2, f"fabric:{tmp_path}/fabric", f"lightning:{tmp_path}/a.ckpt")
+
+    def test_torchtitan(self, tmp_path):
+        modes = ("disabled", "async")
+        launch(2, *(f"torchtitan:{tmp_path}/{mode}:{mode}" for mode in modes))
+
+    def test_transformers_and_accelerate(self, tmp_path):
+        launch(2, f"transformers:{tmp_path}/t", f"accelerate:{tmp_path}/a")
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_leaves_what_was_complete_last(tmp_path):
+    tell("seed", SEED)
+    chooser = random.Random(SEED)
+    last = 0
+    for number in range(KILLS):
+        path = tmp_path / f"run-{number // 4}"
+        if number % 4 == 0:
+            save(path, 0)
+            dcp.save({"a": torch.zeros(300_000), "step": 0}, checkpoint_id=path, no_dist=True)
+        with forks.RankPopen(
+            [dcp_install_worker.__file__, str(path)], stdout=subprocess.PIPE, text=True
+        ) as process:
+            said = int(process.stdout.readline()) if chooser.random() < 0.7 else 0
+            time.sleep(chooser.uniform(0, 0.1))
+            process.kill()
+            said = max([said, *(int(line) for line in process.stdout if line.endswith("\n"))])
+        state = {"a": torch.zeros(300_000), "step": -1}
+        with install():
+            dcp.load(state, checkpoint_id=path, no_dist=True)
+        assert state["step"] in (said, said + 1) or (said == 0 and state["step"] == last)
+        assert torch.equal(state["a"], torch.full((300_000,), float(state["step"])))
+        last = state["step"]
