@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 import forks
+import penstock
 from conftest import REPOSITORY, tell
 from ranks import environments_of
 
@@ -215,6 +216,12 @@ def test_ray_resumes_bit_for_bit_after_kills_at_random_moments(tmp_path):
     seed = int(os.environ.get("PENSTOCK_TORTURE_SEED", SEED))
     tell("seed", seed)
     assert killed_often("ray_training.py", tmp_path, kills, random.Random(seed), forks.RayPopen)
+
+
+def test_dcp_that_names_no_writer_resumes_bit_for_bit_after_all_ranks_are_killed(tmp_path):
+    straight, resumed = killed_and_resumed("dcp_install.py", tmp_path, ranks=2)
+    assert resumed == straight
+    assert penstock.verify(tmp_path / "killed" / "step-0000000036").ok
 
 
 def test_a_run_that_is_preempted_goes_on_as_if_it_had_not_been(tmp_path):
