@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 examples/dcp_install.py
 
 One line is new, ``install()``. It does the same for whoever calls DCP with a ``checkpoint_id``
-alone: Lightning's FSDP2, Fabric, torchtitan, the distributed optimizers of transformers. Checkpoints
+alone: Lightning's FSDP2, Fabric, torchtitan, distributed optimizers of transformers. Checkpoints
 that the program saved before it had that line still load.
 """
 
