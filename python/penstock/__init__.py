@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from penstock.checkpoint import load as load
     from penstock.checkpoint import save as save
     from penstock.checkpoint import verify as verify
+    from penstock.converting.convert import Conversion as Conversion
+    from penstock.converting.convert import convert as convert
     from penstock.exporting.adopt import import_model as import_model
     from penstock.exporting.export import export as export
     from penstock.exporting.report import ExportReport as ExportReport
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "checkpoint": ("inspect", "load", "save", "verify"),
+    "converting.convert": ("Conversion", "convert"),
     "exporting.adopt": ("import_model",),
     "exporting.export": ("export",),
     "exporting.report": ("ExportReport",),

@@ -29,6 +29,7 @@ EXIT_INTERRUPTED = 130
     cls=LazyGroup,
     helps={
         "bench": "Measure storage, and compare what was measured.",
+        "convert": "Save the checkpoint SRC of another library anew, as DST.",
         "deepspeed": "Run COMMAND with DeepSpeed's ops async_io, gds and pin_memory replaced.",
         "demo": "Train, kill a save in the middle, resume bit for bit.",
         "diff": "Compare the checkpoints A and B; of a store, its newest complete step.",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock import _native
 from penstock.errors import CheckpointExistsError, CheckpointNotFoundError, StorageError
+from penstock.loading.dcp_files import METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,7 +142,7 @@ def _directory(path: str, names: set[str]) -> str | None:
     if _native.MANIFEST in names or any(map(_is_step, names)):
         # One of ours, or a store of them, of which the error says more.
         return None
-    if ".metadata" in names:
+    if METADATA in names:
         return (
             "is a checkpoint of PyTorch's Distributed Checkpoint (DCP): read it into a state of "
             f"its shape with torch.distributed.checkpoint.load(state, checkpoint_id={path!r}), "

@@ -18,6 +18,7 @@ from penstock.integrations.dcp import directory
 from penstock.integrations.dcp.paths import is_local
 from penstock.integrations.dcp.reader import StorageReader
 from penstock.integrations.dcp.writer import StorageWriter
+from penstock.loading.dcp_files import check_files
 from penstock.loading.opened import decode_path
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class _CheckedReader(filesystem.FileSystemReader):
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
         """Begins a load."""
-        directory.check_files(str(self.path), metadata.storage_data or {})
+        check_files(str(self.path), metadata.storage_data or {})
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
 
 

@@ -14,19 +14,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from penstock.errors import IncompleteCheckpointError, StorageError
+from penstock.errors import StorageError
 from penstock.integrations.dcp.layout import NOTE
+from penstock.loading.dcp_files import METADATA, check_finished, data_files, metadata_of_ranks
 from penstock.loading.foreign import is_checkpoint
 from penstock.loading.opened import OpenCheckpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-METADATA = ".metadata"
-"""What DCP calls the file that makes a directory one of its checkpoints."""
 
 REPLACED = "replaced"
 """The member of the note of `layout` that has the digest of the `.metadata` that was replaced."""
@@ -36,9 +30,6 @@ _MARK = (
     b"penstock.load, StorageReader of penstock.integrations.dcp, dcp.load after install() of that\n"
     b"module. This file is for tools that look for its name.\n"
 )
-
-_DATA = re.compile(r"__\d+_\d+\.distcp")
-_OF_A_RANK = re.compile(r"__\d+\.metadata")
 
 
 def holds_dcp(path: str) -> bool:
@@ -54,17 +45,9 @@ def holds_dcp(path: str) -> bool:
     if digest is not None:
         return True
     names = _names(path)
-    if any(map(_OF_A_RANK.fullmatch, names)):
+    if metadata_of_ranks(names):
         return True
-    data = sorted(filter(_DATA.fullmatch, names))
-    if data:
-        raise IncompleteCheckpointError(
-            f"{path}: DCP's save there never finished: {METADATA}, which it writes last, is "
-            f"missing beside {data[0]}"
-            + (f" and {len(data) - 1} more" if len(data) > 1 else "")
-            + "; load an earlier checkpoint, and remove this directory",
-            path=path,
-        )
+    check_finished(path, names)
     return False
 
 
@@ -95,35 +78,12 @@ def mark(path: str) -> None:
         target = os.path.join(path, METADATA)
         if dcp_digest(path) is not None or not os.path.exists(target):
             _write(f"{target}.tmp", target)
-        old = [name for name in _names(path) if _DATA.fullmatch(name) or _OF_A_RANK.fullmatch(name)]
-        for name in old:
+        names = _names(path)
+        for name in (*metadata_of_ranks(names), *data_files(names)):
             os.unlink(os.path.join(path, name))
         _sync(path)
     except OSError as error:
         raise _failed(error, path) from error
-
-
-def check_files(path: str, storage_data: Any) -> None:
-    """Refuses a checkpoint of DCP's own of which files are missing or cut.
-
-    Args:
-        path: The directory.
-        storage_data: Where its metadata says that items lie.
-
-    Raises:
-        IncompleteCheckpointError: They do not.
-    """
-    ends: dict[str, int] = {}
-    for place in storage_data.values():
-        end = place.offset + place.length
-        ends[place.relative_path] = max(end, ends.get(place.relative_path, 0))
-    missing = [name for name, end in ends.items() if _bytes_of(os.path.join(path, name)) < end]
-    if missing:
-        raise IncompleteCheckpointError(
-            f"{path}: {_few(missing)} of DCP's checkpoint there {_are(missing)} missing or cut: "
-            "copy the directory again, or load another checkpoint",
-            path=path,
-        )
 
 
 def _replaced(path: str) -> Any:
@@ -143,13 +103,6 @@ def _names(path: str) -> list[str]:
         return []
 
 
-def _bytes_of(file: str) -> int:
-    try:
-        return os.stat(file).st_size
-    except FileNotFoundError:
-        return -1
-
-
 def _write(temporary: str, target: str) -> None:
     with open(temporary, "wb") as file:
         file.write(_MARK)
@@ -164,15 +117,6 @@ def _sync(path: str) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
-
-
-def _few(names: Iterable[str]) -> str:
-    first, *others = sorted(names)
-    return first + (f" and {len(others)} more" if others else "")
-
-
-def _are(names: list[str]) -> str:
-    return "is" if len(names) == 1 else "are"
 
 
 def _failed(error: OSError, path: str) -> StorageError:

@@ -1,0 +1,84 @@
+"""`penstock convert SRC DST`: the checkpoint of another library, saved anew."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import click
+
+import penstock
+from penstock.console import PATH, console, json_option, print_json, progress_bar, size
+from penstock.converting.kinds import KINDS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.converting.kinds import Kind
+
+NAMES_MAX = 10
+
+EPILOG = """\b
+Example: penstock convert runs/last.ckpt runs/converted
+         penstock inspect runs/converted
+
+\b
+JSON: path (of the new one), source, kind, step, checkpoint_id, tensors,
+  tensor_bytes, bytes (of all files), seconds,
+  trusted: classes that were called to unpickle the source,
+  pickled: names of values that are stored as pickled bytes.
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("src", type=PATH)
+@click.argument("dst", type=PATH)
+@click.option("--from", "kind", type=click.Choice(KINDS), help="What SRC is. [looked at]")
+@click.option(
+    "--trust",
+    is_flag=True,
+    help="Unpickle whatever SRC holds, which runs what whoever wrote it has put there.",
+)
+@click.option("--step", type=click.IntRange(min=0), help="To record in DST. [as SRC tells]")
+@click.option("--overwrite", is_flag=True, help="Replace a complete checkpoint DST.")
+@json_option
+def convert(
+    src: Path,
+    dst: Path,
+    kind: Kind | None,
+    trust: bool,
+    step: int | None,
+    overwrite: bool,
+    as_json: bool,
+) -> int:
+    """Save the checkpoint SRC of another library anew, as DST.
+
+    SRC is a file of torch.save or Lightning, or a directory of PyTorch's Distributed Checkpoint,
+    Lightning, DeepSpeed or accelerate. It is not changed.
+    """
+    with progress_bar("converting", hidden=as_json) as update:
+        report = penstock.convert(
+            src, dst, kind=kind, trust=trust, step=step, overwrite=overwrite, progress=update
+        )
+    if as_json:
+        print_json(dataclasses.asdict(report))
+    else:
+        _print(report)
+    return 0
+
+
+def _print(report: penstock.Conversion) -> None:
+    out = console()
+    tensors = "tensor" if report.tensors == 1 else "tensors"
+    step = "" if report.step is None else f" at step {report.step}"
+    out.print(
+        f"{report.path} is a checkpoint with {report.tensors} {tensors}, "
+        f"{size(report.tensor_bytes)}, of {report.source} ({report.kind}{step})"
+    )
+    for what, names in (
+        ("unpickled with", report.trusted),
+        ("stored as pickled bytes:", report.pickled),
+    ):
+        if names:
+            more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+            out.print(f"{what} {', '.join(names[:NAMES_MAX])}{more}", style="yellow")

@@ -1,0 +1,148 @@
+"""Directories of DCP's own format, read by its reader into the state that its metadata tells of."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from penstock.converting.pickles import untrusted
+from penstock.errors import CorruptCheckpointError, PenstockError, UnsupportedStateError
+from penstock.loading.dcp_files import METADATA, check_files, check_finished, metadata_of_ranks
+
+if TYPE_CHECKING:
+    import io
+
+    from torch.distributed.checkpoint.metadata import Metadata
+    from torch.distributed.checkpoint.planner import ReadItem
+
+    from penstock.converting.pickles import Pickles
+
+_PLAIN = {
+    "collections": {"OrderedDict"},
+    "pathlib": {"Path", "PosixPath", "PurePosixPath"},
+    "torch": {"Size"},
+    "torch.distributed._shard.metadata": {"ShardMetadata"},
+    "torch.distributed._shard.sharded_tensor.metadata": {"MEM_FORMAT_ENCODING", "TensorProperties"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.serialization": {"_get_layout"},
+}
+"""What DCP's metadata is made of, by module."""
+
+
+def read_dcp(path: str, pickles: Pickles) -> dict[str, Any]:
+    """The state, nested as it was, with whole tensors; all of it in memory.
+
+    Raises:
+        IncompleteCheckpointError: Files are missing or cut.
+        UnsupportedStateError: It takes classes to unpickle it, and it is not trusted.
+        CorruptCheckpointError: It is damaged.
+    """
+    names = os.listdir(path)
+    if METADATA not in names:
+        check_finished(path, names)
+        if metadata_of_ranks(names):
+            raise UnsupportedStateError(
+                f"{path}: its ranks have saved without each other (use_collectives=False): load it "
+                "with as many ranks by torch.distributed.checkpoint.load, and save that anew",
+                key=METADATA,
+            )
+    planner = _Planner(path, pickles)
+    with warnings.catch_warnings():
+        # That this process is alone.
+        warnings.simplefilter("ignore")
+        try:
+            load({}, storage_reader=_Reader(path, pickles), planner=planner, no_dist=True)
+        except CheckpointException as error:
+            raise _own(error, path) from error
+    found: dict[str, Any] = planner.original_state_dict
+    return found
+
+
+class _Reader(FileSystemReader):
+    """DCP's reader, that makes of metadata nothing else, and looks whether all files are there."""
+
+    def __init__(self, path: str, pickles: Pickles) -> None:
+        super().__init__(path)
+        self._pickles = pickles
+
+    # No `kwargs`: DCP would ask again, for metadata of this rank.
+    def read_metadata(self) -> Metadata:
+        """What is there."""
+        file = os.path.join(self.path, METADATA)
+        with open(file, "rb") as opened:
+            reading = _Unpickler(opened)
+            try:
+                metadata: Metadata = reading.load()
+            except pickle.UnpicklingError as error:
+                if reading.refused is None:
+                    raise CorruptCheckpointError(
+                        f"{file} is damaged: {error}", path=file
+                    ) from error
+                if not self._pickles.trust:
+                    raise untrusted(file, [reading.refused]) from error
+                opened.seek(0)
+                metadata = pickle.load(opened)
+                self._pickles.trusted[file] = [reading.refused]
+        check_files(str(self.path), metadata.storage_data or {})
+        return metadata
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes nothing but the metadata of a checkpoint."""
+
+    refused: str | None = None
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The class of a name."""
+        if name in _PLAIN.get(module, ()):
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype | torch.layout):
+            return getattr(torch, name)
+        self.refused = f"{module}.{name}"
+        raise pickle.UnpicklingError(f"it names {self.refused}")
+
+
+class _Planner(_EmptyStateDictLoadPlanner):
+    """Makes the state of the metadata, and unpickles values as far as they are trusted."""
+
+    def __init__(self, path: str, pickles: Pickles) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._path = path
+        self._pickles = pickles
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Takes a value that is no tensor."""
+        name = read_item.dest_index.fqn
+        found = self._pickles.read_item(value, self._path, name)
+        set_element(self.original_state_dict, self.mappings[name], found)
+
+
+def _own(error: CheckpointException, path: str) -> Exception:
+    """What was raised inside of DCP, if it is an error of this package."""
+    for failure, _ in error.failures.values():
+        cause: BaseException | None = failure
+        while cause is not None:
+            if isinstance(cause, PenstockError):
+                return cause
+            cause = cause.__cause__ or cause.__context__
+    first = next(iter(error.failures.values()))[0]
+    return CorruptCheckpointError(f"{path}: DCP cannot read it: {first}", path=path)

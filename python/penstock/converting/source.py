@@ -1,0 +1,75 @@
+"""What a path holds that is to be converted."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from penstock.converting import accelerate, deepspeed
+from penstock.converting.kinds import KINDS, Kind
+from penstock.errors import CheckpointExistsError, CheckpointNotFoundError, StorageError
+from penstock.loading.dcp_files import METADATA, data_files, metadata_of_ranks
+from penstock.loading.foreign import describe, is_checkpoint, steps_in
+
+EXTRA = "meta.pt"
+"""What Lightning puts beside the files of DCP where a strategy saves in shards."""
+
+
+def kind_of(path: str) -> Kind:
+    """The kind of checkpoint at a path; files of Lightning are files of ``torch.save`` like others.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing, or nothing that `convert` reads.
+        CheckpointExistsError: It is a checkpoint of Penstock, or a store of them.
+        StorageError: The system does not let it be looked at.
+    """
+    try:
+        mode = os.stat(path).st_mode
+        names = set(os.listdir(path)) if stat.S_ISDIR(mode) else None
+    except FileNotFoundError:
+        raise CheckpointNotFoundError(
+            f"{path}: there is nothing to convert; check the path", path=path
+        ) from None
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror}", path=path, errno=error.errno) from error
+    kind = _of_file(path) if names is None else _of_directory(path, names)
+    if kind is None:
+        told = describe(path) or "holds nothing that penstock convert reads"
+        raise CheckpointNotFoundError(
+            f"{path} {told} (it converts {', '.join(KINDS)}; --from says which it is)", path=path
+        )
+    return kind
+
+
+def _of_file(path: str) -> Kind | None:
+    with open(path, "rb") as file:
+        start = file.read(9)
+    if path.endswith(".safetensors") or (start[8:] == b"{" and start[6:8] == b"\0\0"):
+        raise _of_safetensors(path)
+    # A zip archive, or a pickle as PyTorch before 1.6 wrote it.
+    return "torch" if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80" else None
+
+
+def _of_directory(path: str, names: set[str]) -> Kind | None:
+    if is_checkpoint(path) or steps_in(path):
+        raise CheckpointExistsError(
+            f"{path} is Penstock's already: penstock.load reads it as it is", path=path
+        )
+    if METADATA in names or data_files(names) or metadata_of_ranks(names):
+        return "lightning" if EXTRA in names else "dcp"
+    if deepspeed.LATEST in names or deepspeed.is_tag(names):
+        return "deepspeed"
+    if accelerate.is_accelerate(names):
+        return "accelerate"
+    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
+        raise _of_safetensors(path)
+    return None
+
+
+def _of_safetensors(path: str) -> CheckpointNotFoundError:
+    directory = path if os.path.isdir(path) else os.path.dirname(path) or "."
+    return CheckpointNotFoundError(
+        f"{path} is of safetensors, which need not be converted: penstock import {directory} makes "
+        "a checkpoint around the files as they are",
+        path=path,
+    )

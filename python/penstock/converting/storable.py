@@ -1,0 +1,55 @@
+"""States of trusted pickles: what of them cannot be stored, as pickled bytes."""
+
+from __future__ import annotations
+
+import pickle
+from collections import OrderedDict
+from typing import Any
+
+from penstock.errors import UnsupportedStateError
+from penstock.state.flatten import Flattener
+from penstock.state.scalars import label
+
+
+def with_pickles(state: Any, *, is_strict: bool) -> tuple[Any, list[str]]:
+    """The state, with `bytes` in the place of every value that the format has no place for.
+
+    Args:
+        state: Any.
+        is_strict: Whether the first such value is an error instead.
+
+    Returns:
+        It, and the dotted names of those values. They come back with `pickle.loads`.
+
+    Raises:
+        UnsupportedStateError: The state as a whole is such a value, as where a module was saved
+            instead of its ``state_dict()``; or a key cannot be stored.
+    """
+    pickled: list[str] = []
+    return _walk(state, "", pickled, is_strict), pickled
+
+
+def _walk(value: Any, name: str, pickled: list[str], is_strict: bool) -> Any:
+    prefix = f"{name}." if name else ""
+    kind = type(value)
+    if kind is dict or kind is OrderedDict:
+        pairs = {
+            key: _walk(one, f"{prefix}{label(key)}", pickled, is_strict)
+            for key, one in value.items()
+        }
+        if kind is dict:
+            return pairs
+        made = OrderedDict(pairs)
+        # What a module's state_dict() says of its versions.
+        vars(made).update(vars(value))
+        return made
+    if kind is list or kind is tuple:
+        return kind(_walk(one, f"{prefix}{at}", pickled, is_strict) for at, one in enumerate(value))
+    try:
+        Flattener().encode(value, name or "value", 1)
+    except UnsupportedStateError:
+        if is_strict or not name:
+            raise
+        pickled.append(name)
+        return pickle.dumps(value)
+    return value
