@@ -12,6 +12,7 @@ from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from penstock.converting.pickles import untrusted
@@ -21,7 +22,6 @@ from penstock.loading.dcp_files import METADATA, check_files, check_finished, me
 if TYPE_CHECKING:
     import io
 
-    from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import ReadItem
 
     from penstock.converting.pickles import Pickles
@@ -65,12 +65,15 @@ def read_dcp(path: str, pickles: Pickles) -> dict[str, Any]:
                 "with as many ranks by torch.distributed.checkpoint.load, and save that anew",
                 key=METADATA,
             )
+    # Not when DCP asks for it, who would keep of an error its message only.
+    metadata = _metadata(os.path.join(path, METADATA), pickles)
+    check_files(path, metadata.storage_data or {})
     planner = _Planner(path, pickles)
     with warnings.catch_warnings():
         # That this process is alone.
         warnings.simplefilter("ignore")
         try:
-            load({}, storage_reader=_Reader(path, pickles), planner=planner, no_dist=True)
+            load({}, storage_reader=_Reader(path, metadata), planner=planner, no_dist=True)
         except CheckpointException as error:
             raise _own(error, path) from error
     found: dict[str, Any] = planner.original_state_dict
@@ -78,32 +81,39 @@ def read_dcp(path: str, pickles: Pickles) -> dict[str, Any]:
 
 
 class _Reader(FileSystemReader):
-    """DCP's reader, that makes of metadata nothing else, and looks whether all files are there."""
+    """DCP's reader, with metadata that was read already."""
 
-    def __init__(self, path: str, pickles: Pickles) -> None:
+    def __init__(self, path: str, metadata: Metadata) -> None:
         super().__init__(path)
-        self._pickles = pickles
+        self._metadata = metadata
 
     # No `kwargs`: DCP would ask again, for metadata of this rank.
     def read_metadata(self) -> Metadata:
         """What is there."""
-        file = os.path.join(self.path, METADATA)
-        with open(file, "rb") as opened:
-            reading = _Unpickler(opened)
-            try:
-                metadata: Metadata = reading.load()
-            except pickle.UnpicklingError as error:
-                if reading.refused is None:
-                    raise CorruptCheckpointError(
-                        f"{file} is damaged: {error}", path=file
-                    ) from error
-                if not self._pickles.trust:
-                    raise untrusted(file, [reading.refused]) from error
-                opened.seek(0)
-                metadata = pickle.load(opened)
-                self._pickles.trusted[file] = [reading.refused]
-        check_files(str(self.path), metadata.storage_data or {})
-        return metadata
+        return self._metadata
+
+
+def _metadata(file: str, pickles: Pickles) -> Metadata:
+    with open(file, "rb") as opened:
+        reading = _Unpickler(opened)
+        try:
+            metadata = reading.load()
+        except Exception as error:
+            # A pickle that is cut or changed raises anything.
+            if reading.refused is None:
+                raise _damaged(file, error) from error
+            if not pickles.trust:
+                raise untrusted(file, [reading.refused]) from error
+            opened.seek(0)
+            metadata = pickle.load(opened)
+            pickles.trusted[file] = [reading.refused]
+    if not isinstance(metadata, Metadata):
+        raise _damaged(file, TypeError(f"it holds a {type(metadata).__name__}"))
+    return metadata
+
+
+def _damaged(file: str, error: Exception) -> CorruptCheckpointError:
+    return CorruptCheckpointError(f"{file} is cut or damaged: {error}", path=file)
 
 
 class _Unpickler(pickle.Unpickler):
