@@ -1,1 +1,1 @@
-"""What saves cost in the frameworks that plug-ins are for."""
+"""What a save costs a training loop: a framework's own, and by the plug-in."""

@@ -7,7 +7,6 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from penstock.converting.dcp import read_dcp
 from penstock.converting.safetensors_file import read_safetensors
 from penstock.errors import CorruptCheckpointError, IncompleteCheckpointError
 
@@ -49,6 +48,9 @@ def read_accelerate(path: str, pickles: Pickles) -> dict[str, Any]:
         elif _INDEX.fullmatch(name):
             state[name.partition(".")[0]] = _indexed(path, name, pickles)
         elif _SHARDED.fullmatch(name) and os.path.isdir(file):
+            # To import it takes seconds.
+            from penstock.converting.dcp import read_dcp
+
             state[name] = read_dcp(file, pickles)
     if not any(re.match(r"(?:pytorch_)?model", name) for name in state):
         raise IncompleteCheckpointError(

@@ -157,7 +157,6 @@ def convert(
 
 def _read(path: str, kind: Kind, pickles: Pickles) -> Any:
     from penstock.converting.accelerate import read_accelerate
-    from penstock.converting.dcp import read_dcp
     from penstock.converting.deepspeed import read_deepspeed
     from penstock.converting.source import EXTRA
 
@@ -165,15 +164,17 @@ def _read(path: str, kind: Kind, pickles: Pickles) -> Any:
     if kind != "lightning" and os.path.isdir(path) == wants_file:
         expected = "a file" if wants_file else "a directory"
         raise CheckpointNotFoundError(f"{path}: {kind} checkpoints are {expected}", path=path)
-    if kind == "dcp":
-        return read_dcp(path, pickles)
     if kind == "deepspeed":
         return read_deepspeed(path, pickles)
     if kind == "accelerate":
         return read_accelerate(path, pickles)
     if os.path.isdir(path):
-        # A strategy that saves in shards; what is no tensor is in a file beside them.
-        return {**read_dcp(path, pickles), **pickles.read(os.path.join(path, EXTRA))}
+        # To import it takes seconds.
+        from penstock.converting.dcp import read_dcp
+
+        state = read_dcp(path, pickles)
+        # A strategy that saves in shards leaves what is no tensor in a file beside them.
+        return state if kind == "dcp" else {**state, **pickles.read(os.path.join(path, EXTRA))}
     state = pickles.read(path)
     if kind == "lightning" and not _is_lightning(state):
         raise CheckpointNotFoundError(

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint import (
     _storage_utils,
     filesystem,
     format_utils,
+    staging,
     state_dict_loader,
     state_dict_saver,
 )
@@ -35,6 +36,7 @@ from penstock.integrations.dcp import (
     install,
     uninstall,
 )
+from penstock.integrations.dcp.staging import Stagers
 from ranks import Job, environments_of
 
 pytestmark = pytest.mark.filterwarnings(
@@ -105,6 +107,7 @@ class TestInstalling:
         (dcp, "FileSystemReader"),
         (dcp, "FileSystemWriter"),
         (format_utils, "FileSystemReader"),
+        (state_dict_saver, "DefaultStager"),
         (_async_process_executor._AsyncCheckpointProcess, "save"),
     )
 
@@ -236,6 +239,71 @@ class TestSaving:
         assert store.steps() == [2]
         # The store takes away what is its own.
         assert os.listdir(store.path(1)) == [".metadata"]
+
+
+class TestStaging:
+    def test_saves_that_overlap_hold_what_was_there_when_they_were_asked_for(self, tmp_path):
+        weight = torch.zeros(200_000)
+        with install():
+            for number in range(3):
+                pending = []
+                for step in (2 * number, 2 * number + 1):
+                    weight.fill_(step)
+                    state = {"w": weight, "tied": weight}
+                    pending.append(dcp.async_save(state, checkpoint_id=tmp_path / str(step)))
+                weight.fill_(-1)
+                for one in pending:
+                    one.result()
+        for step in range(6):
+            found = penstock.load(tmp_path / str(step))
+            assert found["w"].eq(step).all()
+            assert found["tied"].eq(step).all()
+
+    def test_memory_is_used_again_and_given_back(self):
+        weight = torch.ones(1000)
+        stagers = Stagers()
+        first = stagers.lend()
+        place = first.stage({"w": weight})["w"].data_ptr()
+        busy = stagers.lend()
+        assert busy.stage({"w": weight})["w"].data_ptr() != place
+        first.close()
+        again = stagers.lend()
+        assert again.stage({"w": weight})["w"].data_ptr() == place
+        again.close()
+        busy.close()
+        stagers.close()
+        last = stagers.lend()
+        last.stage({"w": weight})
+        last.close()
+        assert stagers._idle is None
+        with pytest.raises(AssertionError, match="closed"):
+            last.stage({"w": weight})
+
+    def test_a_tensor_that_has_grown_is_copied_anew(self):
+        stagers = Stagers()
+        weight = torch.ones(10)
+        for size in (10, 20, 5):
+            lent = stagers.lend()
+            assert (
+                lent.stage({"w": weight.resize_(size).fill_(size)})["w"].tolist() == [size] * size
+            )
+            lent.close()
+        stagers.close()
+
+    def test_a_stager_of_ones_own_is_used(self, tmp_path):
+        class Own(staging.DefaultStager):
+            staged = 0
+
+            def stage(self, state_dict):
+                Own.staged += 1
+                return super().stage(state_dict)
+
+        with install():
+            own = Own(staging.StagingOptions(False, False, False, False))
+            dcp.async_save(state_of(1), checkpoint_id=tmp_path / "a", async_stager=own).result()
+            own.close()
+            assert loaded(tmp_path / "a") == 1
+        assert Own.staged == 1
 
 
 class TestDcpsOwn:

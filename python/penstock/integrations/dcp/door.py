@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint import storage
 
+    from penstock.integrations.dcp.staging import Stagers
     from penstock.options import Options
 
 _VERSIONS = ("2.15", "2.15")
@@ -63,8 +64,9 @@ class _Replacement:
 class Installation:
     """What `install` has done; as a context manager, it ends with the block."""
 
-    def __init__(self, replacements: Sequence[_Replacement]) -> None:
+    def __init__(self, replacements: Sequence[_Replacement], stagers: Stagers) -> None:
         self._replacements = replacements
+        self._stagers = stagers
         for one in replacements:
             one.make()
 
@@ -79,6 +81,7 @@ class Installation:
     def _take_back(self) -> None:
         for one in self._replacements:
             one.take_back()
+        self._stagers.close()
 
 
 _installed: Installation | None = None
@@ -127,10 +130,15 @@ def install(
     to_native(options)
     uninstall()
     chosen = partial(defaults.DefaultWriter, overwrite=bool(overwrite), options=options)
-    replacements = list(_replacements(chosen, partial(defaults.reader_of, options=options)))
+    # Only here: other versions of PyTorch do not have what it takes.
+    from penstock.integrations.dcp.staging import Stagers
+
+    stagers = Stagers()
+    reader = partial(defaults.reader_of, options=options)
+    replacements = list(_replacements(chosen, reader, stagers))
     if file_system_writer:
         replacements.append(_writer_class())
-    _installed = Installation(replacements)
+    _installed = Installation(replacements, stagers)
     return _installed
 
 
@@ -142,7 +150,9 @@ def uninstall() -> None:
         _installed = None
 
 
-def _replacements(writer: Callable[..., Any], reader: Callable[..., Any]) -> Iterator[_Replacement]:
+def _replacements(
+    writer: Callable[..., Any], reader: Callable[..., Any], stagers: Stagers
+) -> Iterator[_Replacement]:
     """What stands in for what, by who makes a writer or a reader of a path."""
     # Only here: other versions of PyTorch do not have all of it.
     from torch.distributed import checkpoint as dcp
@@ -151,12 +161,15 @@ def _replacements(writer: Callable[..., Any], reader: Callable[..., Any]) -> Ite
         _storage_utils,
         filesystem,
         format_utils,
+        staging,
+        state_dict_saver,
     )
 
     setup = _storage_utils._storage_setup
     yield _Replacement(setup, _setting_up(setup, writer, reader))
     theirs = filesystem.FileSystemReader
     yield _Replacement(theirs, defaults.FileSystemReader, (dcp, format_utils))
+    yield _Replacement(staging.DefaultStager, stagers.lend, (state_dict_saver,))
     # DCP's process for saves makes its writer itself, and there nothing is installed.
     process = _async_process_executor._AsyncCheckpointProcess
     yield _Replacement(process.save, _sending(process.save, writer), (process,))
