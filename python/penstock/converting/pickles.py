@@ -7,8 +7,10 @@ here as well, as states of random generators hold them.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import re
+import sys
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
@@ -91,7 +93,9 @@ class Pickles:
         if not self.trust:
             raise untrusted(what, found)
         try:
-            value = read(False)
+            # Packages that are imported for it may print, and standard output is the caller's.
+            with contextlib.redirect_stdout(sys.stderr):
+                value = read(False)
         except (ImportError, AttributeError) as error:
             raise MissingDependencyError(
                 f"{what}: {found[0]}, which it takes to unpickle it, is not there ({error}): "
