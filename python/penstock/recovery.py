@@ -11,8 +11,10 @@ from penstock import _native
 from penstock.calls.arguments import decode_path, to_native
 from penstock.calls.progress import Progress, shown
 from penstock.errors import PenstockError
+from penstock.file_names import FileNames
 from penstock.inspection import MissingInfo
 from penstock.loading.foreign import telling
+from penstock.report_lines import aligned, counted, first_of, in_bytes, in_seconds
 from penstock.reports import Problem
 
 if TYPE_CHECKING:
@@ -100,6 +102,29 @@ class Explanation:
         """The tensors that are damaged or gone."""
         return tuple(tensor for tensor in self.tensors if tensor.hit is not None)
 
+    def __str__(self) -> str:
+        earlier = ""
+        if self.earlier_step is not None:
+            proof = "read back whole" if self.earlier_is_verified else "complete, not read back"
+            earlier = f"{self.earlier_step}, {proof}"
+        texts = [*self.missing_files, *map(str, self.problems), *(one.hit for one in self.hit)]
+        names = FileNames(self.path, texts)
+        counts = [("intact", self.intact), ("unverified", self.unverified), ("hit", self.hit)]
+        return aligned(
+            ("explained", self.path),
+            ("result", "nothing is wrong" if self.ok else counted(len(self.problems), "problem")),
+            *(
+                (what, f"{counted(len(some), 'tensor')}, {in_bytes(sum(t.bytes for t in some))}")
+                for what, some in counts
+                if some
+            ),
+            ("lost parts", ", ".join(f"of rank {rank}" for rank in self.ranks_lost)),
+            *first_of([("missing", names.short(name)) for name in self.missing_files]),
+            *first_of([("problem", names.short(str(one))) for one in self.problems]),
+            *first_of([("hit", names.short(f"{one.name}: {one.hit}")) for one in self.hit]),
+            ("step before", earlier),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SalvageReport:
@@ -139,6 +164,23 @@ class SalvageReport:
     def is_partial(self) -> bool:
         """Whether the new checkpoint is marked partial; it is not if it is whole after all."""
         return bool(self.missing) or self.unverified
+
+    def __str__(self) -> str:
+        kind = "partial" if self.is_partial else "complete"
+        lost = ", ".join(f"of rank {rank}" for rank in self.ranks_lost) or "all"
+        names = FileNames(self.source, (one.reason for one in self.missing))
+        missing = [("missing", names.short(f"{one.name}: {one.reason}")) for one in self.missing]
+        return aligned(
+            ("salvaged", self.source),
+            ("into", f"{self.path}, {kind}"),
+            (
+                "tensors",
+                f"{self.tensors:,}, {in_bytes(self.tensor_bytes)}, in {in_seconds(self.seconds)}",
+            ),
+            ("unverified", "nothing proves what they hold" if self.unverified else ""),
+            ("values lost", lost if self.values_lost else ""),
+            *first_of(missing),
+        )
 
 
 def explain(

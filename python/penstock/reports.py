@@ -1,13 +1,19 @@
 """What a call did: `SaveReport`, `LoadReport`, `VerifyResult`.
 
 A report proves which path ran: engine, direct I/O or not, and why something was fallen back
-from. GB is 10**9 bytes.
+from. GB is 10**9 bytes. ``str`` of one is a few lines for people, ``repr`` the whole of it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias
+
+from penstock.file_names import FileNames
+from penstock.report_lines import aligned, counted, first_of, in_bytes, in_seconds
+
+if TYPE_CHECKING:
+    from penstock.report_lines import Row
 
 
 def _gb_per_second(nbytes: int, seconds: float) -> float:
@@ -109,6 +115,24 @@ class SaveReport:
         """Bytes of all files that were written over the whole call's time."""
         return _gb_per_second(self.bytes, self.seconds)
 
+    def __str__(self) -> str:
+        linked = f", and {in_bytes(self.linked_bytes)} linked" if self.linked_bytes else ""
+        return aligned(
+            ("saved", _titled(self.path, self.step)),
+            ("rank", f"{self.rank} of {self.world_size}" if self.world_size > 1 else ""),
+            (
+                "wrote",
+                f"{in_bytes(self.bytes)} in {in_seconds(self.seconds)},"
+                f" {in_bytes(round(1e9 * self.gb_per_second))}/s",
+            ),
+            (
+                "tensors",
+                f"{self.tensors:,}, {in_bytes(self.tensor_bytes)},"
+                f" in {counted(self.files, 'file')}{linked}",
+            ),
+            *_how(self),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
@@ -174,6 +198,54 @@ class LoadReport:
         """Bytes handed out over the whole call's time."""
         return _gb_per_second(self.bytes, self.seconds)
 
+    def __str__(self) -> str:
+        ranks = f", saved by {self.world_size} ranks" if self.world_size > 1 else ""
+        return aligned(
+            ("loaded", _titled(self.path, self.step) + ranks),
+            (
+                "gave",
+                f"{in_bytes(self.bytes)} in {in_seconds(self.seconds)},"
+                f" {in_bytes(round(1e9 * self.gb_per_second))}/s,"
+                f" {'verified' if self.verified else 'not verified'}",
+            ),
+            (
+                "read",
+                f"{in_bytes(self.bytes_read)}: {counted(self.tensors, 'tensor')}"
+                f" from {counted(self.files, 'file')}",
+            ),
+            *(("skipped", f"step {step}: {reason}") for step, reason in self.skipped),
+            ("copied", in_bytes(self.bounced_bytes) if self.bounced_bytes else ""),
+            *_how(self),
+        )
+
+
+def _short(path: str, rows: list[Row]) -> list[Row]:
+    """Rows with short names of the files at a path."""
+    names = FileNames(path, (text for _, text in rows))
+    return [(name, names.short(text)) for name, text in rows]
+
+
+def _titled(path: str, step: int | None) -> str:
+    return path if step is None else f"{path}, step {step}"
+
+
+def _how(report: SaveReport | LoadReport) -> list[Row]:
+    """Which way the bytes went, and why no other."""
+    way = "past the page cache" if report.direct_io else "through the page cache"
+    phases = [f"{name} {in_seconds(seconds)}" for name, seconds in report.phases.items()]
+    return [
+        ("phases", ", ".join(phases)),
+        ("way", f"{way}, {report.engine}" + (f" on {report.device}" if report.device else "")),
+        (
+            "requests",
+            f"of {in_bytes(report.extent_bytes)}, {counted(report.io_threads, 'thread')}"
+            f" with {report.queue_depth} in flight each",
+        ),
+        ("memory", f"{in_bytes(report.staging_peak_bytes)} at most beside the state"),
+        *(("chosen", choice) for choice in report.choices),
+        *(("instead", str(fallback)) for fallback in report.fallbacks),
+    ]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
@@ -192,6 +264,11 @@ class Problem:
     tensor: str | None
     message: str
     is_proven: bool = False
+
+    def __str__(self) -> str:
+        place = [self.file, None if self.offset is None else f"offset {self.offset}", self.tensor]
+        named = ", ".join(one for one in place if one)
+        return f"{named}: {self.message}" if named else self.message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +299,20 @@ class VerifyResult:
     def gb_per_second(self) -> float:
         """Bytes checked over the whole call's time."""
         return _gb_per_second(self.bytes_checked, self.seconds)
+
+    def __str__(self) -> str:
+        verdict = "good" if self.ok else counted(len(self.problems), "problem")
+        return aligned(
+            ("verified", self.path),
+            ("result", f"{verdict}, holds only what was salvaged" if self.is_partial else verdict),
+            (
+                "checked",
+                f"{in_bytes(self.bytes_checked)} in {in_seconds(self.seconds)},"
+                f" {in_bytes(round(1e9 * self.gb_per_second))}/s: {counted(self.tensors, 'tensor')}"
+                f" in {counted(self.files, 'file')}",
+            ),
+            *first_of(_short(self.path, [("problem", str(one)) for one in self.problems])),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +365,22 @@ class ScrubReport:
         """Bytes read and digested."""
         return sum(step.bytes_checked for step in self.steps)
 
+    def __str__(self) -> str:
+        verdict = "good" if self.ok else "damaged, or could not be read"
+        steps = _short(
+            self.root,
+            [
+                ("step", f"{one.step} {one.state}" + (f": {one.reason}" if one.reason else ""))
+                for one in self.steps
+            ],
+        )
+        return aligned(
+            ("scrubbed", self.root),
+            ("result", verdict),
+            ("checked", f"{in_bytes(self.bytes_checked)} in {in_seconds(self.seconds)}"),
+            *first_of(steps),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionReport:
@@ -288,3 +395,10 @@ class RetentionReport:
     dry_run: bool
     deleted: tuple[int, ...]
     kept: dict[int, str]
+
+    def __str__(self) -> str:
+        deleted = "would delete" if self.dry_run else "deleted"
+        return aligned(
+            (deleted, ", ".join(map(str, self.deleted)) or "nothing"),
+            *first_of([("kept", f"{step}: {reason}") for step, reason in self.kept.items()]),
+        )
