@@ -1,8 +1,9 @@
 """What the commands share in talking to a person or a program.
 
 Nothing in a name or a message is taken for markup, and nothing in it reaches the terminal as a
-command: a checkpoint may come from anywhere. Long names fold instead of being cut, and there is no
-colour where the output is no terminal.
+command: a checkpoint may come from anywhere. Long names fold instead of being cut. Where the output
+is no terminal there is no colour, and lines are as long as what is in them: nobody who reads a name
+out of a file wants half of it. No colour says what no word says, and ``NO_COLOR`` leaves them out.
 """
 
 from __future__ import annotations
@@ -53,8 +54,19 @@ PATH = _PathType(path_type=Path)
 
 TEXT_CHARACTERS_MAX = 200
 
+REASON_CHARACTERS_MAX = 24
+"""What a table of steps has room for; longer reasons stand below it, where names stay whole."""
+
 FOLDED_COLUMNS_MIN = 12
 """What is left of a column that gives way; names of a letter a line are none."""
+
+_ENDS = "./_-,"
+"""What a name that has no room is broken behind."""
+
+_BETWEEN_COLUMNS = 3
+
+_PLAIN_COLUMNS = 10_000
+"""Of output that is no terminal, unless ``COLUMNS`` says otherwise."""
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print the result as one JSON object."
@@ -75,11 +87,14 @@ class _Console(Console):
     """A console that escapes every text it is given, and cuts no table."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        needed = max((one.columns_min for one in objects if isinstance(one, _Rows)), default=0)
+        tables = [one for one in objects if isinstance(one, _Rows)]
+        needed = max((one.columns_min for one in tables), default=0)
         if needed > self.width:
             # A terminal that is too narrow breaks lines by itself, and drops nothing.
             console(stderr=self.stderr, width=needed).print(*objects, **options)
             return
+        for one in tables:
+            one.fit(self.width)
         super().print(*objects, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -101,16 +116,70 @@ class _Rows(Table):
                 needed = min(needed, FOLDED_COLUMNS_MIN)
             column.min_width = max(column.min_width or 0, needed)
 
+    def fit(self, columns_max: int) -> None:
+        """Gives columns their widths where the terminal is too narrow for all that is in them.
+
+        A word stays whole where there is room, so that sentences fold before names: first in the
+        columns to the left, which are what a table is about.
+        """
+        wanted = [_longest([str(column.header), *column.cells]) for column in self.columns]
+        if sum(wanted) + _BETWEEN_COLUMNS * (len(wanted) - 1) <= columns_max:
+            return
+        widths = [column.min_width or 0 for column in self.columns]
+        room = columns_max - self.columns_min
+        for index, column in enumerate(self.columns):
+            words = [word for cell in column.cells for word in str(cell or "").split()]
+            more = _longest(words) - widths[index]
+            if 0 < more <= room:
+                widths[index] += more
+                room -= more
+        while room > 0:
+            # What is left goes to who has least, column by column.
+            index = min(
+                (at for at in range(len(widths)) if widths[at] < wanted[at]),
+                key=widths.__getitem__,
+            )
+            widths[index] += 1
+            room -= 1
+        for column, width in zip(self.columns, widths, strict=True):
+            column.width = width
+            column._cells = [_broken(escaped(str(cell or "")), width) for cell in column.cells]
+
     @property
     def columns_min(self) -> int:
         """How wide a terminal it takes for every column to be there."""
-        # Two between columns.
-        return sum((column.min_width or 0) + 2 for column in self.columns)
+        least = sum(column.min_width or 0 for column in self.columns)
+        return least + _BETWEEN_COLUMNS * (len(self.columns) - 1)
+
+
+def _broken(text: str, columns: int) -> str:
+    """A text whose words of more columns are broken where their parts end, if they have any."""
+    words = []
+    for word in text.split(" "):
+        pieces = []
+        while len(word) > columns:
+            at = 1 + max(word.rfind(end, 0, columns) for end in _ENDS)
+            at = at if 2 * at > columns else columns
+            pieces.append(word[:at])
+            word = word[at:]
+        words.append("\n".join([*pieces, word]))
+    return " ".join(words)
+
+
+def _longest(cells: Iterable[Any]) -> int:
+    """How many columns the longest of some texts takes."""
+    return max((cell_len(escaped(str(cell or ""))) for cell in cells), default=0)
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """Standard output, or standard error; as wide as the terminal, if nothing else is asked for."""
-    return _Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
+    """Standard output, or standard error.
+
+    As wide as is asked for, else as the terminal, or as ``COLUMNS`` says; else as the content.
+    """
+    made = _Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
+    if width is None and not made.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
+        made.width = _PLAIN_COLUMNS
+    return made
 
 
 def print_json(result: dict[str, Any]) -> None:
@@ -138,8 +207,24 @@ def table(*columns: str, numbers: Collection[str] = (), folded: Collection[str] 
     return made
 
 
-def missing_table(missing: Iterable[MissingInfo]) -> Table:
-    """What could not be salvaged; with whose it is where many ranks saved together."""
+def summary_table(*rows: tuple[str, str]) -> Table:
+    """What there is to know of one thing: names and values, one below the other."""
+    made = table("what", "value", folded=["value"])
+    made.show_header = False
+    for what, value in rows:
+        made.add_row(what, value)
+    return made
+
+
+def missing_table(
+    missing: Iterable[MissingInfo], shown: Callable[[str], str] = lambda reason: reason
+) -> Table:
+    """What could not be salvaged; with whose it is where many ranks saved together.
+
+    Args:
+        missing: A row each.
+        shown: What is shown of a reason.
+    """
     missing = list(missing)
     is_many = any(entry.rank is not None for entry in missing)
     whose = ["of"] if is_many else []
@@ -147,7 +232,7 @@ def missing_table(missing: Iterable[MissingInfo]) -> Table:
     rows = table(*columns, folded=["missing", "shape", "reason"])
     for entry in missing:
         of = ["all" if entry.rank is None else f"rank {entry.rank}"] if is_many else []
-        rows.add_row(entry.name, entry.dtype, shape(entry.shape), *of, entry.reason)
+        rows.add_row(entry.name, entry.dtype, shape(entry.shape), *of, shown(entry.reason))
     return rows
 
 

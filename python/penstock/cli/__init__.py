@@ -14,11 +14,13 @@ by Ctrl-C. Errors go to standard error as one message.
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 import click
 
 import penstock
+from penstock.cli.examples import example
 from penstock.cli.group import LazyGroup
 
 EXIT_FAILED = 1
@@ -48,7 +50,11 @@ EXIT_INTERRUPTED = 130
         "verify": "Read every byte of PATH and compare it with its digest.",
     },
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 fine, 1 a check or an operation failed, 2 wrong command line.",
+    epilog=example(
+        "penstock ls /checkpoints",
+        "penstock verify --help",
+        after="Exit codes: 0 fine, 1 a check or an operation failed, 2 wrong command line.",
+    ),
 )
 @click.version_option(package_name="penstock", prog_name="penstock")
 def cli() -> None:
@@ -86,6 +92,8 @@ def _run() -> int:
     # It takes what prints tables, which the help does without.
     from penstock.console import escaped
 
-    click.secho("error: ", fg="red", bold=True, err=True, nl=False)
+    # Unlike Rich, click does not ask for it.
+    has_colour = False if os.environ.get("NO_COLOR") else None
+    click.secho("error: ", fg="red", bold=True, err=True, nl=False, color=has_colour)
     click.echo(escaped(message), err=True)
     return EXIT_FAILED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from penstock.cli.examples import example
 from penstock.cli.group import LazyGroup
 
 
@@ -19,6 +20,7 @@ from penstock.cli.group import LazyGroup
         "report": "Show RESULTS on one PAGE of HTML.",
         "stream": "Generate text in DIRECTORY with a model that does not fit into memory.",
     },
+    epilog=example("penstock bench checkpoint /checkpoints --report page.html"),
 )
 def bench() -> None:
     """Measure storage, and compare what was measured."""

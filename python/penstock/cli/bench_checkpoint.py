@@ -19,6 +19,7 @@ from penstock.bench.writers import WRITERS
 from penstock.cli import endings, outputs
 from penstock.cli.checkpoint_plan import PASSES, planned, results_of
 from penstock.cli.checkpoint_table import print_results
+from penstock.cli.examples import example
 from penstock.cli.names import names_of
 from penstock.cli.outputs import output_option, report_option
 from penstock.cli.units import Finite, Size
@@ -45,7 +46,10 @@ def _scale(_: click.Context, __: click.Parameter, text: str) -> float | None:
     return factor
 
 
-@click.command("checkpoint")
+@click.command(
+    "checkpoint",
+    epilog=example("penstock bench checkpoint /checkpoints --writer penstock,torch.save,dcp"),
+)
 @click.argument("directory", type=PATH, default=".")
 @click.option(
     "--model",

@@ -10,6 +10,7 @@ import click
 from penstock.bench import likeness
 from penstock.bench.compare import MARGIN, Compared, compare
 from penstock.bench.results import Results
+from penstock.cli.examples import example
 from penstock.cli.units import Finite
 from penstock.console import PATH, console, json_option, print_json, table
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@click.command("compare")
+@click.command("compare", epilog=example("penstock bench compare before.json after.json"))
 @click.argument("before", type=PATH)
 @click.argument("after", type=PATH)
 @click.option(

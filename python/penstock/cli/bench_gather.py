@@ -22,6 +22,7 @@ from penstock.bench.gatherers import GATHERERS, OURS
 from penstock.bench.results import Results
 from penstock.bench.running import unused
 from penstock.cli import endings, outputs, working
+from penstock.cli.examples import example
 from penstock.cli.gather_table import print_results
 from penstock.cli.names import names_of
 from penstock.cli.outputs import output_option, report_option
@@ -55,7 +56,9 @@ _CASE_NOTES = {one.name: one.note for one in CASES.values()} | {
 }
 
 
-@click.command("gather")
+@click.command(
+    "gather", epilog=example("penstock bench gather /scratch --case batches --by penstock,memmap")
+)
 @click.argument("directory", type=PATH, default=".")
 @click.option(
     "--case",

@@ -17,6 +17,7 @@ from penstock.bench.results import Measurement, Results
 from penstock.bench.running import BenchError, run, unused
 from penstock.bench.turns import rotated
 from penstock.cli import endings, outputs
+from penstock.cli.examples import example
 from penstock.cli.outputs import output_option, report_option, writable
 from penstock.cli.tune import tune_io
 from penstock.cli.units import Finite, Size
@@ -65,7 +66,7 @@ _PATTERNS = click.Choice(["write", "read", "random_read"])
 _LAYOUTS = click.Choice(["file_per_tensor", "file_per_process", "shared_file"])
 
 
-@click.command("io")
+@click.command("io", epilog=example("penstock bench io /checkpoints --vs fio --rounds 7"))
 @click.argument("directory", type=PATH, default=".")
 @click.option("--preset", metavar="NAME", callback=_preset, help=f"One of {', '.join(PRESETS)}.")
 @click.option("--pattern", "patterns", type=_Several(_PATTERNS), help="write,read,random_read")

@@ -9,13 +9,14 @@ import click
 from penstock.bench.report import write_report
 from penstock.bench.results import Results
 from penstock.cli import outputs
+from penstock.cli.examples import example
 from penstock.console import PATH
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@click.command("report")
+@click.command("report", epilog=example("penstock bench report results.json page.html"))
 @click.argument("results", type=PATH, nargs=-1, required=True)
 @click.argument("page", type=PATH, callback=outputs.page)
 def bench_report(results: tuple[Path, ...], page: Path) -> None:

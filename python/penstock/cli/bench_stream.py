@@ -15,6 +15,7 @@ from penstock.bench.results import Results
 from penstock.bench.running import unused
 from penstock.bench.stream import SIZES, Plan, Stream
 from penstock.cli import endings, outputs, working
+from penstock.cli.examples import example
 from penstock.cli.names import names_of
 from penstock.cli.outputs import output_option, report_option
 from penstock.cli.units import BYTE_COUNT, Finite
@@ -30,7 +31,9 @@ _TIMES_WEIGHTS = 2.2
 """What has to be free: the model, and what one other makes of it."""
 
 
-@click.command("stream")
+@click.command(
+    "stream", epilog=example("penstock bench stream /scratch --by penstock,resident --rounds 7")
+)
 @click.argument("directory", type=PATH, default=".")
 @click.option("--model", type=click.Choice([*SIZES]), default="1b", show_default=True)
 @click.option(

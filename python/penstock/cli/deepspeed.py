@@ -6,8 +6,15 @@ import os
 
 import click
 
+from penstock.cli.examples import example
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+_EXAMPLE = "penstock deepspeed -- deepspeed train.py --deepspeed_config config.json"
+
+
+@click.command(
+    epilog=example(_EXAMPLE),
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
 @click.option(
     "--strict/--lenient",
     default=True,
@@ -18,8 +25,7 @@ import click
 def deepspeed(strict: bool, command: tuple[str, ...]) -> None:
     """Run COMMAND with DeepSpeed's ops async_io, gds and pin_memory replaced.
 
-    The program, and every one that it starts, moves its tensors by penstock.offload. For example:
-    penstock deepspeed -- deepspeed train.py --deepspeed_config config.json
+    The program, and every one that it starts, moves its tensors by penstock.offload.
     """
     from penstock.integrations.deepspeed import environment
 

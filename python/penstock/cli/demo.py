@@ -14,6 +14,7 @@ import click
 
 import penstock
 from penstock.cli import endings
+from penstock.cli.examples import example
 from penstock.cli.units import Finite
 from penstock.console import PATH, console
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@click.command
+@click.command(epilog=example("penstock demo --seconds 30"))
 @click.option(
     "--directory",
     type=PATH,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.cli.examples import example
 from penstock.cli.paths import checkpoint_at
 from penstock.console import (
     PATH,
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from rich.table import Table
+
+ROWS_MAX = 20
+"""Of each kind of difference."""
+
 JSON_KEYS = """\b
 JSON: a, b (paths), same, tensors_compared, bytes_compared,
   only_in_a, only_in_b: lists of names,
@@ -38,15 +44,20 @@ JSON: a, b (paths), same, tensors_compared, bytes_compared,
 """
 
 
-@click.command(epilog=JSON_KEYS)
+@click.command(
+    epilog=example(
+        "penstock diff /checkpoints/step-0000001000 /checkpoints/step-0000002000", after=JSON_KEYS
+    )
+)
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
+@click.option("--all", "lists_all", is_flag=True, help="List every difference, however many.")
 @json_option
-def diff(a: Path, b: Path, as_json: bool) -> int:
+def diff(a: Path, b: Path, lists_all: bool, as_json: bool) -> int:
     """Compare the checkpoints A and B; of a store, its newest complete step.
 
     Tensors are compared bit for bit. Exits with 1 if the checkpoints differ in names, types,
-    shapes, ties or content.
+    shapes, ties or content. Of each kind of difference the first are listed.
     """
     # It takes NumPy, which the help of all does without.
     from penstock.cli.compare import compare_checkpoints
@@ -63,41 +74,51 @@ def diff(a: Path, b: Path, as_json: bool) -> int:
     else:
         for note in filter(None, (note_a, note_b)):
             console().print(note, style="dim")
-        _print(result)
+        _print(result, None if lists_all else ROWS_MAX)
     return 0 if result["same"] else 1
 
 
-def _print(result: dict[str, Any]) -> None:
+def _print(result: dict[str, Any], rows_max: int | None) -> None:
     out = console()
     for side in ("a", "b"):
-        names = result[f"only_in_{side}"]
-        if names:
-            rows = table(f"only in {result[side]}", folded=[f"only in {result[side]}"])
-            for name in names:
-                rows.add_row(name)
-            out.print(rows, "")
-    _print_rows("changed", result["changed"], _kind_text)
-    _print_rows("tied", result["ties"], lambda names: ", ".join(names) or "not tied")
-    _print_rows("plain leaf", result["values"], shortened)
-    if result["tensors"]:
-        numbers = ("elements", "differing", "max difference")
-        rows = table("tensor", *numbers, numbers=numbers, folded=["tensor"])
-        for row in result["tensors"]:
-            distance = row["max_abs_difference"]
-            apart = "" if distance is None else f"{distance:.6g}"
-            rows.add_row(row["name"], str(row["elements"]), str(row["differing"]), apart)
-        out.print(rows, "")
-    compared = f"{result['tensors_compared']} tensors, {size(result['bytes_compared'])}"
+        heading = f"only in {result[side]}"
+        rows = table(heading, folded=[heading])
+        for name in result[f"only_in_{side}"][:rows_max]:
+            rows.add_row(name)
+        _print_first(rows, len(result[f"only_in_{side}"]))
+    _print_sides("changed", result["changed"], _kind_text, rows_max)
+    _print_sides("tied", result["ties"], lambda names: ", ".join(names) or "not tied", rows_max)
+    _print_sides("plain leaf", result["values"], shortened, rows_max)
+    numbers = ("elements", "differing", "max difference")
+    rows = table("tensor", *numbers, numbers=numbers, folded=["tensor"])
+    for row in result["tensors"][:rows_max]:
+        distance = row["max_abs_difference"]
+        apart = "" if distance is None else f"{distance:.6g}"
+        rows.add_row(row["name"], str(row["elements"]), str(row["differing"]), apart)
+    _print_first(rows, len(result["tensors"]))
+    compared = f"{result['tensors_compared']:,} tensors, {size(result['bytes_compared'])}"
     out.print(f"{'same' if result['same'] else 'different'}; compared {compared}")
 
 
-def _print_rows(heading: str, rows: list[dict[str, Any]], text: Callable[[Any], str]) -> None:
-    if rows:
-        columns = (heading, "a", "b")
-        made = table(*columns, folded=columns)
-        for row in rows:
-            made.add_row(row["name"], text(row["a"]), text(row["b"]))
-        console().print(made, "")
+def _print_sides(
+    heading: str, rows: list[dict[str, Any]], text: Callable[[Any], str], rows_max: int | None
+) -> None:
+    columns = (heading, "a", "b")
+    made = table(*columns, folded=columns)
+    for row in rows[:rows_max]:
+        made.add_row(row["name"], text(row["a"]), text(row["b"]))
+    _print_first(made, len(rows))
+
+
+def _print_first(rows: Table, count: int) -> None:
+    """Prints a table that has any rows, and how many it leaves out."""
+    if not count:
+        return
+    out = console()
+    out.print(rows)
+    if rows.row_count < count:
+        out.print(f"and {count - rows.row_count:,} more; --all lists them", style="dim")
+    out.print()
 
 
 def _kind_text(kind: dict[str, Any]) -> str:

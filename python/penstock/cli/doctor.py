@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.examples import example
 from penstock.console import PATH, console, json_option, print_json, table
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ JSON: directory, ok, findings: a list of check, status ("ok", "warn",
 """
 
 
-@click.command(epilog=JSON_KEYS)
+@click.command(epilog=example("penstock doctor /checkpoints", after=JSON_KEYS))
 @click.argument("directory", type=PATH, default=".")
 @click.option("--no-measure", is_flag=True, help="Only look, in a second instead of twenty.")
 @json_option

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from penstock.console import console, size, table
+from penstock.console import console, size, summary_table, table
+from penstock.file_names import FileNames
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,9 +26,6 @@ _MANY_DESCRIBED = {
     "part": "the manifest is lost: nothing vouches for the parts",
     "headers": "parts are lost: nothing vouches for what they described",
 }
-
-_ATTEMPT = re.compile(r"\.[0-9a-f]{32}(?=\.)")
-"""What all names of files of a checkpoint have in common."""
 
 _RANKS_NAMED_MAX = 8
 
@@ -62,9 +59,8 @@ def _sum(tensors: Sequence[penstock.TensorFate]) -> dict[str, int]:
 def show(explained: penstock.Explanation) -> None:
     """Prints the result for people."""
     out = console()
-    summary = table("what", "value", folded=["value"])
-    summary.show_header = False
-    summary.add_row("path", explained.path)
+    names = _names(explained)
+    summary = summary_table(("path", explained.path))
     is_many = explained.world_size > 1
     described = _MANY_DESCRIBED if is_many else _DESCRIBED
     summary.add_row("description", described[explained.described_by])
@@ -81,7 +77,7 @@ def show(explained: penstock.Explanation) -> None:
             plural = "tensor" if total["count"] == 1 else "tensors"
             summary.add_row(what, f"{total['count']} {plural}, {size(total['bytes'])}")
     for name in explained.missing_files[:ROWS_MAX]:
-        summary.add_row("missing file", name)
+        summary.add_row("missing file", names.short(name))
     if len(explained.missing_files) > ROWS_MAX:
         summary.add_row("missing files", f"{len(explained.missing_files)} in all")
     if explained.earlier_step is not None:
@@ -90,13 +86,20 @@ def show(explained: penstock.Explanation) -> None:
     out.print(summary)
     if is_many:
         _print_ranks(explained)
-    _print_problems(explained)
-    _print_hit(explained)
+    _print_problems(explained, names)
+    _print_hit(explained, names)
     if not explained.ok and (explained.intact or explained.unverified):
         option = " --unverified"
         if explained.intact:
             option = " [--unverified]" if explained.unverified else ""
         out.print(f"\npenstock salvage {explained.path} OUT{option}", style="dim", soft_wrap=True)
+
+
+def _names(explained: penstock.Explanation) -> FileNames:
+    texts = [*explained.missing_files]
+    texts += [text for one in explained.problems for text in (one.file, one.message) if text]
+    texts += [one.hit for one in explained.hit if one.hit]
+    return FileNames.beside_all(explained.path, texts)
 
 
 def _lost(ranks: Sequence[int]) -> str:
@@ -137,19 +140,20 @@ def _print_ranks(explained: penstock.Explanation) -> None:
         console().print(f"all that {what} had alone is intact", style="dim")
 
 
-def _print_problems(explained: penstock.Explanation) -> None:
+def _print_problems(explained: penstock.Explanation, names: FileNames) -> None:
     if explained.problems:
         rows = table("file", "offset", "problem", numbers=["offset"], folded=["file", "problem"])
         for problem in explained.problems[:ROWS_MAX]:
             offset = "" if problem.offset is None else str(problem.offset)
-            rows.add_row(problem.file, offset, problem.message)
+            file = "" if problem.file is None else names.short(problem.file)
+            rows.add_row(file, offset, names.short(problem.message))
         console().print("", rows)
         if len(explained.problems) > ROWS_MAX:
             counted = f"{ROWS_MAX} of {len(explained.problems)} problems"
             console().print(f"{counted}; --json lists all", style="dim")
 
 
-def _print_hit(explained: penstock.Explanation) -> None:
+def _print_hit(explained: penstock.Explanation, names: FileNames) -> None:
     out = console()
     if explained.hit:
         # Of many ranks it takes more than the files to tell what hit a tensor that they share.
@@ -159,7 +163,7 @@ def _print_hit(explained: penstock.Explanation) -> None:
         rows = table(*columns, numbers=["size"], folded=["hit", "why"])
         for tensor in explained.hit[:ROWS_MAX]:
             whose = "all" if tensor.rank is None else f"rank {tensor.rank}"
-            why = _ATTEMPT.sub("", tensor.hit or "")
+            why = names.short(tensor.hit or "")
             cells = [tensor.name, tensor.dtype, size(tensor.bytes)]
             rows.add_row(*cells, *([whose, why] if is_many else []))
         out.print("", rows)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.cli.examples import example
 from penstock.cli.paths import check_directory
 from penstock.cli.units import BYTE_COUNT, Finite
 from penstock.console import PATH, console, escaped, json_option, print_json
@@ -47,7 +48,11 @@ class _TokenIds(_Ids):
         return [int(text) for text in texts]
 
 
-@click.command(epilog=JSON_KEYS)
+@click.command(
+    epilog=example(
+        "penstock generate ./llama3-8b --memory 4GB --prompt 'The sea is'", after=JSON_KEYS
+    )
+)
 @click.argument("model", type=PATH)
 @click.option(
     "--memory", "memory_bytes", type=BYTE_COUNT, required=True, help="For weights: 4GB, 512MiB."

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import penstock
+from penstock.cli.examples import example
+from penstock.cli.folding import Folded, fold
 from penstock.cli.paths import checkpoint_at
 from penstock.console import (
     PATH,
@@ -21,6 +23,7 @@ from penstock.console import (
     shape,
     shortened,
     size,
+    summary_table,
     table,
 )
 
@@ -48,7 +51,9 @@ JSON: path, id, step, created (UTC), writer, format_version, world_size,
 """
 
 
-@click.command(epilog=JSON_KEYS)
+@click.command(
+    epilog=example("penstock inspect /checkpoints --keys 'model.*' --values", after=JSON_KEYS)
+)
 @click.argument("path", type=PATH)
 @click.option(
     "--keys",
@@ -59,16 +64,23 @@ JSON: path, id, step, created (UTC), writer, format_version, world_size,
 @click.option(
     "--limit",
     type=click.IntRange(min=0),
-    help=f"Rows of each table at most; 0 for all. [default: {ROWS_MAX}, with --json all]",
+    help=f"Rows of each table at most; 0 for all. [default: {ROWS_MAX}; with --all or --json all]",
 )
+@click.option("--all", "lists_all", is_flag=True, help="A line for each tensor, and all of them.")
 @click.option("--values", "with_values", is_flag=True, help="Also the plain leaves.")
 @json_option
 def inspect(
-    path: Path, keys: tuple[str, ...], limit: int | None, with_values: bool, as_json: bool
+    path: Path,
+    keys: tuple[str, ...],
+    limit: int | None,
+    lists_all: bool,
+    with_values: bool,
+    as_json: bool,
 ) -> int:
     """Show what is in the checkpoint PATH; of a store, in its newest complete step.
 
-    No tensor data is read.
+    No tensor data is read. Tensors of one kind whose names differ in numbers alone are one line:
+    layers.{0..31}.weight stands for 32.
     """
     checkpoint, note = checkpoint_at(path)
     info = penstock.inspect(checkpoint)
@@ -80,7 +92,8 @@ def inspect(
     else:
         if note:
             console().print(note, style="dim")
-        _print(result, ROWS_MAX if limit is None else limit)
+        rows_max = 0 if lists_all else ROWS_MAX
+        _print(result, rows_max if limit is None else limit, folds=not lists_all)
     return 0
 
 
@@ -124,11 +137,9 @@ def _select(
     }
 
 
-def _print(result: dict[str, Any], rows_max: int) -> None:
+def _print(result: dict[str, Any], rows_max: int, *, folds: bool) -> None:
     files, tensors = result["files"], result["tensors"]
-    summary = table("what", "value", folded=["value"])
-    summary.show_header = False
-    for what, value in (
+    summary = summary_table(
         ("path", result["path"]),
         ("step", "none" if result["step"] is None else str(result["step"])),
         ("created", local_time(result["created"])),
@@ -136,23 +147,35 @@ def _print(result: dict[str, Any], rows_max: int) -> None:
         ("written by", _writer(result)),
         ("size", f"{size(result['bytes'])} in {len(files)} files"),
         *_partial(result),
+        ("tensors", f"{len(tensors):,}, {size(sum(tensor['bytes'] for tensor in tensors))}"),
         ("metadata", json.dumps(result["metadata"], ensure_ascii=False)),
-    ):
-        summary.add_row(what, value)
+    )
     console().print(summary)
-
-    many = ["of"] if result["world_size"] > 1 else []
-    columns = ["tensor", "dtype", "shape", "size", *many]
-    rows = table(*columns, numbers=["size"], folded=["tensor", "shape"])
-    for tensor in _first(tensors, rows_max):
-        cells = [tensor["name"], tensor["dtype"], shape(tensor["shape"]), size(tensor["bytes"])]
-        rows.add_row(*cells, *([_holders(tensor)] if many else []))
     if tensors:
-        _print_table(rows, len(tensors), "tensors")
+        _print_tensors(tensors, rows_max, is_many=result["world_size"] > 1, folds=folds)
     _print_missing(result["missing"], rows_max)
     _print_pairs("alias", "tensor", result["aliases"], rows_max, "aliases")
     if result["values"] is not None:
         _print_pairs("plain leaf", "value", result["values"], rows_max, "plain leaves")
+
+
+def _print_tensors(
+    tensors: list[dict[str, Any]], rows_max: int, *, is_many: bool, folds: bool
+) -> None:
+    lines = [Folded(tensor["name"], [index]) for index, tensor in enumerate(tensors)]
+    if folds:
+        lines = fold((one["name"], (one["dtype"], one["shape"], _holders(one))) for one in tensors)
+    is_folded = len(lines) < len(tensors)
+    counts, many = ["tensors"] if is_folded else [], ["of"] if is_many else []
+    columns = ["tensor", *counts, "dtype", "shape", "size", *many]
+    rows = table(*columns, numbers=["size", *counts], folded=["tensor", "shape"])
+    for name, indices in _first(lines, rows_max):
+        first = tensors[indices[0]]
+        nbytes = sum(tensors[index]["bytes"] for index in indices)
+        count = [f"{len(indices):,}"] if is_folded else []
+        whose = [_holders(first)] if is_many else []
+        rows.add_row(name, *count, first["dtype"], shape(first["shape"]), size(nbytes), *whose)
+    _print_table(rows, len(lines), "lines" if is_folded else "tensors")
 
 
 def _writer(result: dict[str, Any]) -> str:
@@ -199,7 +222,7 @@ def _print_table(rows: Table, count: int, plural: str) -> None:
     out = console()
     out.print("", rows)
     if rows.row_count < count:
-        out.print(f"{rows.row_count} of {count} {plural}; --limit 0 shows all", style="dim")
+        out.print(f"{rows.row_count} of {count:,} {plural}; --all shows all", style="dim")
 
 
 def _first(items: Any, rows_max: int) -> Any:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import penstock
+from penstock.cli.examples import example
 from penstock.cli.paths import store_at
 from penstock.console import (
     PATH,
+    REASON_CHARACTERS_MAX,
     console,
     escaped,
     json_option,
@@ -20,6 +22,7 @@ from penstock.console import (
     size,
     table,
 )
+from penstock.file_names import FileNames
 
 if TYPE_CHECKING:
     from penstock.steps.rows import Mark, StepInfo
@@ -47,7 +50,7 @@ JSON: root, newest (the newest complete step that is not known to be
 """
 
 
-@click.command(epilog=JSON_KEYS)
+@click.command(epilog=example("penstock ls /checkpoints", after=JSON_KEYS))
 @click.argument("root", type=PATH)
 @json_option
 def ls(root: Path, as_json: bool) -> int:
@@ -80,6 +83,10 @@ def ls(root: Path, as_json: bool) -> int:
         remark = f"in {Path(old['path']).name}"
         rows.add_row(str(old["step"]), "set aside", size(old["bytes"]), "", "", remark, style="dim")
     out.print(rows)
+    for row in steps:
+        reason = _reason(row)
+        if len(reason) > REASON_CHARACTERS_MAX:
+            out.print(f"step {row['step']}: {reason}")
     return 0
 
 
@@ -94,7 +101,13 @@ def _remarks(row: dict[str, Any], *, is_newest: bool) -> str:
         remarks.append("protected")
     if row["read_back"] is not None:
         remarks.append("verified" if row["read_back"] == "verified" else "found damaged")
-    return ", ".join([*remarks, *([row["reason"]] if row["reason"] else [])])
+    reason = _reason(row)
+    return ", ".join([*remarks, *([reason] if 0 < len(reason) <= REASON_CHARACTERS_MAX else [])])
+
+
+def _reason(row: dict[str, Any]) -> str:
+    reason = row["reason"] or ""
+    return FileNames.beside_all(row["path"], [reason]).short(reason)
 
 
 def describe(root: Path) -> list[dict[str, Any]]:

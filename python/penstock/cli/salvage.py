@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import penstock
+from penstock.cli.examples import example
 from penstock.cli.paths import check_directory
 from penstock.console import (
     PATH,
@@ -17,7 +18,9 @@ from penstock.console import (
     print_json,
     progress_bar,
     size,
+    summary_table,
 )
+from penstock.file_names import FileNames
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +39,11 @@ JSON: path (of the new one), source, step, checkpoint_id, source_id,
 """
 
 
-@click.command(epilog=JSON_KEYS)
+@click.command(
+    epilog=example(
+        "penstock salvage /checkpoints/step-0000001000 /checkpoints/salvaged", after=JSON_KEYS
+    )
+)
 @click.argument("path", type=PATH)
 @click.argument("out", type=PATH)
 @click.option(
@@ -62,12 +69,13 @@ def salvage(path: Path, out: Path, unverified: bool, as_json: bool) -> int:
 
 def _print(report: penstock.SalvageReport) -> None:
     out = console()
-    kind = "a partial" if report.is_partial else "a complete"
-    tensors = "tensor" if report.tensors == 1 else "tensors"
-    out.print(
-        f"{report.path} is {kind} checkpoint with {report.tensors} {tensors}, "
-        f"{size(report.tensor_bytes)}"
+    made = summary_table(
+        ("salvaged", report.source),
+        ("into", f"{report.path}, {'partial' if report.is_partial else 'complete'}"),
+        ("tensors", f"{report.tensors:,}, {size(report.tensor_bytes)}"),
+        ("missing", f"{len(report.missing):,}" if report.missing else "nothing"),
     )
+    out.print(made)
     if report.unverified:
         out.print("unverified: nothing proves that they are what was saved", style="yellow")
     if report.values_lost:
@@ -79,6 +87,8 @@ def _print(report: penstock.SalvageReport) -> None:
         out.print(f"structure and plain values{whose} are lost", style="yellow")
     if not report.missing:
         return
-    out.print("", missing_table(report.missing[:ROWS_MAX]))
-    if len(report.missing) > ROWS_MAX:
-        out.print(f"{ROWS_MAX} of {len(report.missing)}; penstock inspect shows all", style="dim")
+    names = FileNames.beside_all(report.source, (entry.reason for entry in report.missing))
+    out.print("", missing_table(report.missing[:ROWS_MAX], names.short))
+    rest = len(report.missing) - ROWS_MAX
+    if rest > 0:
+        out.print(f"and {rest:,} more; penstock inspect {report.path} --all lists them")

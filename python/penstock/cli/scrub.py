@@ -10,14 +10,27 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock import _native
+from penstock.cli.examples import example
 from penstock.cli.paths import store_at
 from penstock.cli.units import AGE, RATE
-from penstock.console import PATH, console, json_option, print_json, progress_bar, size, table
+from penstock.console import (
+    PATH,
+    REASON_CHARACTERS_MAX,
+    console,
+    json_option,
+    print_json,
+    progress_bar,
+    size,
+    table,
+)
+from penstock.file_names import FileNames
 
 if TYPE_CHECKING:
     import penstock
 
 STYLES = {"verified": "", "skipped": "dim", "damaged": "red", "failed": "red"}
+
+TENSORS_NAMED_MAX = 4
 
 JSON_KEYS = """\b
 JSON: root, ok, bytes_checked, seconds, steps: a list of
@@ -28,7 +41,9 @@ JSON: root, ok, bytes_checked, seconds, steps: a list of
 """
 
 
-@click.command(epilog=JSON_KEYS)
+@click.command(
+    epilog=example("penstock scrub /checkpoints --rate 200MB --max-age 7d", after=JSON_KEYS)
+)
 @click.argument("root", type=PATH)
 @click.option("--rate", type=RATE, help="Read no more in a second, as in 200MB.")
 @click.option(
@@ -65,25 +80,38 @@ def _print(report: penstock.ScrubReport) -> None:
         return
     columns = ("step", "result", "checked", "read back", "")
     rows = table(*columns, numbers=["step", "checked"], folded=[""])
+    reasons = []
     for step in report.steps:
+        reason = _reason(step, Path(report.root))
+        if len(reason) > REASON_CHARACTERS_MAX:
+            reasons.append(f"step {step.step}: {reason}")
+            reason = ""
         rows.add_row(
             str(step.step),
             step.state,
             size(step.bytes_checked) if step.bytes_checked else "",
             "" if step.read_at_seconds is None else _local(step.read_at_seconds),
-            _remark(step),
+            reason,
             style=STYLES[step.state],
         )
     out.print(rows)
+    for reason in reasons:
+        out.print(reason)
     for step in report.steps:
         if step.state == "damaged":
             path = Path(report.root) / _native.step_directory(step.step)
             out.print(f"penstock verify {path} --explain", style="dim", soft_wrap=True)
 
 
-def _remark(step: penstock.ScrubbedStep) -> str:
+def _reason(step: penstock.ScrubbedStep, root: Path) -> str:
+    path = root / _native.step_directory(step.step)
     tensors = sorted({problem.tensor for problem in step.problems if problem.tensor})
-    return f"{step.reason} ({', '.join(tensors)})" if tensors else step.reason or ""
+    named = f" ({', '.join(tensors[:TENSORS_NAMED_MAX])}" if tensors else ""
+    if named:
+        rest = len(tensors) - TENSORS_NAMED_MAX
+        named += f" and {rest:,} more)" if rest > 0 else ")"
+    reason = step.reason or ""
+    return FileNames.beside_all(path, [reason]).short(reason) + named
 
 
 def _local(seconds: int) -> str:

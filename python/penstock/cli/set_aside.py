@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.examples import example
 from penstock.cli.paths import store_at
 from penstock.console import PATH, console, json_option, print_json
 
@@ -17,7 +18,7 @@ JSON: root, step, path (where the step is now).
 """
 
 
-@click.command("set-aside", epilog=JSON_KEYS)
+@click.command("set-aside", epilog=example("penstock set-aside /checkpoints 1000", after=JSON_KEYS))
 @click.argument("root", type=PATH)
 @click.argument("step", type=click.IntRange(min=0))
 @json_option

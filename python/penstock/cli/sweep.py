@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.examples import example
 from penstock.cli.paths import store_at
 from penstock.console import PATH, console, json_option, print_json, size, table
 
@@ -18,7 +19,7 @@ JSON: root, dry_run, bytes (freed, or that would be), swept: a list of path
 """
 
 
-@click.command(epilog=JSON_KEYS)
+@click.command(epilog=example("penstock sweep /checkpoints --dry-run", after=JSON_KEYS))
 @click.argument("root", type=PATH)
 @click.option("--dry-run", is_flag=True, help="Remove nothing; only tell.")
 @json_option

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from penstock.cli.examples import example
 from penstock.cli.group import LazyGroup
 
 
@@ -14,6 +15,7 @@ from penstock.cli.group import LazyGroup
         "merge": "Write the traces FILES of several processes to OUTPUT, to be looked at together.",
         "summary": "Tell where the time went in FILES, one of each process.",
     },
+    epilog=example("penstock trace summary trace.json"),
 )
 def trace() -> None:
     """Sum up traces of PENSTOCK_TRACE=FILE, or of penstock.trace(file)."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.examples import example
 from penstock.console import PATH, console
 from penstock.tracing import recorded
 
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@click.command("merge")
+@click.command(
+    "merge", epilog=example("penstock trace merge all.json trace.rank0.json trace.rank1.json")
+)
 @click.argument("output", type=PATH)
 @click.argument("files", type=PATH, nargs=-1, required=True)
 def trace_merge(output: Path, files: tuple[Path, ...]) -> int:

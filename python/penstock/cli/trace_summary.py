@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.cli.examples import example
 from penstock.console import PATH, console, json_option, print_json, size, table
 from penstock.tracing import recorded, summary
 
@@ -20,7 +21,13 @@ _MOMENTS = 20
 _SLOWEST = 5
 
 
-@click.command("summary", epilog="A trace opens in https://ui.perfetto.dev as well.")
+@click.command(
+    "summary",
+    epilog=example(
+        "penstock trace summary trace.json",
+        after="A trace opens in https://ui.perfetto.dev as well.",
+    ),
+)
 @click.argument("files", type=PATH, nargs=-1, required=True)
 @json_option
 def trace_summary(files: tuple[Path, ...], as_json: bool) -> int:

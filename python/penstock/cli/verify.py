@@ -10,14 +10,16 @@ import click
 
 import penstock
 from penstock.cli import explain
+from penstock.cli.examples import example
 from penstock.cli.paths import check_directory, is_store
 from penstock.console import PATH, console, json_option, print_json, progress_bar, size, table
+from penstock.file_names import FileNames
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from penstock.steps.rows import StepInfo
 
+PROBLEMS_MAX = 40
+"""Of a checkpoint, what somebody may read."""
 
 JSON_KEYS = """\b
 JSON: path, ok, bytes_checked,
@@ -40,7 +42,13 @@ JSON with --explain: path, ok, step, described_by ("whole": manifest and
 """
 
 
-@click.command(epilog=JSON_KEYS)
+@click.command(
+    epilog=example(
+        "penstock verify /checkpoints",
+        "penstock verify /checkpoints/step-0000001000 --explain",
+        after=JSON_KEYS,
+    )
+)
 @click.argument("path", type=PATH)
 @click.option(
     "--explain",
@@ -148,13 +156,33 @@ def _print(results: list[penstock.VerifyResult], incomplete: list[Path]) -> None
     out.print(rows)
     for result in results:
         if result.problems:
-            out.print("", f"problems in {result.path}", _problems(result), sep="\n")
+            out.print("", f"problems in {result.path}", sep="\n")
+            _print_problems(result)
 
 
-def _problems(result: penstock.VerifyResult) -> Table:
-    columns = ("file", "offset", "tensor", "message")
-    rows = table(*columns, numbers=["offset"], folded=["file", "tensor", "message"])
-    for problem in result.problems:
-        offset = "" if problem.offset is None else str(problem.offset)
-        rows.add_row(problem.file, offset, problem.tensor, problem.message)
-    return rows
+def _print_problems(result: penstock.VerifyResult) -> None:
+    """A table of each file, or a line of one that is gone or cannot be read at all."""
+    out = console()
+    shown = result.problems[:PROBLEMS_MAX]
+    names = FileNames.beside_all(
+        result.path, (text for one in shown for text in (one.file, one.message) if text)
+    )
+    by_file: dict[str | None, list[penstock.Problem]] = {}
+    for problem in shown:
+        by_file.setdefault(problem.file, []).append(problem)
+    for file, problems in by_file.items():
+        name = "" if file is None else names.short(file)
+        if all(one.offset is None and one.tensor is None for one in problems):
+            for one in problems:
+                message = names.short(one.message)
+                out.print(f"{name}: {message}" if name else message, soft_wrap=True)
+            continue
+        rows = table(
+            "offset", "tensor", "problem", numbers=["offset"], folded=["tensor", "problem"]
+        )
+        for one in problems:
+            offset = "" if one.offset is None else str(one.offset)
+            rows.add_row(offset, one.tensor, names.short(one.message))
+        out.print(*filter(None, [name]), rows, sep="\n")
+    if len(result.problems) > len(shown):
+        out.print(f"and {len(result.problems) - len(shown):,} more; --json lists all", style="dim")
