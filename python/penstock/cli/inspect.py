@@ -166,7 +166,7 @@ def _print_tensors(
     if folds:
         lines = fold((one["name"], (one["dtype"], one["shape"], _holders(one))) for one in tensors)
     is_folded = len(lines) < len(tensors)
-    counts, many = ["tensors"] if is_folded else [], ["of"] if is_many else []
+    counts, many = ["count"] if is_folded else [], ["of"] if is_many else []
     columns = ["tensor", *counts, "dtype", "shape", "size", *many]
     rows = table(*columns, numbers=["size", *counts], folded=["tensor", "shape"])
     for name, indices in _first(lines, rows_max):

@@ -83,10 +83,14 @@ def ls(root: Path, as_json: bool) -> int:
         remark = f"in {Path(old['path']).name}"
         rows.add_row(str(old["step"]), "set aside", size(old["bytes"]), "", "", remark, style="dim")
     out.print(rows)
-    for row in steps:
-        reason = _reason(row)
-        if len(reason) > REASON_CHARACTERS_MAX:
-            out.print(f"step {row['step']}: {reason}")
+    reasons = {row["step"]: _reason(row) for row in steps}
+    told = [
+        f"step {step}: {reason}"
+        for step, reason in reasons.items()
+        if len(reason) > REASON_CHARACTERS_MAX
+    ]
+    if told:
+        out.print("", *told, sep="\n")
     return 0
 
 

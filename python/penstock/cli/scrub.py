@@ -95,8 +95,8 @@ def _print(report: penstock.ScrubReport) -> None:
             style=STYLES[step.state],
         )
     out.print(rows)
-    for reason in reasons:
-        out.print(reason)
+    if reasons:
+        out.print("", *reasons, sep="\n")
     for step in report.steps:
         if step.state == "damaged":
             path = Path(report.root) / _native.step_directory(step.step)

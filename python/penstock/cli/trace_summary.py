@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _MOMENTS = 20
 _SLOWEST = 5
+_TAIL_REQUESTS_MIN = 1000
+"""For a 99th percentile: ten requests lie beyond it, as in what benchmarks show."""
 
 
 @click.command(
@@ -137,13 +139,16 @@ def _print_requests(out: Console, one: Trace) -> None:
     kinds = summary.requests(one)
     if not kinds:
         return
-    numbers = ["count", "bytes", "aligned", "direct", "p50", "p99", "max ms"]
+    has_tail = any(kind.requests >= _TAIL_REQUESTS_MIN for kind in kinds)
+    tail = ["p99"] if has_tail else []
+    numbers = ["count", "bytes", "aligned", "direct", "p50", *tail, "max ms"]
     rows = table("requests", *numbers, numbers=numbers, folded=["requests"])
     for kind in kinds:
+        p99 = _short_number(kind.p99_ms) if kind.requests >= _TAIL_REQUESTS_MIN else ""
         rows.add_row(
             f"{kind.operation} {kind.size}", f"{kind.requests:,}", size(kind.nbytes),
             f"{kind.aligned:.0%}", f"{kind.direct:.0%}",
-            _short_number(kind.p50_ms), _short_number(kind.p99_ms), _short_number(kind.max_ms),
+            _short_number(kind.p50_ms), *([p99] if has_tail else []), _short_number(kind.max_ms),
         )  # fmt: skip
     out.print(rows)
     rows = table(
