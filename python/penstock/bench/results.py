@@ -117,6 +117,13 @@ class Measurement:
         return self.nbytes / (self.seconds + self.sync_seconds) / 1e9
 
     @property
+    def waited_seconds(self) -> float:
+        """What training waits for a save: the stall, or all of it where none is in background."""
+        if self.stall_seconds is not None:
+            return self.stall_seconds
+        return self.seconds + self.sync_seconds
+
+    @property
     def requests_per_second(self) -> float:
         """IOPS, of what was written with the sync."""
         return self.requests / (self.seconds + self.sync_seconds)

@@ -13,11 +13,13 @@ import click
 from penstock.bench import cases, fio, movers, scaling
 from penstock.bench.cases import PRESETS, Case
 from penstock.bench.compare import rounds_needed
+from penstock.bench.percentiles import latencies
 from penstock.bench.results import Measurement, Results
 from penstock.bench.running import BenchError, run, unused
 from penstock.bench.turns import rotated
 from penstock.cli import endings, outputs
 from penstock.cli.examples import example
+from penstock.cli.headlines import print_headlines
 from penstock.cli.outputs import output_option, report_option, writable
 from penstock.cli.tune import tune_io
 from penstock.cli.units import Finite, Size
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.table import Table
+
+    from penstock.bench.results import Spread
+
+_NONE = "-"
 
 _WIDE_COLUMNS = 100
 """What a terminal needs more of for columns that matter less."""
@@ -283,6 +289,7 @@ def _measure(
 
 def _print(results: Results) -> None:
     out = console()
+    print_headlines(results)
     out.print(_table(results, is_wide=out.width > _WIDE_COLUMNS))
     failed = {f"{one.by}, {one.case}: {one.error}" for one in results.measurements if one.error}
     notes = {f"{one.case}: {note}" for one in results.measurements for note in one.notes}
@@ -291,64 +298,74 @@ def _print(results: Results) -> None:
 
 
 def _table(results: Results, *, is_wide: bool) -> Table:
+    """A row of each case by each who measured it, without columns that are empty."""
     names = list(dict.fromkeys(one.by for one in results.measurements))
     is_shared = len(names) > 1
     peer = next((by for by in ("fio", movers.DEEPSPEED) if by in names), None)
-    numbers = ["GB/s", "IOPS", "p50 us", "p99 us", "CPU s/GiB"]
-    if peer is not None:
-        # Of the processor the other columns matter more where they are to fit.
-        numbers[-1] = f"of {peer}"
-    if is_wide:
-        numbers += ["no fsync", "file calls"]
-    columns = ["case", *(["by"] if is_shared else []), *numbers]
-    rows = table(*columns, numbers=numbers, folded=["case"])
+    made: list[tuple[str, str, dict[str, str]]] = []
     for case in results.cases:
         for by in names:
-            cells = [case if by == names[0] else "", *([by] if is_shared else [])]
             figures = _figures(results, case, by, peer=peer)
-            beside = _figures_beside(results, case, by) if is_wide else []
-            rows.add_row(*cells, *figures, *beside)
+            beside = _figures_beside(results, case, by) if is_wide else {}
+            made.append((case if by == names[0] else "", by, figures | beside))
+    numbers = [
+        name
+        for name in dict.fromkeys(name for *_, figures in made for name in figures)
+        if any(figures.get(name, _NONE) not in ("", _NONE) for *_, figures in made)
+    ]
+    columns = ["case", *(["by"] if is_shared else []), *numbers]
+    rows = table(*columns, numbers=numbers, folded=["case"])
+    for case, by, figures in made:
+        cells = [figures.get(name, _NONE) for name in numbers]
+        rows.add_row(case, *([by] if is_shared else []), *cells)
     return rows
 
 
-def _figures(results: Results, case: str, by: str, *, peer: str | None) -> list[str]:
-    """Medians of a case; of what was written, rates with the sync."""
+def _figures(results: Results, case: str, by: str, *, peer: str | None) -> dict[str, str]:
+    """Medians of a case by heading; of what was written, rates with the sync."""
     rate = results.spread(case, by, lambda one: one.durable_gb_per_second)
     if rate is None:
-        return ["-"] * 5
+        return {}
 
     def median(value: Callable[[Measurement], float], form: str) -> str:
         spread = results.spread(case, by, value)
-        return "-" if spread is None else format(spread.median, form)
+        return _NONE if spread is None else format(spread.median, form)
 
-    def latency(name: str) -> str:
-        # Who moves a tensor by one call says nothing of its requests.
-        is_told = all(one.latency_us for one in results.of(case, by))
-        return median(lambda one: one.latency_us[name], ",.0f") if is_told else "-"
-
-    figures = [
-        f"{rate.median:.2f} [{rate.least:.2f}, {rate.most:.2f}]",
-        median(lambda one: one.requests_per_second, ",.0f"),
-        latency("p50"),
-        latency("p99"),
-    ]
+    # Who moves a tensor by one call says nothing of its requests.
+    found = latencies(results, case, by)
+    figures = {
+        "GB/s": _ranged(rate, ".2f"),
+        "IOPS": median(lambda one: one.requests_per_second, ",.0f"),
+        **{
+            f"{name} us": f"{found[name]:,.0f}" if name in found else _NONE
+            for name in ("p50", "p99")
+        },
+    }
     if peer is None:
-        return [*figures, median(lambda one: one.cpu_seconds_per_gib, ".2f")]
+        return figures | {"CPU s/GiB": median(lambda one: one.cpu_seconds_per_gib, ".2f")}
+    # Of the processor the other columns matter more where they are to fit.
     theirs = results.spread(case, peer, lambda one: one.durable_gb_per_second)
     is_compared = by != peer and theirs is not None
-    return [*figures, f"{rate.median / theirs.median:.2f}" if is_compared and theirs else ""]
+    share = f"{rate.median / theirs.median:.2f}" if is_compared and theirs else ""
+    return figures | {f"of {peer}": share}
 
 
-def _figures_beside(results: Results, case: str, by: str) -> list[str]:
+def _ranged(one: Spread, form: str) -> str:
+    """The median, with the range where there is one."""
+    ends = f" [{one.least:{form}}, {one.most:{form}}]" if one.least != one.most else ""
+    return f"{one.median:{form}}{ends}"
+
+
+def _figures_beside(results: Results, case: str, by: str) -> dict[str, str]:
     """What a wide terminal has room for: rates without the sync, and calls that concern files."""
     made = results.of(case, by)
     if not made:
-        return ["-"] * 2
+        return {}
     rate = results.spread(case, by, lambda one: one.gb_per_second)
     is_write = results.cases[case]["pattern"] == "write"
     has_synced = is_write and any(one.sync_seconds for one in made)
     calls = results.spread(case, by, lambda one: sum(one.metadata.values()))
-    return [
-        f"{rate.median:.2f} [{rate.least:.2f}, {rate.most:.2f}]" if has_synced and rate else "",
-        f"{calls.median:,.0f}" if calls is not None and calls.most else "",
-    ]
+    return {
+        "no fsync": _ranged(rate, ".2f") if has_synced and rate else "",
+        "file calls": f"{calls.median:,.0f}" if calls is not None and calls.most else "",
+    }

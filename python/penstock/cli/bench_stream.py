@@ -16,6 +16,7 @@ from penstock.bench.running import unused
 from penstock.bench.stream import SIZES, Plan, Stream
 from penstock.cli import endings, outputs, working
 from penstock.cli.examples import example
+from penstock.cli.headlines import print_headlines
 from penstock.cli.names import names_of
 from penstock.cli.outputs import output_option, report_option
 from penstock.cli.units import BYTE_COUNT, Finite
@@ -127,6 +128,7 @@ def _check_room(place: Path, model: str) -> None:
 
 def _print(results: Results) -> None:
     out = console()
+    print_headlines(results)
     limit, weights = (results.settings[name] for name in ("limit_bytes", "weight_bytes"))
     out.print(f"weights of {weights / 1e9:.2f} GB, memory of {limit / 1e9:.2f} GB a process")
     numbers = ["tokens/s", "times", "first s", "MB", "wrote", "CPU s"]

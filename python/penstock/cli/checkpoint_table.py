@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.bench import saved
+from penstock.cli.headlines import print_headlines
 from penstock.console import console, table
 
 if TYPE_CHECKING:
@@ -19,12 +21,13 @@ _NONE = "-"
 def print_results(results: Results) -> None:
     """What was saved, how fast, which way it went, and what there is to say of it."""
     out = console()
+    print_headlines(results)
     for line in _heading(results):
         out.print(line)
     out.print()
     is_filled = results.settings["fill"] is not None
     out.print(_passes(results) if is_filled else _rates(results))
-    out.print(_legend(is_filled=is_filled, has_stall=_has_stall(results)))
+    out.print(_legend(results))
     out.print()
     out.print(_proof(results))
     failed = {f"{one.by}: {one.error}" for one in results.measurements if one.error}
@@ -53,18 +56,20 @@ def _heading(results: Results) -> list[str]:
 
 def _rates(results: Results) -> Table:
     saves, loads = results.cases
-    has_stall = _has_stall(results)
-    numbers = ["save GB/s", "mean", *(["stall s"] if has_stall else []), "load GB/s", "save s"]
+    has_stall, has_spread = bool(saved.behind(results)), results.settings["rounds"] > 1
+    waits = saved.waits(results)
+    means, stalls = ["mean"] * has_spread, ["wait s"] * has_stall
+    numbers = ["save GB/s", *means, "load GB/s", "save s", *stalls]
     rows = table("writer", *numbers, numbers=numbers, folded=["writer"])
     for by in results.settings["writers"]:
-        saved, loaded = results.rates(saves, by), results.rates(loads, by)
-        cells = [_ranged(saved), _NONE if saved is None else _short(saved.mean_of_rates)]
-        if has_stall:
-            stalls = [one.stall_seconds for one in results.of(saves, by)]
-            known = [one for one in stalls if one is not None]
-            cells.append(f"{np.median(known):.3f}" if known else _NONE)
+        written, loaded = results.rates(saves, by), results.rates(loads, by)
+        cells = [_ranged(written)]
+        if has_spread:
+            cells.append(_NONE if written is None else _short(written.mean_of_rates))
         slowest = results.spread(saves, by, _seconds)
         cells += [_ranged(loaded), _NONE if slowest is None else _short(slowest.median)]
+        if has_stall:
+            cells.append(f"{np.median(waits[by]):.3f}" if by in waits else _NONE)
         rows.add_row(by, *cells)
     return rows
 
@@ -93,18 +98,18 @@ def _proof(results: Results) -> Table:
     numbers = ["files", "fsyncs", "cached"]
     rows = table("writer", "path", *numbers, "synced by", numbers=numbers, folded=["synced by"])
     for by in results.settings["writers"]:
-        saved = results.of(saves, by)
-        if not saved:
+        written = results.of(saves, by)
+        if not written:
             continue
         loads = [one for case in more for one in results.of(case, by) if not one.synced_by]
-        counted = saved[-1].metadata
+        counted = written[-1].metadata
         rows.add_row(
             f"{by} (emulated)" if by in results.settings["emulated"] else by,
-            "direct" if all(one.is_direct for one in saved) else "buffered",
+            "direct" if all(one.is_direct for one in written) else "buffered",
             str(counted["create"]),
             str(counted["sync"]),
-            ", ".join(_cached(some) for some in (saved, loads) if some),
-            saved[-1].synced_by,
+            ", ".join(_cached(some) for some in (written, loads) if some),
+            written[-1].synced_by,
         )
     return rows
 
@@ -116,6 +121,8 @@ def _seconds(one: Measurement) -> float:
 def _ranged(rates: Rates | None) -> str:
     if rates is None:
         return _NONE
+    if rates.least == rates.most:
+        return _short(rates.median)
     return f"{_short(rates.median)} [{_short(rates.least)}, {_short(rates.most)}]"
 
 
@@ -128,20 +135,20 @@ def _cached(found: list[Measurement]) -> str:
     return f"{max(one.resident_fraction or 0.0 for one in found):.0%}"
 
 
-def _has_stall(results: Results) -> bool:
-    return any(one.stall_seconds is not None for one in results.measurements)
-
-
-def _legend(*, is_filled: bool, has_stall: bool) -> str:
+def _legend(results: Results) -> str:
     """What the columns mean."""
-    words = [
-        "GB/s: the median of the rounds [slowest, fastest]; mean: of the rates of saves, "
-        "as MLPerf Storage publishes it; save s: by its slowest rank"
-    ]
+    is_filled = results.settings["fill"] is not None
+    words = ["save s: by its slowest rank"]
+    if results.settings["rounds"] > 1:
+        words = [
+            "GB/s: the median of the rounds [slowest, fastest]",
+            "mean: of the rates of saves, as MLPerf Storage publishes it",
+            *words,
+        ]
     if is_filled:
         words = ["s: mean of the checkpoints of a pass, each by its slowest rank"]
-    if has_stall and not is_filled:
-        words.append("stall s: what training waits for")
+    elif saved.behind(results):
+        words.append("wait s: what training waits for it")
     cached = "after a save" + ("" if is_filled else " and before a load")
     words.append(f"cached: the part of the files in memory {cached}")
     return "; ".join(words) + "."

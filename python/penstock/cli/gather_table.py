@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock.bench import gathered
 from penstock.bench.gatherers import OURS
+from penstock.cli.headlines import print_headlines
 from penstock.console import console, table
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 def print_results(results: Results) -> None:
     """Prints all of it."""
     out = console()
+    print_headlines(results)
     settings = results.settings
     out.print(
         f"{settings['rows']:,} rows of {settings['row_bytes']} bytes, batches of"

@@ -135,6 +135,9 @@ def test_every_writer_saves_and_loads_on_two_ranks_and_proves_its_path(
     print_results(found)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("penstock saves at ")
+    assert "too few rounds" in " ".join(lines)
+    lines = lines[lines.index("") :]
     # Twice each, in a line of its own: how fast, and which way.
     assert [[line.startswith(by) for line in lines].count(True) for by in INSTALLED[1:]] == [
         2 for _ in INSTALLED[1:]

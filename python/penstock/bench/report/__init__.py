@@ -3,8 +3,9 @@
 The page holds everything it shows. It asks the network for nothing, runs no script, follows the
 reader's choice of light or dark, and prints.
 
-`lines`, `grids` and `tables` say what is shown, `plots` draws, `inline` makes of a drawing a part
-of the page, and `page` puts it together. Jinja2 and Matplotlib are imported when a page is made.
+`lines`, `grids` and `tables` say what is shown, `plots` and `bars` draw, `drawn` has all drawings
+in their order, `inline` makes of a drawing a part of the page, and `page` puts it together. Jinja2
+and Matplotlib are imported when a page is made.
 """
 
 from __future__ import annotations

@@ -73,8 +73,11 @@ def all_cases(results: Results) -> dict[str, dict[str, Any]]:
 
 
 def measurers(results: Results) -> list[str]:
-    """Who measured, in order."""
-    return list(dict.fromkeys(one.by for one in results.measurements))
+    """Who measured, in the order in which they were asked for."""
+    asked = results.settings.get("writers", results.settings.get("by", []))
+    names = asked.split(",") if isinstance(asked, str) else asked
+    found = dict.fromkeys(one.by for one in results.measurements)
+    return [*(by for by in names if by in found), *(by for by in found if by not in names)]
 
 
 def spread(
@@ -139,7 +142,7 @@ def passes(results: Results) -> list[Passes]:
     found = []
     for group in groups.values():
         cases = list(group.values())
-        chosen, part = _at_equal_steps(
+        chosen, part = at_equal_steps(
             {by: _first_rate(results, ((case, by) for case in cases)) for by in measurers(results)}
         )
         lines = [Line(cases[0], by, by, index, 0) for index, by in enumerate(chosen)]
@@ -153,10 +156,10 @@ def _panel(results: Results, title: str, cases: list[str]) -> Panel:
     names = measurers(results)
     if len(cases) == 1:
         (case,) = cases
-        chosen, part = _at_equal_steps({by: durable_rate(results, case, by) for by in names})
+        chosen, part = at_equal_steps({by: durable_rate(results, case, by) for by in names})
         lines = [Line(case, by, by, index, 0) for index, by in enumerate(chosen)]
         return Panel(plain(case), lines, [], part)
-    chosen, part = _at_equal_steps(
+    chosen, part = at_equal_steps(
         {case: _first_rate(results, ((case, by) for by in names)) for case in cases}
     )
     short, common = told_apart(cases)
@@ -175,12 +178,14 @@ def _first_rate(results: Results, pairs: Iterable[tuple[str, str]]) -> float | N
     return next((rate for pair in pairs if (rate := durable_rate(results, *pair))), None)
 
 
-def _at_equal_steps(rates: dict[str, float | None]) -> tuple[list[str], str]:
+def at_equal_steps(
+    rates: dict[str, float | None], most: int = COLOURS_MAX
+) -> tuple[list[str], str]:
     """Those to draw, the fastest and the slowest among them, and what part of all they are."""
     present = {name: rate for name, rate in rates.items() if rate is not None}
-    if len(present) <= COLOURS_MAX:
+    if len(present) <= most:
         # As they were measured.
         return list(present), ""
     ordered = sorted(present, key=lambda name: -present[name])
-    steps = np.linspace(0, len(ordered) - 1, COLOURS_MAX).round().astype(int)
-    return [ordered[step] for step in steps], f"{COLOURS_MAX} of {len(ordered)}"
+    steps = np.linspace(0, len(ordered) - 1, most).round().astype(int)
+    return [ordered[step] for step in steps], f"{most} of {len(ordered)}"

@@ -6,53 +6,22 @@ import itertools
 import shlex
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.filters import do_filesizeformat
 
-from penstock.bench.gather_cases import REFERENCE
-from penstock.bench.gathered import miss_curves, row_rates
-from penstock.bench.report import plots
-from penstock.bench.report.grids import grids
-from penstock.bench.report.lines import all_cases, measurers, panels, passes, plain
+from penstock.bench.headline import NOTE, headlines
+from penstock.bench.report.drawn import drawn
+from penstock.bench.report.lines import all_cases, measurers
 from penstock.bench.report.palette import COLOURS
 from penstock.bench.report.row_tables import row_tables
 from penstock.bench.report.tables import remarks, tables
-from penstock.bench.tokens import token_rates, token_roofline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from markupsafe import Markup
-
-    from penstock.bench.report.lines import Panel
     from penstock.bench.results import Results
-
-PLOTS_MAX = 12
-"""Of one kind: what somebody may look at."""
-
-
-_CHOSEN = (
-    " Of many cases those are drawn that stand at equal steps in their order, from the fastest to "
-    "the slowest."
-)
-
-
-class Plot(NamedTuple):
-    """A drawing with its title, and what part of the cases is in it where it is not all."""
-
-    title: str
-    part: str
-    drawing: Markup
-
-
-class Plots(NamedTuple):
-    """Drawings of one kind, and how they are meant."""
-
-    title: str
-    note: str
-    plots: list[Plot]
 
 
 def page(runs: list[Results]) -> str:
@@ -73,6 +42,7 @@ def page(runs: list[Results]) -> str:
 
 def _shown(results: Results, names: Iterator[str]) -> dict[str, Any]:
     command = results.machine.get("command")
+    told = headlines(results)
     facts = {name: value for name, value in results.machine.items() if name != "command"}
     return {
         "kind": results.kind,
@@ -84,10 +54,12 @@ def _shown(results: Results, names: Iterator[str]) -> dict[str, Any]:
         "cases": len(all_cases(results)),
         "rounds": len({one.round_index for one in results.measurements}),
         "names": _names(results),
+        "headlines": told,
+        "headline_note": NOTE if any("[" in one for one in told) else "",
         "remarks": remarks(results),
         "failed": sum(bool(one.error) for one in results.measurements),
         "tables": [*row_tables(results), *tables(results)],
-        "plots": [some for some in _plots(results, names) if some.plots],
+        "plots": drawn(results, names),
         "facts": {
             "Machine": list(_facts(facts)),
             "Disk": list(_facts(results.disk)),
@@ -100,79 +72,6 @@ def _names(results: Results) -> list[str]:
     """Who measured; policies that were counted and moved nothing are none of them."""
     moved = {one.by for one in results.measurements if one.nbytes or one.error}
     return [name for name in measurers(results) if name in moved or len(moved) < 2]
-
-
-def _plots(results: Results, names: Iterator[str]) -> Iterator[Plots]:
-    if rates := token_rates(results):
-        yield Plots(
-            "Tokens a second",
-            "Of each token behind the first: medians of the rounds, with the least and the most.",
-            [
-                Plot(
-                    "",
-                    "",
-                    plots.rate_bars(
-                        rates,
-                        next(names),
-                        label="Tokens a second",
-                        unit="tokens a second; dashed: what reading or computing allows at most",
-                        most=token_roofline(results),
-                    ),
-                )
-            ],
-        )
-    yield from _gathered(results, names)
-    lines, passed, found = panels(results), passes(results), grids(results)
-    by = next(iter(measurers(results)), "")
-    yield _lined(
-        "Throughput over time",
-        "Of each case the round in the middle, in steps of a tenth of a second, in long runs of "
-        "more; the last counts with the one before. What took less than 0.3 s is not here.",
-        [(panel, plots.timeline(results, panel, next(names))) for panel in lines],
-    )
-    yield _lined(
-        "Latency by percentile",
-        "Medians over the rounds of each percentile.",
-        [(panel, plots.latency(results, panel, next(names))) for panel in lines],
-    )
-    maps = [Plot(grid.title, "", plots.heat_map(grid, next(names))) for grid in found]
-    yield _at_most("Rates over two settings", f"GB/s with fsync, medians of {by}.", maps)
-    yield _lined(
-        "Pass by pass",
-        "GB/s with fsync: the mean of a pass, with the least and the most.",
-        [(one.panel, plots.pass_bars(results, one, next(names))) for one in passed],
-    )
-
-
-def _gathered(results: Results, names: Iterator[str]) -> Iterator[Plots]:
-    """Of rows by id."""
-    made = []
-    for case, rates in row_rates(results).items():
-        label = f"Rows a second, {case}"
-        bars = plots.rate_bars(rates, next(names), label=label, unit="rows a second")
-        made.append(Plot(plain(case), "", bars))
-    yield Plots("Rows a second", "Medians of the rounds, with the least and the most.", made)
-    if curves := miss_curves(results):
-        # A model that has the same as ours is no line of its own.
-        curves.pop(REFERENCE, None)
-        note = (
-            "Of the ids that caches serve, by policy and by the size of the cache; windows: batches"
-            " that are known ahead. No byte is read."
-        )
-        yield Plots("Hits", note, [Plot("", "", plots.hit_curves(curves, next(names)))])
-
-
-def _lined(title: str, note: str, drawn: list[tuple[Panel, Markup | None]]) -> Plots:
-    made = [
-        Plot(panel.title, panel.part, drawing) for panel, drawing in drawn if drawing is not None
-    ]
-    return _at_most(title, note + (_CHOSEN if any(one.part for one in made) else ""), made)
-
-
-def _at_most(title: str, note: str, made: list[Plot]) -> Plots:
-    if len(made) > PLOTS_MAX:
-        note += f" The first {PLOTS_MAX} of {len(made)} plots."
-    return Plots(title, note, made[:PLOTS_MAX])
 
 
 def _time(created: str) -> str:

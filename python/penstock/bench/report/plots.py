@@ -10,8 +10,9 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from penstock.bench.percentiles import latencies, percent
 from penstock.bench.report.inline import inline
-from penstock.bench.report.lines import Line, Panel, durable_rates, shortened
+from penstock.bench.report.lines import Line, Panel, shortened
 from penstock.bench.report.palette import COLOURS, SERIES
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from penstock.bench.report.grids import Grid
-    from penstock.bench.report.lines import Passes
     from penstock.bench.results import Measurement, Results
 
 BUCKET_SECONDS = 0.1
@@ -32,7 +32,7 @@ BUCKETS_MIN = 4
 STEPS_MAX = 150
 """Of one line: more would be narrower than a line is wide."""
 
-_WIDTH_INCHES, _HEIGHT_INCHES = 5.6, 2.7
+WIDTH_INCHES, _HEIGHT_INCHES = 5.6, 2.7
 _LEGEND_ROW_INCHES = 0.19
 _LABEL_CHARACTERS_BESIDE = 32
 """What leaves room for another label beside it in a legend."""
@@ -45,7 +45,7 @@ _CELL_COLUMNS_MAX = 12
 _ON_DARK, _ON_LIGHT = "#fefefe", "#010101"
 """Of numbers in cells: none of the palette, as cells are the same on a dark page."""
 
-_SETTINGS = {
+SETTINGS = {
     "font.size": 9,
     "axes.titlesize": 9,
     "legend.fontsize": 8.5,
@@ -81,28 +81,38 @@ def timeline(results: Results, panel: Panel, name: str) -> Markup | None:
     drawn = []
     for line in panel.lines:
         measured = sorted(
-            results.of(line.case, line.by), key=lambda one: one.nbytes / (one.seconds or 1)
+            (one for one in results.of(line.case, line.by) if one.nbytes and one.seconds),
+            key=lambda one: one.nbytes / one.seconds,
         )
-        middle = measured[len(measured) // 2]
-        if len(middle.timeline_bytes) >= BUCKETS_MIN:
-            drawn.append((line, *_course(middle)))
+        if measured:
+            drawn.append((line, *_course(measured[len(measured) // 2])))
 
     def draw(axes: Any) -> None:
         for line, edges, rates in drawn:
-            axes.plot(edges, rates, drawstyle="steps-post", **_look(line), markevery=0.15)
+            # The ends of what was short are all that is seen of it.
+            every = 1 if len(edges) == 2 else 0.15
+            axes.plot(edges, rates, drawstyle="steps-post", **_look(line), markevery=every)
         axes.set(xlabel="seconds", ylabel="GB/s")
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
 
     label = f"Throughput over time, {panel.title}: GB/s in each step of time"
-    return _lined(panel, [line for line, *_ in drawn], draw, name, label)
+    return lined(panel, [line for line, *_ in drawn], draw, name, label)
+
+
+def has_course(one: Measurement) -> bool:
+    """Whether more is known of a measurement than how long it took."""
+    return len(one.timeline_bytes) >= BUCKETS_MIN
 
 
 def _course(one: Measurement) -> tuple[list[float], list[float]]:
     """When each step of a measurement began, and its rate; the last rate stands twice, at its end.
 
-    The last step is seldom whole, so it is counted together with the one before.
+    The last step is seldom whole, so it is counted together with the one before. What has no course
+    is its mean.
     """
+    if not has_course(one):
+        return [0.0, one.seconds], [one.gb_per_second] * 2
     buckets = -(-len(one.timeline_bytes) // STEPS_MAX)
     step_seconds = BUCKET_SECONDS * buckets
     starts = range(0, len(one.timeline_bytes), buckets)
@@ -122,7 +132,7 @@ def latency(results: Results, panel: Panel, name: str) -> Markup | None:
         if len(values := latencies(results, line.case, line.by)) > 1
     }
     named = {percentile for values in found.values() for percentile in values}
-    percentiles = sorted(named - {"mean"}, key=_percent)
+    percentiles = sorted(named - {"mean"}, key=percent)
 
     def draw(axes: Any) -> None:
         for line, values in found.items():
@@ -139,30 +149,15 @@ def latency(results: Results, panel: Panel, name: str) -> Markup | None:
         axes.yaxis.set_minor_locator(ticker.NullLocator())
 
     label = f"Latency by percentile, {panel.title}: microseconds, on a logarithmic axis"
-    return _lined(panel, list(found), draw, name, label)
-
-
-def latencies(results: Results, case: str, by: str) -> dict[str, float]:
-    """The median of each percentile over the rounds; those that all rounds have."""
-    measured = [one.latency_us for one in results.of(case, by)]
-    names = [name for name in (measured[0] if measured else {}) if all(name in m for m in measured)]
-    return {name: float(np.median([one[name] for one in measured])) for name in names}
-
-
-def _percent(name: str) -> float:
-    try:
-        return float(name.removeprefix("p"))
-    except ValueError:
-        # "max" comes last.
-        return 100.0
+    return lined(panel, list(found), draw, name, label)
 
 
 def heat_map(grid: Grid, name: str) -> Markup:
     """GB/s of every cell, in colour and in figures."""
     rates = np.array(grid.rates, dtype=float)
     height = 0.9 + 0.3 * len(grid.rows)
-    with mpl.rc_context(_SETTINGS):
-        figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
+    with mpl.rc_context(SETTINGS):
+        figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
         axes = figure.subplots()
         # Not an image, which would be a picture of pixels within the drawing.
         mesh = axes.pcolormesh(np.ma.masked_invalid(rates), cmap="cividis", vmin=0, linewidth=0.3)
@@ -187,66 +182,6 @@ def heat_map(grid: Grid, name: str) -> Markup:
         return inline(figure, name=name, label=what)
 
 
-def pass_bars(results: Results, passes: Passes, name: str) -> Markup | None:
-    """GB/s of each pass, a bar for each of those who measured: the mean, and the range."""
-    numbers = sorted(passes.cases)
-    drawn = {
-        line: {
-            number: rates
-            for number in numbers
-            if (rates := durable_rates(results, passes.cases[number], line.by))
-        }
-        for line in passes.panel.lines
-    }
-    width = 0.8 / len(drawn)
-
-    def draw(axes: Any) -> None:
-        for index, (line, found) in enumerate(drawn.items()):
-            shift = (index - (len(drawn) - 1) / 2) * width
-            means = np.array([np.mean(rates) for rates in found.values()])
-            ends = np.array([(min(rates), max(rates)) for rates in found.values()])
-            axes.bar(
-                [numbers.index(number) + shift for number in found],
-                means,
-                width=0.92 * width,
-                color=_colour(line),
-                yerr=np.abs(ends.T - means),
-                error_kw={"ecolor": COLOURS["ink"].light, "elinewidth": 0.8},
-            )
-        axes.set_xticks(range(len(numbers)), [str(number) for number in numbers])
-        axes.set(xlabel="pass", ylabel="GB/s")
-        axes.grid(visible=False, axis="x")
-
-    title = passes.panel.title
-    return _lined(passes.panel, list(drawn), draw, name, f"GB/s of each pass, {title}")
-
-
-def rate_bars(
-    rates: dict[str, list[float]], name: str, *, label: str, unit: str, most: float | None = None
-) -> Markup:
-    """The rate of each, the median and the range, and a dashed line at what is possible."""
-    with mpl.rc_context(_SETTINGS):
-        figure = Figure(figsize=(_WIDTH_INCHES, 0.9 + 0.32 * len(rates)), layout="constrained")
-        axes = figure.subplots()
-        medians = np.array([np.median(values) for values in rates.values()])
-        ends = np.array([(min(values), max(values)) for values in rates.values()])
-        axes.barh(
-            range(len(rates)),
-            medians,
-            height=0.66,
-            color=SERIES[0].light,
-            xerr=np.abs(ends.T - medians),
-            error_kw={"ecolor": COLOURS["ink"].light, "elinewidth": 0.8},
-        )
-        if most is not None:
-            axes.axvline(most, color=COLOURS["ink"].light, linestyle=_DASHES[1], linewidth=1)
-        axes.set_yticks(range(len(rates)), list(rates))
-        axes.invert_yaxis()
-        axes.set(xlabel=unit)
-        axes.grid(visible=False, axis="y")
-        return inline(figure, name=name, label=label)
-
-
 def hit_curves(curves: dict[str, dict[float, float]], name: str) -> Markup:
     """Per cent of rows that are there, by the per cent of the table that is kept.
 
@@ -267,25 +202,25 @@ def hit_curves(curves: dict[str, dict[float, float]], name: str) -> Markup:
         axes.xaxis.set_minor_locator(ticker.NullLocator())
         axes.set_ylim(bottom=0)
 
-    drawn = _lined(Panel("", lines, [], ""), lines, draw, name, "Hits by what is kept, in per cent")
+    drawn = lined(Panel("", lines, [], ""), lines, draw, name, "Hits by what is kept, in per cent")
     if drawn is None:
         raise AssertionError("there are curves")
     return drawn
 
 
-def _lined(
+def lined(
     panel: Panel, lines: list[Line], draw: Callable[[Any], None], name: str, label: str
 ) -> Markup | None:
     """A plot with its legend below it, where no line is hidden; None without a line."""
     if not lines:
         return None
-    with mpl.rc_context(_SETTINGS):
+    with mpl.rc_context(SETTINGS):
         handles = _handles(panel, lines)
         longest = max(len(str(handle.get_label())) for handle in handles)
         columns = 1 if longest > _LABEL_CHARACTERS_BESIDE else 2
         rows = -(-len(handles) // columns)
         height = _HEIGHT_INCHES + _LEGEND_ROW_INCHES * rows
-        figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
+        figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
         draw(figure.subplots())
         figure.legend(
             handles=handles,
@@ -301,9 +236,7 @@ def _handles(panel: Panel, lines: list[Line]) -> list[Line2D]:
     """What each colour stands for, then each kind of dash."""
     colours = {line.colour_index: line for line in lines}
     handles = [
-        Line2D(
-            [], [], color=_colour(line), marker=_marker(line), label=shortened(line.colour_label)
-        )
+        Line2D([], [], color=colour(line), marker=_marker(line), label=shortened(line.colour_label))
         for line in colours.values()
     ]
     dashes = {line.dash_index for line in lines}
@@ -316,13 +249,14 @@ def _handles(panel: Panel, lines: list[Line]) -> list[Line2D]:
 
 def _look(line: Line) -> dict[str, Any]:
     return {
-        "color": _colour(line),
+        "color": colour(line),
         "marker": _marker(line),
         "linestyle": _dash(line.dash_index),
     }
 
 
-def _colour(line: Line) -> str:
+def colour(line: Line) -> str:
+    """The colour of a line, or of its bars."""
     return SERIES[line.colour_index].light
 
 

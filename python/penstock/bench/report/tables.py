@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from penstock.bench.percentiles import BEYOND_MIN, latencies
 from penstock.bench.report.lines import all_cases, durable_rate, durable_rates, measurers, spread
-from penstock.bench.report.plots import latencies
 from penstock.bench.tokens import token_rates
 
 if TYPE_CHECKING:
     from penstock.bench.results import Measurement, Results
 
 NOTHING = "–"  # noqa: RUF001 - the dash of a table
+
+_SYNC_PART_MIN = 0.001
+"""Of the time before it: less does not change a rate of three digits."""
 
 
 class Cell(NamedTuple):
@@ -79,7 +82,7 @@ def _filled(
         measured[one.case][one.by] = is_told or bool(one.nbytes or one.error)
     # Not everybody has measured everything; and what moved no bytes has a table of its own.
     return {
-        case: {by: cells(case, by) for by in some or names}
+        case: {by: cells(case, by) for by in names if by in some or not some}
         for case, some in measured.items()
         if not some or any(some.values())
     }
@@ -119,6 +122,9 @@ def _tokens(results: Results) -> Table | None:
 
 def _rates(results: Results) -> Table:
     has_fio = "fio" in measurers(results)
+    counts = Counter((one.case, one.by) for one in results.measurements if not one.error)
+    # Where all have as many, the page says so above.
+    has_other_counts = len(set(counts.values())) > 1
 
     def cells(case: str, by: str) -> list[Cell]:
         def median(value: Callable[[Measurement], float], form: str) -> Cell:
@@ -130,22 +136,28 @@ def _rates(results: Results) -> Table:
             ends = f"[{found.least:{form}}, {found.most:{form}}]" if has_range else ""
             return Cell(f"{found.median:{form}}", ends)
 
-        of_fio = [_ratio(results, case, by)] if has_fio else []
+        made = results.of(case, by)
         return [
-            Cell(str(len(results.of(case, by)))),
+            Cell(str(len(made)) if has_other_counts else NOTHING),
             median(lambda one: one.durable_gb_per_second, ".3f"),
-            *of_fio,
-            median(lambda one: one.gb_per_second, ".3f"),
+            _ratio(results, case, by) if has_fio else Cell(NOTHING),
+            # Where the sync took no time it is the same rate.
+            median(lambda one: one.gb_per_second, ".3f")
+            if any(one.sync_seconds > _SYNC_PART_MIN * one.seconds for one in made)
+            else Cell(NOTHING),
             median(lambda one: one.requests_per_second, ",.0f"),
             median(lambda one: one.cpu_seconds_per_gib, ".3f"),
         ]
 
-    note = "Medians of all rounds [least, most]; GB is 10⁹ bytes, GiB is 2³⁰."
+    note = (
+        "Medians of all rounds [least, most]; without: where the sync took time. GB is 10⁹ bytes, "
+        "GiB is 2³⁰."
+    )
     if has_fio:
         note += " The time of fio includes the sync, so that both of its rates are with it."
-    columns = ["rounds", "GB/s with fsync", "GB/s without", "IOPS", "CPU s/GiB"]
-    if has_fio:
-        columns.insert(2, "ratio to fio")
+    columns = [
+        "rounds", "GB/s with fsync", "ratio to fio", "GB/s without", "IOPS", "CPU s/GiB",
+    ]  # fmt: skip
     return Table("Rates", note, columns, [], _filled(results, cells)).without_empty_columns()
 
 
@@ -163,8 +175,12 @@ def _latencies(results: Results) -> Table | None:
         found = latencies(results, case, by)
         return [Cell(f"{found[name]:,.1f}" if name in found else NOTHING) for name in names]
 
-    note = "Microseconds that so many per cent of requests stay within; medians of all rounds."
-    return Table("Latency by case", note, list(names), [], _filled(results, cells))
+    note = (
+        "Microseconds that so many per cent of requests stay within; medians of all rounds. A "
+        f"percentile is here where {BEYOND_MIN} requests or more of a round lie beyond it."
+    )
+    rows = _filled(results, cells)
+    return Table("Latency by case", note, list(names), [], rows).without_empty_columns()
 
 
 def _totals(results: Results) -> Table | None:
@@ -185,7 +201,7 @@ def _totals(results: Results) -> Table | None:
         return [
             Cell(f"{total:.3f}"),
             Cell(f"{mean:.3f}"),
-            Cell(str(len(alone[0])) if alone else "1"),
+            Cell(str(len(alone[0])) if alone else NOTHING),
             *map(Cell, found),
         ]
 
@@ -203,7 +219,7 @@ def _totals(results: Results) -> Table | None:
         "more than the total where they did not end together."
     )
     columns = ["total / total", "mean of rates", "processes", "sum", "slowest", "fastest"]
-    return Table("Totals and means", note, columns, [], rows)
+    return Table("Totals and means", note, columns, [], rows).without_empty_columns()
 
 
 _Show = Callable[[list["Measurement"]], str]
@@ -231,8 +247,8 @@ def _paths(results: Results) -> Table:
         "requests": words(lambda one: "direct" if one.is_direct else "buffered"),
         **{name: counted(name) for name in calls},
         "checked": median(lambda one: one.checked or None, ",.0f"),
-        # Who counts no calls did not time them.
-        "open ms": median(lambda one: 1000 * one.open_seconds if one.metadata else None, ",.2f"),
+        # Who did not time it has none.
+        "open ms": median(lambda one: 1000 * one.open_seconds or None, ",.2f"),
         # Of checkpoints only.
         "cached": median(lambda one: one.resident_fraction, ".1%"),
         "stall s": median(lambda one: one.stall_seconds, ".3f"),
