@@ -16,6 +16,7 @@ from penstock.bench.compare import CONFIDENCE, MARGIN
 from penstock.bench.gather_cases import FIO, FIO_POOL
 from penstock.bench.gatherers import OURS, POOL
 from penstock.bench.generators import RESIDENT
+from penstock.bench.movers import DEEPSPEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     _Figures: TypeAlias = Mapping[str, Sequence[float]]
 
 NOTE = f"In brackets: what a ratio lies between, at {CONFIDENCE:.0%} or more."
+
+_CASES_NAMED_MAX = 3
 
 
 def headlines(results: Results) -> list[str]:
@@ -61,32 +64,24 @@ def _of_checkpoints(results: Results) -> Iterator[str]:
 
 
 def _of_requests(results: Results) -> Iterator[str]:
-    names = list(dict.fromkeys(one.by for one in results.measurements))
-    if len(names) > 1:
-        # fio where it is there: the others move tensors, not requests.
-        other = FIO if FIO in names else next(by for by in names if by != OURS)
+    names = {one.by for one in results.measurements}
+    other = next((by for by in (FIO, DEEPSPEED) if by in names), None)
+    if other is not None:
         yield from _against(results, other)
         return
     fastest: dict[str, tuple[float, str]] = {}
     for case, settings in results.cases.items():
-        for by in names:
-            rates = results.rates(case, by)
+        if rates := _rates(results, case, OURS):
             pattern = str(settings.get("pattern", "")).replace("_", " ")
-            if rates is not None:
-                fastest[pattern] = max(fastest.get(pattern, (0.0, "")), (rates.median, case))
+            found = float(np.median(rates)), case
+            fastest[pattern] = max(fastest.get(pattern, found), found)
     for pattern, (rate, case) in fastest.items():
         yield f"fastest {pattern}: {rate:.2f} GB/s ({case.removeprefix(f'{pattern}, ')})"
 
 
 def _against(results: Results, other: str) -> Iterator[str]:
     """In how many cases ours is as fast as another one, and in which it is not."""
-    rates = {
-        case: [
-            [one.durable_gb_per_second for one in results.of(case, by) if one.nbytes]
-            for by in (OURS, other)
-        ]
-        for case in results.cases
-    }
+    rates = {case: [_rates(results, case, by) for by in (OURS, other)] for case in results.cases}
     compared = {case: pair for case, pair in rates.items() if all(pair)}
     found = {case: beside(ours, theirs, len(compared)) for case, (ours, theirs) in compared.items()}
     told = {case: one for case, one in found.items() if one.verdict == "told"}
@@ -108,15 +103,23 @@ def _against(results: Results, other: str) -> Iterator[str]:
             f"of {len(found)} cases {OURS} is {told_apart or 'neither faster nor slower in any'}"
             f" than {other}, by more than {MARGIN:.0%} and noise"
         )
-    for case, one in slower.items():
-        yield f"slower: {case}, {times(one.ratio)} times as fast {one.interval}"
+    worst = sorted(slower, key=lambda case: slower[case].ratio)
+    for case in worst[:_CASES_NAMED_MAX]:
+        yield f"slower: {case}, {times(slower[case].ratio)} times as fast {slower[case].interval}"
+    if len(worst) > _CASES_NAMED_MAX:
+        yield f"and in {len(worst) - _CASES_NAMED_MAX} more"
+
+
+def _rates(results: Results, case: str, by: str) -> list[float]:
+    return [one.durable_gb_per_second for one in results.of(case, by) if one.nbytes]
 
 
 def _of_tokens(results: Results) -> Iterator[str]:
     rates = tokens.token_rates(results)
     others = [by for by in rates if not by.startswith(OURS) and by != RESIDENT]
     if OURS in rates:
-        yield f"{OURS} {_sentence('generates', rates[OURS], _those(rates, others), 1)}"
+        rest, unit = _those(rates, others), "tokens a second"
+        yield f"{OURS} {_sentence('generates', rates[OURS], rest, 1, unit=unit)}"
 
 
 def _of_rows(results: Results) -> Iterator[str]:
@@ -125,14 +128,8 @@ def _of_rows(results: Results) -> Iterator[str]:
     for case, rates in cases.items():
         others = [by for by in rates if not by.startswith(OURS) and by not in not_others]
         if OURS in rates:
-            millions = {by: [rate / 1e6 for rate in some] for by, some in rates.items()}
-            sentence = _sentence(
-                "gathers",
-                millions[OURS],
-                _those(millions, others),
-                len(cases),
-                unit="million rows a second",
-            )
+            rest, unit = _those(rates, others), "rows a second"
+            sentence = _sentence("gathers", rates[OURS], rest, len(cases), unit=unit)
             yield f"{case}: {OURS} {sentence}"
 
 

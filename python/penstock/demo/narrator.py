@@ -83,7 +83,9 @@ class Narrator:
     def error(self, error: Exception) -> None:
         """Shows an error as a user gets it."""
         kind = f"{type(error).__module__.partition('.')[0]}.{type(error).__name__}"
-        panel = Panel(Text(str(error)), title=kind, title_align="left", border_style="red")
+        panel = Panel(
+            Text(str(error)), title=kind, title_align="left", border_style="red", expand=False
+        )
         self._print(panel, EVIDENCE_INDENT)
 
     def facts(self, facts: dict[str, str]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib import ticker
 from matplotlib.figure import Figure
 
 from penstock.bench.gathered import figure
@@ -70,7 +71,10 @@ def bars(
             medians,
             height=0.7,
             color=[SERIES[0].light if bar.is_ours else COLOURS["muted"].light for bar in made],
-            xerr=np.abs(ends.T - medians),
+            # Of one round there is no spread.
+            xerr=np.where(medians == ends.T, np.nan, np.abs(ends.T - medians))
+            if any(len(bar.values) > 1 for bar in made)
+            else None,
             error_kw={"ecolor": COLOURS["ink"].light, "elinewidth": 0.9, "capsize": 2.5},
         )
         for place, bar in enumerate(made):
@@ -89,6 +93,7 @@ def bars(
         # Room for the figures.
         axes.set_xlim(0, 1.16 * max(float(ends.max(initial=0.0)), most or 0.0) or 1.0)
         axes.set(xlabel=unit)
+        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
         return inline(drawing, name=name, label=label)
