@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import penstock
+from penstock.cli.examples import example
 from penstock.console import PATH, console, json_option, print_json, progress_bar, size
 from penstock.converting.kinds import KINDS
 
@@ -18,11 +19,7 @@ if TYPE_CHECKING:
 
 NAMES_MAX = 10
 
-EPILOG = """\b
-Example: penstock convert runs/last.ckpt runs/converted
-         penstock inspect runs/converted
-
-\b
+JSON_KEYS = """\b
 JSON: path (of the new one), source, kind, step, checkpoint_id, tensors,
   tensor_bytes, bytes (of all files), seconds,
   trusted: classes that were called to unpickle the source,
@@ -30,7 +27,13 @@ JSON: path (of the new one), source, kind, step, checkpoint_id, tensors,
 """
 
 
-@click.command(epilog=EPILOG)
+@click.command(
+    epilog=example(
+        "penstock convert runs/last.ckpt runs/converted",
+        "penstock inspect runs/converted",
+        after=JSON_KEYS,
+    )
+)
 @click.argument("src", type=PATH)
 @click.argument("dst", type=PATH)
 @click.option("--from", "kind", type=click.Choice(KINDS), help="What SRC is. [looked at]")

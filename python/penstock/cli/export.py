@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import penstock
+from penstock.cli.examples import example
 from penstock.cli.paths import checkpoint_at
 from penstock.console import PATH, console, json_option, print_json, progress_bar, size
 
@@ -17,14 +18,16 @@ if TYPE_CHECKING:
 JSON_KEYS = """\b
 JSON: path (of the directory), tensors, tensor_bytes, bytes_written, seconds,
   way ("in place", "reflink", "hard link", "copy"), files (weights first).
-
-\b
-Example:
-  penstock export run/steps/step-0000001000 my-model --files base-model
 """
 
 
-@click.command(epilog=JSON_KEYS)
+@click.command(
+    epilog=example(
+        "penstock export run/steps my-model --files base-model",
+        "penstock export run/steps/step-0000001000 my-model --dtype bfloat16",
+        after=JSON_KEYS,
+    )
+)
 @click.argument("path", type=PATH)
 @click.argument("out", type=PATH, required=False)
 @click.option("--group", help="The group to export, as it was called when it was saved.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 import penstock
+from penstock.cli.examples import example
 from penstock.console import PATH, console, json_option, print_json, progress_bar, size
 
 if TYPE_CHECKING:
@@ -15,14 +16,10 @@ if TYPE_CHECKING:
 JSON_KEYS = """\b
 JSON: path (of the checkpoint), checkpoint_id, tensors, linked_bytes (of files
   that got a second name), bytes (written), seconds.
-
-\b
-Example:
-  penstock import base-model run/base
 """
 
 
-@click.command("import", epilog=JSON_KEYS)
+@click.command("import", epilog=example("penstock import base-model run/base", after=JSON_KEYS))
 @click.argument("directory", type=PATH)
 @click.argument("path", type=PATH)
 @click.option("--key", default="model", show_default=True, help="Name of the tensors in the state.")
