@@ -65,6 +65,12 @@ IMPORTS_OF_RAY = [
     "ray.train.torch",
     "torch._dynamo",
 ]
+IMPORTS_OF_TRAINERS = [
+    "accelerate",
+    "torch._dynamo",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.trainer",
+]
 _REQUEST_BYTES_MAX = 1 << 20
 
 
@@ -114,7 +120,8 @@ graph_server = _Server([*IMPORTS, *IMPORTS_OF_GRAPHS])
 model_server = _Server([*IMPORTS, *IMPORTS_OF_MODELS])
 jax_server = _Server(IMPORTS_OF_JAX)
 ray_server = _Server(IMPORTS_OF_RAY)
-servers = (server, rank_server, graph_server, model_server, jax_server, ray_server)
+trainer_server = _Server([*IMPORTS, *IMPORTS_OF_TRAINERS])
+servers = (server, rank_server, graph_server, model_server, jax_server, ray_server, trainer_server)
 
 
 class Popen(subprocess.Popen):
@@ -162,6 +169,12 @@ class RayPopen(Popen):
     """One that begins with Ray Train, too."""
 
     server = ray_server
+
+
+class TrainerPopen(Popen):
+    """One that begins with the Trainer of transformers, too."""
+
+    server = trainer_server
 
 
 class InterpreterPopen(Popen):

@@ -123,16 +123,16 @@ def said(lines, what):
     return found
 
 
-def killed_and_resumed(name, tmp_path, steps=40, ranks=None):
+def killed_and_resumed(name, tmp_path, steps=40, ranks=None, popen=forks.RankPopen):
     """Runs a program to its end; and again, killed on the way. Returns both digests."""
     tell("seed", SEED)
     chooser = random.Random(f"{SEED} {name}")
-    straight = Program(name, tmp_path / "straight", steps, ranks).wait()
+    straight = Program(name, tmp_path / "straight", steps, ranks, popen=popen).wait()
     # A save is complete when the one after it begins: so many are made in any case.
     last = chooser.randrange(steps // 2, steps - 4)
     seconds = chooser.uniform(0, 0.05)
     tell(f"killed {seconds * 1e3:.1f} ms after step {last} of {steps}")
-    program = Program(name, tmp_path / "killed", steps, ranks)
+    program = Program(name, tmp_path / "killed", steps, ranks, popen=popen)
     try:
         program.wait_for(f"step {last}:")
         time.sleep(seconds)
@@ -140,7 +140,7 @@ def killed_and_resumed(name, tmp_path, steps=40, ranks=None):
     finally:
         program.kill()
     assert not any(line.startswith("digest") for line in program.lines)
-    resumed = Program(name, tmp_path / "killed", steps, ranks).wait()
+    resumed = Program(name, tmp_path / "killed", steps, ranks, popen=popen).wait()
     step = int(said(resumed, "resumed from step").partition(":")[0])
     tell(f"resumed from step {step}")
     assert 0 < step < steps
@@ -222,6 +222,14 @@ def test_dcp_that_names_no_writer_resumes_bit_for_bit_after_all_ranks_are_killed
     straight, resumed = killed_and_resumed("dcp_install.py", tmp_path, ranks=2)
     assert resumed == straight
     assert penstock.verify(tmp_path / "killed" / "step-0000000036").ok
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_the_trainer_resumes_bit_for_bit_after_a_kill(tmp_path, ranks):
+    straight, resumed = killed_and_resumed(
+        "transformers_trainer.py", tmp_path, ranks=ranks, popen=forks.TrainerPopen
+    )
+    assert resumed == straight
 
 
 def test_a_run_that_is_preempted_goes_on_as_if_it_had_not_been(tmp_path):

@@ -1,0 +1,68 @@
+"""`enable`: a trainer that is there already, saving with Penstock from now on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from penstock.integrations.transformers.mixin import PenstockTrainerMixin
+from penstock.integrations.transformers.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.options import Options
+
+T = TypeVar("T")
+
+
+def enable(
+    trainer: T,
+    *,
+    asynchronous: bool = False,
+    lazy: bool = False,
+    on_error: Literal["raise", "warn"] = "raise",
+    raw: tuple[str, ...] = (),
+    trust: bool = False,
+    options: Options | None = None,
+) -> T:
+    """Has a trainer save and load its checkpoints with Penstock.
+
+    Its class becomes one that has `PenstockTrainerMixin` before the class it was of.
+
+    Args:
+        trainer: A `transformers.Trainer` or one of a class that is derived from it.
+        asynchronous: See `Settings`, as for all that follow.
+        lazy: Whether the state is copied during the next step.
+        on_error: ``"raise"`` or ``"warn"``.
+        raw: Parts that are stored as pickled bytes.
+        trust: Whether pickled bytes are loaded.
+        options: How bytes move.
+
+    Returns:
+        The trainer.
+
+    Raises:
+        TypeError: It is no Trainer.
+        UnsupportedStateError: What it trains with saves in a way of its own.
+        ValueError: An argument is none of those that are possible.
+    """
+    from transformers import Trainer
+
+    if not isinstance(trainer, Trainer):
+        raise TypeError(f"enable() takes a transformers.Trainer, not a {type(trainer).__name__}")
+    settings = Settings(
+        asynchronous=asynchronous,
+        lazy=lazy,
+        on_error=on_error,
+        raw=tuple(raw),
+        trust=trust,
+        options=options,
+    )
+    changed: Any = trainer
+    kind = type(trainer)
+    if not issubclass(kind, PenstockTrainerMixin):
+        names = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+        # By the same name: trainers write it into model cards and logs.
+        changed.__class__ = type(kind.__name__, (PenstockTrainerMixin, kind), names)
+    changed.penstock_settings = settings
+    changed._penstock_saves = None
+    changed.check_penstock()
+    return trainer

@@ -1,0 +1,294 @@
+"""`PenstockTrainerMixin`: a Trainer whose checkpoints are Penstock's.
+
+The Trainer's own `_save_checkpoint` runs, and with it that of a derived class, but puts the
+checkpoint together in a directory beside (`_get_output_dir`), and of weights, optimizer, scheduler
+and random states it writes nothing. What it writes is small, and carried in the checkpoint.
+
+On resume the weights come together with all else, once optimizer and scheduler are there: all of
+it is read and compared before anything changes.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from accelerate.utils import broadcast_object_list
+
+import penstock
+from penstock.errors import IncompleteCheckpointError, StateMismatchError, UnsupportedStateError
+from penstock.integrations.transformers import parts, run
+from penstock.integrations.transformers.saves import Retained, Saves, files_in
+from penstock.integrations.transformers.settings import Settings
+from penstock.integrations.versions import check_version
+from penstock.loading.foreign import is_checkpoint
+
+if TYPE_CHECKING:
+    from transformers import Trainer as _Base
+else:
+    _Base = object
+
+check_version("transformers", "5.23", "5.23")
+
+
+class PenstockTrainerMixin(_Base):
+    """Has a trainer save and load its checkpoints with Penstock; stands before the trainer's class.
+
+    ``class MyTrainer(PenstockTrainerMixin, Trainer)``. Where there is a trainer already, `enable`
+    does the same to it.
+
+    Attributes:
+        penstock_settings: How it saves; set it in the class or for one trainer, before it trains.
+    """
+
+    penstock_settings: Settings = Settings()
+    _penstock_saves: Saves | None = None
+    _penstock_rng: tuple[int, dict[str, Any]] | None = None
+
+    def check_penstock(self) -> None:
+        """Refuses what saves in a way of its own.
+
+        Raises:
+            UnsupportedStateError: It is such.
+            ValueError: An argument of the training does not go together with Penstock.
+        """
+        if self.is_deepspeed_enabled:
+            raise UnsupportedStateError(
+                "a model that DeepSpeed trains is saved by its engine: leave the trainer as it is",
+                key="model",
+            )
+        if self.is_fsdp_xla_enabled:
+            raise UnsupportedStateError(
+                "a model that XLA has sharded is saved by the Trainer only: leave it as it is",
+                key="model",
+            )
+        if self.args.save_on_each_node:
+            raise ValueError(
+                "save_on_each_node=True: all ranks save one checkpoint together, on storage that "
+                "they share; set it to False"
+            )
+
+    # Saving.
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return self._penstock.staging or super()._get_output_dir(trial)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        directory = self._get_output_dir(trial)
+        step = self.state.global_step
+        path = os.path.join(directory, f"checkpoint-{step}")
+        saves = self._penstock
+        is_stopping = os.path.exists(os.path.join(path, run.SENTINEL))
+        if is_stopping and saves.covers(path):
+            saves.wait()
+            return
+        self._rewind()
+        best = self.state.best_model_checkpoint
+        with saves.staged() as staging:
+            super()._save_checkpoint(model, trial)
+            self.state.best_model_checkpoint = self._best(directory) or best
+            staged = os.path.join(staging, os.path.basename(path))
+            if self.args.should_save:
+                self.state.save_to_json(os.path.join(staged, run.STATE))
+            files = files_in(staged)
+        is_saved = saves.save(
+            path,
+            self._training(),
+            files,
+            step=step,
+            retained=Retained(self.args.save_total_limit, self.state.best_model_checkpoint),
+            is_main=self.args.should_save,
+            at_once=is_stopping or self.args.push_to_hub,
+        )
+        if not is_saved:
+            self.state.best_model_checkpoint = best
+        elif self.args.push_to_hub:
+            super()._push_from_checkpoint(path)
+
+    def _best(self, directory: str) -> str | None:
+        """The checkpoint of the best step, if it is there, or about to be."""
+        step = self.state.best_global_step
+        if not step:
+            return None
+        path = os.path.join(directory, f"checkpoint-{step}")
+        is_there = step == self.state.global_step or run.lacking(path) is None
+        return path if is_there else None
+
+    def _training(self) -> penstock.Training:
+        """What is saved."""
+        if self.args.save_only_model:
+            return penstock.Training(rng=False, **parts.weights(self.model))
+        return parts.whole(self, self.penstock_settings)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Saves the model as before; of a checkpoint, all but its weights."""
+        if self._penstock.staging and self.is_fsdp_enabled:
+            # It would gather them, or write nothing at all.
+            self._save(output_dir)
+            return
+        super().save_model(output_dir, _internal_call)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        if self._penstock.staging and not parts.has_adapters(self.model):
+            # No weights: they are saved as tensors.
+            state_dict = {}
+        super()._save(output_dir, state_dict)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self._penstock.staging:
+            super()._save_optimizer_and_scheduler(output_dir)
+
+    def _save_scaler(self, output_dir: str) -> None:
+        if not self._penstock.staging:
+            super()._save_scaler(output_dir)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        if not self._penstock.staging:
+            super()._save_rng_state(output_dir)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if not self._penstock.staging:
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains as before; where a signal may end a step, keeps the random states before it."""
+        step = self.state.global_step
+        if self.args.enable_jit_checkpoint and (self._penstock_rng or (None,))[0] != step:
+            self._penstock_rng = (step, penstock.Training().state_dict())
+        return super().training_step(*args, **kwargs)
+
+    def _rewind(self) -> None:
+        """Where a step has begun that does not count, goes back to its random numbers.
+
+        The Trainer saves before an optimizer's step when a signal comes. That step is done again.
+        """
+        if self._penstock_rng and self._penstock_rng[0] == self.state.global_step:
+            penstock.Training().load_state_dict(self._penstock_rng[1])
+
+    # Loading.
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Trains as before.
+
+        ``resume_from_checkpoint=True`` goes on from the newest complete checkpoint, and each newer
+        one that is passed over is a `PenstockWarning`.
+
+        Raises:
+            IncompleteCheckpointError: The checkpoint lacks something.
+            PenstockError: Whatever else loading and saving raise.
+        """
+        self.check_penstock()
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = self._newest() or True
+        path = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
+        if path is not None and os.path.isdir(path):
+            _check_resumable(path)
+        self._penstock_rng = None
+        with self._penstock.running(path):
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _newest(self) -> str | None:
+        """The newest complete checkpoint, the same on all ranks; None where there are none at all.
+
+        Raises:
+            IncompleteCheckpointError: There are some, and none is complete.
+        """
+        directory = self.args.output_dir or "."
+        chosen = [run.newest_checkpoint(directory) if self.args.process_index == 0 else None]
+        path: str | None = broadcast_object_list(chosen)[0]
+        found = run.find(directory) if path is None else []
+        if found:
+            raise IncompleteCheckpointError(
+                f"{directory} has no complete checkpoint: the newest is {found[0].path}, and "
+                f"{found[0].lacks}; train without resume_from_checkpoint to begin anew",
+                path=directory,
+            )
+        return path
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if not is_checkpoint(resume_from_checkpoint) or parts.has_adapters(self.model):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        elif resume_from_checkpoint != self._penstock.resumed:
+            parts.restore_weights(resume_from_checkpoint, model or self.model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or not is_checkpoint(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        penstock.load(checkpoint, into=parts.whole(self, self.penstock_settings))
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or not is_checkpoint(checkpoint):
+            super()._load_scaler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is None or not is_checkpoint(checkpoint):
+            super()._load_rng_state(checkpoint)
+            return
+        # Once more, as numbers have been drawn since all was loaded.
+        penstock.load(checkpoint, into=penstock.Training(), keys="rng.*")
+
+    def _load_best_model(self) -> None:
+        best = self.state.best_model_checkpoint
+        if best is None or not is_checkpoint(best) or parts.has_adapters(self.model):
+            super()._load_best_model()
+        else:
+            parts.restore_weights(best, self.model)
+
+    def _finalize_training(self, trial: Any, *args: Any, **kwargs: Any) -> Any:
+        saves = self._penstock
+        saves.wait()
+        best = self.state.best_model_checkpoint
+        if best is not None and run.lacking(best) is not None:
+            # Its save failed, and training went on.
+            best = self.state.best_model_checkpoint = saves.best
+        if self.args.should_save and best is not None and self.args.save_total_limit == 1:
+            for found in run.find(self._get_output_dir(trial)):
+                if os.path.abspath(found.path) != os.path.abspath(best):
+                    run.remove(found.path)
+        return super()._finalize_training(trial, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+    @property
+    def _penstock(self) -> Saves:
+        if self._penstock_saves is None:
+            self._penstock_saves = Saves(self.penstock_settings)
+        return self._penstock_saves
+
+
+def _check_resumable(path: str) -> None:
+    """Refuses a checkpoint that lacks what a training goes on with.
+
+    Raises:
+        IncompleteCheckpointError: It is half-written, or holds weights only.
+        PenstockError: Whatever else `penstock.inspect` raises.
+    """
+    remedy = "load them with from_pretrained, and train without resume_from_checkpoint"
+    if is_checkpoint(path):
+        saved = penstock.inspect(path).metadata.get("trainer", {}).get("parts")
+        if saved is not None and "rng" not in saved:
+            raise StateMismatchError(
+                f"{path} holds weights only, as save_only_model=True was set: {remedy}",
+                key="optimizer",
+                path=path,
+            )
+        if not os.path.isfile(os.path.join(path, run.STATE)):
+            raise IncompleteCheckpointError(
+                f"{path} has no {run.STATE}: no Trainer has saved it", path=path
+            )
+        return
+    lacks = run.lacking(path)
+    if lacks is not None:
+        raise IncompleteCheckpointError(
+            f"{path} is no complete checkpoint: {lacks}; resume from another, or from the newest "
+            "complete one with resume_from_checkpoint=True",
+            path=path,
+        )
+    missing = run.lacking_to_resume(path)
+    if missing:
+        raise IncompleteCheckpointError(
+            f"{path} lacks {' and '.join(missing)}, without which the Trainer would go on with new "
+            f"ones; if weights are all that is wanted, {remedy}",
+            path=path,
+        )

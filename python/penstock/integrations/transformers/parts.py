@@ -1,0 +1,99 @@
+"""What of a trainer is saved and restored, as a `penstock.Training`."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.optimizer import AcceleratedOptimizer
+from transformers.trainer_utils import _is_peft_model
+
+import penstock
+from penstock.errors import StateMismatchError, UnsupportedStateError
+
+if TYPE_CHECKING:
+    from penstock.integrations.transformers.settings import Settings
+
+
+def whole(trainer: Any, settings: Settings) -> penstock.Training:
+    """All of a trainer that has tensors or random numbers.
+
+    Of a model with adapters of PEFT the weights are in files of theirs, see `files`.
+    """
+    optimizer = trainer.optimizer
+    # The wrapper is an optimizer by its class only: nothing can be hooked to it.
+    if isinstance(optimizer, AcceleratedOptimizer):
+        optimizer = optimizer.optimizer
+    found = {
+        **weights(trainer.model),
+        "optimizer": optimizer,
+        "scheduler": trainer.lr_scheduler,
+        "scaler": getattr(trainer.accelerator, "scaler", None),
+    }
+    parts = {name: part for name, part in found.items() if part is not None}
+    for name in settings.raw:
+        if name in parts:
+            parts[name] = _Pickled(name, parts[name], settings)
+    return penstock.Training(**parts)
+
+
+def weights(model: Any) -> dict[str, Any]:
+    """The model, unless it has adapters, whose weights are none of Penstock's."""
+    return {} if has_adapters(model) else {"model": model}
+
+
+def has_adapters(model: Any) -> bool:
+    """Whether PEFT saves and loads the weights that are trained."""
+    return bool(_is_peft_model(model))  # type: ignore[no-untyped-call]
+
+
+def restore_weights(path: str, model: Any) -> None:
+    """Loads the weights of a checkpoint into a model.
+
+    Raises:
+        StateMismatchError: One of both has weights that the other has not.
+        PenstockError: Whatever else `penstock.load` raises.
+    """
+    training = penstock.Training(rng=False, model=model)
+    info = penstock.inspect(path)
+    stored = {tensor.name for tensor in info.tensors} | info.aliases.keys() | info.values().keys()
+    for name in training.state_dict()["model"]:
+        if f"model.{name}" not in stored:
+            raise StateMismatchError(
+                f"{path} does not fit the model, nothing was changed: {name} is in the model, not "
+                "in the checkpoint; build the model as the run did that saved it",
+                key=f"model.{name}",
+                path=path,
+            )
+    penstock.load(path, into=training, keys="model.*")
+
+
+class _Pickled:
+    """A part whose state is stored as pickled bytes."""
+
+    def __init__(self, name: str, part: Any, settings: Settings) -> None:
+        self._name = name
+        self._part = part
+        self._trusts = settings.trust
+
+    def state_dict(self) -> dict[str, bytes]:
+        """Its state, pickled."""
+        buffer = io.BytesIO()
+        torch.save(self._part.state_dict(), buffer)
+        return {"pickled": buffer.getvalue()}
+
+    def load_state_dict(self, state: dict[str, bytes]) -> None:
+        """Takes over a state, if its bytes are trusted.
+
+        Raises:
+            UnsupportedStateError: They are not.
+        """
+        if not self._trusts:
+            raise UnsupportedStateError(
+                f"{self._name} is stored as pickled bytes, which run whatever code they hold: set "
+                "trust=True if you know who has written them",
+                key=self._name,
+            )
+        found = torch.load(io.BytesIO(state["pickled"]), map_location="cpu", weights_only=False)
+        self._part.load_state_dict(found)

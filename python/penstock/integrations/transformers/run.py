@@ -1,0 +1,191 @@
+"""The checkpoints of a run: which there are, which is the newest complete one, which may go.
+
+A checkpoint of Penstock is complete where its manifest is there and valid. One that the Trainer has
+written has no such mark: it is taken for complete where all files are there that it resumes from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import warnings
+from typing import NamedTuple
+
+import penstock
+from penstock.errors import IncompleteCheckpointError, PenstockError, PenstockWarning
+from penstock.loading.foreign import is_checkpoint
+
+STATE = "trainer_state.json"
+SENTINEL = "checkpoint-is-incomplete.txt"
+"""What the Trainer marks checkpoints with that it saves when a signal comes, and never looks at."""
+
+_NAME = re.compile(r"checkpoint-([0-9]+)")
+_OURS = re.compile(r"(shard|part)-[0-9]+.*\.(safetensors|json)(\.tmp)?")
+_WEIGHTS = re.compile(
+    r"(model|pytorch_model|adapter_model)\.(safetensors|bin)(\.index\.json)?|pytorch_model_fsdp.*"
+    r"|global_step[0-9]+"
+)
+_OPTIMIZER = re.compile(
+    r"optimizer\.(pt|bin)|optimizer_[0-9]+|global_step[0-9]+|rank.*-optimizer\.pt"
+)
+_SCHEDULER = re.compile(r"scheduler\.pt|global_step[0-9]+")
+
+
+class Found(NamedTuple):
+    """A directory that is called as a checkpoint.
+
+    Attributes:
+        step: Its step.
+        path: The directory.
+        lacks: Why it is no complete checkpoint; None for one that is.
+    """
+
+    step: int
+    path: str
+    lacks: str | None
+
+
+def find(directory: str) -> list[Found]:
+    """All checkpoints of a run, complete or not, the newest step first."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    matches = [match for match in map(_NAME.fullmatch, names) if match]
+    paths = [(int(match[1]), os.path.join(directory, match[0])) for match in matches]
+    paths = [(step, path) for step, path in paths if os.path.isdir(path)]
+    return [Found(step, path, lacking(path)) for step, path in sorted(paths, reverse=True)]
+
+
+def newest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
+    """The newest complete checkpoint of a run, by its step; None where none was ever complete.
+
+    Each newer one that is passed over is a `PenstockWarning`. For runs that go on where there is
+    something, and else begin: ``trainer.train(newest_checkpoint(output_dir))``.
+
+    Args:
+        directory: The run's, which the trainer has as ``output_dir``; it may not be there yet.
+
+    Raises:
+        IncompleteCheckpointError: All that were complete are damaged.
+
+    Example:
+        >>> import tempfile
+        >>> from penstock.integrations.transformers import newest_checkpoint
+        >>> newest_checkpoint(tempfile.mkdtemp()) is None
+        True
+    """
+    where = os.fspath(directory)
+    passed_over = []
+    for found in find(where):
+        if found.lacks is None:
+            return found.path
+        warnings.warn(f"passed over {found.path}: {found.lacks}", PenstockWarning, stacklevel=2)
+        passed_over.append(found)
+    for found in passed_over:
+        if is_checkpoint(found.path):
+            raise IncompleteCheckpointError(
+                f"{where} has no good checkpoint left: {found.path} was complete, and "
+                f"{found.lacks}; use an empty directory to begin anew",
+                path=where,
+            )
+    return None
+
+
+def lacking(path: str) -> str | None:
+    """Why a directory holds no complete checkpoint; None where it does."""
+    if is_checkpoint(path):
+        try:
+            penstock.inspect(path)
+        except PenstockError as error:
+            return str(error)
+        return None
+    if not os.path.isdir(path):
+        return "there is nothing"
+    names = set(os.listdir(path))
+    if SENTINEL in names:
+        return f"its save was interrupted: {SENTINEL} is still there"
+    has_weights = any(map(_WEIGHTS.fullmatch, names)) or _has_adapters(path, names)
+    if not has_weights and any(map(_OURS.fullmatch, names)):
+        return "its save never finished: it has no manifest.json"
+    missing = [] if has_weights else ["weights"]
+    missing += [] if STATE in names else [STATE]
+    return f"its save never finished: it lacks {' and '.join(missing)}" if missing else None
+
+
+def lacking_to_resume(path: str) -> list[str]:
+    """What a checkpoint of the Trainer lacks that it would go on without, and say nothing."""
+    names = os.listdir(path)
+    wanted = {
+        "the optimizer (optimizer.pt)": _OPTIMIZER,
+        "the scheduler (scheduler.pt)": _SCHEDULER,
+    }
+    return [what for what, kind in wanted.items() if not any(map(kind.fullmatch, names))]
+
+
+def rotate(directory: str, step: int, limit: int | None, kept: set[str]) -> None:
+    """Deletes the oldest complete checkpoints of a run that are too many.
+
+    Called once that of a step is durable. Later steps, of a run that was resumed from before them,
+    are left alone.
+
+    Args:
+        directory: The run's.
+        step: The step that was just saved, which stays.
+        limit: How many to keep; None or 0 for all.
+        kept: Others that stay, such as the best.
+    """
+    if not limit or limit < 0:
+        return
+    seen = [found for found in find(directory) if found.step <= step]
+    complete = [found for found in seen if found.lacks is None]
+    paths = {os.path.abspath(path) for path in kept}
+    protected = [one for one in complete if one.step == step or os.path.abspath(one.path) in paths]
+    excess = len(complete) - max(limit, len(protected))
+    for found in reversed([one for one in complete if one not in protected]):
+        if excess <= 0:
+            break
+        remove(found.path)
+        excess -= 1
+    for found in seen:
+        if found.lacks is not None and found.step < step and is_leftover(found.path):
+            remove(found.path)
+
+
+def is_leftover(path: str) -> bool:
+    """Whether a directory holds what a save that never finished has left, and nothing of others."""
+    names = os.listdir(path)
+    return (
+        "manifest.json" not in names
+        and any(map(_OURS.fullmatch, names))
+        and not any(map(_WEIGHTS.fullmatch, names))
+    )
+
+
+def remove(path: str) -> None:
+    """Deletes a checkpoint: its manifest first, so that what is left of it is never taken for one.
+
+    What cannot be deleted is a `PenstockWarning`.
+    """
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(path, "manifest.json"))
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        shutil.rmtree(path)
+    except OSError as error:
+        warnings.warn(f"{path} is not deleted: {error}", PenstockWarning, stacklevel=2)
+
+
+def _has_adapters(path: str, names: set[str]) -> bool:
+    """Whether there are adapters of PEFT in directories of their own."""
+    return any(
+        os.path.isfile(os.path.join(path, name, f"adapter_model.{kind}"))
+        for name in names
+        for kind in ("safetensors", "bin")
+    )

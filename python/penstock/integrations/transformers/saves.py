@@ -1,0 +1,203 @@
+"""`Saves`: the saves of one trainer, one after the other, and what each of them carries."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import penstock
+from penstock.errors import PenstockError, PenstockWarning, RankError, StorageError
+from penstock.integrations.transformers.run import lacking, rotate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.integrations.transformers.settings import Settings
+
+
+class Retained(NamedTuple):
+    """What a save deletes once it is durable.
+
+    Attributes:
+        limit: How many complete checkpoints stay; None or 0 for all.
+        best: The checkpoint of the best metric, which stays as well.
+    """
+
+    limit: int | None
+    best: str | None
+
+
+class Saves:
+    """The saves of one trainer.
+
+    Attributes:
+        staging: Where the trainer writes small files while a save is put together; None else.
+        resumed: The checkpoint that the training under way goes on from.
+        best: The best checkpoint that was found to be complete.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._saver = penstock.Saver(options=settings.options)
+        self._last: str | None = None
+        self.staging: str | None = None
+        self.resumed: str | None = None
+        self.best: str | None = None
+
+    @contextlib.contextmanager
+    def running(self, resumed: str | None) -> Iterator[None]:
+        """For as long as a training runs: at its end, all that was saved is durable.
+
+        Args:
+            resumed: The checkpoint that it goes on from.
+
+        Raises:
+            PenstockError: The error of the last save, if nobody has seen it.
+        """
+        self.resumed = self._last = resumed
+        try:
+            yield
+        except BaseException as error:
+            # What ended the training is what its caller has to hear.
+            try:
+                self._saver.close()
+            except PenstockError as failed:
+                error.add_note(f"and a save in the background failed: {failed}")
+            raise
+        finally:
+            self.resumed = None
+        self.wait()
+        self._saver.close()
+
+    @contextlib.contextmanager
+    def staged(self) -> Iterator[str]:
+        """A directory in which a trainer puts a checkpoint together, as far as it is small."""
+        with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
+            self.staging = directory
+            try:
+                yield directory
+            finally:
+                self.staging = None
+
+    def covers(self, path: str) -> bool:
+        """Whether a checkpoint is the last that was saved, or the one that was resumed from."""
+        return self._last is not None and os.path.abspath(path) == os.path.abspath(self._last)
+
+    def save(
+        self,
+        path: str,
+        training: penstock.Training,
+        files: dict[str, bytes],
+        *,
+        step: int,
+        retained: Retained,
+        is_main: bool,
+        at_once: bool,
+    ) -> bool:
+        """Saves a checkpoint, and deletes those that are too many.
+
+        Args:
+            path: Its directory.
+            training: Tensors, random states and plain values.
+            files: What it carries beside, by relative name.
+            step: The step.
+            retained: What stays of others.
+            is_main: Whether this is the rank that deletes.
+            at_once: Whether it is durable on return, whatever the settings say.
+
+        Returns:
+            Whether it is saved, or on its way.
+
+        Raises:
+            PenstockError: It failed, or the one before did and nobody has seen it; unless the
+                settings have that be a warning.
+        """
+        settings = self._settings
+        if settings.on_error == "warn":
+            self.wait()
+
+        def after() -> None:
+            self._retire(os.path.dirname(path), step, retained)
+
+        metadata = {"trainer": {"parts": list(training.state_dict())}}
+        try:
+            if is_main:
+                _place(files, path)
+            if settings.asynchronous and not at_once:
+                self._saver.save_async(
+                    path,
+                    training,
+                    lazy=settings.lazy,
+                    step=step,
+                    metadata=metadata,
+                    overwrite=True,
+                    after=after,
+                )
+            else:
+                self._saver.save(path, training, step=step, metadata=metadata, overwrite=True)
+                if is_main:
+                    after()
+        except (StorageError, RankError) as error:
+            self._told(error)
+            return False
+        self._last = path
+        return True
+
+    def wait(self) -> None:
+        """Waits for the save under way.
+
+        Raises:
+            PenstockError: Its error, if nobody has seen it, unless the settings have that be a
+                warning.
+        """
+        try:
+            self._saver.wait()
+        except (StorageError, RankError) as error:
+            self._told(error)
+
+    def _told(self, error: PenstockError) -> None:
+        """Raises an error of the storage, or warns of it."""
+        if self._settings.on_error == "raise":
+            raise error
+        warnings.warn(
+            f"training goes on without this checkpoint: {error}", PenstockWarning, stacklevel=4
+        )
+
+    def _retire(self, directory: str, step: int, retained: Retained) -> None:
+        if retained.best is not None and lacking(retained.best) is None:
+            self.best = retained.best
+        rotate(directory, step, retained.limit, {self.best} if self.best else set())
+
+
+def files_in(directory: str) -> dict[str, bytes]:
+    """The files that a trainer has put into a checkpoint, by relative name.
+
+    Those of weights of which there are none are left out: their tensors are saved otherwise.
+    """
+    paths = [path for path in sorted(Path(directory).rglob("*")) if path.is_file()]
+    read = {str(path.relative_to(directory)): path.read_bytes() for path in paths}
+    return {name: content for name, content in read.items() if not _is_empty(name, content)}
+
+
+def _is_empty(name: str, content: bytes) -> bool:
+    """Whether it is a file of safetensors without a tensor."""
+    if not name.endswith(".safetensors"):
+        return False
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return not header.keys() - {"__metadata__"}
+
+
+def _place(files: dict[str, bytes], path: str) -> None:
+    """Puts files where the checkpoint is going to be, durably."""
+    for name, content in files.items():
+        where = os.path.join(path, name)
+        os.makedirs(os.path.dirname(where), exist_ok=True)
+        with open(where, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
