@@ -67,6 +67,8 @@ IMPORTS_OF_RAY = [
 ]
 IMPORTS_OF_TRAINERS = [
     "accelerate",
+    # What accelerate looks for in every model, where it is installed.
+    "deepspeed",
     "torch._dynamo",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.trainer",

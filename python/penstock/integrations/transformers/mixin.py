@@ -10,6 +10,7 @@ it is read and compared before anything changes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ from penstock.integrations.versions import check_version
 from penstock.loading.foreign import is_checkpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from transformers import Trainer as _Base
 else:
     _Base = object
@@ -82,7 +85,6 @@ class PenstockTrainerMixin(_Base):
         if is_stopping and saves.covers(path):
             saves.wait()
             return
-        self._rewind()
         best = self.state.best_model_checkpoint
         with saves.staged() as staging:
             super()._save_checkpoint(model, trial)
@@ -91,15 +93,16 @@ class PenstockTrainerMixin(_Base):
             if self.args.should_save:
                 self.state.save_to_json(os.path.join(staged, run.STATE))
             files = files_in(staged)
-        is_saved = saves.save(
-            path,
-            self._training(),
-            files,
-            step=step,
-            retained=Retained(self.args.save_total_limit, self.state.best_model_checkpoint),
-            is_main=self.args.should_save,
-            at_once=is_stopping or self.args.push_to_hub,
-        )
+        with self._rewound():
+            is_saved = saves.save(
+                path,
+                self._training(),
+                files,
+                step=step,
+                retained=Retained(self.args.save_total_limit, self.state.best_model_checkpoint),
+                is_main=self.args.should_save,
+                at_once=is_stopping or self.args.push_to_hub,
+            )
         if not is_saved:
             self.state.best_model_checkpoint = best
         elif self.args.push_to_hub:
@@ -150,20 +153,27 @@ class PenstockTrainerMixin(_Base):
         if not self._penstock.staging:
             super()._push_from_checkpoint(checkpoint_folder)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains as before; where a signal may end a step, keeps the random states before it."""
-        step = self.state.global_step
-        if self.args.enable_jit_checkpoint and (self._penstock_rng or (None,))[0] != step:
-            self._penstock_rng = (step, penstock.Training().state_dict())
-        return super().training_step(*args, **kwargs)
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        if self.args.enable_jit_checkpoint:
+            self._penstock_rng = (self.state.global_step, penstock.Training().state_dict())
 
-    def _rewind(self) -> None:
-        """Where a step has begun that does not count, goes back to its random numbers.
+    @contextlib.contextmanager
+    def _rewound(self) -> Iterator[None]:
+        """Where a step has begun that does not count, has the random numbers before it meanwhile.
 
-        The Trainer saves before an optimizer's step when a signal comes. That step is done again.
+        When a signal comes the Trainer saves in the middle of a step, which is then done again.
         """
-        if self._penstock_rng and self._penstock_rng[0] == self.state.global_step:
-            penstock.Training().load_state_dict(self._penstock_rng[1])
+        if self._penstock_rng is None or self._penstock_rng[0] != self.state.global_step:
+            yield
+            return
+        generators = penstock.Training()
+        now = generators.state_dict()
+        generators.load_state_dict(self._penstock_rng[1])
+        try:
+            yield
+        finally:
+            generators.load_state_dict(now)
 
     # Loading.
 
