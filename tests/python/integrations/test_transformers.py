@@ -16,7 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
     EarlyStoppingCallback,
     GPT2Config,
     GPT2LMHeadModel,
@@ -59,7 +64,16 @@ class Rows(torch.utils.data.Dataset):
 
 
 def begun(
-    directory, steps=12, *, kind=Trainer, way=None, callbacks=(), width=16, vocabulary=16, **further
+    directory,
+    steps=12,
+    *,
+    kind=Trainer,
+    way=None,
+    callbacks=(),
+    width=16,
+    vocabulary=16,
+    tokenizer=None,
+    **further,
 ):
     """A trainer, as a run builds it anew; 6 steps an epoch."""
     arguments = {
@@ -90,6 +104,7 @@ def begun(
         train_dataset=Rows(),
         eval_dataset=Rows(),
         callbacks=list(callbacks),
+        processing_class=tokenizer,
     )
     return trainer if way is None else enable(trainer, **way)
 
@@ -215,7 +230,8 @@ def test_what_a_checkpoint_lacks_is_an_error_and_nothing_changes(tmp_path, name)
     path = tmp_path / "checkpoint-4"
     state = penstock.load(path)
     del state[name]
-    penstock.save(path, state, overwrite=True)
+    own = (path / "trainer_state.json").read_bytes()
+    penstock.save(path, state, overwrite=True, files={"trainer_state.json": own})
     trainer = begun(tmp_path, way={})
     before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
     with pytest.raises(penstock.StateMismatchError, match=f"'{name}' is in the training"):
@@ -238,10 +254,9 @@ def test_the_newest_complete_step_is_resumed_from_and_what_is_passed_over_is_nam
     begun(tmp_path, 12, way={}).train()
     cut = next((tmp_path / "checkpoint-12").glob("shard-*"))
     os.truncate(cut, cut.stat().st_size - 1)
-    # A save that was killed, and one of the Trainer's own.
+    # A save that was killed as late as can be, and one of the Trainer's own.
     shutil.copytree(tmp_path / "checkpoint-8", tmp_path / "checkpoint-100")
     (tmp_path / "checkpoint-100/manifest.json").unlink()
-    (tmp_path / "checkpoint-100/trainer_state.json").unlink()
     (tmp_path / "checkpoint-200").mkdir()
     (tmp_path / "checkpoint-200/model.safetensors").touch()
     # By its time the oldest one is the newest.
@@ -531,6 +546,29 @@ def test_what_a_derived_class_adds_to_a_checkpoint_is_carried(tmp_path):
     # Weights are in shards, once.
     assert not (path / "model.safetensors").exists()
     assert os.listdir(tmp_path) == ["checkpoint-4"]
+
+
+def test_a_checkpoint_is_a_directory_that_from_pretrained_loads(tmp_path):
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")), pad_token="b"
+    )
+    for further in ({}, {"save_only_model": True}):
+        directory = tmp_path / str(len(further))
+        trainer = begun(directory, 4, way=WAYS["async"], tokenizer=tokenizer, **further)
+        trainer.train()
+        path = directory / "checkpoint-4"
+        found, told = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
+        assert not any(told.values()), told
+        assert type(found) is GPT2LMHeadModel
+        assert_equal(dict(found.state_dict()), dict(trainer.model.state_dict()))
+        assert found.lm_head.weight is found.transformer.wte.weight
+        assert AutoTokenizer.from_pretrained(path).get_vocab() == {"a": 0, "b": 1}
+        # The shards that the index names hold weights, and those of the optimizer do not.
+        index = json.loads((path / "model.safetensors.index.json").read_text())
+        for shard in set(index["weight_map"].values()):
+            with safe_open(path / shard, "pt") as file:
+                assert set(file.keys()) <= trainer.model.state_dict().keys()
+        assert penstock.verify(path).ok
 
 
 def test_a_model_that_is_saved_by_its_user_is_saved_as_before(tmp_path):

@@ -22,11 +22,13 @@ SENTINEL = "checkpoint-is-incomplete.txt"
 """What the Trainer marks checkpoints with that it saves when a signal comes, and never looks at."""
 
 _NAME = re.compile(r"checkpoint-([0-9]+)")
-_OURS = re.compile(r"(shard|part)-[0-9]+.*\.(safetensors|json)(\.tmp)?")
+_OURS = re.compile(r"(shard|part)-[0-9]+\..*|shard-[0-9]+-[0-9]+\..*|beside\..*")
+"""Files of a save, finished or not."""
 _WEIGHTS = re.compile(
-    r"(model|pytorch_model|adapter_model)\.(safetensors|bin)(\.index\.json)?|pytorch_model_fsdp.*"
-    r"|global_step[0-9]+"
+    r"(model|pytorch_model)\.(safetensors|bin)|pytorch_model_fsdp.*|global_step[0-9]+"
 )
+_INDEX = re.compile(r"(model|pytorch_model)\.(safetensors|bin)\.index\.json")
+_ADAPTER = re.compile(r"adapter_model\.(safetensors|bin)")
 _OPTIMIZER = re.compile(
     r"optimizer\.(pt|bin)|optimizer_[0-9]+|global_step[0-9]+|rank.*-optimizer\.pt"
 )
@@ -107,9 +109,11 @@ def lacking(path: str) -> str | None:
     names = set(os.listdir(path))
     if SENTINEL in names:
         return f"its save was interrupted: {SENTINEL} is still there"
-    has_weights = any(map(_WEIGHTS.fullmatch, names)) or _has_adapters(path, names)
-    if not has_weights and any(map(_OURS.fullmatch, names)):
+    if is_leftover(path):
         return "its save never finished: it has no manifest.json"
+    has_weights = any(
+        kind.fullmatch(name) for name in names for kind in (_WEIGHTS, _INDEX, _ADAPTER)
+    ) or _has_adapters(path, names)
     missing = [] if has_weights else ["weights"]
     missing += [] if STATE in names else [STATE]
     return f"its save never finished: it lacks {' and '.join(missing)}" if missing else None
@@ -155,7 +159,10 @@ def rotate(directory: str, step: int, limit: int | None, kept: set[str]) -> None
 
 
 def is_leftover(path: str) -> bool:
-    """Whether a directory holds what a save that never finished has left, and nothing of others."""
+    """Whether a directory holds what a save that never finished has left, and no weights of others.
+
+    Small files and the index of the weights come before the manifest.
+    """
     names = os.listdir(path)
     return (
         "manifest.json" not in names

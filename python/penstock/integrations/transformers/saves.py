@@ -5,19 +5,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import tempfile
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import penstock
 from penstock.errors import PenstockError, PenstockWarning, RankError, StorageError
 from penstock.integrations.transformers.run import lacking, rotate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from penstock.integrations.transformers.settings import Settings
+
+
+_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
+_FILE_BYTES_MAX = 64 << 20
+"""What a file that a checkpoint carries may be called, and its size; `docs/format.md`, 3.7."""
 
 
 class Retained(NamedTuple):
@@ -124,22 +130,22 @@ class Saves:
         def after() -> None:
             self._retire(os.path.dirname(path), step, retained)
 
-        metadata = {"trainer": {"parts": list(training.state_dict())}}
+        saved = list(training.state_dict())
+        further: dict[str, Any] = {
+            "step": step,
+            "metadata": {"trainer": {"parts": saved}},
+            "overwrite": True,
+            # `from_pretrained` loads the directory.
+            "groups": {"model": ""} if "model" in saved else None,
+            "files": {name: text for name, text in files.items() if _is_carried(name, text)},
+        }
         try:
             if is_main:
-                _place(files, path)
+                _place(files.items() - further["files"].items(), path)
             if settings.asynchronous and not at_once:
-                self._saver.save_async(
-                    path,
-                    training,
-                    lazy=settings.lazy,
-                    step=step,
-                    metadata=metadata,
-                    overwrite=True,
-                    after=after,
-                )
+                self._saver.save_async(path, training, lazy=settings.lazy, after=after, **further)
             else:
-                self._saver.save(path, training, step=step, metadata=metadata, overwrite=True)
+                self._saver.save(path, training, **further)
                 if is_main:
                     after()
         except (StorageError, RankError) as error:
@@ -192,9 +198,18 @@ def _is_empty(name: str, content: bytes) -> bool:
     return not header.keys() - {"__metadata__"}
 
 
-def _place(files: dict[str, bytes], path: str) -> None:
-    """Puts files where the checkpoint is going to be, durably."""
-    for name, content in files.items():
+def _is_carried(name: str, content: bytes) -> bool:
+    """Whether a file can be one of the checkpoint's: a small one, with no weights in it."""
+    is_small = len(content) <= _FILE_BYTES_MAX
+    return bool(_NAME.fullmatch(name)) and not name.endswith(".safetensors") and is_small
+
+
+def _place(files: Iterable[tuple[str, bytes]], path: str) -> None:
+    """Puts files where the checkpoint is going to be, durably, before it is committed.
+
+    These are adapters of PEFT, and what derived classes have in directories of their own.
+    """
+    for name, content in files:
         where = os.path.join(path, name)
         os.makedirs(os.path.dirname(where), exist_ok=True)
         with open(where, "wb") as file:
