@@ -285,7 +285,8 @@ def _check_resumable(path: str) -> None:
             )
         if not os.path.isfile(os.path.join(path, run.STATE)):
             raise IncompleteCheckpointError(
-                f"{path} has no {run.STATE}: no Trainer has saved it", path=path
+                f"{path} lacks {run.STATE}: no Trainer has saved it, or somebody has removed it",
+                path=path,
             )
         return
     lacks = run.lacking(path)

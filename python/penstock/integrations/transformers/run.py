@@ -103,7 +103,7 @@ def lacking(path: str) -> str | None:
             penstock.inspect(path)
         except PenstockError as error:
             return str(error)
-        return None
+        return None if os.path.isfile(os.path.join(path, STATE)) else f"it lacks {STATE}"
     if not os.path.isdir(path):
         return "there is nothing"
     names = set(os.listdir(path))
@@ -167,7 +167,7 @@ def is_leftover(path: str) -> bool:
     return (
         "manifest.json" not in names
         and any(map(_OURS.fullmatch, names))
-        and not any(map(_WEIGHTS.fullmatch, names))
+        and not any(kind.fullmatch(name) for name in names for kind in (_WEIGHTS, _OPTIMIZER))
     )
 
 

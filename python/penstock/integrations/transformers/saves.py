@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import penstock
 from penstock.errors import PenstockError, PenstockWarning, RankError, StorageError
 from penstock.integrations.transformers.run import lacking, rotate
+from penstock.loading.foreign import is_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -134,7 +135,8 @@ class Saves:
         further: dict[str, Any] = {
             "step": step,
             "metadata": {"trainer": {"parts": saved}},
-            "overwrite": True,
+            # Said only where there is one: else small files are in place before the manifest is.
+            "overwrite": is_checkpoint(path) or self.covers(path),
             # `from_pretrained` loads the directory.
             "groups": {"model": ""} if "model" in saved else None,
             "files": {name: text for name, text in files.items() if _is_carried(name, text)},
