@@ -257,6 +257,9 @@ def test_the_newest_complete_step_is_resumed_from_and_what_is_passed_over_is_nam
     # A save that was killed as late as can be, and one of the Trainer's own.
     shutil.copytree(tmp_path / "checkpoint-8", tmp_path / "checkpoint-100")
     (tmp_path / "checkpoint-100/manifest.json").unlink()
+    # One that somebody has taken a file from that the Trainer begins with.
+    shutil.copytree(tmp_path / "checkpoint-8", tmp_path / "checkpoint-150")
+    (tmp_path / "checkpoint-150/trainer_state.json").unlink()
     (tmp_path / "checkpoint-200").mkdir()
     (tmp_path / "checkpoint-200/model.safetensors").touch()
     # By its time the oldest one is the newest.
@@ -265,10 +268,13 @@ def test_the_newest_complete_step_is_resumed_from_and_what_is_passed_over_is_nam
     with pytest.warns(penstock.PenstockWarning) as told:
         resumed.train(resume_from_checkpoint=True)
     texts = [str(one.message) for one in told if "passed over" in str(one.message)]
-    assert [text.partition(": ")[0].rpartition("-")[2] for text in texts] == ["200", "100", "12"]
+    assert [text.partition(": ")[0].rpartition("-")[2] for text in texts] == [
+        *("200", "150", "100", "12")
+    ]
     assert "lacks trainer_state.json" in texts[0]
-    assert "has no manifest.json" in texts[1]
-    assert "bytes instead of" in texts[2]
+    assert "lacks trainer_state.json" in texts[1]
+    assert "has no manifest.json" in texts[2]
+    assert "bytes instead of" in texts[3]
     assert_equal(content(resumed), straight[1])
 
 
