@@ -195,6 +195,15 @@ def test_a_class_with_the_mix_in_does_the_same(tmp_path, straight):
     assert_equal(content(resumed), straight[1])
 
 
+def test_a_run_that_was_killed_after_its_last_save_does_no_further_step(tmp_path):
+    first = begun(tmp_path, 8, way={})
+    first.train()
+    resumed = begun(tmp_path, 8, way={})
+    assert resumed.train(resume_from_checkpoint=True).global_step == 8
+    assert_equal(content(resumed)["weights"], content(first)["weights"])
+    assert_equal(content(resumed)["moments"], content(first)["moments"])
+
+
 def test_epochs_and_accumulated_gradients_come_back(tmp_path):
     further = {"max_steps": -1, "num_train_epochs": 3, "save_strategy": "epoch"}
     further |= {"gradient_accumulation_steps": 2, "logging_strategy": "epoch"}

@@ -217,6 +217,13 @@ class PenstockTrainerMixin(_Base):
             )
         return path
 
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        if self._penstock.resumed and self.state.global_step >= self.state.max_steps:
+            # Killed after its last save: the Trainer would find out after one more step.
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)  # type: ignore[no-untyped-call]
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if not is_checkpoint(resume_from_checkpoint) or parts.has_adapters(self.model):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
