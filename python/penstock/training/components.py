@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.loading.target import NEW
 from penstock.state.tree import Node, branches
 from penstock.training.component import Component
+from penstock.training.loader import Loader
 from penstock.training.model import Model
 from penstock.training.optimizer import Optimizer
 from penstock.training.randomness import Generator
@@ -52,6 +53,8 @@ def make(value: Any, name: str, names: Names) -> Component | None:
         return Optimizer(value, names)
     if Generator.is_one(value):
         return _Random(value)
+    if Loader.is_one(value):
+        return Loader(value)
     methods = [getattr(value, name, None) for name in ("state_dict", "load_state_dict")]
     # A class has the two as well, and no state.
     if all(map(callable, methods)) and not isinstance(value, type):
