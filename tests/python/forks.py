@@ -50,6 +50,12 @@ IMPORTS_OF_GRAPHS = [
     "torch_geometric.loader",
     "torch_geometric.nn",
 ]
+IMPORTS_OF_TITAN = [
+    *IMPORTS_OF_RANKS,
+    "torchdata.stateful_dataloader",
+    "torchtitan.components.checkpointer",
+    "torchtitan.models.llama3",
+]
 IMPORTS_OF_MODELS = [
     "transformers.generation",
     "transformers.models.auto.modeling_auto",
@@ -123,7 +129,17 @@ model_server = _Server([*IMPORTS, *IMPORTS_OF_MODELS])
 jax_server = _Server(IMPORTS_OF_JAX)
 ray_server = _Server(IMPORTS_OF_RAY)
 trainer_server = _Server([*IMPORTS, *IMPORTS_OF_TRAINERS])
-servers = (server, rank_server, graph_server, model_server, jax_server, ray_server, trainer_server)
+titan_server = _Server([*IMPORTS, *IMPORTS_OF_TITAN])
+servers = (
+    server,
+    rank_server,
+    graph_server,
+    model_server,
+    jax_server,
+    ray_server,
+    trainer_server,
+    titan_server,
+)
 
 
 class Popen(subprocess.Popen):
@@ -177,6 +193,12 @@ class TrainerPopen(Popen):
     """One that begins with the Trainer of transformers, too."""
 
     server = trainer_server
+
+
+class TitanPopen(Popen):
+    """One that begins with torchtitan."""
+
+    server = titan_server
 
 
 class InterpreterPopen(Popen):

@@ -228,6 +228,11 @@ def test_dcp_that_names_no_writer_resumes_bit_for_bit_after_all_ranks_are_killed
 def test_the_trainer_resumes_bit_for_bit_after_a_kill(tmp_path, ranks):
     straight, resumed = killed_and_resumed(
         "transformers_trainer.py", tmp_path, ranks=ranks, popen=forks.TrainerPopen
+
+
+def test_torchtitan_resumes_bit_for_bit_after_all_ranks_are_killed(tmp_path):
+    straight, resumed = killed_and_resumed(
+        "torchtitan_training.py", tmp_path, steps=24, ranks=2, popen=forks.TitanPopen
     )
     assert resumed == straight
 

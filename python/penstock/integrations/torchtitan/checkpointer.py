@@ -1,0 +1,226 @@
+"""`Checkpointer`: torchtitan's checkpoint manager, on a `penstock.CheckpointStore`."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torchtitan.components.checkpointer import MODEL, AsyncMode, CheckpointManager
+from torchtitan.observability import structured_logger
+from torchtitan.tools import filesystem
+from torchtitan.tools.logging import logger
+
+import penstock
+from penstock.errors import PenstockError, StateMismatchError
+from penstock.integrations.torchtitan.states import RANDOM, RandomStates, States
+
+if TYPE_CHECKING:
+    from penstock.saving.pending import PendingSave
+
+_DCP_FILE = ".metadata"
+"""What is written last of a checkpoint of PyTorch's Distributed Checkpoint."""
+
+
+class Checkpointer(CheckpointManager):  # type: ignore[misc]
+    """Saves and restores a torchtitan run, in one commit for all of it.
+
+    Set it as ``checkpoint=Checkpointer.Config(…)`` in the function that makes the config. What its
+    folder holds is a `penstock.CheckpointStore`. A run goes on with the newest step that is
+    complete and good; torchtitan itself reads what it has saved there before, and whatever is in
+    the format of Hugging Face.
+
+    Beside what torchtitan keeps, the random states of every rank are: as ``"rng"``, which
+    ``exclude_from_loading`` knows as well.
+
+    Args:
+        config: What to save, and when; see torchtitan.
+        dataloader: The loader; None where there is none.
+        model_parts: The model, in as many parts as this rank has stages of a pipeline.
+        optimizers: Their optimizers.
+        lr_schedulers: The schedulers of these.
+        states: What else has a state, by name: ``train_state`` is the trainer.
+        sd_adapter: Converts to the names of Hugging Face.
+        base_folder: What ``config.folder`` is relative to.
+
+    Raises:
+        UnsupportedPathError: The folder is a URL.
+    """
+
+    save_future: PendingSave | None = None
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(CheckpointManager.Config):  # type: ignore[misc]
+        """The fields of torchtitan's ``CheckpointManager.Config``, and one more."""
+
+        trust: bool = False
+        """Pickle the place in the data where it cannot be stored otherwise, and unpickle what was
+        stored so: only for checkpoints whose origin you trust."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dataloader: Any,
+        model_parts: list[torch.nn.Module],
+        optimizers: Any,
+        lr_schedulers: Any,
+        states: dict[str, Any],
+        sd_adapter: Any,
+        base_folder: str = "",
+    ) -> None:
+        if config.enable:
+            self._store = penstock.CheckpointStore(
+                filesystem.join(base_folder, config.folder), keep_last=config.keep_latest_k or None
+            )
+        # Neither its process group for saves in the background nor its thread that deletes.
+        plain = copy.copy(config)
+        plain.async_mode, plain.keep_latest_k = AsyncMode.DISABLED.value, 0
+        super().__init__(
+            plain,
+            dataloader=dataloader,
+            model_parts=model_parts,
+            optimizers=optimizers,
+            lr_schedulers=lr_schedulers,
+            states=states,
+            sd_adapter=sd_adapter,
+            base_folder=base_folder,
+        )
+        if not self.enable:
+            return
+        self.async_mode = AsyncMode(config.async_mode)
+        self.keep_latest_k = config.keep_latest_k
+        self.states[RANDOM] = RandomStates()
+        self._trust = config.trust
+
+    # Saving.
+
+    @torch.no_grad()
+    def _save(self, curr_step: int, last_step: bool = False) -> bool:
+        if not self._should_save(curr_step, last_step):
+            return False
+        structured_logger.add_step_tag("checkpoint_save")
+        self.maybe_wait_for_saving()
+        with structured_logger.log_trace_span("checkpoint_save"):
+            if last_step and self.last_save_model_only:
+                self._save_model(curr_step)
+            else:
+                is_async = not last_step and self.async_mode != AsyncMode.DISABLED
+                self._save_all(curr_step, is_async=is_async)
+        return True
+
+    def _save_all(self, step: int, *, is_async: bool) -> None:
+        """Saves all that the run is; a step that it has gone back behind anew."""
+        states = self._live(self.states)
+        if is_async:
+            is_lazy = self.async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM
+            self.save_future = self._store.save_async(step, states, lazy=is_lazy, overwrite=True)
+        else:
+            logger.info("%s", self._store.save(step, states, overwrite=True))
+
+    def _save_model(self, step: int) -> None:
+        """Saves the model only, in the type to export, in Penstock's format or Hugging Face's."""
+        model = {
+            name: value.to(self.export_dtype)
+            if isinstance(value, torch.Tensor) and value.is_floating_point()
+            else value
+            for name, value in self.states[MODEL].state_dict().items()
+        }
+        if self.last_save_in_hf:
+            # The format, and so the code, of others: there is no moment at which it is complete.
+            folder = self._create_checkpoint_id(step)
+            self.dcp_save(model, folder, AsyncMode.DISABLED, to_hf=True)
+        else:
+            logger.info("%s", self._store.save(step, model, overwrite=True))
+
+    def _maybe_wait_for_staging(self) -> None:
+        """Copies what a lazy save has not copied yet: the optimizer is about to change it."""
+        if self.save_future is not None:
+            self.save_future.stage()
+
+    def _wait_for_saving(self) -> None:
+        # First of all let go of: its error is told once, and the next save goes on.
+        pending, self.save_future = self.save_future, None
+        if pending is not None:
+            pending.result()
+
+    def _close(self) -> None:
+        ending = sys.exception()
+        try:
+            self._store.close()
+        except PenstockError as failed:
+            if ending is None:
+                raise
+            # What ended the training is what its user has to hear.
+            ending.add_note(f"and a save in the background failed: {failed}")
+
+    # Loading.
+
+    @torch.no_grad()
+    def _load(self, step: int = -1) -> bool:
+        newest = self._store.latest()
+        if step == -1 and self._find_load_step() > (-1 if newest is None else newest):
+            return self._load_otherwise(step)
+        if step == -1 and newest != 0:
+            # Goes back to an older one where the newest turns out to be damaged.
+            # A store resumes whatever has a live state; its users have a `Training`.
+            run: Any = self._live(self._not_excluded())
+            resumed = self._store.resume(run)
+            return resumed is not None or self._load_otherwise(step)
+        asked = max(step, 0)
+        if not os.path.isdir(self._store.path(asked)):
+            return self._load_otherwise(step)
+        # The first step is a seed, of which torchtitan takes the model only.
+        states = self._not_excluded() if asked else {MODEL: self.states[MODEL]}
+        self._store.load(asked, into=self._live(states))
+        return True
+
+    def _load_otherwise(self, step: int) -> bool:
+        """Has torchtitan load what it has saved, what it begins with, or nothing."""
+        return bool(super()._load(step))
+
+    def dcp_load(
+        self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool
+    ) -> None:
+        """Loads from a directory: torchtitan's own, Hugging Face's, or a checkpoint of Penstock."""
+        if from_hf or filesystem.isfile(filesystem.join(checkpoint_id, _DCP_FILE)):
+            if state_dict.pop(RANDOM, None) is not None:
+                logger.warning("%s holds no random states: they stay as they are", checkpoint_id)
+            super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
+            return
+        names = {MODEL, *state_dict}
+        states = {name: value for name, value in self.states.items() if name in names}
+        penstock.load(checkpoint_id, into=self._live(states))
+
+    def _find_load_step(self, folder: str = "") -> int:
+        """The newest step that torchtitan itself has saved whole; -1 if there is none.
+
+        A last step in the format of Hugging Face is none that a run could go on with.
+        """
+        folder = folder or self.folder
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+        steps = [
+            int(name.removeprefix("step-"))
+            for name in names
+            if re.fullmatch(r"step-\d+", name)
+            and os.path.isfile(os.path.join(folder, name, _DCP_FILE))
+        ]
+        return max(steps, default=-1)
+
+    def _not_excluded(self) -> dict[str, Any]:
+        for name in self.exclude_from_loading:
+            if name not in self.states:
+                raise StateMismatchError(
+                    f"exclude_from_loading: there is no {name!r} in this run: it has "
+                    f"{', '.join(self.states)}",
+                    key=name,
+                )
+        excluded = self.exclude_from_loading
+        return {name: value for name, value in self.states.items() if name not in excluded}
+
+    def _live(self, states: dict[str, Any]) -> States:
+        return States(states, known=self.states.keys() - {MODEL}, is_trusted=self._trust)
