@@ -86,6 +86,13 @@ class Program:
             assert time.monotonic() < deadline, f"no {text!r} in {self.lines[-5:]}"
             time.sleep(0.001)
 
+    def wait_for_lines(self, count):
+        """Waits until it has said so many lines, or is over."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while len(self.lines) < count and self.is_running():
+            assert time.monotonic() < deadline, f"{count} lines are more than {self.lines[-5:]}"
+            time.sleep(0.001)
+
     def is_running(self):
         return all(process.poll() is None for process in self.processes)
 
@@ -228,6 +235,8 @@ def test_dcp_that_names_no_writer_resumes_bit_for_bit_after_all_ranks_are_killed
 def test_the_trainer_resumes_bit_for_bit_after_a_kill(tmp_path, ranks):
     straight, resumed = killed_and_resumed(
         "transformers_trainer.py", tmp_path, ranks=ranks, popen=forks.TrainerPopen
+    )
+    assert resumed == straight
 
 
 def test_torchtitan_resumes_bit_for_bit_after_all_ranks_are_killed(tmp_path):

@@ -60,7 +60,9 @@ class Run:
         further = {}
         if kind == "distributed":
             sampler = StatefulDistributedSampler(Rows(), num_replicas=dist.get_world_size())
-            further = {"sampler": sampler}
+            # Ranks come from a server of forks, which serves no children of theirs.
+            context = "fork" if workers else None
+            further = {"sampler": sampler, "multiprocessing_context": context}
         elif kind != "stream":
             further = {"shuffle": True, "persistent_workers": kind == "persistent"}
         self.loader = StatefulDataLoader(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,13 @@ import torch
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.models.llama3 import Llama3StateDictAdapter, model_registry
 
+import forks
 import penstock
 import titan
-from conftest import mounted
+from conftest import mounted, tell
 from damaged import damage
 from penstock.integrations.torchtitan import Checkpointer
+from test_example_programs import Program, said
 from titan import begun, end, trained
 
 pytestmark = [
@@ -25,6 +29,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is"),
     pytest.mark.filterwarnings("ignore:DTensor random operators"),
 ]
+
+KILLS = int(os.environ.get("PENSTOCK_TORTURE_TITAN_KILLS", "3"))
+SEED = int(os.environ.get("PENSTOCK_TORTURE_SEED", "71"))
+KEPT = 3  # by the example
 
 MODES = ["disabled", "async", "async_with_pinned_mem"]
 WEIGHT = "tok_embeddings.weight"
@@ -346,16 +354,16 @@ def test_places_of_other_workers_or_ranks_are_refused_by_name(copied):
     end(run)
 
 
-def test_weights_that_change_before_they_are_copied_fail_the_save(tmp_path):
+def test_optimizers_that_step_have_the_rest_copied_first(tmp_path):
     run = begun(tmp_path, async_mode="async_with_pinned_mem")
     list(run.train(2))
     run.checkpointer.maybe_wait_for_saving()
-    run.step = 3
+    before = run.model.state_dict()[WEIGHT].clone()
     assert run.checkpointer.save(4)
-    pending = run.checkpointer.save_future
     run.optimizers.step()  # guarded, whoever forgets maybe_wait_for_staging
     end(run)
-    assert pending.exception() is None
+    assert not torch.equal(run.model.state_dict()[WEIGHT], before)
+    assert torch.equal(store_of(tmp_path).load(4)[WEIGHT], before)
 
 
 def test_a_checkpointer_that_is_disabled_or_only_loads_saves_nothing(copied, tmp_path):
@@ -370,6 +378,47 @@ def test_a_checkpointer_that_is_disabled_or_only_loads_saves_nothing(copied, tmp
     list(run.train(1))
     end(run)
     assert not (tmp_path / "off").exists()
+
+
+def killed(directory, steps, ranks, chooser):
+    """A life of the example, SIGKILL at a random moment; what it said."""
+    program = Program("torchtitan_training.py", directory, steps, ranks, 2, popen=forks.TitanPopen)
+    try:
+        # While it begins, resumes or saves; or anywhere between.
+        lines = chooser.randrange(8)
+        program.wait_for_lines(lines)
+        time.sleep(chooser.uniform(0, 0.2 if lines else 2))
+    finally:
+        program.kill()
+    return program.lines
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, ranks):
+    tell("seed", SEED)
+    chooser = random.Random(f"{SEED} {ranks}")
+    steps, kills = 16, KILLS if ranks is None else KILLS // 10
+    program = Program(
+        "torchtitan_training.py", tmp_path / "straight", steps, ranks, 2, popen=forks.TitanPopen
+    )
+    straight = program.wait()
+    wanted = {line for line in straight if not line.startswith("a new run")}
+    run = before = 0
+    for number in range(kills):
+        directory = tmp_path / str(run)
+        lines = killed(directory, steps, ranks, chooser)
+        ended = any(line.startswith("digest") for line in lines)
+        store = store_of(directory)
+        complete = store.steps() if os.path.isdir(store.root) else []
+        tell(f"kill {number}: {lines[:1]} to {lines[-1:]}, steps {complete}")
+        assert {line for line in lines if line.startswith(("step", "digest"))} <= wanted
+        assert len(complete) >= min(before, KEPT)
+        before = 0 if ended else len(complete)
+        run += ended
+    program = Program(
+        "torchtitan_training.py", tmp_path / str(run), steps, ranks, 2, popen=forks.TitanPopen
+    )
+    assert said(program.wait(), "digest") == said(straight, "digest")
 
 
 def test_ranks_resume_together_and_one_process_goes_on_with_what_two_saved(tmp_path, jobs):
