@@ -1,6 +1,6 @@
 """How long training waits for a save of torchtitan: by its own manager, and by Penstock.
 
-    python -m benches.frameworks.torchtitan --megabytes 768 --rounds 7
+    python -m benches.frameworks.torchtitan --megabytes 900 --rounds 7
 
 One model, Llama 3 of torchtitan with one layer and as many words as make up the size, with its
 optimizers. In each round every manager saves after a step, in another order each time, and another
@@ -122,7 +122,7 @@ def _measure(megabytes: int, rounds: int, directory: Path) -> dict[str, list[flo
 def main() -> None:
     """Saves, and prints what it took."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--megabytes", type=int, default=768, help="of the state, 10**6 bytes each")
+    parser.add_argument("--megabytes", type=int, default=900, help="of the state, 10**6 bytes each")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--directory", type=Path, help="where to save; a temporary one by default")
     arguments = parser.parse_args()

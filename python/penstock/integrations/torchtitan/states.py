@@ -120,7 +120,7 @@ class States(LiveState):
         return []
 
     def _optimizers(self) -> list[Any]:
-        return list(self._states.get(OPTIMIZER, ()))
+        return list(getattr(self._states.get(OPTIMIZER), "optimizers", ()))
 
     # Inside.
 
