@@ -25,6 +25,9 @@ TORTURE_TRANSFERS ?= 10000
 TORTURE_STEPS ?= 500
 TORTURE_TESTS := --test crash --test every_step --test power_cut --test kill --test care
 TORTURE_SEED ?= $(shell date +%s)
+# Whose trainings `make torture-frameworks` kills, and how often each.
+FRAMEWORKS := LIGHTNING TRANSFORMERS ACCELERATE DEEPSPEED TITAN RAY JAX DCP
+FRAMEWORK_KILLS ?= 100
 RUST_PACKAGES := -p penstock-io -p penstock-store -p penstock-gather -p penstock-bench
 # Processes that test beside each other: each has ranks of its own, some gigabytes.
 # Whoever is done takes tests from whoever has most left, in the order of the files, so that those
@@ -233,6 +236,13 @@ torture: toolchain $(VENV)/.develop $(NATIVE) ## Cut the power 500 times on ext4
 	PENSTOCK_TORTURE_STEPS_KILLED=$(TORTURE_STEPS) PENSTOCK_TORTURE_STEPS_CUT=$(TORTURE_STEPS) \
 		PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
 		$(VENV)/bin/python -m pytest tests/python/offload/optim/test_ended.py -s --timeout 7200
+
+# Trainings by each framework, killed at random moments and resumed; more than an hour.
+.PHONY: torture-frameworks
+torture-frameworks: $(VENV)/.develop $(NATIVE) ## Kill the trainings of each framework 100 times; they have to end with the same bits.
+	env $(foreach name,$(FRAMEWORKS),PENSTOCK_TORTURE_$(name)_KILLS=$(FRAMEWORK_KILLS)) \
+		PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) $(VENV)/bin/python -m pytest -s --timeout 7200 \
+		tests/python/integrations tests/python/test_example_programs.py -k kill $(PYTEST_ARGS)
 
 .PHONY: fuzz
 fuzz: fuzz-rust fuzz-tree ## Fuzz each parser for FUZZ_SECONDS=60; needs a nightly toolchain.

@@ -124,7 +124,7 @@ impl Attempt {
     }
 
     /// Whether there is a checkpoint, or what may have been one.
-    fn is_taken(&self) -> bool {
+    pub(crate) fn is_taken(&self) -> bool {
         plain::is_there(&self.path.join(MANIFEST)) || misplaced(&self.path).is_some()
     }
 

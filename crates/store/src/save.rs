@@ -179,7 +179,7 @@ pub(crate) fn commit_as(
     }
     let names = || manifest.beside.iter().map(|entry| entry.name.as_str());
     let has_beside = !manifest.beside.is_empty();
-    if has_beside && !publication.overwrite {
+    if has_beside && !attempt.is_taken() {
         attempt.place(names())?;
     }
     attempt.publish(&text, publication.overwrite)?;

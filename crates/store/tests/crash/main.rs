@@ -178,11 +178,10 @@ fn mutants_of_saves() -> Vec<(&'static str, Mutation)> {
     mutants.push(("save of a model", Skip(placed)));
     mutants.push(("save of a model", late(placed, publish)));
     mutants.push(("save of a model", late(step("sync step", 3), publish)));
-    mutants.push((
-        "overwrite of a model",
-        late(step("place copy", 2), step("remove data", 1)),
-    ));
     mutants.push(("delete of a model", Skip(step("remove copy", 1))));
+    mutants.push(("overwrite of a model", Skip(step("sync beside", 1))));
+    mutants.push(("overwrite of a model", late(step("sync step", 2), publish)));
+    mutants.push(("overwrite where nothing is", late(placed, publish)));
     // A file that is linked is durable already, and its new name is with the part's.
     let of_files = [
         "save of a file",

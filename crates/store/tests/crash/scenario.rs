@@ -72,6 +72,12 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         run: |world| world.save_model(1, 1, false),
     },
     Scenario {
+        name: "overwrite where nothing is",
+        states: States::Sampled(256),
+        set_up: |_| Ok(()),
+        run: |world| world.save_model(1, 1, true),
+    },
+    Scenario {
         name: "overwrite of a model",
         states: States::Sampled(256),
         set_up: |world| world.save_model(1, 1, false),
