@@ -56,6 +56,10 @@ IMPORTS_OF_TITAN = [
     "torchtitan.components.checkpointer",
     "torchtitan.models.llama3",
 ]
+IMPORTS_OF_LIGHTNING = [
+    "lightning.pytorch",
+    "torchdata.stateful_dataloader",
+]
 IMPORTS_OF_MODELS = [
     "transformers.generation",
     "transformers.models.auto.modeling_auto",
@@ -130,7 +134,6 @@ jax_server = _Server(IMPORTS_OF_JAX)
 ray_server = _Server(IMPORTS_OF_RAY)
 trainer_server = _Server([*IMPORTS, *IMPORTS_OF_TRAINERS])
 titan_server = _Server([*IMPORTS, *IMPORTS_OF_TITAN])
-servers = (
     server,
     rank_server,
     graph_server,
@@ -140,6 +143,8 @@ servers = (
     trainer_server,
     titan_server,
 )
+lightning_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS, *IMPORTS_OF_LIGHTNING])
+servers = (server, rank_server, graph_server, model_server, jax_server, ray_server, trainer_server, titan_server, lightning_server)
 
 
 class Popen(subprocess.Popen):
@@ -199,6 +204,12 @@ class TitanPopen(Popen):
     """One that begins with torchtitan."""
 
     server = titan_server
+
+
+class LightningPopen(Popen):
+    """One that begins with Lightning, too."""
+
+    server = lightning_server
 
 
 class InterpreterPopen(Popen):

@@ -1,0 +1,34 @@
+"""Lightning (`Trainer` and `Fabric`), with Penstock as its storage.
+
+`PenstockIO` goes to ``Trainer(plugins=[…])`` or ``Fabric(plugins=[…])``. For models that are
+sharded over ranks, `PenstockModelParallelStrategy` takes the place of Lightning's.
+
+Example:
+    >>> import tempfile, torch
+    >>> from lightning.fabric import Fabric
+    >>> from penstock.integrations.lightning import PenstockIO
+    >>> fabric = Fabric(accelerator="cpu", devices=1, plugins=[PenstockIO()])
+    >>> path = tempfile.mkdtemp() + "/step-10.ckpt"
+    >>> fabric.save(path, {"model": torch.nn.Linear(2, 2), "step": 10})
+    >>> fabric.load(path)["step"]
+    10
+"""
+
+from penstock.integrations.versions import check_version
+
+check_version("lightning", "2.6.6", "2.6")
+
+from penstock.integrations.lightning import doors  # noqa: E402
+from penstock.integrations.lightning.checkpoint_io import PenstockIO  # noqa: E402
+from penstock.integrations.lightning.strategies import (  # noqa: E402
+    PenstockModelParallelStrategy,
+    ShardedCheckpoints,
+)
+
+doors.install()
+
+__all__ = [
+    "PenstockIO",
+    "PenstockModelParallelStrategy",
+    "ShardedCheckpoints",
+]

@@ -1,0 +1,153 @@
+"""`Connector`: where Lightning's Trainer chooses, loads and puts together a checkpoint.
+
+A `CheckpointIO` is handed a path and a dictionary. It has no say in which path ``"last"`` is, and
+sees nothing of ranks but the first. Trainers that save through `PenstockIO` have this connector for
+those; for all others it is Lightning's own.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
+from lightning.pytorch.trainer.states import TrainerFn
+
+from penstock.errors import CorruptCheckpointError, PenstockError, PenstockWarning
+from penstock.integrations.lightning import newest, place
+from penstock.integrations.lightning.checkpoint_io import PenstockIO
+from penstock.integrations.lightning.strategies import ShardedCheckpoints
+
+if TYPE_CHECKING:
+    from lightning.fabric.utilities.types import _PATH
+
+_SHARDED = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
+"""Strategies that save or load past the plug-in."""
+
+
+def io_of(trainer: Any) -> PenstockIO | None:
+    """The plug-in that a trainer saves through, if it is Penstock's."""
+    found = trainer.strategy.checkpoint_io
+    # Lightning's own wrappers have one inside.
+    while found is not None and not isinstance(found, PenstockIO):
+        found = getattr(found, "checkpoint_io", None)
+    return found
+
+
+class Connector(_CheckpointConnector):
+    """Lightning's connector, with `PenstockIO` in mind."""
+
+    _place: place.Place | None = None
+    _others: tuple[str, ...] = ()
+    """What to go back to where the chosen checkpoint turns out to be damaged."""
+
+    def _parse_ckpt_path(
+        self, state_fn: TrainerFn, ckpt_path: Any, model_provided: bool, model_connected: bool
+    ) -> Any:
+        self._others = ()
+        if ckpt_path == "last" and io_of(self.trainer) is not None:
+            ckpt_path = self._newest()
+            if ckpt_path is None:
+                warnings.warn(
+                    f'.{state_fn.value}(ckpt_path="last"): there is no complete checkpoint yet, '
+                    "a new run begins",
+                    PenstockWarning,
+                    stacklevel=1,
+                )
+                return None
+        return super()._parse_ckpt_path(state_fn, ckpt_path, model_provided, model_connected)
+
+    def _newest(self) -> str | None:
+        trainer: Any = self.trainer
+        candidates: set[str] = set()
+        for callback in trainer.callbacks:
+            if isinstance(callback, ModelCheckpoint):
+                # Private to its class, hence the name.
+                private: Any = callback
+                directory = private._ModelCheckpoint__resolve_ckpt_dir(trainer)
+                candidates |= callback._find_last_checkpoints(trainer)
+                candidates |= set(newest.beside(str(directory)))
+            elif isinstance(callback, OnExceptionCheckpoint) and os.path.exists(callback.ckpt_path):
+                candidates.add(callback.ckpt_path)
+        found = newest.newest(candidates)
+        self._others = tuple(found[1:])
+        return found[0] if found else None
+
+    @property
+    def _hpc_resume_path(self) -> str | None:
+        if io_of(self.trainer) is None:
+            return super()._hpc_resume_path
+        return newest.of_slurm(str(self.trainer.default_root_dir))
+
+    def resume_start(
+        self, checkpoint_path: _PATH | None = None, weights_only: bool | None = None
+    ) -> None:
+        """Loads a checkpoint; the one before it where one that was chosen here is damaged."""
+        self._place = None
+        place.Place.uninstall(self.trainer)
+        io = io_of(self.trainer)
+        if io is None:
+            super().resume_start(checkpoint_path, weights_only)
+            return
+        self._check_strategy()
+        io.is_running = True
+        strategy = self.trainer.strategy
+        # Each rank has looked for itself.
+        first, others = strategy.broadcast((checkpoint_path, self._others))
+        paths = (first, *others)
+        for path in paths:
+            error = self._load(path, weights_only)
+            if strategy.reduce_boolean_decision(error is None):
+                break
+            told = f"{path} is damaged, as another rank has found"
+            error = error or CorruptCheckpointError(told, path=str(path))
+            if path is paths[-1]:
+                raise error
+            warnings.warn(f"a checkpoint is passed over: {error}", PenstockWarning, stacklevel=1)
+        if self._loaded_checkpoint and self.trainer.state.fn == TrainerFn.FITTING:
+            self._place = place.Place(self._loaded_checkpoint, str(path))
+
+    def _load(self, path: Any, weights_only: bool | None) -> CorruptCheckpointError | None:
+        try:
+            super().resume_start(path, weights_only)
+        except CorruptCheckpointError as error:
+            return error
+        return None
+
+    def _check_strategy(self) -> None:
+        """Refuses a strategy that would save without the plug-in, and nobody would notice.
+
+        Raises:
+            PenstockError: It is one.
+        """
+        strategy = self.trainer.strategy
+        if not isinstance(strategy, _SHARDED) or isinstance(strategy, ShardedCheckpoints):
+            return
+        if isinstance(strategy, ModelParallelStrategy):
+            remedy = "pass strategy=PenstockModelParallelStrategy(…) instead"
+        elif isinstance(strategy, FSDPStrategy):
+            remedy = (
+                "shard with fully_shard and PenstockModelParallelStrategy(…), or leave PenstockIO "
+                "out and call penstock.integrations.dcp.install()"
+            )
+        else:
+            remedy = "leave PenstockIO out, and give DeepSpeed the engine of Penstock"
+        name = type(strategy).__name__
+        raise PenstockError(f"{name} does not save and load through PenstockIO: {remedy}")
+
+    def restore_loops(self) -> None:
+        """Brings the loops, the loaders and random states to where they were."""
+        super().restore_loops()
+        if self._place is not None:
+            self._place.install(self.trainer)
+
+    def dump_checkpoint(self, weights_only: bool | None = None) -> dict[str, Any]:
+        """Puts a checkpoint together, with what Lightning leaves out."""
+        checkpoint = super().dump_checkpoint(weights_only)
+        if io_of(self.trainer) is not None and not weights_only:
+            is_together = isinstance(self.trainer.strategy, ShardedCheckpoints)
+            checkpoint[place.KEY] = place.capture(self.trainer, is_together=is_together)
+        return checkpoint

@@ -1,0 +1,47 @@
+"""Places of Lightning that no plug-in reaches otherwise; each leads on to what was there."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import lightning.pytorch.core.saving
+import lightning.pytorch.trainer.trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from penstock.integrations.lightning import checkpoint_io, loading
+from penstock.integrations.lightning.connector import Connector, io_of
+
+_saving: Any = lightning.pytorch.core.saving
+_trainer: Any = lightning.pytorch.trainer.trainer
+
+_load = _saving.pl_load
+_link_checkpoint = ModelCheckpoint._link_checkpoint
+
+
+def install() -> None:
+    """Opens them; more than once is as good as once."""
+    _trainer._CheckpointConnector = Connector
+    _saving.pl_load = _load_for_module
+    ModelCheckpoint._link_checkpoint = staticmethod(_link)  # type: ignore[method-assign]
+
+
+def _load_for_module(
+    path: Any, map_location: Any = None, weights_only: bool | None = None, **further: Any
+) -> Any:
+    """What `LightningModule.load_from_checkpoint` loads."""
+    if isinstance(path, str | os.PathLike) and os.path.isdir(path):
+        checkpoint_io.wait_for_all()
+        return loading.read(path, map_location, weights_only)
+    return _load(path, map_location=map_location, weights_only=weights_only, **further)
+
+
+def _link(trainer: Any, filepath: str, linkpath: str) -> None:
+    """What `ModelCheckpoint(save_last="link")` does; its own removes the link before it has one."""
+    io = io_of(trainer)
+    if io is None:
+        _link_checkpoint(trainer, filepath, linkpath)
+        return
+    if trainer.is_global_zero:
+        io.link_checkpoint(filepath, linkpath)
+    trainer.strategy.barrier()

@@ -1,0 +1,98 @@
+"""Reads a checkpoint of Lightning's, whoever wrote it."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+
+import penstock
+from penstock.errors import CorruptCheckpointError
+from penstock.integrations.lightning import raw
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def read(
+    path: str | os.PathLike[str],
+    map_location: Any = None,
+    weights_only: bool | None = None,
+    *,
+    trust: bool = False,
+) -> dict[str, Any]:
+    """The contents of a checkpoint: of a directory by Penstock, of a file by PyTorch.
+
+    Args:
+        path: The directory that Penstock saved to, or the file or URL that Lightning did.
+        map_location: Where to put tensors, as for `torch.load`.
+        weights_only: As for `torch.load`; False says as well that pickled values are trusted.
+        trust: Whether to unpickle what was stored raw.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing at the path.
+        IncompleteCheckpointError: The save there never finished.
+        CorruptCheckpointError: It is damaged; or a file of `torch.save` ends too early.
+        UnsupportedStateError: It has a pickled value, and is not trusted.
+    """
+    where = os.fspath(path).removeprefix("file://")
+    if "://" not in where and not os.path.isfile(where):
+        is_trusted = trust or weights_only is False
+        state = raw.unwrap(penstock.load(where), where, trust=is_trusted)
+        moved: dict[str, Any] = _moved(state, _mover(map_location))
+        return moved
+    check_whole(where)
+    return TorchCheckpointIO().load_checkpoint(where, map_location, weights_only)
+
+
+def check_whole(path: str) -> None:
+    """Refuses what a killed `torch.save` has left, for which PyTorch has no words.
+
+    Raises:
+        CorruptCheckpointError: The file ends too early.
+    """
+    if not os.path.isfile(path):
+        return
+    with open(path, "rb") as file:
+        start = file.read(4)
+    if not start or (start == b"PK\3\4" and not zipfile.is_zipfile(path)):
+        raise CorruptCheckpointError(
+            f"{path} is a file of torch.save that was never finished, its end is missing: load an "
+            "earlier one",
+            path=path,
+        )
+
+
+def _mover(map_location: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What takes a tensor of the host to where it is wanted; None where it may stay."""
+    if isinstance(map_location, dict):
+        map_location = map_location.get("cpu")
+    if map_location is None:
+        return None
+    if not callable(map_location):
+        device = torch.device(map_location)
+        return None if device.type == "cpu" else lambda tensor: tensor.to(device)
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        storage = map_location(tensor.untyped_storage(), "cpu")
+        return tensor if storage is None else tensor.to(storage.device)
+
+    return move
+
+
+def _moved(value: Any, move: Callable[[torch.Tensor], torch.Tensor] | None) -> Any:
+    if move is None:
+        return value
+    if isinstance(value, torch.Tensor):
+        return move(value)
+    if isinstance(value, dict):
+        for key in value:
+            value[key] = _moved(value[key], move)
+    elif type(value) is list:
+        value[:] = [_moved(item, move) for item in value]
+    elif type(value) is tuple:
+        return tuple(_moved(item, move) for item in value)
+    return value

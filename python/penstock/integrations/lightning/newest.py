@@ -1,0 +1,144 @@
+"""Which checkpoint a run goes on from: of those that are complete, the one of the highest step."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+import penstock
+from penstock.errors import (
+    CheckpointNotFoundError,
+    IncompleteCheckpointError,
+    PenstockError,
+    PenstockWarning,
+)
+from penstock.integrations.lightning.directories import SUFFIX
+from penstock.integrations.lightning.loading import check_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_UNKNOWN = -1
+"""The step of a file that does not tell it without being unpickled."""
+
+_HPC = re.compile(r"hpc_ckpt_(\d+)\.ckpt")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A complete checkpoint that a run could go on from.
+
+    Attributes:
+        path: The directory, the file, or a link to either.
+        step: The training step.
+        is_last: Whether it is called the last one.
+    """
+
+    path: str
+    step: int
+    is_last: bool
+
+
+def newest(paths: Iterable[str]) -> list[str]:
+    """Complete checkpoints that a run can go on from, that of the highest step first.
+
+    What was never finished, and what holds weights only, is left out. So is what is damaged, with a
+    `PenstockWarning`.
+
+    Args:
+        paths: What may be one.
+
+    Raises:
+        CorruptCheckpointError: There are some, and all are damaged.
+    """
+    found: list[Candidate] = []
+    damaged: list[PenstockError] = []
+    for path in sorted(set(paths)):
+        try:
+            step = _step(path)
+        except (CheckpointNotFoundError, IncompleteCheckpointError):
+            continue
+        except PenstockError as error:
+            damaged.append(error)
+            continue
+        if step is not None:
+            is_last = os.path.basename(path).startswith("last")
+            found.append(Candidate(path, step, is_last))
+    if damaged and not found:
+        raise damaged[0]
+    for one in damaged:
+        warnings.warn(f"a checkpoint is passed over: {one}", PenstockWarning, stacklevel=1)
+    # Of one step the last one was saved after the others, and knows of them.
+    found.sort(key=lambda candidate: (candidate.step, candidate.is_last), reverse=True)
+    return [candidate.path for candidate in found]
+
+
+def beside(directory: str) -> list[str]:
+    """Directories and links that are called as checkpoints are; of files only those of Penstock."""
+    try:
+        entries = list(os.scandir(directory))
+    except OSError:
+        return []
+    return [entry.path for entry in entries if entry.name.endswith(SUFFIX) and entry.is_dir()]
+
+
+def of_slurm(directory: str) -> str | None:
+    """The complete checkpoint of the highest number that was saved before a job was queued again.
+
+    Raises:
+        CorruptCheckpointError: There are some, and all are damaged.
+    """
+    try:
+        names = {name: _HPC.fullmatch(name) for name in os.listdir(directory)}
+    except OSError:
+        return None
+    numbers = {int(match[1]): name for name, match in names.items() if match}
+    damaged: PenstockError | None = None
+    for number in sorted(numbers, reverse=True):
+        path = os.path.join(directory, numbers[number])
+        try:
+            if _step(path) is not None:
+                return path
+        except (CheckpointNotFoundError, IncompleteCheckpointError):
+            continue
+        except PenstockError as error:
+            damaged = damaged or error
+            warnings.warn(f"a checkpoint is passed over: {error}", PenstockWarning, stacklevel=1)
+    if damaged is not None:
+        raise damaged
+    return None
+
+
+def _step(path: str) -> int | None:
+    """The step of a complete checkpoint; None if nothing can go on from it.
+
+    Raises:
+        PenstockError: It is not complete, or damaged.
+    """
+    if os.path.isfile(path):
+        return _step_of_file(path)
+    info = penstock.inspect(path)
+    if info.partial or not (info.metadata or {}).get("resumes", True):
+        return None
+    return _UNKNOWN if info.step is None else info.step
+
+
+def _step_of_file(path: str) -> int:
+    """What a file of `torch.save` says, if it is one that tells without running code.
+
+    Raises:
+        CorruptCheckpointError: It was never finished.
+    """
+    check_whole(path)
+    try:
+        # Of its tensors nothing is read.
+        state = torch.load(path, map_location="meta", mmap=True, weights_only=True)
+        step = state.get("global_step")
+    except Exception:
+        return _UNKNOWN
+    return step if type(step) is int else _UNKNOWN

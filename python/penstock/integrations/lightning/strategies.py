@@ -1,0 +1,197 @@
+"""Strategies for models that are spread over ranks: all of them save and load one checkpoint.
+
+Lightning's own never ask a `CheckpointIO` where a model is sharded. They write the tensors through
+PyTorch's Distributed Checkpoint and the rest, after that, as a pickle beside it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+import penstock
+from penstock.errors import StateMismatchError
+from penstock.integrations.lightning import directories, raw
+from penstock.integrations.lightning.checkpoint_io import PenstockIO
+from penstock.loading.foreign import is_checkpoint
+from penstock.loading.target import NEW
+from penstock.state.live import LiveState
+from penstock.state.tree import branches
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from lightning.fabric.plugins import CheckpointIO
+    from lightning.fabric.utilities.types import _PATH
+    from torch.optim import Optimizer
+
+    from penstock.loading.view import View
+    from penstock.state.tree import Node
+
+_MODEL = "state_dict"
+_OPTIMIZERS = "optimizer_states"
+
+
+class ShardedCheckpoints(ParallelStrategy):
+    """Mix-in for strategies of models of `DTensor`: every rank saves what it holds, in one commit.
+
+    The state is that of `torch.distributed.checkpoint.state_dict`, parameters by their names, so a
+    run goes on with another number of ranks or another layout. Checkpoints that Lightning wrote are
+    loaded by Lightning.
+    """
+
+    @property
+    def checkpoint_io(self) -> CheckpointIO:
+        """What saves; `PenstockIO()` unless the trainer was given one."""
+        if self._checkpoint_io is None:
+            self._checkpoint_io = PenstockIO()
+        return self._checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._checkpoint_io = io
+
+    def _io(self) -> PenstockIO:
+        io = self.checkpoint_io
+        if not isinstance(io, PenstockIO):
+            raise TypeError(
+                f"{type(self).__name__} saves through PenstockIO, not through a "
+                f"{type(io).__name__}: pass plugins=[PenstockIO(…)], or none"
+            )
+        return io
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """What this rank holds of the model."""
+        return get_model_state_dict(self._sharded())
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """What this rank holds of an optimizer's state."""
+        inner: Any = getattr(optimizer, "_optimizer", optimizer)
+        return get_optimizer_state_dict(self._sharded(), inner)
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
+    ) -> None:
+        """Saves with all ranks; see `PenstockIO.save_checkpoint`."""
+        if storage_options is not None:
+            raise TypeError("storage_options are none of PenstockIO's")
+        # One rank looks: the others could see what that one has begun.
+        path = self.broadcast(directories.absolute(filepath))
+        where = self.broadcast(directories.place_for(path))
+        self._io().save_as(checkpoint, where, path, is_together=True)
+
+    def load_checkpoint(
+        self, checkpoint_path: _PATH, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Loads with all ranks, each what it holds; what Lightning wrote, as Lightning does."""
+        io = self._io()
+        io.wait()
+        path = self.broadcast(directories.absolute(checkpoint_path))
+        if not is_checkpoint(path):
+            return super().load_checkpoint(path, weights_only)
+        module = self.lightning_module
+        assert module is not None
+        model, options = self._sharded(), StateDictOptions(strict=module.strict_loading)
+        is_fitting = module.trainer.state.fn == TrainerFn.FITTING
+        optimizers = self.optimizers if is_fitting else []
+        filled = _Filled(
+            get_model_state_dict(model),
+            [get_optimizer_state_dict(model, one) for one in optimizers],
+            is_strict=module.strict_loading,
+        )
+        penstock.load(path, into=filled)
+        trust = io.trust or weights_only is False
+        rest: dict[str, Any] = raw.unwrap(filled.rest, path, trust=trust)
+        set_model_state_dict(model, filled.model, options=options)
+        for optimizer, state in zip(optimizers, filled.optimizers, strict=True):
+            set_optimizer_state_dict(model, optimizer, state, options=options)
+        return rest
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Does nothing: the model is filled already."""
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Does nothing: the optimizers are filled already."""
+
+    def teardown(self) -> None:
+        """Waits for the save under way, while the ranks can still talk."""
+        io = self._io()
+        try:
+            io.teardown()
+        finally:
+            super().teardown()
+
+    def _sharded(self) -> Any:
+        assert self.model is not None
+        return self.model
+
+
+class _Filled(LiveState):
+    """A checkpoint of a sharded model: tensors are filled in place, the rest is made anew.
+
+    Args:
+        model: The model's state to fill.
+        optimizers: Those of its optimizers; none to leave them unread.
+        is_strict: Whether the checkpoint has to hold the same parameters.
+    """
+
+    def __init__(
+        self, model: dict[str, Any], optimizers: list[dict[str, Any]], *, is_strict: bool
+    ) -> None:
+        self.model = model
+        self.optimizers = optimizers
+        self.rest: dict[str, Any] = {}
+        self._is_strict = is_strict
+
+    def _wanted(self) -> dict[str, Any]:
+        return {_MODEL: self.model, _OPTIMIZERS: self.optimizers}
+
+    def _targets(
+        self, node: Node, seen: View, path: str, *, is_partial: bool, is_strict: bool
+    ) -> tuple[Node, Any]:
+        found = dict(branches(node) or ())
+        asked = [_MODEL, _OPTIMIZERS] if self.optimizers else [_MODEL]
+        for name in asked:
+            if name not in found:
+                raise StateMismatchError(
+                    f"{path} holds no {name!r}: it was saved without, or not by Lightning; load "
+                    "another one",
+                    key=name,
+                    path=path,
+                )
+        chosen = {
+            name: child for name, child in found.items() if name in asked or name != _OPTIMIZERS
+        }
+        model = self.model
+        if not self._is_strict:
+            stored = dict(branches(found[_MODEL]) or ())
+            model = {name: value for name, value in model.items() if name in stored}
+            chosen[_MODEL] = {name: stored[name] for name in model}
+        state = dict.fromkeys(chosen, NEW) | {_MODEL: model}
+        return chosen, state | ({_OPTIMIZERS: self.optimizers} if self.optimizers else {})
+
+    def _restore(
+        self,
+        state: Any,
+        *,
+        path: str | None = None,
+        is_partial: bool = False,
+        is_strict: bool = True,
+    ) -> list[str]:
+        self.model = state.pop(_MODEL)
+        self.optimizers = state.pop(_OPTIMIZERS, [])
+        self.rest = state
+        return []
+
+
+class PenstockModelParallelStrategy(ShardedCheckpoints, ModelParallelStrategy):
+    """`ModelParallelStrategy` (FSDP2, tensor parallel) whose ranks save one Penstock checkpoint."""

@@ -1,0 +1,506 @@
+"""`PenstockIO` in Lightning: what comes back, what is deleted when, what is refused."""
+
+import os
+import re
+import shutil
+import threading
+import warnings
+from pathlib import Path
+
+import lightning
+import pytest
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import penstock
+from conftest import mounted
+from integrations.lightnings import Module, dataset, equal, fit, loader, trainer
+from penstock.integrations.lightning import PenstockIO, directories, newest
+
+MIB = 1 << 20
+
+
+class Heavy(Module):
+    """Has so much to save that only one fits on a small disk."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("ballast", torch.zeros(5 * MIB // 4))
+
+
+class Config(dict):
+    """As OmegaConf's containers: no dict that could be stored as one."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="lightning|torchdata")
+        yield
+
+
+def saved_steps(directory):
+    """The complete checkpoints of a directory, by step; links are not counted."""
+    found = {}
+    for path in Path(directory).glob("*.ckpt"):
+        if not path.is_symlink():
+            try:
+                found[penstock.inspect(path).step] = path
+            except penstock.PenstockError:
+                continue
+    return found
+
+
+def keeping_all(directory, **options):
+    return [ModelCheckpoint(dirpath=directory, save_top_k=-1, **options)]
+
+
+# What comes back.
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "saves", "bounds"),
+    [
+        (DataLoader, {}, {}, {}),
+        (DataLoader, {}, {"monitor": "val"}, {"max_steps": 13}),
+        (DataLoader, {}, {"every_n_train_steps": 5}, {}),
+        (StatefulDataLoader, {}, {"every_n_train_steps": 3}, {}),
+        (StatefulDataLoader, {}, {"every_n_train_steps": 5}, {"max_steps": 13}),
+        (StatefulDataLoader, {"num_workers": 1}, {"every_n_train_steps": 4}, {}),
+        (StatefulDataLoader, {"num_workers": 1}, {}, {}),
+    ],
+)
+def test_a_run_goes_on_bit_for_bit_from_each_of_its_checkpoints(
+    tmp_path, kind, options, saves, bounds
+):
+    validation = DataLoader(dataset(), batch_size=10) if "monitor" in saves else None
+
+    def run(name, ckpt_path=None):
+        directory = tmp_path / name
+        epochs = -1 if bounds else 3
+        io = PenstockIO(async_save=True)
+        callbacks = keeping_all(directory, **saves)
+        one = trainer(directory, io, epochs=epochs, callbacks=callbacks, **bounds)
+        return fit(one, data=loader(kind, **options), validation=validation, ckpt_path=ckpt_path)
+
+    straight = run("straight")
+    checkpoints = saved_steps(tmp_path / "straight")
+    assert len(checkpoints) >= 2
+    for step in sorted(checkpoints)[:3]:
+        resumed = run(f"from-{step}", checkpoints[step])
+        assert resumed.losses == {at: loss for at, loss in straight.losses.items() if at >= step}
+        assert equal(resumed, straight)
+
+
+def test_a_checkpoint_is_one_of_penstocks_and_holds_everything(tmp_path):
+    one = trainer(tmp_path, PenstockIO(), epochs=1)
+    module = fit(one)
+    (path,) = saved_steps(tmp_path).values()
+    assert path.name == "epoch=0-step=5.ckpt"
+    assert penstock.verify(path).ok
+    assert penstock.inspect(path).step == 5
+    state = penstock.load(path)
+    assert {"state_dict", "optimizer_states", "lr_schedulers", "loops", "callbacks"} <= set(state)
+    assert torch.equal(state["state_dict"]["net.0.weight"], module.net[0].weight)
+    assert not any(file.suffix in (".pt", ".pkl", ".ckpt") for file in path.iterdir())
+
+
+def test_weights_alone_can_be_saved_and_are_nothing_to_go_on_from(tmp_path):
+    callbacks = keeping_all(tmp_path, save_weights_only=True)
+    fit(trainer(tmp_path, PenstockIO(), epochs=1, callbacks=callbacks))
+    (path,) = saved_steps(tmp_path).values()
+    assert "optimizer_states" not in penstock.load(path)
+    assert newest.newest([str(path)]) == []
+
+
+def test_other_trainers_are_as_they_were(tmp_path):
+    callbacks = keeping_all(tmp_path, save_last="link")
+    fit(trainer(tmp_path, epochs=1, callbacks=callbacks))
+    path = tmp_path / "epoch=0-step=5.ckpt"
+    assert path.is_file()
+    assert "penstock" not in torch.load(path, weights_only=False)
+    assert (tmp_path / "last.ckpt").is_symlink()
+
+
+def test_a_module_loads_from_a_directory(tmp_path):
+    module = fit(trainer(tmp_path, PenstockIO(), epochs=1), Module(width=7))
+    (path,) = saved_steps(tmp_path).values()
+    loaded = Module.load_from_checkpoint(path)
+    assert equal(loaded, module)
+    assert loaded.hparams.width == 7
+
+
+def test_evaluation_takes_a_checkpoint(tmp_path):
+    data = DataLoader(dataset(), batch_size=10)
+    one = trainer(tmp_path, PenstockIO(), epochs=2)
+    fit(one, validation=data)
+    (again,) = one.validate(Module(), data, ckpt_path="best", verbose=False)
+    assert again["val"] == one.callback_metrics["val"]
+
+
+# The newest one.
+
+
+def test_last_is_the_highest_step_that_is_complete_whatever_the_times(tmp_path):
+    io = PenstockIO()
+    fit(trainer(tmp_path, io, epochs=3))
+    steps = saved_steps(tmp_path)
+    os.utime(steps[5], (2e9, 2e9))
+    # What a kill leaves: files, and no manifest.
+    shutil.copytree(steps[15], tmp_path / "last.ckpt")
+    (tmp_path / "last.ckpt" / "manifest.json").unlink()
+    one = trainer(tmp_path, io, epochs=4)
+    module = fit(one, ckpt_path="last")
+    assert min(module.losses) == 15
+
+
+def test_a_damaged_one_is_passed_over_and_said_so(tmp_path):
+    fit(trainer(tmp_path, PenstockIO(), epochs=3))
+    steps = saved_steps(tmp_path)
+    (steps[15] / "manifest.json").write_text('{"format":"penstock-checkpoint"')
+    shard = next(steps[10].glob("shard-*"))
+    data = bytearray(shard.read_bytes())
+    data[-3000] ^= 1
+    shard.write_bytes(data)
+    with pytest.warns(penstock.PenstockWarning, match="passed over") as told:
+        module = fit(trainer(tmp_path, PenstockIO(), epochs=4), ckpt_path="last")
+    assert min(module.losses) == 5
+    assert sum("passed over" in str(one.message) for one in told) == 2
+
+
+def test_where_all_are_damaged_no_run_begins_anew(tmp_path):
+    fit(trainer(tmp_path, PenstockIO(), epochs=1))
+    (path,) = saved_steps(tmp_path).values()
+    (path / "manifest.json").write_text('{"format":"penstock-checkpoint"')
+    with pytest.raises(penstock.CorruptCheckpointError, match=re.escape(str(path))):
+        fit(trainer(tmp_path, PenstockIO(), epochs=1), ckpt_path="last")
+
+
+def test_where_there_is_none_a_run_begins_and_says_so(tmp_path):
+    with pytest.warns(penstock.PenstockWarning, match="no complete checkpoint yet"):
+        module = fit(trainer(tmp_path, PenstockIO(), epochs=1), ckpt_path="last")
+    assert min(module.losses) == 0
+
+
+def test_slurm_goes_on_from_the_highest_complete_number_and_is_never_ahead_of_a_save(
+    tmp_path, monkeypatch
+):
+    io = PenstockIO(async_save=True)
+    one = trainer(tmp_path, io, epochs=2)
+    connector = one._checkpoint_connector
+    seen = []
+
+    class Preempted(lightning.Callback):
+        def on_train_epoch_end(self, trainer, module):
+            path = connector.hpc_save_path(str(tmp_path))
+            trainer.save_checkpoint(path)
+            seen.append(penstock.verify(path).ok)
+
+    one.callbacks.append(Preempted())
+    fit(one)
+    assert seen == [True, True]
+    os.mkdir(tmp_path / "hpc_ckpt_3.ckpt")
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    monkeypatch.setenv("SLURM_JOB_NAME", "train")
+    again = trainer(tmp_path, PenstockIO(), epochs=3)
+    module = fit(again)
+    assert again.ckpt_path == str(tmp_path / "hpc_ckpt_2.ckpt")
+    assert min(module.losses) == 10
+
+
+# In the background; what is deleted when.
+
+
+class Gate:
+    """Holds a plug-in's saves in the background until it is opened, when all is written."""
+
+    def __init__(self, io):
+        self.is_open = threading.Event()
+        self._begin = io._alone.save_async
+        io._alone.save_async = self._save_async
+
+    def _save_async(self, path, state, *, after, **options):
+        def held():
+            assert self.is_open.wait(60)
+            after()
+
+        return self._begin(path, state, after=held, **options)
+
+
+def test_nothing_is_deleted_before_the_one_after_it_is_durable(tmp_path):
+    io = PenstockIO(async_save=True)
+    old, new, last = (tmp_path / name for name in ("old.ckpt", "new.ckpt", "last.ckpt"))
+    io.save_checkpoint({"w": torch.ones(3)}, old)
+    io.link_checkpoint(str(old), str(last))
+    io.wait()
+    gate = Gate(io)
+    w = torch.zeros(3)
+    io.save_checkpoint({"w": w}, new)
+    w += 5
+    io.remove_checkpoint(old)
+    io.link_checkpoint(str(new), str(last))
+    assert penstock.load(old)["w"].sum() == 3
+    assert last.resolve() == old
+    gate.is_open.set()
+    io.wait()
+    assert not old.exists()
+    assert last.resolve() == new
+    assert penstock.load(last)["w"].sum() == 0
+    assert sorted(os.listdir(tmp_path)) == ["last.ckpt", "new.ckpt"]
+
+
+def test_after_a_save_that_failed_the_old_one_stays_until_another_is_there(tmp_path):
+    io = PenstockIO(async_save=True)
+    old = tmp_path / "old.ckpt"
+    io.save_checkpoint({"step": 1}, old)
+    io.wait()
+    (tmp_path / "file").write_text("no directory")
+    io.save_checkpoint({"step": 2}, tmp_path / "file" / "new.ckpt")
+    io.remove_checkpoint(old)
+    with pytest.raises(penstock.StorageError, match="file"):
+        io.save_checkpoint({"step": 3}, tmp_path / "newer.ckpt")
+    assert penstock.load(old) == {"step": 1}
+    io.save_checkpoint({"step": 3}, tmp_path / "newer.ckpt")
+    io.teardown()
+    assert not old.exists()
+    assert penstock.load(tmp_path / "newer.ckpt") == {"step": 3}
+
+
+def test_the_error_of_the_last_save_comes_at_the_end_of_the_training(tmp_path):
+    class Obstacle(lightning.Callback):
+        def on_train_epoch_start(self, trainer, module):
+            if trainer.current_epoch == 1:
+                shutil.rmtree(tmp_path / "ckpt")
+                (tmp_path / "ckpt").write_text("no directory")
+
+    callbacks = [*keeping_all(tmp_path / "ckpt"), Obstacle()]
+    one = trainer(tmp_path, PenstockIO(async_save=True), epochs=2, callbacks=callbacks)
+    with pytest.raises(penstock.StorageError, match="ckpt"):
+        fit(one)
+
+
+@pytest.mark.parametrize("async_save", [False, True])
+def test_where_the_disk_is_full_the_last_one_loads_and_training_may_go_on(tmp_path, async_save):
+    """Room for one checkpoint and no second one."""
+    with mounted("tmpfs", tmp_path / "small", 8 * MIB) as small:
+        one = trainer(
+            small,
+            PenstockIO(async_save=async_save, if_failed="warn"),
+            epochs=3,
+            callbacks=keeping_all(small),
+        )
+        with pytest.warns(penstock.PenstockWarning, match="is not saved, training goes on") as told:
+            module = fit(one, Heavy())
+        assert max(module.losses) == 14
+        message = next(str(each.message) for each in told if "goes on" in str(each.message))
+        assert "free" in message
+        steps = saved_steps(small)
+        assert list(steps) == [5]
+        assert penstock.verify(steps[5]).ok
+        with pytest.raises(penstock.StorageError):
+            fit(trainer(small, PenstockIO(async_save=async_save)), Heavy())
+        assert penstock.verify(steps[5]).ok
+
+
+@pytest.mark.parametrize("async_save", [False, True])
+@pytest.mark.parametrize("saves", [{"save_last": True}, {"save_last": "link"}, {"monitor": "loss"}])
+def test_at_no_moment_is_there_none_once_there_was_one(tmp_path, saves, async_save):
+    counts = []
+    is_over = threading.Event()
+
+    def watch():
+        while not is_over.is_set():
+            paths = list(tmp_path.glob("*.ckpt"))
+            complete = newest.newest(map(str, paths))
+            counts.append(len(complete))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        callbacks = [ModelCheckpoint(dirpath=tmp_path, save_top_k=1, mode="max", **saves)]
+        fit(trainer(tmp_path, PenstockIO(async_save=async_save), epochs=6, callbacks=callbacks))
+    finally:
+        is_over.set()
+        watcher.join()
+    first = next(index for index, count in enumerate(counts) if count)
+    assert min(counts[first:]) >= 1
+    left = sorted(os.listdir(tmp_path))
+    assert not any(name.startswith(".") for name in left), left
+    if saves.get("save_last") == "link":
+        assert (tmp_path / "last.ckpt").resolve().name == "epoch=5-step=30.ckpt"
+
+
+def test_links_follow_and_directories_give_way_to_them(tmp_path):
+    for name in ("a.ckpt", "b.ckpt", "last.ckpt"):
+        penstock.save(tmp_path / name, {"name": name})
+    path = str(tmp_path / "last.ckpt")
+    directories.link(str(tmp_path / "a.ckpt"), path)
+    assert penstock.load(path) == {"name": "a.ckpt"}
+    directories.remove(str(tmp_path / "a.ckpt"), str(tmp_path / "b.ckpt"))
+    assert penstock.load(path) == {"name": "b.ckpt"}
+    directories.link(str(tmp_path / "gone.ckpt"), path)
+    assert penstock.load(path) == {"name": "b.ckpt"}
+    directories.remove(path, None)
+    directories.remove(str(tmp_path / "gone.ckpt"), None)
+    assert os.listdir(tmp_path) == ["b.ckpt"]
+
+
+def test_a_run_that_is_interrupted_saves(tmp_path):
+    class Failing(Module):
+        def on_train_batch_end(self, outputs, batch, index):
+            if self.trainer.global_step == 7:
+                raise RuntimeError("interrupted")
+
+    on_exception = OnExceptionCheckpoint(tmp_path)
+    on_exception.teardown = lambda *_, **__: None
+    one = trainer(tmp_path, PenstockIO(async_save=True), callbacks=[on_exception])
+    with pytest.raises(RuntimeError, match="interrupted"):
+        fit(one, Failing())
+    assert penstock.inspect(tmp_path / "on_exception.ckpt").step == 7
+    again = trainer(tmp_path, PenstockIO(), callbacks=[OnExceptionCheckpoint(tmp_path)])
+    module = fit(again, data=loader(StatefulDataLoader))
+    assert min(module.losses) == 7
+
+
+# What Lightning wrote, and what else may be there.
+
+
+def test_a_run_that_lightning_saved_goes_on(tmp_path):
+    saves = {"save_last": True}
+    straight = fit(trainer(tmp_path, epochs=1, callbacks=keeping_all(tmp_path, **saves)))
+    assert (tmp_path / "last.ckpt").is_file()
+    one = trainer(tmp_path, PenstockIO(), epochs=2, callbacks=keeping_all(tmp_path, **saves))
+    with pytest.warns(penstock.PenstockWarning, match="holds no random states"):
+        module = fit(one, ckpt_path="last")
+    assert min(module.losses) == 5
+    assert set(straight.losses).isdisjoint(module.losses)
+    # The file's name is the directory's now.
+    assert penstock.inspect(tmp_path / "last.ckpt").step == 10
+    assert (tmp_path / "epoch=0-step=5.ckpt").is_file()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "epoch=0-step=5.ckpt",
+        "epoch=1-step=10.ckpt",
+        "last.ckpt",
+    }
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_name_that_is_another_s_is_taken_over_when_all_is_durable(tmp_path, is_link):
+    path, other = tmp_path / "last.ckpt", tmp_path / "other.ckpt"
+    torch.save({"global_step": 1}, other if is_link else path)
+    if is_link:
+        path.symlink_to(other.name)
+    io = PenstockIO()
+    io.save_checkpoint({"global_step": 2}, path)
+    assert penstock.load(path) == {"global_step": 2}
+    assert other.is_file() == is_link
+    os.mkdir(tmp_path / "dcp.ckpt")
+    (tmp_path / "dcp.ckpt" / ".metadata").write_bytes(b"another's")
+    io.save_checkpoint({"global_step": 3}, tmp_path / "dcp.ckpt")
+    assert penstock.load(tmp_path / "dcp.ckpt") == {"global_step": 3}
+    assert not (tmp_path / "dcp.ckpt" / ".metadata").exists()
+    # Killed before the names were changed: the new one counts.
+    assert directories.place_for(str(tmp_path / "last.ckpt")) == str(path)
+
+
+def test_what_is_no_checkpoint_is_refused_with_what_is_missing(tmp_path):
+    io = PenstockIO()
+    with pytest.raises(penstock.CheckpointNotFoundError):
+        io.load_checkpoint(tmp_path / "nothing.ckpt")
+    io.save_checkpoint({"w": torch.ones(3)}, tmp_path / "half.ckpt")
+    (tmp_path / "half.ckpt" / "manifest.json").unlink()
+    with pytest.raises(penstock.IncompleteCheckpointError, match="half"):
+        io.load_checkpoint(tmp_path / "half.ckpt")
+    torch.save({"w": torch.ones(1000)}, tmp_path / "torn.ckpt")
+    os.truncate(tmp_path / "torn.ckpt", 2000)
+    with pytest.raises(penstock.CorruptCheckpointError, match="never finished"):
+        io.load_checkpoint(tmp_path / "torn.ckpt")
+    assert newest.newest([str(tmp_path / "half.ckpt")]) == []
+    with pytest.raises(TypeError, match="storage_options"):
+        io.save_checkpoint({}, tmp_path / "a.ckpt", storage_options={})
+    with pytest.raises(penstock.UnsupportedPathError):
+        io.save_checkpoint({}, "s3://bucket/a.ckpt")
+    with pytest.raises(ValueError, match="if_failed"):
+        PenstockIO(if_failed="ignore")
+
+
+def test_torch_s_own_rules_hold_for_its_files(tmp_path):
+    io = PenstockIO()
+    torch.save({"config": Config()}, tmp_path / "a.ckpt")
+    with pytest.raises(Exception, match="weights_only"):
+        io.load_checkpoint(tmp_path / "a.ckpt")
+    assert io.load_checkpoint(tmp_path / "a.ckpt", weights_only=False) == {"config": {}}
+    moved = io.load_checkpoint(tmp_path / "a.ckpt", map_location="cpu", weights_only=False)
+    assert moved == {"config": {}}
+
+
+@pytest.mark.parametrize(
+    "map_location",
+    ["meta", torch.device("meta"), {"cpu": "meta"}, lambda storage, at: storage.cpu()],
+)
+def test_tensors_go_where_they_are_wanted(tmp_path, map_location):
+    io = PenstockIO()
+    state = {"w": torch.ones(3), "more": [(torch.ones(1), "plain")]}
+    io.save_checkpoint(state, tmp_path / "a.ckpt")
+    found = io.load_checkpoint(tmp_path / "a.ckpt", map_location=map_location)
+    assert found["w"].is_meta == found["more"][0][0].is_meta == (not callable(map_location))
+    assert found["more"][0][1] == "plain"
+
+
+# What only pickle can store.
+
+
+def test_what_takes_a_pickle_is_named_and_stored_by_choice_only(tmp_path):
+    config = Config(lr=0.1)
+    with pytest.raises(penstock.UnsupportedStateError) as caught:
+        fit(trainer(tmp_path, PenstockIO(), epochs=1), Module(config=config))
+    assert caught.value.key == "hyper_parameters.config"
+    assert "PenstockIO(raw=['hyper_parameters'])" in str(caught.value)
+    assert saved_steps(tmp_path) == {}
+
+    io = PenstockIO(raw="hyper_parameters.*")
+    module = fit(trainer(tmp_path, io, epochs=1), Module(config=config))
+    (path,) = saved_steps(tmp_path).values()
+    with pytest.raises(penstock.UnsupportedStateError, match="trust=True") as caught:
+        io.load_checkpoint(path, weights_only=True)
+    assert caught.value.key == "hyper_parameters.config"
+    with pytest.raises(penstock.UnsupportedStateError, match="weights_only=False"):
+        Module.load_from_checkpoint(path)
+    loaded = Module.load_from_checkpoint(path, weights_only=False)
+    assert type(loaded.hparams.config) is Config
+    assert loaded.hparams == module.hparams
+    trusting = PenstockIO(trust=True)
+    resumed = fit(trainer(tmp_path / "b", trusting, epochs=1), ckpt_path=path)
+    assert equal(resumed, module)
+
+
+# Fabric.
+
+
+def test_fabric_saves_and_loads(tmp_path):
+    io = PenstockIO(async_save=True)
+    fabric = Fabric(accelerator="cpu", devices=1, plugins=[io])
+
+    def begin():
+        module = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.AdamW(module.parameters())
+        return fabric.setup(module, optimizer)
+
+    model, optimizer = begin()
+    fabric.backward(model(torch.ones(2, 4)).sum())
+    optimizer.step()
+    state = {"model": model, "optimizer": optimizer, "step": 7}
+    fabric.save(tmp_path / "a.ckpt", state)
+    other, other_optimizer = begin()
+    target = {"model": other, "optimizer": other_optimizer, "step": 0}
+    rest = fabric.load(tmp_path / "a.ckpt", target)
+    assert (target["step"], rest) == (7, {})
+    assert equal(model, other)
+    moments, others = optimizer.state_dict()["state"], other_optimizer.state_dict()["state"]
+    assert all(torch.equal(moments[i][key], others[i][key]) for i in moments for key in moments[i])
+    io.teardown()
+    fabric.save(tmp_path / "raw.ckpt", model.state_dict())
+    fabric.load_raw(tmp_path / "raw.ckpt", other)
