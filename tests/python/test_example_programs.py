@@ -135,11 +135,23 @@ def killed_and_resumed(name, tmp_path, steps=40, ranks=None, popen=forks.RankPop
     tell("seed", SEED)
     chooser = random.Random(f"{SEED} {name}")
     straight = Program(name, tmp_path / "straight", steps, ranks, popen=popen).wait()
+
+
+def killed_and_resumed(name, tmp_path, steps=40, ranks=None, *further, popen=forks.RankPopen):
+    """Runs a program to its end; and again, killed on the way. Returns both digests."""
+    tell("seed", SEED)
+    chooser = random.Random(f"{SEED} {name}")
+
+    def begun(directory):
+        return Program(name, tmp_path / directory, steps, ranks, 4, *further, popen=popen)
+
+    straight = begun("straight").wait()
     # A save is complete when the one after it begins: so many are made in any case.
     last = chooser.randrange(steps // 2, steps - 4)
     seconds = chooser.uniform(0, 0.05)
     tell(f"killed {seconds * 1e3:.1f} ms after step {last} of {steps}")
     program = Program(name, tmp_path / "killed", steps, ranks, popen=popen)
+    program = begun("killed")
     try:
         program.wait_for(f"step {last}:")
         time.sleep(seconds)
@@ -148,6 +160,7 @@ def killed_and_resumed(name, tmp_path, steps=40, ranks=None, popen=forks.RankPop
         program.kill()
     assert not any(line.startswith("digest") for line in program.lines)
     resumed = Program(name, tmp_path / "killed", steps, ranks, popen=popen).wait()
+    resumed = begun("killed").wait()
     step = int(said(resumed, "resumed from step").partition(":")[0])
     tell(f"resumed from step {step}")
     assert 0 < step < steps
@@ -242,6 +255,16 @@ def test_the_trainer_resumes_bit_for_bit_after_a_kill(tmp_path, ranks):
 def test_torchtitan_resumes_bit_for_bit_after_all_ranks_are_killed(tmp_path):
     straight, resumed = killed_and_resumed(
         "torchtitan_training.py", tmp_path, steps=24, ranks=2, popen=forks.TitanPopen
+
+
+@pytest.mark.parametrize(("ranks", "further"), [(None, ()), (2, ()), (2, ("--shard",))])
+def test_lightning_resumes_bit_for_bit_in_the_middle_of_an_epoch(
+    tmp_path, monkeypatch, ranks, further
+):
+    # Else Lightning starts ranks of its own.
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+    straight, resumed = killed_and_resumed(
+        "lightning_training.py", tmp_path, 40, ranks, *further, popen=forks.LightningPopen
     )
     assert resumed == straight
 

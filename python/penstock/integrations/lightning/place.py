@@ -15,6 +15,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from lightning.fabric.utilities.data import _set_sampler_epoch
 from lightning.pytorch.loops.loop import _Loop
 
 from penstock.errors import PenstockWarning
@@ -71,13 +72,7 @@ class Place:
         begin_epoch = epoch_loop.on_run_start
 
         def position() -> None:
-            loader = fit_loop._combined_loader
-            if loader is not None and self._loaders:
-                loader._load_state_dicts(self._loaders)
-                if self._is_between_epochs:
-                    # At its end. What iterates over it next begins an epoch.
-                    for one in loader.flattened:
-                        iter(one)
+            self._position(fit_loop)
             fit_loop._combined_loader_states_to_load = []
             self._restore()
 
@@ -105,6 +100,23 @@ class Place:
         fit_loop: Any = trainer.fit_loop
         fit_loop.__dict__.pop("_load_combined_loader_states", None)
         fit_loop.epoch_loop.__dict__.pop("on_run_start", None)
+
+    def _position(self, fit_loop: Any) -> None:
+        """Has loaders go on at their place with what iterates over them next."""
+        combined = fit_loop._combined_loader
+        if combined is None:
+            return
+        if self._loaders:
+            combined._load_state_dicts(self._loaders)
+        for loader in combined.flattened:
+            if self._loaders and self._is_between_epochs:
+                # It is at its end now. What iterates over it next begins an epoch.
+                iter(loader)
+            # Lightning tells samplers after they were asked for the first batches.
+            progress = fit_loop.epoch_progress.current
+            _set_sampler_epoch(
+                loader, progress.started if self._is_between_epochs else progress.processed
+            )
 
     def _restore(self) -> None:
         if self._random is not None:
