@@ -1,8 +1,11 @@
 """`PenstockIO` in Lightning: what comes back, what is deleted when, what is refused."""
 
+import copy
 import os
+import pickle
 import re
 import shutil
+import subprocess
 import threading
 import warnings
 from pathlib import Path
@@ -15,10 +18,12 @@ from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+import forks
 import penstock
 from conftest import mounted
 from integrations.lightnings import Module, dataset, equal, fit, loader, trainer
 from penstock.integrations.lightning import PenstockIO, directories, newest
+from ranks import environments_of
 
 MIB = 1 << 20
 
@@ -450,6 +455,14 @@ def test_tensors_go_where_they_are_wanted(tmp_path, map_location):
     assert found["more"][0][1] == "plain"
 
 
+def test_a_plug_in_goes_to_other_processes_with_its_settings(tmp_path):
+    io = PenstockIO(async_save=True, raw="hyper_parameters", if_failed="warn")
+    other = copy.deepcopy(pickle.loads(pickle.dumps(io)))
+    assert (other.async_save, other.raw, other.if_failed) == (True, io.raw, "warn")
+    other.save_checkpoint({"step": 1}, tmp_path / "a.ckpt")
+    assert other.load_checkpoint(tmp_path / "a.ckpt") == {"step": 1}
+
+
 # What only pickle can store.
 
 
@@ -504,3 +517,44 @@ def test_fabric_saves_and_loads(tmp_path):
     io.teardown()
     fabric.save(tmp_path / "raw.ckpt", model.state_dict())
     fabric.load_raw(tmp_path / "raw.ckpt", other)
+
+
+# Models that are sharded. That runs go on bit for bit is tested with the example.
+
+
+def ranks_of(directory, phase, count):
+    """What the first of some ranks of `lightning_worker.py` says, by its first word."""
+    worker = Path(__file__).with_name("lightning_worker.py")
+    processes = [
+        forks.LightningPopen(
+            [worker, directory, phase, count],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | environment | {"TORCHELASTIC_RUN_ID": "test"},
+        )
+        for environment in environments_of(count)
+    ]
+    try:
+        ends = [process.communicate(timeout=200) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert {process.returncode for process in processes} == {0}, ends
+    return dict(line.split(" ", 1) for line in ends[0][0].splitlines() if " " in line)
+
+
+def test_sharded_models_are_saved_by_all_ranks_and_loaded_by_any_number(tmp_path):
+    said = ranks_of(tmp_path, "both", 2)
+    assert said["theirs"] == "True"
+    assert "PenstockModelParallelStrategy" in said["refused"]
+    assert said["from"] == "3"
+    path = tmp_path / "ours" / "epoch=1-step=6.ckpt"
+    assert penstock.inspect(path).world_size == 2
+    assert penstock.verify(path).ok
+    whole = penstock.load(path, keys="state_dict.*")["state_dict"]["net.0.weight"]
+    assert whole.double().sum().item() == float(said["sum"])
+    # Its two epochs are over: nothing is trained.
+    assert ranks_of(tmp_path, path.name, 1)["sum"] == said["sum"]
+    # A module that is not sharded loads it as well.
+    assert torch.equal(Module.load_from_checkpoint(path).net[0].weight, whole)

@@ -80,6 +80,7 @@ class PenstockIO(CheckpointIO):
         self.raw = (raw,) if isinstance(raw, str) else tuple(raw)
         self.trust = trust
         self.if_failed = if_failed
+        self.options = options
         self.is_running = True
         """Whether somebody comes back to hear what became of a save in the background."""
         # Lightning asks one rank to save; a strategy of ours asks all of them.
@@ -94,6 +95,11 @@ class PenstockIO(CheckpointIO):
         self._links: dict[str, str] = {}
         self._troubles: list[str] = []
         _alive.add(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Trainers are copied and go to other processes. A save under way stays where it is.
+        names = ("async_save", "raw", "trust", "if_failed", "options")
+        return _made, ({name: getattr(self, name) for name in names},)
 
     def save_checkpoint(
         self,
@@ -280,6 +286,10 @@ class PenstockIO(CheckpointIO):
             call(*arguments)
         except OSError as error:
             self._troubles.append(f"{what}, the checkpoints are complete: {error}")
+
+
+def _made(settings: dict[str, Any]) -> PenstockIO:
+    return PenstockIO(**settings)
 
 
 def wait_for_all() -> None:

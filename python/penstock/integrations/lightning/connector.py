@@ -31,10 +31,7 @@ _SHARDED = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
 def io_of(trainer: Any) -> PenstockIO | None:
     """The plug-in that a trainer saves through, if it is Penstock's."""
     found = trainer.strategy.checkpoint_io
-    # Lightning's own wrappers have one inside.
-    while found is not None and not isinstance(found, PenstockIO):
-        found = getattr(found, "checkpoint_io", None)
-    return found
+    return found if isinstance(found, PenstockIO) else None
 
 
 class Connector(_CheckpointConnector):
