@@ -26,11 +26,12 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.fsdp import fully_shard
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from penstock.integrations.lightning import PenstockIO, PenstockModelParallelStrategy
 
 WIDTH = 64
-SAMPLES = 176  # 11 batches an epoch, of one rank
+SAMPLES = 176  # 11 batches an epoch
 BATCH = 16
 
 
@@ -121,8 +122,11 @@ def main() -> None:
         enable_model_summary=False,
     )
     module = ShardedRegression() if arguments.shard else Regression()
-    # It knows its place within an epoch, which PyTorch's own loader does not.
-    loader = StatefulDataLoader(samples(), batch_size=BATCH // ranks, shuffle=True)
+    # They know their place within an epoch, which PyTorch's own loader and samplers do not.
+    data: Any = samples()
+    rank = int(os.environ.get("RANK", 0))
+    sampler = StatefulDistributedSampler(data, num_replicas=ranks, rank=rank, shuffle=True)
+    loader = StatefulDataLoader(data, batch_size=BATCH // ranks, sampler=sampler)
     trainer.fit(module, loader, ckpt_path="last")
     tell(trainer, f"digest {digest(trainer, module)}")
     if torch.distributed.is_initialized():
