@@ -134,6 +134,8 @@ jax_server = _Server(IMPORTS_OF_JAX)
 ray_server = _Server(IMPORTS_OF_RAY)
 trainer_server = _Server([*IMPORTS, *IMPORTS_OF_TRAINERS])
 titan_server = _Server([*IMPORTS, *IMPORTS_OF_TITAN])
+lightning_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS, *IMPORTS_OF_LIGHTNING])
+servers = (
     server,
     rank_server,
     graph_server,
@@ -142,9 +144,8 @@ titan_server = _Server([*IMPORTS, *IMPORTS_OF_TITAN])
     ray_server,
     trainer_server,
     titan_server,
+    lightning_server,
 )
-lightning_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS, *IMPORTS_OF_LIGHTNING])
-servers = (server, rank_server, graph_server, model_server, jax_server, ray_server, trainer_server, titan_server, lightning_server)
 
 
 class Popen(subprocess.Popen):

@@ -255,6 +255,8 @@ def test_the_trainer_resumes_bit_for_bit_after_a_kill(tmp_path, ranks):
 def test_torchtitan_resumes_bit_for_bit_after_all_ranks_are_killed(tmp_path):
     straight, resumed = killed_and_resumed(
         "torchtitan_training.py", tmp_path, steps=24, ranks=2, popen=forks.TitanPopen
+    )
+    assert resumed == straight
 
 
 @pytest.mark.parametrize(("ranks", "further"), [(None, ()), (2, ()), (2, ("--shard",))])
