@@ -60,6 +60,8 @@ IMPORTS_OF_LIGHTNING = [
     "lightning.pytorch",
     "torchdata.stateful_dataloader",
 ]
+]
+IMPORTS_OF_ACCELERATE = ["accelerate", "torchdata.stateful_dataloader"]
 IMPORTS_OF_MODELS = [
     "transformers.generation",
     "transformers.models.auto.modeling_auto",
@@ -135,7 +137,6 @@ ray_server = _Server(IMPORTS_OF_RAY)
 trainer_server = _Server([*IMPORTS, *IMPORTS_OF_TRAINERS])
 titan_server = _Server([*IMPORTS, *IMPORTS_OF_TITAN])
 lightning_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS, *IMPORTS_OF_LIGHTNING])
-servers = (
     server,
     rank_server,
     graph_server,
@@ -146,6 +147,8 @@ servers = (
     titan_server,
     lightning_server,
 )
+accelerate_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS, *IMPORTS_OF_ACCELERATE])
+servers = (server, rank_server, graph_server, model_server, jax_server, ray_server, trainer_server, titan_server, lightning_server, accelerate_server)
 
 
 class Popen(subprocess.Popen):
@@ -211,6 +214,12 @@ class LightningPopen(Popen):
     """One that begins with Lightning, too."""
 
     server = lightning_server
+
+
+class AcceleratePopen(Popen):
+    """One that begins with Accelerate, too."""
+
+    server = accelerate_server
 
 
 class InterpreterPopen(Popen):

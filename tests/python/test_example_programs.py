@@ -132,6 +132,10 @@ def said(lines, what):
 
 def killed_and_resumed(name, tmp_path, steps=40, ranks=None, popen=forks.RankPopen):
     """Runs a program to its end; and again, killed on the way. Returns both digests."""
+
+    def begun(directory):
+        return Program(name, tmp_path / directory, steps, ranks, popen=popen)
+
     tell("seed", SEED)
     chooser = random.Random(f"{SEED} {name}")
     straight = Program(name, tmp_path / "straight", steps, ranks, popen=popen).wait()
@@ -267,6 +271,12 @@ def test_lightning_resumes_bit_for_bit_in_the_middle_of_an_epoch(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
     straight, resumed = killed_and_resumed(
         "lightning_training.py", tmp_path, 40, ranks, *further, popen=forks.LightningPopen
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_accelerate_resumes_bit_for_bit_after_a_kill(tmp_path, ranks):
+    straight, resumed = killed_and_resumed(
+        "accelerate_training.py", tmp_path, 30, ranks, forks.AcceleratePopen
     )
     assert resumed == straight
 

@@ -1,0 +1,165 @@
+"""The directories that Accelerate names: which is the newest, which is whose, which is deleted."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import penstock
+from penstock.errors import (
+    CheckpointNotFoundError,
+    IncompleteCheckpointError,
+    PenstockError,
+    PenstockWarning,
+)
+from penstock.loading.foreign import is_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_NAME = re.compile(r"checkpoint_([0-9]+)")
+_REMOVING = ".removing"
+_OURS = ("part-", "shard-", "manifest.json")
+
+
+def number_of(path: str) -> int | None:
+    """The iteration that a directory is named by; None for other names."""
+    found = _NAME.fullmatch(os.path.basename(os.path.normpath(path)))
+    return None if found is None else int(found[1])
+
+
+def missing_of_theirs(path: str, accelerator: Any) -> list[str]:
+    """The files that Accelerate would have written and that are not there.
+
+    It writes them one after the other, and marks the end by nothing.
+    """
+    found = set(os.listdir(path)) if os.path.isdir(path) else set()
+    ranks = range(accelerator.num_processes)
+    loaders = enumerate(accelerator._dataloaders)
+    wanted = [f"random_states_{rank}.pkl" for rank in ranks]
+    wanted += [f"custom_checkpoint_{i}.pkl" for i in range(len(accelerator._custom_objects))]
+    wanted += [f"scheduler{_ending(i)}.bin" for i in range(len(accelerator._schedulers))]
+    wanted += [
+        f"dl_state_dict{_ending(index)}.bin"
+        for index, one in loaders
+        if getattr(one, "use_stateful_dataloader", False)
+    ]
+    if accelerator.scaler is not None:
+        wanted.append("scaler.pt")
+    if not any(name.startswith("optimizer_") and "." not in name for name in found):
+        wanted += [f"optimizer{_ending(i)}.bin" for i in range(len(accelerator._optimizers))]
+    return [name for name in wanted if name not in found]
+
+
+def is_theirs(path: str) -> bool:
+    """Whether Accelerate has written something there."""
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return False
+    return any(name.startswith("random_states_") for name in names) or any(
+        name.startswith(("pytorch_model", "optimizer", "scheduler")) or name == "model.safetensors"
+        for name in names
+    )
+
+
+def newest(root: str, accelerator: Any) -> str:
+    """The complete checkpoint of the highest number; each that is passed over is a warning.
+
+    Raises:
+        CheckpointNotFoundError: There is none, nor any but saves that were interrupted.
+        PenstockError: There is none that can be read.
+    """
+    damaged: PenstockError | None = None
+    for _, path in reversed(_numbered(root)):
+        try:
+            check(path, accelerator)
+        except (CheckpointNotFoundError, IncompleteCheckpointError) as error:
+            reason = str(error)
+        except PenstockError as error:
+            damaged = damaged or error
+            reason = str(error)
+        else:
+            return path
+        message = f"{path} is passed over: {reason}"
+        warnings.warn(message, PenstockWarning, stacklevel=4)
+    # A run never begins anew by itself because its checkpoints are broken.
+    raise damaged or CheckpointNotFoundError(
+        f"{root} has no complete checkpoint: give load_state the directory of one, or begin anew",
+        path=root,
+    )
+
+
+def check(path: str, accelerator: Any) -> None:
+    """Refuses what is no complete checkpoint, as far as that is seen without reading all of it.
+
+    Raises:
+        IncompleteCheckpointError: A save did not finish, ours or theirs.
+        PenstockError: It cannot be read.
+    """
+    if is_checkpoint(path) or not is_theirs(path):
+        penstock.inspect(path)
+        return
+    missing = missing_of_theirs(path, accelerator)
+    if missing:
+        raise IncompleteCheckpointError(
+            f"{path}: accelerate did not finish it, or saved something else: it lacks "
+            f"{', '.join(missing)}; load another one",
+            path=path,
+        )
+
+
+def retire(path: str, limit: int, accelerator: Any) -> None:
+    """Deletes what is older than the newest ones, as many as there may be up to this one.
+
+    Whatever is above it was kept by somebody, and stays. What cannot be deleted is a warning.
+    """
+    root, number = os.path.dirname(path), number_of(path)
+    try:
+        for name in os.listdir(root):
+            if name.startswith(".") and name.endswith(_REMOVING):
+                # A process that deleted it was killed.
+                shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+        older = [one for one in _numbered(root) if number is not None and one[0] <= number]
+        kept = [one for one in older if _is_complete(one[1], accelerator)][-limit:]
+        for _, old in [one for one in older if kept and one[0] < kept[0][0]]:
+            # In one step: whoever looks finds all of it or nothing.
+            gone = os.path.join(root, f".{os.path.basename(old)}{_REMOVING}")
+            os.rename(old, gone)
+            shutil.rmtree(gone)
+    except OSError as error:
+        message = f"{path} is saved, but older ones could not be deleted: {error}"
+        warnings.warn(message, PenstockWarning, stacklevel=2)
+
+
+def sync_further(path: str) -> None:
+    """Makes durable what hooks of the user have written into a directory."""
+    for file in _further(path):
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _is_complete(path: str, accelerator: Any) -> bool:
+    return is_checkpoint(path) or (is_theirs(path) and not missing_of_theirs(path, accelerator))
+
+
+def _numbered(root: str) -> list[tuple[int, str]]:
+    names = os.listdir(root) if os.path.isdir(root) else []
+    found = ((number_of(name), os.path.join(root, name)) for name in names)
+    return sorted((number, path) for number, path in found if number is not None)
+
+
+def _further(path: str) -> Iterator[str]:
+    for directory, _, names in os.walk(path):
+        yield directory
+        yield from (os.path.join(directory, one) for one in names if not one.startswith(_OURS))
+
+
+def _ending(index: int) -> str:
+    return f"_{index}" if index else ""

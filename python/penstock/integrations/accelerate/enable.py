@@ -1,0 +1,296 @@
+"""`enable`: an `Accelerator` whose state is saved and loaded by Penstock."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import penstock
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    PenstockWarning,
+    UnsupportedStateError,
+)
+from penstock.integrations.accelerate import directories
+from penstock.integrations.accelerate.loader import Loader
+from penstock.integrations.accelerate.parts import REMEDY, training_of
+from penstock.integrations.versions import check_version
+from penstock.loading.foreign import is_checkpoint
+from penstock.saver import Saver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.options import Options
+    from penstock.training.training import Training
+
+_Accelerator = TypeVar("_Accelerator")
+
+_ELSEWHERE = {
+    "DEEPSPEED": "its engine saves by itself: penstock.integrations.deepspeed.attach(engine)",
+    "MEGATRON_LM": "Megatron-LM saves by itself",
+    "XLA": "states of XLA devices are not supported",
+}
+
+
+def enable(
+    accelerator: _Accelerator,
+    *,
+    background: bool = False,
+    lazy: bool = False,
+    pickled: Iterable[str] = (),
+    trust: bool = False,
+    options: Options | None = None,
+) -> _Accelerator:
+    """Has ``save_state`` and ``load_state`` of an accelerator go by Penstock.
+
+    Call it once, before or after ``prepare``, on every process.
+
+    Args:
+        accelerator: An `accelerate.Accelerator`.
+        background: Whether ``save_state`` returns as soon as the state is copied, and the rest
+            is done while training goes on. A save that failed raises its error from the next
+            ``save_state`` or ``load_state``, or from ``end_training``, which wait for it.
+        lazy: Whether, in the background, the state is also copied while training goes on, up to
+            the next step of an optimizer; see `penstock.CheckpointStore.save_async`.
+        pickled: Dotted names of values that only pickle can store, such as
+            ``"custom_checkpoint_0.config"``, or patterns of `fnmatch` over them. They are stored as
+            bytes of pickle. Of schedulers, loaders and custom objects only.
+        trust: Whether such values are unpickled by ``load_state``, which can run any code.
+        options: How bytes move; None for ``penstock.Options()``.
+
+    Returns:
+        The accelerator itself.
+
+    Raises:
+        MissingDependencyError: The version of Accelerate is one that was not tried.
+        UnsupportedStateError: It trains in a way whose state it does not have itself.
+        ValueError: Arguments that do not go together, or it is enabled already.
+    """
+    check_version("accelerate", "1.15", "1.15")
+    if lazy and not background:
+        raise ValueError("lazy=True: only what is saved in the background can be copied later")
+    _check(accelerator)
+    saves = _Saves(accelerator, background, lazy, tuple(pickled), trust, options)
+    for name in ("save_state", "load_state", "end_training"):
+        setattr(accelerator, name, getattr(saves, name))
+    return accelerator
+
+
+def _check(accelerator: Any) -> None:
+    if isinstance(getattr(accelerator.save_state, "__self__", None), _Saves):
+        raise ValueError("penstock is enabled for this accelerator already")
+    kind = accelerator.distributed_type.name
+    if kind in _ELSEWHERE:
+        raise UnsupportedStateError(
+            f"accelerate with {kind} is not supported: {_ELSEWHERE[kind]}", key="accelerator"
+        )
+    if accelerator.project_configuration.save_on_each_node:
+        raise ValueError(
+            "save_on_each_node=True: all processes save one checkpoint, on a file system that they "
+            "share: give a directory of one and leave this away"
+        )
+
+
+class _Saves:
+    """The methods that take the place of an accelerator's."""
+
+    def __init__(
+        self,
+        accelerator: Any,
+        background: bool,
+        lazy: bool,
+        pickled: tuple[str, ...],
+        trust: bool,
+        options: Options | None,
+    ) -> None:
+        self._accelerator = accelerator
+        self._background, self._lazy = background, lazy
+        self._pickled, self._trust, self._options = pickled, trust, options
+        self._saver = Saver(options=options)
+        self._warned: set[int] = set()
+
+    def save_state(
+        self, output_dir: str | os.PathLike[str] | None = None, *_: Any, **further: Any
+    ) -> Path:
+        """Saves all that the accelerator has, in one commit.
+
+        Takes the arguments of ``Accelerator.save_state``; ``safe_serialization`` changes nothing.
+        """
+        further.pop("safe_serialization", None)
+        _refuse(further, "save_state")
+        project = self._accelerator.project_configuration
+        path = self._destination(output_dir)
+        self._warn()
+        training = self._training(self._kept_by_us(path))
+        limit = project.total_limit if project.automatic_checkpoint_naming else None
+
+        def after() -> None:
+            if limit is not None:
+                directories.retire(path, limit, self._accelerator)
+
+        settings: dict[str, Any] = {
+            "step": project.iteration if project.automatic_checkpoint_naming else None,
+            "metadata": {"by": "accelerate", "pickled": list(self._pickled)},
+            # As theirs: only directories that it names itself are never written to again.
+            "overwrite": not project.automatic_checkpoint_naming,
+        }
+        try:
+            if self._background:
+                self._saver.save_async(path, training, lazy=self._lazy, after=after, **settings)
+            else:
+                self._saver.save(path, training, **settings)
+                if self._accelerator.is_main_process:
+                    after()
+        except UnsupportedStateError as error:
+            raise UnsupportedStateError(
+                f"{error}; or store it as pickle: enable(accelerator, pickled=[{error.key!r}]), "
+                "for custom objects, schedulers and loaders",
+                key=error.key,
+            ) from error
+        project.iteration += 1
+        return Path(path)
+
+    def load_state(
+        self,
+        input_dir: str | os.PathLike[str] | None = None,
+        load_kwargs: dict[str, Any] | None = None,
+        **further: Any,
+    ) -> None:
+        """Restores all that the accelerator has, or raises.
+
+        Takes the arguments of ``Accelerator.load_state``. Those about how files are read count
+        for checkpoints that Accelerate wrote itself.
+        """
+        self._saver.wait()
+        accelerator = self._accelerator
+        path = self._source(input_dir)
+        if is_checkpoint(path) or not directories.is_theirs(path):
+            further.pop("map_location", None)
+            _refuse(further, "load_state")
+            self._load(path)
+        else:
+            directories.check(path, accelerator)
+            type(accelerator).load_state(accelerator, path, load_kwargs, **further)
+        number = directories.number_of(path)
+        if accelerator.project_configuration.automatic_checkpoint_naming and number is not None:
+            # The next one is saved under a name of its own: theirs would refuse to save it.
+            accelerator.project_configuration.iteration = number + 1
+
+    def end_training(self) -> None:
+        """Ends it as Accelerate does, and waits for the save under way.
+
+        Raises:
+            PenstockError: That save failed.
+        """
+        try:
+            self._saver.close()
+        finally:
+            type(self._accelerator).end_training(self._accelerator)
+
+    def _load(self, path: str) -> None:
+        found = penstock.inspect(path)
+        if found.metadata.get("pickled") and not self._trust:
+            names = ", ".join(found.metadata["pickled"])
+            raise UnsupportedStateError(
+                f"{path}: {names} are stored as pickle, which can run any code: {REMEDY} if you "
+                "trust whoever wrote them",
+                key=found.metadata["pickled"][0],
+            )
+        models = list(self._accelerator._models)
+        for hook in self._accelerator._load_model_state_pre_hook.values():
+            hook(models, path)
+        training = self._training(models)
+        penstock.load(path, into=training, options=self._options)
+        self._accelerator.step = training.accelerator["step"]
+        self._accelerator.project_configuration.iteration = training.accelerator["iteration"] + 1
+
+    def _training(self, models: list[Any]) -> Training:
+        return training_of(self._accelerator, models, self._pickled, trust=self._trust)
+
+    def _kept_by_us(self, path: str) -> list[Any]:
+        """The models that no hook has saved, after all hooks were called."""
+        accelerator = self._accelerator
+        hooks = list(accelerator._save_model_state_pre_hook.values())
+        if not hooks:
+            return list(accelerator._models)
+        os.makedirs(path, exist_ok=True)
+        is_sharded = accelerator.distributed_type.name == "FSDP"
+        # Of sharded models it gives hooks no weights, and what they do changes nothing.
+        models = [] if is_sharded else list(accelerator._models)
+        given = [accelerator.get_state_dict(one, unwrap=False) for one in models]
+        weights = list(given)
+        for hook in hooks:
+            hook(accelerator._models, weights, path)
+        if any(all(one is not known for known in given) for one in weights):
+            raise UnsupportedStateError(
+                "a hook of save_state has put other weights in the place of a model's: save them "
+                "in the hook, and take the model's out of the list",
+                key="model",
+            )
+        directories.sync_further(path)
+        if is_sharded:
+            return list(accelerator._models)
+        pairs = zip(models, given, strict=True)
+        return [model for model, state in pairs if any(state is one for one in weights)]
+
+    def _destination(self, output_dir: str | os.PathLike[str] | None) -> str:
+        accelerator = self._accelerator
+        if accelerator.project_configuration.automatic_checkpoint_naming:
+            name = f"checkpoint_{accelerator.save_iteration}"
+            path = os.path.join(accelerator.project_dir, "checkpoints", name)
+        elif output_dir is None:
+            raise ValueError("no output_dir is given, and automatic checkpoint naming is disabled")
+        else:
+            path = os.path.expanduser(output_dir)
+        path = os.path.abspath(path)
+        if not is_checkpoint(path) and directories.is_theirs(path):
+            raise CheckpointExistsError(
+                f"{path} holds what accelerate saved itself: save to another directory, with "
+                "automatic naming load_state() first or set project_configuration.iteration",
+                path=path,
+            )
+        return path
+
+    def _source(self, input_dir: str | os.PathLike[str] | None) -> str:
+        accelerator = self._accelerator
+        if input_dir is not None:
+            path = os.path.abspath(os.path.expanduser(input_dir))
+            if not os.path.isdir(path):
+                raise CheckpointNotFoundError(
+                    f"{path} is not there, or no directory: give one that save_state made",
+                    path=path,
+                )
+            return path
+        if not accelerator.project_configuration.automatic_checkpoint_naming:
+            raise ValueError("no input_dir is given, and automatic checkpoint naming is disabled")
+        return directories.newest(os.path.join(accelerator.project_dir, "checkpoints"), accelerator)
+
+    def _warn(self) -> None:
+        """Tells of what no checkpoint will have."""
+        accelerator = self._accelerator
+        for index, loader in enumerate(accelerator._dataloaders):
+            if index not in self._warned and Loader(loader).loses_order():
+                self._warned.add(index)
+                warnings.warn(
+                    f"loader {index} is saved in the middle of an epoch whose shuffled order "
+                    "cannot come back: use DataLoaderConfiguration(use_seedable_sampler=True)",
+                    PenstockWarning,
+                    stacklevel=3,
+                )
+        if not accelerator.sync_gradients:
+            warnings.warn(
+                "save_state between two steps of the optimizer: gradients that are accumulated so "
+                "far are not saved; save where accelerator.sync_gradients is True",
+                PenstockWarning,
+                stacklevel=3,
+            )
+
+
+def _refuse(further: dict[str, Any], method: str) -> None:
+    if further:
+        names = ", ".join(sorted(further))
+        raise TypeError(f"{method}({names}=…): of no meaning to a checkpoint of Penstock's")

@@ -1,0 +1,92 @@
+"""The place of a loader in its data, as Accelerate prepares loaders."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import StateMismatchError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Loader:
+    """A prepared loader: its epoch, its place where it knows it, what its order follows from.
+
+    Args:
+        loader: What ``accelerator.prepare`` returned.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it is."""
+        sampler, generator = self._sampler(), self._generator()
+        state = {
+            "epoch": self._loader.iteration + self._is_over(),
+            "seed": getattr(sampler, "initial_seed", None),
+            "generator": None if generator is None else generator.get_state(),
+            "place": None,
+        }
+        if self._is_stateful:
+            state["place"] = self._loader.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes there."""
+        loader, place = self._loader, state["place"]
+        if self._is_stateful != (place is not None):
+            kind = "knew" if place is not None else "did not know"
+            raise StateMismatchError(
+                f"the loader that was saved {kind} its place: give DataLoaderConfiguration the "
+                f"same use_stateful_dataloader, which is {place is not None}"
+            )
+        sampler, generator = self._sampler(), self._generator()
+        if generator is not None and state["generator"] is not None:
+            generator.set_state(state["generator"])
+        if sampler is not None and state["seed"] is not None:
+            sampler.initial_seed = state["seed"]
+        # Of a shuffled sampler that makes its order out of the epoch, before anything asks for it.
+        loader.set_epoch(state["epoch"])
+        if place is None:
+            return
+        loader.load_state_dict(place)
+        # Or what is saved next, before the first batch, would be where the loader was.
+        loader.dl_state_dict = place
+        # An iterator draws a seed when it is made. Made now, it draws before the random states are
+        # restored, as it did in the run that was saved; the next epoch begins with this one.
+        loader.base_dataloader.state_dict()
+
+    def loses_order(self) -> bool:
+        """Whether it is in the middle of an epoch whose order nothing tells any more."""
+        if not self._is_running() or self._loader.end_of_dataloader:
+            return False
+        sampler = self._sampler()
+        if sampler is None or hasattr(sampler, "initial_seed"):
+            return False
+        is_shuffled = type(sampler).__name__ == "RandomSampler"
+        # torchdata's own sampler is in the place of a loader that has it unsharded.
+        place = self._loader.state_dict() if self._is_stateful else {}
+        return is_shuffled and place.get("_sampler_iter_state") is None
+
+    @property
+    def _is_stateful(self) -> bool:
+        return bool(getattr(self._loader, "use_stateful_dataloader", False))
+
+    def _is_running(self) -> bool:
+        references = self._loader.gradient_state.dataloader_references
+        return any(one is self._loader for one in references)
+
+    def _is_over(self) -> bool:
+        """Whether its last batch was given out, and its epoch is not counted yet."""
+        return self._is_running() and bool(self._loader.end_of_dataloader)
+
+    def _sampler(self) -> Any:
+        return self._loader.get_sampler() if hasattr(self._loader, "get_sampler") else None
+
+    def _generator(self) -> torch.Generator | None:
+        found: Any = getattr(self._loader, "synchronized_generator", None)
+        if found is None:
+            found = getattr(self._sampler(), "generator", None)
+        return found if hasattr(found, "get_state") else None
