@@ -9,6 +9,8 @@ Differences: any alignment, size and layout of a tensor is moved; ``validate=Tru
 what was moved is not what is stored; memory of a locked tensor is let go of with the last tensor
 that lies in it, also after it was freed; where the system lets no more memory be locked, it is not
 locked, and a warning says so.
+
+Checkpoints are the business of `penstock.integrations.deepspeed.checkpoint_engine`.
 """
 
 from penstock.integrations.deepspeed.hook import install

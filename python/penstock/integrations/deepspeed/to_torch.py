@@ -1,0 +1,69 @@
+"""`to_torch`: a tag as DeepSpeed's own engine would have written it."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+
+from penstock.errors import CheckpointNotFoundError
+from penstock.integrations.deepspeed import tags
+
+
+def to_torch(
+    load_dir: str | os.PathLike[str],
+    save_dir: str | os.PathLike[str],
+    *,
+    tag: str | None = None,
+    trust: bool = False,
+) -> str:
+    """Writes a tag as files of `torch.save`, for ``zero_to_fp32.py`` and ``ds_to_universal.py``.
+
+    One file is in memory at a time, three times.
+
+    Args:
+        load_dir: What was given to ``engine.save_checkpoint``.
+        save_dir: Another directory, where the tag and a file ``latest`` come.
+        tag: Which one; None for the one that ``latest`` names.
+        trust: Whether values that are stored as pickle are taken.
+
+    Returns:
+        The directory of the tag in ``save_dir``.
+
+    Raises:
+        CheckpointNotFoundError: There is no such tag.
+        FileExistsError: The tag is in ``save_dir`` already.
+        PenstockError: It cannot be read.
+    """
+    import deepspeed.utils
+    import torch
+
+    load_dir, save_dir = os.path.abspath(load_dir), os.path.abspath(save_dir)
+    if tag is None:
+        tag = _latest(load_dir)
+    source, target = os.path.join(load_dir, tag), os.path.join(save_dir, tag)
+    names = tags.stubs(source) if os.path.isdir(source) else []
+    if not names:
+        raise CheckpointNotFoundError(
+            f"{source} is no tag that Penstock has saved: give the directory that was given to "
+            "save_checkpoint",
+            path=source,
+        )
+    os.makedirs(target)
+    for name in names:
+        buffer = io.BytesIO()
+        torch.save(tags.read_file(os.path.join(source, name), trust=trust), buffer)
+        tags.write(os.path.join(target, name), buffer.getvalue())
+    script = os.path.join(os.path.dirname(deepspeed.utils.__file__), "zero_to_fp32.py")
+    shutil.copy(script, save_dir)
+    tags.write(os.path.join(save_dir, "latest"), tag.encode())
+    return target
+
+
+def _latest(load_dir: str) -> str:
+    path = os.path.join(load_dir, "latest")
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read().strip()
+    except FileNotFoundError:
+        raise CheckpointNotFoundError(f"{path} is not there: give a tag", path=path) from None

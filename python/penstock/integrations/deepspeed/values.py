@@ -1,0 +1,67 @@
+"""Objects of DeepSpeed's own classes in its states, as plain values, and back."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+from typing import Any
+
+from penstock.errors import CorruptCheckpointError
+
+_MARK = "deepspeed.class"
+
+_MODULES = {
+    "DynamicLossScaler": "deepspeed.runtime.fp16.loss_scaler",
+    "LossScaler": "deepspeed.runtime.fp16.loss_scaler",
+    "ZeroStageEnum": "deepspeed.runtime.zero.config",
+    "fragment_address": "deepspeed.utils.tensor_fragment",
+}
+"""All that are built anew; each is its attributes and nothing else."""
+
+
+def plain(value: Any) -> Any:
+    """A state without objects of these classes."""
+    kind = type(value)
+    if _MODULES.get(kind.__name__) == kind.__module__:
+        fields = {"value": value.value} if isinstance(value, enum.Enum) else vars(value)
+        return {_MARK: kind.__name__, "fields": plain(dict(fields))}
+    if isinstance(value, dict):
+        items = {key: plain(one) for key, one in value.items()}
+        return items if kind is dict else _like(value, items)
+    if kind in (list, tuple):
+        return kind(map(plain, value))
+    return value
+
+
+def built(value: Any, path: str) -> Any:
+    """What was given to `plain`.
+
+    Raises:
+        CorruptCheckpointError: It names a class that is none of these.
+    """
+    if isinstance(value, dict):
+        if value.keys() == {_MARK, "fields"}:
+            return _object(value[_MARK], built(value["fields"], path), path)
+        items = {key: built(one, path) for key, one in value.items()}
+        return items if type(value) is dict else _like(value, items)
+    if type(value) in (list, tuple):
+        return type(value)(built(one, path) for one in value)
+    return value
+
+
+def _like(value: Any, items: dict[Any, Any]) -> Any:
+    found = type(value)(items)
+    # Of a module's state: the versions of its parts.
+    found.__dict__.update(getattr(value, "__dict__", {}))
+    return found
+
+
+def _object(name: Any, fields: dict[str, Any], path: str) -> Any:
+    if name not in _MODULES:
+        raise CorruptCheckpointError(f"{path}: no class of DeepSpeed is called {name!r}", path=path)
+    kind = getattr(importlib.import_module(_MODULES[name]), name)
+    if issubclass(kind, enum.Enum):
+        return kind(fields["value"])
+    found = kind.__new__(kind)
+    found.__dict__.update(fields)
+    return found
