@@ -62,6 +62,7 @@ IMPORTS_OF_LIGHTNING = [
 ]
 ]
 IMPORTS_OF_ACCELERATE = ["accelerate", "torchdata.stateful_dataloader"]
+IMPORTS_OF_DEEPSPEED = ["deepspeed"]
 IMPORTS_OF_MODELS = [
     "transformers.generation",
     "transformers.models.auto.modeling_auto",
@@ -148,7 +149,15 @@ lightning_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS, *IMPORTS_OF_LIGHTNING])
     lightning_server,
 )
 accelerate_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS, *IMPORTS_OF_ACCELERATE])
-servers = (server, rank_server, graph_server, model_server, jax_server, ray_server, trainer_server, titan_server, lightning_server, accelerate_server)
+deepspeed_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS, *IMPORTS_OF_DEEPSPEED])
+    server,
+    rank_server,
+    graph_server,
+    model_server,
+    accelerate_server,
+    deepspeed_server,
+)
+servers = (server, rank_server, graph_server, model_server, jax_server, ray_server, trainer_server, titan_server, lightning_server, accelerate_server, deepspeed_server)
 
 
 class Popen(subprocess.Popen):
@@ -220,6 +229,12 @@ class AcceleratePopen(Popen):
     """One that begins with Accelerate, too."""
 
     server = accelerate_server
+
+
+class DeepSpeedPopen(Popen):
+    """One that begins with DeepSpeed, too."""
+
+    server = deepspeed_server
 
 
 class InterpreterPopen(Popen):

@@ -281,6 +281,13 @@ def test_accelerate_resumes_bit_for_bit_after_a_kill(tmp_path, ranks):
     assert resumed == straight
 
 
+def test_deepspeed_resumes_bit_for_bit_after_all_ranks_are_killed(tmp_path):
+    straight, resumed = killed_and_resumed(
+        "deepspeed_training.py", tmp_path, 30, 2, forks.DeepSpeedPopen
+    )
+    assert resumed == straight
+
+
 def test_a_run_that_is_preempted_goes_on_as_if_it_had_not_been(tmp_path):
     straight = Program("resume.py", tmp_path / "straight", 2_000, every=500).wait()
     program = Program("resume.py", tmp_path / "preempted", 2_000, every=500)

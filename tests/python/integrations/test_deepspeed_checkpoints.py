@@ -5,12 +5,16 @@ from __future__ import annotations
 import glob
 import os
 
+import killed_runs
 import pytest
 import torch
 import torch.distributed as dist
 
+import forks
 import penstock
 
+KILLS = int(os.environ.get("PENSTOCK_TORTURE_DEEPSPEED_KILLS", "3"))
+SEED = int(os.environ.get("PENSTOCK_TORTURE_SEED", "32"))
 WIDTH = 8
 STEPS = 4
 
@@ -45,7 +49,7 @@ def build(stage, dtype="bf16"):
         "train_micro_batch_size_per_gpu": 2,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
         "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}},
-        "zero_optimization": {"stage": stage},
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 1_000_000},
     }
     if dtype != "fp32":
         config[dtype] = {"enabled": True}
@@ -237,3 +241,26 @@ def installed(directory):
 
 def test_install_is_for_all_engines_and_latest_for_those_that_ask(jobs, tmp_path):
     jobs.of(2).call(installed, str(tmp_path / "run"))
+
+
+def complete(directory):
+    """The steps of the complete tags of the example, up to the one that `latest` names."""
+    newest = directory / "latest"
+    if not newest.exists():
+        return []
+    last = int(newest.read_text().removeprefix("global_step"))
+    steps = [penstock.inspect(one.parent).step for one in directory.glob("*/manifest.json")]
+    assert last in steps
+    return sorted(step for step in steps if step <= last)
+
+
+def test_a_run_whose_ranks_are_killed_ends_as_if_they_had_not_been(tmp_path):
+    killed_runs.survives(
+        "deepspeed_training.py",
+        tmp_path,
+        KILLS,
+        SEED,
+        complete=complete,
+        popen=forks.DeepSpeedPopen,
+        ranks=2,
+    )
