@@ -36,6 +36,7 @@ class Run:
 
     def __init__(self, how: dict[str, Any] | None) -> None:
         self.accelerator: Any = Accelerator(cpu=True)
+        self.is_ours = how is not None
         if how is not None:
             enable(self.accelerator, **how)
         layers = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
@@ -61,7 +62,8 @@ class Run:
         called = time.perf_counter() - began
         stall = called + max(self.step() - usual, 0)
         # What is under way is none of the next one's business.
-        self.accelerator.end_training()
+        while self.is_ours and not (directory / "manifest.json").exists():
+            time.sleep(0.01)
         shutil.rmtree(directory)
         return stall
 
