@@ -60,7 +60,6 @@ IMPORTS_OF_LIGHTNING = [
     "lightning.pytorch",
     "torchdata.stateful_dataloader",
 ]
-]
 IMPORTS_OF_ACCELERATE = ["accelerate", "torchdata.stateful_dataloader"]
 IMPORTS_OF_DEEPSPEED = ["deepspeed"]
 IMPORTS_OF_MODELS = [
@@ -138,6 +137,9 @@ ray_server = _Server(IMPORTS_OF_RAY)
 trainer_server = _Server([*IMPORTS, *IMPORTS_OF_TRAINERS])
 titan_server = _Server([*IMPORTS, *IMPORTS_OF_TITAN])
 lightning_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS, *IMPORTS_OF_LIGHTNING])
+accelerate_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS, *IMPORTS_OF_ACCELERATE])
+deepspeed_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS, *IMPORTS_OF_DEEPSPEED])
+servers = (
     server,
     rank_server,
     graph_server,
@@ -147,17 +149,9 @@ lightning_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS, *IMPORTS_OF_LIGHTNING])
     trainer_server,
     titan_server,
     lightning_server,
-)
-accelerate_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS, *IMPORTS_OF_ACCELERATE])
-deepspeed_server = _Server([*IMPORTS, *IMPORTS_OF_RANKS, *IMPORTS_OF_DEEPSPEED])
-    server,
-    rank_server,
-    graph_server,
-    model_server,
     accelerate_server,
     deepspeed_server,
 )
-servers = (server, rank_server, graph_server, model_server, jax_server, ray_server, trainer_server, titan_server, lightning_server, accelerate_server, deepspeed_server)
 
 
 class Popen(subprocess.Popen):

@@ -130,17 +130,6 @@ def said(lines, what):
     return found
 
 
-def killed_and_resumed(name, tmp_path, steps=40, ranks=None, popen=forks.RankPopen):
-    """Runs a program to its end; and again, killed on the way. Returns both digests."""
-
-    def begun(directory):
-        return Program(name, tmp_path / directory, steps, ranks, popen=popen)
-
-    tell("seed", SEED)
-    chooser = random.Random(f"{SEED} {name}")
-    straight = Program(name, tmp_path / "straight", steps, ranks, popen=popen).wait()
-
-
 def killed_and_resumed(name, tmp_path, steps=40, ranks=None, *further, popen=forks.RankPopen):
     """Runs a program to its end; and again, killed on the way. Returns both digests."""
     tell("seed", SEED)
@@ -154,7 +143,6 @@ def killed_and_resumed(name, tmp_path, steps=40, ranks=None, *further, popen=for
     last = chooser.randrange(steps // 2, steps - 4)
     seconds = chooser.uniform(0, 0.05)
     tell(f"killed {seconds * 1e3:.1f} ms after step {last} of {steps}")
-    program = Program(name, tmp_path / "killed", steps, ranks, popen=popen)
     program = begun("killed")
     try:
         program.wait_for(f"step {last}:")
@@ -163,7 +151,6 @@ def killed_and_resumed(name, tmp_path, steps=40, ranks=None, *further, popen=for
     finally:
         program.kill()
     assert not any(line.startswith("digest") for line in program.lines)
-    resumed = Program(name, tmp_path / "killed", steps, ranks, popen=popen).wait()
     resumed = begun("killed").wait()
     step = int(said(resumed, "resumed from step").partition(":")[0])
     tell(f"resumed from step {step}")
@@ -271,19 +258,21 @@ def test_lightning_resumes_bit_for_bit_in_the_middle_of_an_epoch(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
     straight, resumed = killed_and_resumed(
         "lightning_training.py", tmp_path, 40, ranks, *further, popen=forks.LightningPopen
+    )
+    assert resumed == straight
 
 
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_accelerate_resumes_bit_for_bit_after_a_kill(tmp_path, ranks):
     straight, resumed = killed_and_resumed(
-        "accelerate_training.py", tmp_path, 30, ranks, forks.AcceleratePopen
+        "accelerate_training.py", tmp_path, 30, ranks, popen=forks.AcceleratePopen
     )
     assert resumed == straight
 
 
 def test_deepspeed_resumes_bit_for_bit_after_all_ranks_are_killed(tmp_path):
     straight, resumed = killed_and_resumed(
-        "deepspeed_training.py", tmp_path, 30, 2, forks.DeepSpeedPopen
+        "deepspeed_training.py", tmp_path, 30, 2, popen=forks.DeepSpeedPopen
     )
     assert resumed == straight
 
