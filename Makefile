@@ -170,6 +170,14 @@ reframe: $(VENV)/.reframe $(NATIVE) ## Run the ReFrame checks of storage: fio, c
 	$(VENV)/bin/reframe -C reframe/settings.py -c reframe/checks --prefix .cache/reframe \
 		--exec-policy=serial -S directory=$(REFRAME_DIRECTORY) -r $(REFRAME_ARGS)
 
+.PHONY: docs
+docs: $(VENV)/.docs $(NATIVE) ## Build the documentation site into site/; a broken link or anchor is an error.
+	$(VENV)/bin/python -m docs.site
+
+.PHONY: charts
+charts: $(VENV)/.develop ## Draw the charts of the documentation anew, from the tables in its pages.
+	$(VENV)/bin/python -m docs.charts
+
 .PHONY: check
 check: check-rust check-python ## Run formatters, linters and type checkers; change nothing.
 
@@ -281,12 +289,14 @@ lock: $(VENV)/.uv ## Bring the lock files up to the manifests; UPGRADE=1 takes t
 		--constraint requirements/develop.txt -o requirements/reframe.txt
 	$(UV_COMPILE) pyproject.toml --group build --group release \
 		--constraint requirements/develop.txt -o requirements/release.txt
+	$(UV_COMPILE) pyproject.toml --group build --group docs \
+		--constraint requirements/develop.txt -o requirements/docs.txt
 	cargo update $(if $(UPGRADE),,--workspace)
 	cargo update --manifest-path fuzz/Cargo.toml $(if $(UPGRADE),,--workspace)
 
 .PHONY: clean
 clean: ## Remove everything that was built or installed here.
-	rm -rf $(VENV) target fuzz/target dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) target fuzz/target dist site .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	rm -f $(NATIVE)
 
 # ---- How they are set up
@@ -344,6 +354,11 @@ $(VENV)/.reframe: requirements/reframe.txt $(VENV)/.demo
 
 # What makes a release: packages beside the same versions.
 $(VENV)/.release: requirements/release.txt $(VENV)/.demo
+	$(UV_INSTALL) -r $<
+	touch $@
+
+# What builds the documentation site: packages beside the same versions.
+$(VENV)/.docs: requirements/docs.txt $(VENV)/.demo
 	$(UV_INSTALL) -r $<
 	touch $@
 

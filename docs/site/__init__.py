@@ -1,0 +1,1 @@
+"""Builds the documentation site: `python -m docs.site` leaves it in `site/`."""

@@ -1,0 +1,114 @@
+"""Pages of the reference: the API from docstrings, the command line from its help."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import pkgutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+import penstock
+import penstock.integrations
+from penstock.cli import cli
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOPICS = {
+    "Saving and loading": ["save", "load", "Saver", "Options", "PerRank", "guard"],
+    "Stores": ["CheckpointStore", "PendingSave", "SaveProgress"],
+    "Training": ["Training", "on_signal", "Preemption"],
+    "Looking and checking": ["inspect", "verify", "explain", "salvage", "trace"],
+    "Reports": [
+        "SaveReport",
+        "LoadReport",
+        "VerifyResult",
+        "Problem",
+        "Fallback",
+        "CheckpointInfo",
+        "TensorInfo",
+        "MissingInfo",
+        "Explanation",
+        "TensorFate",
+        "SalvageReport",
+        "ScrubReport",
+        "ScrubbedStep",
+        "RetentionReport",
+    ],
+}
+"""What is public of `penstock` by what it is for. The rest are errors and modules."""
+
+MODULES = ("offload", "features", "metrics")
+"""Public modules, each of which has a page."""
+
+_NOT_SHOWN = {"versions"}
+"""What in `penstock.integrations` is for plug-ins alone."""
+
+
+def api() -> Iterator[tuple[str, str, str]]:
+    """The title, the place and the text of each page of the API."""
+    for title, names in TOPICS.items():
+        place = title.lower().replace(" ", "-")
+        yield title, f"reference/{place}.md", page(title, [f"penstock.{name}" for name in names])
+    named = {name for names in TOPICS.values() for name in names} | {*MODULES, "__version__"}
+    errors = [name for name in penstock.__all__ if name not in named]
+    strangers = [name for name in errors if not name.endswith(("Error", "Warning"))]
+    if strangers:
+        raise ValueError(f"no topic in docs/site/reference.py: {', '.join(strangers)}")
+    # The one above all others comes first.
+    errors.sort(key=lambda name: (name != "PenstockError", name))
+    yield "Errors", "reference/errors.md", page("Errors", [f"penstock.{name}" for name in errors])
+    integrations = sorted(
+        f"integrations.{module.name}"
+        for module in pkgutil.iter_modules(penstock.integrations.__path__)
+        if module.name not in _NOT_SHOWN
+    )
+    for name in [*MODULES, *integrations]:
+        text = page(f"penstock.{name}", [f"penstock.{name}.{member}" for member in public(name)])
+        yield f"penstock.{name}", f"reference/{name}.md", text
+
+
+def public(module: str) -> list[str]:
+    """What is public of a module, which is not imported: it may need its framework."""
+    spec = importlib.util.find_spec(f"penstock.{module}")
+    assert spec is not None
+    assert spec.origin is not None
+    for statement in ast.parse(Path(spec.origin).read_text()).body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
+                return list(ast.literal_eval(value))
+    raise ValueError(f"penstock.{module}: says by no __all__ what is public")
+
+
+def page(title: str, paths: list[str]) -> str:
+    """A page of so many objects."""
+    return f"# {title}\n\n" + "".join(f"::: {path}\n\n" for path in paths)
+
+
+def command_line() -> str:
+    """A page of the help of every command."""
+    with click.Context(cli, info_name="penstock") as context:
+        commands = list(helps(cli, context))
+    first, *rest = commands
+    parts = [
+        "# Command line\n\nWhat `penstock` and each of its commands say with `--help`. "
+        f"`--json` prints results for programs.\n\n```text\n{first[1]}\n```\n"
+    ]
+    parts += [f"\n## {name}\n\n```text\n{text}\n```\n" for name, text in rest]
+    return "".join(parts)
+
+
+def helps(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
+    """The name and the help of a command, then of those below it."""
+    yield context.command_path, command.get_help(context)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            with click.Context(
+                below, info_name=name, parent=context, max_content_width=88
+            ) as inner:
+                yield from helps(below, inner)
