@@ -29,7 +29,7 @@ _SOURCES = {".py": "python", ".yml": "yaml", ".yaml": "yaml"}
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})")
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=[)\s])|(?<=^\[)(?<=\]:\s)(\S+)")
 _CODE = re.compile(r"`[^`]*`")
-_HIDDEN = re.compile(r"^<!--.*?-->\n", re.DOTALL | re.MULTILINE)
+_HIDDEN = re.compile(r"^ *<!--.*?-->\n", re.DOTALL | re.MULTILINE)
 
 
 def place_of(path: str) -> str:
