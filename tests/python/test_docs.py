@@ -12,6 +12,8 @@ import pytest
 
 import forks
 from conftest import REPOSITORY, tell
+from docs.charts.drawing import drawn
+from docs.charts.figures import charts, figures
 from pages import anchors, blocks, links, named, pages
 from ranks import environments_of
 
@@ -163,3 +165,15 @@ def test_the_site_has_all_pages(tmp_path):
     assert (
         "penstock.CheckpointStore" in (tmp_path / "pages" / "reference" / "stores.md").read_text()
     )
+
+
+def test_charts_are_of_the_figures_in_the_pages():
+    """`make charts` draws them anew."""
+    stale = [chart.name for chart in charts() if drawn(chart) != figures(chart)]
+    assert not stale
+    unseen = [
+        chart.name
+        for chart in charts()
+        if f"charts/{chart.name}.svg" not in (REPOSITORY / "docs" / chart.page).read_text()
+    ]
+    assert not unseen
