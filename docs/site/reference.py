@@ -44,9 +44,6 @@ TOPICS = {
 MODULES = ("offload", "features", "metrics")
 """Public modules, each of which has a page."""
 
-_NOT_SHOWN = {"versions"}
-"""What in `penstock.integrations` is for plug-ins alone."""
-
 
 def api() -> Iterator[tuple[str, str, str]]:
     """The title, the place and the text of each page of the API."""
@@ -64,11 +61,10 @@ def api() -> Iterator[tuple[str, str, str]]:
     integrations = sorted(
         f"integrations.{module.name}"
         for module in pkgutil.iter_modules(penstock.integrations.__path__)
-        if module.name not in _NOT_SHOWN
+        if public(f"integrations.{module.name}")
     )
     for name in [*MODULES, *integrations]:
-        members = [f"penstock.{name}.{member}" for member in public(name)]
-        text = page(f"penstock.{name}", members or [f"penstock.{name}"])
+        text = page(f"penstock.{name}", [f"penstock.{name}.{member}" for member in public(name)])
         yield f"penstock.{name}", f"reference/{name}.md", text
 
 
@@ -78,7 +74,10 @@ def is_error(name: str) -> bool:
 
 
 def public(module: str) -> list[str]:
-    """What a module says is public. It is not imported, as it may need its framework."""
+    """What a module says is public, which is not imported: it may need its framework.
+
+    Nothing, of what in `penstock.integrations` is for plug-ins alone.
+    """
     spec = importlib.util.find_spec(f"penstock.{module}")
     assert spec is not None
     assert spec.origin is not None
