@@ -48,6 +48,7 @@ def left_as_it_was():
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=named)
+@pytest.mark.timeout(600)  # programs of a page begin with importing PyTorch, each time
 @pytest.mark.usefixtures("left_as_it_was")
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
