@@ -21,6 +21,7 @@ TOPICS = {
     "Saving and loading": ["save", "load", "Saver", "Options", "PerRank", "guard"],
     "Stores": ["CheckpointStore", "PendingSave", "SaveProgress"],
     "Training": ["Training", "on_signal", "Preemption"],
+    "Models": ["export", "import_model", "ExportReport"],
     "Looking and checking": ["inspect", "verify", "explain", "salvage", "trace"],
     "Reports": [
         "SaveReport",
@@ -65,7 +66,7 @@ def api() -> Iterator[tuple[str, str, str]]:
     )
     for name in [*MODULES, *integrations]:
         text = page(f"penstock.{name}", [f"penstock.{name}.{member}" for member in public(name)])
-        yield f"penstock.{name}", f"reference/{name}.md", text
+        yield name, f"reference/{name}.md", text
 
 
 def is_error(name: str) -> bool:
