@@ -1,6 +1,6 @@
 """Penstock against itself: saves and loads of one state under different `Options`, interleaved.
 
-`.venv/bin/python -m benches.sweep` measures the settings that docs/performance.md compares;
+`.venv/bin/python -m benches.sweep` measures the settings that docs/maintainers/tuning.md compares;
 `--options engine=threads,io_threads=2` measures others beside the defaults.
 """
 
