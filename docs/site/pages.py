@@ -121,5 +121,6 @@ def lines_of(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def shown(path: str, text: str, language: str) -> str:
-    """A page that shows a file."""
-    return f"# {posixpath.basename(path)}\n\n````{language}\n{text.rstrip()}\n````\n"
+    """A page that shows a file; a search finds what is said about it instead."""
+    aside = "---\nsearch:\n  exclude: true\n---\n"
+    return f"{aside}# {posixpath.basename(path)}\n\n````{language}\n{text.rstrip()}\n````\n"
