@@ -21,7 +21,7 @@ TOPICS = {
     "Saving and loading": ["save", "load", "Saver", "Options", "PerRank", "guard"],
     "Stores": ["CheckpointStore", "PendingSave", "SaveProgress"],
     "Training": ["Training", "on_signal", "Preemption"],
-    "Models": ["export", "import_model", "ExportReport"],
+    "Models": ["export", "import_model", "ExportReport", "convert", "Conversion"],
     "Looking and checking": ["inspect", "verify", "explain", "salvage", "trace"],
     "Reports": [
         "SaveReport",
