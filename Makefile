@@ -142,6 +142,12 @@ bench-optimizer: $(VENV)/.bench $(NATIVE) ## Step AdamW with its state on storag
 bench-export: $(VENV)/.bench $(NATIVE) ## Make directories of models of checkpoints: by links, of pieces, and fio.
 	$(VENV)/bin/python -m benches.exporting $(BENCH_ARGS)
 
+.PHONY: bench-frameworks
+bench-frameworks: $(VENV)/.develop $(NATIVE) ## Save with each framework, by its own means and by the plug-in: how long training waits.
+	for name in lightning transformers accelerate deepspeed torchtitan ray jax dcp; do \
+		$(VENV)/bin/python -m benches.frameworks.$$name $(BENCH_ARGS) || exit; \
+	done
+
 .PHONY: bench-updates
 bench-updates: $(VENV)/.bench $(NATIVE) ## Write rows of a table anew, durably: we, pwrite in place and RocksDB.
 	$(VENV)/bin/python -m benches.updates $(BENCH_ARGS)
@@ -249,6 +255,7 @@ torture: toolchain $(VENV)/.develop $(NATIVE) ## Cut the power 500 times on ext4
 .PHONY: torture-frameworks
 torture-frameworks: $(VENV)/.develop $(NATIVE) ## Kill the trainings of each framework 100 times; they have to end with the same bits.
 	env $(foreach name,$(FRAMEWORKS),PENSTOCK_TORTURE_$(name)_KILLS=$(FRAMEWORK_KILLS)) \
+		PENSTOCK_TORTURE_RAY_WORKER_KILLS=3 \
 		PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) $(VENV)/bin/python -m pytest -s --timeout 7200 \
 		tests/python/integrations tests/python/test_example_programs.py -k kill $(PYTEST_ARGS)
 

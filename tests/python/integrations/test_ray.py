@@ -333,7 +333,9 @@ WORKERS = """
 @pytest.mark.timeout(900)
 def test_workers_of_ray_that_are_killed_go_on_bit_for_bit(tmp_path, tmp_path_factory):
     """Two of them with gloo, in a cluster of their own that ends with the test."""
-    kills = int(os.environ.get("PENSTOCK_TORTURE_RAY_WORKER_KILLS", "1"))
+    kills = int(os.environ.get("PENSTOCK_TORTURE_RAY_WORKER_KILLS", "0"))
+    if kills == 0:
+        pytest.skip("it takes minutes alone on the machine: make torture-frameworks runs it")
     # Sockets of Ray have names of 107 bytes at most.
     session = Path("/tmp") / f"penstock-ray-{os.getpid()}"
     try:
