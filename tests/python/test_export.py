@@ -112,6 +112,7 @@ def test_what_was_saved_without_groups_is_written_anew(tmp_path, key):
         tmp_path / "c",
         tmp_path / "out",
         memory_bytes=40_000,
+        shard_bytes=20_000,
         progress=lambda *at: seen.append(at),
         **chosen,
     )

@@ -14,6 +14,7 @@
 mod beside;
 mod directory;
 pub(crate) mod files;
+pub(crate) mod leftovers;
 
 use std::borrow::Cow;
 use std::fs;
@@ -32,7 +33,8 @@ use crate::format::taken::misplaced;
 use crate::lease::Lease;
 use crate::progress::Progress;
 use directory::{make_directory, sync_ancestors};
-use files::{link_new, remove_attempt_files};
+use files::link_new;
+use leftovers::remove_attempt_files;
 
 /// A save under way. Dropped before it is published, it removes the files it made; a rank that
 /// joined it and has cast its vote leaves them to whoever counts the votes, unless it is discarded.

@@ -10,7 +10,9 @@ from penstock.saving.groups import IN_PLACE, Groups
 from penstock.state import dtypes, tree
 
 if TYPE_CHECKING:
-    from penstock.loading.opened import OpenCheckpoint
+    import torch
+
+    from penstock.loading.opened import OpenCheckpoint, StoredTensor
 
 _KEYS = ("model", "module", "state_dict", "model_state_dict")
 """What states call the model, where nobody says what it is."""
@@ -25,6 +27,9 @@ class Weight(NamedTuple):
         dtype: Name of its type.
         nbytes: Bytes of its elements.
         is_window: Whether it is a part of another one's.
+        shape: Its sizes.
+        kind: Its type.
+        stored: What it is in the checkpoint.
     """
 
     name: str
@@ -32,6 +37,9 @@ class Weight(NamedTuple):
     dtype: str
     nbytes: int
     is_window: bool
+    shape: tuple[int, ...]
+    kind: torch.dtype
+    stored: StoredTensor
 
 
 class Shards(NamedTuple):
@@ -132,10 +140,12 @@ def weights_of(checkpoint: OpenCheckpoint, key: str | None) -> list[Weight]:
                 path=path,
             )
         label_of[member.name] = label
-        shape = stored.shape if stored.window is None else stored.window[0]
-        item_bytes = _item_bytes(stored.dtype, label, path)
-        nbytes = math.prod(shape) * item_bytes
-        weights.append(Weight(member.name, node, stored.dtype, nbytes, window is not None))
+        shape = tuple(stored.shape if stored.window is None else stored.window[0])
+        kind = _kind(stored.dtype, label, path)
+        nbytes = math.prod(shape) * kind.itemsize
+        weights.append(
+            Weight(member.name, node, stored.dtype, nbytes, window is not None, shape, kind, stored)
+        )
     if not weights:
         raise StateMismatchError(
             f"{path} has no tensors below {key!r}: `penstock inspect` lists what it has",
@@ -173,7 +183,7 @@ def _hashable(window: Any) -> tuple[Any, ...]:
     return (tuple(shape), tuple(strides), offset)
 
 
-def _item_bytes(dtype: str, label: str, path: str) -> int:
+def _kind(dtype: str, label: str, path: str) -> torch.dtype:
     known = dtypes.torch_dtypes().get(dtype)
     if known is None:
         raise StateMismatchError(
@@ -182,4 +192,4 @@ def _item_bytes(dtype: str, label: str, path: str) -> int:
             key=label,
             path=path,
         )
-    return int(known.itemsize)
+    return known

@@ -15,6 +15,7 @@ from penstock.exporting.job import CONFIG, INDEX, Job, floats
 from penstock.exporting.models import Model
 from penstock.exporting.report import ExportReport
 from penstock.loading.opened import OpenCheckpoint
+from penstock.options import Options
 from penstock.saving.groups import IN_PLACE, Groups, read_files
 from penstock.state import dtypes
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     import torch
 
     from penstock.calls.progress import Progress
-    from penstock.options import Options
     from penstock.saving.groups import Files
 
 SHARD_BYTES = 5_000_000_000
@@ -117,7 +117,9 @@ def export(
             model=model if check else None,
             fused=model if _unfuses(model, unfuse) else None,
             settings=settings,
-            chunk_bytes=max(min(shard_bytes, memory_bytes // 2), 1),
+            options=options or Options(),
+            shard_bytes=shard_bytes,
+            memory_bytes=memory_bytes,
             began=began,
         )
         name = group_of(checkpoint, group, key)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import StateMismatchError
-from penstock.exporting import placing
+from penstock.exporting import placing, streamed
 from penstock.exporting.directory import appearing, write
 from penstock.exporting.report import ExportReport
 from penstock.saving.alone import write_alone
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.exporting.models import Model
     from penstock.exporting.placing import Way
     from penstock.loading.opened import OpenCheckpoint
+    from penstock.options import Options
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
@@ -52,7 +53,9 @@ class Job:
         model: What names are compared with.
         fused: What takes tensors apart.
         settings: How bytes move.
-        chunk_bytes: What is read, and written, at a time.
+        options: The same, as the caller has them.
+        shard_bytes: Bytes of a file, at most.
+        memory_bytes: For what is under way.
         began: When.
     """
 
@@ -63,7 +66,9 @@ class Job:
     model: Model | None
     fused: Model | None
     settings: dict[str, Any]
-    chunk_bytes: int
+    options: Options
+    shard_bytes: int
+    memory_bytes: int
     began: float
 
     def takes(self, shards: Shards) -> bool:
@@ -99,9 +104,29 @@ class Job:
 
     def write(self, weights: list[Weight], update: Progress | None) -> ExportReport:
         """Exports tensors by reading, converting and writing them."""
+        if self.fused is not None or not streamed.takes(weights):
+            return self._write_chunks(weights, update)
+        self._check({weight.name: "" for weight in weights})
+        types = dtypes.torch_dtypes()
+        files = streamed.plan(weights, lambda name: self._cast(types[name]), self.shard_bytes)
+        names = _names(len(files))
+        written_bytes = sum(file.nbytes - len(file.header) for file in files)
+        file_of = {
+            place.weight.name: name
+            for file, name in zip(files, names, strict=True)
+            for place in file.places
+        }
+        stream = streamed.Stream(self.checkpoint, self.settings, self.options, self.memory_bytes)
+        with appearing(self.out) as directory:
+            stream.run(files, [os.path.join(directory, name) for name in names], update)
+            return self._finish(directory, file_of, written_bytes, written_bytes, "copy")
+
+    def _write_chunks(self, weights: list[Weight], update: Progress | None) -> ExportReport:
+        """The same, where only a look at the tensors tells what is written."""
         if self.fused is None:
             self._check({weight.name: "" for weight in weights})
-        chunks = list(_chunks(weights, self.chunk_bytes))
+        chunk_bytes = max(min(self.shard_bytes, self.memory_bytes // 2), 1)
+        chunks = list(_chunks(weights, chunk_bytes))
         total_bytes = sum(weight.nbytes for weight in weights)
         done_bytes, written_bytes = 0, 0
         file_of: dict[str, str] = {}

@@ -6,9 +6,7 @@ use std::path::Path;
 
 use penstock_io::file_system::{Change, FileSystem};
 
-use super::beside::settle;
 use crate::error::Result;
-use crate::format::directory::attempt_files;
 
 /// Gives a file a name unless that is taken: by a link, which every POSIX file system with hard links
 /// makes in one step, or by a rename that does not replace.
@@ -32,22 +30,6 @@ fn has_no_links(kind: io::ErrorKind) -> bool {
         kind,
         io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported
     )
-}
-
-/// Removes the attempt files of a directory that `select` picks, and the copies of those that lie
-/// under other names as well ([`settle`]), and returns their bytes. Files
-/// that somebody else removes at the same time are as good as removed.
-pub(crate) fn remove_attempt_files(
-    path: &Path,
-    file_system: &dyn FileSystem,
-    select: impl Fn(&str) -> bool,
-) -> Result<u64> {
-    settle(path, file_system, |name| select(name))?;
-    let mut removed_bytes = 0;
-    for (file, _) in attempt_files(path, select)? {
-        removed_bytes += remove_file(&file, file_system)?;
-    }
-    Ok(removed_bytes)
 }
 
 /// Removes a file, if it is there, and returns its bytes.

@@ -18,7 +18,8 @@ use std::path::{Path, PathBuf};
 
 use penstock_io::file_system::Change;
 
-use crate::commit::files::{link_new, remove_attempt_files, remove_file};
+use crate::commit::files::{link_new, remove_file};
+use crate::commit::leftovers::remove_attempt_files;
 use crate::error::{Error, Result};
 use crate::format::description::read_manifest;
 use crate::format::directory::{attempt_files, is_protected_at};

@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use penstock_io::file_system::{Change, FileSystem, Native};
 
-use crate::commit::files::{remove_attempt_files, remove_file};
+use crate::commit::files::remove_file;
+use crate::commit::leftovers::remove_attempt_files;
 use crate::error::{Error, Result};
 use crate::format::description::read_manifest;
 use crate::format::directory::attempt_files;
