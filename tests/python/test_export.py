@@ -250,3 +250,70 @@ def test_where_blocks_are_shared_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(placing, "reflink", share)
     report = penstock.export(path, tmp_path / "out")
     assert (report.way, report.bytes_written) == ("reflink", 0)
+
+
+def names_of(directory):
+    return list(weights(directory))
+
+
+@pytest.mark.parametrize("hard_link", [False, True])
+def test_of_a_group_nothing_is_left_out_and_nothing_added(tmp_path, hard_link):
+    """Whatever the group's key, and whatever its tensors are tied to."""
+    w, a, b = torch.arange(4.0), torch.ones(2), torch.zeros(3)
+    states = [
+        ({"module": {"w": w}, "optimizer": {"m": a}}, {"module": ""}, ["w"]),
+        ({"ema": {"z": w}, "model": {"w": w, "b": a}}, {"model": ""}, ["b", "w"]),
+        (
+            {"ema": {"w": w, "b": a}, "model": {"w": w, "b": b}},
+            {"model": "", "ema": "average"},
+            ["b", "w"],
+        ),
+        ({"x": w, "model": {"w": w, "b": b}, "z": {"w": w}}, {"model": ""}, ["b", "w"]),
+        ({"model": {"w": w, "part": w[:2], "e": torch.zeros(0, 4)}}, {"model": ""}, None),
+        ({"buffer": w, "model": {"part": w[:2], "b": b}}, {"model": ""}, ["b", "part"]),
+        ({"model": {"w": w, "extra": b"x" * 5000}}, {"model": ""}, ["w"]),
+    ]
+    for number, (state, groups, expected) in enumerate(states):
+        path, out = tmp_path / f"c{number}", tmp_path / f"out{number}"
+        penstock.save(path, state, groups=groups)
+        assert penstock.verify(path).ok
+        penstock.export(path, out, hard_link=hard_link)
+        assert names_of(out) == (expected or ["e", "part", "w"])
+        for name in names_of(out):
+            assert torch.equal(
+                weights(out)[name], state[next(iter(k for k, g in groups.items() if not g))][name]
+            )
+    penstock.export(tmp_path / "c2", tmp_path / "average", group="average", hard_link=hard_link)
+    assert_same(weights(tmp_path / "average"), {"b": a, "w": w})
+
+
+def test_small_files_are_verified_before_they_are_exported(tmp_path):
+    path = saved(tmp_path, gpt2(), groups=GROUPS)
+    (kept,) = path.glob("beside.*.config.json")
+    good = kept.read_bytes()
+    kept.write_bytes(b"X" + good[1:])
+    for out in (None, tmp_path / "out"):
+        with pytest.raises(penstock.CorruptCheckpointError) as caught:
+            penstock.export(path, out)
+        assert caught.value.file == kept.name
+    assert (path / "config.json").read_bytes() == good
+    os.remove(kept)
+    os.symlink("/etc/hostname", kept)
+    with pytest.raises(penstock.StorageError):
+        penstock.export(path)
+
+
+def test_names_and_types_that_files_of_models_cannot_have(tmp_path):
+    with pytest.raises(penstock.UnsupportedStateError, match="__metadata__"):
+        penstock.save(tmp_path / "a", {"model": {"__metadata__": torch.ones(2)}}, groups=GROUPS)
+    penstock.save(tmp_path / "b", {"model": {"\ud800x": torch.ones(2)}})
+    penstock.export(tmp_path / "b", tmp_path / "out")
+    assert names_of(tmp_path / "out") == ["\\ud800x"]
+    penstock.save(tmp_path / "c", {"model": {"w": torch.ones(2, dtype=torch.complex128)}})
+    with pytest.raises(penstock.StateMismatchError, match="complex128"):
+        penstock.export(tmp_path / "c", tmp_path / "other")
+    with pytest.raises(ValueError, match="in place nothing"):
+        penstock.export(tmp_path / "c", dtype="bfloat16")
+    with pytest.raises(ValueError, match="leave it out"):
+        files = {"model.safetensors.index.json": b"{}"}
+        penstock.save(tmp_path / "d", {"model": {"w": torch.ones(2)}}, groups=GROUPS, files=files)

@@ -145,3 +145,37 @@ def test_the_commands_say_what_they_did(tmp_path):
     assert "the index lies beside the shards" in done.stdout
     done = run("export", tmp_path / "c", tmp_path / "b", "--dtype", "bfloat16", "--key", "model")
     assert "verified and written" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        '{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
+        '"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
+        '{"w":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}',
+        '{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
+        '{"__metadata__":3,"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
+        '{"__metadata__":{"a":NaN},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
+        "{}",
+    ],
+)
+def test_files_that_no_reader_takes_are_refused(tmp_path, header):
+    os.mkdir(tmp_path / "hf")
+    text = header.encode()
+    data = bytes(8) if header != "{}" else b""
+    whole = len(text).to_bytes(8, "little") + text + data
+    (tmp_path / "hf" / "model.safetensors").write_bytes(whole)
+    with pytest.raises(penstock.CorruptCheckpointError):
+        penstock.import_model(tmp_path / "hf", tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+def test_an_index_of_other_files_and_the_directory_itself_are_refused(tmp_path):
+    directory_of(tmp_path / "hf")
+    with pytest.raises(ValueError, match="a directory of its own"):
+        penstock.import_model(tmp_path / "hf", tmp_path / "hf")
+    index = json.loads((tmp_path / "hf" / INDEX).read_text())
+    index["weight_map"]["zz"] = "model-0.safetensors"
+    (tmp_path / "hf" / INDEX).write_text(json.dumps(index))
+    with pytest.raises(penstock.CorruptCheckpointError, match="do not have zz"):
+        penstock.import_model(tmp_path / "hf", tmp_path / "c")

@@ -72,6 +72,11 @@ def export(
     all. Without it, the index and the files that were saved beside the shards are put in their
     places in PATH again.
     """
+    if group is not None and key is not None:
+        raise click.UsageError("--group and --key: give one of them")
+    chosen = (group, key, dtype, unfuse, files)
+    if out is None and (hard_link or any(one is not None for one in chosen)):
+        raise click.UsageError("name a directory OUT: in place nothing can be chosen")
     checkpoint, note = checkpoint_at(path)
     if note and not as_json:
         console().print(note, style="dim")

@@ -31,6 +31,8 @@ def import_(directory: Path, path: Path, key: str, step: int | None, as_json: bo
     They are read once, for their digests. A file that somebody changes in place is damaged in
     the checkpoint too.
     """
+    if not key:
+        raise click.UsageError("--key: it must be the name that the state has the tensors under")
     with progress_bar("digesting", hidden=as_json) as update:
         report = penstock.import_model(directory, path, key=key, step=step, progress=update)
     if as_json:

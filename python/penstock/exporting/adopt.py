@@ -84,8 +84,20 @@ def import_model(
     if type(key) is not str or not key:
         raise ValueError(f"key={key!r}: must be the name that the state has the tensors under")
     source = os.path.abspath(decode_path(directory))
-    paths = _paths(source)
+    if os.path.realpath(source) == os.path.realpath(decode_path(path)):
+        raise ValueError(f"{source}: the checkpoint needs a directory of its own")
+    paths, listed = _paths(source)
     headers = {one: header_of(Path(one)) for one in paths}
+    for one in paths:
+        check_whole(one)
+    names = {name for stored, _ in headers.values() for name in stored}
+    if not names or not listed <= names:
+        missing = min(listed - names, default="no tensor")
+        raise CorruptCheckpointError(
+            f"{source}: its files do not have {missing}: was the directory copied whole?",
+            path=source,
+            file=INDEX,
+        )
     tensors: dict[str, FileTensor] = {}
     total_bytes = sum(mark.nbytes for _, mark in headers.values())
     done_bytes = 0
@@ -143,12 +155,56 @@ def _tensor(held: _Held, name: str, stored: Stored) -> FileTensor:
     return FileTensor(held, stored.offset, name, stored.dtype, tuple(stored.shape))
 
 
-def _paths(directory: str) -> list[str]:
-    """The files of the model, by the names that they really have."""
+def check_whole(path: str) -> None:
+    """Refuses a file that readers of safetensors files do, and that `verify` would call damaged.
+
+    Raises:
+        CorruptCheckpointError: Its tensors do not fill it, or its header is no header.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("a name is there twice")
+        return dict(pairs)
+
+    def refuse(text: str) -> None:
+        raise ValueError(f"{text} is no JSON")
+
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        text = file.read(length)
+        nbytes = os.fstat(file.fileno()).st_size
+    try:
+        header = json.loads(text, object_pairs_hook=once, parse_constant=refuse)
+        notes = header.pop("__metadata__", {})
+        if type(notes) is not dict or any(type(note) is not str for note in notes.values()):
+            raise ValueError("its metadata is no text")
+        if "penstock.boxes" in notes:
+            raise ValueError("it holds pieces of tensors: penstock.load puts them together")
+        at = 0
+        for first, last in sorted(entry["data_offsets"] for entry in header.values()):
+            if first != at:
+                raise ValueError(f"its tensors leave a hole, or overlap, at byte {at} of the data")
+            at = last
+        if 8 + length + at != nbytes:
+            raise ValueError(f"its tensors have {at} bytes, and {nbytes - 8 - length} follow it")
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise CorruptCheckpointError(
+            f"{path}: {error}: get the file again",
+            path=os.path.dirname(path),
+            file=os.path.basename(path),
+        ) from error
+
+
+def _paths(directory: str) -> tuple[list[str], set[str]]:
+    """The files of the model, by the names that they really have, and the tensors of the index."""
     index = os.path.join(directory, INDEX)
     try:
         with open(index, encoding="utf-8") as file:
-            listed = sorted(set(json.load(file)["weight_map"].values()))
+            weight_map = dict(json.load(file)["weight_map"])
+        listed = sorted(set(weight_map.values()))
+        if any(os.path.basename(name) != name for name in listed):
+            raise ValueError("a file of it lies elsewhere")
     except FileNotFoundError:
         found = sorted(Path(directory).glob("*.safetensors"))
         if not found:
@@ -157,7 +213,7 @@ def _paths(directory: str) -> list[str]:
                 "`penstock convert` takes other formats",
                 path=directory,
             ) from None
-        return [os.path.realpath(path) for path in found]
+        return [os.path.realpath(path) for path in found], set()
     except OSError as error:
         raise StorageError(
             f"cannot read {index}: {error.strerror}", path=index, errno=error.errno
@@ -174,7 +230,7 @@ def _paths(directory: str) -> list[str]:
             f"{'is' if len(missing) == 1 else 'are'} missing: was the directory copied whole?",
             path=directory,
         )
-    return [os.path.realpath(path) for path in paths]
+    return [os.path.realpath(path) for path in paths], set(weight_map)
 
 
 def _digests(io: TensorIO, path: str, mark: FileMark, tell: Any) -> list[int]:

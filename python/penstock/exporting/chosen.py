@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import StateMismatchError
+from penstock.offload.streaming.safetensors import DTYPES
 from penstock.saving.groups import IN_PLACE, Groups
 from penstock.state import dtypes, tree
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
     from penstock.loading.opened import OpenCheckpoint, StoredTensor
 
+_RESERVED = "__metadata__"
+TYPES = frozenset(DTYPES.values())
+"""Types that files of models have."""
 _KEYS = ("model", "module", "state_dict", "model_state_dict")
 """What states call the model, where nobody says what it is."""
 
@@ -100,11 +104,13 @@ def shards_of(checkpoint: OpenCheckpoint, group: str) -> Shards | None:
     return Shards(files, file_of, kinds, total_bytes)
 
 
-def weights_of(checkpoint: OpenCheckpoint, key: str | None) -> list[Weight]:
-    """The tensors below a key of the state, each once, in its order.
+def weights_of(checkpoint: OpenCheckpoint, group: str | None, key: str | None) -> list[Weight]:
+    """The tensors of a group, or below a key of the state, each once, in its order.
 
     Args:
         checkpoint: Looked at.
+        group: Its name; what of it has no bytes of its own (windows, tensors that are tied to
+            others, or empty) is there too.
         key: Dotted name; None for what is called as models are, or for the whole state.
 
     Raises:
@@ -112,39 +118,43 @@ def weights_of(checkpoint: OpenCheckpoint, key: str | None) -> list[Weight]:
     """
     path = checkpoint.path
     leaves = [
-        (name, node)
+        (name, checkpoint.tensor(node), node)
         for name, node in tree.leaves(checkpoint.root)
         if type(node) is dict and node.get("$") in ("tensor", "ndarray")
     ]
-    if key is None:
-        key = _key(checkpoint, [name for name, _ in leaves])
-    groups = Groups({key: IN_PLACE})
+    known: dict[object, str] = {}
+    if group is not None:
+        known = _names_in(checkpoint, group)
+        key = _prefix(leaves, known)
+    elif key is None:
+        key = _key(checkpoint, [name for name, _, _ in leaves])
+    groups = Groups({} if key is None else {key: IN_PLACE})
     weights: list[Weight] = []
     label_of: dict[str, str] = {}
     seen: set[object] = set()
-    for label, node in leaves:
-        member = groups.member(label)
-        if member is None:
-            continue
-        stored = checkpoint.tensor(node)
+    for label, stored, node in leaves:
         window = None if stored.window is None else _hashable(stored.window)
-        if (stored.of, window) in seen:
-            # Tied: readers of models know what is one and the same.
+        member = groups.member(label)
+        name = known.get(stored.of) if window is None else None
+        if name is None and member is not None:
+            name = plain_text(member.name)
+        if name is None or (stored.of, window) in seen:
+            # Of tied tensors readers know that they are one and the same.
             continue
         seen.add((stored.of, window))
-        if member.name in label_of:
+        if name in label_of or name == _RESERVED:
+            other = label_of.get(name, name)
             raise StateMismatchError(
-                f"{path}: {label_of[member.name]} and {label} would both be called "
-                f"{member.name!r}: name a longer --key",
+                f"{path}: {other} and {label} would both be called {name!r}: name a longer --key",
                 key=label,
                 path=path,
             )
-        label_of[member.name] = label
+        label_of[name] = label
         shape = tuple(stored.shape if stored.window is None else stored.window[0])
         kind = _kind(stored.dtype, label, path)
         nbytes = math.prod(shape) * kind.itemsize
         weights.append(
-            Weight(member.name, node, stored.dtype, nbytes, window is not None, shape, kind, stored)
+            Weight(name, node, stored.dtype, nbytes, window is not None, shape, kind, stored)
         )
     if not weights:
         raise StateMismatchError(
@@ -153,6 +163,41 @@ def weights_of(checkpoint: OpenCheckpoint, key: str | None) -> list[Weight]:
             path=path,
         )
     return weights
+
+
+def _names_in(checkpoint: OpenCheckpoint, group: str) -> dict[object, str]:
+    """What tensors of a group are called in its shards, by what leaves refer to."""
+    wholes = {index: name for index, name, _, _ in checkpoint.native.boxes()}
+    found: dict[object, str] = {}
+    for index, name, stored in checkpoint.native.grouped():
+        if name == group:
+            of = wholes.get(index, index)
+            # Of several pieces of a rank, all but the first have a number behind the name.
+            found[of] = min(found.get(of, stored), stored, key=len)
+    return found
+
+
+def _prefix(leaves: list[tuple[str, StoredTensor, Any]], known: dict[object, str]) -> str | None:
+    """The dotted name that a group was made of, as far as its tensors tell."""
+    found: dict[object, set[str]] = {}
+    for label, stored, _ in leaves:
+        name = known.get(stored.of)
+        if stored.window is None and name is not None:
+            pieces = label.split(".")
+            prefixes = (".".join(pieces[:count]) for count in range(len(pieces)))
+            found.setdefault(stored.of, set()).update(
+                prefix
+                for prefix in prefixes
+                if (one := Groups({prefix: IN_PLACE}).member(label)) is not None
+                and one.name == name
+            )
+    common = set.intersection(*found.values()) if found else set()
+    return max(common, key=len, default=None)
+
+
+def plain_text(name: str) -> str:
+    """A name as files can have it; `docs/format.md`, 6.4."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _key(checkpoint: OpenCheckpoint, names: list[str]) -> str:
@@ -185,7 +230,7 @@ def _hashable(window: Any) -> tuple[Any, ...]:
 
 def _kind(dtype: str, label: str, path: str) -> torch.dtype:
     known = dtypes.torch_dtypes().get(dtype)
-    if known is None:
+    if known is None or dtype not in TYPES:
         raise StateMismatchError(
             f"{path}: {label} has elements of type {dtype}, which models do not have: leave it out "
             "with a longer --key",

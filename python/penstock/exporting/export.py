@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.calls.arguments import decode_path, to_native
 from penstock.calls.progress import shown
 from penstock.errors import StateMismatchError
+from penstock.exporting import beside
 from penstock.exporting.chosen import group_of, shards_of, weights_of
 from penstock.exporting.directory import replace
 from penstock.exporting.job import CONFIG, INDEX, Job, floats
@@ -16,7 +17,7 @@ from penstock.exporting.models import Model
 from penstock.exporting.report import ExportReport
 from penstock.loading.opened import OpenCheckpoint
 from penstock.options import Options
-from penstock.saving.groups import IN_PLACE, Groups, read_files
+from penstock.saving.groups import IN_PLACE, read_files
 from penstock.state import dtypes
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 SHARD_BYTES = 5_000_000_000
 """What `save_pretrained` of transformers puts into a file for long."""
 MEMORY_BYTES = 4 << 30
-
-_BESIDE = "beside."
 
 
 def export(
@@ -99,21 +98,24 @@ def export(
         raise ValueError("group and key: pass one of them")
     if shard_bytes < 1 or memory_bytes < 1:
         raise ValueError("shard_bytes and memory_bytes must be at least 1")
+    choices = (group, key, dtype, unfuse, files)
+    if out is None and (hard_link or any(choice is not None for choice in choices)):
+        raise ValueError("out: name a directory to export to; in place nothing can be chosen")
     where = decode_path(path)
     settings = to_native(options)
     checkpoint = OpenCheckpoint(where)
     try:
         if out is None:
             return _in_place(checkpoint, began)
-        beside = _beside(checkpoint) if files is None else dict(read_files(files))
-        model = Model.of(beside.get(CONFIG)) if check or unfuse is not False else None
+        small = _beside(checkpoint) if files is None else dict(read_files(files))
+        model = Model.of(small.get(CONFIG)) if check or unfuse is not False else None
         with checkpoint.reading():
             checkpoint.look(0)
         job = Job(
             checkpoint=checkpoint,
             out=os.path.abspath(decode_path(out)),
             kind=None if dtype is None else _floating(dtype),
-            beside=beside,
+            beside=small,
             model=model if check else None,
             fused=model if _unfuses(model, unfuse) else None,
             settings=settings,
@@ -123,13 +125,13 @@ def export(
             began=began,
         )
         name = group_of(checkpoint, group, key)
+        with checkpoint.reading():
+            weights = weights_of(checkpoint, name, key)
         shards = None if name is None else shards_of(checkpoint, name)
-        if shards is not None and job.takes(shards):
+        if shards is not None and job.takes(shards, weights):
             made = job.link(shards, is_hard=hard_link)
             if made is not None:
                 return made
-        with checkpoint.reading():
-            weights = weights_of(checkpoint, _key_of(checkpoint, name, key))
         with shown(progress, "exporting") as update:
             return job.write(weights, update)
     finally:
@@ -139,15 +141,15 @@ def export(
 def _in_place(checkpoint: OpenCheckpoint, began: float) -> ExportReport:
     """Puts the index and the files beside it in their places."""
     path = checkpoint.path
-    beside = _beside(checkpoint, with_index=True)
+    small = _beside(checkpoint, with_index=True)
     shards = shards_of(checkpoint, IN_PLACE)
-    if INDEX not in beside or shards is None:
+    if INDEX not in small or shards is None:
         raise StateMismatchError(
             f"{path} has no index of its own: save it with groups={{'model': ''}}, or name a "
             "directory to export to",
             path=path,
         )
-    for name, content in beside.items():
+    for name, content in small.items():
         replace(path, name, content)
     return ExportReport(
         path=path,
@@ -155,43 +157,19 @@ def _in_place(checkpoint: OpenCheckpoint, began: float) -> ExportReport:
         tensor_bytes=shards.total_bytes,
         bytes_written=0,
         way="in place",
-        files=(*shards.files, *beside),
+        files=(*shards.files, *small),
         seconds=time.perf_counter() - began,
     )
 
 
 def _beside(checkpoint: OpenCheckpoint, *, with_index: bool = False) -> dict[str, bytes]:
-    """Small files that were saved with a checkpoint, by name."""
-    prefix = f"{_BESIDE}{checkpoint.id}."
-    names = [name for name, _ in checkpoint.native.files() if name.startswith(prefix)]
-    paths = {name.removeprefix(prefix): os.path.join(checkpoint.path, name) for name in names}
-    return {name: content for name, content in read_files(paths) if with_index or name != INDEX}
+    """Small files that were saved with a checkpoint, by name.
 
-
-def _key_of(checkpoint: OpenCheckpoint, group: str | None, key: str | None) -> str | None:
-    """The dotted name that a group was made of, where it is written anew."""
-    if group is None:
-        return key
-    seen = checkpoint.native.tensors()
-    whole = {index: name for index, name, _, _ in checkpoint.native.boxes()}
-    names = [
-        (whole.get(index, seen[index][0]), stored)
-        for index, of, stored in checkpoint.native.grouped()
-        if of == group
-    ]
-    return common_prefix(names)
-
-
-def common_prefix(names: list[tuple[str, str]]) -> str:
-    """What stands before the names of all tensors of a group in the state."""
-    first, stored = names[0]
-    pieces, kept = first.split("."), stored.split(".")
-    for count in range(len(pieces)):
-        prefix = ".".join(pieces[:count])
-        member = Groups({prefix: IN_PLACE}).member(first)
-        if member is not None and member.name.split(".") == kept:
-            return prefix
-    return ""
+    Raises:
+        CorruptCheckpointError: One is missing, or not what was saved.
+    """
+    found = beside.read(checkpoint.path, checkpoint.id)
+    return {name: content for name, content in found.items() if with_index or name != INDEX}
 
 
 def _floating(dtype: torch.dtype | str) -> torch.dtype:

@@ -71,9 +71,11 @@ class Job:
     memory_bytes: int
     began: float
 
-    def takes(self, shards: Shards) -> bool:
-        """Whether shards are what is wanted, as they are."""
-        if self.fused is not None:
+    def takes(self, shards: Shards, weights: list[Weight]) -> bool:
+        """Whether shards are what is wanted, as they are: all of it, and nothing else."""
+        if self.fused is not None or {weight.name for weight in weights} != set(shards.file_of):
+            return False
+        if any(weight.is_window for weight in weights):
             return False
         kinds = [dtypes.torch_dtypes().get(name) for name in shards.dtypes]
         return all(kind is not None and self._cast(kind) == kind for kind in kinds)

@@ -38,10 +38,13 @@ class Model:
 
             transformers = importlib.import_module("transformers")
             facts = json.loads(config)
-            kind = getattr(transformers, facts["architectures"][0])
+            named = facts.get("architectures")
             settings = transformers.AutoConfig.for_model(facts.pop("model_type"), **facts)
             with torch.device("meta"):
-                return cls(kind(settings))
+                if named:
+                    return cls(getattr(transformers, named[0])(settings))
+                # Configurations of models that were made from nothing do not say.
+                return cls(transformers.AutoModelForCausalLM.from_config(settings))
         except (ImportError, AttributeError, KeyError, IndexError, TypeError, ValueError):
             # Of another framework, of code that comes with it, or of a newer one.
             return None

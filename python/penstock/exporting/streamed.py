@@ -126,7 +126,7 @@ def _file(chosen: list[tuple[Weight, torch.dtype]]) -> File:
         }
         begins.append((weight, kind, at))
         at = end
-    text = json.dumps(header, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    text = json.dumps(header, ensure_ascii=False).encode()
     text += b" " * (-(8 + len(text)) % PAGE_BYTES)
     whole = len(text).to_bytes(8, "little") + text
     places = [Place(weight, kind, len(whole) + begin) for weight, kind, begin in begins]
@@ -153,7 +153,8 @@ class Stream:
         self._checkpoint = checkpoint
         self._settings = settings
         self._options = options
-        self._slot_bytes = max(min(memory_bytes // SLOTS, SLOT_BYTES_MAX), PAGE_BYTES)
+        self._memory_bytes = memory_bytes
+        self._slot_bytes = PAGE_BYTES
 
     def run(self, files: list[File], paths: list[str], update: Progress | None) -> None:
         """Writes files; whoever makes their directory durable makes them so too.
@@ -164,7 +165,17 @@ class Stream:
         """
         import torch
 
-        total_bytes = sum(place.weight.nbytes for file in files for place in file.places)
+        places = [place for file in files for place in file.places]
+        total_bytes = sum(place.weight.nbytes for place in places)
+        # What is converted takes memory of its own.
+        grown = max(
+            place.kind.itemsize / place.weight.kind.itemsize
+            if place.kind != place.weight.kind
+            else 0.0
+            for place in places
+        )
+        each_bytes = int(self._memory_bytes / (SLOTS * (1 + grown)))
+        self._slot_bytes = max(min(each_bytes, SLOT_BYTES_MAX), PAGE_BYTES)
         done_bytes = 0
         memory = [torch.empty(0, dtype=torch.uint8)] * SLOTS
         written: list[tuple[Transfer, Any] | None] = [None] * SLOTS

@@ -13,7 +13,7 @@ from penstock.errors import (
     PenstockWarning,
     StorageError,
 )
-from penstock.saving.groups import NO_GROUPS, Groups
+from penstock.saving.groups import NO_GROUPS, Groups, check_no_index
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +46,9 @@ class Destination:
         """What ranks that save the same call the same, wherever they have it mounted."""
         name = os.path.basename(os.path.abspath(self.path))
         return name if self.step is None else f"{name} (step {self.step})"
+
+    def __post_init__(self) -> None:
+        check_no_index(self.groups, self.files)
 
     def check_free(self) -> None:
         """Refuses early what the commit would refuse in any case.

@@ -16,7 +16,7 @@ from penstock.errors import UnsupportedStateError
 from penstock.reports import Fallback
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from penstock.state.flatten import Flattened
 
@@ -29,6 +29,7 @@ Files: TypeAlias = "Mapping[str, bytes | str | os.PathLike[str]] | str | os.Path
 _WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 """What `torch.compile`, FSDP and activation checkpointing put into names, anywhere."""
 
+_RESERVED = "__metadata__"
 _LED = re.compile(r"@[0-9]+$")
 """How global names end of tensors that rank 0 does not hold; `docs/format.md`, 6.7."""
 
@@ -40,6 +41,7 @@ _WEIGHTS = (
 _FILE_BYTES_MAX = 64 << 20
 _OF_ATTEMPT = re.compile(r"\.[0-9a-f]{32}\.")
 """What names of files of a checkpoint hold that nobody else has."""
+_STEP = re.compile(r"(step|damaged)-[0-9-]+")
 _NAMES_OF_OURS = frozenset(("manifest.json", "protected", "verified.json"))
 
 
@@ -104,19 +106,28 @@ class Groups:
         """
         if not self.group_of:
             return []
-        further = {tensor: name for name, tensor, window in flat.aliases if window is None}
-        further |= flat.further
+        further: dict[int, list[str]] = {index: [*names] for index, names in flat.further.items()}
+        for name, tensor, window in flat.aliases:
+            if window is None:
+                further.setdefault(tensor, []).append(name)
         rows: list[tuple[int, str, str]] = []
         taken: dict[_Member, str] = {}
+        present: set[str] = set()
         for index, source in enumerate(flat.tensors):
             box = source[7]
             if box is None and rank:
                 continue
             label = source[0] if box is None else _LED.sub("", box[0])
-            # Of tied tensors, one name may be in the group and the first one not.
-            member = self.member(label) or self.member(further.get(index, label))
-            if member is None:
+            names = [label, *further.get(index, ())]
+            present |= {one.group for name in names if (one := self.member(name)) is not None}
+            member = self._of_tied(names)
+            if member is None or _is_bytes(source[6]):
                 continue
+            if member.name == _RESERVED:
+                raise UnsupportedStateError(
+                    f"{label}: {_RESERVED} is no name of a tensor in safetensors: rename the key",
+                    key=label,
+                )
             if box is not None and box[1] != source[2]:
                 # Pieces, of which a rank may have several.
                 member = _Member(member.group, _free(member, taken))
@@ -133,7 +144,8 @@ class Groups:
             member, label = self.member(row[0]), row[6]
             if member is not None and member.name == label and row[7] is None:
                 rows.append((index, *member))
-        missing = set(self.group_of.values()).difference(group for _, group, _ in rows)
+                present.add(member.group)
+        missing = set(self.group_of.values()) - present
         if missing and rank is None:
             prefix = next(name for name, group in self.group_of.items() if group in missing)
             raise UnsupportedStateError(
@@ -143,17 +155,21 @@ class Groups:
             )
         return rows
 
+    def _of_tied(self, names: list[str]) -> _Member | None:
+        """Where a tensor of several names lies: in the group with the index, if it is of that."""
+        members = [member for name in names if (member := self.member(name)) is not None]
+        indexed = [member for member in members if member.group == IN_PLACE]
+        return next(iter(indexed or members), None)
+
     def index(self, flat: Flattened) -> tuple[str | None, list[Fallback]]:
         """The group to make an index of, or why there is none."""
         if IN_PLACE not in self.group_of.values():
             return None, []
-        for name, tensor, window in flat.aliases:
+        windows = [name for name, _, window in flat.aliases if window is not None]
+        for name in [*windows, *flat.apart]:
             member = self.member(name)
-            if window is not None and member is not None and member.group == IN_PLACE:
-                reason = (
-                    f"{name} is a part of {flat.tensors[tensor][0]} and has no bytes of its own: "
-                    "`penstock export` writes it out"
-                )
+            if member is not None and member.group == IN_PLACE:
+                reason = f"{name} has no bytes of its own: `penstock export` writes it out"
                 return None, [Fallback(reason, "unindexed")]
         return IN_PLACE, []
 
@@ -199,7 +215,7 @@ def read_files(files: Files | None) -> list[tuple[str, bytes]]:
 
 
 def _read(name: Any, content: Any) -> bytes:
-    is_name = isinstance(name, str) and _NAME.fullmatch(name) and name not in _NAMES_OF_OURS
+    is_name = isinstance(name, str) and _NAME.fullmatch(name) and not _is_ours(name)
     if not is_name or name.endswith(".safetensors"):
         raise ValueError(
             f"files: {name!r} cannot lie beside the shards: a name has letters, digits, '.', '_' "
@@ -208,7 +224,9 @@ def _read(name: Any, content: Any) -> bytes:
     if isinstance(content, bytes | bytearray | memoryview):
         text = bytes(content)
     elif isinstance(content, str | os.PathLike):
-        with open(content, "rb") as file:
+        # A pipe would keep the save waiting.
+        fd = os.open(content, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
             facts = os.fstat(file.fileno())
             if not stat.S_ISREG(facts.st_mode):
                 raise ValueError(f"files: {name}: {os.fspath(content)!r} is no regular file")
@@ -222,8 +240,31 @@ def _read(name: Any, content: Any) -> bytes:
     return text
 
 
+def _is_bytes(owner: Any) -> bool:
+    """Whether it is the memory of a byte string, which is a value and no tensor."""
+    return isinstance(getattr(owner, "base", None), bytes | bytearray)
+
+
 def _is_left_out(name: str) -> bool:
-    return name.endswith(_WEIGHTS) or name in _NAMES_OF_OURS or _OF_ATTEMPT.search(name) is not None
+    return name.endswith(_WEIGHTS) or _is_ours(name)
+
+
+INDEX = "model.safetensors.index.json"
+
+
+def check_no_index(groups: Groups, files: Sequence[tuple[str, bytes]]) -> None:
+    """Refuses an index of the caller's beside one of ours.
+
+    Raises:
+        ValueError: There is one.
+    """
+    if IN_PLACE in groups.group_of.values() and any(name == INDEX for name, _ in files):
+        raise ValueError(f"files: {INDEX} is written for the group '': leave it out")
+
+
+def _is_ours(name: str) -> bool:
+    of_ours = name in _NAMES_OF_OURS or _OF_ATTEMPT.search(name) is not None
+    return of_ours or _STEP.fullmatch(name) is not None
 
 
 def _is_below(name: str, prefix: str) -> bool:

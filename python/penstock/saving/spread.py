@@ -184,8 +184,10 @@ class _Spreader(Flattener):
         self._sharder = sharder
         self._holders = holders
         self._groups = groups
-        # Another name of tensors that are tied.
-        self._further: dict[int, str] = {}
+        # Other names of tensors that are tied.
+        self._further: dict[int, list[str]] = {}
+        # Windows of others, and tensors without elements.
+        self._apart: list[str] = []
         self._shared: list[_MemoryLeaf] = []
         self._shared_files: list[_FileLeaf] = []
         self._own_depth = 0
@@ -224,7 +226,9 @@ class _Spreader(Flattener):
             for index, piece in enumerate(pieces, len(own))
             if id(leaves[piece.tensor]) in self._further
         }
-        return Spread(tensors, aliases, tree, linked, overlaps, further, balance=balance)
+        return Spread(
+            tensors, aliases, tree, linked, overlaps, further, self._apart, balance=balance
+        )
 
     # Leaves.
 
@@ -319,8 +323,12 @@ class _Spreader(Flattener):
         _compare_files(in_files, balance)
         for leaf, base, window in [*((leaf, leaf, None) for leaf in (*leaves, *in_files)), *ties]:
             leaf.refer(base, window)
-            if leaf is not base and window is None and self._groups.member(leaf.name):
-                self._further.setdefault(id(base), leaf.name)
+            if not self._groups.member(leaf.name):
+                continue
+            if window is not None or 0 in leaf.how.shape:
+                self._apart.append(leaf.name)
+            elif leaf is not base:
+                self._further.setdefault(id(base), []).append(leaf.name)
         rank = self._sharder.rank
         # A file is linked to whole: replicas have nothing to share out.
         return leaves, [

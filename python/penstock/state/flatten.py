@@ -68,7 +68,8 @@ class Flattened:
         tree: The rest, as JSON text.
         linked: What lies in files already, counted behind the tensors.
         overlaps: Leaves that share memory, where they were asked for.
-        further: Of tensors that the aliases say nothing of, another name.
+        further: Of tensors that the aliases say nothing of, their other names.
+        apart: Names of tensors without bytes of their own that the aliases say nothing of.
     """
 
     tensors: list[TensorSource]
@@ -76,7 +77,8 @@ class Flattened:
     tree: str
     linked: _Linked
     overlaps: Sequence[Overlap] = ()
-    further: Mapping[int, str] = field(default_factory=dict)
+    further: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    apart: Sequence[str] = ()
 
 
 class Overlap(NamedTuple):

@@ -23,7 +23,7 @@ struct Metadata {
 /// The index of a group over the parts of all ranks, or why such readers could not load it by one.
 ///
 /// # Errors
-/// What is wrong with the group, in words: it has no tensors, or two of one name.
+/// What is wrong with the group, in words: it has no tensors.
 pub(crate) fn index(parts: &[Part], group: &str) -> Result<Result<Vec<u8>, String>, String> {
     let mut weight_map = BTreeMap::new();
     let mut total_size = 0;
@@ -36,9 +36,9 @@ pub(crate) fn index(parts: &[Part], group: &str) -> Result<Result<Vec<u8>, Strin
             }
             let (name, file) = (tensor.stored_name(), &part.files[tensor.file].name);
             if weight_map.insert(name, file.as_str()).is_some() {
-                return Err(format!(
-                    "the group {group:?} has two tensors called {name:?}"
-                ));
+                return Ok(Err(format!(
+                    "ranks have tensors of their own called {name}"
+                )));
             }
             total_size += tensor.nbytes();
         }
