@@ -279,10 +279,9 @@ def test_of_a_group_nothing_is_left_out_and_nothing_added(tmp_path, hard_link):
         assert penstock.verify(path).ok
         penstock.export(path, out, hard_link=hard_link)
         assert names_of(out) == (expected or ["e", "part", "w"])
-        for name in names_of(out):
-            assert torch.equal(
-                weights(out)[name], state[next(iter(k for k, g in groups.items() if not g))][name]
-            )
+        key = next(key for key, group in groups.items() if not group)
+        for name, tensor in weights(out).items():
+            assert torch.equal(tensor, state[key][name])
     penstock.export(tmp_path / "c2", tmp_path / "average", group="average", hard_link=hard_link)
     assert_same(weights(tmp_path / "average"), {"b": a, "w": w})
 
@@ -314,6 +313,6 @@ def test_names_and_types_that_files_of_models_cannot_have(tmp_path):
         penstock.export(tmp_path / "c", tmp_path / "other")
     with pytest.raises(ValueError, match="in place nothing"):
         penstock.export(tmp_path / "c", dtype="bfloat16")
+    files = {"model.safetensors.index.json": b"{}"}
     with pytest.raises(ValueError, match="leave it out"):
-        files = {"model.safetensors.index.json": b"{}"}
         penstock.save(tmp_path / "d", {"model": {"w": torch.ones(2)}}, groups=GROUPS, files=files)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import penstock
+from penstock import Saver
 from penstock.errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
@@ -19,13 +20,12 @@ from penstock.integrations.accelerate.loader import Loader
 from penstock.integrations.accelerate.parts import REMEDY, training_of
 from penstock.integrations.versions import check_version
 from penstock.loading.foreign import is_checkpoint
-from penstock.saver import Saver
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from penstock import Training
     from penstock.options import Options
-    from penstock.training.training import Training
 
 _Accelerator = TypeVar("_Accelerator")
 

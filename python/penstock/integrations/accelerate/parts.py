@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock import Training
 from penstock.integrations import raw
 from penstock.integrations.accelerate.loader import Loader
-from penstock.training.training import Training
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

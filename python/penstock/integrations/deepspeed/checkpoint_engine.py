@@ -19,6 +19,7 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngi
 from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 
 import penstock
+from penstock import Saver, Training
 from penstock.errors import (
     CheckpointExistsError,
     PenstockError,
@@ -31,8 +32,6 @@ from penstock.integrations.deepspeed import tags, values
 from penstock.integrations.deepspeed.to_torch import to_torch
 from penstock.integrations.versions import check_version
 from penstock.loading.foreign import is_checkpoint
-from penstock.saver import Saver
-from penstock.training.training import Training
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.fabric.plugins import CheckpointIO
 
+from penstock import Saver
 from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateError
 from penstock.integrations.lightning import directories, loading, raw
-from penstock.saver import Saver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

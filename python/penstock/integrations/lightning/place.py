@@ -18,8 +18,8 @@ import torch.distributed as dist
 from lightning.fabric.utilities.data import _set_sampler_epoch
 from lightning.pytorch.loops.loop import _Loop
 
+from penstock import Training
 from penstock.errors import PenstockWarning
-from penstock.training.training import Training
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
