@@ -30,7 +30,6 @@ JSON: path (of the new one), source, kind, step, checkpoint_id, tensors,
 @click.command(
     epilog=example(
         "penstock convert runs/last.ckpt runs/converted",
-        "penstock inspect runs/converted",
         after=JSON_KEYS,
     )
 )

@@ -40,6 +40,15 @@ CHUNK_BYTES = _native.CHUNK_BYTES
 """Bytes of a file that have one digest; the last ones of it may be fewer."""
 
 
+MANIFEST = _native.MANIFEST
+"""The file that makes a checkpoint complete."""
+
+
+def is_of_rank(name: str) -> bool:
+    """Whether a file is one that a save makes for a rank: a shard or a part, by its name."""
+    return _native.rank_of_file(name) is not None
+
+
 class StoredTensor(NamedTuple):
     """A tensor that a leaf of the tree stands for.
 

@@ -12,6 +12,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from penstock import _native
 from penstock.errors import UnsupportedStateError
 from penstock.reports import Fallback
 
@@ -42,7 +43,7 @@ _FILE_BYTES_MAX = 64 << 20
 _OF_ATTEMPT = re.compile(r"\.[0-9a-f]{32}\.")
 """What names of files of a checkpoint hold that nobody else has."""
 _STEP = re.compile(r"(step|damaged)-[0-9-]+")
-_NAMES_OF_OURS = frozenset(("manifest.json", "protected", "verified.json"))
+_NAMES_OF_OURS = frozenset((_native.MANIFEST, "protected"))
 
 
 class _Member(NamedTuple):

@@ -16,13 +16,17 @@ from penstock.errors import (
     PenstockWarning,
 )
 from penstock.loading.foreign import is_checkpoint
+from penstock.loading.opened import MANIFEST, is_of_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _NAME = re.compile(r"checkpoint_([0-9]+)")
 _REMOVING = ".removing"
-_OURS = ("part-", "shard-", "manifest.json")
+
+
+def _is_ours(name: str) -> bool:
+    return name == MANIFEST or is_of_rank(name)
 
 
 def number_of(path: str) -> int | None:
@@ -158,7 +162,7 @@ def _numbered(root: str) -> list[tuple[int, str]]:
 def _further(path: str) -> Iterator[str]:
     for directory, _, names in os.walk(path):
         yield directory
-        yield from (os.path.join(directory, one) for one in names if not one.startswith(_OURS))
+        yield from (os.path.join(directory, one) for one in names if not _is_ours(one))
 
 
 def _ending(index: int) -> str:

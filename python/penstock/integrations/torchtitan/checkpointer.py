@@ -26,6 +26,10 @@ _DCP_FILE = ".metadata"
 """What is written last of a checkpoint of PyTorch's Distributed Checkpoint."""
 
 
+_STEP = "step"
+"""What directories of torchtitan's own manager are called, before the number."""
+
+
 class Checkpointer(CheckpointManager):  # type: ignore[misc]
     """Saves and restores a torchtitan run, in one commit for all of it.
 
@@ -204,9 +208,9 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
         folder = folder or self.folder
         names = os.listdir(folder) if os.path.isdir(folder) else []
         steps = [
-            int(name.removeprefix("step-"))
+            int(name.removeprefix(f"{_STEP}-"))
             for name in names
-            if re.fullmatch(r"step-\d+", name)
+            if re.fullmatch(rf"{_STEP}-\d+", name)
             and os.path.isfile(os.path.join(folder, name, _DCP_FILE))
         ]
         return max(steps, default=-1)

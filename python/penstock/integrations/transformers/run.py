@@ -16,13 +16,13 @@ from typing import NamedTuple
 import penstock
 from penstock.errors import IncompleteCheckpointError, PenstockError, PenstockWarning
 from penstock.loading.foreign import is_checkpoint
+from penstock.loading.opened import MANIFEST, is_of_rank
 
 STATE = "trainer_state.json"
 SENTINEL = "checkpoint-is-incomplete.txt"
 """What the Trainer marks checkpoints with that it saves when a signal comes, and never looks at."""
 
 _NAME = re.compile(r"checkpoint-([0-9]+)")
-_OURS = re.compile(r"(shard|part)-[0-9]+\..*|shard-[0-9]+-[0-9]+\..*|beside\..*")
 """Files of a save, finished or not."""
 _WEIGHTS = re.compile(
     r"(model|pytorch_model)\.(safetensors|bin)|pytorch_model_fsdp.*|global_step[0-9]+"
@@ -165,8 +165,8 @@ def is_leftover(path: str) -> bool:
     """
     names = os.listdir(path)
     return (
-        "manifest.json" not in names
-        and any(map(_OURS.fullmatch, names))
+        MANIFEST not in names
+        and any(is_of_rank(name) or name.startswith("beside.") for name in names)
         and not any(kind.fullmatch(name) for name in names for kind in (_WEIGHTS, _OPTIMIZER))
     )
 
@@ -178,7 +178,7 @@ def remove(path: str) -> None:
     """
     try:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(path, "manifest.json"))
+            os.unlink(os.path.join(path, MANIFEST))
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(descriptor)
