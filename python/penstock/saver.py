@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from penstock.calls.arguments import check_step, decode_path, encode_metadata, to_native
 from penstock.calls.events import observed
-from penstock.errors import PenstockError
 from penstock.loading.foreign import check_no_store
 from penstock.ranks.group import find as find_ranks
 from penstock.saving.alone import save_alone
@@ -15,6 +14,7 @@ from penstock.saving.destination import Destination
 from penstock.saving.groups import Groups, read_files
 from penstock.saving.together import save_together
 from penstock.saving.turns import Turns
+from penstock.saving.waiting import Waiting
 from penstock.tracing import call
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.saving.pending import PendingSave
 
 
-class Saver:
+class Saver(Waiting):
     """Saves to paths of the caller's, each complete and durable before the next one begins.
 
     A `CheckpointStore` names its directories itself, and deletes old ones. Frameworks that do both
@@ -182,34 +182,6 @@ class Saver:
                 if_busy=if_busy,
                 after=after or _nothing,
             )
-
-    def wait(self) -> None:
-        """Waits for the last `save_async`, if one is running.
-
-        Raises:
-            PenstockError: Its error, if nobody has seen it.
-        """
-        self._turns.wait()
-
-    def close(self) -> None:
-        """Waits for the last `save_async` and gives its memory back; the saver stays usable.
-
-        Raises:
-            PenstockError: The error of that save, if nobody has seen it.
-        """
-        self._turns.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        try:
-            self.close()
-        except PenstockError as failed:
-            if error is None:
-                raise
-            # What ended the block is what its caller has to hear.
-            error.add_note(f"and a save in the background failed: {failed}")
 
     def _ranks(self) -> Ranks | None:
         return find_ranks(self._process_group, no_dist=self._no_dist, to_save=True)

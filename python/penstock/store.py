@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import warnings
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from penstock import _native, checkpoint
 from penstock.calls.arguments import (
@@ -32,6 +32,7 @@ from penstock.saving.destination import Destination
 from penstock.saving.groups import Groups, read_files
 from penstock.saving.together import save_together
 from penstock.saving.turns import Turns
+from penstock.saving.waiting import Waiting
 from penstock.state.live import LiveState
 from penstock.steps import delivery
 from penstock.steps.reader import Reader
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from penstock.training.training import Training
 
 
-class CheckpointStore(StoredSteps):
+class CheckpointStore(StoredSteps, Waiting):
     """A directory with one checkpoint per training step.
 
     Every step is a directory of its own that can be copied, moved and uploaded. The store keeps no
@@ -272,34 +273,6 @@ class CheckpointStore(StoredSteps):
                 if_busy=if_busy,
                 after=lambda: self._retire(step, 0),
             )
-
-    def wait(self) -> None:
-        """Waits for the store's last `save_async`, if one is running.
-
-        Raises:
-            PenstockError: Its error, if nobody has seen it.
-        """
-        self._turns.wait()
-
-    def close(self) -> None:
-        """Waits for the last `save_async` and gives its memory back; the store stays usable.
-
-        Raises:
-            PenstockError: The error of that save, if nobody has seen it.
-        """
-        self._turns.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        try:
-            self.close()
-        except PenstockError as failed:
-            if error is None:
-                raise
-            # What ended the block is what its caller has to hear.
-            error.add_note(f"and a save in the background failed: {failed}")
 
     def _ranks(self, *, to_save: bool = False) -> Ranks | None:
         return find_ranks(self._process_group, no_dist=self._no_dist, to_save=to_save)

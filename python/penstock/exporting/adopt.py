@@ -11,13 +11,12 @@ from penstock.calls.arguments import decode_path
 from penstock.calls.progress import shown
 from penstock.checkpoint import save
 from penstock.errors import CheckpointNotFoundError, CorruptCheckpointError, StorageError
-from penstock.exporting.job import INDEX
 from penstock.offload.optim.digests import chunk_digests
 from penstock.offload.streaming.safetensors import header_of
 from penstock.offload.streaming.stored import FileMark
 from penstock.offload.tensor_io import TensorIO
 from penstock.options import Options
-from penstock.saving.groups import IN_PLACE, final_name
+from penstock.saving.groups import IN_PLACE, INDEX, final_name
 from penstock.state.dtypes import import_torch
 from penstock.state.file_tensor import CHUNK_BYTES, FileTarget, FileTensor, HeldFile
 

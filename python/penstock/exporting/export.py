@@ -12,12 +12,12 @@ from penstock.errors import StateMismatchError
 from penstock.exporting import beside
 from penstock.exporting.chosen import group_of, shards_of, weights_of
 from penstock.exporting.directory import replace
-from penstock.exporting.job import CONFIG, INDEX, Job, floats
+from penstock.exporting.job import CONFIG, Job, floats
 from penstock.exporting.models import Model
 from penstock.exporting.report import ExportReport
 from penstock.loading.opened import OpenCheckpoint
 from penstock.options import Options
-from penstock.saving.groups import IN_PLACE, read_files
+from penstock.saving.groups import IN_PLACE, INDEX, read_files
 from penstock.state import dtypes
 
 if TYPE_CHECKING:

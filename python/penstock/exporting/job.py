@@ -16,7 +16,7 @@ from penstock.exporting.directory import appearing, write
 from penstock.exporting.report import ExportReport
 from penstock.saving.alone import write_alone
 from penstock.saving.destination import Destination
-from penstock.saving.groups import IN_PLACE, Groups
+from penstock.saving.groups import IN_PLACE, INDEX, Groups
 from penstock.state import dtypes
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from penstock.loading.opened import OpenCheckpoint
     from penstock.options import Options
 
-INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 
 _TENSORS = "tensors"
