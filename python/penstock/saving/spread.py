@@ -325,7 +325,7 @@ class _Spreader(Flattener):
             leaf.refer(base, window)
             if not self._groups.member(leaf.name):
                 continue
-            if window is not None or 0 in leaf.how.shape:
+            if window is not None or 0 in base.how.shape:
                 self._apart.append(leaf.name)
             elif leaf is not base:
                 self._further.setdefault(id(base), []).append(leaf.name)

@@ -57,7 +57,7 @@ def survives(name, directory, kills, seed, *, complete, popen, ranks=None, steps
             assert said(lines, "digest") == wanted
             passed, runs, before = passed + 1, runs + 1, []
             continue
-        assert was_running, "\n".join(program.errors[-40:])
+        assert was_running, program.trouble
         done += 1
         found = complete(directory / f"run-{runs}")
         assert len(found) >= min(len(before), KEPT), (

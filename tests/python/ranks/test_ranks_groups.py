@@ -41,6 +41,7 @@ def whole():
 def save_replicas(path):
     torch.manual_seed(1)
     model = {f"module.w{index}": torch.randn(1500, 1000) for index in range(3)}
+    model["module.tied"] = model["module.w1"]
     state = {"model": model, "moments": [torch.randn(1500, 1000)], "own": torch.full((2,), rank())}
     return penstock.save(path, state, groups=GROUPS, files={"config.json": b"{}"}).fallbacks
 
