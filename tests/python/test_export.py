@@ -201,12 +201,30 @@ def test_what_cannot_be_exported_is_named_and_nothing_is_made(tmp_path):
             penstock.export(path, out, **wrong)
     with pytest.raises(ValueError, match="one of them"):
         penstock.export(path, out, group="policy", key="net")
+    for name in ("shard_bytes", "memory_bytes"):
+        with pytest.raises(TypeError, match=f"{name}='5GB': must be an int"):
+            penstock.export(path, out, group="policy", **{name: "5GB"})
+        with pytest.raises(ValueError, match=f"{name}=0"):
+            penstock.export(path, out, group="policy", **{name: 0})
     with pytest.raises(penstock.CheckpointNotFoundError):
         penstock.export(tmp_path / "nothing", out)
     penstock.export(path, out, group="policy")
     with pytest.raises(penstock.CheckpointExistsError, match="not empty"):
         penstock.export(path, out, group="policy")
     assert sorted(os.listdir(tmp_path)) == ["c", "config", "out"]
+
+
+def test_a_directory_that_appears_meanwhile_is_left_alone(tmp_path):
+    path = saved(tmp_path, gpt2())
+
+    def somebody_else(done_bytes, total_bytes):
+        (tmp_path / "out").mkdir(exist_ok=True)
+        (tmp_path / "out" / "notes").write_text("mine")
+
+    with pytest.raises(penstock.CheckpointExistsError, match="out is there and not empty"):
+        penstock.export(path, tmp_path / "out", progress=somebody_else)
+    assert sorted(os.listdir(tmp_path)) == ["c", "config", "out"]
+    assert (tmp_path / "out" / "notes").read_text() == "mine"
 
 
 def test_damage_is_an_error_and_leaves_nothing(tmp_path):

@@ -9,7 +9,7 @@ import shutil
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from penstock.errors import CheckpointExistsError, StorageError
+from penstock.errors import CheckpointExistsError, PenstockError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,6 +103,9 @@ def _sync(path: str) -> None:
 def _told(path: str) -> Iterator[None]:
     try:
         yield
+    except PenstockError:
+        # Some of them are errors of the system's as well.
+        raise
     except OSError as error:
         number = error.errno or errno.EIO
         where = error.filename or path

@@ -16,6 +16,7 @@ from penstock.exporting.job import CONFIG, Job, floats
 from penstock.exporting.models import Model
 from penstock.exporting.report import ExportReport
 from penstock.loading.opened import OpenCheckpoint
+from penstock.option_kinds import Number
 from penstock.options import Options
 from penstock.saving.groups import IN_PLACE, INDEX, read_files
 from penstock.state import dtypes
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 SHARD_BYTES = 5_000_000_000
 """What `save_pretrained` of transformers puts into a file for long."""
 MEMORY_BYTES = 4 << 30
+_BYTES = Number(1, (1 << 63) - 1, "bytes", is_open=False)
 
 
 def export(
@@ -52,7 +54,7 @@ def export(
     A group that was saved as one (``groups=`` of `penstock.save`), whole and in the wanted types,
     is not read: where the file system shares blocks (XFS, btrfs), or with ``hard_link``, the
     directory takes no room. Everything else is read, verified, put together from the pieces of all
-    ranks, converted, and written, with ``memory_bytes`` of memory.
+    ranks, converted, and written, a piece at a time.
 
     Args:
         path: The checkpoint's directory.
@@ -70,7 +72,8 @@ def export(
             place changes the checkpoint, which `penstock.verify` finds and nothing undoes.
         check: Compare names with those of the model of ``config.json``, if transformers is there.
         shard_bytes: Bytes of a file that is written, at most, but for larger tensors.
-        memory_bytes: For what is read and written; at least twice the largest tensor is used.
+        memory_bytes: For what is read and written at a time, of which 192 MiB are enough; more is
+            used where a row of a tensor takes it, or tensors are taken apart (``unfuse``).
         options: How bytes move; None for ``Options()``.
         progress: True for a bar on standard error, or a function of bytes done and in all.
 
@@ -83,6 +86,7 @@ def export(
         StateMismatchError: There is no such group or key, or ``config.json`` is of another model.
         CorruptCheckpointError: What was read is damaged.
         ValueError: An argument is out of range.
+        TypeError: An argument is of another type.
         StorageError: The operating system failed an operation.
 
     Example:
@@ -96,8 +100,8 @@ def export(
     began = time.perf_counter()
     if group is not None and key is not None:
         raise ValueError("group and key: pass one of them")
-    if shard_bytes < 1 or memory_bytes < 1:
-        raise ValueError("shard_bytes and memory_bytes must be at least 1")
+    _BYTES.check("shard_bytes", shard_bytes)
+    _BYTES.check("memory_bytes", memory_bytes)
     choices = (group, key, dtype, unfuse, files)
     if out is None and (hard_link or any(choice is not None for choice in choices)):
         raise ValueError("out: name a directory to export to; in place nothing can be chosen")

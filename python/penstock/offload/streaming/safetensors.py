@@ -111,14 +111,15 @@ def _stored(path: Path, name: str, entry: Any, begin: int) -> Stored:
         first, last = entry["data_offsets"]
         shape = tuple(entry["shape"])
         kind = str(entry["dtype"])
-        is_plain = all(type(one) is int and one >= 0 for one in (first, last, *shape))
+        is_plain = all(type(one) is int and 0 <= one < 1 << 63 for one in (first, last, *shape))
     except (TypeError, KeyError, ValueError):
         is_plain = False
     if not is_plain:
         raise _broken(path, f"its header does not say where {name!r} lies", name)
     dtype = getattr(torch, DTYPES.get(kind, ""), None)
     if dtype is None:
-        raise _broken(path, f"{name!r} is of the type {kind}, which is not known here", name)
+        remedy = "a newer PyTorch or Penstock may know it"
+        raise _broken(path, f"{name!r} is of the type {kind}", name, remedy)
     one = Stored(os.fspath(path), begin + first, shape, dtype)
     if one.nbytes != last - first:
         held = last - first
@@ -126,9 +127,11 @@ def _stored(path: Path, name: str, entry: Any, begin: int) -> Stored:
     return one
 
 
-def _broken(path: Path, why: str, name: str | None = None) -> CorruptCheckpointError:
+def _broken(
+    path: Path, why: str, name: str | None = None, remedy: str = "get the file again"
+) -> CorruptCheckpointError:
     return CorruptCheckpointError(
-        f"{path}: {why}: get the file again",
+        f"{path}: {why}: {remedy}",
         path=os.fspath(path.parent),
         file=path.name,
         tensor=name,
