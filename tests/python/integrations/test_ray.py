@@ -240,7 +240,7 @@ WORKERS = """
     from ray.train.torch import TorchTrainer
     import penstock
     from penstock.integrations.ray import repair, report, resume
-    root, kills = sys.argv[1], int(sys.argv[2])
+    root, kills, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[4])
 
     def train(config):
         import random
@@ -307,14 +307,14 @@ WORKERS = """
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        first, lives = fit(12, kills)
+        first, lives = fit(steps, kills)
         found = [first.metrics, lives, len(first.best_checkpoints)]
         snapshot = root + "/run/checkpoint_manager_snapshot.json"
         text = open(snapshot).read()
         with open(snapshot, "w") as file:
             file.write(text[:20])
         found.append(repair(root + "/run") is not None)
-        second, lives = fit(14, 0)
+        second, lives = fit(steps + 2, 0)
         state = [penstock.load(second.checkpoint.path, rank=rank) for rank in (0, 1)]
         found += [second.metrics, lives, [one["own"] for one in state],
                   float(state[0]["model"]["weight"].sum())]
@@ -330,32 +330,41 @@ WORKERS = """
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(7200)
 def test_workers_of_ray_that_are_killed_go_on_bit_for_bit(tmp_path, tmp_path_factory):
     """Two of them with gloo, in a cluster of their own that ends with the test."""
     kills = int(os.environ.get("PENSTOCK_TORTURE_RAY_WORKER_KILLS", "0"))
     if kills == 0:
         pytest.skip("it takes minutes alone on the machine: make torture-frameworks runs it")
+    steps = 4 * (kills + 1)  # so many in each life, at most
     # Sockets of Ray have names of 107 bytes at most.
     session = Path("/tmp") / f"penstock-ray-{os.getpid()}"
     try:
-        found = run_child(WORKERS, tmp_path, kills, session, is_fresh=True, timeout_seconds=890)
+        found = run_child(
+            WORKERS,
+            tmp_path,
+            kills,
+            session,
+            steps,
+            is_fresh=True,
+            timeout_seconds=600 + 60 * kills,
+        )
     finally:
         shutil.rmtree(session, ignore_errors=True)
-    first, lives, kept, is_repaired, second, resumed, own, total, fewest, steps = found
-    assert first == {"step": 12}
+    first, lives, kept, is_repaired, second, resumed, own, total, fewest, kept_steps = found
+    assert first == {"step": steps}
     assert lives[0] == 0
     assert len(lives) == kills + 1
     assert kept == 2
     assert is_repaired
-    assert second == {"step": 14}
-    assert resumed == [12]
-    assert own == [list(range(1, 15)), list(range(101, 115))]
+    assert second == {"step": steps + 2}
+    assert resumed == [steps]
+    assert own == [list(range(first, first + steps + 2)) for first in (1, 101)]
     torch.manual_seed(0)
     model = torch.nn.Linear(64, 64)
     with torch.no_grad():
-        for step in range(1, 15):
+        for step in range(1, steps + 3):
             model.weight += step
     assert total == float(model.weight.sum())
     assert fewest == []
-    assert steps[-2:] == [13, 14]
+    assert kept_steps[-2:] == [steps + 1, steps + 2]
