@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+import random
 import re
 import shutil
 import subprocess
@@ -98,6 +99,82 @@ def test_a_run_goes_on_bit_for_bit_from_each_of_its_checkpoints(
         resumed = run(f"from-{step}", checkpoints[step])
         assert resumed.losses == {at: loss for at, loss in straight.losses.items() if at >= step}
         assert equal(resumed, straight)
+
+
+class Thorough(Module):
+    """Draws in hooks, and has a rate that follows what validation says, at each epoch or step."""
+
+    interval = "epoch"
+
+    def on_train_start(self):
+        torch.rand(1)
+
+    def on_train_epoch_start(self):
+        self.scale = 1 + torch.rand(1).item()
+
+    def on_train_epoch_end(self):
+        random.random()
+
+    def training_step(self, batch, index):
+        return super().training_step(batch, index) * self.scale
+
+    def validation_step(self, batch, index):
+        self.log("val", (self.net(batch[0]) - batch[0]).square().mean() + torch.rand(1).sum())
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), 1e-2)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, patience=0, threshold=10.0, factor=0.5
+        )
+        scheduler = {"scheduler": plateau, "monitor": "val", "interval": self.interval}
+        return [optimizer], [scheduler | {"strict": False}]
+
+
+class ThoroughSteps(Thorough):
+    interval = "step"
+    scale = 1.0
+
+    def on_train_epoch_start(self):
+        """A run that goes on within an epoch does not come here."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "saves", "options"),
+    [
+        (DataLoader, Thorough, {}, {}),
+        (DataLoader, Thorough, {"save_on_train_epoch_end": False}, {}),
+        (DataLoader, Thorough, {"every_n_train_steps": 5}, {}),
+        (DataLoader, Thorough, {}, {"reload_dataloaders_every_n_epochs": 2}),
+        (StatefulDataLoader, Thorough, {"every_n_train_steps": 5}, {"max_steps": 13}),
+        (StatefulDataLoader, Thorough, {}, {"reload_dataloaders_every_n_epochs": 1}),
+        (StatefulDataLoader, ThoroughSteps, {"every_n_train_steps": 2}, {"val_check_interval": 2}),
+        (
+            StatefulDataLoader,
+            ThoroughSteps,
+            {"every_n_train_steps": 4},
+            {"val_check_interval": 3, "check_val_every_n_epoch": None},
+        ),
+    ],
+)
+def test_what_comes_after_a_save_in_the_same_epoch_is_not_left_out(
+    tmp_path, kind, module, saves, options
+):
+    """Validation, hooks and schedulers: Lightning does these after a save, or leaves them out."""
+    validation = DataLoader(dataset(), batch_size=10)
+
+    def run(name, ckpt_path=None):
+        callbacks = keeping_all(tmp_path / name, **saves)
+        one = trainer(tmp_path / name, PenstockIO(), callbacks=callbacks, **options)
+        return fit(one, module(), loader(kind), validation, ckpt_path=ckpt_path), one
+
+    straight, ended = run("straight")
+    checkpoints = saved_steps(tmp_path / "straight")
+    for step in sorted(checkpoints):
+        resumed, again = run(f"from-{step}", checkpoints[step])
+        assert resumed.losses == {at: loss for at, loss in straight.losses.items() if at >= step}
+        assert equal(resumed, straight)
+        rates = [one.optimizers[0].param_groups[0]["lr"] for one in (ended, again)]
+        assert rates[0] == rates[1]
 
 
 def test_a_checkpoint_is_one_of_penstocks_and_holds_everything(tmp_path):

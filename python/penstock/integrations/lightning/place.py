@@ -1,12 +1,18 @@
 """Where a run goes on: random states of every rank, and the place in the data.
 
 Lightning saves no random states. It saves the states of loaders that know their place, and forgets
-them where an epoch has just ended, so that the next one has the order of the first.
+them where an epoch has just ended, so that the next one has the order of the first. Of what comes
+after a save it leaves out what belongs to the same batch or epoch: a validation, the hooks at the
+end of the epoch, a step of `ReduceLROnPlateau`.
 
-Both have to be right when the first batch is drawn. In the middle of an epoch the iterators were
-made before the save, so random states are restored after they are made anew. At its end they are
-made after it: loaders are brought to the end of the old epoch, random states are restored, and then
-Lightning begins the next one.
+A run goes on right where the save was, and nothing that Lightning does before it gets there may
+draw from the random states: they are restored when it is there.
+
+- In the middle of an epoch the iterators were made before the save, so this is after they are made
+  anew.
+- At the last batch the rest of the epoch comes first. Then loaders are brought to the end of the
+  old epoch, and Lightning begins the next one.
+- After the end of an epoch, only that is left to do.
 """
 
 from __future__ import annotations
@@ -14,9 +20,11 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.data import _set_sampler_epoch
 from lightning.pytorch.loops.loop import _Loop
+from lightning.pytorch.utilities.seed import isolate_rng
 
 from penstock import Training
 from penstock.errors import PenstockWarning
@@ -36,9 +44,13 @@ def capture(trainer: pl.Trainer, *, is_together: bool) -> dict[str, Any]:
         is_together: Whether every rank saves its own part, or one for all.
     """
     loader = trainer.fit_loop._combined_loader
+    metrics = trainer.callback_metrics
     own = {
         "rng": Training().state_dict()["rng"],
         "loaders": [] if loader is None else loader._state_dicts(),
+        # What schedulers and callbacks monitor.
+        "metrics": {name: value.item() for name, value in metrics.items()},
+        "reloaded": trainer.fit_loop._last_train_dl_reload_epoch,
     }
     states: list[Any] = [own]
     size = dist.get_world_size() if dist.is_initialized() else 1
@@ -59,66 +71,146 @@ class Place:
     def __init__(self, checkpoint: dict[str, Any], path: str) -> None:
         loops = checkpoint.get("loops", {}).get("fit_loop", {})
         progress = loops.get("epoch_loop.batch_progress", {})
-        self._is_between_epochs = bool(progress.get("is_last_batch"))
+        self._is_at_last_batch = bool(progress.get("is_last_batch"))
         own = _own(checkpoint.get(KEY), path)
         # Of another number of ranks only what the first one had can be anybody's.
         self._loaders = own.get("loaders", loops.get("state_dict", {}).get("combined_loader", []))
         self._random = own.get("rng")
+        self._metrics = own.get("metrics")
+        self._reloaded_epoch = own.get("reloaded")
+        self._positioned: list[Any] | None = None
 
     def install(self, trainer: pl.Trainer) -> None:
         """Has the loops of a trainer, whose state is loaded, begin at this place."""
         fit_loop: Any = trainer.fit_loop
-        epoch_loop: Any = fit_loop.epoch_loop
-        begin_epoch = epoch_loop.on_run_start
-
-        def position() -> None:
-            self._position(fit_loop)
-            fit_loop._combined_loader_states_to_load = []
-            self._restore()
-
-        def on_run_start(data_fetcher: Any) -> None:
-            # What Lightning asks itself there.
-            is_new = trainer.current_epoch > 0 and not fit_loop.is_resuming
-            if self._is_between_epochs and is_new and not epoch_loop.restarting:
-                position()
-            begin_epoch(data_fetcher)
-            if not self._is_between_epochs:
-                self._restore()
-            if not epoch_loop.done:
-                self.uninstall(trainer)
-
         epoch = fit_loop.epoch_progress.current
-        if self._is_between_epochs and epoch.ready == epoch.started == epoch.processed:
+        batch = fit_loop.epoch_loop.batch_progress.current
+        is_over = epoch.ready == epoch.started == epoch.processed
+        is_between = self._is_at_last_batch and is_over
+        # A save after `fit` comes after this step as well.
+        has_plateau_step = is_between and epoch.completed < epoch.processed
+        if is_between:
             # Where max_steps bounds a run Lightning takes this epoch up again, for one batch.
             vars(_Loop)["restarting"].fset(fit_loop, False)
-        fit_loop._load_combined_loader_states = position
-        epoch_loop.on_run_start = on_run_start
+        is_at_batch_end = not is_over and batch.ready == batch.processed == batch.completed + 1
+        if is_at_batch_end:
+            # Lightning would leave out a validation that is due, and the end of the epoch.
+            fit_loop.epoch_loop.batch_progress.increment_completed()
+        self._set_up_data(trainer, has_plateau_step=has_plateau_step)
+        self._begin_epochs(trainer, is_between=is_between, is_at_batch_end=is_at_batch_end)
 
     @staticmethod
     def uninstall(trainer: pl.Trainer) -> None:
         """Leaves the loops as Lightning made them."""
         fit_loop: Any = trainer.fit_loop
-        fit_loop.__dict__.pop("_load_combined_loader_states", None)
-        fit_loop.epoch_loop.__dict__.pop("on_run_start", None)
+        for name in ("_load_combined_loader_states", "on_advance_start"):
+            vars(fit_loop).pop(name, None)
+        for name in ("on_run_start", "advance"):
+            vars(fit_loop.epoch_loop).pop(name, None)
+
+    @staticmethod
+    def _finish_batch(epoch_loop: Any) -> None:
+        """Has a loop go on with what Lightning does after `on_train_batch_end`."""
+
+        def advance(data_fetcher: Any) -> None:
+            del epoch_loop.advance
+            epoch_loop.val_loop.restarting = False
+
+        # Of an earlier `fit`; the loop would be over at once.
+        epoch_loop.val_loop._has_run = False
+        epoch_loop.advance = advance
+
+    def _set_up_data(self, trainer: pl.Trainer, *, has_plateau_step: bool) -> None:
+        fit_loop: Any = trainer.fit_loop
+
+        def load_combined_loader_states() -> None:
+            if self._positioned is None:
+                # The first of all that a loop does.
+                self._restore_metrics(trainer)
+                if has_plateau_step and self._metrics is not None:
+                    fit_loop.epoch_loop.update_lr_schedulers(
+                        "epoch", update_plateau_schedulers=True
+                    )
+            self._position(fit_loop)
+            fit_loop._combined_loader_states_to_load = []
+
+        fit_loop._load_combined_loader_states = load_combined_loader_states
+
+    def _begin_epochs(
+        self, trainer: pl.Trainer, *, is_between: bool, is_at_batch_end: bool
+    ) -> None:
+        fit_loop: Any = trainer.fit_loop
+        epoch_loop: Any = fit_loop.epoch_loop
+        begin_advance, begin_epoch = fit_loop.on_advance_start, epoch_loop.on_run_start
+        is_finishing = self._is_at_last_batch and not is_between
+
+        def on_advance_start() -> None:
+            if is_between:
+                self._restore_random()
+            if self._reloaded_epoch is not None:
+                fit_loop._last_train_dl_reload_epoch = self._reloaded_epoch
+                self._reloaded_epoch = None
+            loader = fit_loop._combined_loader
+            begin_advance()
+            if fit_loop._combined_loader is not loader:
+                # Made anew for this epoch, and at its place since.
+                self._loaders, self._positioned = [], []
+
+        def on_run_start(data_fetcher: Any) -> None:
+            nonlocal is_finishing
+            is_new_epoch = self._is_at_last_batch and not is_finishing
+            if is_new_epoch:
+                self._position(fit_loop)
+                if fit_loop.is_resuming:
+                    # Lightning has made the iterator already, before it was here.
+                    iter(data_fetcher)
+            begin_epoch(data_fetcher)
+            if not is_finishing:
+                self.uninstall(trainer)
+            if is_new_epoch:
+                return
+            self._restore_random()
+            if is_finishing:
+                is_finishing = False
+                # Else a step of `ReduceLROnPlateau` would be left out.
+                fit_loop._restarting = False
+            if is_at_batch_end:
+                self._finish_batch(epoch_loop)
+
+        fit_loop.on_advance_start = on_advance_start
+        epoch_loop.on_run_start = on_run_start
 
     def _position(self, fit_loop: Any) -> None:
         """Has loaders go on at their place with what iterates over them next."""
         combined = fit_loop._combined_loader
         if combined is None:
             return
-        if self._loaders:
-            combined._load_state_dicts(self._loaders)
-        for loader in combined.flattened:
-            if self._loaders and self._is_between_epochs:
-                # It is at its end now. What iterates over it next begins an epoch.
-                iter(loader)
-            # Lightning tells samplers after they were asked for the first batches.
-            progress = fit_loop.epoch_progress.current
-            _set_sampler_epoch(
-                loader, progress.started if self._is_between_epochs else progress.processed
-            )
+        loaders = combined.flattened
+        if self._positioned is None:
+            self._positioned = list(loaders)
+        if [id(one) for one in loaders] != [id(one) for one in self._positioned]:
+            # An epoch that has loaders of its own.
+            return
+        with isolate_rng():
+            if self._loaders:
+                combined._load_state_dicts(self._loaders)
+            for loader in loaders:
+                is_kept = getattr(loader, "persistent_workers", False)
+                if self._is_at_last_batch and (self._loaders or is_kept):
+                    # It is at its end now. What iterates over it next begins an epoch.
+                    iter(loader)
+                # Lightning tells samplers after they were asked for the first batches.
+                _set_sampler_epoch(loader, fit_loop.epoch_progress.current.processed)
 
-    def _restore(self) -> None:
+    def _restore_metrics(self, trainer: pl.Trainer) -> None:
+        device = trainer.strategy.root_device
+        metrics = {
+            name: torch.tensor(value, device=device)
+            for name, value in (self._metrics or {}).items()
+        }
+        trainer._logger_connector._callback_metrics.update(metrics)
+
+    def _restore_random(self) -> None:
         if self._random is not None:
             Training().load_state_dict({"rng": self._random})
 
