@@ -228,9 +228,12 @@ def test_checkpoints_of_the_trainer_itself_are_resumed_from(tmp_path, straight):
 @pytest.mark.parametrize("missing", ["optimizer.pt", "scheduler.pt"])
 def test_what_a_checkpoint_of_the_trainer_lacks_is_an_error(tmp_path, straight, missing):
     shutil.copytree(straight[0], tmp_path, dirs_exist_ok=True)
-    (tmp_path / "checkpoint-12" / missing).unlink()
-    with pytest.raises(penstock.IncompleteCheckpointError, match=missing):
-        begun(tmp_path, 16, way={}).train(resume_from_checkpoint=True)
+    path = tmp_path / "checkpoint-12"
+    (path / missing).unlink()
+    # A path as text, as an object, or none.
+    for one in (str(path), path, True):
+        with pytest.raises(penstock.IncompleteCheckpointError, match=missing):
+            begun(tmp_path, 16, way={}).train(resume_from_checkpoint=one)
 
 
 @pytest.mark.parametrize("name", ["optimizer", "scheduler"])
@@ -343,6 +346,36 @@ def test_old_checkpoints_go_after_the_new_one_is_durable(tmp_path, monkeypatch, 
     assert steps_in(tmp_path) == [16, 20]
 
 
+def test_of_a_link_only_the_link_is_deleted(tmp_path):
+    run, archive = tmp_path / "run", tmp_path / "archive"
+    begun(run, 4, way={}).train()
+    shutil.move(run / "checkpoint-4", archive)
+    (run / "checkpoint-4").symlink_to(archive)
+    begun(run, 8, save_total_limit=1, way={}).train(resume_from_checkpoint=True)
+    assert os.listdir(run) == ["checkpoint-8"]
+    assert penstock.verify(archive).ok
+
+
+def test_old_checkpoints_go_where_they_were_when_the_working_directory_changes(
+    tmp_path, monkeypatch
+):
+    other = tmp_path / "other"
+    begun(other / "run", 8, way={}).train()
+    monkeypatch.chdir(tmp_path)
+
+    class Leave(TrainerCallback):
+        def on_save(self, args, state, control, **rest):
+            if state.global_step == 8:
+                os.chdir(other)
+                raise KeyError("enough")
+
+    trainer = begun("run", save_total_limit=1, width=192, callbacks=[Leave()], way=WAYS["async"])
+    with pytest.raises(KeyError, match="enough"):
+        trainer.train()
+    assert steps_in(tmp_path / "run") == [8]
+    assert steps_in(other / "run") == [4, 8]
+
+
 class Guided(Trainer):
     """One that finds what it is told to find, instead of evaluating."""
 
@@ -377,6 +410,50 @@ def test_the_best_checkpoint_stays_and_is_loaded_at_the_end(tmp_path):
         assert_equal(dict(trainer.model.state_dict()), seen[8])
         state = json.loads((directory / "checkpoint-8/trainer_state.json").read_text())
         assert state["best_model_checkpoint"] == str(directory / "checkpoint-8")
+
+
+def test_a_best_checkpoint_that_was_not_saved_does_not_cost_the_one_before(tmp_path, need_root):
+    further = {"eval_strategy": "steps", "eval_steps": 4, "load_best_model_at_end": True}
+    further |= {"save_total_limit": 2, "width": 192}
+
+    class Mine(Guided):
+        metrics = (2.0, 3.0, 1.0, 4.0)
+
+    with mounted("tmpfs", tmp_path / "disk", 32 << 20) as disk:
+        filler = disk / "filler"
+
+        class Fill(TrainerCallback):
+            def on_step_end(self, args, state, control, **rest):
+                if state.global_step == 10:
+                    filler.write_bytes(bytes(18 << 20))
+                if state.global_step == 15:
+                    filler.unlink()
+
+        begun(disk, 8, kind=Mine, way={}, **further).train()
+        way = WAYS["async"] | {"on_error": "warn"}
+        resumed = begun(disk, 16, kind=Mine, way=way, callbacks=[Fill()], **further)
+        with pytest.warns(penstock.PenstockWarning, match="training goes on without"):
+            resumed.train(resume_from_checkpoint=str(disk / "checkpoint-8"))
+        assert resumed.state.best_global_step == 12
+        assert resumed.state.best_model_checkpoint == str(disk / "checkpoint-4")
+        assert steps_in(disk) == [4, 16]
+        state = json.loads((disk / "checkpoint-16/trainer_state.json").read_text())
+        assert state["best_model_checkpoint"] == str(disk / "checkpoint-4")
+
+
+def test_the_best_checkpoint_is_known_by_another_path_as_well(tmp_path):
+    further = {"eval_strategy": "steps", "eval_steps": 4, "load_best_model_at_end": True}
+
+    class Mine(Guided):
+        metrics = (1.0, 2.0)
+
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    begun(tmp_path / "link", 8, kind=Mine, way={}, **further).train()
+    # Killed after its last save, and begun again by another path.
+    again = begun(tmp_path / "real", 8, kind=Mine, save_total_limit=1, way={}, **further)
+    again.train(resume_from_checkpoint=True)
+    assert steps_in(tmp_path / "real") == [4]
 
 
 def test_later_steps_and_other_directories_are_left_alone(tmp_path):
@@ -508,14 +585,39 @@ def test_a_state_that_takes_pickle_is_named_and_can_be_stored_raw(tmp_path):
         begun(tmp_path, 8, kind=Oddly, way={"raw": ("scheduler",)}).train(
             resume_from_checkpoint=True
         )
-    resumed = begun(tmp_path, 8, kind=Oddly, way={"raw": ("scheduler",), "trust": True})
+    # What is stored raw is known by the checkpoint, and not by what the next save does.
+    resumed = begun(tmp_path, 8, kind=Oddly, way={"raw": ("optimizer", "scheduler"), "trust": True})
     resumed.train(resume_from_checkpoint=True)
     assert resumed.lr_scheduler.last_epoch == 8
 
 
+def test_what_is_stored_raw_changes_nothing_without_trust_and_waits_for_lazy_saves(
+    tmp_path, straight, need_watch
+):
+    raw = WAYS["lazy"] | {"raw": ("optimizer", "scheduler")}
+    begun(tmp_path / "large", 8, vocabulary=8192, way=raw).train()
+    assert steps_in(tmp_path / "large") == [4, 8]
+    begun(tmp_path, way=raw).train()
+    path = str(tmp_path / "checkpoint-8")
+    trainer = begun(tmp_path, way={})
+    before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
+    with pytest.raises(penstock.UnsupportedStateError, match="optimizer, scheduler"):
+        trainer.train(resume_from_checkpoint=path)
+    assert_equal(dict(trainer.model.state_dict()), before)
+    resumed = begun(tmp_path, way={"trust": True})
+    resumed.train(resume_from_checkpoint=path)
+    assert_equal(content(resumed), straight[1])
+
+
 @pytest.mark.parametrize(
     ("moment", "step"),
-    [("on_step_begin", 6), ("on_pre_optimizer_step", 9), ("on_step_end", 7)],
+    [
+        ("on_step_begin", 0),
+        ("on_pre_optimizer_step", 0),
+        ("on_step_begin", 6),
+        ("on_pre_optimizer_step", 9),
+        ("on_step_end", 7),
+    ],
 )
 def test_a_run_that_a_signal_ends_goes_on_as_if_it_had_not(tmp_path, straight, moment, step):
     trainer = begun(tmp_path, enable_jit_checkpoint=True, way=WAYS["async"])
@@ -532,7 +634,7 @@ def test_a_run_that_a_signal_ends_goes_on_as_if_it_had_not(tmp_path, straight, m
     handler = signal.getsignal(signal.SIGTERM)
     trainer.train()
     assert handler is not signal.getsignal(signal.SIGTERM)
-    assert steps_in(tmp_path) == sorted({4, step // 4 * 4, step})
+    assert steps_in(tmp_path) == sorted({*range(4, step + 1, 4), step})
     assert not list(tmp_path.glob("*/checkpoint-is-incomplete.txt"))
     resumed = begun(tmp_path, way={})
     resumed.train(resume_from_checkpoint=True)
@@ -561,6 +663,34 @@ def test_what_a_derived_class_adds_to_a_checkpoint_is_carried(tmp_path):
     # Weights are in shards, once.
     assert not (path / "model.safetensors").exists()
     assert os.listdir(tmp_path) == ["checkpoint-4"]
+
+
+def test_what_cannot_be_placed_beside_a_checkpoint_is_an_error_of_the_storage(tmp_path, need_root):
+    class Noted(Trainer):
+        def _save_checkpoint(self, model, trial):
+            super()._save_checkpoint(model, trial)
+            directory = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
+            (directory / "notes").mkdir()
+            (directory / "notes/large").write_bytes(bytes(2 << 20))
+
+    with mounted("tmpfs", tmp_path / "disk", 5 << 20) as disk:
+        trainer = begun(disk, kind=Noted, way={})
+        with pytest.raises(penstock.StorageError, match="notes/large: No space left") as caught:
+            trainer.train()
+        assert caught.value.path == str(disk / "checkpoint-12/notes/large")
+        assert steps_in(disk) == [4, 8]
+        assert (disk / "checkpoint-8/notes/large").stat().st_size == 2 << 20
+        assert not (disk / "checkpoint-12/notes/large.partial").exists()
+
+
+def test_a_checkpoint_without_the_weights_of_its_adapters_is_passed_over(tmp_path):
+    path = tmp_path / "checkpoint-4"
+    metadata = {"trainer": {"parts": ["optimizer", "rng"], "raw": []}}
+    penstock.save(path, {"rng": 1}, metadata=metadata, files={"trainer_state.json": b"{}"}, step=4)
+    assert runs.lacking(str(path)) == "it lacks the weights of its adapters"
+    (path / "other").mkdir()
+    (path / "other/adapter_model.safetensors").touch()
+    assert runs.lacking(str(path)) is None
 
 
 def test_a_checkpoint_is_a_directory_that_from_pretrained_loads(tmp_path):

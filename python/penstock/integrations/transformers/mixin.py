@@ -14,10 +14,9 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from accelerate.utils import broadcast_object_list
-
 import penstock
 from penstock.errors import IncompleteCheckpointError, StateMismatchError, UnsupportedStateError
+from penstock.integrations.first_rank import from_first
 from penstock.integrations.transformers import parts, run
 from penstock.integrations.transformers.saves import Retained, Saves, files_in
 from penstock.integrations.transformers.settings import Settings
@@ -85,7 +84,10 @@ class PenstockTrainerMixin(_Base):
         if is_stopping and saves.covers(path):
             saves.wait()
             return
-        best = self.state.best_model_checkpoint
+        if self.state.best_global_step:
+            # Whether the best one is there is known when the save under way has ended.
+            saves.wait()
+        best = self.state.best_model_checkpoint = saves.best_of(self.state.best_model_checkpoint)
         with saves.staged() as staging:
             super()._save_checkpoint(model, trial)
             self.state.best_model_checkpoint = self._best(directory) or best
@@ -121,7 +123,7 @@ class PenstockTrainerMixin(_Base):
         """What is saved."""
         if self.args.save_only_model:
             return penstock.Training(rng=False, **parts.weights(self.model))
-        return parts.whole(self, self.penstock_settings)
+        return parts.whole(self, self.penstock_settings.raw)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Saves the model as before; of a checkpoint, all but its weights."""
@@ -155,6 +157,10 @@ class PenstockTrainerMixin(_Base):
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         super()._maybe_log_save_evaluate(*args, **kwargs)
+        self._note_random()
+
+    def _note_random(self) -> None:
+        """Notes the random numbers that the next step begins with, see `_rewound`."""
         if self.args.enable_jit_checkpoint:
             self._penstock_rng = (self.state.global_step, penstock.Training().state_dict())
 
@@ -178,7 +184,10 @@ class PenstockTrainerMixin(_Base):
     # Loading.
 
     def train(
-        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+        self,
+        resume_from_checkpoint: str | os.PathLike[str] | bool | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         """Trains as before.
 
@@ -190,8 +199,10 @@ class PenstockTrainerMixin(_Base):
             PenstockError: Whatever else loading and saving raise.
         """
         self.check_penstock()
+        if isinstance(resume_from_checkpoint, os.PathLike):
+            resume_from_checkpoint = os.fspath(resume_from_checkpoint)
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = self._newest() or True
+            resume_from_checkpoint = from_first(self._newest) or True
         path = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
         if path is not None and os.path.isdir(path):
             _check_resumable(path)
@@ -200,14 +211,13 @@ class PenstockTrainerMixin(_Base):
             return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _newest(self) -> str | None:
-        """The newest complete checkpoint, the same on all ranks; None where there are none at all.
+        """The newest complete checkpoint; None where there are none at all.
 
         Raises:
             IncompleteCheckpointError: There are some, and none is complete.
         """
         directory = self.args.output_dir or "."
-        chosen = [run.newest_checkpoint(directory) if self.args.process_index == 0 else None]
-        path: str | None = broadcast_object_list(chosen)[0]
+        path = run.newest_checkpoint(directory)
         found = run.find(directory) if path is None else []
         if found:
             raise IncompleteCheckpointError(
@@ -222,19 +232,21 @@ class PenstockTrainerMixin(_Base):
             # Killed after its last save: the Trainer would find out after one more step.
             self.control.should_training_stop = True
             return
+        self._note_random()
         super()._run_epoch(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if not is_checkpoint(resume_from_checkpoint) or parts.has_adapters(self.model):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         elif resume_from_checkpoint != self._penstock.resumed:
-            parts.restore_weights(resume_from_checkpoint, model or self.model)
+            weights = model or self.model
+            parts.restore_weights(resume_from_checkpoint, weights, self.penstock_settings)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None or not is_checkpoint(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)
             return
-        penstock.load(checkpoint, into=parts.whole(self, self.penstock_settings))
+        parts.restore(self, checkpoint, self.penstock_settings)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         if checkpoint is None or not is_checkpoint(checkpoint):
@@ -243,27 +255,27 @@ class PenstockTrainerMixin(_Base):
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is None or not is_checkpoint(checkpoint):
             super()._load_rng_state(checkpoint)
-            return
-        # Once more, as numbers have been drawn since all was loaded.
-        penstock.load(checkpoint, into=penstock.Training(), keys="rng.*")
+        else:
+            # Once more, as numbers have been drawn since all was loaded.
+            options = self.penstock_settings.options
+            penstock.load(checkpoint, into=penstock.Training(), keys="rng.*", options=options)
+        self._note_random()
 
     def _load_best_model(self) -> None:
         best = self.state.best_model_checkpoint
         if best is None or not is_checkpoint(best) or parts.has_adapters(self.model):
             super()._load_best_model()
         else:
-            parts.restore_weights(best, self.model)
+            parts.restore_weights(best, self.model, self.penstock_settings)
 
     def _finalize_training(self, trial: Any, *args: Any, **kwargs: Any) -> Any:
         saves = self._penstock
         saves.wait()
-        best = self.state.best_model_checkpoint
-        if best is not None and run.lacking(best) is not None:
-            # Its save failed, and training went on.
-            best = self.state.best_model_checkpoint = saves.best
+        # Where its save failed, and training went on, the best one before it.
+        best = self.state.best_model_checkpoint = saves.best_of(self.state.best_model_checkpoint)
         if self.args.should_save and best is not None and self.args.save_total_limit == 1:
             for found in run.find(self._get_output_dir(trial)):
-                if os.path.abspath(found.path) != os.path.abspath(best):
+                if os.path.realpath(found.path) != os.path.realpath(best):
                     run.remove(found.path)
         return super()._finalize_training(trial, *args, **kwargs)  # type: ignore[no-untyped-call]
 

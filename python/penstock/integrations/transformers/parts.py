@@ -11,15 +11,22 @@ from transformers.trainer_utils import _is_peft_model
 
 import penstock
 from penstock.errors import StateMismatchError, UnsupportedStateError
+from penstock.saving.guard import guard_all
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from penstock.integrations.transformers.settings import Settings
 
 
-def whole(trainer: Any, settings: Settings) -> penstock.Training:
+def whole(trainer: Any, raw: Collection[str]) -> penstock.Training:
     """All of a trainer that has tensors or random numbers.
 
-    Of a model with adapters of PEFT the weights are in files of theirs, see `files`.
+    Of a model with adapters of PEFT the weights are in files of theirs.
+
+    Args:
+        trainer: Whose.
+        raw: The parts whose state is stored as pickled bytes.
     """
     optimizer = trainer.optimizer
     # The wrapper is an optimizer by its class only: nothing can be hooked to it.
@@ -32,10 +39,30 @@ def whole(trainer: Any, settings: Settings) -> penstock.Training:
         "scaler": getattr(trainer.accelerator, "scaler", None),
     }
     parts = {name: part for name, part in found.items() if part is not None}
-    for name in settings.raw:
+    for name in raw:
         if name in parts:
-            parts[name] = _Pickled(name, parts[name], settings)
+            parts[name] = _Pickled(parts[name])
+    if "optimizer" in raw and isinstance(optimizer, torch.optim.Optimizer):
+        # Among the parts a lazy save does not find it, and its steps have to wait all the same.
+        guard_all([optimizer])
     return penstock.Training(**parts)
+
+
+def restore(trainer: Any, path: str, settings: Settings) -> None:
+    """Brings a trainer to where a checkpoint is.
+
+    Raises:
+        UnsupportedStateError: It holds pickled bytes, and they are not trusted.
+        PenstockError: Whatever else `penstock.load` raises.
+    """
+    raw = penstock.inspect(path).metadata.get("trainer", {}).get("raw", [])
+    if raw and not settings.trust:
+        raise UnsupportedStateError(
+            f"{path}: {', '.join(raw)} is stored as pickled bytes, which run whatever code they "
+            "hold: set trust=True if you know who has written them",
+            key=raw[0],
+        )
+    penstock.load(path, into=whole(trainer, raw), options=settings.options)
 
 
 def weights(model: Any) -> dict[str, Any]:
@@ -48,7 +75,7 @@ def has_adapters(model: Any) -> bool:
     return bool(_is_peft_model(model))  # type: ignore[no-untyped-call]
 
 
-def restore_weights(path: str, model: Any) -> None:
+def restore_weights(path: str, model: Any, settings: Settings) -> None:
     """Loads the weights of a checkpoint into a model.
 
     Raises:
@@ -66,16 +93,14 @@ def restore_weights(path: str, model: Any) -> None:
                 key=f"model.{name}",
                 path=path,
             )
-    penstock.load(path, into=training, keys="model.*")
+    penstock.load(path, into=training, keys="model.*", options=settings.options)
 
 
 class _Pickled:
     """A part whose state is stored as pickled bytes."""
 
-    def __init__(self, name: str, part: Any, settings: Settings) -> None:
-        self._name = name
+    def __init__(self, part: Any) -> None:
         self._part = part
-        self._trusts = settings.trust
 
     def state_dict(self) -> dict[str, bytes]:
         """Its state, pickled."""
@@ -84,16 +109,6 @@ class _Pickled:
         return {"pickled": buffer.getvalue()}
 
     def load_state_dict(self, state: dict[str, bytes]) -> None:
-        """Takes over a state, if its bytes are trusted.
-
-        Raises:
-            UnsupportedStateError: They are not.
-        """
-        if not self._trusts:
-            raise UnsupportedStateError(
-                f"{self._name} is stored as pickled bytes, which run whatever code they hold: set "
-                "trust=True if you know who has written them",
-                key=self._name,
-            )
+        """Takes over a state, whose bytes are trusted."""
         found = torch.load(io.BytesIO(state["pickled"]), map_location="cpu", weights_only=False)
         self._part.load_state_dict(found)

@@ -28,7 +28,6 @@ _WEIGHTS = re.compile(
     r"(model|pytorch_model)\.(safetensors|bin)|pytorch_model_fsdp.*|global_step[0-9]+"
 )
 _INDEX = re.compile(r"(model|pytorch_model)\.(safetensors|bin)\.index\.json")
-_ADAPTER = re.compile(r"adapter_model\.(safetensors|bin)")
 _OPTIMIZER = re.compile(
     r"optimizer\.(pt|bin)|optimizer_[0-9]+|global_step[0-9]+|rank.*-optimizer\.pt"
 )
@@ -100,9 +99,11 @@ def lacking(path: str) -> str | None:
     """Why a directory holds no complete checkpoint; None where it does."""
     if is_checkpoint(path):
         try:
-            penstock.inspect(path)
+            saved = penstock.inspect(path).metadata.get("trainer", {}).get("parts", ["model"])
         except PenstockError as error:
             return str(error)
+        if "model" not in saved and not _has_adapters(path):
+            return "it lacks the weights of its adapters"
         return None if os.path.isfile(os.path.join(path, STATE)) else f"it lacks {STATE}"
     if not os.path.isdir(path):
         return "there is nothing"
@@ -112,8 +113,8 @@ def lacking(path: str) -> str | None:
     if is_leftover(path):
         return "its save never finished: it has no manifest.json"
     has_weights = any(
-        kind.fullmatch(name) for name in names for kind in (_WEIGHTS, _INDEX, _ADAPTER)
-    ) or _has_adapters(path, names)
+        kind.fullmatch(name) for name in names for kind in (_WEIGHTS, _INDEX)
+    ) or _has_adapters(path)
     missing = [] if has_weights else ["weights"]
     missing += [] if STATE in names else [STATE]
     return f"its save never finished: it lacks {' and '.join(missing)}" if missing else None
@@ -145,8 +146,8 @@ def rotate(directory: str, step: int, limit: int | None, kept: set[str]) -> None
         return
     seen = [found for found in find(directory) if found.step <= step]
     complete = [found for found in seen if found.lacks is None]
-    paths = {os.path.abspath(path) for path in kept}
-    protected = [one for one in complete if one.step == step or os.path.abspath(one.path) in paths]
+    paths = {os.path.realpath(path) for path in kept}
+    protected = [one for one in complete if one.step == step or os.path.realpath(one.path) in paths]
     excess = len(complete) - max(limit, len(protected))
     for found in reversed([one for one in complete if one not in protected]):
         if excess <= 0:
@@ -174,9 +175,13 @@ def is_leftover(path: str) -> bool:
 def remove(path: str) -> None:
     """Deletes a checkpoint: its manifest first, so that what is left of it is never taken for one.
 
-    What cannot be deleted is a `PenstockWarning`.
+    Of a link only the link goes. What cannot be deleted is a `PenstockWarning`.
     """
     try:
+        if os.path.islink(path):
+            # What it leads to lies elsewhere, where somebody keeps it.
+            os.unlink(path)
+            return
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(path, MANIFEST))
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -189,10 +194,10 @@ def remove(path: str) -> None:
         warnings.warn(f"{path} is not deleted: {error}", PenstockWarning, stacklevel=2)
 
 
-def _has_adapters(path: str, names: set[str]) -> bool:
-    """Whether there are adapters of PEFT in directories of their own."""
+def _has_adapters(path: str) -> bool:
+    """Whether there are weights of adapters of PEFT, here or in directories of their own."""
     return any(
         os.path.isfile(os.path.join(path, name, f"adapter_model.{kind}"))
-        for name in names
+        for name in (".", *os.listdir(path))
         for kind in ("safetensors", "bin")
     )

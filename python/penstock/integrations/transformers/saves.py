@@ -17,7 +17,7 @@ from penstock.integrations.transformers.run import lacking, rotate
 from penstock.loading.foreign import is_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterator
 
     from penstock.integrations.transformers.settings import Settings
 
@@ -45,7 +45,6 @@ class Saves:
     Attributes:
         staging: Where the trainer writes small files while a save is put together; None else.
         resumed: The checkpoint that the training under way goes on from.
-        best: The best checkpoint that was found to be complete.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -54,7 +53,7 @@ class Saves:
         self._last: str | None = None
         self.staging: str | None = None
         self.resumed: str | None = None
-        self.best: str | None = None
+        self._best: str | None = None
 
     @contextlib.contextmanager
     def running(self, resumed: str | None) -> Iterator[None]:
@@ -67,6 +66,7 @@ class Saves:
             PenstockError: The error of the last save, if nobody has seen it.
         """
         self.resumed = self._last = resumed
+        self._best = None
         try:
             yield
         except BaseException as error:
@@ -94,6 +94,12 @@ class Saves:
     def covers(self, path: str) -> bool:
         """Whether a checkpoint is the last that was saved, or the one that was resumed from."""
         return self._last is not None and os.path.abspath(path) == os.path.abspath(self._last)
+
+    def best_of(self, path: str | None) -> str | None:
+        """The best checkpoint, if it is complete; else the last one of which that was found."""
+        if path is not None and lacking(path) is None:
+            self._best = path
+        return self._best
 
     def save(
         self,
@@ -128,22 +134,26 @@ class Saves:
         if settings.on_error == "warn":
             self.wait()
 
+        # A later change of the working directory moves nothing.
+        path = os.path.abspath(path)
+        kept = [os.path.realpath(one) for one in (retained.best, self._best) if one is not None]
+
         def after() -> None:
-            self._retire(os.path.dirname(path), step, retained)
+            best = [one for one in kept if lacking(one) is None]
+            rotate(os.path.dirname(path), step, retained.limit, set(best[:1]))
 
         saved = list(training.state_dict())
         further: dict[str, Any] = {
             "step": step,
-            "metadata": {"trainer": {"parts": saved}},
+            "metadata": {"trainer": {"parts": saved, "raw": self._raw(saved)}},
             # Said only where there is one: else small files are in place before the manifest is.
             "overwrite": is_checkpoint(path) or self.covers(path),
             # `from_pretrained` loads the directory.
             "groups": {"model": ""} if "model" in saved else None,
             "files": {name: text for name, text in files.items() if _is_carried(name, text)},
         }
+        training = _Placing(training, files.items() - further["files"].items(), path)
         try:
-            if is_main:
-                _place(files.items() - further["files"].items(), path)
             if settings.asynchronous and not at_once:
                 self._saver.save_async(path, training, lazy=settings.lazy, after=after, **further)
             else:
@@ -176,10 +186,9 @@ class Saves:
             f"training goes on without this checkpoint: {error}", PenstockWarning, stacklevel=4
         )
 
-    def _retire(self, directory: str, step: int, retained: Retained) -> None:
-        if retained.best is not None and lacking(retained.best) is None:
-            self.best = retained.best
-        rotate(directory, step, retained.limit, {self.best} if self.best else set())
+    def _raw(self, saved: Collection[str]) -> list[str]:
+        """The parts that are stored as pickled bytes."""
+        return [name for name in self._settings.raw if name in saved]
 
 
 def files_in(directory: str) -> dict[str, bytes]:
@@ -206,15 +215,50 @@ def _is_carried(name: str, content: bytes) -> bool:
     return bool(_NAME.fullmatch(name)) and not name.endswith(".safetensors") and is_small
 
 
-def _place(files: Iterable[tuple[str, bytes]], path: str) -> None:
-    """Puts files where the checkpoint is going to be, durably, before it is committed.
+class _Placing(penstock.Training):
+    """A training, and files that come to where its checkpoint is going to be.
 
-    These are adapters of PEFT, and what derived classes have in directories of their own.
+    These are adapters of PEFT, and what derived classes have in directories of their own. They are
+    durable before the commit, and placed as a part of the save: other ranks hear of what fails.
     """
-    for name, content in files:
-        where = os.path.join(path, name)
-        os.makedirs(os.path.dirname(where), exist_ok=True)
-        with open(where, "wb") as file:
+
+    def __init__(
+        self, training: penstock.Training, files: Collection[tuple[str, bytes]], path: str
+    ) -> None:
+        self.__dict__.update(training.__dict__, _files=files, _path=path)
+
+    def state_dict(self) -> dict[str, Any]:
+        for name, content in self._files:
+            where = os.path.join(self._path, name)
+            try:
+                _write(where, content)
+            except OSError as error:
+                raise StorageError(
+                    f"cannot write {where}: {error.strerror}; free space, or save elsewhere",
+                    path=where,
+                    errno=error.errno,
+                ) from error
+        return super().state_dict()
+
+
+def _write(path: str, content: bytes) -> None:
+    """Writes a file as a whole or not at all, and makes it durable."""
+    directory = os.path.dirname(path)
+    os.makedirs(directory, exist_ok=True)
+    partial = f"{path}.partial"
+    try:
+        with open(partial, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise
+    for one in (directory, os.path.dirname(directory)):
+        descriptor = os.open(one, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
