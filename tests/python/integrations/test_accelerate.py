@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import shutil
 import warnings
@@ -26,6 +27,7 @@ import forks
 import penstock
 from conftest import mounted
 from penstock.integrations.accelerate import enable
+from penstock.integrations.first_rank import from_first
 
 KILLS = int(os.environ.get("PENSTOCK_TORTURE_ACCELERATE_KILLS", "3"))
 SEED = int(os.environ.get("PENSTOCK_TORTURE_SEED", "31"))
@@ -216,6 +218,33 @@ def test_a_missing_part_is_an_error_and_nothing_is_changed(tmp_path):
         other.accelerator.load_state(path, strict=False)
 
 
+def test_a_module_that_is_registered_is_compared_before_anything_changes(tmp_path):
+    def averaged(width):
+        run = Run()
+        run.average = torch.optim.swa_utils.AveragedModel(nn.Linear(width, 2))
+        run.accelerator.register_for_checkpointing(run.average)
+        return run
+
+    run = averaged(3)
+    path = run.accelerator.save_state(tmp_path / "state")
+    same = averaged(3)
+    same.accelerator.load_state(path)
+    assert torch.equal(same.average.module.weight, run.average.module.weight)
+    other = averaged(4)
+    with torch.no_grad():
+        other.model[0].weight.zero_()
+    with pytest.raises(penstock.StateMismatchError, match="nothing was changed"):
+        other.accelerator.load_state(path)
+    assert not other.model[0].weight.any()
+
+
+def test_an_object_without_a_state_is_an_error_when_it_is_saved(tmp_path):
+    run = Run()
+    run.progress.state = None
+    with pytest.raises(penstock.UnsupportedStateError, match="returned None"):
+        run.accelerator.save_state(tmp_path / "state")
+
+
 def test_random_states_that_are_missing_are_an_error(tmp_path):
     run = Run()
     path = run.accelerator.save_state(tmp_path / "state")
@@ -238,6 +267,17 @@ def test_the_limit_deletes_only_what_is_older_than_the_newest(tmp_path):
     run.accelerator.save_state()
     run.accelerator.save_state()
     assert checkpoints(tmp_path) == ["best", "checkpoint_5", "checkpoint_6"]
+
+
+def test_of_a_link_only_the_link_is_deleted(tmp_path):
+    run = Run(tmp_path / "run", limit=1)
+    run.train(1, every=1)
+    place, archive = tmp_path / "run/checkpoints/checkpoint_0", tmp_path / "archive"
+    shutil.move(place, archive)
+    place.symlink_to(archive)
+    run.accelerator.save_state()
+    assert os.listdir(place.parent) == ["checkpoint_1"]
+    assert penstock.verify(archive).ok
 
 
 def test_a_save_that_fails_deletes_nothing_and_training_goes_on(tmp_path, monkeypatch):
@@ -290,7 +330,7 @@ def test_the_newest_is_the_highest_number_that_is_complete(tmp_path):
     # Onto what the interrupted save has left.
     resumed.train(11, every=1)
     assert penstock.verify(root / "checkpoint_10").ok
-    with pytest.raises(penstock.CheckpointExistsError):
+    with pytest.raises(penstock.CheckpointExistsError, match="went further"):
         Run(tmp_path).accelerator.save_state()
 
 
@@ -382,6 +422,8 @@ def test_what_is_not_supported_is_refused(monkeypatch):
     other = Run(penstock=False).accelerator
     with pytest.raises(ValueError, match="lazy=True"):
         enable(other, lazy=True)
+    with pytest.raises(ValueError, match="two groups have one name"):
+        enable(other, groups={"model": "", "model_1": ""})
     monkeypatch.setattr(other.project_configuration, "save_on_each_node", True)
     with pytest.raises(ValueError, match="save_on_each_node"):
         enable(other)
@@ -395,6 +437,22 @@ def test_untested_versions_are_refused(monkeypatch):
     monkeypatch.setattr("penstock.integrations.versions.version", lambda _: "1.16.0")
     with pytest.raises(penstock.MissingDependencyError, match=r"1\.16\.0"):
         enable(Run(penstock=False).accelerator)
+
+
+@pytest.mark.parametrize("how", [{}, {"background": True}, {"background": True, "lazy": True}])
+def test_a_model_is_where_readers_of_models_look_for_it(tmp_path, how):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/config.json").write_text("{}")
+    run = Run(groups={"model": ""}, files=tmp_path / "base", **how)
+    run.train(2)
+    path = run.accelerator.save_state(tmp_path / "state")
+    run.accelerator.end_training()
+    index = json.loads((path / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == set(run.model.state_dict())
+    assert (path / "config.json").read_text() == "{}"
+    resumed = Run()
+    resumed.accelerator.load_state(path)
+    assert all(map(torch.equal, resumed.bits(), run.bits()))
 
 
 def begin_rank(directory, *, is_sharded, limit=None):
@@ -433,7 +491,7 @@ def run_rank(directory, steps, *, is_sharded, resumes=False, saves=True):
     """The losses of one rank, and its weights."""
     accelerator, model, optimizer, loader = begin_rank(directory, is_sharded=is_sharded)
     if saves:
-        enable(accelerator)
+        enable(accelerator, groups={"model": ""}, files={"config.json": b"{}"})
     if resumes:
         accelerator.load_state()
     losses = []
@@ -470,12 +528,34 @@ def test_ranks_save_one_checkpoint_and_go_on_bit_for_bit(jobs, tmp_path, is_shar
     straight = run_ranks(jobs, str(tmp_path / "straight"), 6, **how)
     first = run_ranks(jobs, str(tmp_path / "run"), 4, **how)
     second = run_ranks(jobs, str(tmp_path / "run"), 2, resumes=True, **how)
-    found = penstock.inspect(tmp_path / "run" / "checkpoints" / "checkpoint_0")
-    assert found.world_size == 2
+    path = tmp_path / "run" / "checkpoints" / "checkpoint_0"
+    assert penstock.inspect(path).world_size == 2
+    # Of pieces there is no index.
+    assert (path / "model.safetensors.index.json").exists() != is_sharded
+    assert (path / "config.json").exists()
     for rank in range(2):
         assert first[rank][0] + second[rank][0] == straight[rank][0]
         assert all(map(np.array_equal, second[rank][1], straight[rank][1]))
     assert straight[0][0] != straight[1][0]
+
+
+def _look():
+    """What a rank is told of a search that fails on the first one."""
+
+    def find():
+        if dist.get_rank():
+            raise AssertionError("only the first rank looks")
+        raise penstock.CheckpointNotFoundError("there is nothing", path="/nowhere")
+
+    try:
+        from_first(find)
+    except penstock.CheckpointNotFoundError as error:
+        return error.path
+    return from_first(lambda: "found")
+
+
+def test_what_the_first_rank_finds_is_an_error_or_a_checkpoint_of_all(jobs):
+    assert jobs.of(2).call(_look) == ["/nowhere", "/nowhere"]
 
 
 def complete(directory):

@@ -130,6 +130,10 @@ def retire(path: str, limit: int, accelerator: Any) -> None:
         older = [one for one in _numbered(root) if number is not None and one[0] <= number]
         kept = [one for one in older if _is_complete(one[1], accelerator)][-limit:]
         for _, old in [one for one in older if kept and one[0] < kept[0][0]]:
+            if os.path.islink(old):
+                # What it leads to lies elsewhere, where somebody keeps it.
+                os.unlink(old)
+                continue
             # In one step: whoever looks finds all of it or nothing.
             gone = os.path.join(root, f".{os.path.basename(old)}{_REMOVING}")
             os.rename(old, gone)

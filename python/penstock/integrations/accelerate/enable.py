@@ -18,14 +18,17 @@ from penstock.errors import (
 from penstock.integrations.accelerate import directories
 from penstock.integrations.accelerate.loader import Loader
 from penstock.integrations.accelerate.parts import REMEDY, training_of
+from penstock.integrations.first_rank import from_first
 from penstock.integrations.versions import check_version
 from penstock.loading.foreign import is_checkpoint
+from penstock.saving.groups import Groups
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from penstock import Training
     from penstock.options import Options
+    from penstock.saving.groups import Files
 
 _Accelerator = TypeVar("_Accelerator")
 
@@ -43,6 +46,8 @@ def enable(
     lazy: bool = False,
     pickled: Iterable[str] = (),
     trust: bool = False,
+    groups: Mapping[str, str] | None = None,
+    files: Files | None = None,
     options: Options | None = None,
 ) -> _Accelerator:
     """Has ``save_state`` and ``load_state`` of an accelerator go by Penstock.
@@ -58,8 +63,11 @@ def enable(
             the next step of an optimizer; see `penstock.CheckpointStore.save_async`.
         pickled: Dotted names of values that only pickle can store, such as
             ``"custom_checkpoint_0.config"``, or patterns of `fnmatch` over them. They are stored as
-            bytes of pickle. Of schedulers, loaders and custom objects only.
+            bytes of pickle. Of schedulers, loaders, and custom objects that are no modules, only.
         trust: Whether such values are unpickled by ``load_state``, which can run any code.
+        groups: Models that readers of models are to find, such as ``{"model": ""}``; see
+            `penstock.save`.
+        files: Small files that lie beside them in each checkpoint; see `penstock.save`.
         options: How bytes move; None for ``penstock.Options()``.
 
     Returns:
@@ -74,7 +82,9 @@ def enable(
     if lazy and not background:
         raise ValueError("lazy=True: only what is saved in the background can be copied later")
     _check(accelerator)
-    saves = _Saves(accelerator, background, lazy, tuple(pickled), trust, options)
+    Groups.check(groups)
+    further = {"groups": groups, "files": files}
+    saves = _Saves(accelerator, background, lazy, tuple(pickled), trust, options, further)
     for name in ("save_state", "load_state", "end_training"):
         setattr(accelerator, name, getattr(saves, name))
     return accelerator
@@ -106,10 +116,12 @@ class _Saves:
         pickled: tuple[str, ...],
         trust: bool,
         options: Options | None,
+        further: dict[str, Any],
     ) -> None:
         self._accelerator = accelerator
         self._background, self._lazy = background, lazy
         self._pickled, self._trust, self._options = pickled, trust, options
+        self._further = further
         self._saver = Saver(options=options)
         self._warned: set[int] = set()
 
@@ -137,6 +149,7 @@ class _Saves:
             "metadata": {"by": "accelerate", "pickled": list(self._pickled)},
             # As theirs: only directories that it names itself are never written to again.
             "overwrite": not project.automatic_checkpoint_naming,
+            **self._further,
         }
         try:
             if self._background:
@@ -247,7 +260,14 @@ class _Saves:
         else:
             path = os.path.expanduser(output_dir)
         path = os.path.abspath(path)
-        if not is_checkpoint(path) and directories.is_theirs(path):
+        is_ours = is_checkpoint(path)
+        if is_ours and accelerator.project_configuration.automatic_checkpoint_naming:
+            raise CheckpointExistsError(
+                f"{path} is there already, of a run that went further: move what is newer away, "
+                "load_state() it, or set project_configuration.iteration",
+                path=path,
+            )
+        if not is_ours and directories.is_theirs(path):
             raise CheckpointExistsError(
                 f"{path} holds what accelerate saved itself: save to another directory, with "
                 "automatic naming load_state() first or set project_configuration.iteration",
@@ -267,7 +287,8 @@ class _Saves:
             return path
         if not accelerator.project_configuration.automatic_checkpoint_naming:
             raise ValueError("no input_dir is given, and automatic checkpoint naming is disabled")
-        return directories.newest(os.path.join(accelerator.project_dir, "checkpoints"), accelerator)
+        root = os.path.join(accelerator.project_dir, "checkpoints")
+        return from_first(lambda: directories.newest(root, accelerator))
 
     def _warn(self) -> None:
         """Tells of what no checkpoint will have."""

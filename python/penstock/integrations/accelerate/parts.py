@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from penstock import Training
+from penstock.errors import UnsupportedStateError
 from penstock.integrations import raw
 from penstock.integrations.accelerate.loader import Loader
 
@@ -35,7 +38,9 @@ def training_of(
         **{f"custom_checkpoint_{i}": one for i, one in enumerate(accelerator._custom_objects)},
     }
     for name, value in others.items():
-        given[name] = _Part(value, name, pickled, trust=trust)
+        # Modules, such as averages of weights, and optimizers are compared before all else.
+        is_known = isinstance(value, torch.nn.Module | torch.optim.Optimizer)
+        given[name] = value if is_known else _Part(value, name, pickled, trust=trust)
     if accelerator.scaler is not None:
         given["scaler"] = accelerator.scaler
     values = {
@@ -52,7 +57,14 @@ class _Part:
         self._value, self._name, self._pickled, self._trust = value, name, pickled, trust
 
     def state_dict(self) -> Any:
-        return raw.packed(self._value.state_dict(), self._name, self._pickled)
+        state = raw.packed(self._value.state_dict(), self._name, self._pickled)
+        if state is None:
+            raise UnsupportedStateError(
+                f"{self._name}: state_dict() of {type(self._value).__name__} returned None, from "
+                "which nothing comes back: have it return a state",
+                key=self._name,
+            )
+        return state
 
     def load_state_dict(self, state: Any) -> None:
         state = raw.unpacked(state, self._name, trust=self._trust, remedy=REMEDY)
