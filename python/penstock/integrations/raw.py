@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import pickle
 from typing import TYPE_CHECKING, Any
@@ -21,13 +22,15 @@ def packed(state: Any, name: str, patterns: Sequence[str]) -> Any:
         state: The state.
         name: What it is called itself.
         patterns: Dotted names, or patterns of `fnmatch` over them.
+
+    Raises:
+        UnsupportedStateError: Such a value cannot be pickled.
     """
     if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
-        return {_MARK: pickle.dumps(state)}
+        return {_MARK: _pickled(state, name)}
     if isinstance(state, dict):
-        # Other classes than these come back as themselves, or are refused by the save.
         items = {key: packed(one, f"{name}.{key}", patterns) for key, one in state.items()}
-        return type(state)(items) if type(state) is not dict else items
+        return like(state, items)
     if type(state) in (list, tuple):
         return type(state)(packed(one, f"{name}.{i}", patterns) for i, one in enumerate(state))
     return state
@@ -58,10 +61,34 @@ def unpacked(state: Any, name: str, *, trust: bool, remedy: str) -> Any:
             key: unpacked(one, f"{name}.{key}", trust=trust, remedy=remedy)
             for key, one in state.items()
         }
-        return type(state)(items) if type(state) is not dict else items
+        return like(state, items)
     if type(state) in (list, tuple):
         every = enumerate(state)
         return type(state)(
             unpacked(one, f"{name}.{index}", trust=trust, remedy=remedy) for index, one in every
         )
     return state
+
+
+def like(state: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    """Other values for the keys of a dictionary, in one of its class.
+
+    A copy is what keeps all that it is: the factory of a ``defaultdict``, and the versions of its
+    parts that PyTorch hangs on the state of a module. The save refuses classes that it cannot keep.
+    """
+    if type(state) is dict:
+        return items
+    found = copy.copy(state)
+    for key, value in items.items():
+        # The `update` of a ``Counter`` adds.
+        found[key] = value
+    return found
+
+
+def _pickled(state: Any, name: str) -> bytes:
+    try:
+        return pickle.dumps(state)
+    except Exception as error:
+        raise UnsupportedStateError(
+            f"{name}: cannot be pickled either: {error}: leave it out", key=name
+        ) from error

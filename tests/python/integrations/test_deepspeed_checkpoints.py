@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
+import shutil
+from collections import Counter, OrderedDict, defaultdict
 
 import killed_runs
 import pytest
@@ -12,6 +15,9 @@ import torch.distributed as dist
 
 import forks
 import penstock
+from conftest import mounted
+from penstock.integrations import raw
+from penstock.integrations.deepspeed import tags, values
 
 KILLS = int(os.environ.get("PENSTOCK_TORTURE_DEEPSPEED_KILLS", "3"))
 SEED = int(os.environ.get("PENSTOCK_TORTURE_SEED", "32"))
@@ -38,12 +44,12 @@ def deepspeed_here():
     return deepspeed
 
 
-def build(stage, dtype="bf16"):
+def build(stage, dtype="bf16", width=WIDTH):
     """An engine with a model of its own."""
     deepspeed = deepspeed_here()
     torch.manual_seed(11)
     model = torch.nn.Sequential(
-        torch.nn.Linear(WIDTH, 2 * WIDTH), torch.nn.Dropout(0.5), torch.nn.Linear(2 * WIDTH, WIDTH)
+        torch.nn.Linear(width, 2 * width), torch.nn.Dropout(0.5), torch.nn.Linear(2 * width, width)
     )
     config = {
         "train_micro_batch_size_per_gpu": 2,
@@ -64,7 +70,8 @@ def train(engine, steps):
     """The loss of each step: of random batches and dropout, whose states have to come back."""
     losses = []
     for _ in range(steps):
-        batch = torch.randn(2, WIDTH).to(next(engine.module.parameters()).dtype)
+        width = engine.module[2].out_features
+        batch = torch.randn(2, width).to(next(engine.module.parameters()).dtype)
         loss = engine(batch).float().square().mean()
         engine.backward(loss)
         engine.step()
@@ -241,6 +248,204 @@ def installed(directory):
 
 def test_install_is_for_all_engines_and_latest_for_those_that_ask(jobs, tmp_path):
     jobs.of(2).call(installed, str(tmp_path / "run"))
+
+
+def test_states_come_back_as_themselves(tmp_path):
+    weights = torch.nn.BatchNorm1d(3).state_dict()
+    state = {"weights": weights, "counts": Counter("aab"), "seen": defaultdict(list, a=[1])}
+    files = {"one.pt": raw.packed(values.plain(state), "one.pt", ["*.seen"]), "none.pt": {}}
+    penstock.save(tmp_path / "tag", {"files": files}, metadata={"pickled": ["*.seen"]})
+    found = tags.read_file(str(tmp_path / "tag" / "one.pt"), trust=True)
+    assert type(found["weights"]) is OrderedDict
+    # By these, modules tell what of a state they have to bring up to date.
+    assert found["weights"]._metadata == weights._metadata
+    assert (found["counts"], found["seen"]) == (state["counts"], state["seen"])
+    assert found["seen"].default_factory is list
+    # A layer of a pipeline that has no weights.
+    assert tags.read_file(str(tmp_path / "tag" / "none.pt"), trust=True) == {}
+    with pytest.raises(penstock.CheckpointNotFoundError, match="none of it"):
+        tags.read_file(str(tmp_path / "tag" / "further.pt"), trust=True)
+    with pytest.raises(penstock.UnsupportedStateError, match=r"x\.f: cannot be pickled either"):
+        raw.packed({"f": lambda: None}, "x", ["x.f"])
+
+
+def full(directory, how):
+    """There is room for one tag and no second one."""
+    engine = build(2, width=512)
+    attach(engine, **how)
+    ours = engine.checkpoint_engine
+    train(engine, 1)
+    engine.save_checkpoint(directory, tag="first")
+    ours.wait()
+    train(engine, 1)
+
+    def save():
+        engine.save_checkpoint(directory, tag="second")
+        ours.stage()
+        ours.wait()
+
+    with pytest.raises(penstock.PenstockError, match="free"):
+        save()
+    with open(os.path.join(directory, "latest")) as file:
+        assert file.read() == "first"
+    train(engine, 1)
+    other = build(2, width=512)
+    attach(other, **how)
+    assert other.load_checkpoint(directory)[0] is not None
+    assert other.global_steps == 1
+    other.destroy()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(os.path.join(directory, "first"))
+    dist.barrier()
+    save()
+    engine.destroy()
+    with open(os.path.join(directory, "latest")) as file:
+        assert file.read() == "second"
+
+
+@pytest.mark.parametrize("how", [{}, {"background": True}, {"background": True, "lazy": True}])
+def test_where_the_disk_is_full_the_last_tag_loads_and_training_goes_on(
+    jobs, tmp_path, need_root, how
+):
+    with mounted("tmpfs", tmp_path / "small", 24 << 20) as small:
+        jobs.of(2).call(full, str(small), how, timeout_seconds=120)
+        assert penstock.inspect(small / "second").step == 3
+        assert penstock.verify(small / "second").ok
+
+
+def failing(directory):
+    """What fails on the first rank alone is raised by all, and nobody waits for the other."""
+    engine = build(0, "fp32")
+    train(engine, 1)
+    # By DeepSpeed itself: the second rank has no file in it.
+    engine.save_checkpoint(directory, tag="theirs")
+    attach(engine)
+    is_first = dist.get_rank() == 0
+    with pytest.raises(penstock.CheckpointExistsError, match="saved by DeepSpeed itself"):
+        engine.save_checkpoint(directory, tag="theirs")
+    # Where the directory would be, there is a file.
+    if is_first:
+        open(os.path.join(directory, "file"), "w").close()
+    dist.barrier()
+    with pytest.raises(penstock.PenstockError, match="Not a directory"):
+        engine.save_checkpoint(os.path.join(directory, "file"), tag="tag")
+    # What cannot be written is the latest.
+    if is_first:
+        os.remove(os.path.join(directory, "latest"))
+        os.mkdir(os.path.join(directory, "latest"))
+    dist.barrier()
+    with pytest.raises(penstock.StorageError, match="latest cannot be written"):
+        engine.save_checkpoint(directory, tag="good")
+    assert penstock.verify(os.path.join(directory, "good")).ok
+    attach(engine, background=True)
+    with pytest.warns(penstock.PenstockWarning) if is_first else contextlib.nullcontext():
+        engine.save_checkpoint(directory, tag="better")
+        engine.checkpoint_engine.wait()
+    dist.barrier()
+    if is_first:
+        os.rmdir(os.path.join(directory, "latest"))
+    engine.destroy()
+    dist.barrier()
+    with open(os.path.join(directory, "latest")) as file:
+        assert file.read() == "better"
+    assert not glob.glob(os.path.join(directory, "**", "*.tmp"), recursive=True)
+
+
+def test_what_fails_on_one_rank_is_raised_by_all(jobs, tmp_path):
+    jobs.of(2).call(failing, str(tmp_path / "run"), timeout_seconds=120)
+
+
+def lazily(directory, stage, dtype):
+    """Saves with the next step right behind it, and with the end."""
+    engine = build(stage, dtype, width=256)
+    attach(engine, background=True, lazy=True)
+    train(engine, 1)
+    engine.save_checkpoint(directory, tag="step")
+    losses = train(engine, 2)
+    engine.save_checkpoint(directory, tag="end")
+    engine.destroy()
+    again = build(stage, dtype, width=256)
+    attach(again)
+    again.load_checkpoint(directory, tag="step")
+    assert train(again, 2) == losses
+    again.destroy()
+
+
+@pytest.mark.parametrize(("stage", "dtype"), [(0, "fp32"), (1, "bf16"), (2, "bf16"), (3, "bf16")])
+def test_a_lazy_save_has_what_was_there_at_the_call(jobs, tmp_path, stage, dtype):
+    """Its tensors are so large that they are not copied at once."""
+    jobs.of(2).call(lazily, str(tmp_path), stage, dtype, timeout_seconds=120)
+    assert all(penstock.verify(tmp_path / tag).ok for tag in ("step", "end"))
+
+
+def weights(directory):
+    """The model without its optimizer, of any tag; and what says why there is none."""
+    engine = build(3)
+    attach(engine, background=True)
+    wanted = {}
+    for tag in ("first", "second"):
+        train(engine, 1)
+        engine.save_checkpoint(directory, tag=tag)
+        wanted[tag] = whole(engine)
+    # It waits until there is a latest, and takes that.
+    path, _ = engine.load_checkpoint(directory, load_module_only=True)
+    assert os.path.basename(os.path.dirname(path)) == "second"
+    for tag in ("first", "second"):
+        other = build(3)
+        attach(other)
+        torch.manual_seed(5)
+        other.load_checkpoint(directory, tag, True, False)
+        # Restored with the optimizer only.
+        drawn = torch.rand(1)
+        torch.manual_seed(5)
+        assert drawn == torch.rand(1)
+        found = whole(other)
+        assert all(torch.equal(found[name], value) for name, value in wanted[tag].items())
+        other.destroy()
+    with pytest.raises(penstock.CheckpointNotFoundError, match="beside it: first, second"):
+        engine.load_checkpoint(directory, tag="third")
+    engine.destroy()
+    other = build(2)
+    attach(other)
+    with pytest.raises(penstock.StateMismatchError, match="stage of ZeRO"):
+        other.load_checkpoint(directory)
+    other.destroy()
+
+
+def whole(engine):
+    """Its weights, of all ranks."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    # Without their optimizer they come back as they are for the forward.
+    return {
+        name: safe_get_full_fp32_param(value).bfloat16()
+        for name, value in engine.module.named_parameters()
+    }
+
+
+def test_weights_are_loaded_without_their_optimizer(jobs, tmp_path):
+    jobs.of(2).call(weights, str(tmp_path / "run"), timeout_seconds=60)
+
+
+def dropped(directory):
+    """The error of the last save of an engine that nobody destroys."""
+    engine = build(1)
+    attach(engine, background=True)
+    engine.save_checkpoint(directory, tag="one")
+    ours = engine.checkpoint_engine
+
+    def fail():
+        raise penstock.PenstockError("no room")
+
+    ours.cleanup()
+    ours.cleanup = fail
+    with pytest.warns(penstock.PenstockWarning, match="the last save failed: no room"):
+        engine.__del__()
+
+
+def test_an_engine_that_is_dropped_tells_of_a_save_that_failed(jobs, tmp_path):
+    jobs.of(2).call(dropped, str(tmp_path / "run"))
 
 
 def complete(directory):

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.errors import IncompleteCheckpointError, StorageError, UnsupportedStateError
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    IncompleteCheckpointError,
+    PenstockError,
+    StateMismatchError,
+    StorageError,
+    UnsupportedStateError,
+)
 from penstock.integrations import raw
 from penstock.integrations.deepspeed import values
 from penstock.loading.foreign import is_checkpoint
@@ -48,7 +57,8 @@ def write(path: str, content: bytes) -> None:
         StorageError: The operating system failed it.
     """
     above = os.path.dirname(path)
-    beside = f"{path}.{os.getpid()}.tmp"
+    # One process writes each file: what a kill leaves is written over by the next one.
+    beside = f"{path}.tmp"
     try:
         with open(beside, "wb") as file:
             file.write(content)
@@ -61,8 +71,79 @@ def write(path: str, content: bytes) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        message = f"{path} cannot be written: {error.strerror}; free or mount what it lies on"
-        raise StorageError(message, path=path, errno=error.errno) from error
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise _unwritten(path, error) from error
+
+
+def check_ours(path: str) -> None:
+    """Refuses a tag that DeepSpeed itself has saved; every rank finds the same.
+
+    Raises:
+        CheckpointExistsError: It has.
+    """
+    if os.path.isdir(path) and not is_checkpoint(path):
+        for name in _names(path):
+            check_stub(os.path.join(path, name))
+
+
+def check_stub(path: str) -> None:
+    """Refuses a file of DeepSpeed's own.
+
+    Raises:
+        CheckpointExistsError: It is there.
+    """
+    if os.path.exists(path) and not is_stub(path):
+        raise CheckpointExistsError(
+            f"{path} was saved by DeepSpeed itself: save under another tag, or delete it", path=path
+        )
+
+
+def _names(path: str) -> list[str]:
+    """The files in a tag's directory that are called as DeepSpeed calls them."""
+    return sorted(name for name in os.listdir(path) if name.endswith("_states.pt"))
+
+
+def make(path: str) -> None:
+    """Makes a directory, if there is none.
+
+    Raises:
+        StorageError: The operating system failed it.
+    """
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise _unwritten(path, error) from error
+
+
+def _unwritten(path: str, error: OSError) -> StorageError:
+    message = f"{path} cannot be written: {error.strerror}; make room there, or save elsewhere"
+    return StorageError(message, path=path, errno=error.errno)
+
+
+def complete(root: str) -> list[str]:
+    """The complete tags of Penstock in a directory."""
+    try:
+        names = sorted(os.listdir(root))
+    except OSError:
+        return []
+    return [name for name in names if is_checkpoint(os.path.join(root, name))]
+
+
+def unfit(path: str) -> PenstockError:
+    """The error for a tag that has no file of the names that an engine looks for."""
+    root, tag = os.path.split(path)
+    if not os.path.isdir(path):
+        found = ", ".join(complete(root)) or "none"
+        return CheckpointNotFoundError(
+            f"{path}: there is no such tag; complete ones beside it: {found}", path=path
+        )
+    found = ", ".join(_names(path)) or "no file of a tag"
+    return StateMismatchError(
+        f"{path} holds {found}, and nothing of a name that this engine looks for: build it with "
+        f"the stage of ZeRO and the parallelism that saved {tag}",
+        path=path,
+    )
 
 
 def read_file(
@@ -78,14 +159,16 @@ def read_file(
 
     Raises:
         IncompleteCheckpointError: The save of the tag never finished.
+        CheckpointNotFoundError: The tag was saved anew since, without this file.
         UnsupportedStateError: There are bytes of pickle, and ``trust`` is False.
         PenstockError: It cannot be read.
     """
     directory, name = os.path.split(path)
     if not is_checkpoint(directory):
+        others = ", ".join(complete(os.path.dirname(directory))) or "none"
         raise IncompleteCheckpointError(
-            f"{directory}: this tag was never saved to its end: load another one, such as the one "
-            f"that {os.path.join(os.path.dirname(directory), 'latest')} names",
+            f"{directory}: this tag was never saved to its end: load another one; complete ones "
+            f"beside it: {others}",
             path=directory,
         )
     names = penstock.inspect(directory).metadata.get("pickled")
@@ -96,6 +179,14 @@ def read_file(
             "trust=True if you trust whoever wrote them",
             key=names[0],
         )
-    state = penstock.load(directory, keys=f"files.{name}.*", options=options, device=device)
+    try:
+        # Without a dot: what has nothing in it, as a layer without weights, is a leaf itself.
+        state = penstock.load(directory, keys=f"files.{name}*", options=options, device=device)
+    except StateMismatchError as error:
+        raise CheckpointNotFoundError(
+            f"{path}: the tag was saved anew by other ranks, and this file is none of it: delete "
+            "it, or load with as many ranks as saved the tag",
+            path=path,
+        ) from error
     found = raw.unpacked(state["files"][name], name, trust=trust, remedy="give trust=True")
     return values.built(found, directory)

@@ -52,7 +52,12 @@ def to_torch(
     os.makedirs(target)
     for name in names:
         buffer = io.BytesIO()
-        torch.save(tags.read_file(os.path.join(source, name), trust=trust), buffer)
+        try:
+            state = tags.read_file(os.path.join(source, name), trust=trust)
+        except CheckpointNotFoundError:
+            # A stub of other ranks that saved the tag before.
+            continue
+        torch.save(state, buffer)
         tags.write(os.path.join(target, name), buffer.getvalue())
     script = os.path.join(os.path.dirname(deepspeed.utils.__file__), "zero_to_fp32.py")
     shutil.copy(script, save_dir)

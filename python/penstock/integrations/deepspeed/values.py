@@ -7,6 +7,7 @@ import importlib
 from typing import Any
 
 from penstock.errors import CorruptCheckpointError
+from penstock.integrations import raw
 
 _MARK = "deepspeed.class"
 
@@ -27,7 +28,7 @@ def plain(value: Any) -> Any:
         return {_MARK: kind.__name__, "fields": plain(dict(fields))}
     if isinstance(value, dict):
         items = {key: plain(one) for key, one in value.items()}
-        return items if kind is dict else _like(value, items)
+        return raw.like(value, items)
     if kind in (list, tuple):
         return kind(map(plain, value))
     return value
@@ -43,17 +44,10 @@ def built(value: Any, path: str) -> Any:
         if value.keys() == {_MARK, "fields"}:
             return _object(value[_MARK], built(value["fields"], path), path)
         items = {key: built(one, path) for key, one in value.items()}
-        return items if type(value) is dict else _like(value, items)
+        return raw.like(value, items)
     if type(value) in (list, tuple):
         return type(value)(built(one, path) for one in value)
     return value
-
-
-def _like(value: Any, items: dict[Any, Any]) -> Any:
-    found = type(value)(items)
-    # Of a module's state: the versions of its parts.
-    found.__dict__.update(getattr(value, "__dict__", {}))
-    return found
 
 
 def _object(name: Any, fields: dict[str, Any], path: str) -> Any:

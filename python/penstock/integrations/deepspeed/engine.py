@@ -1,0 +1,232 @@
+"""`PenstockCheckpointEngine`: what DeepSpeed hands the files of a tag to."""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from deepspeed import comm
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
+from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+
+import penstock
+from penstock import Saver, Training
+from penstock.errors import (
+    PenstockWarning,
+    StateMismatchError,
+    StorageError,
+    UnsupportedStateError,
+)
+from penstock.integrations.deepspeed import tags
+from penstock.integrations.deepspeed.files import Files
+from penstock.loading.foreign import is_checkpoint
+
+if TYPE_CHECKING:
+    from penstock.options import Options
+    from penstock.saving.pending import PendingSave
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The arguments of `install`."""
+
+    background: bool
+    lazy: bool
+    rng: bool
+    pickled: tuple[str, ...]
+    trust: bool
+    options: Options | None
+
+
+class PenstockCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
+    """What DeepSpeed hands each file of a tag to."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self.name = "PenstockCheckpointEngine"
+        self._settings = settings
+        self._saver = Saver(options=settings.options)
+        self._theirs = TorchCheckpointEngine()
+        self._info: Any = None
+        self._is_open = False
+        self._files: Files | None = None
+        self._pending: PendingSave | None = None
+        # What `latest` should say and does not, as it could not be written.
+        self._behind: tuple[str, str] | None = None
+
+    # What DeepSpeed calls.
+
+    def create(self, info: Any) -> None:
+        """Learns what is going to be saved."""
+        self._info = info
+        if self._is_open:
+            settings = self._settings
+            self._files = Files(self._directory, pickled=settings.pickled, rng=settings.rng)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Makes no directory of a tag: `finish` does, where the other ranks learn of a failure."""
+        if not self._is_open:
+            super().makedirs(path, exist_ok=exist_ok)
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Keeps a file of the tag for `finish`; what belongs to no tag is saved as a file."""
+        if self._files is None:
+            self._theirs.save(state_dict, path)
+        else:
+            self._files.add(path, state_dict)
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """A file of a tag, of ours or of DeepSpeed's own."""
+        self.wait()
+        if not tags.is_stub(path):
+            return self._theirs.load(path, map_location)
+        settings = self._settings
+        # Others are functions that leave everything on the host.
+        device = None if callable(map_location) else map_location
+        return tags.read_file(path, trust=settings.trust, options=settings.options, device=device)
+
+    def commit(self, info: Any) -> bool:
+        """Nothing: a tag is committed by `finish`, when it is known that nothing follows."""
+        return True
+
+    def is_decoupled(self) -> bool:
+        """Whether saves go on in the background; then DeepSpeed's `destroy` calls `cleanup`."""
+        return self._settings.background
+
+    def preserves_storage_sharing(self) -> bool:
+        """Whether tensors have to be cloned, as `torch.save` stores all that they are views of."""
+        return False
+
+    def cleanup(self) -> None:
+        """Waits for the save under way.
+
+        Raises:
+            PenstockError: It failed.
+        """
+        self._saver.close()
+        if self._behind is not None:
+            self._move_latest(*self._behind)
+
+    # What the methods of DeepSpeed's engine call that take the place of its own.
+
+    def begin(self) -> None:
+        """Files that come from now on are those of a tag."""
+        self._is_open = True
+
+    def end(self) -> Files | None:
+        """They are not any more; returns them."""
+        files, self._files, self._is_open = self._files, None, False
+        return files
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a tag is being put together."""
+        return self._is_open
+
+    def wait(self) -> None:
+        """Waits for the save under way.
+
+        Raises:
+            PenstockError: It failed, and nobody has seen it.
+        """
+        self._saver.wait()
+
+    def settle(self) -> None:
+        """Waits for the save under way on all ranks, so that each reads the same ``latest`` then.
+
+        Raises:
+            PenstockError: It failed, and nobody has seen it.
+        """
+        try:
+            self.wait()
+        finally:
+            if self._settings.background:
+                # The first rank moves it, and the others may be done before.
+                comm.barrier()
+
+    def stage(self) -> None:
+        """Copies what a lazy save has not copied yet: it is about to change."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.stage()
+
+    def finish(self, step: int, *, moves_latest: bool) -> None:
+        """Saves all files of all ranks in one commit, and has ``latest`` name them then."""
+        files, settings, info = self.end(), self._settings, self._info
+        tags.check_ours(self._directory)
+        latest = os.path.join(os.path.abspath(info.save_dir), "latest")
+        further: dict[str, Any] = {
+            "step": step,
+            "metadata": {"by": "deepspeed", "pickled": list(settings.pickled)},
+            "overwrite": True,
+        }
+        try:
+            if settings.background:
+                after = functools.partial(self._move_latest_behind, latest, info.tag)
+                self._pending = self._saver.save_async(
+                    self._directory,
+                    files,
+                    lazy=settings.lazy,
+                    after=after if moves_latest else None,
+                    **further,
+                )
+                return
+            self._saver.save(self._directory, files, **further)
+        except UnsupportedStateError as error:
+            key = error.key.removeprefix("files.")
+            raise UnsupportedStateError(
+                f"{error}; or store it as pickle: install(pickled=[{key!r}])", key=key
+            ) from error
+        if moves_latest:
+            self._move_latest_together(latest, info.tag)
+
+    def _move_latest(self, path: str, tag: str) -> None:
+        self._behind = (path, tag)
+        tags.write(path, tag.encode())
+        self._behind = None
+
+    def _move_latest_together(self, path: str, tag: str) -> None:
+        """Has the first rank do it, and all of them raise what it raises."""
+        failed: list[StorageError | None] = [None]
+        if comm.get_rank() == 0:
+            try:
+                self._move_latest(path, tag)
+            except StorageError as error:
+                failed = [error]
+        comm.broadcast_object_list(failed, src=0)
+        if failed[0] is not None:
+            raise failed[0]
+
+    def _move_latest_behind(self, path: str, tag: str) -> None:
+        """The same in the background, where nobody hears what it raises: `cleanup` tries anew."""
+        try:
+            self._move_latest(path, tag)
+        except StorageError as error:
+            told = f"tag {tag} is saved, but it is not the latest: {error}"
+            warnings.warn(told, PenstockWarning, stacklevel=2)
+
+    def restore_random_states(self, path: str) -> None:
+        """Sets the generators of this rank as they were.
+
+        Raises:
+            StateMismatchError: They were not saved.
+        """
+        if not self._settings.rng or not is_checkpoint(path):
+            return
+        try:
+            state = penstock.load(path, keys="rng.*", options=self._settings.options)
+        except StateMismatchError as error:
+            raise StateMismatchError(
+                f"{path} was saved without random states: install(rng=False) restores none",
+                key="rng",
+                path=path,
+            ) from error
+        Training().load_state_dict(state)
+
+    @property
+    def _directory(self) -> str:
+        path: str = os.path.join(self._info.save_dir, self._info.tag)
+        return os.path.abspath(path)

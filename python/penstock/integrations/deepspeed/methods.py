@@ -1,0 +1,174 @@
+"""The methods of DeepSpeed's engine that take part in a save by ours: they are wrapped.
+
+Nothing else tells an engine of checkpoints where a tag begins, that nothing follows, and when what
+a lazy save has still to copy is about to change.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from typing import Any
+
+import deepspeed.runtime.engine as runtime
+
+from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateError
+from penstock.integrations.deepspeed import tags
+from penstock.integrations.deepspeed.engine import PenstockCheckpointEngine
+from penstock.integrations.deepspeed.zero_3 import weights_by
+
+_MARK = "_penstock"
+"""What a wrapped method has. Those that others wrap around it take it over."""
+
+
+def take_over() -> None:
+    """Has the methods call ours, in all engines that have one; may be called again."""
+    cls = runtime.DeepSpeedEngine
+    if hasattr(cls.save_checkpoint, _MARK):
+        return
+    for name, wrapped in (
+        ("save_checkpoint", _saving(cls.save_checkpoint)),
+        ("load_checkpoint", _loading(cls.load_checkpoint)),
+        ("_get_all_ckpt_names", _finding(cls._get_all_ckpt_names)),
+        ("_copy_recovery_script", _copying(cls._copy_recovery_script)),
+        ("_take_model_step", _staged(cls._take_model_step)),
+        ("destroy", _staged(cls.destroy)),
+        ("__del__", _dying(cls.__del__)),
+    ):
+        setattr(cls, name, wrapped)
+    setattr(cls.save_checkpoint, _MARK, True)
+
+
+def _of(engine: Any) -> PenstockCheckpointEngine | None:
+    """Ours of an engine of DeepSpeed, which may be one that could not be built."""
+    found = vars(engine).get("checkpoint_engine")
+    return found if isinstance(found, PenstockCheckpointEngine) else None
+
+
+def _saving(save: Any) -> Any:
+    @functools.wraps(save)
+    def save_checkpoint(
+        self: Any,
+        save_dir: str,
+        tag: Any = None,
+        client_state: dict[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+    ) -> Any:
+        ours, client_state = _of(self), client_state or {}
+        if ours is None:
+            return save(self, save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
+        _check(self)
+        ours.begin()
+        try:
+            # It would write ``latest`` in place, before anything is durable.
+            done = save(self, save_dir, tag, client_state, False, exclude_frozen_parameters)
+        except BaseException:
+            ours.end()
+            raise
+        ours.finish(self.global_steps, moves_latest=save_latest)
+        return done
+
+    return save_checkpoint
+
+
+def _loading(load: Any) -> Any:
+    @functools.wraps(load)
+    def load_checkpoint(
+        self: Any,
+        load_dir: str,
+        tag: Any = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: Any = None,
+    ) -> Any:
+        ours = _of(self)
+        arguments = (
+            load_dir,
+            tag,
+            load_module_strict,
+            load_optimizer_states,
+            load_lr_scheduler_states,
+            load_module_only,
+            custom_load_fn,
+        )
+        if ours is None:
+            return load(self, *arguments)
+        ours.settle()
+        with weights_by(ours.load, tag):
+            found = load(self, *arguments)
+        if found[0] is not None and load_optimizer_states and not load_module_only:
+            ours.restore_random_states(os.path.dirname(found[0]))
+        return found
+
+    return load_checkpoint
+
+
+def _finding(find: Any) -> Any:
+    @functools.wraps(find)
+    def _get_all_ckpt_names(self: Any, checkpoints_path: str, tag: Any) -> Any:
+        found = find(self, checkpoints_path, tag)
+        if not found and _of(self) is not None:
+            # DeepSpeed asserts that there are some, and says nothing.
+            raise tags.unfit(os.path.abspath(os.path.join(checkpoints_path, str(tag))))
+        return found
+
+    return _get_all_ckpt_names
+
+
+def _copying(copy: Any) -> Any:
+    @functools.wraps(copy)
+    def _copy_recovery_script(self: Any, save_path: str) -> None:
+        ours = _of(self)
+        if ours is None or not ours.is_open:
+            copy(self, save_path)
+        # Else nothing: the scripts read no stubs, and a full disk would stop this rank alone.
+
+    return _copy_recovery_script
+
+
+def _staged(change: Any) -> Any:
+    """A method that changes what a lazy save may have to copy yet."""
+
+    @functools.wraps(change)
+    def changing(self: Any, *arguments: Any, **further: Any) -> Any:
+        ours = _of(self)
+        if ours is not None:
+            ours.stage()
+        return change(self, *arguments, **further)
+
+    return changing
+
+
+def _dying(delete: Any) -> Any:
+    @functools.wraps(delete)
+    def dying(self: Any) -> None:
+        ours = _of(self)
+        if ours is not None:
+            try:
+                ours.cleanup()
+            except PenstockError as error:
+                # DeepSpeed's own would swallow it.
+                warnings.warn(f"the last save failed: {error}", PenstockWarning, stacklevel=2)
+        delete(self)
+
+    return dying
+
+
+def _check(engine: Any) -> None:
+    """Refuses what would be saved beside the checkpoint, or not where all ranks see it."""
+    if engine.zero_nvme_offload_optimizer():
+        raise UnsupportedStateError(
+            "the optimizer's state on NVMe is copied by DeepSpeed itself, beside the commit: keep "
+            "it in memory (offload_optimizer.device), or save with DeepSpeed's own engine",
+            key="optimizer",
+        )
+    if engine.use_node_local_storage():
+        raise UnsupportedStateError(
+            "use_node_local_storage: all ranks save one checkpoint, on a file system that they "
+            "share",
+            key="checkpoint",
+        )
