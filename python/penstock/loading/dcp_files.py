@@ -6,10 +6,12 @@ where these did not talk. What is in data files is said there only.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from typing import TYPE_CHECKING, Any
 
+from penstock import _native
 from penstock.errors import IncompleteCheckpointError
 
 if TYPE_CHECKING:
@@ -17,6 +19,13 @@ if TYPE_CHECKING:
 
 METADATA = ".metadata"
 """What DCP calls the file that makes a directory one of its checkpoints."""
+
+MARK = (
+    b"Here is a Penstock checkpoint (manifest.json), and none of DCP's own format. What reads it:\n"
+    b"penstock.load, StorageReader of penstock.integrations.dcp, dcp.load after install() of that\n"
+    b"module. This file is for tools that look for its name.\n"
+)
+"""What `penstock.integrations.dcp` leaves under that name once a checkpoint is committed."""
 
 _DATA = re.compile(r"__\d+_\d+\.distcp")
 _OF_A_RANK = re.compile(r"__\d+\.metadata")
@@ -30,6 +39,27 @@ def data_files(names: Iterable[str]) -> list[str]:
 def metadata_of_ranks(names: Iterable[str]) -> list[str]:
     """Which of them are those of metadata that ranks have written without the others."""
     return sorted(filter(_OF_A_RANK.fullmatch, names))
+
+
+def is_marked(path: str) -> bool:
+    """Whether what is under that name in a directory is the mark, and no metadata of DCP's."""
+    try:
+        with open(os.path.join(path, METADATA), "rb") as file:
+            return file.read(len(MARK) + 1) == MARK
+    except OSError:
+        return False
+
+
+def drop_mark(path: str) -> None:
+    """Removes the mark where the checkpoint was deleted, and the directory if it is empty then.
+
+    Tools take a directory for a checkpoint where it is. What cannot be removed stays: the
+    checkpoint is gone all the same.
+    """
+    with contextlib.suppress(OSError):
+        if is_marked(path) and not os.path.exists(os.path.join(path, _native.MANIFEST)):
+            os.unlink(os.path.join(path, METADATA))
+            os.rmdir(path)
 
 
 def check_finished(path: str, names: Iterable[str]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from penstock.loading.dcp_files import drop_mark
 from penstock.reports import RetentionReport
 
 if TYPE_CHECKING:
@@ -71,7 +72,12 @@ class Retention:
                 doomed.append((step, checkpoint_id))
         deleted = [step for step, _ in doomed]
         if not dry_run:
-            deleted = store.retire(doomed)
+            try:
+                deleted = store.retire(doomed)
+            finally:
+                # Also of those that went before one failed.
+                for step, _ in doomed:
+                    drop_mark(store.step_path(step))
             passed_over = {step for step, _ in doomed}.difference(deleted)
             reason = "protected, replaced or in use since this began"
             kept = dict(sorted({**kept, **dict.fromkeys(passed_over, reason)}.items()))

@@ -8,6 +8,7 @@ from penstock import _native
 from penstock.calls.arguments import check_step, to_native
 from penstock.calls.progress import shown
 from penstock.errors import PenstockError
+from penstock.loading.dcp_files import drop_mark
 from penstock.steps.reader import Reader
 from penstock.steps.rows import Mark, Orphan, SetAside, StepInfo
 from penstock.steps.scrub import check_scrub, marks, scrub
@@ -188,7 +189,9 @@ class StoredSteps:
                 Lustre, FUSE) and the step no manifest that can be read: nothing tells its files
                 from those of a save under way then, and all stay.
         """
-        return self._native.delete(check_step(step), force=bool(force))
+        freed_bytes = self._native.delete(check_step(step), force=bool(force))
+        drop_mark(self.path(step))
+        return freed_bytes
 
     def retain(self, *, dry_run: bool = False) -> RetentionReport:
         """Deletes what the store does not keep, and says why the rest stays.

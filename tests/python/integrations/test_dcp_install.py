@@ -237,8 +237,15 @@ class TestSaving:
         assert store.verify(2).ok
         store.delete(1)
         assert store.steps() == [2]
-        # The store takes away what is its own.
-        assert os.listdir(store.path(1)) == [".metadata"]
+        # Else torchtitan would take the directory for a checkpoint.
+        assert not os.path.exists(store.path(1))
+        with install():
+            save(store.path(3), 3)
+        assert store.verify(3).ok
+        open(os.path.join(store.path(2), "notes"), "w").close()
+        assert penstock.CheckpointStore(tmp_path, keep_last=1).retain().deleted == (2,)
+        assert os.listdir(store.path(2)) == ["notes"]
+        assert os.path.exists(os.path.join(store.path(3), ".metadata"))
 
 
 class TestStaging:

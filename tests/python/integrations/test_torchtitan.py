@@ -19,6 +19,7 @@ import penstock
 import titan
 from conftest import mounted, tell
 from damaged import damage
+from penstock.integrations import dcp
 from penstock.integrations.torchtitan import Checkpointer
 from test_example_programs import Program, said
 from titan import begun, end, trained
@@ -210,6 +211,31 @@ def test_what_torchtitans_own_manager_has_saved_is_loaded_and_gone_on_from(tmp_p
     assert run.step == 6
     assert run.checkpointer.load(step=2)
     assert run.step == 2
+    end(run)
+
+
+def test_what_its_manager_has_saved_by_penstock_is_gone_on_from(tmp_path):
+    with dcp.install():
+        trained(tmp_path, 4, of=CheckpointManager)
+    # Of a checkpoint that was deleted, what torchtitan looks for.
+    (tmp_path / "checkpoint" / "step-9").mkdir()
+    shutil.copy(tmp_path / "checkpoint/step-4/.metadata", tmp_path / "checkpoint/step-9")
+    run = begun(tmp_path)
+    assert run.checkpointer.load(step=-1)
+    assert run.step == 4
+    end(run)
+
+
+def test_a_trainer_that_has_random_states_of_its_own_is_refused(tmp_path):
+    run = begun(tmp_path)
+    states = run.checkpointer.states
+    further = {"dataloader": None, "model_parts": [run.model], "sd_adapter": None}
+    further |= {"optimizers": run.optimizers, "lr_schedulers": run.lr_schedulers}
+    config = Checkpointer.Config(enable=True)
+    # Those of a manager before it are its own.
+    config.build(states=states, base_folder=str(tmp_path), **further).close()
+    with pytest.raises(penstock.UnsupportedStateError, match="rng: a state of the trainer"):
+        config.build(states={"rng": run}, base_folder=str(tmp_path), **further)
     end(run)
 
 

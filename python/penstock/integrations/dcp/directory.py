@@ -18,18 +18,18 @@ from typing import Any
 
 from penstock.errors import StorageError
 from penstock.integrations.dcp.layout import NOTE
-from penstock.loading.dcp_files import METADATA, check_finished, data_files, metadata_of_ranks
+from penstock.loading.dcp_files import (
+    MARK,
+    METADATA,
+    check_finished,
+    data_files,
+    metadata_of_ranks,
+)
 from penstock.loading.foreign import is_checkpoint
 from penstock.loading.opened import OpenCheckpoint
 
 REPLACED = "replaced"
 """The member of the note of `layout` that has the digest of the `.metadata` that was replaced."""
-
-_MARK = (
-    b"Here is a Penstock checkpoint (manifest.json), and none of DCP's own format. What reads it:\n"
-    b"penstock.load, StorageReader of penstock.integrations.dcp, dcp.load after install() of that\n"
-    b"module. This file is for tools that look for its name.\n"
-)
 
 
 def holds_dcp(path: str) -> bool:
@@ -55,8 +55,8 @@ def dcp_digest(path: str) -> str | None:
     """SHA-256 of the `.metadata` of DCP's in a directory; None where there is none."""
     try:
         with open(os.path.join(path, METADATA), "rb") as file:
-            data = file.read(len(_MARK) + 1)
-            if data == _MARK:
+            data = file.read(len(MARK) + 1)
+            if data == MARK:
                 return None
             found = hashlib.sha256(data)
             while data := file.read(1 << 20):
@@ -105,7 +105,7 @@ def _names(path: str) -> list[str]:
 
 def _write(temporary: str, target: str) -> None:
     with open(temporary, "wb") as file:
-        file.write(_MARK)
+        file.write(MARK)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, target)

@@ -10,24 +10,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.checkpoint.state_dict_loader import load as load_dcp
 from torchtitan.components.checkpointer import MODEL, AsyncMode, CheckpointManager
 from torchtitan.observability import structured_logger
 from torchtitan.tools import filesystem
 from torchtitan.tools.logging import logger
 
 import penstock
-from penstock.errors import PenstockError, StateMismatchError
+from penstock.errors import PenstockError, StateMismatchError, UnsupportedStateError
+from penstock.integrations.dcp import StorageReader
 from penstock.integrations.torchtitan.states import RANDOM, RandomStates, States
+from penstock.loading.dcp_files import METADATA, is_marked
+from penstock.loading.foreign import is_checkpoint
 
 if TYPE_CHECKING:
     from penstock.saving.pending import PendingSave
 
-_DCP_FILE = ".metadata"
-"""What is written last of a checkpoint of PyTorch's Distributed Checkpoint."""
-
-
-_STEP = "step"
-"""What directories of torchtitan's own manager are called, before the number."""
+_NAME = re.compile(r"step-(0|[1-9]\d*)")
+"""What directories of torchtitan's own manager are called; those of a store are ``step-0000…``."""
 
 
 class Checkpointer(CheckpointManager):  # type: ignore[misc]
@@ -53,6 +53,7 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
 
     Raises:
         UnsupportedPathError: The folder is a URL.
+        UnsupportedStateError: A state has the name of the random states.
     """
 
     save_future: PendingSave | None = None
@@ -98,6 +99,11 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
             return
         self.async_mode = AsyncMode(config.async_mode)
         self.keep_latest_k = config.keep_latest_k
+        if not isinstance(states.get(RANDOM), RandomStates | None):
+            raise UnsupportedStateError(
+                f"{RANDOM}: a state of the trainer has the name of the random states: rename it",
+                key=RANDOM,
+            )
         self.states[RANDOM] = RandomStates()
         self._trust = config.trust
 
@@ -191,14 +197,19 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
         self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool
     ) -> None:
         """Loads from a directory: torchtitan's own, Hugging Face's, or a checkpoint of Penstock."""
-        if from_hf or filesystem.isfile(filesystem.join(checkpoint_id, _DCP_FILE)):
-            if state_dict.pop(RANDOM, None) is not None:
-                logger.warning("%s holds no random states: they stay as they are", checkpoint_id)
+        if not from_hf and not filesystem.isfile(filesystem.join(checkpoint_id, METADATA)):
+            names = {MODEL, *state_dict}
+            states = {name: value for name, value in self.states.items() if name in names}
+            penstock.load(checkpoint_id, into=self._live(states))
+            return
+        if state_dict.pop(RANDOM, None) is not None:
+            logger.warning("%s holds no random states: they stay as they are", checkpoint_id)
+        if from_hf or not is_marked(checkpoint_id):
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return
-        names = {MODEL, *state_dict}
-        states = {name: value for name, value in self.states.items() if name in names}
-        penstock.load(checkpoint_id, into=self._live(states))
+        # By its own manager, under `penstock.integrations.dcp.install`, which need not be in force.
+        load_dcp(state_dict, storage_reader=StorageReader(checkpoint_id))
+        self.states[MODEL].load_state_dict(state_dict)
 
     def _find_load_step(self, folder: str = "") -> int:
         """The newest step that torchtitan itself has saved whole; -1 if there is none.
@@ -207,11 +218,11 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
         """
         folder = folder or self.folder
         names = os.listdir(folder) if os.path.isdir(folder) else []
+        found = [name for name in names if _NAME.fullmatch(name)]
         steps = [
-            int(name.removeprefix(f"{_STEP}-"))
-            for name in names
-            if re.fullmatch(rf"{_STEP}-\d+", name)
-            and os.path.isfile(os.path.join(folder, name, _DCP_FILE))
+            int(name.removeprefix("step-"))
+            for name in found
+            if _is_saved(os.path.join(folder, name))
         ]
         return max(steps, default=-1)
 
@@ -228,3 +239,10 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
 
     def _live(self, states: dict[str, Any]) -> States:
         return States(states, known=self.states.keys() - {MODEL}, is_trusted=self._trust)
+
+
+def _is_saved(path: str) -> bool:
+    """Whether a directory has what is written last, and of a mark also what it stands for."""
+    return os.path.isfile(os.path.join(path, METADATA)) and (
+        not is_marked(path) or is_checkpoint(path)
+    )
