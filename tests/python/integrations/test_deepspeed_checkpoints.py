@@ -379,6 +379,49 @@ def test_a_lazy_save_has_what_was_there_at_the_call(jobs, tmp_path, stage, dtype
     assert all(penstock.verify(tmp_path / tag).ok for tag in ("step", "end"))
 
 
+def piped(directory):
+    """A pipeline of two stages, whose layers are files of their own; one has no weights."""
+    deepspeed = deepspeed_here()
+
+    def engine_of(**how):
+        torch.manual_seed(11)
+        layers = [torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256)]
+        module = deepspeed.pipe.PipelineModule(
+            layers, num_stages=2, loss_fn=torch.nn.functional.mse_loss, partition_method="uniform"
+        )
+        config = {
+            "train_batch_size": 2,
+            "train_micro_batch_size_per_gpu": 1,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
+        }
+        engine, *_ = deepspeed.initialize(
+            model=module, model_parameters=list(module.parameters()), config=config
+        )
+        attach(engine, **how)
+        return engine
+
+    def losses(engine):
+        torch.manual_seed(20)
+        batches = iter([(torch.randn(1, 256), torch.randn(1, 256)) for _ in range(4)])
+        return [engine.train_batch(batches).item() for _ in range(2)]
+
+    engine = engine_of(background=True, lazy=True)
+    losses(engine)
+    engine.save_checkpoint(directory)
+    # Its steps are not those of an engine without a pipeline.
+    wanted = losses(engine)
+    engine.destroy()
+    again = engine_of()
+    again.load_checkpoint(directory)
+    assert losses(again) == wanted
+    again.destroy()
+
+
+def test_a_pipeline_goes_on_from_a_lazy_save(jobs, tmp_path):
+    jobs.of(2).call(piped, str(tmp_path / "run"), timeout_seconds=120)
+    assert penstock.verify(tmp_path / "run" / "global_step2").ok
+
+
 def weights(directory):
     """The model without its optimizer, of any tag; and what says why there is none."""
     engine = build(3)
