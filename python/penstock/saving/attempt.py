@@ -9,7 +9,8 @@ and scatters for itself takes the steps one by one:
 
 Nothing is visible before the commit.
 
-Plug-ins check what their callers pass with `decode_path` and `to_native`, as all calls do.
+Plug-ins check what their callers pass with `decode_path`, `to_native` and their like, as all calls
+do.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from penstock import _native
+from penstock.calls.arguments import check_step as check_step
 from penstock.calls.arguments import decode_path as decode_path
+from penstock.calls.arguments import encode_metadata as encode_metadata
 from penstock.calls.arguments import to_native as to_native
 from penstock.errors import CheckpointNotFoundError, RankError
 from penstock.process import own_rank

@@ -291,7 +291,9 @@ class Flattener:
     def _set(self, value: set[Any] | frozenset[Any], name: str, level: int) -> Node:
         _check_hashes(value, name)
         leaves = len(self._leaves) + len(self._in_files)
-        node = {"$": type(value).__name__, "v": self._items(value, value, name, level)}
+        # Its own order is another one in each process, and trees of several are compared.
+        items = sorted(self._items(value, value, name, level), key=json.dumps)
+        node = {"$": type(value).__name__, "v": items}
         if len(self._leaves) + len(self._in_files) != leaves:
             raise UnsupportedStateError(
                 f"{name}: a set of tensors, arrays or long byte strings cannot be stored: save a "

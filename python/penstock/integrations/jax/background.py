@@ -74,8 +74,14 @@ class Background:
             PenstockError: Its error, if nobody has seen it.
         """
         pending, self._pending = self._pending, None
-        if pending is not None and not (pending.done() and pending.is_seen):
-            pending.result()
+        try:
+            if pending is not None and not (pending.done() and pending.is_seen):
+                pending.result()
+        except BaseException:
+            if pending is not None and not pending.done():
+                # A Ctrl-C: it is still under way.
+                self._pending = pending
+            raise
 
 
 _live: set[TogetherPending] = set()

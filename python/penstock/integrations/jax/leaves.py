@@ -14,6 +14,7 @@ from penstock.loading.opened import BoxRead
 from penstock.state import dtypes
 from penstock.state.build import check_window
 from penstock.state.memory import of_array
+from penstock.state.scalars import TreeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,6 +179,10 @@ class KeyLeaf(NumpyLeaf):
         impl: The name of their generator.
         dtype: Their type.
         shape: Sizes of the array of keys.
+
+    Raises:
+        ValueError: JAX knows no generator of that name.
+        TreeError: What is stored are no words of its keys.
     """
 
     def __init__(
@@ -189,7 +194,9 @@ class KeyLeaf(NumpyLeaf):
         blank = jax.eval_shape(lambda: jax.random.key(0, impl=impl))
         self.dtype = blank.dtype
         words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=impl)))
-        self._ndim = len(tensor.shape) - len(words.shape)
+        self._ndim = len(self.shape) - len(words.shape)
+        if self._dtype != words.dtype or self.shape[max(self._ndim, 0) :] != words.shape:
+            raise TreeError(f"{self._dtype} {self.shape} are no words of keys of {impl}")
 
     @property
     def key_shape(self) -> tuple[int, ...]:

@@ -66,7 +66,7 @@ def load(
         {'step': 7}
     """
     if like is None:
-        return with_keys(penstock.load(path, keys=keys, options=options))
+        return with_keys(penstock.load(path, keys=keys, options=options), decode_path(path))
     settings = to_native(options)
     opened = OpenCheckpoint(decode_path(path))
     try:

@@ -11,7 +11,14 @@ from jax.sharding import Sharding
 
 from penstock.errors import StateMismatchError
 from penstock.integrations.jax.leaves import ArrayLeaf, KeyLeaf, Leaf, NumpyLeaf, ValueLeaf
-from penstock.integrations.jax.trees import KEY_DATA, KEY_IMPL, children, is_key, named
+from penstock.integrations.jax.trees import (
+    KEY_DATA,
+    KEY_IMPL,
+    children,
+    is_key,
+    named,
+    unknown_generator,
+)
 from penstock.state import dtypes
 from penstock.state.references import is_data
 from penstock.state.scalars import TreeError
@@ -74,7 +81,7 @@ class Matching:
         for key, child in found:
             if key in there:
                 self._match(there.pop(key), child, named(name, key), level + 1)
-            elif child is not None or tree_util.tree_leaves(child):
+            elif child is not None:
                 self._add(named(name, key), "is in like, not in the checkpoint")
         for key in there:
             self._add(named(name, key), "is in the checkpoint, not in like")
@@ -164,9 +171,13 @@ class Matching:
         impl = stored[KEY_IMPL]
         if type(impl) is not str:
             raise TreeError(f"the name of a generator of random numbers is {impl!r:.80}")
-        return KeyLeaf(
-            name, stored[KEY_DATA], self._opened.tensor(stored[KEY_DATA]), impl, sharding
-        )
+        tensor = self._opened.tensor(stored[KEY_DATA])
+        try:
+            return KeyLeaf(name, stored[KEY_DATA], tensor, impl, sharding)
+        except TreeError:
+            raise
+        except ValueError as error:
+            raise unknown_generator(impl, self._opened.path, name, error) from error
 
     def _stored(self, node: Node, like: Any, name: str) -> StoredTensor | None:
         """The tensor that a node stands for, if it is one as ``like`` is."""

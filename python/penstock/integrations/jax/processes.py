@@ -15,10 +15,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 import warnings
 from hashlib import blake2b
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -29,7 +29,15 @@ from jax._src.distributed import global_state
 from penstock import SaveReport
 from penstock.errors import PenstockError, PenstockWarning, RankError, UnsupportedStateError
 from penstock.integrations.jax.trees import to_state
-from penstock.saving.attempt import PartVote, RankAttempt, decode_path, to_native
+from penstock.loading.foreign import check_no_store
+from penstock.saving.attempt import (
+    PartVote,
+    RankAttempt,
+    check_step,
+    decode_path,
+    encode_metadata,
+    to_native,
+)
 from penstock.state.flatten import Flattener
 from penstock.state.tree import ROOT
 
@@ -42,11 +50,52 @@ if TYPE_CHECKING:
 _ANSWER_SECONDS = 600
 """For how long processes wait for each other where they load."""
 
-_numbers = count()
+
+class _Rounds:
+    """Saves and questions by their numbers, and which of them all processes have left.
+
+    Several may be open: each `Checkpoints` has a save of its own in the background.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next = 0
+        self._open: set[int] = set()
+        self._oldest_of: dict[int, int] = {}
+        self._forgotten = 0
+
+    def enter(self) -> int:
+        """The next one; every process counts alike."""
+        with self._lock:
+            number = self._next
+            self._next += 1
+            self._open.add(number)
+            return number
+
+    def leave(self, number: int) -> None:
+        """Has this process read no more of it."""
+        with self._lock:
+            self._open.discard(number)
+
+    def oldest(self) -> int:
+        """The first one that this process may still read of."""
+        with self._lock:
+            return min(self._open, default=self._next)
+
+    def heard(self, process: int, oldest: int) -> None:
+        """Takes note of what another process has said last."""
+        with self._lock:
+            self._oldest_of[process] = max(oldest, self._oldest_of.get(process, 0))
+
+    def over(self) -> range:
+        """Those that all have left, each once."""
+        with self._lock:
+            every = (self._oldest_of.get(process, 0) for process in range(jax.process_count()))
+            first, self._forgotten = self._forgotten, max(self._forgotten, min(every))
+            return range(first, self._forgotten)
 
 
-def _client() -> Any:
-    return global_state.client
+_rounds = _Rounds()
 
 
 class _Mail:
@@ -60,12 +109,24 @@ class _Mail:
     def __init__(self, path: str, timeout_seconds: float) -> None:
         self._path = path
         self._timeout_ms = int(timeout_seconds * 1000)
-        self._number = next(_numbers)
+        self._number = _rounds.enter()
 
     def post(self, what: str, message: dict[str, Any]) -> None:
-        """Posts a message of this process."""
+        """Posts a message of this process.
+
+        Raises:
+            RankError: Nobody takes it, or this process has posted another one.
+        """
         key = f"{self._prefix(self._number)}{what}/{jax.process_index()}"
-        _client().key_value_set_bytes(key, json.dumps(message).encode())
+        text = json.dumps({**message, "oldest": _rounds.oldest()})
+        try:
+            self._client().key_value_set_bytes(key, text.encode())
+        except jax.errors.JaxRuntimeError as error:
+            raise RankError(
+                f"{self._path}: the coordination service of JAX takes no messages ({error}): call "
+                "jax.distributed.shutdown after the last save",
+                rank=jax.process_index(),
+            ) from None
 
     def wait(self, what: str, process: int) -> dict[str, Any]:
         """Waits for a message of another one.
@@ -75,15 +136,16 @@ class _Mail:
         """
         key = f"{self._prefix(self._number)}{what}/{process}"
         try:
-            text = _client().blocking_key_value_get_bytes(key, self._timeout_ms)
+            text = self._client().blocking_key_value_get_bytes(key, self._timeout_ms)
         except jax.errors.JaxRuntimeError as error:
             raise RankError(
                 f"{self._path}: process {process} has not come within "
-                f"{self._timeout_ms / 1000:g} s, or is gone: all processes have to save; nothing "
-                f"was committed ({error})",
+                f"{self._timeout_ms / 1000:g} s, or is gone: all processes have to call the "
+                f"same; nothing was committed ({error})",
                 rank=process,
             ) from None
         message: dict[str, Any] = json.loads(text)
+        _rounds.heard(process, message["oldest"])
         if "error" in message:
             raise RankError(
                 f"{self._path}: process {process} failed, and nothing was committed: "
@@ -92,10 +154,24 @@ class _Mail:
             )
         return message
 
-    def forget_last(self) -> None:
-        """Removes the messages of the save before this one, which all have left."""
-        if self._number:
-            _client().key_value_delete(self._prefix(self._number - 1))
+    def leave(self) -> None:
+        """Reads no more of them."""
+        _rounds.leave(self._number)
+
+    def forget(self) -> None:
+        """Removes the messages that nobody reads any more; on the first process."""
+        _rounds.heard(jax.process_index(), _rounds.oldest())
+        for number in _rounds.over():
+            self._client().key_value_delete(self._prefix(number))
+
+    def _client(self) -> Any:
+        if global_state.client is None:
+            raise RankError(
+                f"{self._path}: jax.distributed was shut down, by which the processes talk: save "
+                "before that",
+                rank=jax.process_index(),
+            )
+        return global_state.client
 
     @staticmethod
     def _prefix(number: int) -> str:
@@ -142,7 +218,9 @@ def _marks(pytree: Any) -> dict[str, str]:
         if isinstance(leaf, np.ndarray):
             text = f"{leaf.dtype} {leaf.shape}".encode() + leaf.tobytes()
         else:
-            text = repr(leaf).encode()
+            # The order of a set is of each process its own.
+            plain = sorted(map(repr, leaf)) if isinstance(leaf, set | frozenset) else leaf
+            text = repr(plain).encode("utf-8", "surrogatepass")
         found[name] = blake2b(text, digest_size=8).hexdigest()
     return found
 
@@ -156,10 +234,11 @@ def from_all(path: str, value: Any) -> list[Any]:
     if jax.process_count() == 1:
         return [value]
     mail = _Mail(path, _ANSWER_SECONDS)
-    mail.post("value", {"value": value})
-    found = [mail.wait("value", process)["value"] for process in range(jax.process_count())]
-    mail.forget_last()
-    return found
+    try:
+        mail.post("value", {"value": value})
+        return [mail.wait("value", process)["value"] for process in range(jax.process_count())]
+    finally:
+        mail.leave()
 
 
 def from_first(path: str, value: Any) -> Any:
@@ -202,8 +281,9 @@ class SaveTogether:
     ) -> None:
         self.path = os.path.abspath(decode_path(path))
         self._options = to_native(options)
-        self._note = json.dumps(dict(metadata or {}))
-        self._overwrite, self._step, self._after = overwrite, step, after
+        self._note = encode_metadata(metadata)
+        self._step = None if step is None else check_step(step)
+        self._overwrite, self._after = overwrite, after
         self._mail = _Mail(self.path, self._options["rank_timeout_seconds"])
         try:
             self._part = _Part(pytree, copies=copies)
@@ -215,7 +295,7 @@ class SaveTogether:
         """Writes what this process has to write, and sees the save through to its commit.
 
         Raises:
-            CheckpointExistsError: A complete checkpoint is there.
+            CheckpointExistsError: A complete checkpoint is there, or a store.
             RankError: Another process failed, is not there or has another pytree.
             StorageError: The operating system failed an operation.
         """
@@ -225,6 +305,7 @@ class SaveTogether:
         except BaseException as error:
             self._give_up(error)
             raise
+        self._mail.leave()
         changes = {
             "path": self.path,
             "step": self._step,
@@ -247,6 +328,7 @@ class SaveTogether:
 
     def _coordinate(self) -> RankAttempt:
         """What the first process does."""
+        check_no_store(self.path)
         attempt = RankAttempt.begin(self.path, overwrite=self._overwrite)
         try:
             self._mail.post("begun", {"id": attempt.id})
@@ -256,7 +338,7 @@ class SaveTogether:
                 message = self._mail.wait("vote", process)
                 _compare(self.path, self._part, message, process)
                 votes[process] = PartVote(*message["vote"])
-            self._mail.forget_last()
+            self._mail.forget()
             attempt.commit(votes, metadata=self._note, overwrite=self._overwrite, step=self._step)
         finally:
             attempt.abandon()
@@ -278,8 +360,9 @@ class SaveTogether:
         """Lets the others know."""
         for what in ("vote",) if jax.process_index() else ("begun", "outcome"):
             # What is posted already stays, and the coordination service may be gone.
-            with contextlib.suppress(jax.errors.JaxRuntimeError):
+            with contextlib.suppress(RankError):
                 self._mail.post(what, {"error": str(error)})
+        self._mail.leave()
 
 
 def _compare(path: str, part: _Part, message: dict[str, Any], process: int) -> None:

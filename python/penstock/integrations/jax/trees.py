@@ -15,20 +15,22 @@ What a node keeps beside its children (static fields) belongs to the program and
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
 
-from penstock.errors import UnsupportedStateError
+from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.state.boxes import Boxes
 from penstock.state.scalars import label
 from penstock.state.tree import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
+
+_Piece: TypeAlias = "tuple[tuple[int, ...], np.ndarray[Any, Any]]"
 
 KEY_IMPL, KEY_DATA = "prng_impl", "prng_data"
 """Of typed keys: the name of the generator, and the words of the keys."""
@@ -76,7 +78,7 @@ def to_state(pytree: Any, *, copies: bool, is_shared: bool = False) -> Any:
     """
     for leaf in tree_util.tree_leaves(pytree):
         # All of them are on their way before the first is waited for.
-        if _is_array(leaf) and not is_key(leaf) and not _is_on_host(leaf):
+        if _is_array(leaf) and not (is_key(leaf) or leaf.is_deleted() or _is_on_host(leaf)):
             leaf.copy_to_host_async()
     return _Walk(copies, is_shared).state(pytree, "")
 
@@ -121,7 +123,8 @@ class _Walk:
         if self._copies:
             value = copy.deepcopy(value)
         if self._is_shared and isinstance(value, np.ndarray):
-            return self._of_first(value)
+            pieces = [((0,) * value.ndim, value)] if value.size else []
+            return Boxes(value.shape, value.dtype, _of_first(pieces))
         return value
 
     def _key(self, value: jax.Array, name: str) -> dict[str, Any]:
@@ -140,8 +143,6 @@ class _Walk:
         known = self._boxes.get(id(value))
         if known is not None:
             return known
-        if self._is_shared and value.is_fully_addressable:
-            return self._of_first(np.asarray(value.addressable_data(0)), value)
         if value.size == 0 and not self._is_shared:
             return np.zeros(value.shape, value.dtype)
         pieces = [
@@ -152,18 +153,17 @@ class _Walk:
         if not self._is_shared and len(pieces) == 1:
             # One device has all of it, or each of them has.
             return pieces[0][1]
-        return self._boxed(value, Boxes(value.shape, np.dtype(value.dtype), pieces))
-
-    def _of_first(self, array: np.ndarray[Any, Any], value: Any = None) -> Boxes:
-        """What each process has of its own: the first one writes it."""
-        pieces = [((0,) * array.ndim, array)] if jax.process_index() == 0 and array.size else []
-        return self._boxed(value, Boxes(array.shape, array.dtype, pieces))
-
-    def _boxed(self, value: Any, boxes: Boxes) -> Boxes:
-        if value is not None:
-            # The pytree holds the array, so that no other one gets its id while this walk lasts.
-            self._boxes[id(value)] = boxes
+        if self._is_shared and value.is_fully_addressable:
+            pieces = _of_first(pieces)
+        boxes = Boxes(value.shape, np.dtype(value.dtype), pieces)
+        # The pytree holds the array, so that no other one gets its id while this walk lasts.
+        self._boxes[id(value)] = boxes
         return boxes
+
+
+def _of_first(pieces: list[_Piece]) -> list[_Piece]:
+    """The pieces of what each process has of its own: the first one writes them."""
+    return [] if jax.process_index() else pieces
 
 
 def _is_array(value: Any) -> bool:
@@ -188,13 +188,30 @@ def _start(index: tuple[slice, ...]) -> tuple[int, ...]:
     return tuple(one.start or 0 for one in index)
 
 
-def with_keys(state: Any) -> Any:
-    """A state that was loaded, with typed keys of `jax.random` in their places."""
+def with_keys(state: Any, path: str, name: str = "") -> Any:
+    """A state that was loaded, with typed keys of `jax.random` in their places.
+
+    Raises:
+        StateMismatchError: JAX does not know their generator here.
+    """
     kind = type(state)
     if kind is dict and state.keys() == {KEY_IMPL, KEY_DATA}:
-        return jax.random.wrap_key_data(state[KEY_DATA], impl=state[KEY_IMPL])
+        try:
+            return jax.random.wrap_key_data(state[KEY_DATA], impl=state[KEY_IMPL])
+        except (TypeError, ValueError) as error:
+            raise unknown_generator(state[KEY_IMPL], path, name, error) from error
     if kind is dict:
-        return {key: with_keys(value) for key, value in state.items()}
+        return {key: with_keys(value, path, named(name, key)) for key, value in state.items()}
     if kind is list or kind is tuple:
-        return kind(with_keys(value) for value in state)
+        return kind(with_keys(value, path, named(name, at)) for at, value in enumerate(state))
     return state
+
+
+def unknown_generator(impl: Any, path: str, name: str, error: Exception) -> StateMismatchError:
+    """The error for keys of a generator that a program has defined, and this one has not."""
+    return StateMismatchError(
+        f"{path}: {name or ROOT}: keys of {impl!r} cannot be made here ({error}): define that "
+        "generator first, as the program did that saved them; penstock.load gives their words",
+        key=name or ROOT,
+        path=path,
+    )
