@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 import textwrap
+import threading
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ import forks
 import penstock
 from conftest import mounted
 from penstock.integrations import jax as pj
+from penstock.integrations.jax.background import Background
 from penstock.integrations.jax.trees import to_state
 
 OPTIMIZER = optax.chain(
@@ -163,6 +165,21 @@ tree_util.register_pytree_node(Numbered, lambda one: (one.parts, None), lambda _
 class Pair(NamedTuple):
     left: Any
     right: Any
+
+
+def test_keys_of_a_generator_that_is_not_here_are_named(tmp_path):
+    words = {"prng_impl": "mine", "prng_data": np.zeros(2, np.uint32)}
+    penstock.save(tmp_path / "mine", {"keys": [words]})
+    for like in (None, {"keys": [jax.random.key(0)]}):
+        with pytest.raises(penstock.StateMismatchError, match=r"keys\.0: keys of 'mine'") as error:
+            pj.load(tmp_path / "mine", like=like)
+        assert error.value.key == "keys.0"
+    penstock.save(tmp_path / "long", {"key": words | {"prng_impl": "threefry2x32"}})
+    assert pj.load(tmp_path / "long")["key"] == jax.random.wrap_key_data(words["prng_data"])
+    long = {"prng_impl": "threefry2x32", "prng_data": np.zeros(3, np.uint32)}
+    penstock.save(tmp_path / "long", {"key": long}, overwrite=True)
+    with pytest.raises(penstock.CorruptCheckpointError, match="no words of keys"):
+        pj.load(tmp_path / "long", like={"key": jax.random.key(0)})
 
 
 def test_registered_nodes_come_back_as_those_of_like(tmp_path):
@@ -312,6 +329,30 @@ def test_an_error_in_the_background_comes_from_the_next_save(tmp_path, need_root
         assert checkpoints.steps() == [4]
 
 
+def test_a_wait_that_is_interrupted_forgets_no_save(tmp_path, monkeypatch):
+    """Among several processes; alone a store sees to that."""
+    is_over = threading.Event()
+
+    class Failing:
+        path = str(tmp_path)
+
+        def run(self):
+            is_over.wait()
+            raise penstock.StorageError("no space", path=self.path, errno=28)
+
+    background = Background()
+    pending = background.begin(Failing())
+    with monkeypatch.context() as patch:
+        patch.setattr(pending, "result", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            background.wait()
+    is_over.set()
+    with pytest.raises(penstock.StorageError, match="no space"):
+        background.wait()
+    background.wait()
+    background._executor.shutdown()
+
+
 def test_steps_are_kept_and_resumed_from_the_newest_good_one(tmp_path):
     state = {"w": jnp.zeros(3), "step": 0}
     with pj.Checkpoints(tmp_path, keep_last=2) as checkpoints:
@@ -330,7 +371,12 @@ def test_steps_are_kept_and_resumed_from_the_newest_good_one(tmp_path):
         with pytest.warns(penstock.PenstockWarning, match="step 4 is passed over"):
             step, loaded = checkpoints.resume(state)
         assert (step, loaded["step"], loaded["w"].tolist()) == (3, 3, [3.0] * 3)
+        # It is saved anew, and the damaged one counts for nothing.
+        assert checkpoints.steps() == [3]
+        checkpoints.save(4, state)
+        assert checkpoints.steps() == [3, 4]
         _flip(checkpoints.store.path(3))
+        _flip(checkpoints.store.path(4))
         with (
             pytest.warns(penstock.PenstockWarning),
             pytest.raises(penstock.CorruptCheckpointError, match="none of its checkpoints is good"),
@@ -403,6 +449,24 @@ def test_arrays_of_several_devices_go_from_any_layout_to_any(tmp_path):
     assert rest == [True] * 8
 
 
+def test_what_a_process_has_on_several_devices_of_its_own_is_whole_among_processes():
+    script = (
+        FOUR_DEVICES.replace("path = sys.argv[1]", "")
+        + """
+    from penstock.integrations.jax.trees import to_state
+    state = {"rows": jax.device_put(whole, on("a")), "same": jax.device_put(whole, on()),
+             "none": jax.device_put(jnp.zeros((0, 4)), on())}
+    boxes = to_state(state, copies=False, is_shared=True)
+    found = np.full(whole.shape, np.nan, np.float32)
+    for (row, column), piece in boxes["rows"].pieces:
+        found[row : row + piece.shape[0], column : column + piece.shape[1]] = piece
+    print(json.dumps([boxes["rows"].shape == whole.shape, np.array_equal(found, whole),
+                      len(boxes["same"].pieces), boxes["none"].shape == (0, 4)]))
+    """
+    )
+    assert run(script) == [True, True, 1, True]
+
+
 def test_a_sharding_in_like_places_all_that_is_below_it(tmp_path):
     script = (
         FOUR_DEVICES
@@ -447,6 +511,9 @@ TWO_PROCESSES = """
         return all(np.array_equal(one.data, host[one.index]) for one in x.addressable_shards)
     state = {"rows": spread("d"), "columns": spread(None, "d"), "same": spread(),
              "own": jnp.ones(3), "key": jax.random.key(5), "numpy": np.arange(4), "step": 7,
+             "local": jax.device_put(jnp.arange(8.0), NamedSharding(
+                 Mesh(np.array(jax.local_devices()), ("l",)), P("l"))),
+             "none": jnp.zeros((0, 3)), "second": jax.random.key(6), "set": set("abcdefgh"),
              "long": b"x" * 9000}
     found = []
     def refused(call):
@@ -466,6 +533,8 @@ def test_two_processes_make_one_checkpoint_and_load_any_layout_of_it(tmp_path):
     loaded = pj.load(path + "/a", like=state)
     found += [held(loaded["rows"]), held(loaded["columns"]), held(loaded["same"])]
     found += [bool(loaded["key"] == state["key"]), loaded["long"] == state["long"], loaded["step"]]
+    found.append(np.array_equal(loaded["local"], np.arange(8.0)) and loaded["none"].shape == (0, 3)
+                 and bool(loaded["second"] == state["second"]) and loaded["set"] == state["set"])
     other = pj.load(path + "/a", like=state | {"rows": on(None, "d"), "columns": on("d")})
     found += [held(other["rows"]), held(other["columns"])]
     found.append(refused(lambda: pj.save(path + "/a", state)))
@@ -489,6 +558,16 @@ def test_two_processes_make_one_checkpoint_and_load_any_layout_of_it(tmp_path):
             from_all(path, "damaged")
             step, resumed = checkpoints.resume(state)
         found += [step, held(resumed["rows"]), checkpoints.steps()]
+        other = state | {"own": jnp.ones(4)} if rank else state
+        found.append(refused(lambda: checkpoints.resume(other)))
+    # Two at once, of which the one that began last may end first.
+    with pj.Checkpoints(path + "/best") as best, pj.Checkpoints(path + "/last") as last:
+        for step in range(6):
+            pending = best.save_async(step, state)
+            last.save(step, {"own": state["own"]})
+            pending.result()
+        found.append([best.steps(), last.steps()])
+    found.append(refused(lambda: pj.save(path + "/last", state)))
     grow = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
     arrays = {name: state[name] for name in ("rows", "columns", "same")}
     with pj.Checkpoints(path + "/background", keep_last=2) as checkpoints:
@@ -525,16 +604,21 @@ def test_two_processes_make_one_checkpoint_and_load_any_layout_of_it(tmp_path):
     for rank, (out, _) in enumerate(ended):
         found = json.loads(out.splitlines()[-1])
         assert found[:3] == [2, rank, 7]
-        assert found[3:11] == [True] * 5 + [7, True, True]
-        exists, differs, other, code = found[11:15]
+        assert found[3:12] == [True] * 5 + [7, True, True, True]
+        exists, differs, other, code = found[12:16]
         assert "a complete checkpoint" in exists or "already" in exists
         assert "own is not the same in processes 0 and 1" in differs
         assert "only" in other
         assert "f: a value of type builtin_function_or_method" in code
-        assert found[15:19] == [None, 2, True, [2, 3]]
-        assert "already" in found[19] or "complete" in found[19]
-        assert found[20] == [2, 3]
-        assert "nothing was committed" in found[21]
+        mismatch, both, onto_store, again, steps, failed = found[20:]
+        assert found[16:20] == [None, 2, True, [2]]
+        assert "own: shape (3,)" in mismatch
+        assert mismatch.startswith("StateMismatchError" if rank else "RankError: process 1 cannot")
+        assert both == [[*range(6)]] * 2
+        assert "is a store" in onto_store
+        assert "already" in again or "complete" in again
+        assert steps == [2, 3]
+        assert "nothing was committed" in failed
     loaded = penstock.load(tmp_path / "a")
     assert np.array_equal(loaded["columns"], np.arange(96.0).reshape(8, 12))
     assert penstock.verify(tmp_path / "a").ok

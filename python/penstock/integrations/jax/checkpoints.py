@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -14,11 +15,13 @@ from penstock.errors import (
     IncompleteCheckpointError,
     PenstockError,
     PenstockWarning,
+    RankError,
 )
 from penstock.integrations.jax.background import Background
 from penstock.integrations.jax.loading import load
 from penstock.integrations.jax.processes import SaveTogether, from_all, from_first
 from penstock.integrations.jax.trees import to_state
+from penstock.saving.waiting import Waiting
 from penstock.state.frozen import Frozen
 
 if TYPE_CHECKING:
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.integrations.jax.background import TogetherPending
 
 
-class Checkpoints:
+class Checkpoints(Waiting):
     """A directory with one pytree per training step, what Orbax calls a ``CheckpointManager``.
 
     Args:
@@ -160,8 +163,8 @@ class Checkpoints:
         """The newest good step and its pytree; None where there are no steps: a new run.
 
         A step that turns out to be damaged while it is read is passed over with a
-        `PenstockWarning`. Several processes all call this, and load the newest step that is good
-        for all of them.
+        `PenstockWarning`, and set aside once a good one is found: it can be saved again. Several
+        processes all call this, and load the newest step that is good for all of them.
 
         Args:
             like: What the pytree is like, such as the state of a new run; see
@@ -170,20 +173,19 @@ class Checkpoints:
         Raises:
             CorruptCheckpointError: There are steps, and none is good.
             StateMismatchError: ``like`` does not fit.
+            RankError: Another process could not load it.
         """
         self.wait()
         steps = from_first(self.store.root, self.store.steps())
+        passed_over: list[int] = []
         for step in reversed(steps):
-            path = self.store.path(step)
-            loaded, damage = None, None
-            try:
-                loaded = load(path, like, options=self._options)
-            except (CorruptCheckpointError, IncompleteCheckpointError) as error:
-                damage = str(error)
-            found = next(filter(None, from_all(path, damage)), None)
-            if found is None:
+            loaded, damage = self._try(step, like)
+            if damage is None:
+                if passed_over:
+                    self._give_way(passed_over)
                 return step, loaded
-            warnings.warn(f"step {step} is passed over: {found}", PenstockWarning, stacklevel=2)
+            warnings.warn(f"step {step} is passed over: {damage}", PenstockWarning, stacklevel=2)
+            passed_over.insert(0, step)
         if steps or self.store.aside():
             raise CorruptCheckpointError(
                 f"{self.store.root}: none of its checkpoints is good: `penstock salvage` takes out "
@@ -191,6 +193,31 @@ class Checkpoints:
                 path=self.store.root,
             )
         return None
+
+    def _try(self, step: int, like: Any) -> tuple[Any, str | None]:
+        """What a step holds, and what is damaged in it, for whichever of the processes."""
+        path = self.store.path(step)
+        loaded, own = None, None
+        try:
+            loaded = load(path, like, options=self._options)
+        except Exception as error:
+            own = error
+        is_damage = isinstance(own, CorruptCheckpointError | IncompleteCheckpointError)
+        told = from_all(path, None if own is None else (is_damage, str(own)))
+        for process, one in enumerate(told):
+            if one is not None and not one[0]:
+                raise own or RankError(f"process {process} cannot resume: {one[1]}", rank=process)
+        return loaded, next((one[1] for one in told if one is not None), None)
+
+    def _give_way(self, steps: list[int]) -> None:
+        """Sets aside what is damaged, so that these steps can be saved again; the newest last."""
+        for step in steps if jax.process_index() == 0 else ():
+            # What one process could not read may be good all the same, and the store read-only.
+            with contextlib.suppress(PenstockError):
+                if not self.store.verify(step).ok:
+                    self.store.set_aside(step)
+        # All see the same steps from here on.
+        from_all(self.store.root, None)
 
     def steps(self) -> list[int]:
         """The complete steps, oldest first."""
@@ -211,15 +238,3 @@ class Checkpoints:
             self._background.wait()
         finally:
             self.store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: Any) -> None:
-        try:
-            self.close()
-        except PenstockError as failed:
-            if error is None:
-                raise
-            # What ended the block is what its caller has to hear.
-            error.add_note(f"and a save in the background failed: {failed}")
