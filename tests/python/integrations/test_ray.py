@@ -118,10 +118,49 @@ def test_what_cannot_be_reported_is_named(tmp_path):
         pr.report({"loss": np.float32(1)}, state, step=1, storage_path=tmp_path)
         with pytest.raises(penstock.CheckpointExistsError):
             pr.report({"loss": 1}, state, step=1, storage_path=tmp_path)
+        # It would be saved where nobody looks.
+        with pytest.raises(ValueError, match="storage_path"):
+            pr.resume(state, storage_path=tmp_path / "other")
         pr.report({"loss": 2.0})
 
     assert fit(train, tmp_path).metrics == {"loss": 2.0}
     assert steps_of(tmp_path) == [1]
+
+
+def test_metrics_that_ray_takes_are_kept_and_reported_again(tmp_path):
+    metrics = {"loss": float("nan"), "best": float("inf"), "of": {"rank": [np.float32(0.5)]}}
+
+    def train():
+        pr.report(metrics, {"w": np.ones(3)}, step=1, storage_path=tmp_path)
+
+    fit(train, tmp_path)
+    again = fit(lambda: pr.resume({"w": np.ones(3)}, storage_path=tmp_path), tmp_path).metrics
+    assert np.isnan(again.pop("loss"))
+    assert again == {"best": float("inf"), "of": {"rank": [0.5]}}
+
+
+@pytest.mark.parametrize("has_step", [True, False])
+def test_a_checkpoint_that_somebody_else_has_reported_is_resumed_by_its_step(tmp_path, has_step):
+    found = []
+
+    def train():
+        path = tmp_path / "run" / "mine"
+        penstock.save(path, {"w": np.full(3, 5.0)}, step=7 if has_step else None)
+        ray.train.report({"loss": 1}, checkpoint=ray.train.Checkpoint(str(path)))
+        state = {"w": np.zeros(3)}
+        try:
+            found.append(pr.resume(state, storage_path=tmp_path))
+        except penstock.CorruptCheckpointError as error:
+            found.append(str(error))
+        found.append(state["w"].tolist())
+
+    fit(train, tmp_path)
+    if has_step:
+        assert found == [7, [5.0] * 3]
+    else:
+        # To restore it and to say "a new run" would train its steps twice.
+        assert "it has no step" in found[0]
+        assert found[1] == [0.0] * 3
 
 
 def test_a_full_disk_leaves_the_last_one_and_training_may_go_on(tmp_path, need_root):

@@ -36,7 +36,8 @@ def report(
     deletes old ones (``CheckpointConfig(num_to_keep=…)``) after that.
 
     Args:
-        metrics: As for `ray.train.report`; plain JSON.
+        metrics: As for `ray.train.report`: numbers, NaN and infinity too, text, and lists and
+            dictionaries of these, which are kept as JSON.
         state: What to save: a `penstock.Training`, or any state; None for a report without a
             checkpoint.
         step: The training step, by which `resume` knows the newest. Given with a state, and another
@@ -66,7 +67,7 @@ def report(
         raise ValueError("step=: a state needs the step it belongs to, as in report(…, step=step)")
     run = current(storage_path)
     path = run.path(step)
-    note = {NOTE: {"metrics": _plain(metrics)}}
+    note = {NOTE: {"metrics": _to_json(metrics)}}
     if wait or run.is_local:
         run.saver.save(path, state, step=step, metadata=note)
         register(run, path, metrics)
@@ -104,17 +105,25 @@ def _register_later(run: Run, path: str, metrics: dict[str, Any], pending: Pendi
     )
 
 
-def _plain(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Metrics as they are kept beside the state, for a `resume` that has to report them again."""
-    plain = {}
+def _to_json(metrics: dict[str, Any]) -> str:
+    """Metrics as they are kept beside the state, for a `resume` that has to report them again.
+
+    As text, since a checkpoint's metadata has no place for a loss that is NaN.
+    """
     for name, value in metrics.items():
-        plain[name] = value.item() if isinstance(value, np.generic) else value
         try:
-            json.dumps(plain[name])
-        except (TypeError, ValueError):
+            json.dumps({name: value}, default=_number)
+        except (TypeError, ValueError) as error:
             raise UnsupportedStateError(
                 f"metrics: {name!r} is of type {type(value).__name__}, and metrics are kept as "
-                "JSON: report a number, as by .item()",
+                f"JSON ({error}): report a number, as by .item()",
                 key=str(name),
             ) from None
-    return plain
+    return json.dumps(metrics, default=_number)
+
+
+def _number(value: Any) -> Any:
+    """What JSON has for a number of NumPy."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no number")

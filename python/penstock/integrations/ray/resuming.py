@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,7 +42,7 @@ class _Found(NamedTuple):
     """
 
     complete: list[str]
-    steps: dict[str, int | None]
+    steps: dict[str, int]
     metrics: dict[str, dict[str, Any]]
     registered: list[str]
     leftovers: list[str]
@@ -133,8 +134,8 @@ def _look(run: Run) -> _Found:
     """Looks at the run's directory and at what Ray knows.
 
     Raises:
-        PenstockError: Ray has a checkpoint that was not reported by this plug-in, and is none of
-            Penstock's.
+        CorruptCheckpointError: Ray has a checkpoint that was not reported by this plug-in, and is
+            none of Penstock's or has no step.
     """
     found = _Found([], {}, {}, _registered(run), [], [])
     paths = [path for _, path in run.directories()]
@@ -157,10 +158,15 @@ def _look(run: Run) -> _Found:
             else:
                 found.bad.append(error)
             continue
+        if info.step is None:
+            raise _foreign(path, "it has no step")
         note = info.metadata.get(NOTE)
         found.complete.append(path)
         found.steps[path] = info.step
-        found.metrics[path] = note.get("metrics", {}) if isinstance(note, dict) else {}
+        metrics = note.get("metrics") if isinstance(note, dict) else None
+        found.metrics[path] = json.loads(metrics) if isinstance(metrics, str) else {}
+    # What Ray has last need not be named by its step.
+    found.complete.sort(key=lambda path: found.steps[path], reverse=True)
     return found
 
 
@@ -185,17 +191,17 @@ def _register(run: Run, found: _Found, index: int) -> None:
         path
         for path in reversed(found.complete[index:])
         if path not in found.registered
-        and (last is None or (found.steps[path] or 0) > last)
+        and (last is None or found.steps[path] > last)
         and (path == loaded or not run.is_local)
     ]
     for path in missing:
         register(run, path, found.metrics[path])
 
 
-def _foreign(path: str, error: PenstockError) -> CorruptCheckpointError:
+def _foreign(path: str, why: object) -> CorruptCheckpointError:
     return CorruptCheckpointError(
-        f"{path}: the newest checkpoint that Ray has of this run is none of Penstock's: load it as "
-        "it was saved, from ray.train.get_checkpoint(), in the place of the first resume, or give "
-        f"the run another name ({error})",
+        f"{path}: the newest checkpoint that Ray has of this run was not reported by Penstock: "
+        "load it as it was saved, from ray.train.get_checkpoint(), in the place of the first "
+        f"resume, or give the run another name ({why})",
         path=path,
     )

@@ -50,6 +50,7 @@ class Run:
         except NotImplementedError:
             storage = None
         self.is_local = storage is None
+        self._storage_path = storage_path
         if storage is None:
             parent = "~/ray_results" if storage_path is None else os.fspath(storage_path)
             name = context.get_experiment_name() or "run"
@@ -69,6 +70,21 @@ class Run:
             )
         self.saver = Saver(no_dist=self._size == 1)
         self._life: str = self.first(uuid4().hex[:8])
+
+    def check(self, storage_path: str | os.PathLike[str] | None) -> None:
+        """Refuses that resume and report mean different directories.
+
+        Raises:
+            ValueError: Another storage is named than before.
+        """
+        if not self.is_local or storage_path is None:
+            return
+        first = self._storage_path
+        if first is None or os.fspath(storage_path) != os.fspath(first):
+            raise ValueError(
+                f"storage_path={storage_path!r}: it was {first!r} in the first call, and "
+                f"checkpoints of this run are in {self.root}: give the same to resume and report"
+            )
 
     def _check_group(self) -> None:
         distributed = sys.modules.get("torch.distributed")
@@ -123,11 +139,17 @@ _current: tuple[object, Run] | None = None
 
 
 def current(storage_path: str | os.PathLike[str] | None) -> Run:
-    """The run of this worker; all workers ask together for the first time."""
+    """The run of this worker; all workers ask together for the first time.
+
+    Raises:
+        ValueError: In local mode, another storage is named than the first time.
+    """
     global _current
     context = ray.train.get_context()
     # In local mode one process may train several times, each time with another context.
     key = context if type(context).__name__ == "LocalTrainContext" else Run
     if _current is None or _current[0] is not key:
         _current = (key, Run(storage_path))
-    return _current[1]
+    run = _current[1]
+    run.check(storage_path)
+    return run
