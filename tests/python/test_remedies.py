@@ -16,6 +16,7 @@ from click.testing import CliRunner
 import penstock
 from conftest import REPOSITORY
 from penstock.cli import cli
+from penstock.loading.dcp_files import MARK
 
 # What others have written.
 
@@ -38,6 +39,28 @@ def safetensors_file(path):
 
 def unnamed_safetensors_file(path):
     return safetensors_file(path).rename(path / "weights")
+
+
+def cut_torch_file(path):
+    (path / "model.pt").touch()
+    return path / "model.pt"
+
+
+def hugging_face_of_old(path):
+    torch.save({"w": torch.ones(3)}, path / "pytorch_model.bin")
+    (path / "config.json").write_text("{}")
+    return path
+
+
+def mark_alone(path):
+    (path / ".metadata").write_bytes(MARK)
+    return path
+
+
+def accelerate(path):
+    torch_file(path)
+    (path / "random_states_0.pkl").touch()
+    return path
 
 
 def hugging_face(path):
@@ -74,15 +97,19 @@ def shard(path):
 
 
 FOREIGN = {
-    torch_file: "torch.load({path!r}, weights_only=True)",
-    legacy_torch_file: "torch.load({path!r}, weights_only=True)",
-    safetensors_file: "safetensors.torch.load_file({path!r})",
-    unnamed_safetensors_file: "safetensors.torch.load_file({path!r})",
-    hugging_face: "from_pretrained({path!r})",
-    weights_alone: "safetensors.torch.load_file(",
-    distributed_checkpoint: "torch.distributed.checkpoint.load(state, checkpoint_id={path!r})",
-    deepspeed: "engine.load_checkpoint",
-    deepspeed_step: "engine.load_checkpoint",
+    torch_file: "`penstock convert {path} NEW`",
+    legacy_torch_file: "`penstock convert {path} NEW`",
+    cut_torch_file: "cut or damaged",
+    safetensors_file: "`penstock import {above} NEW`",
+    unnamed_safetensors_file: "`penstock import {above} NEW`",
+    hugging_face: "`penstock import {path} NEW`",
+    hugging_face_of_old: "from_pretrained({path!r})",
+    weights_alone: "`penstock import {path} NEW`",
+    distributed_checkpoint: "`penstock convert {path} NEW`",
+    mark_alone: "only the note for tools of DCP is left",
+    accelerate: "`penstock convert {path} NEW`",
+    deepspeed: "`penstock convert {path} NEW`",
+    deepspeed_step: "`penstock convert {path} NEW`",
     shard: "pass the directory that it is in",
 }
 
@@ -91,7 +118,7 @@ FOREIGN = {
 def test_what_others_wrote_is_named_with_its_call(tmp_path, tmp_path_factory, make):
     out = tmp_path_factory.mktemp("salvaged") / "out"
     path = str(make(tmp_path))
-    expected = FOREIGN[make].format(path=path)
+    expected = FOREIGN[make].format(path=path, above=os.path.dirname(path))
     calls = (penstock.load, penstock.inspect, penstock.verify, penstock.explain)
     for call in (*calls, lambda path: penstock.salvage(path, out)):
         with pytest.raises(penstock.CheckpointNotFoundError, match=re.escape(expected)) as raised:

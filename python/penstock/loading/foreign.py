@@ -1,27 +1,29 @@
 """What is at a path that holds no checkpoint: files and directories of others, and stores.
 
-Whoever comes from another library passes what that one wrote. The error tells what it is, and the
-call that reads it.
+Whoever comes from another library passes what that one wrote. The error tells what it is, and what
+makes a checkpoint of it.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+import shlex
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from penstock import _native
 from penstock.errors import CheckpointExistsError, CheckpointNotFoundError, StorageError
-from penstock.loading.dcp_files import METADATA
+from penstock.loading.dcp_files import METADATA, is_marked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _OURS = b'{"format":"penstock-checkpoint"'
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar")
-
-_THEN_SAVE = "then penstock.save(directory, state)"
+_RANDOM = re.compile(r"random_states_\d+\.pkl")
+"""What accelerate writes last."""
 
 
 @contextmanager
@@ -130,11 +132,14 @@ def _file(path: str) -> str:
         start = file.read(9)
     # A header's length in 8 bytes, and the header: one JSON object.
     if name.endswith(".safetensors") or (start[8:] == b"{" and start[6:8] == b"\0\0"):
-        read = f"state = safetensors.torch.load_file({path!r})"
-        return f"is a file of safetensors, not a checkpoint: {read}, {_THEN_SAVE}"
-    if name.endswith(_PICKLES) or start[:2] in (b"\x80\x02", b"PK"):
-        read = f"state = torch.load({path!r}, weights_only=True)"
-        return f"is a file as torch.save writes them, not a checkpoint: {read}, {_THEN_SAVE}"
+        return f"is a file of safetensors, not a checkpoint: {importing(above or '.')}"
+    if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
+        return f"is a file as torch.save writes them, not a checkpoint: {_converting(path)}"
+    if name.endswith(_PICKLES):
+        return (
+            "is called like files of torch.save and does not begin like one: it is cut or damaged, "
+            "or of another program"
+        )
     return "is a file, and a checkpoint is a directory: pass the directory that penstock.save made"
 
 
@@ -142,27 +147,27 @@ def _directory(path: str, names: set[str]) -> str | None:
     if _native.MANIFEST in names or any(map(_is_step, names)):
         # One of ours, or a store of them, of which the error says more.
         return None
-    if METADATA in names:
+    if METADATA in names and is_marked(path):
         return (
-            "is a checkpoint of PyTorch's Distributed Checkpoint (DCP): read it into a state of "
-            f"its shape with torch.distributed.checkpoint.load(state, checkpoint_id={path!r}), "
-            f"{_THEN_SAVE}"
+            "held a Penstock checkpoint, of which only the note for tools of DCP is left "
+            f"({METADATA}): take another one, and remove this directory"
         )
+    if METADATA in names:
+        what = "is a checkpoint of PyTorch's Distributed Checkpoint (DCP)"
+        return f"{what}: {_converting(path)}"
+    if any(map(_RANDOM.fullmatch, names)):
+        return f"is a directory of Accelerator.save_state: {_converting(path)}"
     has_ranks = any(name.startswith(("zero_pp_rank_", "mp_rank_")) for name in names)
     has_steps = "latest" in names and any(name.startswith("global_step") for name in names)
-    if has_ranks or has_steps or "zero_to_fp32.py" in names:
+    if has_ranks or has_steps:
+        return f"is a checkpoint of DeepSpeed: {_converting(path)}"
+    if "config.json" in names and any(name.endswith((".safetensors", ".bin")) for name in names):
+        what = "is a model as Hugging Face's save_pretrained writes them"
+        if any(name.endswith(".safetensors") for name in names):
+            return f"{what}: {importing(path)}"
         return (
-            "is a checkpoint of DeepSpeed: read it with engine.load_checkpoint(directory), "
-            "then save what the engine holds with penstock.save"
-        )
-    weights = [
-        name for name in names if name.endswith((".safetensors", ".bin", ".safetensors.index.json"))
-    ]
-    if "config.json" in names and weights:
-        return (
-            "is a model as Hugging Face's save_pretrained writes them: read it with "
-            f"AutoModel.from_pretrained({path!r}), then penstock.save(directory, "
-            "model.state_dict())"
+            f"{what}: read it with AutoModel.from_pretrained({path!r}), then "
+            "penstock.save(directory, model.state_dict())"
         )
     foreign = sorted(
         name for name in names if name.endswith((".safetensors", *_PICKLES)) and not _is_ours(name)
@@ -171,3 +176,15 @@ def _directory(path: str, names: set[str]) -> str | None:
         file = os.path.join(path, foreign[0])
         return f"holds no checkpoint but files of others, and {file} {_file(file)}"
     return None
+
+
+def _converting(path: str) -> str:
+    return f"`penstock convert {shlex.quote(path)} NEW` makes a checkpoint NEW of it"
+
+
+def importing(directory: str) -> str:
+    """How a checkpoint is made of a directory of safetensors files."""
+    return (
+        f"`penstock import {shlex.quote(directory)} NEW` makes a checkpoint NEW around the files "
+        "there, by links"
+    )

@@ -757,7 +757,7 @@ def test_what_is_no_directory_is_called_what_it_is(run, store, tmp_path, command
     os.symlink("itself", tmp_path / "itself")
     manifest = Path(store.path(10), "manifest.json")
     for path, what in [
-        (tmp_path / "model.pt", "is a file as torch.save writes them, not a checkpoint"),
+        (tmp_path / "model.pt", "is called like files of torch.save and does not begin like one"),
         (tmp_path / "notes.txt", "is a file, and a checkpoint is a directory"),
         (tmp_path / "pipe", "this is a pipe,"),
         (tmp_path / "link", "this is a link that leads nowhere,"),

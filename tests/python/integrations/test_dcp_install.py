@@ -228,6 +228,14 @@ class TestSaving:
                 assert isinstance(failure, penstock.CheckpointExistsError)
                 assert loaded(tmp_path / name) == 1
 
+    def test_a_store_is_not_made_one_that_cannot_be_opened(self, tmp_path):
+        penstock.CheckpointStore(tmp_path).save(1, state_of(1))
+        with install():
+            for arguments in ({}, {"storage_writer": StorageWriter(tmp_path)}):
+                with pytest.raises(dcp.CheckpointException, match="is a store of checkpoints"):
+                    save(tmp_path, 2, **arguments)
+        assert penstock.CheckpointStore(tmp_path).steps() == [1]
+
     def test_stores_and_verify_take_the_mark_for_no_damage(self, tmp_path):
         store = penstock.CheckpointStore(tmp_path)
         with install():
@@ -383,6 +391,17 @@ class TestDcpsOwn:
             # What did not end is in nobody's way.
             save(tmp_path / "unfinished", 2)
             assert loaded(tmp_path / "unfinished") == 2
+
+    def test_what_a_store_has_left_of_a_step_is_no_checkpoint(self, tmp_path):
+        store = penstock.CheckpointStore(tmp_path)
+        with install():
+            save(store.path(1), 1)
+            save(store.path(2), 2)
+            store.delete(1)
+            with pytest.raises(dcp.CheckpointException, match="only the note for tools of DCP"):
+                loaded(store.path(1))
+        with pytest.raises(penstock.CheckpointNotFoundError, match="only the note"):
+            penstock.convert(store.path(1), tmp_path / "new")
 
     def test_nothing_at_all_is_an_error_of_penstock(self, tmp_path):
         with install(), pytest.raises(dcp.CheckpointException, match="no checkpoint at"):

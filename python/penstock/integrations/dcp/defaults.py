@@ -94,7 +94,9 @@ class _CheckedReader(filesystem.FileSystemReader):
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
         """Begins a load."""
-        check_files(str(self.path), metadata.storage_data or {})
+        if is_coordinator:
+            # Whose error is that of all; each rank would ask for the files of all.
+            check_files(str(self.path), metadata.storage_data or {})
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
 
 

@@ -23,6 +23,7 @@ from penstock.loading.dcp_files import (
     METADATA,
     check_finished,
     data_files,
+    is_marked,
     metadata_of_ranks,
 )
 from penstock.loading.foreign import is_checkpoint
@@ -39,13 +40,12 @@ def holds_dcp(path: str) -> bool:
         IncompleteCheckpointError: There is what a save of DCP has left that did not end.
         CorruptCheckpointError: There are both, and Penstock's is damaged.
     """
-    digest = dcp_digest(path)
     if is_checkpoint(path):
+        digest = dcp_digest(path)
         return digest is not None and digest != _replaced(path)
-    if digest is not None:
-        return True
     names = _names(path)
-    if metadata_of_ranks(names):
+    # Without a digest: of a large checkpoint every rank would read all of its metadata for that.
+    if (METADATA in names and not is_marked(path)) or metadata_of_ranks(names):
         return True
     check_finished(path, names)
     return False

@@ -30,6 +30,7 @@ from penstock.errors import UnsupportedStateError
 from penstock.integrations.dcp import layout
 from penstock.integrations.dcp.packing import check_same, pack, result_of_rank
 from penstock.integrations.dcp.paths import is_local
+from penstock.loading.foreign import check_no_store
 from penstock.saving.attempt import RankAttempt, check_in_group, decode_path, to_native
 
 if TYPE_CHECKING:
@@ -95,8 +96,9 @@ class StorageWriter(storage.StorageWriter):
             `torch.distributed` not initialized. Where it is, ``no_dist=True`` of `dcp.save` does.
 
     Raises:
-        CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False. Like all
-            errors below, it comes out of `dcp.save` inside of DCP's `CheckpointException`.
+        CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False; or the
+            directory is a store. Like all errors below, it comes out of `dcp.save` inside of DCP's
+            `CheckpointException`.
         UnsupportedStateError: An item cannot be stored; the message names it.
         RankError: A rank does not see the directory, or this is one whose process group is not
             there, so that each would save over the others.
@@ -174,6 +176,7 @@ class StorageWriter(storage.StorageWriter):
                 "are to join: make the planner without it"
             )
         self._give_up()
+        check_no_store(self.path)
         attempt = self._attempt = RankAttempt.begin(self.path, overwrite=self.overwrite)
         return [
             dataclasses.replace(plan, storage_data=_Ticket(attempt.id, number, len(plans)))
