@@ -146,6 +146,59 @@ class TestTorch:
                 penstock.convert(path, tmp_path / "a")
         assert not (tmp_path / "a").exists()
 
+    def test_a_bit_that_has_changed_in_a_file_is_noticed(self, tmp_path):
+        """By checksums that PyTorch writes and does not look at; unless it was told not to."""
+        weight = torch.arange(10_000.0)
+        torch.save({"w": weight}, tmp_path / "a.pt")
+        data = bytearray((tmp_path / "a.pt").read_bytes())
+        data[len(data) // 2] ^= 1
+        (tmp_path / "a.pt").write_bytes(data)
+        assert not torch.equal(torch.load(tmp_path / "a.pt")["w"], weight)
+        with pytest.raises(penstock.CorruptCheckpointError, match=f"{tmp_path / 'a.pt'}.*CRC"):
+            penstock.convert(tmp_path / "a.pt", tmp_path / "a")
+        assert not (tmp_path / "a").exists()
+        torch.serialization.set_crc32_options(False)
+        try:
+            torch.save({"w": weight}, tmp_path / "b.pt")
+        finally:
+            torch.serialization.set_crc32_options(True)
+        assert torch.equal(converted(tmp_path / "b.pt", tmp_path / "b")[0]["w"], weight)
+
+    @pytest.mark.parametrize("is_zip", [True, False])
+    def test_a_file_that_has_changed_is_damaged_whatever_that_makes_of_it(self, tmp_path, is_zip):
+        path, chooser = tmp_path / "a.pt", random.Random(5)
+        state = {"model": {"w": torch.ones(3), "b": [1, 2.5, "x", None]}}
+        torch.save(state, path, _use_new_zipfile_serialization=is_zip)
+        written = path.read_bytes()
+        for _ in range(200):
+            data = bytearray(written)
+            data[chooser.randrange(len(data))] = chooser.randrange(256)
+            path.write_bytes(data)
+            try:
+                penstock.convert(path, tmp_path / "a", overwrite=True, trust=True)
+            except penstock.PenstockError:
+                continue
+            # Of files without checksums any value may be another one.
+            assert not is_zip or repr(penstock.load(tmp_path / "a")) == repr(state)
+
+    def test_what_holds_itself_is_refused_and_pickled_if_it_is_trusted(self, tmp_path):
+        within: dict = {"w": torch.ones(2)}
+        within["itself"] = within
+        torch.save({"a": [within]}, tmp_path / "a.pt")
+        with pytest.raises(penstock.UnsupportedStateError, match="nested deeper than"):
+            penstock.convert(tmp_path / "a.pt", tmp_path / "a")
+        found, report = converted(tmp_path / "a.pt", tmp_path / "a", trust=True)
+        assert found["a"][0]["itself"]["w"].tolist() == [1, 1]
+        assert len(report.pickled) == 1
+
+    def test_what_can_be_pickled_once_only_is_named(self):
+        class Once:
+            def __reduce__(self):
+                raise TypeError("not twice")
+
+        with pytest.raises(penstock.UnsupportedStateError, match=r"a\.0: .*Once.*not twice"):
+            with_pickles({"a": [Once()]}, is_strict=False)
+
     def test_what_is_complete_stays_unless_it_is_to_be_replaced(self, tmp_path):
         torch.save({"a": 1}, tmp_path / "a.pt")
         penstock.save(tmp_path / "a", {"b": 2})
@@ -344,6 +397,12 @@ class TestDeepSpeed:
         with pytest.raises(penstock.IncompleteCheckpointError, match="global_step99"):
             penstock.convert(tmp_path / "d", tmp_path / "a")
 
+    def test_a_tag_that_was_saved_with_penstock_is_left_to_load(self, tmp_path):
+        self.save(tmp_path / "d")
+        penstock.save(tmp_path / "d" / "global_step12", {"w": torch.ones(2)})
+        with pytest.raises(penstock.CheckpointExistsError, match=r"global_step12.*already"):
+            penstock.convert(tmp_path / "d", tmp_path / "a")
+
 
 class TestAccelerate:
     @pytest.fixture
@@ -404,6 +463,25 @@ class TestAccelerate:
         with pytest.raises(penstock.IncompleteCheckpointError, match="model"):
             penstock.convert(path, tmp_path / "a")
 
+    def test_what_deepspeed_has_saved_for_it_is_read_beside_the_rest(self, tmp_path, saved):
+        path, _, _ = saved
+        (path / "model.safetensors").unlink()
+        TestDeepSpeed().save(path, tag="pytorch_model")
+        found, report = converted(path, tmp_path / "a")
+        assert report.kind == "accelerate"
+        assert {"pytorch_model", "scheduler", "random_states_0"} < set(found)
+        model = found["pytorch_model"]["mp_rank_00_model_states"]
+        assert_same(model["module"]["w"], tensors()["w"])
+        (path / "pytorch_model" / "mp_rank_00_model_states.pt").unlink()
+        with pytest.raises(penstock.IncompleteCheckpointError, match="model states are missing"):
+            penstock.convert(path, tmp_path / "b")
+
+    def test_one_without_what_is_written_last_is_half_written(self, tmp_path, saved):
+        path, _, _ = saved
+        (path / "random_states_0.pkl").unlink()
+        with pytest.raises(penstock.IncompleteCheckpointError, match=r"random_states_0.*last"):
+            penstock.convert(path, tmp_path / "a")
+
     def test_what_fsdp_has_saved_by_dcp_is_read_by_it(self, tmp_path, saved):
         path, _, _ = saved
         (path / "model.safetensors").unlink()
@@ -428,9 +506,12 @@ class TestSources:
     def test_what_is_nothing_of_that_is_named(self, tmp_path):
         (tmp_path / "empty").mkdir()
         (tmp_path / "text").write_text("hello")
-        for name in ("empty", "text", "missing"):
+        os.mkfifo(tmp_path / "pipe")
+        for name in ("empty", "text", "missing", "pipe"):
             with pytest.raises(penstock.CheckpointNotFoundError, match=name):
                 penstock.convert(tmp_path / name, tmp_path / "a")
+        with pytest.raises(penstock.CheckpointNotFoundError, match="nothing to convert"):
+            penstock.convert(tmp_path / "missing", tmp_path / "a", kind="lightning")
         torch.save({"a": 1}, tmp_path / "a.pt")
         with pytest.raises(penstock.CheckpointNotFoundError, match="a directory"):
             penstock.convert(tmp_path / "a.pt", tmp_path / "a", kind="dcp")

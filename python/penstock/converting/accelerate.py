@@ -7,6 +7,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
+from penstock.converting.deepspeed import read_deepspeed
 from penstock.converting.safetensors_file import read_safetensors
 from penstock.errors import CorruptCheckpointError, IncompleteCheckpointError
 
@@ -23,15 +24,19 @@ _PICKLED = re.compile(
 _SAFE = re.compile(r"model(?:_\d+)?\.safetensors")
 _INDEX = re.compile(r"(model|pytorch_model)(?:_\d+)?\.(?:safetensors|bin)\.index\.json")
 _SHARDED = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+")
+_ENGINE = re.compile(r"pytorch_model(?:_\d+)?")
+_OF_IT = re.compile(r"random_states_\d+\.pkl|(?:optimizer|scheduler|sampler)(?:_\d+)?\.bin")
 
 
 def is_accelerate(names: Iterable[str]) -> bool:
-    """Whether a directory has what `save_state` writes last: random states."""
-    return any(map(_RANDOM.fullmatch, names))
+    """Whether a directory has what only `save_state` writes, if not all of it."""
+    return any(map(_OF_IT.fullmatch, names))
 
 
 def read_accelerate(path: str, pickles: Pickles) -> dict[str, Any]:
     """The state of each file under its name without ending; weights by the name of their index.
+
+    What is a directory, as of DeepSpeed and FSDP, is there under its name.
 
     Raises:
         IncompleteCheckpointError: Files that others tell of are missing.
@@ -52,6 +57,8 @@ def read_accelerate(path: str, pickles: Pickles) -> dict[str, Any]:
             from penstock.converting.dcp import read_dcp
 
             state[name] = read_dcp(file, pickles)
+        elif _ENGINE.fullmatch(name) and os.path.isdir(file):
+            state[name] = read_deepspeed(file, pickles)
     if not any(re.match(r"(?:pytorch_)?model", name) for name in state):
         raise IncompleteCheckpointError(
             f"{path}: the file of the model (model.safetensors, pytorch_model.bin) is missing: "
@@ -62,13 +69,14 @@ def read_accelerate(path: str, pickles: Pickles) -> dict[str, Any]:
 
 
 def _check_ranks(path: str, names: list[str]) -> None:
-    """Refuses gaps: how many ranks there were nothing tells."""
+    """Refuses gaps, and where all are missing: how many ranks there were nothing tells."""
     ranks = {int(found[1]) for name in names if (found := _RANDOM.fullmatch(name))}
     missing = set(range(max(ranks, default=0) + 1)) - ranks
     if missing:
         raise IncompleteCheckpointError(
-            f"{path}: random_states_{min(missing)}.pkl is missing: copy what all ranks have "
-            "written, which is on their own disks unless they share one",
+            f"{path}: random_states_{min(missing)}.pkl is missing, which accelerate writes last: "
+            "copy what all ranks have written, which is on their own disks unless they share one, "
+            "or take another checkpoint",
             path=path,
         )
 
@@ -77,12 +85,12 @@ def _indexed(path: str, name: str, pickles: Pickles) -> dict[str, Any]:
     file = os.path.join(path, name)
     try:
         with open(file, encoding="utf-8") as opened:
-            shards = sorted(set(json.load(opened)["weight_map"].values()))
+            shards = sorted({*map(os.path.basename, json.load(opened)["weight_map"].values())})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpointError(f"{file} is no index: {error}", path=file) from error
     state: dict[str, Any] = {}
     for shard in shards:
-        where = os.path.join(path, os.path.basename(shard))
+        where = os.path.join(path, shard)
         if not os.path.exists(where):
             raise IncompleteCheckpointError(
                 f"{path}: {shard} is missing, which {name} lists: copy the directory again",

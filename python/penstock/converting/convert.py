@@ -14,6 +14,8 @@ from penstock.errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
     MissingDependencyError,
+    PenstockError,
+    StorageError,
     UnsupportedStateError,
 )
 
@@ -121,13 +123,9 @@ def convert(
     _check_torch()
     # They take PyTorch.
     from penstock.converting.pickles import Pickles
-    from penstock.converting.source import kind_of
 
     pickles = Pickles(bool(trust))
-    found = kind or kind_of(origin)
-    state = _read(origin, found, pickles)
-    if kind is None and found == "torch" and _is_lightning(state):
-        found = "lightning"
+    state, found = _looked_at(origin, kind, pickles)
     state, pickled = _storable(origin, state, trust=pickles.trust)
     known = step if step is not None else _step_of(state, found)
     report = save(
@@ -153,6 +151,27 @@ def convert(
         pickled=tuple(pickled),
         seconds=time.perf_counter() - began,
     )
+
+
+def _looked_at(path: str, kind: Kind | None, pickles: Pickles) -> tuple[Any, Kind]:
+    """The state at a path, and what kind of checkpoint that is."""
+    from penstock.converting.source import kind_of
+
+    try:
+        found = kind or kind_of(path)
+        state = _read(path, found, pickles)
+    except PenstockError:
+        raise
+    except OSError as error:
+        file = str(error.filename or path)
+        if isinstance(error, FileNotFoundError):
+            raise CheckpointNotFoundError(
+                f"{file}: there is nothing to convert; check the path", path=file
+            ) from error
+        raise StorageError(f"{file}: {error.strerror}", path=file, errno=error.errno) from error
+    if kind is None and found == "torch" and _is_lightning(state):
+        found = "lightning"
+    return state, found
 
 
 def _read(path: str, kind: Kind, pickles: Pickles) -> Any:

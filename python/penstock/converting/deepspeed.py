@@ -6,7 +6,8 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import IncompleteCheckpointError
+from penstock.errors import CheckpointExistsError, IncompleteCheckpointError
+from penstock.loading.foreign import is_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,8 +36,13 @@ def read_deepspeed(path: str, pickles: Pickles) -> dict[str, Any]:
 
     Raises:
         IncompleteCheckpointError: Files of ranks are missing.
+        CheckpointExistsError: The tag was saved with Penstock.
     """
     directory = _tag(path)
+    if is_checkpoint(directory):
+        raise CheckpointExistsError(
+            f"{directory} is Penstock's already: penstock.load reads it as it is", path=directory
+        )
     names = sorted(name for name in os.listdir(directory) if name.endswith(".pt"))
     read = {name: pickles.read(os.path.join(directory, name)) for name in names}
     _check_ranks(directory, read)
@@ -58,7 +64,7 @@ def _tag(path: str) -> str:
             f"{path}: {LATEST}, which names the newest tag, is missing: give a directory of a tag",
             path=path,
         )
-    with open(latest, encoding="utf-8") as file:
+    with open(latest, encoding="utf-8", errors="replace") as file:
         tag = file.read().strip()
     directory = os.path.join(path, os.path.basename(tag))
     if not os.path.isdir(directory) or not is_tag(os.listdir(directory)):

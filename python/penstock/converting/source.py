@@ -7,9 +7,9 @@ import stat
 
 from penstock.converting import accelerate, deepspeed
 from penstock.converting.kinds import KINDS, Kind
-from penstock.errors import CheckpointExistsError, CheckpointNotFoundError, StorageError
-from penstock.loading.dcp_files import METADATA, data_files, metadata_of_ranks
-from penstock.loading.foreign import describe, is_checkpoint, steps_in
+from penstock.errors import CheckpointExistsError, CheckpointNotFoundError
+from penstock.loading.dcp_files import METADATA, data_files, is_marked, metadata_of_ranks
+from penstock.loading.foreign import describe, importing, is_checkpoint, steps_in
 
 EXTRA = "meta.pt"
 """What Lightning puts beside the files of DCP where a strategy saves in shards."""
@@ -19,20 +19,17 @@ def kind_of(path: str) -> Kind:
     """The kind of checkpoint at a path; files of Lightning are files of ``torch.save`` like others.
 
     Raises:
-        CheckpointNotFoundError: There is nothing, or nothing that `convert` reads.
+        CheckpointNotFoundError: There is nothing that `convert` reads.
         CheckpointExistsError: It is a checkpoint of Penstock, or a store of them.
-        StorageError: The system does not let it be looked at.
+        OSError: There is nothing, or the system does not let it be looked at.
     """
-    try:
-        mode = os.stat(path).st_mode
-        names = set(os.listdir(path)) if stat.S_ISDIR(mode) else None
-    except FileNotFoundError:
-        raise CheckpointNotFoundError(
-            f"{path}: there is nothing to convert; check the path", path=path
-        ) from None
-    except OSError as error:
-        raise StorageError(f"{path}: {error.strerror}", path=path, errno=error.errno) from error
-    kind = _of_file(path) if names is None else _of_directory(path, names)
+    mode = os.stat(path).st_mode
+    kind: Kind | None = None
+    if stat.S_ISDIR(mode):
+        kind = _of_directory(path, set(os.listdir(path)))
+    elif stat.S_ISREG(mode):
+        # A pipe would keep it waiting.
+        kind = _of_file(path)
     if kind is None:
         told = describe(path) or "holds nothing that penstock convert reads"
         raise CheckpointNotFoundError(
@@ -55,12 +52,15 @@ def _of_directory(path: str, names: set[str]) -> Kind | None:
         raise CheckpointExistsError(
             f"{path} is Penstock's already: penstock.load reads it as it is", path=path
         )
+    if is_marked(path):
+        return None
     if METADATA in names or data_files(names) or metadata_of_ranks(names):
         return "lightning" if EXTRA in names else "dcp"
-    if deepspeed.LATEST in names or deepspeed.is_tag(names):
-        return "deepspeed"
+    # It may have DeepSpeed save beside it.
     if accelerate.is_accelerate(names):
         return "accelerate"
+    if deepspeed.LATEST in names or deepspeed.is_tag(names):
+        return "deepspeed"
     if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
         raise _of_safetensors(path)
     return None
@@ -69,7 +69,6 @@ def _of_directory(path: str, names: set[str]) -> Kind | None:
 def _of_safetensors(path: str) -> CheckpointNotFoundError:
     directory = path if os.path.isdir(path) else os.path.dirname(path) or "."
     return CheckpointNotFoundError(
-        f"{path} is of safetensors, which need not be converted: penstock import {directory} makes "
-        "a checkpoint around the files as they are",
+        f"{path} is of safetensors, which need not be converted: {importing(directory)}",
         path=path,
     )

@@ -9,6 +9,7 @@ from typing import Any
 from penstock.errors import UnsupportedStateError
 from penstock.state.flatten import Flattener
 from penstock.state.scalars import label
+from penstock.state.tree import LEVELS_MAX
 
 
 def with_pickles(state: Any, *, is_strict: bool) -> tuple[Any, list[str]]:
@@ -23,18 +24,19 @@ def with_pickles(state: Any, *, is_strict: bool) -> tuple[Any, list[str]]:
 
     Raises:
         UnsupportedStateError: The state as a whole is such a value, as where a module was saved
-            instead of its ``state_dict()``; or a key cannot be stored.
+            instead of its ``state_dict()``; or a key cannot be stored, or a value not be pickled.
     """
     pickled: list[str] = []
-    return _walk(state, "", pickled, is_strict), pickled
+    return _walk(state, "", 0, pickled, is_strict), pickled
 
 
-def _walk(value: Any, name: str, pickled: list[str], is_strict: bool) -> Any:
+def _walk(value: Any, name: str, level: int, pickled: list[str], is_strict: bool) -> Any:
     prefix = f"{name}." if name else ""
-    kind = type(value)
+    # What holds itself is refused below, as what is nested too deep.
+    kind = type(value) if level < LEVELS_MAX else None
     if kind is dict or kind is OrderedDict:
         pairs = {
-            key: _walk(one, f"{prefix}{label(key)}", pickled, is_strict)
+            key: _walk(one, f"{prefix}{label(key)}", level + 1, pickled, is_strict)
             for key, one in value.items()
         }
         if kind is dict:
@@ -44,12 +46,27 @@ def _walk(value: Any, name: str, pickled: list[str], is_strict: bool) -> Any:
         vars(made).update(vars(value))
         return made
     if kind is list or kind is tuple:
-        return kind(_walk(one, f"{prefix}{at}", pickled, is_strict) for at, one in enumerate(value))
+        return kind(
+            _walk(one, f"{prefix}{at}", level + 1, pickled, is_strict)
+            for at, one in enumerate(value)
+        )
     try:
-        Flattener().encode(value, name or "value", 1)
+        Flattener().encode(value, name or "value", level)
     except UnsupportedStateError:
         if is_strict or not name:
             raise
         pickled.append(name)
-        return pickle.dumps(value)
+        return _dumped(value, name)
     return value
+
+
+def _dumped(value: Any, name: str) -> bytes:
+    try:
+        return pickle.dumps(value)
+    except Exception as error:
+        # Whatever its class raises.
+        raise UnsupportedStateError(
+            f"{name}: a value of type {type(value).__name__} can be neither stored nor pickled "
+            f"anew ({error}): save the checkpoint without it",
+            key=name,
+        ) from error
