@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import CorruptCheckpointError
+from penstock.file_names import FileNames
 from penstock.loading.numbering import NO_FILE
 from penstock.loading.partial import is_missing
 from penstock.loading.view import may_share, view
+from penstock.report_lines import aligned, counted, first_of, in_bytes
 from penstock.state import tree
 from penstock.state.build import Builder
 from penstock.state.references import is_data, reference
@@ -158,6 +160,22 @@ class CheckpointInfo:
     unverified: bool
     missing: tuple[MissingInfo, ...]
     _tree: str = field(repr=False)
+
+    def __str__(self) -> str:
+        ranks = f" on {counted(self.world_size, 'rank')}" if self.world_size > 1 else ""
+        tensors = [f"{one.name}: {one.dtype} {one.shape}" for one in self.tensors]
+        names = FileNames(self.path, (one.reason for one in self.missing))
+        missing = [names.short(f"{one.name}: {one.reason}") for one in self.missing]
+        return aligned(
+            ("checkpoint", self.path + (", partial" if self.partial else "")),
+            ("step", "" if self.step is None else str(self.step)),
+            ("saved", f"{self.created} by {self.writer}{ranks}"),
+            ("files", f"{len(self.files):,}, {in_bytes(self.bytes)}"),
+            ("tensors", f"{len(self.tensors):,}, {in_bytes(self.tensor_bytes)}"),
+            ("metadata", json.dumps(self.metadata) if self.metadata else ""),
+            *first_of([("tensor", text) for text in tensors]),
+            *first_of([("missing", text) for text in missing]),
+        )
 
     def values(self) -> dict[str, Any]:
         """The plain leaves of the state by dotted name: everything but tensors and arrays.

@@ -58,7 +58,11 @@ EXIT_INTERRUPTED = 130
 )
 @click.version_option(package_name="penstock", prog_name="penstock")
 def cli() -> None:
-    """Look at checkpoints, check them, and see one survive a kill."""
+    """Look at checkpoints, check them, and see one survive a kill.
+
+    A checkpoint is a directory that penstock.save has made. A store is a directory of checkpoints,
+    one for each training step.
+    """
     try:
         penstock.Options()
     except ValueError as error:

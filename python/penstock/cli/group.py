@@ -46,6 +46,6 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the list as a group of commands does that know no more than their help."""
-        listed = {name: click.Command(name, help=text) for name, text in self._helps.items()}
-        click.Group(commands=listed).format_commands(ctx, formatter)
+        """Writes the list with whole sentences; click would cut the longer ones short."""
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(self._helps.items()))

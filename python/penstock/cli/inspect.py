@@ -26,6 +26,7 @@ from penstock.console import (
     summary_table,
     table,
 )
+from penstock.file_names import FileNames
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -203,7 +204,9 @@ def _partial(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _print_missing(missing: list[dict[str, Any]], rows_max: int) -> None:
     if missing:
-        rows = missing_table(penstock.MissingInfo(**row) for row in _first(missing, rows_max))
+        names = FileNames("", (row["reason"] for row in missing))
+        shown = [penstock.MissingInfo(**row) for row in _first(missing, rows_max)]
+        rows = missing_table(shown, names.short)
         _print_table(rows, len(missing), "missing")
 
 

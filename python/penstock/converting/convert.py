@@ -18,6 +18,7 @@ from penstock.errors import (
     StorageError,
     UnsupportedStateError,
 )
+from penstock.report_lines import aligned, first_of, in_bytes, in_seconds
 
 if TYPE_CHECKING:
     from penstock.calls.progress import Progress
@@ -30,7 +31,7 @@ _LIGHTNING = "pytorch-lightning_version"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """What was converted.
+    """What was converted; ``str`` of it is a few lines for people.
 
     Attributes:
         path: The new checkpoint.
@@ -59,6 +60,17 @@ class Conversion:
     trusted: tuple[str, ...]
     pickled: tuple[str, ...]
     seconds: float
+
+    def __str__(self) -> str:
+        return aligned(
+            ("converted", f"{self.source} ({self.kind})"),
+            ("into", self.path),
+            ("step", "" if self.step is None else str(self.step)),
+            ("tensors", f"{self.tensors:,}, {in_bytes(self.tensor_bytes)}"),
+            ("wrote", f"{in_bytes(self.bytes)} in {in_seconds(self.seconds)}"),
+            *first_of([("called", name) for name in self.trusted]),
+            *first_of([("pickled", name) for name in self.pickled]),
+        )
 
 
 def convert(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.report_lines import aligned, in_bytes, in_seconds
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReport:
-    """What an export made.
+    """What an export made; ``str`` of it is a few lines for people.
 
     Attributes:
         path: The directory.
@@ -28,3 +30,11 @@ class ExportReport:
     way: str
     files: tuple[str, ...]
     seconds: float
+
+    def __str__(self) -> str:
+        return aligned(
+            ("exported", self.path),
+            ("tensors", f"{self.tensors:,}, {in_bytes(self.tensor_bytes)}"),
+            (self.way, f"{in_bytes(self.bytes_written)} written in {in_seconds(self.seconds)}"),
+            ("files", ", ".join(self.files)),
+        )

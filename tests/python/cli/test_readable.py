@@ -71,6 +71,14 @@ def test_the_help_ends_with_an_example_that_is_understood(path, tmp_path, monkey
             COMMANDS[typed].make_context(typed[-1], arguments, parent=click.Context(cli))
 
 
+@pytest.mark.parametrize(
+    "path", [path for path, one in COMMANDS.items() if isinstance(one, click.Group)], ids=" ".join
+)
+def test_the_list_of_commands_is_not_cut_short(path):
+    text = shown(*path[1:], "--help", code=0)
+    assert "..." not in text.partition("Commands:")[2].partition("Example")[0]
+
+
 # ---- Names of files
 
 
@@ -243,7 +251,7 @@ def test_no_color_is_honoured_and_nothing_is_said_by_colour_alone(damaged, tmp_p
 def test_reports_are_lines_for_people_and_their_repr_is_one(damaged, tmp_path):
     loads = []
     store = penstock.CheckpointStore(tmp_path / "other")
-    saved = store.save(7, {"w": torch.ones(100), "lr": 0.1})
+    saved = store.save(7, {"net": {"w": torch.ones(100)}, "lr": 0.1})
     store.load(report=loads.append)
     found = {
         "saved": saved,
@@ -253,6 +261,9 @@ def test_reports_are_lines_for_people_and_their_repr_is_one(damaged, tmp_path):
         "salvaged": penstock.salvage(damaged.path(1), tmp_path / "out"),
         "scrubbed": damaged.scrub(max_age_seconds=0),
         "would delete": damaged.retain(dry_run=True),
+        "checkpoint": penstock.inspect(tmp_path / "out"),
+        "exported": penstock.export(store.path(7), tmp_path / "exported", key="net"),
+        "converted": converted(tmp_path),
     }
     for first, report in found.items():
         lines = str(report).splitlines()
@@ -263,6 +274,11 @@ def test_reports_are_lines_for_people_and_their_repr_is_one(damaged, tmp_path):
         assert not ATTEMPT.search(str(report))
     assert "past the page cache" in str(saved) or "through the page cache" in str(saved)
     assert "1 problem" in str(found["verified"])
+
+
+def converted(directory):
+    torch.save({"w": torch.ones(3)}, directory / "old.pt")
+    return penstock.convert(directory / "old.pt", directory / "converted")
 
 
 def test_a_report_of_a_thousand_problems_can_be_read():
