@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-import pkgutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 import penstock
-import penstock.integrations
 from penstock.cli import cli
 
 if TYPE_CHECKING:
@@ -42,6 +39,8 @@ TOPICS = {
 }
 """What is public of `penstock` by what it is for. The rest are errors and modules."""
 
+PACKAGE = Path(penstock.__file__).parent
+
 MODULES = ("offload", "features", "metrics")
 """Public modules, each of which has a page."""
 
@@ -59,14 +58,17 @@ def api() -> Iterator[tuple[str, str, str]]:
     # What nobody has put into a topic is found all the same.
     if further := [f"penstock.{name}" for name in rest if not is_error(name)]:
         yield "Further", "reference/further.md", page("Further", further)
-    integrations = sorted(
-        f"integrations.{module.name}"
-        for module in pkgutil.iter_modules(penstock.integrations.__path__)
-        if public(f"integrations.{module.name}")
-    )
-    for name in [*MODULES, *integrations]:
+    for name in [*MODULES, *plug_ins()]:
         text = page(f"penstock.{name}", [f"penstock.{name}.{member}" for member in public(name)])
         yield name, f"reference/{name}.md", text
+
+
+def plug_ins() -> list[str]:
+    """Modules below `penstock.integrations` that say what is public of them."""
+    found = (PACKAGE / "integrations").rglob("*.py")
+    modules = {path.parent if path.stem == "__init__" else path.with_suffix("") for path in found}
+    names = (".".join(module.relative_to(PACKAGE).parts) for module in modules)
+    return sorted(filter(public, names))
 
 
 def is_error(name: str) -> bool:
@@ -79,10 +81,9 @@ def public(module: str) -> list[str]:
 
     Nothing, of what in `penstock.integrations` is for plug-ins alone.
     """
-    spec = importlib.util.find_spec(f"penstock.{module}")
-    assert spec is not None
-    assert spec.origin is not None
-    for statement in ast.parse(Path(spec.origin).read_text()).body:
+    path = PACKAGE.joinpath(*module.split("."))
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    for statement in ast.parse(source.read_text()).body:
         match statement:
             case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
                 return list(ast.literal_eval(value))
