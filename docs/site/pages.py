@@ -17,8 +17,8 @@ PLACES = {
     "benches/README.md": "maintainers/benches.md",
     "docs/ARCHITECTURE.md": "maintainers/architecture.md",
     "docs/format.md": "maintainers/format.md",
-    "examples/README.md": "examples/index.md",
-    "examples/ci": "examples/index.md",
+    "examples/README.md": "examples/programs.md",
+    "examples/ci": "examples/programs.md",
     "reframe/README.md": "maintainers/reframe.md",
 }
 """Where pages go that lie elsewhere in the site than in `docs/`."""
