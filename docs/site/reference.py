@@ -97,7 +97,7 @@ def page(title: str, paths: list[str]) -> str:
 
 def command_line() -> str:
     """A page of the help of every command."""
-    with click.Context(cli, info_name="penstock") as context:
+    with click.Context(cli, info_name="penstock", **cli.context_settings) as context:
         commands = list(helps(cli, context))
     first, *rest = commands
     parts = [
