@@ -185,7 +185,7 @@ charts: $(VENV)/.develop ## Draw the charts of the documentation anew, from the 
 	$(VENV)/bin/python -m docs.charts
 
 .PHONY: check
-check: check-rust check-python ## Run formatters, linters and type checkers; change nothing.
+check: check-rust check-python check-docs ## Run formatters, linters and type checkers; change nothing.
 
 .PHONY: check-rust
 check-rust: lint-toolchain $(VENV)/.created
@@ -207,6 +207,11 @@ check-python: $(VENV)/.develop $(NATIVE)
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.gitlab-ci examples/ci/gitlab-ci.yml
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows \
 		examples/ci/github-workflow.yml
+
+# The site of `make docs` stays as it is.
+.PHONY: check-docs
+check-docs: $(VENV)/.docs $(NATIVE)
+	$(VENV)/bin/python -m docs.site --check
 
 .PHONY: fmt
 fmt: lint-toolchain $(VENV)/.develop ## Format everything and apply the linters' safe fixes.

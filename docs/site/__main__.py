@@ -1,4 +1,7 @@
-"""`python -m docs.site`: puts the pages together and has Zensical make the site of them."""
+"""`python -m docs.site`: puts the pages together and has Zensical make the site of them.
+
+With `--check` it is made all the same, for what is missing in it, and `site/` stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def main() -> None:
         str(ASSEMBLED / "mkdocs.yml"),
     ]
     code = subprocess.run(command, check=False).returncode
-    if code == 0:
+    if code == 0 and sys.argv[1:] != ["--check"]:
         shutil.rmtree(REPOSITORY / "site", ignore_errors=True)
         shutil.move(ASSEMBLED / "built", REPOSITORY / "site")
     sys.exit(code)
