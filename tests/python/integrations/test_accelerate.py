@@ -565,7 +565,10 @@ def complete(directory):
     return sorted(state["custom_checkpoint_0"]["step"] for state in states)
 
 
-def test_a_run_that_is_killed_ends_as_if_it_had_not_been(tmp_path):
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_a_run_that_is_killed_ends_as_if_it_had_not_been(tmp_path, ranks):
+    if ranks is not None and KILLS < 10:
+        pytest.skip("the example's test kills two ranks once; make torture-frameworks does more")
     killed_runs.survives(
         "accelerate_training.py",
         tmp_path,
@@ -573,4 +576,5 @@ def test_a_run_that_is_killed_ends_as_if_it_had_not_been(tmp_path):
         SEED,
         complete=complete,
         popen=forks.AcceleratePopen,
+        ranks=ranks,
     )

@@ -423,7 +423,9 @@ def killed(directory, steps, ranks, chooser):
 def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, ranks):
     tell("seed", SEED)
     chooser = random.Random(f"{SEED} {ranks}")
-    steps, kills = 16, KILLS if ranks is None else KILLS // 10
+    if ranks is not None and KILLS < 10:
+        pytest.skip("the example's test kills two ranks once; make torture-frameworks does more")
+    steps, kills = 16, KILLS
     program = Program(
         "torchtitan_training.py", tmp_path / "straight", steps, ranks, 2, popen=forks.TitanPopen
     )
