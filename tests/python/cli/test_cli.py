@@ -488,8 +488,9 @@ def test_salvage_saves_what_is_intact(run, run_json, damaged, tmp_path):
     assert (inspected["partial"], inspected["missing"][0]["name"]) == (True, "b")
     code, out, _ = run("salvage", damaged, tmp_path / "again")
     assert code == 0
-    assert "tensors 1, 1.2 kB" in " ".join(out.split())
-    assert "again, partial" in out
+    said = " ".join(out.split())
+    assert "tensors 1, 1.2 kB" in said
+    assert "again, partial" in said
     assert all(len(line) <= 80 for line in out.splitlines() if str(tmp_path) not in line)
     out = run("inspect", tmp_path / "out")[1]
     assert "salvaged from" in out
