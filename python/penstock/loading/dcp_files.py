@@ -26,7 +26,6 @@ MARK = (
     b"module. This file is for tools that look for its name.\n"
 )
 """What `penstock.integrations.dcp` leaves under that name once a checkpoint is committed."""
-"""What a save in DCP's place leaves under that name."""
 
 _DATA = re.compile(r"__\d+_\d+\.distcp")
 _OF_A_RANK = re.compile(r"__\d+\.metadata")
@@ -43,7 +42,6 @@ def metadata_of_ranks(names: Iterable[str]) -> list[str]:
 
 
 def is_marked(path: str) -> bool:
-    """Whether what is under that name in a directory is the mark, and no metadata of DCP's."""
     """Whether a directory has `MARK`, and no metadata of DCP's own."""
     try:
         with open(os.path.join(path, METADATA), "rb") as file:
