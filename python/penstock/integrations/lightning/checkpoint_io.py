@@ -16,9 +16,10 @@ from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateErro
 from penstock.integrations.lightning import directories, loading, raw
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.options import Options
+    from penstock.saving.groups import Files
     from penstock.saving.pending import PendingSave
 
 _REQUEUED = "hpc_ckpt"
@@ -50,6 +51,10 @@ class PenstockIO(CheckpointIO):
         if_failed: What to do when a save fails: ``"raise"`` its error, which ends the training, or
             ``"warn"`` and go on. The checkpoints that were there stay.
         options: How bytes move; None for ``penstock.Options()``.
+        groups: Tensors that readers of models are to find, such as ``{"state_dict.model": ""}``;
+            see `penstock.save`.
+        files: Small files that lie beside the shards, such as the directory of ``config.json``;
+            see `penstock.save`.
 
     Raises:
         ValueError: An argument is out of range.
@@ -73,6 +78,8 @@ class PenstockIO(CheckpointIO):
         trust: bool = False,
         if_failed: Literal["raise", "warn"] = "raise",
         options: Options | None = None,
+        groups: Mapping[str, str] | None = None,
+        files: Files | None = None,
     ) -> None:
         if if_failed not in ("raise", "warn"):
             raise ValueError(f"if_failed={if_failed!r}: must be one of 'raise', 'warn'")
@@ -81,6 +88,8 @@ class PenstockIO(CheckpointIO):
         self.trust = trust
         self.if_failed = if_failed
         self.options = options
+        self.groups = groups
+        self.files = files
         self.is_running = True
         """Whether somebody comes back to hear what became of a save in the background."""
         # Lightning asks one rank to save; a strategy of ours asks all of them.
@@ -98,7 +107,7 @@ class PenstockIO(CheckpointIO):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Trainers are copied and go to other processes. A save under way stays where it is.
-        names = ("async_save", "raw", "trust", "if_failed", "options")
+        names = ("async_save", "raw", "trust", "if_failed", "options", "groups", "files")
         return _made, ({name: getattr(self, name) for name in names},)
 
     def save_checkpoint(
@@ -119,8 +128,10 @@ class PenstockIO(CheckpointIO):
                 "storage_options are none of PenstockIO's: how bytes move is said by "
                 "PenstockIO(options=penstock.Options(…))"
             )
-        where = directories.place_for(directories.absolute(path))
-        self.save_as(checkpoint, where, directories.absolute(path), is_together=False)
+        name = directories.absolute(path)
+        # What waits for the last save may make a link of the name.
+        self.wait()
+        self.save_as(checkpoint, directories.place_for(name), name, is_together=False)
 
     def save_as(
         self, checkpoint: dict[str, Any], where: str, path: str, *, is_together: bool
@@ -148,19 +159,20 @@ class PenstockIO(CheckpointIO):
         state = raw.wrap(checkpoint, self.raw) if self.raw else checkpoint
         step = checkpoint.get("global_step")
         step = step if type(step) is int and step >= 0 else None
-        metadata = {"by": "lightning", "resumes": "optimizer_states" in checkpoint}
+        how: dict[str, Any] = {
+            "step": step,
+            "metadata": {"by": "lightning", "resumes": "optimizer_states" in checkpoint},
+            "overwrite": True,
+            "groups": self.groups,
+            "files": self.files,
+        }
         try:
             if self.async_save and self.is_running and _REQUEUED not in os.path.basename(path):
                 self._pending = self._saver.save_async(
-                    where,
-                    state,
-                    step=step,
-                    metadata=metadata,
-                    overwrite=True,
-                    after=lambda: self._saved(where, path),
+                    where, state, after=lambda: self._saved(where, path), **how
                 )
                 return
-            self._saver.save(where, state, step=step, metadata=metadata, overwrite=True)
+            self._saver.save(where, state, **how)
         except UnsupportedStateError as error:
             rest = {key: state[key] for key in state if not (is_together and key in _SHARDED)}
             raise raw.choice(error, rest, self.raw) from error
@@ -208,10 +220,15 @@ class PenstockIO(CheckpointIO):
         Raises:
             PenstockError: Its error, unless ``if_failed`` is ``"warn"``.
         """
-        pending, self._pending = self._pending, None
+        pending = self._pending
         if pending is not None:
-            with self._told(pending.path):
-                self._saver.wait()
+            try:
+                with self._told(pending.path):
+                    self._saver.wait()
+            finally:
+                # After a Ctrl-C it is still under way.
+                if pending.done():
+                    self._pending = None
             self._settle_if_saved()
         troubles, self._troubles = self._troubles, []
         for trouble in troubles:
