@@ -1,6 +1,7 @@
 """`PenstockIO` in Lightning: what comes back, what is deleted when, what is refused."""
 
 import copy
+import json
 import os
 import pickle
 import random
@@ -15,9 +16,12 @@ import lightning
 import pytest
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import RandomSampler, StatefulDistributedSampler
 
 import forks
 import penstock
@@ -177,6 +181,94 @@ def test_what_comes_after_a_save_in_the_same_epoch_is_not_left_out(
         assert rates[0] == rates[1]
 
 
+def test_a_sampler_that_knows_its_place_begins_the_next_epoch(tmp_path):
+    """It is a generator: of the end of an epoch it learns when it is asked for a sample."""
+
+    def run(name, ckpt_path=None):
+        data = dataset()
+        sampler = StatefulDistributedSampler(data, num_replicas=1, rank=0)
+        fed = StatefulDataLoader(data, batch_size=4, sampler=sampler)
+        one = trainer(tmp_path / name, PenstockIO())
+        return fit(one, data=fed, ckpt_path=ckpt_path)
+
+    straight = run("straight")
+    resumed = run("resumed", saved_steps(tmp_path / "straight")[5])
+    assert min(resumed.losses) == 5
+    assert equal(resumed, straight)
+
+
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_a_run_that_had_ended_goes_on_with_more_epochs(tmp_path, kind):
+    """Its loaders have no iterators any more."""
+
+    def data():
+        # A sampler of torchdata's draws its seed when it is made.
+        lightning.seed_everything(1, verbose=False)
+        return loader(kind)
+
+    straight = fit(trainer(tmp_path / "straight", PenstockIO(), epochs=3), data=data())
+    ended = trainer(tmp_path / "ended", PenstockIO(), epochs=2)
+    fit(ended, data=data())
+    ended.save_checkpoint(tmp_path / "final.ckpt")
+    more = trainer(tmp_path / "more", PenstockIO(), epochs=3)
+    resumed = fit(more, data=data(), ckpt_path=tmp_path / "final.ckpt")
+    assert equal(resumed, straight)
+    # The same trainer again.
+    ended.fit_loop.max_epochs = 3
+    resumed = fit(ended, data=data(), ckpt_path=tmp_path / "final.ckpt")
+    assert equal(resumed, straight)
+
+
+def test_a_loader_that_loses_its_place_is_told_of_when_it_is_saved(tmp_path):
+    saves = {"every_n_train_steps": 3}
+
+    def saved(name, data, **options):
+        one = trainer(
+            tmp_path / name, PenstockIO(), epochs=1, callbacks=keeping_all(tmp_path, **saves)
+        )
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            fit(one, data=data)
+        return [str(each.message) for each in told if each.category is penstock.PenstockWarning]
+
+    assert saved("stateful", loader(StatefulDataLoader)) == []
+    (message,) = saved("plain", loader(DataLoader))
+    assert "StatefulDataLoader" in message
+    # What Lightning makes of shuffle=True on many ranks.
+    sampler = DistributedSamplerWrapper(RandomSampler(dataset()), num_replicas=1, rank=0)
+    fed = StatefulDataLoader(dataset(), batch_size=4, sampler=sampler)
+    assert any("StatefulDistributedSampler" in message for message in saved("wrapped", fed))
+
+
+def test_another_number_of_schedulers_is_an_error(tmp_path):
+    class Bare(Module):
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), 1e-2)
+
+    fit(trainer(tmp_path, PenstockIO(), epochs=1))
+    (path,) = saved_steps(tmp_path).values()
+    with pytest.raises(penstock.StateMismatchError, match="1 schedulers") as caught:
+        fit(trainer(tmp_path / "bare", PenstockIO()), Bare(), ckpt_path=path)
+    assert caught.value.key == "lr_schedulers"
+
+
+@pytest.mark.parametrize("async_save", [False, True])
+def test_a_checkpoint_is_a_model_s_directory_as_well(tmp_path, async_save):
+    io = PenstockIO(
+        async_save=async_save, groups={"state_dict.net": ""}, files={"config.json": b"{}"}
+    )
+    module = fit(trainer(tmp_path, copy.deepcopy(io), epochs=1))
+    (path,) = saved_steps(tmp_path).values()
+    index = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
+    assert index.keys() == module.net.state_dict().keys()
+    found = {}
+    for file in set(index.values()):
+        found |= load_file(path / file)
+    assert all(torch.equal(found[name], one) for name, one in module.net.state_dict().items())
+    assert (path / "config.json").read_text() == "{}"
+    assert equal(Module.load_from_checkpoint(path), module)
+
+
 def test_a_checkpoint_is_one_of_penstocks_and_holds_everything(tmp_path):
     one = trainer(tmp_path, PenstockIO(), epochs=1)
     module = fit(one)
@@ -293,6 +385,15 @@ def test_slurm_goes_on_from_the_highest_complete_number_and_is_never_ahead_of_a_
     assert min(module.losses) == 10
 
 
+def test_what_an_exception_left_is_no_more_than_another_one(tmp_path):
+    """Lightning looks for it unasked, and takes what was changed last, complete or not."""
+    fit(trainer(tmp_path, PenstockIO(), epochs=2))
+    os.mkdir(tmp_path / "on_exception.ckpt")
+    callbacks = [*keeping_all(tmp_path), OnExceptionCheckpoint(tmp_path)]
+    module = fit(trainer(tmp_path, PenstockIO(), epochs=3, callbacks=callbacks))
+    assert min(module.losses) == 10
+
+
 # In the background; what is deleted when.
 
 
@@ -332,6 +433,29 @@ def test_nothing_is_deleted_before_the_one_after_it_is_durable(tmp_path):
     assert last.resolve() == new
     assert penstock.load(last)["w"].sum() == 0
     assert sorted(os.listdir(tmp_path)) == ["last.ckpt", "new.ckpt"]
+
+
+def test_a_save_to_a_name_that_becomes_a_link_leaves_what_it_leads_to(tmp_path):
+    io = PenstockIO(async_save=True)
+    first, last = tmp_path / "first.ckpt", tmp_path / "last.ckpt"
+    gate = Gate(io)
+    io.save_checkpoint({"step": 1}, first)
+    io.link_checkpoint(str(first), str(last))
+    threading.Timer(0.2, gate.is_open.set).start()
+    io.save_checkpoint({"step": 2}, last)
+    io.wait()
+    assert (penstock.load(first), penstock.load(last)) == ({"step": 1}, {"step": 2})
+
+
+def test_links_follow_where_a_link_leads_to_the_directory(tmp_path):
+    real, alias = tmp_path / "real", tmp_path / "alias"
+    real.mkdir()
+    alias.symlink_to(real)
+    for name in ("a.ckpt", "b.ckpt"):
+        penstock.save(real / name, {"name": name})
+    directories.link(str(alias / "a.ckpt"), str(alias / "last.ckpt"))
+    directories.remove(str(alias / "a.ckpt"), str(alias / "b.ckpt"))
+    assert penstock.load(alias / "last.ckpt") == {"name": "b.ckpt"}
 
 
 def test_after_a_save_that_failed_the_old_one_stays_until_another_is_there(tmp_path):

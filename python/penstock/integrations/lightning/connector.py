@@ -11,12 +11,18 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.states import TrainerFn
 
-from penstock.errors import CorruptCheckpointError, PenstockError, PenstockWarning
+from penstock.errors import (
+    CorruptCheckpointError,
+    PenstockError,
+    PenstockWarning,
+    StateMismatchError,
+)
 from penstock.integrations.lightning import newest, place
 from penstock.integrations.lightning.checkpoint_io import PenstockIO
 from penstock.integrations.lightning.strategies import ShardedCheckpoints
@@ -45,7 +51,8 @@ class Connector(_CheckpointConnector):
         self, state_fn: TrainerFn, ckpt_path: Any, model_provided: bool, model_connected: bool
     ) -> Any:
         self._others = ()
-        if ckpt_path == "last" and io_of(self.trainer) is not None:
+        is_ours = io_of(self.trainer) is not None
+        if is_ours and (ckpt_path == "last" or (ckpt_path is None and self._resumes_by_itself())):
             ckpt_path = self._newest()
             if ckpt_path is None:
                 warnings.warn(
@@ -56,6 +63,15 @@ class Connector(_CheckpointConnector):
                 )
                 return None
         return super()._parse_ckpt_path(state_fn, ckpt_path, model_provided, model_connected)
+
+    def _resumes_by_itself(self) -> bool:
+        """Whether Lightning would look for the last checkpoint, unasked."""
+        trainer: Any = self.trainer
+        return (
+            trainer.state.fn == TrainerFn.FITTING
+            and any(isinstance(one, OnExceptionCheckpoint) for one in trainer.callbacks)
+            and not (SLURMEnvironment.detect() and self._hpc_resume_path is not None)
+        )
 
     def _newest(self) -> str | None:
         trainer: Any = self.trainer
@@ -141,10 +157,35 @@ class Connector(_CheckpointConnector):
         if self._place is not None:
             self._place.install(self.trainer)
 
+    def restore_optimizers_and_schedulers(self) -> None:
+        """Restores them, where there are as many as were saved; Lightning takes what there is.
+
+        Raises:
+            StateMismatchError: There are more, or less.
+        """
+        trainer: Any = self.trainer
+        given = {
+            "optimizer_states": ("optimizers", trainer.optimizers),
+            "lr_schedulers": ("schedulers", trainer.lr_scheduler_configs),
+        }
+        for key, (name, mine) in given.items() if io_of(trainer) is not None else ():
+            saved = self._loaded_checkpoint.get(key)
+            if saved is not None and len(saved) != len(mine):
+                raise StateMismatchError(
+                    f"{self._ckpt_path} holds the states of {len(saved)} {name}, and "
+                    f"configure_optimizers has made {len(mine)}: make those of the run that "
+                    "saved it",
+                    key=key,
+                    path=str(self._ckpt_path),
+                )
+        super().restore_optimizers_and_schedulers()
+
     def dump_checkpoint(self, weights_only: bool | None = None) -> dict[str, Any]:
         """Puts a checkpoint together, with what Lightning leaves out."""
-        checkpoint = super().dump_checkpoint(weights_only)
+        own = None
         if io_of(self.trainer) is not None and not weights_only:
             is_together = isinstance(self.trainer.strategy, ShardedCheckpoints)
-            checkpoint[place.KEY] = place.capture(self.trainer, is_together=is_together)
-        return checkpoint
+            # First: loaders and hooks that are asked for their state may draw random numbers.
+            own = place.capture(self.trainer, is_together=is_together)
+        checkpoint = super().dump_checkpoint(weights_only)
+        return checkpoint if own is None else checkpoint | {place.KEY: own}

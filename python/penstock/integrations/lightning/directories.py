@@ -64,9 +64,11 @@ def remove(path: str, instead: str | None) -> None:
     if not os.path.lexists(path):
         return
     above = os.path.dirname(path)
+    # As a link is resolved, whatever links lead to the directory.
+    real = os.path.join(os.path.realpath(above), os.path.basename(path))
     if instead is not None:
         for entry in os.scandir(above):
-            if entry.is_symlink() and entry.path != path and os.path.realpath(entry.path) == path:
+            if entry.is_symlink() and entry.path != path and os.path.realpath(entry.path) == real:
                 link(instead, entry.path)
     # What a kill leaves has a name that is no checkpoint's.
     aside = _aside(path)

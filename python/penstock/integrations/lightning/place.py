@@ -17,13 +17,17 @@ draw from the random states: they are restored when it is there.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.data import _set_sampler_epoch
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+from lightning.fabric.utilities.types import _Stateful
 from lightning.pytorch.loops.loop import _Loop
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from penstock import Training
@@ -44,6 +48,8 @@ def capture(trainer: pl.Trainer, *, is_together: bool) -> dict[str, Any]:
         is_together: Whether every rank saves its own part, or one for all.
     """
     loader = trainer.fit_loop._combined_loader
+    if loader is not None and trainer.is_global_zero:
+        _check_loaders(loader.flattened, trainer.fit_loop.epoch_loop.batch_progress)
     metrics = trainer.callback_metrics
     own = {
         "rng": Training().state_dict()["rng"],
@@ -51,13 +57,50 @@ def capture(trainer: pl.Trainer, *, is_together: bool) -> dict[str, Any]:
         # What schedulers and callbacks monitor.
         "metrics": {name: value.item() for name, value in metrics.items()},
         "reloaded": trainer.fit_loop._last_train_dl_reload_epoch,
+        # After `fit` loaders have no iterator, and begin an epoch when they are asked.
+        "has_begun": trainer.fit_loop._data_fetcher is not None,
     }
     states: list[Any] = [own]
     size = dist.get_world_size() if dist.is_initialized() else 1
+    if not is_together and ends_alone(trainer):
+        # The others are elsewhere, and would not answer.
+        return {"ranks": 1, "states": states}
     if size > 1 and not is_together:
         states = [None] * size
         dist.all_gather_object(states, own)
     return {"ranks": size, "states": states}
+
+
+def _check_loaders(loaders: list[Any], batches: Any) -> None:
+    """Warns of loaders that a run cannot go on with at the place where they are."""
+    is_within = batches.current.ready > 0 and not batches.is_last_batch
+    for loader in loaders:
+        sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+        if not isinstance(loader, _Stateful):
+            if not is_within:
+                continue
+            what = f"a {type(loader).__name__} does not know its place in an epoch"
+            remedy = "use torchdata's StatefulDataLoader, or save at the end of epochs"
+        elif isinstance(sampler, DistributedSamplerWrapper):
+            what = "the sampler that Lightning has put into a loader does not know its place"
+            remedy = "give the loader sampler=StatefulDistributedSampler(…), of torchdata"
+        else:
+            continue
+        warnings.warn(
+            f"a run that goes on from the checkpoint will see other data than this one: {what}; "
+            f"{remedy}",
+            PenstockWarning,
+            stacklevel=1,
+        )
+
+
+def ends_alone(trainer: Any) -> bool:
+    """Whether this rank of many ends with an exception, which the others may not have.
+
+    All of them have that of a SIGTERM, after the same step.
+    """
+    is_many = dist.is_initialized() and dist.get_world_size() > 1
+    return is_many and trainer.interrupted and not isinstance(sys.exception(), SIGTERMException)
 
 
 class Place:
@@ -73,11 +116,13 @@ class Place:
         progress = loops.get("epoch_loop.batch_progress", {})
         self._is_at_last_batch = bool(progress.get("is_last_batch"))
         own = _own(checkpoint.get(KEY), path)
+        self._path = path
         # Of another number of ranks only what the first one had can be anybody's.
         self._loaders = own.get("loaders", loops.get("state_dict", {}).get("combined_loader", []))
         self._random = own.get("rng")
         self._metrics = own.get("metrics")
         self._reloaded_epoch = own.get("reloaded")
+        self._has_begun = own.get("has_begun", True)
         self._positioned: list[Any] | None = None
 
     def install(self, trainer: pl.Trainer) -> None:
@@ -93,6 +138,13 @@ class Place:
             # Where max_steps bounds a run Lightning takes this epoch up again, for one batch.
             vars(_Loop)["restarting"].fset(fit_loop, False)
         is_at_batch_end = not is_over and batch.ready == batch.processed == batch.completed + 1
+        if not is_over and batch.ready > batch.completed and not is_at_batch_end:
+            warnings.warn(
+                f"{self._path} was saved in the middle of a batch, by a signal or an exception: "
+                "this run goes on with the batch after it",
+                PenstockWarning,
+                stacklevel=1,
+            )
         if is_at_batch_end:
             # Lightning would leave out a validation that is due, and the end of the epoch.
             fit_loop.epoch_loop.batch_progress.increment_completed()
@@ -196,9 +248,10 @@ class Place:
                 combined._load_state_dicts(self._loaders)
             for loader in loaders:
                 is_kept = getattr(loader, "persistent_workers", False)
-                if self._is_at_last_batch and (self._loaders or is_kept):
-                    # It is at its end now. What iterates over it next begins an epoch.
-                    iter(loader)
+                if self._is_at_last_batch and (is_kept or (self._loaders and self._has_begun)):
+                    # It is at its end now. What iterates over it next begins an epoch. Samplers
+                    # that are generators take their place when they are asked for something.
+                    next(iter(loader), None)
                 # Lightning tells samplers after they were asked for the first batches.
                 _set_sampler_epoch(loader, fit_loop.epoch_progress.current.processed)
 

@@ -6,6 +6,7 @@ PyTorch's Distributed Checkpoint and the rest, after that, as a pickle beside it
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
@@ -19,8 +20,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import penstock
-from penstock.errors import StateMismatchError
-from penstock.integrations.lightning import directories, raw
+from penstock.errors import PenstockWarning, StateMismatchError
+from penstock.integrations.lightning import directories, place, raw
 from penstock.integrations.lightning.checkpoint_io import PenstockIO
 from penstock.loading.foreign import is_checkpoint
 from penstock.loading.target import NEW
@@ -84,6 +85,17 @@ class ShardedCheckpoints(ParallelStrategy):
         """Saves with all ranks; see `PenstockIO.save_checkpoint`."""
         if storage_options is not None:
             raise TypeError("storage_options are none of PenstockIO's")
+        module = self.lightning_module
+        if module is not None and place.ends_alone(module.trainer):
+            # Those that are still training would never come, and this one would hang.
+            warnings.warn(
+                f"{filepath} is not saved: it takes all ranks, and this one ends with an exception",
+                PenstockWarning,
+                stacklevel=1,
+            )
+            return
+        # Else a name that is about to be changed would be looked at.
+        self._io().wait()
         # One rank looks: the others could see what that one has begun.
         path = self.broadcast(directories.absolute(filepath))
         where = self.broadcast(directories.place_for(path))
