@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import threading
 import time
 import warnings
 from collections import Counter
@@ -40,6 +41,7 @@ from penstock.integrations.transformers import (
     newest_checkpoint,
 )
 from penstock.integrations.transformers import run as runs
+from test_example_programs import Program, said
 
 KILLS = int(os.environ.get("PENSTOCK_TORTURE_TRANSFORMERS_KILLS", 3))
 SEED = os.environ.get("PENSTOCK_TORTURE_SEED", "4711")
@@ -643,6 +645,32 @@ def test_a_run_that_a_signal_ends_goes_on_as_if_it_had_not(tmp_path, straight, m
     assert_equal(found, wanted)
 
 
+def test_a_signal_saves_what_could_not_be_saved_before_it(tmp_path, need_root):
+    with mounted("tmpfs", tmp_path / "disk", 16 << 20) as disk:
+        way = WAYS["async"] | {"on_error": "warn"}
+        trainer = begun(disk, enable_jit_checkpoint=True, width=192, way=way)
+        (jit,) = [one for one in trainer.callback_handler.callbacks if "JIT" in type(one).__name__]
+
+        class Ask(TrainerCallback):
+            def on_step_end(self, args, state, control, **rest):
+                if state.global_step == 7:
+                    (disk / "filler").write_bytes(bytes(8 << 20))
+
+            def on_step_begin(self, args, state, control, **rest):
+                if state.global_step == 8:
+                    for thread in threading.enumerate():
+                        if thread.name == "penstock-save":
+                            thread.join()
+                    assert steps_in(disk) == [4]
+                    (disk / "filler").unlink()
+                    jit.jit_manager._enable_checkpoint()
+
+        trainer.callback_handler.callbacks.insert(0, Ask())
+        with pytest.warns(penstock.PenstockWarning, match="training goes on without"):
+            trainer.train()
+        assert steps_in(disk) == [4, 8]
+
+
 def test_what_a_derived_class_adds_to_a_checkpoint_is_carried(tmp_path):
     class Carded(Trainer):
         """As those of TRL do."""
@@ -787,6 +815,27 @@ class Life:
         lines = [*self.lines, *out.splitlines()]
         assert self._process.returncode == 0, errors[-3000:]
         return lines[-1]
+
+
+def test_ranks_save_one_checkpoint_and_go_on_with_the_same_bits(tmp_path):
+    def digest(directory):
+        program = Program(
+            "transformers_trainer.py", tmp_path / directory, 8, 2, popen=forks.TrainerPopen
+        )
+        return said(program.wait(), "digest"), program.lines
+
+    wanted, _ = digest("straight")
+    shutil.copytree(tmp_path / "straight/checkpoint-4", tmp_path / "run/checkpoint-4")
+    found, lines = digest("run")
+    assert lines[0] == "resumed from step 4"
+    assert found == wanted
+    path = tmp_path / "run/checkpoint-8"
+    assert penstock.inspect(path).world_size == 2
+    # Tied weights and all: what one process has made reads what two have saved.
+    model = GPT2LMHeadModel.from_pretrained(path)
+    assert model.lm_head.weight is model.transformer.wte.weight
+    stored = penstock.load(path)["model"]
+    assert_equal({name: stored[name] for name in model.state_dict()}, dict(model.state_dict()))
 
 
 @pytest.mark.timeout(300 + 10 * KILLS)

@@ -81,9 +81,10 @@ class PenstockTrainerMixin(_Base):
         path = os.path.join(directory, f"checkpoint-{step}")
         saves = self._penstock
         is_stopping = os.path.exists(os.path.join(path, run.SENTINEL))
-        if is_stopping and saves.covers(path):
+        if is_stopping:
             saves.wait()
-            return
+            if saves.covers(path):
+                return
         if self.state.best_global_step:
             # Whether the best one is there is known when the save under way has ended.
             saves.wait()

@@ -92,7 +92,10 @@ class Saves:
                 self.staging = None
 
     def covers(self, path: str) -> bool:
-        """Whether a checkpoint is the last that was saved, or the one that was resumed from."""
+        """Whether a checkpoint is the last that was saved, or the one that was resumed from.
+
+        Its save may be under way.
+        """
         return self._last is not None and os.path.abspath(path) == os.path.abspath(self._last)
 
     def best_of(self, path: str | None) -> str | None:
@@ -180,6 +183,7 @@ class Saves:
 
     def _told(self, error: PenstockError) -> None:
         """Raises an error of the storage, or warns of it."""
+        self._last = None
         if self._settings.on_error == "raise":
             raise error
         warnings.warn(
