@@ -2,9 +2,9 @@
 
     python -m benches.frameworks.accelerate --rounds 7
 
-A model and AdamW of 0.8 GB on the CPU. In each round every way saves once, in turn: its own, in the
-background, and lazily. The stall is the call, and what the step behind it takes longer than the
-median of steps without a save.
+A model and AdamW of 0.8 GB on the CPU. In each round every way saves once, in turn: its own,
+waiting for it all, in the background, and lazily. The stall is the call, and what the step behind
+it takes longer than the median of steps without a save.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ WIDTH = 4096
 LAYERS = 4
 WAYS: dict[str, dict[str, Any] | None] = {
     "accelerate": None,
+    "waiting": {},
     "background": {"background": True},
     "lazy": {"background": True, "lazy": True},
 }
