@@ -16,7 +16,7 @@ import deepspeed.runtime.engine as runtime
 from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateError
 from penstock.integrations.deepspeed import tags
 from penstock.integrations.deepspeed.engine import PenstockCheckpointEngine
-from penstock.integrations.deepspeed.zero_3 import weights_by
+from penstock.integrations.deepspeed.zero_3 import read_stubs, weights_by
 
 _MARK = "_penstock"
 """What a wrapped method has. Those that others wrap around it take it over."""
@@ -38,6 +38,7 @@ def take_over() -> None:
     ):
         setattr(cls, name, wrapped)
     setattr(cls.save_checkpoint, _MARK, True)
+    read_stubs()
 
 
 def _of(engine: Any) -> PenstockCheckpointEngine | None:

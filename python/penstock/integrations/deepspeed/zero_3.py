@@ -1,7 +1,7 @@
-"""`weights_by`: DeepSpeed puts the weights of ZeRO 3 together from files of our tags as well.
+"""DeepSpeed puts weights in full precision together from the files of a tag: of ours as well.
 
-Asked for a model without its optimizer, its engine of stage 3 calls a function that opens files by
-`torch.load`, and takes the latest tag for whichever was asked for.
+The functions of `deepspeed.utils.zero_to_fp32` open files by `torch.load`. Its engine of ZeRO 3
+calls them for a model without its optimizer, and takes the latest tag for whichever was asked for.
 """
 
 from __future__ import annotations
@@ -14,36 +14,45 @@ import deepspeed.runtime.engine as runtime
 import torch
 from deepspeed.utils import zero_to_fp32
 
+from penstock.integrations.deepspeed import tags
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-class _Torch:
-    """PyTorch, but for who loads."""
-
-    def __init__(self, load: Callable[..., Any]) -> None:
-        self._load = load
-
-    def load(self, path: str, *, map_location: Any = None, **_: Any) -> Any:
-        return self._load(path, map_location)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
+def read_stubs() -> None:
+    """Has these functions read tags of ours that hold nothing pickled, in this process."""
+    zero_to_fp32.torch = _Torch(lambda path, device: tags.read_file(path, device=device))
 
 
 @contextmanager
-def weights_by(load: Callable[..., Any], tag: Any) -> Iterator[None]:
-    """Has these files opened by another function in the block, and those of the right tag.
+def weights_by(load: Callable[[str, Any], Any], tag: Any) -> Iterator[None]:
+    """Has them read by an engine in the block, and the right tag.
 
     Args:
-        load: Is given a path and where tensors go.
+        load: Is given a stub and where tensors go.
         tag: Which one; None for the latest.
     """
-    gather = runtime.get_fp32_state_dict_from_zero_checkpoint
+    gather, before = runtime.get_fp32_state_dict_from_zero_checkpoint, zero_to_fp32.torch
     runtime.get_fp32_state_dict_from_zero_checkpoint = functools.partial(gather, tag=tag)
     zero_to_fp32.torch = _Torch(load)
     try:
         yield
     finally:
-        zero_to_fp32.torch = torch
+        zero_to_fp32.torch = before
         runtime.get_fp32_state_dict_from_zero_checkpoint = gather
+
+
+class _Torch:
+    """PyTorch, but for who loads stubs."""
+
+    def __init__(self, load: Callable[[str, Any], Any]) -> None:
+        self._load = load
+
+    def load(self, path: str, **how: Any) -> Any:
+        if tags.is_stub(path):
+            return self._load(path, how.get("map_location"))
+        return torch.load(path, **how)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
