@@ -302,6 +302,8 @@ def full(directory, how):
     dist.barrier()
     save()
     engine.destroy()
+    # The first rank moves it, once the save of all is durable.
+    dist.barrier()
     with open(os.path.join(directory, "latest")) as file:
         assert file.read() == "second"
 

@@ -26,7 +26,8 @@ from penstock.loading.foreign import is_checkpoint
 if TYPE_CHECKING:
     from penstock.saving.pending import PendingSave
 
-_NAME = re.compile(r"step-(0|[1-9]\d*)")
+_STEP = "step"
+_NAME = re.compile(rf"{_STEP}-(0|[1-9]\d*)")
 """What directories of torchtitan's own manager are called; those of a store are ``step-0000…``."""
 
 
@@ -218,12 +219,8 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
         """
         folder = folder or self.folder
         names = os.listdir(folder) if os.path.isdir(folder) else []
-        found = [name for name in names if _NAME.fullmatch(name)]
-        steps = [
-            int(name.removeprefix("step-"))
-            for name in found
-            if _is_saved(os.path.join(folder, name))
-        ]
+        found = [one for name in names if (one := _NAME.fullmatch(name)) is not None]
+        steps = [int(one[1]) for one in found if _is_saved(os.path.join(folder, one[0]))]
         return max(steps, default=-1)
 
     def _not_excluded(self) -> dict[str, Any]:

@@ -111,16 +111,18 @@ def _stored(path: Path, name: str, entry: Any, begin: int) -> Stored:
         first, last = entry["data_offsets"]
         shape = tuple(entry["shape"])
         kind = str(entry["dtype"])
-        is_plain = all(type(one) is int and 0 <= one < 1 << 63 for one in (first, last, *shape))
+        is_plain = all(type(one) is int and one >= 0 for one in (first, last, *shape))
     except (TypeError, KeyError, ValueError):
         is_plain = False
     if not is_plain:
         raise _broken(path, f"its header does not say where {name!r} lies", name)
     dtype = getattr(torch, DTYPES.get(kind, ""), None)
     if dtype is None:
-        remedy = "a newer PyTorch or Penstock may know it"
-        raise _broken(path, f"{name!r} is of the type {kind}", name, remedy)
+        why = f"{name!r} is of the type {kind}, which is not known here"
+        raise _broken(path, why, name, "get the file again, or a newer PyTorch or Penstock")
     one = Stored(os.fspath(path), begin + first, shape, dtype)
+    if one.nbytes == 0 and max(shape, default=0) >= 1 << 63:
+        raise _broken(path, f"{name!r} has the shape {list(shape)}", name)
     if one.nbytes != last - first:
         held = last - first
         raise _broken(path, f"{name!r} has {held} bytes, its shape takes {one.nbytes}", name)
