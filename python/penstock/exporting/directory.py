@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from penstock.errors import CheckpointExistsError, PenstockError, StorageError
+from penstock.saving import durable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,11 +37,11 @@ def appearing(path: str) -> Iterator[str]:
         yield filling
         with _told(path):
             for entry in os.scandir(filling):
-                _sync(entry.path)
-            _sync(filling)
+                durable.sync(entry.path)
+            durable.sync(filling)
             _check_free(path)
             os.rename(filling, path)
-            _sync(parent)
+            durable.sync(parent)
     except BaseException:
         shutil.rmtree(filling, ignore_errors=True)
         raise
@@ -76,27 +77,9 @@ def replace(directory: str, name: str, content: bytes) -> None:
         StorageError: The operating system failed an operation.
     """
     path = os.path.join(directory, name)
-    new = f"{path}.{uuid4().hex}.tmp"
-    try:
-        with _told(path):
-            with open(new, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.rename(new, path)
-            _sync(directory)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.remove(new)
-        raise
-
-
-def _sync(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    # Others may export here at the same time.
+    with _told(path):
+        durable.replace(path, content, beside=f"{path}.{uuid4().hex}.tmp")
 
 
 @contextlib.contextmanager

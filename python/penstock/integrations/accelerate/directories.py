@@ -17,6 +17,7 @@ from penstock.errors import (
 )
 from penstock.loading.foreign import is_checkpoint
 from penstock.loading.opened import MANIFEST, is_of_rank
+from penstock.saving import durable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,11 +147,7 @@ def retire(path: str, limit: int, accelerator: Any) -> None:
 def sync_further(path: str) -> None:
     """Makes durable what hooks of the user have written into a directory."""
     for file in _further(path):
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        durable.sync(file)
 
 
 def _is_complete(path: str, accelerator: Any) -> bool:

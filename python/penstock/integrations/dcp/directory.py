@@ -28,6 +28,7 @@ from penstock.loading.dcp_files import (
 )
 from penstock.loading.foreign import is_checkpoint
 from penstock.loading.opened import OpenCheckpoint
+from penstock.saving import durable
 
 REPLACED = "replaced"
 """The member of the note of `layout` that has the digest of the `.metadata` that was replaced."""
@@ -77,11 +78,11 @@ def mark(path: str) -> None:
     try:
         target = os.path.join(path, METADATA)
         if dcp_digest(path) is not None or not os.path.exists(target):
-            _write(f"{target}.tmp", target)
+            durable.replace(target, MARK)
         names = _names(path)
         for name in (*metadata_of_ranks(names), *data_files(names)):
             os.unlink(os.path.join(path, name))
-        _sync(path)
+        durable.sync(path)
     except OSError as error:
         raise _failed(error, path) from error
 
@@ -101,22 +102,6 @@ def _names(path: str) -> list[str]:
         return os.listdir(path)
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _write(temporary: str, target: str) -> None:
-    with open(temporary, "wb") as file:
-        file.write(MARK)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, target)
-
-
-def _sync(path: str) -> None:
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _failed(error: OSError, path: str) -> StorageError:

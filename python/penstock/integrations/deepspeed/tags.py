@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from penstock.errors import (
 from penstock.integrations import raw
 from penstock.integrations.deepspeed import values
 from penstock.loading.foreign import is_checkpoint
+from penstock.saving import durable
 
 if TYPE_CHECKING:
     from penstock.options import Options
@@ -56,23 +56,9 @@ def write(path: str, content: bytes) -> None:
     Raises:
         StorageError: The operating system failed it.
     """
-    above = os.path.dirname(path)
-    # One process writes each file: what a kill leaves is written over by the next one.
-    beside = f"{path}.tmp"
     try:
-        with open(beside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-        descriptor = os.open(above, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        durable.replace(path, content)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(beside)
         raise _unwritten(path, error) from error
 
 

@@ -14,6 +14,7 @@ import uuid
 from pathlib import Path
 
 from penstock.loading.foreign import describe
+from penstock.saving import durable
 from penstock.saving.attempt import decode_path
 
 SUFFIX = ".ckpt"
@@ -48,7 +49,7 @@ def rename_onto(saved: str, path: str) -> None:
     # The checkpoint at `saved` counts as one while the name is nobody's.
     os.rename(path, aside)
     os.rename(saved, path)
-    sync(os.path.dirname(path))
+    durable.sync(os.path.dirname(path))
     _delete(aside)
 
 
@@ -73,7 +74,7 @@ def remove(path: str, instead: str | None) -> None:
     # What a kill leaves has a name that is no checkpoint's.
     aside = _aside(path)
     os.rename(path, aside)
-    sync(above)
+    durable.sync(above)
     _delete(aside)
     for left in Path(above).glob(f".*{_REMOVED}"):
         _delete(str(left))
@@ -98,16 +99,7 @@ def link(target: str, path: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(fresh)
         raise
-    sync(above)
-
-
-def sync(directory: str) -> None:
-    """Makes the names in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    durable.sync(above)
 
 
 def _aside(path: str) -> str:

@@ -17,6 +17,7 @@ import penstock
 from penstock.errors import IncompleteCheckpointError, PenstockError, PenstockWarning
 from penstock.loading.foreign import is_checkpoint
 from penstock.loading.opened import MANIFEST, is_of_rank
+from penstock.saving import durable
 
 STATE = "trainer_state.json"
 SENTINEL = "checkpoint-is-incomplete.txt"
@@ -184,11 +185,7 @@ def remove(path: str) -> None:
             return
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(path, MANIFEST))
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            durable.sync(path)
         shutil.rmtree(path)
     except OSError as error:
         warnings.warn(f"{path} is not deleted: {error}", PenstockWarning, stacklevel=2)

@@ -15,6 +15,7 @@ import penstock
 from penstock.errors import PenstockError, PenstockWarning, RankError, StorageError
 from penstock.integrations.transformers.run import lacking, rotate
 from penstock.loading.foreign import is_checkpoint
+from penstock.saving import durable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -235,7 +236,9 @@ class _Placing(penstock.Training):
         for name, content in self._files:
             where = os.path.join(self._path, name)
             try:
-                _write(where, content)
+                os.makedirs(os.path.dirname(where), exist_ok=True)
+                durable.replace(where, content)
+                durable.sync(os.path.dirname(os.path.dirname(where)))
             except OSError as error:
                 raise StorageError(
                     f"cannot write {where}: {error.strerror}; free space, or save elsewhere",
@@ -243,26 +246,3 @@ class _Placing(penstock.Training):
                     errno=error.errno,
                 ) from error
         return super().state_dict()
-
-
-def _write(path: str, content: bytes) -> None:
-    """Writes a file as a whole or not at all, and makes it durable."""
-    directory = os.path.dirname(path)
-    os.makedirs(directory, exist_ok=True)
-    partial = f"{path}.partial"
-    try:
-        with open(partial, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
-        raise
-    for one in (directory, os.path.dirname(directory)):
-        descriptor = os.open(one, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
