@@ -80,7 +80,7 @@ demo: $(VENV)/.demo $(NATIVE) ## Train, kill a save in the middle, resume bit fo
 	$(VENV)/bin/penstock demo
 
 .PHONY: test
-test: test-rust test-python ## Run every test.
+test: test-rust test-python ## Run all tests but the slow ones: on two cores in about 12 minutes.
 
 # Without io_uring the engines are tested again, and that rows and the store work on what is left;
 # what these promise beyond that does not depend on who moves the bytes. For few tests all packages are
@@ -93,8 +93,14 @@ test-rust: toolchain ## Run the Rust tests, with and without io_uring.
 	cargo test --locked $(RUST_PACKAGES) --no-default-features --test load -- round_trip:: damage::
 
 .PHONY: test-python
-test-python: $(VENV)/.develop $(NATIVE) ## Run the Python tests against a release build.
-	$(VENV)/bin/python -m pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)
+test-python: $(VENV)/.develop $(NATIVE) ## Run the Python tests against a release build, but for the slow ones.
+	$(VENV)/bin/python -m pytest -m 'not slow' $(PYTEST_WORKERS) $(PYTEST_ARGS)
+
+# Trainings in frameworks that are killed and resumed, several ranks of them, whole benchmarks, pages of
+# the documentation that do such things. Of each framework `make test` has what takes seconds.
+.PHONY: test-slow
+test-slow: $(VENV)/.develop $(NATIVE) ## Run the slow tests: frameworks, their ranks and kills, whole benchmarks.
+	$(VENV)/bin/python -m pytest -m slow $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
 # The promises that changes break most often: what comes back, what is found out, what a power cut
 # leaves, what is kept, what a lazy save and ranks do. In Python they have the mark `quick`. The packages

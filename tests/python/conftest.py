@@ -34,6 +34,11 @@ for _name in [name for name in os.environ if re.match("PENSTOCK_(?!TORTURE_)", n
     del os.environ[_name]
 
 
+def slow(*values: Any) -> list[Any]:
+    """Values of a parameter with which a test is a slow one."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
 def supports_direct(directory: Path) -> bool:
     """Whether a real O_DIRECT write works in a directory."""
     path = directory / "probe"

@@ -112,6 +112,7 @@ def answer(argument):
     return {"argument": argument}
 
 
+@pytest.mark.slow
 def test_a_process_gives_back_what_it_found_or_why_not(tmp_path, monkeypatch):
     # The ranks of other tests are forked from the same server.
     monkeypatch.setattr(process, "_preloaded", IMPORTS)

@@ -104,6 +104,7 @@ def rates_times(path, factor):
     path.write_text(json.dumps(results))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runner", [GitLab, GitHub])
 def test_a_job_keeps_the_first_run_and_fails_when_a_later_one_is_slower(
     tmp_path, disk_path, runner
@@ -128,6 +129,7 @@ def test_a_job_keeps_the_first_run_and_fails_when_a_later_one_is_slower(
     assert list(storage.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_fifth_less_is_slower_and_neither_the_same_nor_more_is(tmp_path, disk_path):
     place, storage = tmp_path / "runner", disk_path / "storage"
     place.mkdir()

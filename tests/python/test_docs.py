@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import forks
-from conftest import REPOSITORY, tell
+from conftest import REPOSITORY, slow, tell
 from docs.charts.drawing import drawn
 from docs.charts.figures import charts, figures
 from pages import anchors, blocks, links, named, pages
@@ -28,6 +28,17 @@ WITH_CODE += [
     for page in PAGES
     if page not in WITH_CODE and any(block.language in SHELLS for block in blocks(page))
 ]
+# Those whose programs import frameworks or start ranks, again and again.
+SLOW_NAMES = {
+    "docs/coming-from/dcp.md",
+    "docs/cookbook.md",
+    "docs/huggingface.md",
+    "docs/tutorials/many-ranks.md",
+    "docs/tutorials/resume.md",
+    "docs/tutorials/serving.md",
+}
+SLOW = [page for page in WITH_CODE if named(page) in SLOW_NAMES]
+QUICK = [page for page in WITH_CODE if page not in SLOW]
 
 
 @pytest.fixture
@@ -47,7 +58,7 @@ def left_as_it_was():
     os.environ.update(environment)
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=named)
+@pytest.mark.parametrize("page", QUICK + slow(*SLOW), ids=named)
 @pytest.mark.timeout(600)  # programs of a page begin with importing PyTorch, each time
 @pytest.mark.usefixtures("left_as_it_was")
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):

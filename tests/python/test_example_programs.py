@@ -228,12 +228,14 @@ def test_fsdp2_goes_on_with_2_ranks_from_what_4_saved(tmp_path):
     assert any(line.startswith("step 8:") for line in resumed)
 
 
+@pytest.mark.slow
 def test_dcp_resumes_bit_for_bit_after_all_ranks_are_killed(tmp_path):
     pytest.importorskip("penstock.integrations.dcp")
     straight, resumed = killed_and_resumed("dcp_async_save.py", tmp_path, ranks=2)
     assert resumed == straight
 
 
+@pytest.mark.slow
 def test_jax_resumes_bit_for_bit_after_kills_at_random_moments(tmp_path):
     kills = int(os.environ.get("PENSTOCK_TORTURE_JAX_KILLS", "2"))
     seed = int(os.environ.get("PENSTOCK_TORTURE_SEED", SEED))
@@ -241,6 +243,7 @@ def test_jax_resumes_bit_for_bit_after_kills_at_random_moments(tmp_path):
     assert killed_often("jax_training.py", tmp_path, kills, random.Random(seed), forks.JaxPopen)
 
 
+@pytest.mark.slow
 def test_ray_resumes_bit_for_bit_after_kills_at_random_moments(tmp_path):
     """In local mode, where a kill takes all there is."""
     kills = int(os.environ.get("PENSTOCK_TORTURE_RAY_KILLS", "1"))
@@ -249,12 +252,14 @@ def test_ray_resumes_bit_for_bit_after_kills_at_random_moments(tmp_path):
     assert killed_often("ray_training.py", tmp_path, kills, random.Random(seed), forks.RayPopen)
 
 
+@pytest.mark.slow
 def test_dcp_that_names_no_writer_resumes_bit_for_bit_after_all_ranks_are_killed(tmp_path):
     straight, resumed = killed_and_resumed("dcp_install.py", tmp_path, ranks=2)
     assert resumed == straight
     assert penstock.verify(tmp_path / "killed" / "step-0000000036").ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_the_trainer_resumes_bit_for_bit_after_a_kill(tmp_path, ranks):
     straight, resumed = killed_and_resumed(
@@ -263,6 +268,7 @@ def test_the_trainer_resumes_bit_for_bit_after_a_kill(tmp_path, ranks):
     assert resumed == straight
 
 
+@pytest.mark.slow
 def test_torchtitan_resumes_bit_for_bit_after_all_ranks_are_killed(tmp_path):
     straight, resumed = killed_and_resumed(
         "torchtitan_training.py", tmp_path, steps=24, ranks=2, popen=forks.TitanPopen
@@ -270,6 +276,7 @@ def test_torchtitan_resumes_bit_for_bit_after_all_ranks_are_killed(tmp_path):
     assert resumed == straight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "further"), [(None, ()), (2, ()), (2, ("--shard",))])
 def test_lightning_resumes_bit_for_bit_in_the_middle_of_an_epoch(
     tmp_path, monkeypatch, ranks, further
@@ -282,6 +289,7 @@ def test_lightning_resumes_bit_for_bit_in_the_middle_of_an_epoch(
     assert resumed == straight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_accelerate_resumes_bit_for_bit_after_a_kill(tmp_path, ranks):
     straight, resumed = killed_and_resumed(
@@ -290,6 +298,7 @@ def test_accelerate_resumes_bit_for_bit_after_a_kill(tmp_path, ranks):
     assert resumed == straight
 
 
+@pytest.mark.slow
 def test_deepspeed_resumes_bit_for_bit_after_all_ranks_are_killed(tmp_path):
     straight, resumed = killed_and_resumed(
         "deepspeed_training.py", tmp_path, 30, 2, popen=forks.DeepSpeedPopen
@@ -297,6 +306,7 @@ def test_deepspeed_resumes_bit_for_bit_after_all_ranks_are_killed(tmp_path):
     assert resumed == straight
 
 
+@pytest.mark.slow
 def test_a_run_that_is_preempted_goes_on_as_if_it_had_not_been(tmp_path):
     straight = Program("resume.py", tmp_path / "straight", 2_000, every=500).wait()
     program = Program("resume.py", tmp_path / "preempted", 2_000, every=500)
@@ -311,6 +321,7 @@ def test_a_run_that_is_preempted_goes_on_as_if_it_had_not_been(tmp_path):
     assert said(resumed, "digest") == said(straight, "digest")
 
 
+@pytest.mark.slow
 def test_ranks_that_torchrun_is_told_to_end_save_first(tmp_path):
     further = (100_000, "--shard")
     program = Program("resume.py", tmp_path, 100_000, 2, *further, launcher=by_torchrun(2))
@@ -327,6 +338,7 @@ def test_ranks_that_torchrun_is_told_to_end_save_first(tmp_path):
     assert any(line.startswith("digest") for line in resumed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("further", [(), ("--ordered", "--workers", "2")])
 def test_a_graph_network_that_is_killed_has_the_losses_that_it_would_have_had(tmp_path, further):
     """Whenever it is killed: its sampling, its order and dropout go on where they were."""

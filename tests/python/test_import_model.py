@@ -130,6 +130,7 @@ def run(*arguments):
     return subprocess.run(line, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_commands_say_what_they_did(tmp_path):
     directory_of(tmp_path / "hf")
     done = run("import", tmp_path / "hf", tmp_path / "c", "--json")

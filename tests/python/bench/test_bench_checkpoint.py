@@ -88,6 +88,7 @@ def plan(directory, writers, **changes):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_every_writer_saves_and_loads_on_two_ranks_and_proves_its_path(
     disk_path, capsys, monkeypatch
@@ -194,6 +195,7 @@ def test_fastpersist_fills_its_buffers_in_turn(disk_path, monkeypatch):
     load(Team(), writer, directory, held, verifies=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("strace"), reason="counts system calls with strace")
 def test_syncs_are_counted_as_they_are_made(disk_path):
     script = """
@@ -228,6 +230,7 @@ def test_syncs_are_counted_as_they_are_made(disk_path):
     assert len(re.findall(r"f(?:data)?sync\(", log.read_text())) == int(done.stdout)
 
 
+@pytest.mark.slow
 def test_without_fsync_nothing_is_added(disk_path):
     told = []
     Rank(
@@ -271,6 +274,7 @@ def test_a_writer_that_fails_is_told_and_not_tried_again(disk_path, monkeypatch)
     assert [path for path in work.rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.slow
 def test_passes_fill_a_quota_each_time(disk_path):
     told = []
     nbytes = rank_state(TINY, 0).nbytes
@@ -349,6 +353,7 @@ def started(directory, *more, **options):
     return child, ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_when_it_is_ended_no_file_and_no_process_is_left_and_results_are_written(disk_path, ending):
     place, written = disk_path / "place", disk_path / "results.json"
@@ -361,6 +366,7 @@ def test_when_it_is_ended_no_file_and_no_process_is_left_and_results_are_written
     assert len(Results.read(written).measurements) >= 2
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_all(disk_path):
     child, ranks = started(disk_path, stderr=subprocess.PIPE, text=True)
     ranks[1].kill()
@@ -466,6 +472,7 @@ def fail_on_one_rank(port):
     return shared
 
 
+@pytest.mark.slow
 def test_a_writer_that_fails_on_one_rank_holds_nobody_up_and_harms_no_other():
     job = Job(2)
     try:
@@ -482,6 +489,7 @@ def by_torchrun(*arguments):
     return forks.run([*launcher, *COMMAND, *arguments], env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
+@pytest.mark.slow
 def test_of_launched_ranks_one_refuses_and_all_end(disk_path):
     done = by_torchrun(disk_path, "--model", "1t", "--zero", "0", "--scale", "1")
     assert done.returncode
@@ -489,6 +497,7 @@ def test_of_launched_ranks_one_refuses_and_all_end(disk_path):
     assert list(disk_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_torchrun_starts_the_ranks(disk_path):
     place = disk_path / "place"
     place.mkdir()
@@ -553,6 +562,7 @@ def test_ranks_that_take_part_are_from_all_over_the_layout():
         scaling.taking_part(copied, 3)
 
 
+@pytest.mark.slow
 def test_runs_of_checkpoints_are_compared_by_case_and_way(disk_path):
     told = []
     work = plan(disk_path / "work", ["penstock-async", "torch.save"], rounds=5)

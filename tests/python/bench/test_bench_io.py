@@ -241,6 +241,7 @@ def test_fio_does_the_same(disk_path):
     assert list(disk_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_who_moves_whole_tensors_moves_as_many_bytes(disk_path):
     """DeepSpeed's op is compiled at its first use: measured here by ours in its place."""
     arguments = ["--pattern", "write,read,random_read", "--size", "16M", "--rounds", 1]

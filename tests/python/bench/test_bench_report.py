@@ -354,6 +354,7 @@ def penstock(*arguments, program=("-m", "penstock")):
     )
 
 
+@pytest.mark.slow
 def test_the_page_of_a_run_is_that_of_its_file(tmp_path):
     directory, output, report, again = (tmp_path / name for name in ("d", "a.json", "a.html", "b"))
     directory.mkdir()
@@ -382,6 +383,7 @@ def test_without_its_libraries_nothing_is_measured(tmp_path, library):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_page_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path):
     output = tmp_path / "a.json"
     for path in (tmp_path / "nowhere" / "page.html", tmp_path):
@@ -395,6 +397,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_is_measured(tm
     assert page.read_text() == "what was there"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH: apt-get install chromium")
 def test_chromium_shows_it_light_and_dark(results, tmp_path):
     from matplotlib import image

@@ -227,6 +227,7 @@ def test_where_memory_cannot_be_limited_that_is_said(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("can_limit")
 def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Importing transformers takes each process ten seconds.

@@ -301,6 +301,7 @@ def test_the_command_tells_what_it_found_in_eighty_columns(disk_path, tmp_path):
     assert ("or PENSTOCK_OPTIONS" in said) != ("says so and sets nothing" in said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_better", [True, False])
 def test_the_verdict_is_told_with_both_and_what_it_means(
     disk_path, tmp_path, told_seconds, monkeypatch, capsys, is_better

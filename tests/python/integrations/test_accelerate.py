@@ -25,7 +25,7 @@ from torch import nn
 
 import forks
 import penstock
-from conftest import mounted
+from conftest import mounted, slow
 from penstock.integrations.accelerate import enable
 from penstock.integrations.first_rank import from_first
 
@@ -130,8 +130,10 @@ def damaged(path):
 
 
 # 3 in the middle of an epoch, 5 at its end, in the body of its last batch.
-@pytest.mark.parametrize("stop", [3, 5, 7])
-@pytest.mark.parametrize("how", [{}, {"background": True}, {"background": True, "lazy": True}])
+@pytest.mark.parametrize("stop", [3, *slow(5, 7)])
+@pytest.mark.parametrize(
+    "how", [{}, *slow({"background": True}, {"background": True, "lazy": True})]
+)
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, stop, how):
     straight = Run(tmp_path / "straight")
     wanted = straight.train(12, every=stop)
@@ -147,6 +149,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, stop, how):
     assert resumed.scheduler.state_dict() == straight.scheduler.state_dict()
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_one_checkpoint_with_the_names_of_accelerate(tmp_path):
     run = Run()
     run.train(3)
@@ -172,6 +175,7 @@ def test_what_is_saved_is_one_checkpoint_with_the_names_of_accelerate(tmp_path):
     assert penstock.load(path)["custom_checkpoint_0"] == {"step": 4}
 
 
+@pytest.mark.slow
 def test_a_loader_that_does_not_know_its_place_begins_the_right_epoch(tmp_path):
     straight = Run(loader=(False, True))
     wanted = straight.train(15)
@@ -181,6 +185,7 @@ def test_a_loader_that_does_not_know_its_place_begins_the_right_epoch(tmp_path):
     assert resumed.train(15) == wanted[5:]
 
 
+@pytest.mark.slow
 def test_an_order_that_cannot_come_back_is_told_once(tmp_path):
     run = Run(tmp_path, loader=(True, False))
     with pytest.warns(penstock.PenstockWarning, match="use_seedable_sampler") as told:
@@ -198,6 +203,7 @@ def test_gradients_that_would_be_lost_are_told(tmp_path):
         run.train(1, every=1)
 
 
+@pytest.mark.slow
 def test_a_missing_part_is_an_error_and_nothing_is_changed(tmp_path):
     run = Run()
     run.train(2)
@@ -218,6 +224,7 @@ def test_a_missing_part_is_an_error_and_nothing_is_changed(tmp_path):
         other.accelerator.load_state(path, strict=False)
 
 
+@pytest.mark.slow
 def test_a_module_that_is_registered_is_compared_before_anything_changes(tmp_path):
     def averaged(width):
         run = Run()
@@ -238,6 +245,7 @@ def test_a_module_that_is_registered_is_compared_before_anything_changes(tmp_pat
     assert not other.model[0].weight.any()
 
 
+@pytest.mark.slow
 def test_an_object_without_a_state_is_an_error_when_it_is_saved(tmp_path):
     run = Run()
     run.progress.state = None
@@ -245,6 +253,7 @@ def test_an_object_without_a_state_is_an_error_when_it_is_saved(tmp_path):
         run.accelerator.save_state(tmp_path / "state")
 
 
+@pytest.mark.slow
 def test_random_states_that_are_missing_are_an_error(tmp_path):
     run = Run()
     path = run.accelerator.save_state(tmp_path / "state")
@@ -256,6 +265,7 @@ def test_random_states_that_are_missing_are_an_error(tmp_path):
         run.accelerator.load_state(path)
 
 
+@pytest.mark.slow
 def test_the_limit_deletes_only_what_is_older_than_the_newest(tmp_path):
     run = Run(tmp_path, limit=2)
     run.train(5, every=1)
@@ -269,6 +279,7 @@ def test_the_limit_deletes_only_what_is_older_than_the_newest(tmp_path):
     assert checkpoints(tmp_path) == ["best", "checkpoint_5", "checkpoint_6"]
 
 
+@pytest.mark.slow
 def test_of_a_link_only_the_link_is_deleted(tmp_path):
     run = Run(tmp_path / "run", limit=1)
     run.train(1, every=1)
@@ -280,6 +291,7 @@ def test_of_a_link_only_the_link_is_deleted(tmp_path):
     assert penstock.verify(archive).ok
 
 
+@pytest.mark.slow
 def test_a_save_that_fails_deletes_nothing_and_training_goes_on(tmp_path, monkeypatch):
     run = Run(tmp_path, limit=1)
     run.train(1, every=1)
@@ -299,6 +311,7 @@ def test_a_save_that_fails_deletes_nothing_and_training_goes_on(tmp_path, monkey
         assert checkpoints(small) == ["checkpoint_1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["save_state", "load_state", "end_training"])
 def test_an_error_in_the_background_comes_from_the_next_call(tmp_path, method):
     with mounted("tmpfs", tmp_path / "small", 1 << 20) as small:
@@ -317,6 +330,7 @@ def test_an_error_in_the_background_comes_from_the_next_call(tmp_path, method):
         assert resumed.step == 1
 
 
+@pytest.mark.slow
 def test_the_newest_is_the_highest_number_that_is_complete(tmp_path):
     run = Run(tmp_path)
     run.train(11, every=1)
@@ -334,6 +348,7 @@ def test_the_newest_is_the_highest_number_that_is_complete(tmp_path):
         Run(tmp_path).accelerator.save_state()
 
 
+@pytest.mark.slow
 def test_a_run_begins_anew_only_where_nothing_was_saved(tmp_path):
     run = Run(tmp_path)
     with pytest.raises(penstock.CheckpointNotFoundError):
@@ -344,6 +359,7 @@ def test_a_run_begins_anew_only_where_nothing_was_saved(tmp_path):
         run.accelerator.load_state()
 
 
+@pytest.mark.slow
 def test_what_accelerate_saved_is_loaded_by_its_own_code(tmp_path):
     old = Run(tmp_path, penstock=False)
     first = old.train(3, every=3)
@@ -363,6 +379,7 @@ def test_what_accelerate_saved_is_loaded_by_its_own_code(tmp_path):
     assert resumed.step == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["random_states_0.pkl", "scheduler.bin", "optimizer.bin"])
 def test_what_accelerate_saved_by_half_is_refused(tmp_path, name):
     Run(tmp_path, penstock=False).train(1, every=1)
@@ -375,6 +392,7 @@ def test_what_accelerate_saved_by_half_is_refused(tmp_path, name):
         run.accelerator.save_state()
 
 
+@pytest.mark.slow
 def test_what_takes_a_pickle_is_named_and_stored_by_choice_and_trust(tmp_path):
     run = Run()
     run.progress.state = {"step": 0, "config": [Progress, {"a": {1, 2}}]}
@@ -392,6 +410,7 @@ def test_what_takes_a_pickle_is_named_and_stored_by_choice_and_trust(tmp_path):
     assert trusting.progress.state == run.progress.state
 
 
+@pytest.mark.slow
 def test_hooks_save_models_by_themselves(tmp_path):
     run = Run()
     removed = []
@@ -415,6 +434,7 @@ def test_hooks_save_models_by_themselves(tmp_path):
     assert run.optimizer.state_dict()["state"][0]["step"] == 2
 
 
+@pytest.mark.slow
 def test_what_is_not_supported_is_refused(monkeypatch):
     run = Run()
     with pytest.raises(ValueError, match="already"):
@@ -433,12 +453,14 @@ def test_what_is_not_supported_is_refused(monkeypatch):
         enable(other)
 
 
+@pytest.mark.slow
 def test_untested_versions_are_refused(monkeypatch):
     monkeypatch.setattr("penstock.integrations.versions.version", lambda _: "1.16.0")
     with pytest.raises(penstock.MissingDependencyError, match=r"1\.16\.0"):
         enable(Run(penstock=False).accelerator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"background": True}, {"background": True, "lazy": True}])
 def test_a_model_is_where_readers_of_models_look_for_it(tmp_path, how):
     (tmp_path / "base").mkdir()
@@ -522,6 +544,7 @@ def _call(arguments, how):
             os.environ.pop(name, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_sharded", [False, True], ids=["ddp", "fsdp2"])
 def test_ranks_save_one_checkpoint_and_go_on_bit_for_bit(jobs, tmp_path, is_sharded):
     how = {"is_sharded": is_sharded}
@@ -565,6 +588,7 @@ def complete(directory):
     return sorted(state["custom_checkpoint_0"]["step"] for state in states)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_a_run_that_is_killed_ends_as_if_it_had_not_been(tmp_path, ranks):
     if ranks is not None and KILLS < 10:

@@ -385,6 +385,7 @@ class TestFailures:
         with pytest.raises(ValueError, match="no_dist=True"):
             dcp.save({"n": 1}, storage_writer=writer, no_dist=True, use_collectives=False)
 
+    @pytest.mark.slow
     def test_kills_leave_the_checkpoint_before(self, tmp_path):
         seed = random.randrange(1 << 32)
         tell("seed", seed)
@@ -509,6 +510,7 @@ class TestManyRanks:
         assert penstock.verify(path).ok
         assert penstock.inspect(path).world_size == 4
 
+    @pytest.mark.slow
     def test_fsdp_with_its_optimizer(self, tmp_path):
         together(4, f"fsdp_save:{tmp_path}/a", f"fsdp_load:{tmp_path}/a")
         together(3, f"fsdp_load:{tmp_path}/a")
@@ -520,6 +522,7 @@ class TestManyRanks:
         together(2, f"load:{path}:columns")
         assert penstock.verify(path).ok
 
+    @pytest.mark.slow
     def test_saves_in_the_background(self, tmp_path):
         commands = [f"save_async:{tmp_path}/t:rows:thread", f"save_async:{tmp_path}/p:rows:process"]
         assert launch(2, *commands) is None
@@ -528,6 +531,7 @@ class TestManyRanks:
     def test_if_one_fails_all_fail(self, tmp_path, rank):
         together(2, f"save:{tmp_path}/a:rows", f"fail:{tmp_path}/a:{rank}")
 
+    @pytest.mark.slow
     def test_if_one_dies_nothing_is_committed(self, tmp_path):
         path = tmp_path / "a"
         together(2, f"save:{path}:rows")

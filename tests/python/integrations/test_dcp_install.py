@@ -471,16 +471,20 @@ class TestRanks:
         (tmp_path / "b" / "__1_0.distcp").unlink()
         together(2, f"refuse:{tmp_path}/b:__1_0.distcp", f"load:{path}:copies:2")
 
+    @pytest.mark.slow
     def test_saves_in_the_background(self, tmp_path):
         launch(2, *(f"save_async:{tmp_path}/{kind}:{kind}" for kind in ("thread", "process")))
 
+    @pytest.mark.slow
     def test_lightning(self, tmp_path):
         launch(2, f"fabric:{tmp_path}/fabric", f"lightning:{tmp_path}/a.ckpt")
 
+    @pytest.mark.slow
     def test_torchtitan(self, tmp_path):
         modes = ("disabled", "async")
         launch(2, *(f"torchtitan:{tmp_path}/{mode}:{mode}" for mode in modes))
 
+    @pytest.mark.slow
     def test_transformers_and_accelerate(self, tmp_path):
         launch(2, f"transformers:{tmp_path}/t", f"accelerate:{tmp_path}/a")
 

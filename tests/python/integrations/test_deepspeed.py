@@ -213,6 +213,7 @@ def test_who_waits_goes_on_when_all_is_there_whichever_thread_waited(
     assert torch.equal(again, tensor)
 
 
+@pytest.mark.slow
 def test_a_fork_does_not_wait_for_who_waits_in_its_parent(tmp_path: Path, file: str) -> None:
     slow = tmp_path / "slow"
     slow.write_bytes(bytes(64 * MIB))
@@ -394,6 +395,7 @@ def _run(
     )
 
 
+@pytest.mark.slow
 def test_deepspeed_has_our_ops_in_every_process(tmp_path: Path) -> None:
     """In its children of either kind, too."""
     done = _run(
@@ -428,6 +430,7 @@ def test_deepspeed_has_our_ops_in_every_process(tmp_path: Path) -> None:
     assert done.stdout.endswith("all of them\n")
 
 
+@pytest.mark.slow
 def test_a_whole_program_by_the_command(tmp_path: Path) -> None:
     """Their file writer and their swapper, unchanged; and a `sitecustomize` of somebody else."""
     (tmp_path / "site").mkdir()
@@ -481,6 +484,7 @@ def test_a_whole_program_by_the_command(tmp_path: Path) -> None:
     assert done.stdout.endswith("all of it\n")
 
 
+@pytest.mark.slow
 def test_ds_io_runs_without_libaio(tmp_path: Path) -> None:
     """It spawns what moves the bytes."""
     command = [

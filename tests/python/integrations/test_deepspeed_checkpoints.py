@@ -376,6 +376,7 @@ def lazily(directory, stage, dtype):
     again.destroy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "dtype"), [(0, "fp32"), (1, "bf16"), (2, "bf16"), (3, "bf16")])
 def test_a_lazy_save_has_what_was_there_at_the_call(jobs, tmp_path, stage, dtype):
     """Its tensors are so large that they are not copied at once."""
@@ -471,6 +472,7 @@ def whole(engine):
     }
 
 
+@pytest.mark.slow
 def test_weights_are_loaded_without_their_optimizer(jobs, tmp_path):
     jobs.of(2).call(weights, str(tmp_path / "run"), timeout_seconds=60)
 
@@ -506,6 +508,7 @@ def complete(directory):
     return sorted(step for step in steps if step <= last)
 
 
+@pytest.mark.slow
 def test_a_run_whose_ranks_are_killed_ends_as_if_they_had_not_been(tmp_path):
     killed_runs.survives(
         "deepspeed_training.py",

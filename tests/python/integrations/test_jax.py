@@ -413,6 +413,7 @@ FOUR_DEVICES = """
 """
 
 
+@pytest.mark.slow
 def test_arrays_of_several_devices_go_from_any_layout_to_any(tmp_path):
     script = (
         FOUR_DEVICES
@@ -524,6 +525,7 @@ TWO_PROCESSES = """
 """
 
 
+@pytest.mark.slow
 def test_two_processes_make_one_checkpoint_and_load_any_layout_of_it(tmp_path):
     script = (
         TWO_PROCESSES

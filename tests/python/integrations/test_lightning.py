@@ -142,6 +142,7 @@ class ThoroughSteps(Thorough):
         """A run that goes on within an epoch does not come here."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "module", "saves", "options"),
     [
@@ -513,6 +514,7 @@ def test_where_the_disk_is_full_the_last_one_loads_and_training_may_go_on(tmp_pa
         assert penstock.verify(steps[5]).ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("async_save", [False, True])
 @pytest.mark.parametrize("saves", [{"save_last": True}, {"save_last": "link"}, {"monitor": "loss"}])
 def test_at_no_moment_is_there_none_once_there_was_one(tmp_path, saves, async_save):
@@ -747,6 +749,7 @@ def ranks_of(directory, phase, count):
     return dict(line.split(" ", 1) for line in ends[0][0].splitlines() if " " in line)
 
 
+@pytest.mark.slow
 def test_sharded_models_are_saved_by_all_ranks_and_loaded_by_any_number(tmp_path):
     said = ranks_of(tmp_path, "both", 2)
     assert said["theirs"] == "True"

@@ -36,6 +36,7 @@ def complete(directory):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize(
     ("kind", "kills_default"),

@@ -78,6 +78,7 @@ def wait_until(is_so: Any) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_cache_knows_as_many_batches_as_the_window_has(
     table: Any, graph: Graph, monkeypatch: pytest.MonkeyPatch, workers: int
@@ -163,6 +164,7 @@ def test_types_have_caches_by_the_size_of_their_rows(tmp_path: Path, workers: in
         assert held["paper", "x"].stats().hits > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left_after", [1, 13, BATCHES])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_that_is_restored_goes_on_with_the_next_batch(
@@ -244,6 +246,7 @@ def test_an_order_of_ones_own_is_told_of_its_epoch_and_resumed(table: Any, graph
             loader_of(opened, graph, **{name: -1})
 
 
+@pytest.mark.slow
 def test_workers_that_stay_draw_for_the_epoch_that_they_are_in(table: Any, graph: Graph) -> None:
     opened, _ = table
     straight = loader_of(opened, graph, shuffle=False)
@@ -323,6 +326,7 @@ class Failing(NeighborSampler):
         return super().sample_from_nodes(index, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_goes_wrong_comes_in_its_turn_and_leaves_nothing(
     table: Any, graph: Graph, workers: int
@@ -416,6 +420,7 @@ LEFT = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["end", "raise"])
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_process_ends_in_the_middle_of_an_epoch(tmp_path: Path, workers: str, how: str) -> None:

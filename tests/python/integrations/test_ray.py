@@ -259,6 +259,7 @@ def two_ranks(root):
     return [json.loads(out.splitlines()[-1]) for out, _ in ended]
 
 
+@pytest.mark.slow
 def test_two_ranks_save_together_and_pass_over_what_one_of_them_cannot_read(tmp_path):
     found = two_ranks(tmp_path)
     assert found == [[0, [[2.0] * 3, [1, 2]]], [0, [[2.0] * 3, [11, 12]]]]

@@ -57,6 +57,7 @@ def copied(saved, tmp_path):
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "workers"), [*((mode, 0) for mode in MODES), (MODES[2], 2)])
 def test_a_run_that_was_resumed_loses_what_it_would_have_lost(tmp_path, mode, workers):
     straight = trained(tmp_path / "straight", 6, workers=workers, interval=100)
@@ -419,6 +420,7 @@ def killed(directory, steps, ranks, chooser):
     return program.lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, ranks):
     tell("seed", SEED)
@@ -449,6 +451,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, ranks):
     assert said(program.wait(), "digest") == said(straight, "digest")
 
 
+@pytest.mark.slow
 def test_ranks_resume_together_and_one_process_goes_on_with_what_two_saved(tmp_path, jobs):
     folder, own = str(tmp_path / "run"), str(tmp_path / "own")
     store = store_of(tmp_path / "run")

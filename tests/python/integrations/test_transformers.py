@@ -611,6 +611,7 @@ def test_what_is_stored_raw_changes_nothing_without_trust_and_waits_for_lazy_sav
     assert_equal(content(resumed), straight[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moment", "step"),
     [
@@ -817,6 +818,7 @@ class Life:
         return lines[-1]
 
 
+@pytest.mark.slow
 def test_ranks_save_one_checkpoint_and_go_on_with_the_same_bits(tmp_path):
     def digest(directory):
         program = Program(
@@ -838,6 +840,7 @@ def test_ranks_save_one_checkpoint_and_go_on_with_the_same_bits(tmp_path):
     assert_equal({name: stored[name] for name in model.state_dict()}, dict(model.state_dict()))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300 + 10 * KILLS)
 def test_a_run_that_is_killed_ends_with_the_same_bits_and_never_has_fewer_checkpoints(tmp_path):
     tell("seed", SEED)

@@ -10,16 +10,17 @@ import random
 
 import pytest
 
-from conftest import tell
+from conftest import slow, tell
 from resumed import KINDS, Campaign
 
 KILLS = int(os.environ.get("PENSTOCK_TORTURE_RESUMES", 3))
 STEPS = 12 if KILLS < 10 else 60
+OTHERS = [kind for kind in KINDS if kind not in {"plain", "offload"}]
 SEED = os.environ.get("PENSTOCK_TORTURE_SEED", "20")
 
 
 @pytest.mark.timeout(300 + 60 * KILLS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["plain", "offload", *slow(*OTHERS)])
 def test_a_run_that_is_killed_and_damaged_ends_as_if_nothing_had_happened(disk_path, kind):
     tell("seed", SEED)
     campaign = Campaign(kind, disk_path, STEPS, random.Random(f"{SEED} {kind}"))
