@@ -6,9 +6,10 @@ middle names the save that wrote the file, and is the same for all files of a ch
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING
+
+from penstock import _native
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,7 +63,7 @@ class FileNames:
 
 def _listed(directory: Path | str) -> list[str]:
     try:
-        return os.listdir(directory)
+        return _native.list_names(str(directory))
     except OSError:
         # Who may not look into it is told so elsewhere.
         return []

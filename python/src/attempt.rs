@@ -2,12 +2,12 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use penstock_io::file_system::{FileSystem, Native};
 use penstock_store::format::digest::Digest;
 use penstock_store::format::manifest::PartEntry;
 use penstock_store::save::{self, Publication};
+use penstock_store::tier;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -128,10 +128,6 @@ impl Drop for Lent<'_> {
     }
 }
 
-fn file_system() -> Arc<dyn FileSystem> {
-    Arc::new(Native)
-}
-
 #[pymethods]
 impl Attempt {
     /// Begins an attempt: creates the directory where needed and takes the lease.
@@ -139,7 +135,7 @@ impl Attempt {
     #[pyo3(signature = (path, *, overwrite))]
     fn begin(py: Python<'_>, path: PathBuf, overwrite: bool) -> PyResult<Attempt> {
         call::run(py, &None, |progress| {
-            save::Attempt::begin(&path, overwrite, &file_system(), progress)
+            save::Attempt::begin(&path, overwrite, &tier::file_system(&path), progress)
         })
         .map(Attempt::of)
     }
@@ -152,7 +148,7 @@ impl Attempt {
             return Err(PyValueError::new_err(message));
         }
         call::run(py, &None, |progress| {
-            save::Attempt::join(&path, attempt_id, &file_system(), progress)
+            save::Attempt::join(&path, attempt_id, &tier::file_system(&path), progress)
         })
         .map(Attempt::of)
     }
@@ -203,7 +199,10 @@ impl Attempt {
 
     /// Whether it has become the checkpoint that is there, as far as this rank can see.
     fn is_committed(&self, py: Python<'_>) -> bool {
-        py.detach(|| save::is_committed(&self.path, &self.id))
+        py.detach(|| {
+            let file_system = tier::file_system(&self.path);
+            save::is_committed(&self.path, file_system.files(), &self.id)
+        })
     }
 
     /// Gives up: removes the files of this rank, unless it has cast its vote. A write that is under

@@ -16,6 +16,7 @@ mod checkpoint;
 mod digests;
 mod errors;
 mod features;
+mod files;
 mod ids;
 mod job;
 mod names;
@@ -57,6 +58,8 @@ mod _native {
     use crate::digests::{chunk_digests, combine_digests, digests, dtypes};
     #[pymodule_export]
     use crate::features::{RowBatch, RowCache, RowIndex, RowReader, block_checks};
+    #[pymodule_export]
+    use crate::files::{list_names, look, read_start};
     #[pymodule_export]
     use crate::job::{Arena, Job};
     #[pymodule_export]

@@ -217,7 +217,7 @@ impl Store {
             bytes_per_second,
             max_age: max_age_seconds.map(age),
         };
-        let options = options.0;
+        let options = options.0.at(self.inner.root());
         let scrubbed = call::run(py, &progress, |progress| {
             self.inner.scrub(&scrub, &options, progress)
         })?;

@@ -155,6 +155,17 @@ pub struct Rejected {
     pub op: Op,
 }
 
+impl Capabilities {
+    /// Those of an engine of somebody else's.
+    pub fn new(name: &'static str, queue_depth_max: usize, setup: &'static str) -> Capabilities {
+        Capabilities {
+            name,
+            queue_depth_max,
+            setup,
+        }
+    }
+}
+
 /// What an engine is and can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

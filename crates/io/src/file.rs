@@ -12,6 +12,7 @@
 
 mod outside;
 
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -123,17 +124,61 @@ impl Access {
     }
 }
 
-/// An open regular file.
+/// An open regular file, or what stands for one elsewhere.
 #[derive(Debug)]
 pub struct File {
-    fd: OwnedFd,
+    of: Of,
     path: Arc<Path>,
     alignment: Alignment,
     direct: bool,
     fallback: Option<String>,
 }
 
+/// Who has the bytes of a file.
+#[derive(Debug)]
+enum Of {
+    System(OwnedFd),
+    Elsewhere(Arc<dyn Elsewhere>),
+}
+
+/// What a file is that no descriptor of this system leads to. Only the engine of whoever made it moves
+/// its bytes.
+pub trait Elsewhere: Any + fmt::Debug + Send + Sync {
+    /// How many bytes it has.
+    ///
+    /// # Errors
+    /// That of whoever has it.
+    fn len(&self) -> io::Result<u64>;
+}
+
 impl File {
+    /// What stands for a file that is elsewhere.
+    pub fn elsewhere(path: &Path, of: Arc<dyn Elsewhere>) -> File {
+        File {
+            of: Of::Elsewhere(of),
+            path: path.into(),
+            alignment: Alignment::NONE,
+            direct: false,
+            fallback: None,
+        }
+    }
+
+    /// What it stands for, if that is a `T`.
+    pub fn stands_for<T: Any>(&self) -> Option<&T> {
+        match &self.of {
+            Of::System(_) => None,
+            Of::Elsewhere(of) => (&**of as &dyn Any).downcast_ref(),
+        }
+    }
+
+    /// The descriptor, for what only files of this system can.
+    fn fd(&self, operation: &'static str) -> Result<&OwnedFd> {
+        match &self.of {
+            Of::System(fd) => Ok(fd),
+            Of::Elsewhere(_) => Err(storage(operation, &self.path, Errno::OPNOTSUPP)),
+        }
+    }
+
     /// Creates a file that must not exist yet, to read and write, with mode 0666 under the umask.
     ///
     /// # Errors
@@ -243,7 +288,8 @@ impl File {
         if len == 0 {
             return Ok(());
         }
-        let allocate = || rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), start, len);
+        let fd = self.fd("allocate")?;
+        let allocate = || rustix::fs::fallocate(fd, FallocateFlags::empty(), start, len);
         match rustix::io::retry_on_intr(allocate) {
             // The same answer as a file system gives that has the call and not this use of it.
             Err(Errno::NOSYS) => Err(storage("allocate", &self.path, Errno::OPNOTSUPP)),
@@ -257,8 +303,9 @@ impl File {
     /// # Errors
     /// [`Error::Storage`] from the file system.
     pub fn write_all(&self, mut offset: u64, mut bytes: &[u8]) -> Result<()> {
+        let fd = self.fd("write")?;
         while !bytes.is_empty() {
-            let write = || rustix::io::pwrite(&self.fd, bytes, offset);
+            let write = || rustix::io::pwrite(fd, bytes, offset);
             let written = match rustix::io::retry_on_intr(write) {
                 Ok(0) => return Err(storage("write", &self.path, Errno::NOSPC)),
                 result => result.map_err(|errno| storage("write", &self.path, errno))?,
@@ -274,7 +321,8 @@ impl File {
     /// # Errors
     /// [`Error::Storage`] from the file system.
     pub fn truncate(&self, len: u64) -> Result<()> {
-        rustix::io::retry_on_intr(|| rustix::fs::ftruncate(&self.fd, len))
+        let fd = self.fd("truncate")?;
+        rustix::io::retry_on_intr(|| rustix::fs::ftruncate(fd, len))
             .map_err(|errno| storage("truncate", &self.path, errno))
     }
 
@@ -284,7 +332,8 @@ impl File {
     /// # Errors
     /// [`Error::Storage`] from the file system, notably where it cannot; then nothing is changed.
     pub fn reflink(&self, other: &File) -> Result<()> {
-        rustix::io::retry_on_intr(|| rustix::fs::ioctl_ficlone(&self.fd, &other.fd))
+        let (to, from) = (self.fd("clone to")?, other.fd("clone")?);
+        rustix::io::retry_on_intr(|| rustix::fs::ioctl_ficlone(to, from))
             .map_err(|errno| storage("clone to", &self.path, errno))
     }
 
@@ -294,7 +343,8 @@ impl File {
     /// # Errors
     /// [`Error::Storage`] from the file system.
     pub fn sync_data(&self) -> Result<()> {
-        rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.fd))
+        let fd = self.fd("fdatasync")?;
+        rustix::io::retry_on_intr(|| rustix::fs::fdatasync(fd))
             .map_err(|errno| storage("fdatasync", &self.path, errno))
     }
 
@@ -307,7 +357,17 @@ impl File {
         reason = "a question to the file system, not a field"
     )]
     pub fn len(&self) -> Result<u64> {
-        let stat = rustix::fs::fstat(&self.fd).map_err(|e| storage("stat", &self.path, e))?;
+        let fd = match &self.of {
+            Of::System(fd) => fd,
+            Of::Elsewhere(of) => {
+                return of.len().map_err(|source| Error::Storage {
+                    operation: "stat",
+                    path: self.path.to_path_buf(),
+                    source,
+                });
+            }
+        };
+        let stat = rustix::fs::fstat(fd).map_err(|e| storage("stat", &self.path, e))?;
         Ok(u64::try_from(stat.st_size).expect("a regular file has no negative length"))
     }
 
@@ -317,7 +377,8 @@ impl File {
     /// # Errors
     /// [`Error::Storage`] from the file system.
     pub fn drop_cache(&self) -> Result<()> {
-        rustix::fs::fadvise(&self.fd, 0, None, rustix::fs::Advice::DontNeed)
+        let fd = self.fd("drop the page cache of")?;
+        rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::DontNeed)
             .map_err(|errno| storage("drop the page cache of", &self.path, errno))
     }
 
@@ -349,7 +410,7 @@ impl File {
         };
         match alignment {
             Ok(alignment) => Ok(File {
-                fd,
+                of: Of::System(fd),
                 path: path.into(),
                 alignment,
                 direct: direct != Direct::Off,
@@ -360,7 +421,7 @@ impl File {
                 reason,
             }),
             Err(reason) => Ok(File {
-                fd,
+                of: Of::System(fd),
                 path: path.into(),
                 alignment: Alignment::NONE,
                 direct: false,
@@ -406,13 +467,19 @@ fn refusal(path: &Path, errno: Errno) -> io::Error {
 /// The same open file, for reading it without an engine.
 impl From<File> for std::fs::File {
     fn from(file: File) -> std::fs::File {
-        file.fd.into()
+        match file.of {
+            Of::System(fd) => fd.into(),
+            Of::Elsewhere(_) => panic!("a file that is elsewhere has no descriptor"),
+        }
     }
 }
 
 impl AsFd for File {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        match &self.of {
+            Of::System(fd) => fd.as_fd(),
+            Of::Elsewhere(_) => panic!("an engine of this system gets files of this system"),
+        }
     }
 }
 

@@ -1,19 +1,22 @@
-//! The seam through which files and directories are changed.
+//! The seam through which files and directories are changed, and through which they are found.
 //!
 //! Everything above that creates, names, cuts, syncs or removes something does it through a
-//! [`FileSystem`], and moves data through an [`Engine`](crate::engine::Engine). So a decorator of
-//! the two sees every change in order: it can log them, fail one of them, or stop the world between
-//! two. Reading does not pass here: it changes nothing.
+//! [`FileSystem`], lists, looks at and opens through its [`Files`], and moves data through an
+//! [`Engine`](crate::engine::Engine). So a decorator of the three sees every change in order: it can
+//! log them, fail one of them, or stop the world between two. What only looks takes [`Files`], and so
+//! cannot change anything.
+
+mod files;
+mod native;
 
 use std::fmt;
-use std::fs;
-use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
+use crate::Result;
 use crate::file::{Direct, File, locks_directories};
-use crate::trace;
-use crate::{Error, Result};
+pub use files::{Entry, Files, Found, Kind};
+pub use native::{Native, found, free_bytes};
 
 /// One change of what is stored.
 #[derive(Clone, Copy, Debug)]
@@ -108,81 +111,27 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
     /// As [`File::create`].
     fn create(&self, path: &Path, direct: Direct) -> Result<File>;
 
+    /// Creates a small buffered file that is about to get another name, or to be removed: nobody looks
+    /// for it by this one.
+    ///
+    /// # Errors
+    /// As [`File::create`].
+    fn create_temporary(&self, path: &Path) -> Result<File> {
+        self.create(path, Direct::Off)
+    }
+
     /// Carries out a change.
     ///
     /// # Errors
     /// [`Error::Storage`] with the system's answer.
     fn change(&self, change: Change<'_>) -> Result<()>;
 
+    /// What is there already.
+    fn files(&self) -> &dyn Files;
+
     /// Whether a lock on this directory excludes everybody who could take one
     /// ([`locks_directories`]).
     fn locks(&self, directory: BorrowedFd<'_>) -> bool {
         locks_directories(directory)
     }
-}
-
-/// The system's own files.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Native;
-
-impl FileSystem for Native {
-    fn create(&self, path: &Path, direct: Direct) -> Result<File> {
-        let _span = trace::span_of("create", path);
-        File::create(path, direct)
-    }
-
-    fn change(&self, change: Change<'_>) -> Result<()> {
-        let _span = trace::span_of(change.operation(), change.path());
-        let done = match change {
-            Change::Allocate(file, len) => return file.allocate(len),
-            Change::Write(file, bytes) => return file.write_all(0, bytes),
-            Change::Truncate(file, len) => return file.truncate(len),
-            Change::Clone { from, to } => return to.reflink(from),
-            Change::SyncData(file) => return file.sync_data(),
-            Change::CreateDirectory(path) => fs::create_dir(path),
-            Change::RemoveDirectory(path) => fs::remove_dir(path),
-            Change::SyncDirectory(path) => sync_directory(path),
-            Change::Rename { from, to } => fs::rename(from, to),
-            Change::RenameNew { from, to } => rename_new(from, to),
-            Change::Link { from, to } => fs::hard_link(from, to),
-            Change::RemoveFile(path) => fs::remove_file(path),
-        };
-        done.map_err(|source| Error::Storage {
-            operation: change.operation(),
-            path: change.path().to_owned(),
-            source,
-        })
-    }
-}
-
-/// Syncs a directory, and asks whether the file system was still at work when it said so.
-///
-/// XFS that shuts itself down, after an error of its log for instance, reports success for the
-/// `fsync` of a directory whose changes it has just dropped (seen with Linux 6.18), and what is lost
-/// would be acknowledged. From then on it refuses `fstat`, and a shutdown is for good: asking
-/// afterwards is in time.
-fn sync_directory(path: &Path) -> io::Result<()> {
-    let directory = fs::File::open(path)?;
-    directory.sync_all()?;
-    directory.metadata().map(drop)
-}
-
-/// `renameat2` with `RENAME_NOREPLACE`: `EINVAL` where the file system cannot.
-fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
-    let flags = rustix::fs::RenameFlags::NOREPLACE;
-    rustix::fs::renameat_with(rustix::fs::CWD, from, rustix::fs::CWD, to, flags)?;
-    Ok(())
-}
-
-/// Bytes that an ordinary user can still store on the file system of `path`.
-///
-/// # Errors
-/// [`Error::Storage`] with the system's answer.
-pub fn free_bytes(path: &Path) -> Result<u64> {
-    let statistics = rustix::fs::statvfs(path).map_err(|errno| Error::Storage {
-        operation: "look at the free space of",
-        path: path.to_owned(),
-        source: errno.into(),
-    })?;
-    Ok(statistics.f_bavail.saturating_mul(statistics.f_frsize))
 }

@@ -17,18 +17,16 @@ pub(crate) mod files;
 pub(crate) mod leftovers;
 
 use std::borrow::Cow;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use penstock_io::file::{Direct, File};
-use penstock_io::file_system::{Change, FileSystem};
+use penstock_io::file_system::{Change, FileSystem, Files};
 use penstock_io::trace;
 
 use crate::error::{Error, Result};
 use crate::format::name::{self, MANIFEST, PROTECTED};
-use crate::format::plain;
 use crate::format::taken::misplaced;
 use crate::lease::Lease;
 use crate::progress::Progress;
@@ -87,7 +85,7 @@ impl Attempt {
         if !overwrite && attempt.is_taken() {
             return Err(attempt.exists());
         }
-        if !overwrite && plain::is_there(&attempt.path.join(PROTECTED)) {
+        if !overwrite && attempt.files().is_there(&attempt.path.join(PROTECTED)) {
             // It has lost its manifest; what else it holds may be worth recovering.
             let path = attempt.path.clone();
             return Err(Error::Protected { path });
@@ -127,7 +125,13 @@ impl Attempt {
 
     /// Whether there is a checkpoint, or what may have been one.
     pub(crate) fn is_taken(&self) -> bool {
-        plain::is_there(&self.path.join(MANIFEST)) || misplaced(&self.path).is_some()
+        let files = self.files();
+        files.is_there(&self.path.join(MANIFEST)) || misplaced(&self.path, files).is_some()
+    }
+
+    /// What is there already, of it and of others.
+    pub(crate) fn files(&self) -> &dyn Files {
+        self.file_system.files()
     }
 
     /// Says that there is a checkpoint, once that is durable: its save may have died before, and a
@@ -151,7 +155,9 @@ impl Attempt {
 
     /// Creates a data file of this attempt.
     pub(crate) fn create(&mut self, name: &str, direct: Direct) -> Result<Arc<File>> {
-        self.create_file(name, direct).map(Arc::new)
+        let path = self.path.join(name);
+        let file = self.make(&path, |file_system| file_system.create(&path, direct))?;
+        Ok(Arc::new(file))
     }
 
     /// Gives a file of somebody else's a name as a data file of this attempt; returns its path by
@@ -163,11 +169,6 @@ impl Attempt {
             file_system.change(Change::Link { from, to })
         })?;
         Ok(to)
-    }
-
-    fn create_file(&mut self, name: &str, direct: Direct) -> Result<File> {
-        let path = self.path.join(name);
-        self.make(&path, |file_system| file_system.create(&path, direct))
     }
 
     /// Where nobody sees our lease, a deletion may have removed the directory while it was empty.
@@ -195,7 +196,7 @@ impl Attempt {
 
     /// Writes the part and makes it and all data files reachable after a crash.
     pub(crate) fn write_part(&mut self, rank: u32, text: &[u8]) -> Result<()> {
-        let temporary = self.write_synced(&name::temporary_part(rank, &self.id), text)?;
+        let temporary = self.write_temporary(&name::temporary_part(rank, &self.id), text)?;
         let part = self.path.join(name::part_file(rank, &self.id));
         let (from, to) = (&temporary, &part);
         self.file_system.change(Change::Rename { from, to })?;
@@ -226,7 +227,9 @@ impl Attempt {
     /// Writes files that are to lie beside the shards under names of their own; see [`beside`].
     pub(crate) fn write_beside(&mut self, files: &[(&str, Cow<'_, [u8]>)]) -> Result<()> {
         for (name, text) in files {
-            let file = name::beside_file(&self.id, name);
+            let path = self.path.join(name::beside_file(&self.id, name));
+            let create = |file_system: &dyn FileSystem| file_system.create(&path, Direct::Off);
+            let file = self.make(&path, create)?;
             self.write_synced(&file, text)?;
         }
         if files.is_empty() {
@@ -244,7 +247,7 @@ impl Attempt {
 
     /// Publishes the manifest: from here on the checkpoint is complete, whatever happens.
     pub(crate) fn publish(&mut self, text: &[u8], overwrite: bool) -> Result<()> {
-        let temporary = self.write_synced(&name::temporary_manifest(&self.id), text)?;
+        let temporary = self.write_temporary(&name::temporary_manifest(&self.id), text)?;
         self.check_made()?;
         if !overwrite && !self.is_guarded() && self.is_taken() {
             return Err(self.exists());
@@ -280,7 +283,7 @@ impl Attempt {
     /// published.
     fn check_made(&self) -> Result<()> {
         let mut made = self.made.iter();
-        made.try_for_each(|path| match fs::metadata(path) {
+        made.try_for_each(|path| match self.files().follow(path) {
             Ok(_) => Ok(()),
             Err(source) => Err(Error::storage("publish", path)(source)),
         })
@@ -291,7 +294,7 @@ impl Attempt {
     /// refer to them; a sweep decides later.
     fn judge_failure(&mut self, manifest: &Path, text: &[u8], error: Error) -> Result<()> {
         let kind = error.kind();
-        match plain::read(manifest) {
+        match self.files().read(manifest) {
             Ok(found) if found == text => return Ok(()),
             Ok(_) if kind == Some(io::ErrorKind::AlreadyExists) => return Err(self.exists()),
             _ if kind.is_some_and(is_definite) => {}
@@ -303,7 +306,7 @@ impl Attempt {
     /// Removes files of other attempts, unless one of them is live, or has replaced this one in
     /// turn: then ours are those nobody refers to, and left to a sweep.
     pub(crate) fn remove_replaced(self) -> Result<u64> {
-        if !self.lease.try_upgrade(&self.path) || !self.is_current() {
+        if !self.lease.try_upgrade(&self.path, self.files()) || !self.is_current() {
             return Ok(0);
         }
         let is_replaced = |name: &str| name::attempt_of(name) != Some(&self.id);
@@ -312,15 +315,21 @@ impl Attempt {
 
     /// Whether the manifest in the directory is the one that this attempt published.
     fn is_current(&self) -> bool {
-        let found = plain::read(&self.path.join(MANIFEST)).ok();
+        let found = self.files().read(&self.path.join(MANIFEST)).ok();
         found.is_some() && found == self.published
     }
 
-    fn write_synced(&mut self, name: &str, text: &[u8]) -> Result<PathBuf> {
-        let file = self.create_file(name, Direct::Off)?;
-        self.file_system.change(Change::Write(&file, text))?;
-        self.file_system.change(Change::SyncData(&file))?;
-        Ok(file.path().to_owned())
+    /// Writes what is about to get another name.
+    fn write_temporary(&mut self, name: &str, text: &[u8]) -> Result<PathBuf> {
+        let path = self.path.join(name);
+        let file = self.make(&path, |file_system| file_system.create_temporary(&path))?;
+        self.write_synced(&file, text)?;
+        Ok(path)
+    }
+
+    fn write_synced(&self, file: &File, text: &[u8]) -> Result<()> {
+        self.file_system.change(Change::Write(file, text))?;
+        Ok(self.file_system.change(Change::SyncData(file))?)
     }
 
     fn sync_directory(&self) -> Result<()> {
@@ -340,7 +349,7 @@ impl Drop for Attempt {
             let _ = self.file_system.change(Change::RemoveFile(path));
         }
         // Not under another attempt that is about to write its first file there.
-        if self.made_directory && self.lease.try_upgrade(&self.path) {
+        if self.made_directory && self.lease.try_upgrade(&self.path, self.files()) {
             let _ = self.file_system.change(Change::RemoveDirectory(&self.path));
         }
     }
@@ -382,6 +391,8 @@ fn take_lease(
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use penstock_io::file_system::Native;
 
     use super::*;

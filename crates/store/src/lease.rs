@@ -11,11 +11,10 @@
 use std::fs::{self, TryLockError};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use penstock_io::file_system::FileSystem;
+use penstock_io::file_system::{self, FileSystem, Files};
 
 use crate::error::{Error, Result};
 use crate::progress::Progress;
@@ -29,7 +28,8 @@ const READ_RETRIES_MAX: usize = 1000;
 /// A lock on a directory, held until dropped.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    directory: fs::File,
+    /// None where there is nothing to lock.
+    directory: Option<fs::File>,
     /// Whether it excludes everybody who could ask for the directory alone.
     is_seen_by_all: bool,
     /// Who took it. A forked child has the open file too, and must not give it back.
@@ -50,9 +50,9 @@ pub(crate) enum Exclusive {
 }
 
 impl Lease {
-    fn on(directory: fs::File, is_seen_by_all: bool) -> Lease {
+    fn on(directory: impl Into<Option<fs::File>>, is_seen_by_all: bool) -> Lease {
         Lease {
-            directory,
+            directory: directory.into(),
             is_seen_by_all,
             process: std::process::id(),
         }
@@ -65,8 +65,11 @@ impl Lease {
         file_system: &dyn FileSystem,
         progress: &Progress,
     ) -> Result<Option<Lease>> {
-        let Some(directory) = open(path)? else {
-            return Ok(None);
+        let files = file_system.files();
+        let directory = match open(path, files)? {
+            Opened::Directory(directory) => directory,
+            Opened::Gone => return Ok(None),
+            Opened::NoLocks => return Ok(Some(Lease::on(None, false))),
         };
         let is_seen_by_all = file_system.locks(directory.as_fd());
         // Not a lock that waits in the kernel: that one would not notice that the caller gave up.
@@ -84,19 +87,21 @@ impl Lease {
                 Err(TryLockError::Error(_)) => break,
             }
         }
-        let is_there = is_at(&directory, path)?;
+        let is_there = is_at(&directory, path, files)?;
         Ok(is_there.then(|| Lease::on(directory, is_seen_by_all)))
     }
 
     /// Shares the directory for reading, so that nobody removes files meanwhile. A removal at work
     /// in it is waited for, not for ever: a reader can do without, as on a file system without
     /// locks, and then notices what is missing.
-    pub(crate) fn share_to_read(path: &Path) -> Option<Lease> {
+    pub(crate) fn share_to_read(path: &Path, files: &dyn Files) -> Option<Lease> {
         for _ in 0..READ_RETRIES_MAX {
-            let directory = open(path).ok()??;
+            let Ok(Opened::Directory(directory)) = open(path, files) else {
+                return None;
+            };
             match directory.try_lock_shared() {
                 // Somebody may have removed it, and made a new one by that name.
-                Ok(()) if is_at(&directory, path).ok()? => {
+                Ok(()) if is_at(&directory, path, files).ok()? => {
                     // Only who removes files has to know more of it.
                     return Some(Lease::on(directory, false));
                 }
@@ -110,15 +115,20 @@ impl Lease {
 
     /// Asks for the directory alone, without waiting.
     pub(crate) fn try_exclusive(path: &Path, file_system: &dyn FileSystem) -> Result<Exclusive> {
-        let Some(directory) = open(path)? else {
-            return Ok(Exclusive::Gone);
+        let files = file_system.files();
+        let directory = match open(path, files)? {
+            Opened::Directory(directory) => directory,
+            Opened::Gone => return Ok(Exclusive::Gone),
+            Opened::NoLocks => return Ok(Exclusive::NoLocks),
         };
         if !file_system.locks(directory.as_fd()) {
             return Ok(Exclusive::NoLocks);
         }
         Ok(match directory.try_lock() {
             // Somebody may have removed it, and made a new one by that name.
-            Ok(()) if is_at(&directory, path)? => Exclusive::Taken(Lease::on(directory, true)),
+            Ok(()) if is_at(&directory, path, files)? => {
+                Exclusive::Taken(Lease::on(directory, true))
+            }
             Ok(()) => Exclusive::Gone,
             Err(TryLockError::Error(_)) => Exclusive::NoLocks,
             Err(TryLockError::WouldBlock) => Exclusive::Live,
@@ -132,16 +142,19 @@ impl Lease {
 
     /// Turns a shared lease, or one that was given back, into an exclusive one on the directory of
     /// that name, if it is certain that nobody else holds any.
-    pub(crate) fn try_upgrade(&self, path: &Path) -> bool {
-        self.is_seen_by_all
-            && self.directory.try_lock().is_ok()
-            && is_at(&self.directory, path).unwrap_or(false)
+    pub(crate) fn try_upgrade(&self, path: &Path, files: &dyn Files) -> bool {
+        let upgrades = |directory: &fs::File| {
+            directory.try_lock().is_ok() && is_at(directory, path, files).unwrap_or(false)
+        };
+        self.is_seen_by_all && self.directory.as_ref().is_some_and(upgrades)
     }
 
     /// Lets others remove files, if nobody else holds one.
     pub(crate) fn give_back(&self) {
-        if self.process == std::process::id() {
-            let _ = self.directory.unlock();
+        if self.process == std::process::id()
+            && let Some(directory) = &self.directory
+        {
+            let _ = directory.unlock();
         }
     }
 }
@@ -152,21 +165,28 @@ impl Drop for Lease {
     }
 }
 
-fn open(path: &Path) -> Result<Option<fs::File>> {
-    match fs::File::open(path) {
-        Ok(directory) => Ok(Some(directory)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+/// What came of opening a directory to lock it.
+enum Opened {
+    Directory(fs::File),
+    Gone,
+    NoLocks,
+}
+
+fn open(path: &Path, files: &dyn Files) -> Result<Opened> {
+    match files.open_directory(path) {
+        Ok(directory) => Ok(Opened::Directory(directory)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Opened::Gone),
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(Opened::NoLocks),
         Err(source) => Err(Error::storage("open", path)(source)),
     }
 }
 
 /// Whether the open directory is still the one at the path.
-fn is_at(directory: &fs::File, path: &Path) -> Result<bool> {
-    let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+fn is_at(directory: &fs::File, path: &Path, files: &dyn Files) -> Result<bool> {
     let failed = |source| Error::storage("look at", path)(source);
-    let open = directory.metadata().map_err(failed)?;
-    match fs::metadata(path) {
-        Ok(named) => Ok(identity(open) == identity(named)),
+    let open = file_system::found(directory).map_err(failed)?;
+    match files.follow(path) {
+        Ok(named) => Ok(open.identity == named.identity),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(source) => Err(failed(source)),
     }
@@ -191,9 +211,9 @@ mod tests {
             Lease::try_exclusive(root.path(), &Native).unwrap(),
             Exclusive::Live
         ));
-        assert!(!first.try_upgrade(root.path()));
+        assert!(!first.try_upgrade(root.path(), &Native));
         drop(first);
-        assert!(second.try_upgrade(root.path()));
+        assert!(second.try_upgrade(root.path(), &Native));
         drop(second);
         assert!(matches!(
             Lease::try_exclusive(root.path(), &Native).unwrap(),
@@ -208,7 +228,7 @@ mod tests {
             .unwrap()
             .unwrap();
         // A child that inherits the open file keeps it open after the lease was given back.
-        let inherited = lease.directory.try_clone().unwrap();
+        let inherited = lease.directory.as_ref().unwrap().try_clone().unwrap();
         drop(lease);
         assert!(matches!(
             Lease::try_exclusive(root.path(), &Native).unwrap(),

@@ -25,6 +25,7 @@ pub mod plan;
 pub mod report;
 pub mod save;
 pub mod steps;
+pub mod tier;
 
 pub use error::{Error, Result};
 pub use format::name::{

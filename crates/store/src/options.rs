@@ -15,6 +15,7 @@ use serde::de::{Deserialize, Deserializer, Error as _};
 
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::shard::PAGE_BYTES;
+use crate::tier;
 
 /// Data that is worth a worker: less is moved before a second one has started.
 const WORKER_BYTES_MIN: u64 = 16 << 20;
@@ -147,6 +148,15 @@ pub struct Settings {
 }
 
 impl Options {
+    /// The same for a checkpoint at `path`: on the file system that this is of.
+    #[must_use]
+    pub fn at(self, path: &Path) -> Options {
+        Options {
+            file_system: tier::file_system(path),
+            ..self
+        }
+    }
+
     /// Chooses what the caller left open, for moving `bytes` to or from the device behind `path`.
     pub fn choose(&self, path: &Path, bytes: u64) -> Settings {
         let given = self.bounded();

@@ -17,6 +17,7 @@ mod written;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use penstock_io::file_system::Files;
 use penstock_io::trace;
 use serde_json::value::RawValue;
 
@@ -156,8 +157,8 @@ pub fn commit(
 
 /// Whether an attempt has become the checkpoint at a path. For a rank that does not hear from the
 /// one that commits: what stops it from reading the manifest stands for no.
-pub fn is_committed(path: &Path, attempt_id: &str) -> bool {
-    read_manifest(path).is_ok_and(|(manifest, _)| manifest.id == attempt_id)
+pub fn is_committed(path: &Path, files: &dyn Files, attempt_id: &str) -> bool {
+    read_manifest(path, files).is_ok_and(|(manifest, _)| manifest.id == attempt_id)
 }
 
 /// As [`commit`], of what was salvaged.
@@ -175,7 +176,7 @@ pub(crate) fn commit_as(
     let text = manifest.stamp();
     check_manifest_size(text.len())?;
     if manifest.parts.len() > 1 && !attempt.is_guarded() {
-        check_votes(attempt.path(), &manifest)?;
+        check_votes(&attempt, &manifest)?;
     }
     let names = || manifest.beside.iter().map(|entry| entry.name.as_str());
     let has_beside = !manifest.beside.is_empty();
@@ -216,12 +217,13 @@ pub(crate) fn check_manifest_size(bytes: usize) -> Result<()> {
 
 /// Where somebody may have removed files who does not see our leases, what the ranks voted for is
 /// looked at again.
-fn check_votes(path: &Path, manifest: &Manifest) -> Result<()> {
+fn check_votes(attempt: &Attempt, manifest: &Manifest) -> Result<()> {
+    let (path, files) = (attempt.path(), attempt.files());
     manifest.parts.iter().try_for_each(|entry| {
-        let part = read_part(path, manifest, entry)?;
+        let part = read_part(path, files, manifest, entry)?;
         part.files
             .iter()
-            .try_for_each(|file| check_size(path, file))
+            .try_for_each(|file| check_size(path, files, file))
     })
 }
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import penstock
+from penstock import _native
 from penstock.cli.examples import example
 from penstock.cli.paths import store_at
 from penstock.console import (
@@ -164,8 +165,8 @@ def _bytes_within(path: Path) -> int:
     total = 0
     # Who may not look into it is told so by its state.
     with contextlib.suppress(OSError):
-        for file in path.iterdir():
+        for name in _native.list_names(str(path)):
             # A save that is running, or a sweep, may remove a file between the two calls.
-            with contextlib.suppress(OSError):
-                total += file.lstat().st_size
+            found = _native.look(str(path / name))
+            total += 0 if found is None else found[1]
     return total

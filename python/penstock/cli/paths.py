@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from pathlib import Path
 
 import penstock
 from penstock import _native
+from penstock.found import is_directory, is_there
 from penstock.loading import foreign
 
 _WHAT = {
@@ -21,10 +21,11 @@ _WHAT = {
 
 def is_store(path: Path) -> bool:
     """Whether a directory is a store: it holds directories of steps and is no checkpoint."""
-    if not path.is_dir() or os.path.exists(path / _native.MANIFEST):
+    if not is_directory(str(path)) or is_there(str(path / _native.MANIFEST)):
         return False
     return any(
-        _native.parse_step(entry.name) is not None and entry.is_dir() for entry in path.iterdir()
+        _native.parse_step(name) is not None and is_directory(str(path / name))
+        for name in _native.list_names(str(path))
     )
 
 
@@ -35,19 +36,14 @@ def check_directory(path: Path) -> None:
         CheckpointNotFoundError: It is no directory.
         StorageError: The system does not let it be looked at.
     """
-    try:
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            os.scandir(path).close()
-            return
-    except FileNotFoundError:
+    found = _native.look(str(path))
+    if found is None:
         what = "a link that leads nowhere" if path.is_symlink() else None
-    except OSError as error:
-        raise penstock.StorageError(
-            f"{path}: {error.strerror}", path=str(path), errno=error.errno
-        ) from error
+    elif found[0] == "directory":
+        _native.list_names(str(path))
+        return
     else:
-        what = _WHAT.get(stat.S_IFMT(mode), "no directory")
+        what = _WHAT.get(stat.S_IFMT(path.stat().st_mode), "no directory")
     if what is None:
         text = ": there is no such directory; check the path"
     else:
@@ -91,7 +87,7 @@ def store_at(path: Path) -> penstock.CheckpointStore:
         StorageError: The system does not let it be looked at.
     """
     check_directory(path)
-    if os.path.exists(path / _native.MANIFEST):
+    if is_there(str(path / _native.MANIFEST)):
         raise penstock.CheckpointNotFoundError(
             f"{path}: this is a checkpoint, not a store of them; try penstock inspect {path}",
             path=str(path),

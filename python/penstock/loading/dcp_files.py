@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.errors import IncompleteCheckpointError
+from penstock.found import is_there
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -44,8 +45,7 @@ def metadata_of_ranks(names: Iterable[str]) -> list[str]:
 def is_marked(path: str) -> bool:
     """Whether a directory has `MARK`, and no metadata of DCP's own."""
     try:
-        with open(os.path.join(path, METADATA), "rb") as file:
-            return file.read(len(MARK) + 1) == MARK
+        return _native.read_start(os.path.join(path, METADATA), len(MARK) + 1) == MARK
     except OSError:
         return False
 
@@ -57,7 +57,7 @@ def drop_mark(path: str) -> None:
     checkpoint is gone all the same.
     """
     with contextlib.suppress(OSError):
-        if is_marked(path) and not os.path.exists(os.path.join(path, _native.MANIFEST)):
+        if is_marked(path) and not is_there(os.path.join(path, _native.MANIFEST)):
             os.unlink(os.path.join(path, METADATA))
             os.rmdir(path)
 
@@ -104,10 +104,8 @@ def check_files(path: str, storage_data: Any) -> None:
 
 
 def _bytes_of(file: str) -> int:
-    try:
-        return os.stat(file).st_size
-    except FileNotFoundError:
-        return -1
+    found = _native.look(file)
+    return -1 if found is None else found[1]
 
 
 def _few(names: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from penstock import _native
 from penstock.errors import CheckpointExistsError, CheckpointNotFoundError, StorageError
+from penstock.found import is_there
 from penstock.loading.dcp_files import METADATA, is_marked
 
 if TYPE_CHECKING:
@@ -47,9 +48,10 @@ def telling(path: str) -> Iterator[None]:
 def describe(path: str) -> str | None:
     """What is at a path and what to do about it; None where nothing is known of it."""
     try:
-        if os.path.isfile(path):
+        found = _native.look(path)
+        if found is not None and found[0] == "file":
             return _file(path)
-        return _directory(path, set(os.listdir(path)))
+        return _directory(path, set(_native.list_names(path)))
     except OSError:
         return None
 
@@ -57,8 +59,7 @@ def describe(path: str) -> str | None:
 def is_checkpoint(path: str) -> bool:
     """Whether a directory holds the manifest of a checkpoint; others call files so, too."""
     try:
-        with open(os.path.join(path, _native.MANIFEST), "rb") as file:
-            return file.read(len(_OURS)) == _OURS
+        return _native.read_start(os.path.join(path, _native.MANIFEST), len(_OURS)) == _OURS
     except OSError:
         return False
 
@@ -66,7 +67,7 @@ def is_checkpoint(path: str) -> bool:
 def steps_in(path: str) -> list[str]:
     """The complete steps of a store in a directory, by their names; empty where there are none."""
     try:
-        found = sorted(filter(_is_step, os.listdir(path)))
+        found = sorted(filter(_is_step, _native.list_names(path)))
     except OSError:
         return []
     return [name for name in found if is_checkpoint(os.path.join(path, name))]
@@ -78,7 +79,7 @@ def check_no_store(path: str) -> None:
     Raises:
         CheckpointExistsError: The directory is a store, or a table that changes.
     """
-    if os.path.exists(os.path.join(path, _native.TABLE_HEAD)):
+    if is_there(os.path.join(path, _native.TABLE_HEAD)):
         raise CheckpointExistsError(
             f"{path} is a table (penstock.features.Table): save to a directory of its own",
             path=path,
@@ -128,8 +129,7 @@ def _file(path: str) -> str:
     above, name = os.path.split(path)
     if _is_ours(name) and is_checkpoint(above or "."):
         return f"is a file of a checkpoint: pass the directory that it is in, {above or '.'!r}"
-    with open(path, "rb") as file:
-        start = file.read(9)
+    start = _native.read_start(path, 9)
     # A header's length in 8 bytes, and the header: one JSON object.
     if name.endswith(".safetensors") or (start[8:] == b"{" and start[6:8] == b"\0\0"):
         return f"is a file of safetensors, not a checkpoint: {importing(above or '.')}"

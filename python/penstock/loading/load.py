@@ -12,6 +12,7 @@ from penstock.calls.arguments import check_device, check_rank, to_native
 from penstock.calls.events import observed
 from penstock.calls.progress import shown
 from penstock.errors import CheckpointNotFoundError, StateMismatchError
+from penstock.found import is_there
 from penstock.loading.fetch import fetch, merged
 from penstock.loading.opened import OpenCheckpoint
 from penstock.loading.partial import loadable
@@ -138,7 +139,7 @@ def _run(reading: _Reading, path: str, wanted: Wanted, options: Options | None) 
         try:
             return reading.run()
         except CheckpointNotFoundError:
-            if not os.path.exists(os.path.join(path, _native.MANIFEST)):
+            if not is_there(os.path.join(path, _native.MANIFEST)):
                 raise
         reading = _Reading(path, wanted, options)
     return reading.run()

@@ -26,6 +26,7 @@ from penstock.calls.arguments import decode_path as decode_path
 from penstock.calls.arguments import encode_metadata as encode_metadata
 from penstock.calls.arguments import to_native as to_native
 from penstock.errors import CheckpointNotFoundError, RankError
+from penstock.found import has_bytes
 from penstock.process import own_rank
 from penstock.ranks.group import check_alone
 from penstock.state.tree import AS_FIRST
@@ -184,11 +185,7 @@ class RankAttempt:
             StorageError: The operating system failed an operation.
         """
         for number, (file, part_bytes, _) in votes.items():
-            try:
-                found = os.stat(os.path.join(self.path, file)).st_size
-            except OSError:
-                found = None
-            if found != part_bytes:
+            if not has_bytes(os.path.join(self.path, file), part_bytes):
                 raise _not_shared(self.path, number)
         parts = [(number, *vote) for number, vote in sorted(votes.items())]
         self._native.commit(parts, step=step, metadata=metadata, overwrite=overwrite)

@@ -13,6 +13,7 @@ from penstock.errors import (
     PenstockWarning,
     StorageError,
 )
+from penstock.found import is_there
 from penstock.saving.groups import NO_GROUPS, Groups, check_no_index
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Destination:
             CheckpointExistsError: A complete checkpoint is there.
         """
         self.give_way()
-        if os.path.exists(os.path.join(self.path, _native.MANIFEST)):
+        if is_there(os.path.join(self.path, _native.MANIFEST)):
             # It says so with the same words, and after the directory is synced.
             _native.Attempt.begin(self.path, overwrite=False).abandon()
 

@@ -14,6 +14,7 @@ from penstock.errors import (
     RankError,
     SaveCancelledError,
 )
+from penstock.found import has_bytes
 from penstock.layout.sharding import Sharder, discord, is_balanced
 from penstock.ranks.entering import or_give_up
 from penstock.ranks.round import Vote
@@ -257,10 +258,7 @@ class Save:
         parts = []
         for rank, vote in enumerate(votes):
             file = _native.part_file(rank, attempt_id)
-            found = None
-            with contextlib.suppress(OSError):
-                found = os.stat(os.path.join(self.destination.path, file)).st_size
-            if found != vote.part_bytes:
+            if not has_bytes(os.path.join(self.destination.path, file), vote.part_bytes):
                 raise RankError(
                     f"{self.destination.path}: what rank {rank} wrote is not there: all ranks have "
                     "to save to one directory of a file system that they share, and to several "

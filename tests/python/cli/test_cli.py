@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -774,14 +775,15 @@ def test_what_is_no_directory_is_called_what_it_is(run, store, tmp_path, command
 
 @pytest.mark.parametrize("command", [*TAKES_A_PATH, "set-aside"])
 def test_what_may_not_be_looked_into_is_said_to_be_so(run, tmp_path, command, monkeypatch):
+    told = f"cannot list {tmp_path}/locked: Permission denied"
+
     def refused(path):
-        raise PermissionError(13, "Permission denied", str(path))
+        raise penstock.StorageError(told, path=path, errno=errno.EACCES)
 
     (tmp_path / "locked").mkdir()
-    monkeypatch.setattr(paths.os, "scandir", refused)
+    monkeypatch.setattr(paths._native, "list_names", refused)
     code, out, err = run(*on(command, tmp_path / "locked", tmp_path))
-    assert (code, out) == (1, "")
-    assert err == f"error: {tmp_path}/locked: Permission denied\n"
+    assert (code, out, err) == (1, "", f"error: {told}\n")
 
 
 # ---- set-aside

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use penstock_io::Result;
 use penstock_io::file::{Direct, File};
-use penstock_io::file_system::{Change, FileSystem};
+use penstock_io::file_system::{Change, FileSystem, Files};
 
 /// A change by what it is in the protocol, and which of its kind, counted from 1.
 pub(crate) type Step = (&'static str, usize);
@@ -73,6 +73,10 @@ impl fmt::Debug for Mutant {
 }
 
 impl FileSystem for Mutant {
+    fn files(&self) -> &dyn Files {
+        self.inner.files()
+    }
+
     fn create(&self, path: &Path, direct: Direct) -> Result<File> {
         self.inner.create(path, direct)
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::{Faults, OpClass};
 use crate::file::{Direct, File};
-use crate::file_system::{Change, FileSystem};
+use crate::file_system::{Change, FileSystem, Files};
 use crate::{Error, Result};
 
 /// A file system with faults.
@@ -56,6 +56,10 @@ impl FileSystem for FaultyFileSystem {
         let changed = self.inner.change(change);
         log.end(ticket, changed.is_ok());
         changed
+    }
+
+    fn files(&self) -> &dyn Files {
+        self.inner.files()
     }
 
     fn locks(&self, directory: BorrowedFd<'_>) -> bool {

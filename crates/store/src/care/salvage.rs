@@ -7,11 +7,11 @@
 
 mod rank;
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use penstock_io::file_system::Files;
 use serde_json::value::RawValue;
 
 use crate::care::survey::{Described, Survey, survey};
@@ -66,7 +66,7 @@ pub fn salvage(
     progress: &Progress,
 ) -> Result<SalvageReport> {
     let begun = Instant::now();
-    check_is_new(path, out)?;
+    check_is_new(path, out, options.file_system.files())?;
     let found = survey(path, options, progress)?;
     check_is_its_step(&found, out)?;
     let described = found.described_by();
@@ -113,19 +113,19 @@ pub fn salvage(
 
 /// What is recovered goes to a place of its own: a save tidies up what lies beside it, and that may be
 /// what is being recovered, or somebody else's last hope.
-fn check_is_new(path: &Path, out: &Path) -> Result<()> {
+fn check_is_new(path: &Path, out: &Path, files: &dyn Files) -> Result<()> {
     let refused = |source| Error::storage("salvage to", out)(source);
-    match fs::read_dir(out).map(Iterator::count) {
+    match files.list(out).map(|entries| entries.len()) {
         Ok(entries) if entries > 0 => {
             return Err(refused(io::ErrorKind::DirectoryNotEmpty.into()));
         }
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(refused(error)),
         _ => {}
     }
-    let source = fs::canonicalize(path).ok();
+    let source = files.resolve(path).ok();
     let above = std::path::absolute(out).ok();
     let mut above = above.iter().flat_map(|out| out.ancestors());
-    if above.any(|above| fs::canonicalize(above).ok() == source && source.is_some()) {
+    if above.any(|above| files.resolve(above).ok() == source && source.is_some()) {
         let detail = "it lies in what is to be salvaged";
         return Err(refused(io::Error::new(io::ErrorKind::InvalidInput, detail)));
     }

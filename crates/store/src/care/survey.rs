@@ -11,12 +11,12 @@ mod describe;
 mod findings;
 mod shared;
 
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use penstock_io::file::{Direct, File};
+use penstock_io::file::Direct;
+use penstock_io::file_system::{Files, Kind};
 
 use crate::error::{Error, Result};
 use crate::format::digest::CHUNK_BYTES;
@@ -45,7 +45,7 @@ pub fn survey(path: &Path, options: &Options, progress: &Progress) -> Result<Sur
         extent_bytes: Some(CHUNK_BYTES as usize),
         ..options.clone()
     };
-    let mut survey = Survey::of(describe(path)?);
+    let mut survey = Survey::of(describe(path, options.file_system.files())?);
     survey.check_files(path, &options, progress)?;
     survey.shared = shared::assess(&survey);
     survey.seconds = begun.elapsed().as_secs_f64();
@@ -57,6 +57,7 @@ impl Survey {
     pub(crate) fn open(
         &self,
         path: &Path,
+        files: &dyn Files,
         direct: Direct,
         is_wanted: impl Fn(usize) -> bool,
     ) -> Result<Vec<(usize, Source<'_>)>> {
@@ -64,7 +65,7 @@ impl Survey {
         for (number, entry) in self.part.files.iter().enumerate() {
             let bytes = self.usable_bytes[number];
             if bytes > 0 && is_wanted(number) {
-                let file = Arc::new(File::open(&path.join(&entry.name), direct)?);
+                let file = Arc::new(files.open(&path.join(&entry.name), direct)?);
                 // What only headers tell of has no digests.
                 let has_digests = !entry.chunks.is_empty();
                 let chunks = has_digests.then_some(entry.chunks.as_slice());
@@ -82,18 +83,19 @@ impl Survey {
     }
 
     fn check_files(&mut self, path: &Path, options: &Options, progress: &Progress) -> Result<()> {
+        let files = options.file_system.files();
         for number in 0..self.part.files.len() {
-            let usable_bytes = self.measure(path, number)?;
+            let usable_bytes = self.measure(path, files, number)?;
             self.usable_bytes.push(usable_bytes);
         }
         let settings = options.choose(path, self.usable_bytes.iter().sum());
         let has_digests = |file: usize| !self.part.files[file].chunks.is_empty();
-        let sources = self.open(path, settings.direct, has_digests)?;
+        let sources = self.open(path, files, settings.direct, has_digests)?;
         let (numbers, sources): (Vec<usize>, Vec<Source<'_>>) = sources.into_iter().unzip();
-        let files: Vec<_> = sources.iter().map(Source::facts).collect();
-        let bytes = files.iter().map(|file| file.bytes).sum();
+        let facts: Vec<_> = sources.iter().map(Source::facts).collect();
+        let bytes = facts.iter().map(|file| file.bytes).sum();
         progress.expect(bytes);
-        let plan = plan(&files, &[], true, settings.extent_bytes as u64);
+        let plan = plan(&facts, &[], true, settings.extent_bytes as u64);
         let mut run = Run::default();
         let outcome = read(
             plan,
@@ -137,14 +139,14 @@ impl Survey {
     }
 
     /// How many bytes of a file are there in whole chunks; what lies beyond is hit.
-    fn measure(&mut self, path: &Path, number: usize) -> Result<u64> {
+    fn measure(&mut self, path: &Path, files: &dyn Files, number: usize) -> Result<u64> {
         let entry = &self.part.files[number];
         let file = path.join(&entry.name);
-        let (usable_bytes, detail) = match fs::symlink_metadata(&file) {
-            Ok(metadata) if !metadata.is_file() => (0, plain::flaw(&metadata).map(str::to_owned)),
-            Ok(metadata) if metadata.len() == entry.bytes => (entry.bytes, None),
-            Ok(metadata) => {
-                let (found, expected) = (metadata.len(), entry.bytes);
+        let (usable_bytes, detail) = match files.look(&file) {
+            Ok(found) if found.kind != Kind::File => (0, plain::flaw(&found).map(str::to_owned)),
+            Ok(found) if found.bytes == entry.bytes => (entry.bytes, None),
+            Ok(found) => {
+                let (found, expected) = (found.bytes, entry.bytes);
                 let whole = match found > expected {
                     true => expected,
                     false => found - found % CHUNK_BYTES,

@@ -1,17 +1,17 @@
 //! Verification: every byte of a checkpoint against its digest, and all damage listed.
 
 use std::collections::HashMap;
-use std::io::Read;
 use std::path::Path;
 use std::time::Instant;
+
+use penstock_io::file_system::Files;
 
 use crate::error::{Error, Result};
 use crate::format::description::{check_length, read_manifest, read_part};
 use crate::format::digest::Digest;
 use crate::format::manifest::BesideEntry;
 use crate::format::part::{FileEntry, Part, TensorEntry};
-use crate::format::plain;
-use crate::format::shard::{self, Header, HeaderTensor};
+use crate::format::shard::{self, Header, HeaderTensor, LENGTH_BYTES};
 use crate::lease::Lease;
 use crate::load::checkpoint::{global_tensors_of, open_shard, touched_tensor};
 use crate::options::Options;
@@ -37,11 +37,14 @@ pub(crate) fn verify_as(
     progress: &Progress,
 ) -> Result<VerifyReport> {
     let begun = Instant::now();
-    let _lease = Lease::share_to_read(path);
+    let files = options.file_system.files();
+    let _lease = Lease::share_to_read(path, files);
     loop {
         let mut report = VerifyReport::default();
         let id = verify_files(path, on_damage, options, progress, &mut report)?;
-        let now = read_manifest(path).map(|(manifest, _)| manifest.id).ok();
+        let now = read_manifest(path, files)
+            .map(|(manifest, _)| manifest.id)
+            .ok();
         // What is missing because another checkpoint took its place is no damage.
         if report.problems.is_empty() || id.is_none() || now.is_none() || id == now {
             report.seconds = begun.elapsed().as_secs_f64();
@@ -59,8 +62,9 @@ fn verify_files(
     progress: &Progress,
     report: &mut VerifyReport,
 ) -> Result<Option<String>> {
+    let files = options.file_system.files();
     report.files += 1;
-    let Some((manifest, bytes)) = or_problem(read_manifest(path), report)? else {
+    let Some((manifest, bytes)) = or_problem(read_manifest(path, files), report)? else {
         return Ok(None);
     };
     report.bytes_checked += bytes;
@@ -69,14 +73,14 @@ fn verify_files(
     for entry in &manifest.parts {
         report.files += 1;
         progress.pay(entry.bytes)?;
-        if let Some(part) = or_problem(read_part(path, &manifest, entry), report)? {
+        if let Some(part) = or_problem(read_part(path, files, &manifest, entry), report)? {
             report.bytes_checked += entry.bytes;
             parts.push(part);
         }
     }
     for entry in &manifest.beside {
         report.files += 1;
-        if or_problem(check_beside(path, entry), report)?.is_some() {
+        if or_problem(check_beside(path, files, entry), report)?.is_some() {
             report.bytes_checked += entry.bytes;
         }
     }
@@ -89,10 +93,10 @@ fn verify_files(
 }
 
 /// Checks a small file that goes with a checkpoint; its copy is anybody's to edit.
-fn check_beside(path: &Path, entry: &BesideEntry) -> Result<()> {
-    check_length(path, &entry.file, entry.bytes)?;
+fn check_beside(path: &Path, files: &dyn Files, entry: &BesideEntry) -> Result<()> {
+    check_length(path, files, &entry.file, entry.bytes)?;
     let file = path.join(&entry.file);
-    let text = plain::read(&file).map_err(Error::storage("read", &file))?;
+    let text = files.read(&file).map_err(Error::storage("read", &file))?;
     let (found, expected) = (Digest::of(&text), entry.digest);
     if found == expected {
         return Ok(());
@@ -139,6 +143,7 @@ fn verify_shards(
     progress: &Progress,
     report: &mut VerifyReport,
 ) -> Result<()> {
+    let files = options.file_system.files();
     let bytes = part.files.iter().map(|file| file.bytes).sum();
     let settings = options.choose(path, bytes);
     let mut run = Run::default();
@@ -150,16 +155,16 @@ fn verify_shards(
     }
     for (number, (entry, listed)) in part.files.iter().zip(listed).enumerate() {
         report.files += 1;
-        let opened = open_shard(path, entry, settings.direct, &mut run);
+        let opened = open_shard(path, files, entry, settings.direct, &mut run);
         if let Some(source) = or_problem(opened, report)? {
-            or_problem(check_header(path, entry, listed, progress), report)?;
+            or_problem(check_header(path, files, entry, listed, progress), report)?;
             sources.push(source);
             numbers.push(number);
         }
     }
-    let files: Vec<_> = sources.iter().map(Source::facts).collect();
-    let plan = plan(&files, &[], true, settings.extent_bytes as u64);
-    progress.expect(files.iter().map(|file| file.bytes).sum());
+    let facts: Vec<_> = sources.iter().map(Source::facts).collect();
+    let plan = plan(&facts, &[], true, settings.extent_bytes as u64);
+    progress.expect(facts.iter().map(|file| file.bytes).sum());
     let outcome = read(
         plan,
         Vec::new(),
@@ -169,7 +174,7 @@ fn verify_shards(
         progress,
         &mut run,
     )?;
-    report.bytes_checked += files.iter().map(|file| file.bytes).sum::<u64>();
+    report.bytes_checked += facts.iter().map(|file| file.bytes).sum::<u64>();
     report.problems.extend(outcome.damage.iter().map(|damage| {
         let file = numbers[damage.file];
         Problem {
@@ -186,27 +191,24 @@ fn verify_shards(
 /// Checks that other tools, which trust a shard's own header, see the tensors that the part lists.
 fn check_header(
     path: &Path,
+    files: &dyn Files,
     entry: &FileEntry,
     listed: Vec<&TensorEntry>,
     progress: &Progress,
 ) -> Result<()> {
     // Of the header the chunks' digests tell whether it is what was written.
     let malformed = |detail: String| Error::malformed(path, &entry.name, detail);
-    let file_path = path.join(&entry.name);
-    let file = plain::open(&file_path).map_err(Error::storage("open", &file_path))?;
-    let mut start = Vec::new();
-    let read = |bytes: u64, start: &mut Vec<u8>| {
-        (&file)
-            .take(bytes)
-            .read_to_end(start)
-            .map_err(Error::storage("read", &file_path))
+    let file = path.join(&entry.name);
+    let read = |range| {
+        let read = files.read_range(&file, range);
+        read.map_err(Error::storage("read", &file))
     };
-    read(8, &mut start)?;
+    let mut start = read(0..LENGTH_BYTES)?;
     let prefix = start.first_chunk().copied().unwrap_or_default();
     let end =
         shard::header_end(prefix, entry.bytes).map_err(|error| malformed(error.to_string()))?;
     progress.pay(end)?;
-    read(end.saturating_sub(8), &mut start)?;
+    start.extend(read(LENGTH_BYTES..end)?);
     let header =
         shard::parse_header(&start, entry.bytes).map_err(|error| malformed(error.to_string()))?;
     compare(&header, listed).map_err(malformed)

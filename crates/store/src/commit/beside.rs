@@ -11,17 +11,15 @@
 //! ([`settle`]).
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
 use std::path::Path;
 
-use penstock_io::file::Direct;
 use penstock_io::file_system::{Change, FileSystem};
 
 use super::files::remove_file;
 use crate::error::{Error, Result};
+use crate::format::directory::names;
 use crate::format::name::{self, beside_of};
-use crate::format::plain;
 
 /// Puts copies of an attempt's files in their places.
 pub(super) fn place<'a>(
@@ -32,7 +30,8 @@ pub(super) fn place<'a>(
 ) -> Result<()> {
     for name in names {
         let file = path.join(name::beside_file(id, name));
-        let text = plain::read(&file).map_err(Error::storage("read", &file))?;
+        let text = file_system.files().read(&file);
+        let text = text.map_err(Error::storage("read", &file))?;
         put(path, file_system, id, name, &text)?;
     }
     Ok(())
@@ -42,7 +41,7 @@ fn put(path: &Path, file_system: &dyn FileSystem, id: &str, name: &str, text: &[
     let (temporary, copy) = (path.join(name::temporary_copy(id)), path.join(name));
     // Of whoever died here before.
     remove_file(&temporary, file_system)?;
-    let file = file_system.create(&temporary, Direct::Off)?;
+    let file = file_system.create_temporary(&temporary)?;
     file_system.change(Change::Write(&file, text))?;
     file_system.change(Change::SyncData(&file))?;
     drop(file);
@@ -68,16 +67,13 @@ pub(crate) fn settle(
     is_going: impl Fn(&str) -> bool,
 ) -> Result<()> {
     let mut all: BTreeMap<String, Copies> = BTreeMap::new();
-    for entry in fs::read_dir(path).map_err(Error::storage("list", path))? {
-        let entry = entry.map_err(Error::storage("list", path))?;
-        let Ok(file) = entry.file_name().into_string() else {
-            continue;
-        };
+    let files = file_system.files();
+    for file in names(path, files)? {
         let (Some(name), Some(id)) = (beside_of(&file), name::attempt_of(&file)) else {
             continue;
         };
         // Somebody else may remove it at the same time, and what cannot be read has no copy here.
-        let Ok(text) = plain::read(&path.join(&file)) else {
+        let Ok(text) = files.read(&path.join(&file)) else {
             continue;
         };
         let copies = all.entry(name.to_owned()).or_default();
@@ -89,7 +85,7 @@ pub(crate) fn settle(
     let mut is_changed = false;
     for (name, copies) in all {
         let copy = path.join(&name);
-        let found = match plain::read(&copy) {
+        let found = match files.read(&copy) {
             Ok(text) => Some(text),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             // A directory, say: somebody's own.

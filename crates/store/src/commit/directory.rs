@@ -1,11 +1,8 @@
 //! The directory that is saved to: made where it is not there, and made durable.
 
-use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use penstock_io::file::may_write;
 use penstock_io::file_system::{Change, FileSystem};
 
 use crate::error::{Error, Result};
@@ -24,15 +21,17 @@ pub(super) fn make_directory(path: &Path, file_system: &dyn FileSystem) -> Resul
     match created {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == Some(io::ErrorKind::AlreadyExists) => {
-            match fs::metadata(path) {
-                Ok(metadata) if metadata.is_dir() => Ok(false),
+            let files = file_system.files();
+            match files.follow(path) {
+                Ok(found) if found.is_directory() => Ok(false),
                 Ok(_) => {
                     let source = io::Error::from(io::ErrorKind::NotADirectory);
                     Err(Error::storage("save to", path)(source))
                 }
                 // Removed since by a sweep; or a link to nothing, which has a name.
                 Err(_)
-                    if fs::symlink_metadata(path)
+                    if files
+                        .look(path)
                         .is_err_and(|error| error.kind() == io::ErrorKind::NotFound) =>
                 {
                     make_directory(path, file_system)
@@ -55,8 +54,14 @@ fn parent_of(path: &Path) -> &Path {
 /// of them may have been made just now, by this save, by one beside it, or by one that died before
 /// it came to this. Where nothing is new that is a fraction of a millisecond for each.
 pub(super) fn sync_ancestors(path: &Path, file_system: &dyn FileSystem) -> Result<()> {
-    let absolute = fs::canonicalize(path).map_err(Error::storage("look at", path))?;
-    let device = |path: &Path| fs::metadata(path).map(|metadata| metadata.dev()).ok();
+    let files = file_system.files();
+    if !files.has_directories() {
+        return Ok(());
+    }
+    let absolute = files
+        .resolve(path)
+        .map_err(Error::storage("look at", path))?;
+    let device = |path: &Path| files.follow(path).map(|found| found.identity.0).ok();
     let own = device(&absolute);
     for parent in absolute.ancestors().skip(1) {
         if device(parent) != own {
@@ -66,7 +71,8 @@ pub(super) fn sync_ancestors(path: &Path, file_system: &dyn FileSystem) -> Resul
             // Who may not write there made nothing there. A directory that may be written to and
             // not read cannot be synced: nothing that is made in it could be promised.
             Err(error)
-                if error.kind() == Some(io::ErrorKind::PermissionDenied) && !may_write(parent) => {}
+                if error.kind() == Some(io::ErrorKind::PermissionDenied)
+                    && !files.may_write(parent) => {}
             result => result?,
         }
     }

@@ -1,6 +1,5 @@
 //! Files of attempts: given a name that is free, and removed.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -34,7 +33,10 @@ fn has_no_links(kind: io::ErrorKind) -> bool {
 
 /// Removes a file, if it is there, and returns its bytes.
 pub(crate) fn remove_file(path: &Path, file_system: &dyn FileSystem) -> Result<u64> {
-    let bytes = fs::symlink_metadata(path).map_or(0, |metadata| metadata.len());
+    let bytes = file_system
+        .files()
+        .look(path)
+        .map_or(0, |found| found.bytes);
     match file_system.change(Change::RemoveFile(path)) {
         Ok(()) => Ok(bytes),
         Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Ok(0),

@@ -19,7 +19,7 @@ pub(crate) fn remove_attempt_files(
 ) -> Result<u64> {
     settle(path, file_system, |name| select(name))?;
     let mut removed_bytes = 0;
-    for (file, _) in attempt_files(path, select)? {
+    for (file, _) in attempt_files(path, file_system.files(), select)? {
         removed_bytes += remove_file(&file, file_system)?;
     }
     Ok(removed_bytes)

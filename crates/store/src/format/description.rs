@@ -3,14 +3,15 @@
 //! Nothing is believed whose digest is wrong, and nothing is called damaged before it was read a
 //! second time past the page cache, since a transfer can go wrong where the stored bytes are right.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 
-use penstock_io::file::{Direct, File, check_readable};
+use penstock_io::file::Direct;
+use penstock_io::file_system::{Files, Kind};
 
 use crate::error::{Error, Result};
 use crate::format::digest::Digest;
+use crate::format::directory::names;
 use crate::format::manifest::{Manifest, PartEntry};
 use crate::format::name::{MANIFEST, PROTECTED, is_attempt_file, is_step};
 use crate::format::part::{FileEntry, Part};
@@ -25,43 +26,43 @@ const LOOKS_MAX: usize = 2;
 
 /// Reads and checks the manifest; its size comes with it. One that a deletion elsewhere has taken by
 /// mistake and is about to put back is as good.
-pub(crate) fn read_manifest(path: &Path) -> Result<(Manifest, u64)> {
+pub(crate) fn read_manifest(path: &Path, files: &dyn Files) -> Result<(Manifest, u64)> {
     let file = path.join(MANIFEST);
-    let mut found = read_manifest_at(path, &file);
+    let mut found = read_manifest_at(path, &file, files);
     for _ in 0..LOOKS_MAX {
         if !matches!(found, Err(Error::Incomplete { .. })) {
             break;
         }
         // Where there is none either, it may have been put back since.
-        let elsewhere = misplaced(path);
-        found = read_manifest_at(path, elsewhere.as_ref().unwrap_or(&file));
+        let elsewhere = misplaced(path, files);
+        found = read_manifest_at(path, elsewhere.as_ref().unwrap_or(&file), files);
     }
     found
 }
 
-fn read_manifest_at(path: &Path, file: &Path) -> Result<(Manifest, u64)> {
-    let failed = |source| no_manifest(path, file, source);
+fn read_manifest_at(path: &Path, file: &Path, files: &dyn Files) -> Result<(Manifest, u64)> {
+    let failed = |source| no_manifest(path, file, files, source);
     // A FIFO would keep the reader waiting, a device would never end.
-    let metadata = fs::symlink_metadata(file).map_err(failed)?;
-    if let Some(flaw) = plain::flaw(&metadata) {
+    let found = files.look(file).map_err(failed)?;
+    if let Some(flaw) = plain::flaw(&found) {
         return Err(Error::corrupt(path, MANIFEST, flaw));
     }
-    if metadata.len() > MANIFEST_BYTES_MAX {
-        let detail = format!("{} bytes are too many for a manifest", metadata.len());
+    if found.bytes > MANIFEST_BYTES_MAX {
+        let detail = format!("{} bytes are too many for a manifest", found.bytes);
         return Err(Error::corrupt(path, MANIFEST, detail));
     }
-    let read = |again: bool| read_text(file, again).map_err(failed);
+    let read = |again: bool| read_text(file, files, again).map_err(failed);
     let manifest = believe(read, |text| Ok((Manifest::parse(text, path)?, text.len())))?;
     Ok((manifest.0, manifest.1 as u64))
 }
 
 /// Tells a path that is not there from a directory without a manifest.
-fn no_manifest(path: &Path, file: &Path, source: io::Error) -> Error {
-    match fs::metadata(path) {
+fn no_manifest(path: &Path, file: &Path, files: &dyn Files, source: io::Error) -> Error {
+    match files.follow(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Error::NotFound {
             path: path.to_owned(),
         },
-        Ok(metadata) if !metadata.is_dir() => {
+        Ok(found) if !found.is_directory() => {
             let source = io::Error::from(io::ErrorKind::NotADirectory);
             Error::Storage {
                 operation: "open checkpoint",
@@ -69,7 +70,7 @@ fn no_manifest(path: &Path, file: &Path, source: io::Error) -> Error {
                 source,
             }
         }
-        Ok(_) if source.kind() == io::ErrorKind::NotFound => without_manifest(path),
+        Ok(_) if source.kind() == io::ErrorKind::NotFound => without_manifest(path, files),
         _ => Error::Storage {
             operation: "read",
             path: file.to_owned(),
@@ -79,11 +80,8 @@ fn no_manifest(path: &Path, file: &Path, source: io::Error) -> Error {
 }
 
 /// Tells a store from a save that did not finish, and both from a directory of something else.
-fn without_manifest(path: &Path) -> Error {
-    let names = fs::read_dir(path).into_iter().flatten().flatten();
-    let names: Vec<String> = names
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
+fn without_manifest(path: &Path, files: &dyn Files) -> Error {
+    let names = names(path, files).unwrap_or_default();
     let path = path.to_owned();
     if let Some(step) = names.iter().filter(|name| is_step(name)).max() {
         let newest = path.join(step);
@@ -99,11 +97,16 @@ fn without_manifest(path: &Path) -> Error {
 }
 
 /// Reads a part, checks it against the manifest, and parses it.
-pub(crate) fn read_part(path: &Path, manifest: &Manifest, entry: &PartEntry) -> Result<Part> {
+pub(crate) fn read_part(
+    path: &Path,
+    files: &dyn Files,
+    manifest: &Manifest,
+    entry: &PartEntry,
+) -> Result<Part> {
     let corrupt = |detail: String| Error::corrupt(path, &entry.file, detail);
     let file = path.join(&entry.file);
-    check_length(path, &entry.file, entry.bytes)?;
-    let read = |again: bool| read_text(&file, again).map_err(Error::storage("read", &file));
+    check_length(path, files, &entry.file, entry.bytes)?;
+    let read = |again: bool| read_text(&file, files, again).map_err(Error::storage("read", &file));
     believe(read, |text| {
         let found = Digest::of(text);
         if text.len() as u64 != entry.bytes || found != entry.digest {
@@ -128,36 +131,41 @@ fn believe<T>(
 }
 
 /// A whole file; `again` past what the page cache has of it.
-fn read_text(file: &Path, again: bool) -> io::Result<Vec<u8>> {
-    if again && let Ok(file) = File::open(file, Direct::Off) {
+fn read_text(file: &Path, files: &dyn Files, again: bool) -> io::Result<Vec<u8>> {
+    if again && let Ok(file) = files.open(file, Direct::Off) {
         // A page cache would give the same bytes again; the device may not.
         let _ = file.drop_cache();
     }
-    plain::read(file)
+    files.read(file)
 }
 
-pub(crate) fn check_size(path: &Path, file: &FileEntry) -> Result<()> {
-    check_length(path, &file.name, file.bytes)
+pub(crate) fn check_size(path: &Path, files: &dyn Files, file: &FileEntry) -> Result<()> {
+    check_length(path, files, &file.name, file.bytes)
 }
 
 /// Checks that a file of the checkpoint is there, regular, of the recorded size, and no secret to this
 /// process: a checkpoint that cannot be read must not count as one that others are deleted for.
-pub(crate) fn check_length(path: &Path, name: &str, expected: u64) -> Result<()> {
+pub(crate) fn check_length(
+    path: &Path,
+    files: &dyn Files,
+    name: &str,
+    expected: u64,
+) -> Result<()> {
     let file = path.join(name);
-    match fs::symlink_metadata(&file) {
-        Ok(metadata) if !metadata.is_file() => {
-            let flaw = plain::flaw(&metadata).unwrap_or_default();
+    match files.look(&file) {
+        Ok(found) if found.kind != Kind::File => {
+            let flaw = plain::flaw(&found).unwrap_or_default();
             Err(Error::corrupt(path, name, flaw))
         }
-        Ok(metadata) if metadata.len() != expected => {
-            let found = metadata.len();
+        Ok(found) if found.bytes != expected => {
+            let found = found.bytes;
             Err(Error::corrupt(
                 path,
                 name,
                 format!("it has {found} bytes instead of {expected}"),
             ))
         }
-        Ok(_) => Ok(check_readable(&file)?),
+        Ok(_) => Ok(files.check_readable(&file)?),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Err(Error::corrupt(path, name, "the file is missing"))
         }
@@ -172,6 +180,8 @@ pub(crate) fn check_length(path: &Path, name: &str, expected: u64) -> Result<()>
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
+
+    use penstock_io::file_system::Native;
 
     use super::*;
 
@@ -210,9 +220,9 @@ mod tests {
     #[test]
     fn a_second_reading_reads_the_file() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        fs::write(file.path(), "text").unwrap();
+        std::fs::write(file.path(), "text").unwrap();
         for again in [false, true] {
-            assert_eq!(read_text(file.path(), again).unwrap(), b"text");
+            assert_eq!(read_text(file.path(), &Native, again).unwrap(), b"text");
         }
     }
 }

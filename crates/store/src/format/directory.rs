@@ -1,33 +1,46 @@
 //! What lies in the directory of a checkpoint beside what its manifest names.
 
-use std::fs;
 use std::path::{Path, PathBuf};
+
+use penstock_io::file_system::Files;
 
 use crate::error::{Error, Result};
 use crate::format::name::{PROTECTED, is_attempt_file};
 
+/// The names in a directory that are text, as all of ours are.
+pub(crate) fn names(path: &Path, files: &dyn Files) -> Result<Vec<String>> {
+    let entries = files.list(path).map_err(Error::storage("list", path))?;
+    let names = entries.into_iter();
+    Ok(names
+        .filter_map(|entry| entry.name.into_string().ok())
+        .collect())
+}
+
 /// The attempt files of a directory that `select` picks, with their bytes.
 pub(crate) fn attempt_files(
     path: &Path,
+    files: &dyn Files,
     select: impl Fn(&str) -> bool,
 ) -> Result<Vec<(PathBuf, u64)>> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(path).map_err(Error::storage("list", path))? {
-        let entry = entry.map_err(Error::storage("list", path))?;
-        let file_name = entry.file_name();
-        let is_selected = |name: &str| is_attempt_file(name) && select(name);
-        if file_name.to_str().is_some_and(is_selected) {
-            let bytes = entry.metadata().map_or(0, |metadata| metadata.len());
-            files.push((entry.path(), bytes));
+    let mut selected = Vec::new();
+    for entry in files.list(path).map_err(Error::storage("list", path))? {
+        let Some(name) = entry.name.to_str() else {
+            continue;
+        };
+        if is_attempt_file(name) && select(name) {
+            let file = path.join(name);
+            let look = || files.look(&file).map_or(0, |found| found.bytes);
+            let bytes = entry.bytes.unwrap_or_else(look);
+            selected.push((file, bytes));
         }
     }
-    Ok(files)
+    Ok(selected)
 }
 
 /// Whether the step in a directory is protected, by whatever name.
-pub(crate) fn is_protected_at(path: &Path) -> bool {
+pub(crate) fn is_protected_at(path: &Path, files: &dyn Files) -> bool {
     // When in doubt, it is protected: a link to nothing counts, and what cannot be looked at.
-    let found = path.join(PROTECTED).symlink_metadata();
+    let found = files.look(&path.join(PROTECTED));
     !found.is_err_and(|error| {
         matches!(
             error.kind(),

@@ -5,41 +5,19 @@
 //! one of the data. Nothing that is no file is waited for. Links on the way to a checkpoint, that to
 //! its directory included, are the reader's own and followed.
 
-use std::fs;
-use std::io::{self, Read};
-use std::path::Path;
+use std::io;
 
-use penstock_io::file::{Direct, File};
+use penstock_io::file_system::{Found, Kind};
 
 /// Why what has a file's name is none, if it is none.
-pub(crate) fn flaw(metadata: &fs::Metadata) -> Option<&'static str> {
-    if metadata.is_symlink() {
-        return Some(
+pub(crate) fn flaw(found: &Found) -> Option<&'static str> {
+    match found.kind {
+        Kind::File => None,
+        Kind::Link => Some(
             "it is a symbolic link, which is not followed; a copy made with `cp -rL` holds the file",
-        );
+        ),
+        Kind::Directory | Kind::Other => Some("it is not a regular file"),
     }
-    (!metadata.is_file()).then_some("it is not a regular file")
-}
-
-/// Whether something has this name, a link to nothing included.
-pub(crate) fn is_there(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok()
-}
-
-/// Opens a file to read it without an engine.
-pub(crate) fn open(path: &Path) -> io::Result<fs::File> {
-    match File::open(path, Direct::Off) {
-        Ok(file) => Ok(file.into()),
-        Err(penstock_io::Error::Storage { source, .. }) => Err(source),
-        Err(error) => Err(io::Error::other(error)),
-    }
-}
-
-/// The bytes of a whole file.
-pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    open(path)?.read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 /// Whether an error says that the bytes are gone, and not that reading went wrong: EIO, ENODATA,

@@ -6,16 +6,16 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
-use std::io::{self, Read};
+use std::io;
 use std::path::Path;
 
+use penstock_io::file_system::Files;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::ser::{SerializeMap, Serializer as _};
 use serde::{Deserialize, Serialize};
 
 use crate::format::dtype;
 use crate::format::part::TensorBox;
-use crate::format::plain;
 
 /// Boundary on which the data of a shard starts, and that direct I/O is aligned to.
 pub const PAGE_BYTES: u64 = 4096;
@@ -27,7 +27,7 @@ pub const HEADER_BYTES_MAX: u64 = 100_000_000;
 const BOXES: &str = "penstock.boxes";
 
 /// Bytes of the length that precedes the header.
-const LENGTH_BYTES: u64 = 8;
+pub(crate) const LENGTH_BYTES: u64 = 8;
 
 /// One tensor as a shard's header describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -161,18 +161,14 @@ pub fn parse_header(start: &[u8], file_bytes: u64) -> Result<Header, InvalidHead
 }
 
 /// The header of a shard, and the size of the file.
-pub(crate) fn read_header(path: &Path) -> Result<(Header, u64), String> {
+pub(crate) fn read_header(path: &Path, files: &dyn Files) -> Result<(Header, u64), String> {
     let read = || -> io::Result<(Vec<u8>, u64)> {
-        let file = plain::open(path)?;
-        let bytes = file.metadata()?.len();
-        let mut start = Vec::new();
-        (&file).take(LENGTH_BYTES).read_to_end(&mut start)?;
+        let bytes = files.look(path)?.bytes;
+        let mut start = files.read_range(path, 0..LENGTH_BYTES)?;
         let prefix = start.first_chunk().copied().unwrap_or_default();
         // One that makes no sense is refused below.
         let end = header_end(prefix, bytes).unwrap_or_default();
-        (&file)
-            .take(end.saturating_sub(LENGTH_BYTES))
-            .read_to_end(&mut start)?;
+        start.extend(files.read_range(path, LENGTH_BYTES..end.max(LENGTH_BYTES))?);
         Ok((start, bytes))
     };
     let (start, bytes) = read().map_err(|error| error.to_string())?;

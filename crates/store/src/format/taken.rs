@@ -4,11 +4,12 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use penstock_io::file_system::Files;
+
 use crate::error::{Error, Result};
 use crate::format::directory::{attempt_files, is_protected_at};
 use crate::format::manifest::Manifest;
 use crate::format::name::{self, attempt_of};
-use crate::format::plain;
 
 /// A manifest that a deletion has taken away.
 pub(crate) struct Taken {
@@ -33,35 +34,35 @@ impl Taken {
 
 /// The manifest of a checkpoint that a deletion has taken by mistake, if there is one: that of
 /// another checkpoint, or of one that was protected in time.
-pub(crate) fn misplaced(path: &Path) -> Option<PathBuf> {
-    let mut taken = all_taken(path).ok()?.into_iter();
-    let is_protected = is_protected_at(path);
+pub(crate) fn misplaced(path: &Path, files: &dyn Files) -> Option<PathBuf> {
+    let mut taken = all_taken(path, files).ok()?.into_iter();
+    let is_protected = is_protected_at(path, files);
     let is_found = |taken: &Taken| taken.is_misplaced() || (is_protected && taken.is_meant());
     taken.find(is_found).map(|taken| taken.file)
 }
 
 /// What deletions have taken away and neither finished nor put back.
-pub(crate) fn all_taken(path: &Path) -> Result<Vec<Taken>> {
+pub(crate) fn all_taken(path: &Path, files: &dyn Files) -> Result<Vec<Taken>> {
     let is_taken = |name: &str| name::is_taken_manifest(name);
     let mut all = Vec::new();
-    for (file, _) in attempt_files(path, is_taken)? {
+    for (file, _) in attempt_files(path, files, is_taken)? {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         let meant = attempt_of(&name).unwrap_or_default().to_owned();
-        let found = id_of(&file, path)?;
+        let found = id_of(&file, path, files)?;
         all.push(Taken { file, meant, found });
     }
     Ok(all)
 }
 
 /// Whether something lies there that a deletion has taken, and nobody knows whose it is.
-pub(crate) fn has_unknown(path: &Path) -> bool {
-    let all = all_taken(path);
+pub(crate) fn has_unknown(path: &Path, files: &dyn Files) -> bool {
+    let all = all_taken(path, files);
     !all.is_ok_and(|all| all.iter().all(|taken| taken.found.is_some()))
 }
 
 /// Whose manifest it is; `None` where it is gone, or cannot be made out.
-pub(crate) fn id_of(file: &Path, path: &Path) -> Result<Option<String>> {
-    let text = match plain::read(file) {
+pub(crate) fn id_of(file: &Path, path: &Path, files: &dyn Files) -> Result<Option<String>> {
+    let text = match files.read(file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         // What cannot be read this once is no reason to take it for nobody's.
         text => text.map_err(Error::storage("read", file))?,

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use penstock_io::buffer::{HostRegionMut, Memory};
-use penstock_io::file::{Direct, File};
+use penstock_io::file::Direct;
+use penstock_io::file_system::{FileSystem, Files};
 use penstock_io::trace;
 use serde_json::value::RawValue;
 
@@ -25,6 +26,7 @@ use crate::plan::read::{FileFacts, Goal, Item, Placement, Request, plan};
 use crate::plan::reshard::GlobalTensors;
 use crate::progress::Progress;
 use crate::report::{FallbackKind, LoadReport, Run, Transport};
+use crate::tier;
 
 /// How often a checkpoint may be replaced while it is opened.
 const REPLACED_MAX: usize = 16;
@@ -38,6 +40,7 @@ pub struct Checkpoint {
     ranks: Vec<Rank>,
     global_tensors: GlobalTensors,
     manifest_bytes: u64,
+    file_system: Arc<dyn FileSystem>,
     lease: Mutex<Option<Lease>>,
 }
 
@@ -79,9 +82,17 @@ impl Checkpoint {
     /// [`Error::NotFound`], [`Error::Incomplete`], [`Error::Corrupt`], [`Error::Malformed`],
     /// [`Error::Version`], [`Error::Unknown`].
     pub fn open(path: &Path) -> Result<Checkpoint> {
+        Checkpoint::open_on(path, &tier::file_system(path))
+    }
+
+    /// As [`open`](Checkpoint::open), on a given file system.
+    ///
+    /// # Errors
+    /// As [`open`](Checkpoint::open).
+    pub fn open_on(path: &Path, file_system: &Arc<dyn FileSystem>) -> Result<Checkpoint> {
         let _span = trace::span("open");
-        let lease = Lease::share_to_read(path);
-        let mut opened = Checkpoint::look(path)?;
+        let lease = Lease::share_to_read(path, file_system.files());
+        let mut opened = Checkpoint::look(path, file_system)?;
         opened.lease = Mutex::new(lease);
         Ok(opened)
     }
@@ -92,13 +103,14 @@ impl Checkpoint {
     }
 
     /// Opens it without keeping anybody from removing its files.
-    pub(crate) fn look(path: &Path) -> Result<Checkpoint> {
+    pub(crate) fn look(path: &Path, file_system: &Arc<dyn FileSystem>) -> Result<Checkpoint> {
+        let files = file_system.files();
         for _ in 0..REPLACED_MAX {
-            let (manifest, manifest_bytes) = read_manifest(path)?;
+            let (manifest, manifest_bytes) = read_manifest(path, files)?;
             let id = manifest.id.clone();
-            match Checkpoint::open_parts(path, manifest, manifest_bytes) {
+            match Checkpoint::open_parts(path, file_system, manifest, manifest_bytes) {
                 // Replaced between two of the reads: the new one is there and whole.
-                Err(error) if is_replaced(path, &id, &error) => {}
+                Err(error) if is_replaced(path, files, &id, &error) => {}
                 result => return result,
             }
         }
@@ -106,15 +118,21 @@ impl Checkpoint {
         Err(Error::Replaced { path })
     }
 
-    fn open_parts(path: &Path, manifest: Manifest, manifest_bytes: u64) -> Result<Checkpoint> {
+    fn open_parts(
+        path: &Path,
+        file_system: &Arc<dyn FileSystem>,
+        manifest: Manifest,
+        manifest_bytes: u64,
+    ) -> Result<Checkpoint> {
+        let files = file_system.files();
         let parts = manifest.parts.iter();
         let parts: Result<Vec<Part>> = parts
-            .map(|entry| read_part(path, &manifest, entry))
+            .map(|entry| read_part(path, files, &manifest, entry))
             .collect();
         let (part, ranks) = Part::merge(parts?).expect("a manifest lists a part");
         let global_tensors = global_tensors_of(path, &part)?;
         for file in &part.files {
-            check_size(path, file)?;
+            check_size(path, files, file)?;
         }
         Ok(Checkpoint {
             path: path.to_owned(),
@@ -123,6 +141,7 @@ impl Checkpoint {
             ranks,
             global_tensors,
             manifest_bytes,
+            file_system: Arc::clone(file_system),
             lease: Mutex::default(),
         })
     }
@@ -381,13 +400,20 @@ impl Checkpoint {
     }
 
     fn open_files(&self, used: &[usize], direct: Direct, run: &mut Run) -> Result<Vec<Source<'_>>> {
-        let open = |&index: &usize| open_shard(&self.path, &self.part.files[index], direct, run);
+        let files = self.file_system.files();
+        let open =
+            |&index: &usize| open_shard(&self.path, files, &self.part.files[index], direct, run);
         used.iter().map(open).collect()
     }
 
     /// A file that is missing because another checkpoint is in place now is no damage.
     fn replaced_or(&self, error: Error) -> Error {
-        if is_replaced(&self.path, &self.manifest.id, &error) {
+        if is_replaced(
+            &self.path,
+            self.file_system.files(),
+            &self.manifest.id,
+            &error,
+        ) {
             let path = self.path.clone();
             return Error::Replaced { path };
         }
@@ -422,13 +448,13 @@ pub(crate) fn global_tensors_of(path: &Path, part: &Part) -> Result<GlobalTensor
 
 /// Whether an error about files of the checkpoint `id` only says that it is gone, or that another
 /// one is in its place.
-pub(crate) fn is_replaced(path: &Path, id: &str, error: &Error) -> bool {
+pub(crate) fn is_replaced(path: &Path, files: &dyn Files, id: &str, error: &Error) -> bool {
     let is_about_files = matches!(
         error,
         Error::Corrupt { .. } | Error::Storage { .. } | Error::Io(_)
     );
     is_about_files
-        && match read_manifest(path) {
+        && match read_manifest(path, files) {
             Ok((manifest, _)) => manifest.id != id,
             Err(error) => matches!(error, Error::NotFound { .. } | Error::Incomplete { .. }),
         }
@@ -449,12 +475,13 @@ pub(crate) fn touched_tensor<'a>(
 /// Opens a shard for reading and checks its size.
 pub(crate) fn open_shard<'a>(
     path: &Path,
+    files: &dyn Files,
     entry: &'a FileEntry,
     direct: Direct,
     run: &mut Run,
 ) -> Result<Source<'a>> {
-    check_size(path, entry)?;
-    let file = File::open(&path.join(&entry.name), direct)?;
+    check_size(path, files, entry)?;
+    let file = files.open(&path.join(&entry.name), direct)?;
     if let Some(reason) = file.fallback() {
         run.note(FallbackKind::Buffered, reason.to_owned());
     }

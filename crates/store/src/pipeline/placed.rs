@@ -60,7 +60,7 @@ struct Again {
 
 impl Again {
     fn past_cache(file: &File, range: &Range<u64>) -> Option<Again> {
-        let file = File::open(file.path(), Direct::Auto).ok()?;
+        let file = file.again(Direct::Auto).ok()?;
         let read = floor(range.start, PAGE_BYTES)..range.end.next_multiple_of(PAGE_BYTES);
         let memory = Memory::allocate((read.end - read.start) as usize).ok()?;
         let (_, buf) = memory.share();

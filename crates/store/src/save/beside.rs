@@ -41,7 +41,7 @@ impl Beside {
         }
         let mut unindexed = None;
         if let Some(group) = &self.group {
-            let read = |entry| read_part(attempt.path(), manifest, entry);
+            let read = |entry| read_part(attempt.path(), attempt.files(), manifest, entry);
             let parts = manifest
                 .parts
                 .iter()

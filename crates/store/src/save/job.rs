@@ -16,7 +16,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use penstock_io::buffer::{HostRegion, Memory, Unwatchable, Watch};
-use penstock_io::file_system::free_bytes;
 use penstock_io::trace;
 use serde_json::value::RawValue;
 
@@ -272,7 +271,7 @@ impl Job {
             chunks: Vec::new(),
             links: Links::default(),
             run: Run::default(),
-            free_bytes: free_bytes(attempt.path()).ok(),
+            free_bytes: attempt.files().free_bytes(attempt.path()),
             watch: Stopwatch::since(begun_ns),
         };
         let holders = self.planned.take_holders();

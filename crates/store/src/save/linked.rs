@@ -8,12 +8,12 @@
 //! Where a file cannot have a second name there, a new one shares its blocks, or has a copy of its
 //! bytes, which is checked against the digests on the way.
 
-use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use penstock_io::file::File;
+use penstock_io::file_system::Found;
 
 use super::shard_files::ShardFiles;
 use crate::commit::Attempt;
@@ -125,8 +125,8 @@ impl Linked {
         for (index, (file, name)) in self.files.iter().zip(names).enumerate() {
             match attempt.link(&file.path, name) {
                 Ok(path) => {
-                    let metadata = fs::symlink_metadata(&path);
-                    file.check(&metadata.map_err(Error::storage("stat", &path))?)?;
+                    let found = attempt.files().look(&path);
+                    file.check(&found.map_err(Error::storage("stat", &path))?)?;
                     links.linked_bytes += file.bytes;
                 }
                 Err(error) if error.kind().is_some_and(has_no_link) => {
@@ -196,9 +196,10 @@ impl LinkedFile {
         run: &mut Run,
         copies: &mut Vec<Copy>,
     ) -> Result<bool> {
-        let metadata = fs::symlink_metadata(&self.path);
-        self.check(&metadata.map_err(Error::storage("stat", &self.path))?)?;
-        let from = Arc::new(File::open(&self.path, shards.direct)?);
+        let files = shards.file_system.files();
+        let found = files.look(&self.path);
+        self.check(&found.map_err(Error::storage("stat", &self.path))?)?;
+        let from = Arc::new(files.open(&self.path, shards.direct)?);
         let why = refusal.source_text();
         if shards.clone_to(&from, made).is_ok() {
             let reason = format!("it shares the blocks of a file that cannot be linked: {why}");
@@ -218,11 +219,11 @@ impl LinkedFile {
     }
 
     /// Whether it is a file of its size.
-    fn check(&self, metadata: &fs::Metadata) -> Result<()> {
-        if let Some(flaw) = plain::flaw(metadata) {
+    fn check(&self, found: &Found) -> Result<()> {
+        if let Some(flaw) = plain::flaw(found) {
             return Err(self.corrupt(flaw));
         }
-        let (found, expected) = (metadata.len(), self.bytes);
+        let (found, expected) = (found.bytes, self.bytes);
         if found != expected {
             return Err(self.corrupt(format!("it has {found} bytes instead of {expected}")));
         }

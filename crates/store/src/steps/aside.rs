@@ -9,18 +9,15 @@
 //! file. What this version, this user or this host cannot read may be good, and stays where it is;
 //! so does a step where another host may be at work whose lease nobody here sees.
 
-use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use penstock_io::file_system::Change;
+use penstock_io::file_system::{Change, Kind};
 
 use crate::error::{Error, Result};
 use crate::format::directory::is_protected_at;
 use crate::format::name::{self, MANIFEST};
-use crate::load::checkpoint::Checkpoint;
 use crate::progress::Progress;
 use crate::steps::store::{StepState, Store};
 
@@ -90,8 +87,8 @@ impl Store {
         let path = self.step_path(step);
         let mut judged = None;
         loop {
-            let manifest = path.join(MANIFEST).symlink_metadata().ok();
-            if manifest.is_none() && !is_protected_at(&path) {
+            let manifest = self.files().look(&path.join(MANIFEST)).ok();
+            if manifest.is_none() && !is_protected_at(&path, self.files()) {
                 // Whoever set it aside may have died before that was durable.
                 if self.aside()?.iter().any(|aside| aside.step == step) {
                     self.sync(self.root())?;
@@ -105,7 +102,7 @@ impl Store {
                     progress.check()?;
                     // What is good does not give way, whoever reads it. To see that takes all files
                     // of a step, so it is not looked at again before another one has its place.
-                    let found = Some(manifest.map(|one| (one.dev(), one.ino())));
+                    let found = Some(manifest.map(|one| one.identity));
                     if judged != found {
                         if !is_in_the_way(&path) {
                             return Ok(None);
@@ -129,19 +126,12 @@ impl Store {
     /// # Errors
     /// The system's errors.
     pub fn aside(&self) -> Result<Vec<Aside>> {
-        let entries = match fs::read_dir(self.root()) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(source) => return Err(Error::storage("list", self.root())(source)),
-        };
         let mut found = Vec::new();
-        for entry in entries {
-            let entry = entry.map_err(Error::storage("list", self.root()))?;
-            let name = entry.file_name();
-            let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
-            let named = name.to_str().and_then(name::parse_aside);
+        for entry in self.list_root()? {
+            let is_directory = entry.kind == Some(Kind::Directory);
+            let named = entry.name.to_str().and_then(name::parse_aside);
             if let Some((step, number)) = named.filter(|_| is_directory) {
-                let path = entry.path();
+                let path = self.root().join(entry.name);
                 found.push(Aside { step, number, path });
             }
         }
@@ -156,7 +146,7 @@ impl Store {
     /// The system's errors; one that cannot be removed does not keep the others from it.
     pub fn retire_aside(&self) -> Result<Vec<PathBuf>> {
         let mut found = self.aside()?;
-        found.retain(|aside| !is_protected_at(&aside.path));
+        found.retain(|aside| !is_protected_at(&aside.path, self.files()));
         found.truncate(found.len().saturating_sub(ASIDE_MAX));
         let (mut removed, mut failed) = (Vec::new(), None);
         for aside in found {
@@ -173,16 +163,16 @@ impl Store {
     fn remove_aside(&self, path: &Path) -> Result<bool> {
         let (path, _lease) = self.take(path.to_owned(), "delete")?;
         let is_known = matches!(
-            Checkpoint::look(&path),
+            self.look(&path),
             Ok(_) | Err(Error::Corrupt { .. } | Error::Incomplete { .. })
         );
         // It may have been protected since.
-        if !is_known || is_protected_at(&path) {
+        if !is_known || is_protected_at(&path, self.files()) {
             return Ok(false);
         }
         // Also without locks: nobody saves to what is no step.
         self.remove(&path)?;
-        Ok(!path.exists())
+        Ok(!self.files().leads(&path))
     }
 
     /// Gives a step a name that no step has.
@@ -214,7 +204,7 @@ impl Store {
     fn is_known_damaged(&self, step: u64, path: &Path) -> bool {
         // A hint: not to be had, it says nothing against a step.
         let is_marked = |id: &str| self.known().is_ok_and(|known| known.is_damaged(step, id));
-        match Checkpoint::look(path) {
+        match self.look(path) {
             // That of another step is good, if in the wrong place.
             Ok(checkpoint) => {
                 let manifest = checkpoint.manifest();
@@ -222,7 +212,7 @@ impl Store {
             }
             Err(Error::Corrupt { .. }) => true,
             // It had a manifest when it was protected.
-            Err(Error::Incomplete { .. }) => is_protected_at(path),
+            Err(Error::Incomplete { .. }) => is_protected_at(path, self.files()),
             // A device or a host that fails says nothing of what is stored.
             Err(_) => false,
         }

@@ -7,18 +7,17 @@
 //! Writers take turns by a lock on the root, where the file system has one that everybody sees, and
 //! replace the file whole. Without locks two writers at one moment may lose a mark, never the file.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use penstock_io::file::Direct;
 use penstock_io::file_system::Change;
 use serde::{Deserialize, Serialize};
 
 use crate::commit::files::remove_file;
 use crate::error::{Error, Result};
 use crate::format::description::read_manifest;
+use crate::format::directory::names;
 use crate::format::name::{self, MARKS};
 use crate::format::plain;
 use crate::lease::{Exclusive, Lease};
@@ -207,7 +206,7 @@ impl Store {
     }
 
     fn write_synced(&self, path: &Path, text: &[u8]) -> Result<()> {
-        let file = self.file_system().create(path, Direct::Off)?;
+        let file = self.file_system().create_temporary(path)?;
         self.file_system().change(Change::Write(&file, text))?;
         Ok(self.file_system().change(Change::SyncData(&file))?)
     }
@@ -220,13 +219,9 @@ impl Store {
             return Ok(0);
         };
         let mut freed_bytes = 0;
-        for entry in fs::read_dir(self.root()).into_iter().flatten().flatten() {
-            if entry
-                .file_name()
-                .to_str()
-                .is_some_and(name::is_temporary_marks)
-            {
-                freed_bytes += remove_file(&entry.path(), self.file_system())?;
+        for name in names(self.root(), self.files()).unwrap_or_default() {
+            if name::is_temporary_marks(&name) {
+                freed_bytes += remove_file(&self.root().join(name), self.file_system())?;
             }
         }
         Ok(freed_bytes)
@@ -235,11 +230,11 @@ impl Store {
     /// What the file says; none where there is no file.
     fn stored_marks(&self) -> Result<Vec<Mark>> {
         let path = self.root().join(MARKS);
-        let metadata = fs::symlink_metadata(&path).ok();
-        if let Some(flaw) = metadata.as_ref().and_then(plain::flaw) {
+        let found = self.files().look(&path).ok();
+        if let Some(flaw) = found.as_ref().and_then(plain::flaw) {
             return Err(Error::corrupt(self.root(), MARKS, flaw));
         }
-        let text = match plain::read(&path) {
+        let text = match self.files().read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(source) => return Err(Error::storage("read", path)(source)),
@@ -272,7 +267,7 @@ impl Store {
     /// Whether the step still holds the checkpoint that the mark is for. What was salvaged is none
     /// to go back to, however often it is read.
     fn holds(&self, mark: &Mark) -> bool {
-        let manifest = read_manifest(&self.step_path(mark.step));
+        let manifest = read_manifest(&self.step_path(mark.step), self.files());
         manifest.is_ok_and(|(manifest, _)| manifest.id == mark.id && manifest.partial.is_none())
     }
 }

@@ -11,7 +11,6 @@ use crate::commit::files::remove_file;
 use crate::error::{Error, Result};
 use crate::format::directory::is_protected_at;
 use crate::format::name::{MANIFEST, PROTECTED};
-use crate::format::plain;
 use crate::lease::Lease;
 use crate::progress::Progress;
 use crate::steps::store::Store;
@@ -27,7 +26,7 @@ impl Store {
         let Some(_lease) = Lease::share(&path, self.file_system(), &Progress::default())? else {
             return Err(Error::NotFound { path });
         };
-        if !plain::is_there(&path.join(MANIFEST)) {
+        if !self.files().is_there(&path.join(MANIFEST)) {
             let detail = format!("it has no {MANIFEST}");
             return Err(Error::Incomplete { path, detail });
         }
@@ -39,7 +38,7 @@ impl Store {
         {
             Ok(file) => {
                 self.file_system().change(Change::SyncData(&file))?;
-                if !plain::is_there(&path.join(MANIFEST)) {
+                if !self.files().is_there(&path.join(MANIFEST)) {
                     // Somebody who does not see the lease deletes it.
                     self.unprotect(step)?;
                     return Err(Error::NotFound { path });
@@ -58,7 +57,7 @@ impl Store {
     /// [`Error::NotFound`] and the system's errors.
     pub fn unprotect(&self, step: u64) -> Result<()> {
         let path = self.step_path(step);
-        if !path.is_dir() {
+        if !self.is_directory(&path) {
             return Err(Error::NotFound { path });
         }
         remove_file(&path.join(PROTECTED), self.file_system())?;
@@ -67,7 +66,7 @@ impl Store {
 
     /// Whether a step is protected.
     pub fn is_protected(&self, step: u64) -> bool {
-        is_protected_at(&self.step_path(step))
+        is_protected_at(&self.step_path(step), self.files())
     }
 
     /// The protected steps, ascending.

@@ -88,9 +88,9 @@ impl Store {
     /// the bytes freed.
     pub(crate) fn resume_removals(&self, path: &Path) -> Result<u64> {
         let mut freed_bytes = 0;
-        for taken in all_taken(path)? {
+        for taken in all_taken(path, self.files())? {
             // Whoever took it may have died before the second look at the protection.
-            if taken.is_meant() && !is_protected_at(path) {
+            if taken.is_meant() && !is_protected_at(path, self.files()) {
                 // It may have been taken and not be durable.
                 freed_bytes += self.finish(path, &taken)?;
             } else if taken.found.is_some() {
@@ -106,10 +106,10 @@ impl Store {
             path: path.to_owned(),
             detail,
         };
-        match read_manifest(path) {
+        match read_manifest(path, self.files()) {
             Ok((manifest, _)) => Ok(Some(manifest.id)),
             Err(Error::Incomplete { .. } | Error::NotFound { .. } | Error::Store { .. }) => {
-                let is_left = !attempt_files(path, |_| true)?.is_empty();
+                let is_left = !attempt_files(path, self.files(), |_| true)?.is_empty();
                 match is_left && freed_bytes == 0 {
                     true => Err(undecided(format!("it has no {MANIFEST}"))),
                     false => Ok(None),
@@ -134,7 +134,7 @@ impl Store {
             Err(error) => Err(error.into()),
             Ok(()) => Ok(Some(Taken {
                 // One that cannot be made out is put back.
-                found: id_of(&file, path).unwrap_or_default(),
+                found: id_of(&file, path, self.files()).unwrap_or_default(),
                 meant: id,
                 file,
             })),

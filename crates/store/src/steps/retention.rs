@@ -226,7 +226,7 @@ impl Store {
                 Ok(false) | Err(Error::NotFound { .. } | Error::Protected { .. }) => {}
                 Err(error) if error.kind() == Some(std::io::ErrorKind::ResourceBusy) => {}
                 // Somebody else has removed it under our hands.
-                Err(error) if is_gone(&error) && !self.step_path(*step).exists() => {}
+                Err(error) if is_gone(&error) && !self.files().leads(&self.step_path(*step)) => {}
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
@@ -256,7 +256,7 @@ impl Store {
             match self.sync(&path) {
                 Ok(()) => staying.push((step, is_good)),
                 // Somebody else's retention does not keep it.
-                Err(error) if is_gone(&error) && !path.exists() => {}
+                Err(error) if is_gone(&error) && !self.files().leads(&path) => {}
                 Err(error) => return Err(error),
             }
         }

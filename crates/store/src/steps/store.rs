@@ -5,12 +5,11 @@
 //! [`crate::steps::retention`]'s.
 
 use std::collections::HashSet;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use penstock_io::file_system::{Change, FileSystem, Native};
+use penstock_io::file_system::{Change, Entry, FileSystem, Files, Kind};
 
 use crate::commit::files::remove_file;
 use crate::commit::leftovers::remove_attempt_files;
@@ -22,6 +21,7 @@ use crate::format::name::{MANIFEST, parse_step, step_directory};
 use crate::format::taken::has_unknown;
 use crate::lease::{Exclusive, Lease};
 use crate::load::checkpoint::Checkpoint;
+use crate::tier;
 
 /// A directory of checkpoints. It need not exist before the first save.
 #[derive(Clone, Debug)]
@@ -65,9 +65,10 @@ impl StepState {
 impl Store {
     /// The store in this directory.
     pub fn new(root: impl Into<PathBuf>) -> Store {
+        let root = root.into();
         Store {
-            root: root.into(),
-            file_system: Arc::new(Native),
+            file_system: tier::file_system(&root),
+            root,
         }
     }
 
@@ -84,8 +85,23 @@ impl Store {
         self.file_system.as_ref()
     }
 
+    pub(crate) fn files(&self) -> &dyn Files {
+        self.file_system.files()
+    }
+
+    /// The checkpoint at a path, opened without keeping anybody from removing its files.
+    pub(crate) fn look(&self, path: &Path) -> Result<Checkpoint> {
+        Checkpoint::look(path, &self.file_system)
+    }
+
     pub(crate) fn sync(&self, path: &Path) -> Result<()> {
         Ok(self.file_system.change(Change::SyncDirectory(path))?)
+    }
+
+    pub(crate) fn is_directory(&self, path: &Path) -> bool {
+        self.files()
+            .follow(path)
+            .is_ok_and(|found| found.is_directory())
     }
 
     /// The directory.
@@ -100,25 +116,33 @@ impl Store {
 
     /// Every step that has a directory, ascending. A root that does not exist has none.
     pub fn steps(&self) -> Result<Vec<u64>> {
-        let entries = match fs::read_dir(&self.root) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(source) => {
-                return Err(Error::Storage {
-                    operation: "list",
-                    path: self.root.clone(),
-                    source,
-                });
-            }
-        };
         let mut steps = Vec::new();
-        for entry in entries {
-            let entry = entry.map_err(Error::storage("list", &self.root))?;
-            let step = entry.file_name().to_str().and_then(parse_step);
-            steps.extend(step.filter(|_| may_be_directory(&entry.path())));
+        for entry in self.list_root()? {
+            let step = entry.name.to_str().and_then(parse_step);
+            steps.extend(step.filter(|_| self.may_be_directory(&entry)));
         }
         steps.sort_unstable();
         Ok(steps)
+    }
+
+    /// What is in the root; nothing where there is none.
+    pub(crate) fn list_root(&self) -> Result<Vec<Entry>> {
+        match self.files().list(&self.root) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            listed => listed.map_err(Error::storage("list", &self.root)),
+        }
+    }
+
+    /// Whether something leads to a directory, or cannot be looked at: what nobody knows is not left
+    /// out.
+    fn may_be_directory(&self, entry: &Entry) -> bool {
+        if entry.kind == Some(Kind::Directory) {
+            return true;
+        }
+        match self.files().follow(&self.root.join(&entry.name)) {
+            Ok(found) => found.is_directory(),
+            Err(error) => error.kind() != io::ErrorKind::NotFound,
+        }
     }
 
     /// What is at a step.
@@ -127,7 +151,7 @@ impl Store {
     /// [`Error::NotFound`] for a step without a directory, and where this process has used up what
     /// the system lets it have.
     pub fn state(&self, step: u64) -> Result<StepState> {
-        let found = Checkpoint::look(&self.step_path(step));
+        let found = self.look(&self.step_path(step));
         Ok(match self.judge(step, found, Checkpoint::manifest)? {
             StepState::Complete(checkpoint) => match checkpoint.unknown_tag() {
                 Some(error) => StepState::Newer(error),
@@ -143,7 +167,8 @@ impl Store {
     /// # Errors
     /// As [`Store::state`].
     pub fn glance(&self, step: u64) -> Result<StepState<Manifest>> {
-        let found = read_manifest(&self.step_path(step)).map(|(manifest, _)| manifest);
+        let found =
+            read_manifest(&self.step_path(step), self.files()).map(|(manifest, _)| manifest);
         self.judge(step, found, |manifest| manifest)
     }
 
@@ -212,7 +237,7 @@ impl Store {
     /// [`Error::Corrupt`] for one that belongs to another step.
     pub fn identity(&self, step: u64) -> Result<Option<String>> {
         let path = self.step_path(step);
-        match read_manifest(&path) {
+        match read_manifest(&path, self.files()) {
             Ok((manifest, _)) => {
                 check_belongs(&path, &manifest, step)?;
                 Ok(Some(manifest.id))
@@ -258,7 +283,10 @@ impl Store {
         if lease.is_none() {
             return match self.remove_unlocked(step, expected, is_forced) {
                 // Another host has removed it under our hands.
-                Err(error) if error.kind() == Some(io::ErrorKind::NotFound) && !path.exists() => {
+                Err(error)
+                    if error.kind() == Some(io::ErrorKind::NotFound)
+                        && !self.files().leads(&path) =>
+                {
                     self.sync(&self.root)?;
                     Err(Error::NotFound { path })
                 }
@@ -272,7 +300,9 @@ impl Store {
             }
             self.unprotect(step)?;
         }
-        let is_it = |id: &str| read_manifest(&path).is_ok_and(|(manifest, _)| manifest.id == id);
+        let files = self.files();
+        let is_it =
+            |id: &str| read_manifest(&path, files).is_ok_and(|(manifest, _)| manifest.id == id);
         if expected.is_some_and(|id| !is_it(id)) {
             return Ok(None);
         }
@@ -291,12 +321,12 @@ impl Store {
             path,
             source: kind.into(),
         };
-        match fs::symlink_metadata(&path) {
-            Ok(metadata) if metadata.is_dir() => {}
+        match self.files().look(&path) {
+            Ok(found) if found.is_directory() => {}
             Ok(_) => return Err(refused(io::ErrorKind::NotADirectory, path)),
             Err(source) if source.kind() == io::ErrorKind::NotFound => {
                 // An earlier removal may have failed to make this durable.
-                if self.root.is_dir() {
+                if self.is_directory(&self.root) {
                     self.sync(&self.root)?;
                 }
                 return Err(Error::NotFound { path });
@@ -385,7 +415,7 @@ impl Store {
             Exclusive::Live | Exclusive::Gone => return Ok(Some(false)),
         };
         let is_it = matches!(self.glance(step)?, StepState::Incomplete)
-            && !attempt_files(&path, |_| true)?.is_empty();
+            && !attempt_files(&path, self.files(), |_| true)?.is_empty();
         Ok((is_certain || !is_it).then_some(is_it))
     }
 
@@ -401,7 +431,7 @@ impl Store {
         if removes {
             self.resume_removals(&path)?;
         }
-        if has_unknown(&path) {
+        if has_unknown(&path, self.files()) {
             return Ok(None);
         }
         let referenced: HashSet<String> = match self.state(step) {
@@ -418,9 +448,10 @@ impl Store {
         };
         let is_orphan = |name: &str| !referenced.contains(name);
         if !removes {
-            let orphans = attempt_files(&path, is_orphan)?;
-            let entries = fs::read_dir(&path).map_err(Error::storage("list", &path))?;
-            let goes = !orphans.is_empty() || (referenced.is_empty() && entries.count() == 0);
+            let orphans = attempt_files(&path, self.files(), is_orphan)?;
+            let entries = self.files().list(&path);
+            let entries = entries.map_err(Error::storage("list", &path))?;
+            let goes = !orphans.is_empty() || (referenced.is_empty() && entries.is_empty());
             let bytes = orphans.iter().map(|(_, bytes)| bytes).sum();
             return Ok(goes.then_some((path, bytes)));
         }
@@ -430,16 +461,8 @@ impl Store {
         if referenced.is_empty() {
             self.remove_if_empty(&path)?;
         }
-        let is_swept = freed_bytes > 0 || !path.exists();
+        let is_swept = freed_bytes > 0 || !self.files().leads(&path);
         Ok(is_swept.then_some((path, freed_bytes)))
-    }
-}
-
-/// Whether something is a directory, or cannot be looked at: what nobody knows is not left out.
-fn may_be_directory(path: &Path) -> bool {
-    match fs::metadata(path) {
-        Ok(metadata) => metadata.is_dir(),
-        Err(error) => error.kind() != io::ErrorKind::NotFound,
     }
 }
 

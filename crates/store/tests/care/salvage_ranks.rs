@@ -10,7 +10,7 @@ use crate::common::{self, Rng, bytes_of, engines, faulty, load, names, noise, pu
 use penstock_io::buffer::HostRegion;
 use penstock_io::faulty::{Failure, Faults, OpClass, Repeat};
 use penstock_io::file::{Direct, File};
-use penstock_io::file_system::{Change, FileSystem, Native};
+use penstock_io::file_system::{Change, FileSystem, Files, Native};
 use penstock_store::care::salvage::{SalvageReport, salvage};
 use penstock_store::care::survey::{Described, survey};
 use penstock_store::care::verify::verify;
@@ -109,6 +109,10 @@ fn state_of(rank: u32) -> State {
 struct Unsynced;
 
 impl FileSystem for Unsynced {
+    fn files(&self) -> &dyn Files {
+        &Native
+    }
+
     fn create(&self, path: &Path, direct: Direct) -> penstock_io::Result<File> {
         Native.create(path, direct)
     }

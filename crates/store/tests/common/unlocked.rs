@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use penstock_io::file::{Direct, File};
-use penstock_io::file_system::{Change, FileSystem, Native};
+use penstock_io::file_system::{Change, FileSystem, Files, Native};
 use penstock_io::{Error, Result};
 
 const EIO: i32 = 5;
@@ -85,6 +85,10 @@ impl fmt::Debug for Unlocked {
 }
 
 impl FileSystem for Unlocked {
+    fn files(&self) -> &dyn Files {
+        &Native
+    }
+
     fn create(&self, path: &Path, direct: Direct) -> Result<File> {
         self.count("create", path)?;
         Native.create(path, direct)

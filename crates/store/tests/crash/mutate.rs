@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use penstock_io::file::{Direct, File};
-use penstock_io::file_system::{Change, FileSystem};
+use penstock_io::file_system::{Change, FileSystem, Files};
 use penstock_io::{Error, Result};
 
 const EIO: i32 = 5;
@@ -292,6 +292,10 @@ fn hold(change: &Change<'_>) -> Held {
 }
 
 impl FileSystem for Mutated {
+    fn files(&self) -> &dyn Files {
+        self.inner.files()
+    }
+
     fn locks(&self, directory: BorrowedFd<'_>) -> bool {
         !self.mutant.is_unlocked.load(Ordering::Relaxed) && self.inner.locks(directory)
     }

@@ -9,7 +9,7 @@ use crate::common::held::{self, Holds};
 use crate::common::{Sample, engines, errno, names, publication};
 use penstock_io::engine::EngineChoice;
 use penstock_io::file::{Direct, File};
-use penstock_io::file_system::{Change, FileSystem, Native};
+use penstock_io::file_system::{Change, FileSystem, Files, Native};
 use penstock_store::care::salvage::salvage;
 use penstock_store::care::verify::verify;
 use penstock_store::load::checkpoint::Checkpoint;
@@ -34,6 +34,10 @@ struct Unlinkable {
 }
 
 impl FileSystem for Unlinkable {
+    fn files(&self) -> &dyn Files {
+        &Native
+    }
+
     fn create(&self, path: &Path, direct: Direct) -> penstock_io::Result<File> {
         Native.create(path, direct)
     }
@@ -395,6 +399,10 @@ fn numbers_that_cannot_be_are_refused_before_anything_is_written() {
 struct Broken;
 
 impl FileSystem for Broken {
+    fn files(&self) -> &dyn Files {
+        &Native
+    }
+
     fn create(&self, path: &Path, direct: Direct) -> penstock_io::Result<File> {
         Native.create(path, direct)
     }

@@ -133,7 +133,12 @@ impl<'a> Salvage<'a> {
         let settings = options.choose(self.path, tensors().map(TensorEntry::nbytes).sum());
         let files: HashSet<usize> = tensors().map(|tensor| tensor.file).collect();
         let is_wanted = |file: usize| files.contains(&file);
-        let opened = found.open(self.path, settings.direct, is_wanted)?;
+        let opened = found.open(
+            self.path,
+            self.options.file_system.files(),
+            settings.direct,
+            is_wanted,
+        )?;
         let (numbers, sources): (Vec<usize>, Vec<Source<'_>>) = opened.into_iter().unzip();
         let request = |tensor: &TensorEntry| Request {
             // A tensor without bytes may lie in a file that is gone; nothing is read for it.

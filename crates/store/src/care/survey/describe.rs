@@ -1,16 +1,17 @@
 //! What ranks and tensors there were, from the best source that is left for each rank.
 
 use std::collections::{BTreeSet, HashSet};
-use std::fs;
 use std::io;
 use std::path::Path;
 
+use penstock_io::file_system::{Files, Kind};
 use serde_json::value::RawValue;
 
 use crate::FORMAT_VERSION;
 use crate::error::{Error, Result};
 use crate::format::description::{read_manifest, read_part};
 use crate::format::digest::{CHUNK_BYTES, Digest};
+use crate::format::directory::names;
 use crate::format::dtype;
 use crate::format::manifest::Manifest;
 use crate::format::name::{self, MANIFEST};
@@ -45,9 +46,9 @@ pub(super) struct Description {
 }
 
 /// Finds out what there was.
-pub(super) fn describe(path: &Path) -> Result<Description> {
+pub(super) fn describe(path: &Path, files: &dyn Files) -> Result<Description> {
     let mut found = Description::default();
-    match read_manifest(path) {
+    match read_manifest(path, files) {
         Ok((manifest, bytes)) => {
             found.bytes_checked += bytes;
             found.manifest = Some(manifest);
@@ -58,11 +59,12 @@ pub(super) fn describe(path: &Path) -> Result<Description> {
             | Error::Incomplete { .. }
             | Error::Storage { .. }),
         ) => {
-            found.lose(path, MANIFEST, error)?;
+            found.lose(path, files, MANIFEST, error)?;
         }
         Err(error) => return Err(error),
     }
-    let names = list(path)?;
+    let mut names = names(path, files)?;
+    names.sort();
     let (id, world_size) = match &found.manifest {
         Some(manifest) => (manifest.id.clone(), manifest.world_size),
         None => {
@@ -72,7 +74,7 @@ pub(super) fn describe(path: &Path) -> Result<Description> {
         }
     };
     for rank in 0..world_size {
-        let part = found.part(path, &names, &id, rank, world_size)?;
+        let part = found.part(path, files, &names, &id, rank, world_size)?;
         found.parts.push(part);
     }
     let is_nothing = |(part, described): &(Part, Described)| {
@@ -93,6 +95,7 @@ impl Description {
     fn part(
         &mut self,
         path: &Path,
+        files: &dyn Files,
         names: &[String],
         id: &str,
         rank: u32,
@@ -105,23 +108,26 @@ impl Description {
         let (read, described) = match (&self.manifest, entry) {
             (Some(manifest), Some(entry)) => {
                 self.bytes_checked += entry.bytes;
-                (read_part(path, manifest, entry), Described::Whole)
+                (read_part(path, files, manifest, entry), Described::Whole)
             }
             // Nothing vouches for it: what is not known may as well be damage.
-            _ => (believed(part_alone(path, id, rank)), Described::PartAlone),
+            _ => (
+                believed(part_alone(path, files, id, rank)),
+                Described::PartAlone,
+            ),
         };
         match read {
             Ok(part) => Ok((part, described)),
             Err(error) => {
-                self.lose(path, &name::part_file(rank, id), error)?;
-                let part = self.by_headers(path, names, id, rank, world_size);
+                self.lose(path, files, &name::part_file(rank, id), error)?;
+                let part = self.by_headers(path, files, names, id, rank, world_size);
                 Ok((part, Described::Headers))
             }
         }
     }
 
     /// Takes note of a file that cannot be used; errors that say something else stay errors.
-    fn lose(&mut self, path: &Path, file: &str, error: Error) -> Result<()> {
+    fn lose(&mut self, path: &Path, files: &dyn Files, file: &str, error: Error) -> Result<()> {
         let is_proven = !matches!(error, Error::Malformed { .. } | Error::Storage { .. });
         let detail = match error {
             Error::Corrupt { detail, .. }
@@ -130,7 +136,7 @@ impl Description {
             Error::Storage { source, .. } if is_lost(&source) => source.to_string(),
             error => return Err(error),
         };
-        if !plain::is_there(&path.join(file)) {
+        if !files.is_there(&path.join(file)) {
             self.missing_files.push(file.to_owned());
         }
         self.note(file, detail, is_proven);
@@ -154,6 +160,7 @@ impl Description {
     fn by_headers(
         &mut self,
         path: &Path,
+        files: &dyn Files,
         names: &[String],
         id: &str,
         rank: u32,
@@ -171,7 +178,7 @@ impl Description {
             missing: Vec::new(),
         };
         for name in names.iter().filter(|name| name::is_shard(name, rank, id)) {
-            match tensors_of(&path.join(name), part.files.len(), world_size > 1) {
+            match tensors_of(&path.join(name), files, part.files.len(), world_size > 1) {
                 Ok((bytes, tensors)) => {
                     part.files.push(FileEntry {
                         name: name.clone(),
@@ -192,17 +199,6 @@ impl Description {
     }
 }
 
-/// Names of all files, sorted.
-fn list(path: &Path) -> Result<Vec<String>> {
-    let mut names = Vec::new();
-    for entry in fs::read_dir(path).map_err(Error::storage("list", path))? {
-        let entry = entry.map_err(Error::storage("list", path))?;
-        names.extend(entry.file_name().into_string());
-    }
-    names.sort();
-    Ok(names)
-}
-
 /// A part that no manifest vouches for, whose types are damage where they are not known.
 fn believed(read: Result<Part>) -> Result<Part> {
     read.map_err(|error| match error {
@@ -212,16 +208,16 @@ fn believed(read: Result<Part>) -> Result<Part> {
 }
 
 /// A part that no manifest vouches for.
-fn part_alone(path: &Path, id: &str, rank: u32) -> Result<Part> {
+fn part_alone(path: &Path, files: &dyn Files, id: &str, rank: u32) -> Result<Part> {
     let name = name::part_file(rank, id);
     let file = path.join(&name);
-    match fs::symlink_metadata(&file) {
-        Ok(metadata) if metadata.is_file() => {
-            let text = plain::read(&file).map_err(Error::storage("read", &file))?;
+    match files.look(&file) {
+        Ok(found) if found.kind == Kind::File => {
+            let text = files.read(&file).map_err(Error::storage("read", &file))?;
             Part::parse(&text, path, &name, id, rank)
         }
-        Ok(metadata) => {
-            let flaw = plain::flaw(&metadata).unwrap_or_default();
+        Ok(found) => {
+            let flaw = plain::flaw(&found).unwrap_or_default();
             Err(Error::corrupt(path, &name, flaw))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -267,10 +263,11 @@ fn ranks_left(path: &Path, names: &[String]) -> Result<u32> {
 /// Size of a shard and its tensors as its own header lists them.
 fn tensors_of(
     path: &Path,
+    files: &dyn Files,
     file: usize,
     needs_boxes: bool,
 ) -> std::result::Result<(u64, Vec<TensorEntry>), String> {
-    let (header, bytes) = shard::read_header(path)?;
+    let (header, bytes) = shard::read_header(path, files)?;
     let shard::Header {
         data_start,
         boxes,

@@ -1,0 +1,136 @@
+//! Files as they are found: listed, looked at, opened and read.
+//!
+//! What comes back is of the moment of the call: others may be at work in the same directories.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use crate::Result;
+use crate::file::{Direct, File};
+
+/// What a name stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Link,
+    /// Something that is no storage: a FIFO, a socket, a device.
+    Other,
+}
+
+/// What has a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// What it is.
+    pub kind: Kind,
+    /// Its length in bytes, if it is a file.
+    pub bytes: u64,
+    /// Device and number: the same for two names of one thing, and for nothing else at a time.
+    pub identity: (u64, u64),
+}
+
+impl Found {
+    /// Whether it is a directory.
+    pub fn is_directory(&self) -> bool {
+        self.kind == Kind::Directory
+    }
+}
+
+/// A name in a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The last part of its path.
+    pub name: OsString,
+    /// What it is; `None` where that takes a look at it.
+    pub kind: Option<Kind>,
+    /// Its length in bytes, where the list tells that of a file.
+    pub bytes: Option<u64>,
+}
+
+/// Something that has files, which can be looked at; nothing of this changes them.
+pub trait Files: fmt::Debug + Send + Sync {
+    /// What has this name; a link itself, not what it leads to.
+    ///
+    /// # Errors
+    /// The system's, [`io::ErrorKind::NotFound`] among them.
+    fn look(&self, path: &Path) -> io::Result<Found>;
+
+    /// What this name leads to.
+    ///
+    /// # Errors
+    /// As [`look`](Files::look).
+    fn follow(&self, path: &Path) -> io::Result<Found>;
+
+    /// The names in a directory, in any order.
+    ///
+    /// # Errors
+    /// The system's.
+    fn list(&self, path: &Path) -> io::Result<Vec<Entry>>;
+
+    /// The path without links and without `..`.
+    ///
+    /// # Errors
+    /// The system's, and where nothing is there.
+    fn resolve(&self, path: &Path) -> io::Result<PathBuf>;
+
+    /// Opens a regular file to read it through an engine ([`File::open`]).
+    ///
+    /// # Errors
+    /// As [`File::open`].
+    fn open(&self, path: &Path, direct: Direct) -> Result<File>;
+
+    /// Bytes of a regular file, fewer where it ends; for small texts.
+    ///
+    /// # Errors
+    /// The system's.
+    fn read_range(&self, path: &Path, range: Range<u64>) -> io::Result<Vec<u8>>;
+
+    /// All bytes of a small regular file.
+    ///
+    /// # Errors
+    /// The system's.
+    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+        self.read_range(path, 0..u64::MAX)
+    }
+
+    /// Checks that this process may read a file, without opening it.
+    ///
+    /// # Errors
+    /// [`crate::Error::Storage`] with the system's answer.
+    fn check_readable(&self, path: &Path) -> Result<()>;
+
+    /// Whether this process may make and remove entries in a directory.
+    fn may_write(&self, directory: &Path) -> bool;
+
+    /// Bytes that can still be stored where a path is, if that is known.
+    fn free_bytes(&self, path: &Path) -> Option<u64>;
+
+    /// Whether directories are things of their own: made, made durable, and removed. Elsewhere they
+    /// are what names have in common.
+    fn has_directories(&self) -> bool {
+        true
+    }
+
+    /// Opens a directory to lock it.
+    ///
+    /// # Errors
+    /// The system's; [`io::ErrorKind::Unsupported`] where no directory can be locked.
+    fn open_directory(&self, path: &Path) -> io::Result<fs::File>;
+
+    /// Whether something has this name, a link to nothing included.
+    fn is_there(&self, path: &Path) -> bool {
+        self.look(path).is_ok()
+    }
+
+    /// Whether this name leads to something.
+    fn leads(&self, path: &Path) -> bool {
+        self.follow(path).is_ok()
+    }
+}

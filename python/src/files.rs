@@ -1,0 +1,66 @@
+//! What lies where checkpoints are, for whoever looks at it without opening one.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::PathBuf;
+
+use penstock_io::file_system::{Found, Kind};
+use penstock_store::{Error, tier};
+use pyo3::prelude::*;
+
+use crate::errors;
+
+/// What something is, and its length in bytes.
+type Row = (&'static str, u64);
+
+fn row(found: Found) -> Row {
+    let kind = match found.kind {
+        Kind::File => "file",
+        Kind::Directory => "directory",
+        Kind::Link => "link",
+        Kind::Other => "other",
+    };
+    (kind, found.bytes)
+}
+
+/// What a path leads to; None where that is nothing.
+#[pyfunction]
+pub(crate) fn look(py: Python<'_>, path: PathBuf) -> PyResult<Option<Row>> {
+    let found = py.detach(|| tier::file_system(&path).files().follow(&path));
+    match found {
+        Ok(found) => Ok(Some(row(found))),
+        Err(error) => nothing(&error).then_some(None).ok_or(error),
+    }
+    .map_err(|source| failed(py, "look at", path, source))
+}
+
+/// The names in a directory.
+#[pyfunction]
+pub(crate) fn list_names(py: Python<'_>, path: PathBuf) -> PyResult<Vec<OsString>> {
+    let listed = py.detach(|| tier::file_system(&path).files().list(&path));
+    let listed = listed.map_err(|source| failed(py, "list", path, source))?;
+    Ok(listed.into_iter().map(|entry| entry.name).collect())
+}
+
+/// The first bytes of a file, or all of them.
+#[pyfunction]
+pub(crate) fn read_start(py: Python<'_>, path: PathBuf, bytes: u64) -> PyResult<Vec<u8>> {
+    let read = py.detach(|| tier::file_system(&path).files().read_range(&path, 0..bytes));
+    read.map_err(|source| failed(py, "read", path, source))
+}
+
+fn nothing(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+    )
+}
+
+fn failed(py: Python<'_>, operation: &'static str, path: PathBuf, source: io::Error) -> PyErr {
+    let error = Error::Storage {
+        operation,
+        path,
+        source,
+    };
+    errors::raise(py, &error)
+}
