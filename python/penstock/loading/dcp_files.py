@@ -7,6 +7,7 @@ where these did not talk. What is in data files is said there only.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 from typing import TYPE_CHECKING, Any
@@ -53,13 +54,31 @@ def is_marked(path: str) -> bool:
 def drop_mark(path: str) -> None:
     """Removes the mark where the checkpoint was deleted, and the directory if it is empty then.
 
-    Tools take a directory for a checkpoint where it is. What cannot be removed stays: the
-    checkpoint is gone all the same.
+    Tools take a directory for a checkpoint where it is. What cannot be removed stays, and so does
+    what another save has begun in meanwhile: the checkpoint is gone all the same.
     """
     with contextlib.suppress(OSError):
-        if is_marked(path) and not is_there(os.path.join(path, _native.MANIFEST)):
-            os.unlink(os.path.join(path, METADATA))
-            os.rmdir(path)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            is_here = _is_alone(fd) and os.path.samestat(os.fstat(fd), os.stat(path))
+            has_manifest = is_there(os.path.join(path, _native.MANIFEST))
+            if is_here and is_marked(path) and not has_manifest:
+                os.unlink(METADATA, dir_fd=fd)
+                os.rmdir(path)
+        finally:
+            os.close(fd)
+
+
+def _is_alone(fd: int) -> bool:
+    """Takes the lease of a directory for as long as it is open; tells whether no save has it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        # There are no such locks (NFS): there a save makes a directory anew that it finds gone.
+        return True
+    return True
 
 
 def check_finished(path: str, names: Iterable[str]) -> None:

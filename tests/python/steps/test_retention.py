@@ -12,6 +12,8 @@ import pytest
 
 import penstock
 from conftest import mounted
+from penstock.loading.dcp_files import MARK, METADATA, drop_mark
+from penstock.saving.attempt import RankAttempt
 
 pytestmark = pytest.mark.quick
 
@@ -226,3 +228,21 @@ def test_a_full_disk_says_how_much_is_missing(tmp_path, need_root):
         with pytest.raises(penstock.StorageError) as raised:
             penstock.save("/proc/none", {"x": 1})
         assert (raised.value.needed_bytes, raised.value.free_bytes) == (None, None)
+
+
+def test_a_directory_that_a_save_has_begun_in_keeps_what_dcp_looks_for(tmp_path):
+    path = tmp_path / "step-0000000001"
+    path.mkdir()
+    (path / METADATA).write_bytes(MARK)
+    attempt = RankAttempt.begin(str(path), overwrite=False)
+    drop_mark(str(path))
+    assert os.listdir(path) == [METADATA]
+    attempt.write_shards(0, [], penstock.Options().to_native())
+    attempt.commit({0: attempt.write_part('{"step":1}')}, metadata="{}", overwrite=False)
+    store = penstock.CheckpointStore(tmp_path)
+    assert store.load() == {"step": 1}
+    drop_mark(str(path))
+    assert (path / METADATA).exists()
+    store.delete(1)
+    assert not path.exists()
+    drop_mark(str(path))
