@@ -14,7 +14,7 @@ from penstock.errors import (
     StorageError,
 )
 from penstock.found import is_there
-from penstock.saving.groups import NO_GROUPS, Groups, check_no_index
+from penstock.saving.groups import NO_GROUPS, Groups, check_copies, check_no_index
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,8 +66,13 @@ class Destination:
         """Sets aside what is in the way and damaged, or cannot be read; see `SetAside`.
 
         Raises:
-            StorageError: The operating system failed an operation, or somebody reads it for long.
+            StorageError: The operating system failed an operation, or somebody reads it for long;
+                or a directory is in the way of a small file, which stays.
         """
+        self._set_aside()
+        check_copies(self.path, self.groups, self.files)
+
+    def _set_aside(self) -> None:
         if self.store is None or self.step is None:
             return
         try:

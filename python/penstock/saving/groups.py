@@ -6,6 +6,7 @@ model's, and knows it by the name that the model has for it.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from penstock import _native
-from penstock.errors import UnsupportedStateError
+from penstock.errors import StorageError, UnsupportedStateError
 from penstock.reports import Fallback
 
 if TYPE_CHECKING:
@@ -261,6 +262,26 @@ def check_no_index(groups: Groups, files: Sequence[tuple[str, bytes]]) -> None:
     """
     if IN_PLACE in groups.group_of.values() and any(name == INDEX for name, _ in files):
         raise ValueError(f"files: {INDEX} is written for the group '': leave it out")
+
+
+def check_copies(path: str, groups: Groups, files: Sequence[tuple[str, bytes]]) -> None:
+    """Refuses what no copy of a small file can take the place of, before anything is written.
+
+    Raises:
+        StorageError: A directory has the name of one.
+    """
+    names = [name for name, _ in files]
+    if IN_PLACE in groups.group_of.values():
+        names.append(INDEX)
+    for name in names:
+        copy = os.path.join(path, name)
+        if os.path.isdir(copy) and not os.path.islink(copy):
+            raise StorageError(
+                f"{copy} is a directory, and a small file of the checkpoint is to lie there: move "
+                "it away; nothing was written",
+                path=copy,
+                errno=errno.EISDIR,
+            )
 
 
 def _is_ours(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -249,6 +250,30 @@ def test_files_that_cannot_be_taken_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"large\.json has more than 64 MiB"):
         penstock.save(tmp_path / "c", {}, files=tmp_path / "d")
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", INDEX])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_directory_in_the_way_of_a_copy_is_named_before_anything_is_written(
+    tmp_path, name, overwrite
+):
+    store = penstock.CheckpointStore(tmp_path / "store")
+    path, state = Path(store.path(1)), {"model": {"w": torch.ones(3)}}
+    if overwrite:
+        store.save(1, state)
+    (path / name).mkdir(parents=True)
+    before = sorted(os.listdir(path))
+    given = {"groups": GROUPS, "files": {"config.json": b"{}"}, "overwrite": overwrite}
+    with pytest.raises(penstock.StorageError, match=r"is a directory.*nothing was written") as one:
+        penstock.save(path, state, **given)
+    assert one.value.errno == errno.EISDIR
+    assert one.value.path == str(path / name)
+    with pytest.raises(penstock.StorageError, match="is a directory"):
+        store.save_async(1, state, **given).result()
+    assert sorted(os.listdir(path)) == before
+    os.rename(path / name, tmp_path / "elsewhere")
+    store.save(1, state, **given)
+    assert (path / name).is_file()
 
 
 def test_a_directory_gives_all_but_its_weights(tmp_path):
