@@ -8,7 +8,8 @@ import pytest
 
 import penstock
 from penstock.loading.opened import BoxRead, OpenCheckpoint
-from penstock.saving.attempt import PartVote, RankAttempt
+from penstock.saving.attempt import Groups, PartVote, RankAttempt
+from penstock.saving.groups import INDEX
 from penstock.state.memory import of_array, to_source
 
 OPTIONS = penstock.Options().to_native()
@@ -83,6 +84,33 @@ def test_a_rank_that_sees_another_directory_is_named_and_nothing_is_committed(tm
     assert error.value.rank == 1
     attempt.abandon()
     assert not (path / "manifest.json").exists()
+
+
+def test_ranks_that_talk_for_themselves_have_groups_and_small_files(tmp_path):
+    path = tmp_path / "ckpt"
+    groups = Groups.check({"model": ""})
+
+    def sources(number):
+        half = np.full((3, 5), number)
+        box = to_source(of_array(half, "a"), "a", ("model.a", (6, 5), (3 * number, 0)))
+        whole = to_source(of_array(half, "b"), "b", (f"model.b{number}", (3, 5), (0, 0)))
+        return {"whole": [whole], "pieces": [whole, box]}
+
+    for what in ("whole", "pieces"):
+        coordinator = RankAttempt.begin(
+            str(path), overwrite=True, groups=groups, files=[("config.json", b"{}")]
+        )
+        joined = RankAttempt.join(str(path), coordinator.id, 1, groups=groups)
+        votes = {1: joined.write(1, sources(1)[what], OPTIONS)}
+        coordinator.write_shards(0, sources(0)[what], OPTIONS)
+        votes[0] = coordinator.write_part("{}")
+        coordinator.commit(votes, metadata="{}", overwrite=True)
+        assert (path / "config.json").read_bytes() == b"{}"
+        assert (path / INDEX).exists() == (what == "whole")
+        kinds = [one.kind for one in coordinator.written["fallbacks"]]
+        assert kinds.count("unindexed") == (what == "pieces")
+    with pytest.raises(ValueError, match="leave it out"):
+        RankAttempt.begin(str(path), overwrite=True, groups=groups, files=[(INDEX, b"{}")])
 
 
 def test_an_open_checkpoint_reads_boxes_and_values_as_they_are_asked_for(tmp_path):

@@ -7,7 +7,8 @@ and scatters for itself takes the steps one by one:
 2. every rank writes, and hands its vote to the coordinator;
 3. the coordinator commits the votes of all, or abandons the attempt.
 
-Nothing is visible before the commit.
+Nothing is visible before the commit. Every rank is told the groups, and the coordinator the small
+files, as they are of `penstock.save`.
 
 Plug-ins check what their callers pass with `decode_path`, `to_native` and their like, as all calls
 do.
@@ -29,10 +30,15 @@ from penstock.errors import CheckpointNotFoundError, RankError
 from penstock.found import has_bytes
 from penstock.process import own_rank
 from penstock.ranks.group import check_alone
+from penstock.reports import Fallback
+from penstock.saving.groups import IN_PLACE, NO_GROUPS, check_copies, check_no_index
+from penstock.saving.groups import Groups as Groups
+from penstock.saving.groups import read_files as read_files
+from penstock.state.flatten import Flattened
 from penstock.state.tree import AS_FIRST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from penstock.state.memory import TensorSource
 
@@ -69,42 +75,66 @@ class RankAttempt:
     Attributes:
         path: The checkpoint's directory.
         written: What was written and how, after `write` or `write_part`: fields of a `SaveReport`.
+            `commit` adds why there is no index of a group, where one was asked for.
     """
 
-    def __init__(self, native: _native.Attempt, path: str) -> None:
+    def __init__(
+        self,
+        native: _native.Attempt,
+        path: str,
+        groups: Groups,
+        files: Sequence[tuple[str, bytes]] = (),
+    ) -> None:
         self.path = path
         self.written: dict[str, Any] = {}
+        self._groups, self._files = groups, files
         self._native = native
         self._job: _native.Job | None = None
 
     @classmethod
-    def begin(cls, path: str, *, overwrite: bool) -> RankAttempt:
+    def begin(
+        cls,
+        path: str,
+        *,
+        overwrite: bool,
+        groups: Groups = NO_GROUPS,
+        files: Sequence[tuple[str, bytes]] = (),
+    ) -> RankAttempt:
         """Begins an attempt, as its coordinator.
 
         Args:
             path: The checkpoint's directory; made if missing.
             overwrite: Whether the commit may replace a complete checkpoint.
+            groups: Which tensors lie in shards of their own; see `Groups.check`.
+            files: Small files that go with the checkpoint; see `read_files`.
 
         Raises:
             CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False.
-            StorageError: The operating system failed an operation.
+            StorageError: The operating system failed an operation, or a directory is in the way of
+                a small file.
+            ValueError: An index is given, and one is to be made.
         """
-        return cls(_native.Attempt.begin(path, overwrite=overwrite), path)
+        check_no_index(groups, files)
+        check_copies(path, groups, files)
+        return cls(_native.Attempt.begin(path, overwrite=overwrite), path, groups, files)
 
     @classmethod
-    def join(cls, path: str, attempt_id: str, number: int) -> RankAttempt:
+    def join(
+        cls, path: str, attempt_id: str, number: int, groups: Groups = NO_GROUPS
+    ) -> RankAttempt:
         """Joins the attempt of a coordinator.
 
         Args:
             path: The checkpoint's directory.
             attempt_id: The coordinator's `id`.
             number: Which of the ranks this is, for the error.
+            groups: Those of the coordinator.
 
         Raises:
             RankError: It is not there: the ranks do not share the directory.
         """
         try:
-            return cls(_native.Attempt.join(path, attempt_id), path)
+            return cls(_native.Attempt.join(path, attempt_id), path, groups)
         except CheckpointNotFoundError:
             raise _not_shared(path, number) from None
 
@@ -125,9 +155,10 @@ class RankAttempt:
 
         Raises:
             StorageError: The operating system failed an operation.
+            UnsupportedStateError: Two tensors of a group have one name.
         """
         try:
-            job = self._make_job(tensors, options)
+            job = self._make_job(number, tensors, options)
             written = _run(job, partial(job.write, self._native, number))
         finally:
             # What is voted for stays. The coordinator's lease protects it; one of this rank would
@@ -147,8 +178,9 @@ class RankAttempt:
 
         Raises:
             StorageError: The operating system failed an operation.
+            UnsupportedStateError: Two tensors of a group have one name.
         """
-        job = self._make_job(tensors, options)
+        job = self._make_job(number, tensors, options)
         _run(job, partial(job.write_shards, self._native, number))
         self._job = job
 
@@ -182,13 +214,23 @@ class RankAttempt:
         Raises:
             RankError: What a rank has written is not there; nothing is committed.
             CheckpointExistsError: A complete checkpoint is there and ``overwrite`` is False.
+            UnsupportedStateError: The group of which an index is to be made has no tensors.
             StorageError: The operating system failed an operation.
         """
         for number, (file, part_bytes, _) in votes.items():
             if not has_bytes(os.path.join(self.path, file), part_bytes):
                 raise _not_shared(self.path, number)
         parts = [(number, *vote) for number, vote in sorted(votes.items())]
-        self._native.commit(parts, step=step, metadata=metadata, overwrite=overwrite)
+        committed = self._native.commit(
+            parts,
+            step=step,
+            metadata=metadata,
+            overwrite=overwrite,
+            files=list(self._files),
+            index=IN_PLACE if IN_PLACE in self._groups.group_of.values() else None,
+        )
+        if committed["unindexed"] is not None:
+            self.written["fallbacks"].append(Fallback(committed["unindexed"], "unindexed"))
 
     def abandon(self) -> None:
         """Is done with it. Of the coordinator, removes what it has written and not committed."""
@@ -198,9 +240,20 @@ class RankAttempt:
         self.written = {key: value for key, value in written.items() if key != "vote"}
         return PartVote(*written["vote"])
 
-    def _make_job(self, tensors: list[TensorSource], options: dict[str, Any]) -> _native.Job:
+    def _make_job(
+        self, number: int, tensors: list[TensorSource], options: dict[str, Any]
+    ) -> _native.Job:
+        flat = Flattened(tensors, [], AS_FIRST, ([], []))
         return _native.Job(
-            self.path, tensors, [], AS_FIRST, options=options, arena=None, lazy=True, nice=None
+            self.path,
+            tensors,
+            flat.aliases,
+            flat.tree,
+            grouped=self._groups.grouped(flat, number),
+            options=options,
+            arena=None,
+            lazy=True,
+            nice=None,
         )
 
 

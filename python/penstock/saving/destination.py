@@ -81,13 +81,14 @@ class Destination:
             if not self.overwrite:
                 raise
             # To be replaced is what was asked for; the save matters more than what it replaces.
-            _warn(f"{self.path} is damaged and is replaced: it could not be set aside: {error}")
+            warn(f"{self.path} is damaged and is replaced: it could not be set aside: {error}")
             return
         if aside is not None:
-            _warn(f"{self.path} cannot be loaded and makes way for a new save: {told_aside(aside)}")
+            warn(f"{self.path} cannot be loaded and makes way for a new save: {told_aside(aside)}")
 
 
-def _warn(message: str) -> None:
+def warn(message: str) -> None:
+    """Warns, and fails nothing: not where warnings are errors either."""
     try:
         warnings.warn(message, PenstockWarning, stacklevel=3)
     except PenstockWarning:

@@ -29,6 +29,9 @@ dcp = pytest.importorskip("torch.distributed.checkpoint")
 if not torch.distributed.is_gloo_available():
     pytest.skip("this PyTorch has no gloo", allow_module_level=True)
 
+from safetensors.torch import load_file  # noqa: E402
+from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
+
 import dcp_worker  # noqa: E402
 from held_files import Held  # noqa: E402
 from penstock.integrations.dcp import (  # noqa: E402
@@ -44,6 +47,7 @@ pytestmark = [
 ]
 
 LAUNCH_SECONDS_MAX = 240
+INDEX = "model.safetensors.index.json"
 
 
 def together(ranks, *commands):
@@ -560,6 +564,23 @@ def test_a_tensor_in_a_file_is_stored_as_a_tensor(tmp_path):
     ):
         save({"x": part}, tmp_path / "d")
     assert not (tmp_path / "d" / "manifest.json").exists()
+
+
+def test_a_model_lies_in_shards_of_its_own_beside_its_files(tmp_path):
+    state = {"model": {"w": torch.randn(5, 7), "b": torch.ones(3)}, "moments": torch.ones(9)}
+    save(state, tmp_path / "a", groups={"model": ""}, files={"config.json": b"{}"})
+    weight_map = json.loads((tmp_path / "a" / INDEX).read_text())["weight_map"]
+    assert sorted(weight_map) == sorted(state["model"])
+    (shard,) = set(weight_map.values())
+    assert_same(load_file(tmp_path / "a" / shard)["w"], state["model"]["w"])
+    assert (tmp_path / "a" / "config.json").read_bytes() == b"{}"
+    assert_same(load(blank(state), tmp_path / "a"), state)
+    with pytest.raises(CheckpointException, match='the group "" has no tensors'):
+        save(state, tmp_path / "b", groups={"none": ""})
+    (tmp_path / "c" / "config.json").mkdir(parents=True)
+    with pytest.raises(CheckpointException, match=r"config\.json is a directory"):
+        save(state, tmp_path / "c", files={"config.json": b"{}"})
+    assert os.listdir(tmp_path / "c") == ["config.json"]
 
 
 def test_the_package_does_not_import_it():

@@ -31,7 +31,15 @@ from penstock.integrations.dcp import layout
 from penstock.integrations.dcp.packing import check_same, pack, result_of_rank
 from penstock.integrations.dcp.paths import is_local
 from penstock.loading.foreign import check_no_store
-from penstock.saving.attempt import RankAttempt, check_in_group, decode_path, to_native
+from penstock.saving.attempt import (
+    Groups,
+    RankAttempt,
+    check_in_group,
+    decode_path,
+    read_files,
+    to_native,
+)
+from penstock.saving.destination import warn
 
 if TYPE_CHECKING:
     import os
@@ -44,6 +52,7 @@ if TYPE_CHECKING:
 
     from penstock.options import Options
     from penstock.saving.attempt import PartVote
+    from penstock.saving.groups import Files
     from penstock.state.memory import TensorSource
     from penstock.state.tree import Node
 
@@ -92,6 +101,10 @@ class StorageWriter(storage.StorageWriter):
         overwrite: Replace a complete checkpoint at the path. It stays loadable until the new one
             is committed.
         options: How bytes move; None for ``Options()``.
+        groups: As of `penstock.save`: which tensors lie in shards of their own, with the names that
+            a model has for them, by DCP's names for them. There is no index where ranks hold
+            pieces of one, which a `PenstockWarning` says.
+        files: As of `penstock.save`: small files that go with the checkpoint. They are read here.
         no_dist: Save alone though a launcher says that this process is one of several ranks, with
             `torch.distributed` not initialized. Where it is, ``no_dist=True`` of `dcp.save` does.
 
@@ -111,12 +124,15 @@ class StorageWriter(storage.StorageWriter):
         *,
         overwrite: bool = False,
         options: Options | None = None,
+        groups: Mapping[str, str] | None = None,
+        files: Files | None = None,
         no_dist: bool = False,
     ) -> None:
         super().__init__()
         self.path = decode_path(path)
         self.overwrite = bool(overwrite)
         self._options = to_native(options)
+        self._groups, self._files = Groups.check(groups), read_files(files)
         self._no_dist = no_dist
         self._save_id = uuid4().hex
         self._is_coordinator = False
@@ -177,7 +193,9 @@ class StorageWriter(storage.StorageWriter):
             )
         self._give_up()
         check_no_store(self.path)
-        attempt = self._attempt = RankAttempt.begin(self.path, overwrite=self.overwrite)
+        attempt = self._attempt = RankAttempt.begin(
+            self.path, overwrite=self.overwrite, groups=self._groups, files=self._files
+        )
         return [
             dataclasses.replace(plan, storage_data=_Ticket(attempt.id, number, len(plans)))
             for number, plan in enumerate(plans)
@@ -199,7 +217,9 @@ class StorageWriter(storage.StorageWriter):
 
     def _write(self, tensors: list[TensorSource], ticket: _Ticket) -> PartVote | None:
         if not self._is_coordinator:
-            joined = RankAttempt.join(self.path, ticket.attempt_id, ticket.number)
+            joined = RankAttempt.join(
+                self.path, ticket.attempt_id, ticket.number, groups=self._groups
+            )
             return joined.write(ticket.number, tensors, self._options)
         # Not the ticket's attempt: a planner that keeps its plans keeps old tickets in them.
         if self._attempt is None:
@@ -222,8 +242,18 @@ class StorageWriter(storage.StorageWriter):
             if len(votes) != len(results):
                 raise AssertionError(f"{len(votes)} votes of {len(results)} ranks")
             attempt.commit(votes, metadata=note, overwrite=self.overwrite)
+            self._tell(attempt)
         finally:
             self._give_up()
+
+    def _tell(self, attempt: RankAttempt) -> None:
+        """Says what a report would, which DCP has no place for."""
+        for one in attempt.written["fallbacks"]:
+            if one.kind == "unindexed":
+                warn(
+                    f"{self.path} is saved, without an index of its model: {one}; "
+                    "`penstock export` puts the model together"
+                )
 
     def _further_note(self) -> Mapping[str, Any]:
         """What else the checkpoint's note is to say."""
