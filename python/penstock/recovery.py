@@ -140,6 +140,7 @@ class SalvageReport:
         tensor_bytes: Bytes of their data.
         bytes: Bytes of all files written.
         missing: Tensors and further names that were not taken over.
+        files_lost: Small files that do not go with the new checkpoint, by name, with the reason.
         unverified: Whether nothing could be checked.
         values_lost: Whether structure and plain values are lost, of many ranks those of any.
         ranks_lost: Which of many ranks that is true of.
@@ -155,6 +156,7 @@ class SalvageReport:
     tensor_bytes: int
     bytes: int
     missing: tuple[MissingInfo, ...]
+    files_lost: dict[str, str]
     unverified: bool
     values_lost: bool
     ranks_lost: tuple[int, ...]
@@ -162,7 +164,7 @@ class SalvageReport:
 
     @property
     def is_partial(self) -> bool:
-        """Whether the new checkpoint is marked partial; it is not if it is whole after all."""
+        """Whether the new checkpoint is marked partial; it is not if nothing is missing."""
         return bool(self.missing) or self.unverified
 
     def __str__(self) -> str:
@@ -170,6 +172,7 @@ class SalvageReport:
         lost = ", ".join(f"of rank {rank}" for rank in self.ranks_lost) or "all"
         names = FileNames(self.source, (one.reason for one in self.missing))
         missing = [("missing", names.short(f"{one.name}: {one.reason}")) for one in self.missing]
+        lost_files = [("file lost", f"{name}: {why}") for name, why in self.files_lost.items()]
         return aligned(
             ("salvaged", self.source),
             ("into", f"{self.path}, {kind}"),
@@ -180,6 +183,7 @@ class SalvageReport:
             ("unverified", "nothing proves what they hold" if self.unverified else ""),
             ("values lost", lost if self.values_lost else ""),
             *first_of(missing),
+            *first_of(lost_files),
         )
 
 
@@ -261,6 +265,12 @@ def salvage(
     the part of a rank is lost, so is all that it had for itself, while what others have stays
     theirs. One process does it all; what it takes over of one rank is in memory at a time.
 
+    Tensors of a group stay in shards of their own, with the names that a model has for them, and
+    small files stay beside them. There is an index only where all of its group was taken over, so
+    that nobody takes what is left of a model for the model. Where a small file is damaged, its copy
+    is taken if that is what was saved. Where the manifest is lost, so are the small files, and
+    where the part is, which group a tensor is of.
+
     Args:
         path: The damaged checkpoint's directory.
         out: The new one's; there must be none yet.
@@ -306,6 +316,7 @@ def salvage(
         "missing": tuple(map(MissingInfo.of, fields["missing"])),
         "values_lost": bool(fields["ranks_lost"]),
         "ranks_lost": tuple(fields["ranks_lost"]),
+        "files_lost": dict(fields["files_lost"]),
     }
     return SalvageReport(**{**fields, "path": where, "source": source})
 

@@ -185,6 +185,7 @@ pub(crate) fn of_salvage<'py>(
         .iter()
         .map(|(rank, missing)| (*rank, missing));
     dict.set_item("missing", missing_rows(py, missing.collect())?)?;
+    dict.set_item("files_lost", &report.files_lost)?;
     dict.set_item("unverified", report.unverified)?;
     dict.set_item("ranks_lost", &report.ranks_lost)?;
     dict.set_item("seconds", report.seconds)?;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import OrderedDict
 from pathlib import Path
@@ -9,9 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import penstock
 from compare import assert_same
+
+INDEX = "model.safetensors.index.json"
 
 
 def make_state():
@@ -252,3 +256,90 @@ def test_other_tools_read_what_was_salvaged(path, tmp_path, state):
     tensors = load_file(next((tmp_path / "out").glob("shard-*")))
     assert_same(tensors["model.a"], state["model"]["a"])
     assert "model.b" not in tensors
+
+
+# Groups and small files.
+
+
+def save_model(path):
+    """A model of two tensors that others find by its index, and what else a run has."""
+    state = {
+        "module": {"_orig_mod": {"w": torch.arange(300_000.0), "b": torch.ones(70)}},
+        "moments": torch.zeros(300_000),
+        "step": 7,
+    }
+    files = {"config.json": b'{"a": 1}', "vocab.json": b"{}"}
+    penstock.save(path, state, step=5, groups={"module": ""}, files=files)
+    return state
+
+
+def assert_is_model(path, state):
+    index = json.loads((path / INDEX).read_text())
+    model = state["module"]["_orig_mod"]
+    found = {name: load_file(path / file)[name] for name, file in index["weight_map"].items()}
+    assert_same(found, dict(sorted(model.items())))
+    assert index["metadata"]["total_size"] == sum(one.nbytes for one in model.values())
+    # No other tensor lies in the files of the model.
+    assert sum(len(load_file(path / file)) for file in set(index["weight_map"].values())) == 2
+
+
+def test_a_model_stays_one_where_something_else_is_hit(tmp_path):
+    path, out, again = tmp_path / "bad", tmp_path / "out", tmp_path / "again"
+    state = save_model(path)
+    damage(path, "moments")
+    report = penstock.salvage(path, out)
+    assert ([one.name for one in report.missing], report.files_lost) == (["moments"], {})
+    assert_is_model(out, state)
+    assert (out / "config.json").read_bytes() == b'{"a": 1}'
+    assert penstock.verify(out).ok
+    penstock.salvage(out, again)
+    assert_is_model(again, state)
+
+
+def test_what_is_left_of_a_model_has_no_index(tmp_path):
+    path, out = tmp_path / "bad", tmp_path / "out"
+    save_model(path)
+    damage(path, "module._orig_mod.w")
+    report = penstock.salvage(path, out)
+    assert list(report.files_lost) == [INDEX]
+    assert "not all there" in report.files_lost[INDEX]
+    assert "file lost" in str(report)
+    assert not (out / INDEX).exists()
+    assert (out / "config.json").exists()
+    left = [load_file(file) for file in sorted(out.glob("*.safetensors"))]
+    assert sorted(map(sorted, left)) == [["b"], ["moments"]]
+    # What is lost of the first is lost of what is salvaged from it.
+    assert penstock.salvage(out, tmp_path / "again").files_lost == {}
+    assert not (tmp_path / "again" / INDEX).exists()
+
+
+def test_a_small_file_comes_from_its_copy_or_is_named(tmp_path):
+    path, out = tmp_path / "bad", tmp_path / "out"
+    state = save_model(path)
+    for file in [*path.glob("beside.*.config.json"), *path.glob("*vocab.json")]:
+        file.write_bytes(b"{1}")
+    problems = [problem.file for problem in penstock.explain(path).problems]
+    assert problems == [problem.file for problem in penstock.verify(path).problems]
+    assert len(problems) == 2
+    report = penstock.salvage(path, out)
+    assert (out / "config.json").read_bytes() == b'{"a": 1}'
+    assert list(report.files_lost) == ["vocab.json"]
+    assert not (out / "vocab.json").exists()
+    assert not report.is_partial
+    assert_is_model(out, state)
+    assert_same(penstock.load(out), state)
+
+
+@pytest.mark.parametrize(
+    ("lost", "files_lost", "there"),
+    [("part-*", [INDEX], ["config.json", "vocab.json"]), ("manifest.json", [], [])],
+)
+def test_what_tells_of_groups_and_small_files_may_be_lost(tmp_path, lost, files_lost, there):
+    path, out = tmp_path / "bad", tmp_path / "out"
+    save_model(path)
+    next(path.glob(lost)).unlink()
+    report = penstock.salvage(path, out, unverified=True)
+    assert list(report.files_lost) == files_lost
+    names = {"config.json", "vocab.json", INDEX}.intersection(os.listdir(out))
+    assert sorted(names) == there
+    assert penstock.verify(out).ok

@@ -1,5 +1,6 @@
 //! What is still good of a checkpoint, and how to get it out.
 
+mod beside;
 pub(crate) mod references;
 
 pub mod salvage;

@@ -33,7 +33,7 @@ JSON_KEYS = """\b
 JSON: path (of the new one), source, step, checkpoint_id, source_id,
   tensors (taken over), tensor_bytes, bytes (of all files), is_partial,
   unverified, values_lost, ranks_lost (which of many that is true of),
-  seconds,
+  seconds, files_lost (small files by name, each with the reason),
   missing: a list of name, dtype, shape, reason,
     rank (whose own it is; null for what ranks share).
 """
@@ -85,6 +85,8 @@ def _print(report: penstock.SalvageReport) -> None:
             rest = len(report.ranks_lost) - RANKS_NAMED_MAX
             whose = f" of rank {named}" + (f" and {rest} more" if rest > 0 else "")
         out.print(f"structure and plain values{whose} are lost", style="yellow")
+    for name, reason in report.files_lost.items():
+        out.print(f"{name} is not there: {reason}", style="yellow")
     if not report.missing:
         return
     names = FileNames.beside_all(report.source, (entry.reason for entry in report.missing))

@@ -56,6 +56,10 @@ def test_ranks_that_hold_the_same_write_each_tensor_whole(jobs, tmp_path):
     assert len(files) == 3
     assert_same(weights(path / name for name in sorted(files)), expected)
     assert penstock.verify(path).ok
+    salvaged = tmp_path / "salvaged"
+    assert not penstock.salvage(path, salvaged).is_partial
+    files = set(json.loads((salvaged / INDEX).read_text())["weight_map"].values())
+    assert_same(weights(salvaged / name for name in sorted(files)), expected)
 
 
 def save_pieces(path, groups, options):
@@ -75,6 +79,10 @@ def test_pieces_make_no_index_and_are_put_together(jobs, tmp_path, groups):
     assert penstock.verify(path).ok
     report = penstock.export(path, tmp_path / "out", memory_bytes=400)
     assert report.way == "copy"
+    # What is salvaged of it is the same: nothing is damaged.
+    assert not penstock.salvage(path, tmp_path / "salvaged").is_partial
+    penstock.export(tmp_path / "salvaged", tmp_path / "from salvaged")
     expected = {name.removeprefix("module."): one for name, one in whole().items()}
-    files = sorted((tmp_path / "out").glob("*.safetensors"))
-    assert_same(weights(files), dict(sorted(expected.items())))
+    for name in ("out", "from salvaged"):
+        files = sorted((tmp_path / name).glob("*.safetensors"))
+        assert_same(weights(files), dict(sorted(expected.items())))

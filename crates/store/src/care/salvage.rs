@@ -3,7 +3,8 @@
 //! Every tensor that is taken over was read against its digest in this very call, and the new
 //! checkpoint is saved as any other is, by as many ranks, with digests of its own. What is missing is
 //! listed in it with the reason. A tensor that ranks share is taken over with all of its boxes, or
-//! with none.
+//! with none. What is of a group stays in it, and small files that the manifest vouches for go with
+//! the new checkpoint as they did with the old one.
 
 mod rank;
 
@@ -14,15 +15,20 @@ use std::time::Instant;
 use penstock_io::file_system::Files;
 use serde_json::value::RawValue;
 
-use crate::care::survey::{Described, Survey, survey};
+use crate::care::beside;
+use crate::care::survey::{Described, Survey, loss, survey};
 use crate::error::{Error, Result};
-use crate::format::manifest::Partial;
+use crate::format::index::INDEX;
+use crate::format::manifest::{BesideEntry, Partial};
 use crate::format::name::{parse_step, step_directory};
 use crate::format::part::Missing;
 use crate::options::Options;
 use crate::progress::Progress;
 use crate::save::{self, Attempt, Job, check_manifest_size, commit_as};
 use rank::Salvage;
+
+/// The group whose index lies in the directory.
+const INDEXED: &str = "";
 
 /// What a salvage brought.
 #[derive(Debug)]
@@ -41,6 +47,8 @@ pub struct SalvageReport {
     pub recovered_bytes: u64,
     /// What was not taken over, with the rank whose own it is where there are several.
     pub missing: Vec<(Option<u32>, Missing)>,
+    /// Small files that do not go with it, with the reason. They are no part of the state.
+    pub files_lost: Vec<(String, String)>,
     /// Whether what was taken over could not be checked.
     pub unverified: bool,
     /// The ranks whose structure and plain values are lost.
@@ -78,8 +86,9 @@ pub fn salvage(
     let earlier = manifest.and_then(|manifest| manifest.partial.as_ref());
     let is_whole = described.iter().all(|from| *from == Described::Whole);
     let is_unverified = (unverified && !is_whole) || earlier.is_some_and(|from| from.unverified);
-    let publication = publication_of(&found, out);
+    let mut publication = publication_of(&found, out);
     check_manifest_size(publication.metadata.get().len())?;
+    let listed = manifest.map_or_else(Vec::new, |manifest| manifest.beside.clone());
     let mut salvage = Salvage::new(path, found, unverified, options);
     let mut attempt = Attempt::begin(out, false, &options.file_system, progress)?;
     let (mut parts, mut bytes) = (Vec::new(), 0);
@@ -90,6 +99,13 @@ pub fn salvage(
         bytes += written.bytes;
         parts.push(written.part);
     }
+    let files_lost = take_files(
+        path,
+        options.file_system.files(),
+        &listed,
+        &salvage,
+        &mut publication.beside,
+    )?;
     let is_partial = is_unverified || salvage.lacks_something();
     let partial = is_partial.then(|| Partial {
         source: source.clone(),
@@ -105,10 +121,41 @@ pub fn salvage(
         tensors: salvage.tensors(),
         recovered_bytes: salvage.recovered_bytes,
         missing: salvage.missing,
+        files_lost,
         unverified: is_unverified,
         ranks_lost,
         seconds: begun.elapsed().as_secs_f64(),
     })
+}
+
+/// Takes over small files that are what was saved; returns the others with the reason. An index names
+/// the shards of one checkpoint, so it is made anew, and only of a group that is all there: whoever
+/// looks for a model by it does not know a checkpoint that lacks something.
+fn take_files(
+    path: &Path,
+    files: &dyn Files,
+    listed: &[BesideEntry],
+    salvage: &Salvage<'_>,
+    beside: &mut save::Beside,
+) -> Result<Vec<(String, String)>> {
+    let mut lost = Vec::new();
+    for entry in listed {
+        let name = entry.name.clone();
+        if name != INDEX {
+            match beside::read_either(path, files, entry) {
+                Ok(text) => beside.files.push((name, text)),
+                Err(error) => lost.push((name, loss(error)?)),
+            }
+        } else if salvage.has_all_of(INDEXED) {
+            beside.group = Some(INDEXED.to_owned());
+        } else {
+            lost.push((
+                name,
+                "the tensors of its group are not all there".to_owned(),
+            ));
+        }
+    }
+    Ok(lost)
 }
 
 /// What is recovered goes to a place of its own: a save tidies up what lies beside it, and that may be

@@ -30,6 +30,7 @@ use crate::progress::Progress;
 use crate::report::{Problem, Run};
 pub use describe::Described;
 use describe::describe;
+pub(crate) use describe::loss;
 pub use findings::{SharedTensor, Survey};
 
 /// Looks at everything of the checkpoint at `path` that can be read.

@@ -6,10 +6,9 @@ use std::time::Instant;
 
 use penstock_io::file_system::Files;
 
+use crate::care::beside;
 use crate::error::{Error, Result};
-use crate::format::description::{check_length, read_manifest, read_part};
-use crate::format::digest::Digest;
-use crate::format::manifest::BesideEntry;
+use crate::format::description::{read_manifest, read_part};
 use crate::format::part::{FileEntry, Part, TensorEntry};
 use crate::format::shard::{self, Header, HeaderTensor, LENGTH_BYTES};
 use crate::lease::Lease;
@@ -78,9 +77,10 @@ fn verify_files(
             parts.push(part);
         }
     }
+    // Their copies are anybody's to edit.
     for entry in &manifest.beside {
         report.files += 1;
-        if or_problem(check_beside(path, files, entry), report)?.is_some() {
+        if or_problem(beside::read(path, files, entry), report)?.is_some() {
             report.bytes_checked += entry.bytes;
         }
     }
@@ -90,19 +90,6 @@ fn verify_files(
         verify_shards(path, &part, on_damage, options, progress, report)?;
     }
     Ok(Some(manifest.id))
-}
-
-/// Checks a small file that goes with a checkpoint; its copy is anybody's to edit.
-fn check_beside(path: &Path, files: &dyn Files, entry: &BesideEntry) -> Result<()> {
-    check_length(path, files, &entry.file, entry.bytes)?;
-    let file = path.join(&entry.file);
-    let text = files.read(&file).map_err(Error::storage("read", &file))?;
-    let (found, expected) = (Digest::of(&text), entry.digest);
-    if found == expected {
-        return Ok(());
-    }
-    let detail = format!("its digest is {found}, it should be {expected}");
-    Err(Error::corrupt(path, &entry.file, detail))
 }
 
 /// Turns damage into a problem on the list; other errors stay errors.

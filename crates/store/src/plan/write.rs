@@ -35,7 +35,7 @@ pub struct TensorSpec {
 }
 
 /// What a tensor is in a group.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Grouped {
     /// The group.
     pub group: String,

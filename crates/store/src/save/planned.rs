@@ -231,14 +231,20 @@ fn check_names(state: &State) -> Result<()> {
     }
     let mut grouped = HashSet::new();
     for tensor in &state.tensors {
-        if let Some(Grouped { group, name }) = &tensor.group
-            && !grouped.insert((group, name))
-        {
-            return Err(Error::Unsupported {
-                key: tensor.name.clone(),
-                detail: format!("the group {group:?} has two tensors called {name:?}"),
-            });
-        }
+        let Some(of @ Grouped { group, name }) = &tensor.group else {
+            continue;
+        };
+        let detail = match name.as_str() {
+            "__metadata__" => format!("{name} is reserved in safetensors"),
+            _ if !grouped.insert(of) => {
+                format!("the group {group:?} has two tensors called {name:?}")
+            }
+            _ => continue,
+        };
+        return Err(Error::Unsupported {
+            key: tensor.name.clone(),
+            detail,
+        });
     }
     Ok(())
 }

@@ -13,6 +13,7 @@ use penstock_store::care::verify::verify;
 use penstock_store::format::part::{Alias, View};
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
+use penstock_store::save::Beside;
 use penstock_store::steps::store::{StepState, Store};
 use penstock_store::{Error, MANIFEST, Progress, Result};
 use serde_json::value::RawValue;
@@ -343,4 +344,39 @@ fn what_is_no_checkpoint_is_not_salvaged() {
     fs::write(path.join(orphan), "x").unwrap();
     let mixed = salvaged(&path, &root.path().join("out"), true);
     assert!(matches!(mixed, Err(Error::Corrupt { .. })), "{mixed:?}");
+}
+
+#[test]
+fn a_group_stays_one_and_a_name_that_it_has_twice_counts_once() {
+    let root = tempfile::tempdir().unwrap();
+    let path = |name: &str| root.path().join(name);
+    let sample = Sample::of_sizes(&[4096, 64, 3]).grouped();
+    let publication = penstock_store::save::Publication {
+        beside: Beside {
+            files: vec![("config.json".to_owned(), b"{}".to_vec())],
+            group: Some(String::new()),
+        },
+        ..common::publication(&path("a"))
+    };
+    let (options, progress) = (Options::default(), Progress::default());
+    penstock_store::save::save(sample.state(), &publication, &options, &progress).unwrap();
+    let report = salvaged(&path("a"), &path("b"), false).unwrap();
+    assert_eq!((report.files_lost, report.missing.len()), (vec![], 0));
+    let groups = |name: &str| -> Vec<(String, bool)> {
+        let checkpoint = Checkpoint::open(&path(name)).unwrap();
+        let tensors = checkpoint.part().tensors.iter();
+        tensors
+            .map(|tensor| (tensor.stored_name().to_owned(), tensor.group.is_some()))
+            .collect()
+    };
+    assert_eq!(groups("b"), groups("a"));
+    assert_eq!(recovered(&path("b"), &sample).len(), 3);
+
+    forge::edit_part(&path("a"), |part| {
+        part["tensors"][1]["stored_name"] = part["tensors"][0]["stored_name"].clone();
+    });
+    salvaged(&path("a"), &path("c"), false).unwrap();
+    assert_eq!(recovered(&path("c"), &sample).len(), 3);
+    let is_grouped: Vec<bool> = groups("c").into_iter().map(|(_, is)| is).collect();
+    assert_eq!(is_grouped, [true, false, true]);
 }

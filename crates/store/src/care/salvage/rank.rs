@@ -19,7 +19,7 @@ use crate::pipeline::read::{OnDamage, Source, read};
 use crate::pipeline::target::Target;
 use crate::plan::read::{Goal, Placement, Request, plan};
 use crate::plan::reshard::box_text;
-use crate::plan::write::TensorSpec;
+use crate::plan::write::{Grouped, TensorSpec};
 use crate::progress::Progress;
 use crate::report::Run;
 use crate::save::{Linked, State};
@@ -83,6 +83,17 @@ impl<'a> Salvage<'a> {
     /// Whether the state is not all there.
     pub(super) fn lacks_something(&self) -> bool {
         !self.missing.is_empty()
+    }
+
+    /// Whether a group had tensors, and all of them were taken over. Where a part is lost, nobody knows.
+    pub(super) fn has_all_of(&self, group: &str) -> bool {
+        let tensors = self.found.part.tensors.iter().zip(&self.is_taken);
+        let mut of_it = tensors
+            .filter(|(tensor, _)| tensor.group.as_deref() == Some(group))
+            .peekable();
+        self.ranks_lost().is_empty()
+            && of_it.peek().is_some()
+            && of_it.all(|(_, is_taken)| *is_taken)
     }
 
     /// The ranks whose structure and plain values are lost.
@@ -205,12 +216,16 @@ impl<'a> Salvage<'a> {
         let part = &self.found.part;
         let mut to = Renumbering::default();
         let mut tensors = Vec::new();
+        let mut grouped = HashSet::new();
         for entry in entries.clone() {
             let tensor = &part.tensors[entry];
             let index = entry - entries.start;
             if self.is_taken[entry] {
                 to.tensors.insert(index, Place::Kept(tensors.len()));
-                tensors.push(spec(tensor));
+                // Nothing checks in a part that was read what its writer has checked: without a name
+                // of its own in the group a tensor is of none.
+                let group = group_of(tensor).filter(|of| grouped.insert(of.clone()));
+                tensors.push(spec(tensor, group));
             } else if tensor.region.is_none() {
                 to.tensors.insert(index, Place::Missing(missing.len()));
                 missing.push(self.missing_own(rank, entry));
@@ -354,13 +369,21 @@ fn is_to_be_had(tensor: &SharedTensor, unverified: bool) -> bool {
     tensor.hit.is_none() && (unverified || tensor.is_vouched_for)
 }
 
-fn spec(tensor: &TensorEntry) -> TensorSpec {
+/// What a tensor is in its group, if it is of one.
+fn group_of(tensor: &TensorEntry) -> Option<Grouped> {
+    tensor.group.clone().map(|group| Grouped {
+        group,
+        name: tensor.stored_name().to_owned(),
+    })
+}
+
+fn spec(tensor: &TensorEntry, group: Option<Grouped>) -> TensorSpec {
     TensorSpec {
         name: tensor.name.clone(),
         dtype: tensor.dtype.clone(),
         shape: tensor.shape.clone(),
         item_bytes: tensor.item_bytes(),
         region: tensor.region.clone(),
-        group: None,
+        group,
     }
 }

@@ -8,6 +8,7 @@ use penstock_io::file_system::{Files, Kind};
 use serde_json::value::RawValue;
 
 use crate::FORMAT_VERSION;
+use crate::care::beside;
 use crate::error::{Error, Result};
 use crate::format::description::{read_manifest, read_part};
 use crate::format::digest::{CHUNK_BYTES, Digest};
@@ -51,6 +52,7 @@ pub(super) fn describe(path: &Path, files: &dyn Files) -> Result<Description> {
     match read_manifest(path, files) {
         Ok((manifest, bytes)) => {
             found.bytes_checked += bytes;
+            found.check_beside(path, files, &manifest)?;
             found.manifest = Some(manifest);
         }
         Err(
@@ -126,16 +128,21 @@ impl Description {
         }
     }
 
+    /// Looks at the small files that go with it.
+    fn check_beside(&mut self, path: &Path, files: &dyn Files, manifest: &Manifest) -> Result<()> {
+        for entry in &manifest.beside {
+            match beside::read(path, files, entry) {
+                Ok(text) => self.bytes_checked += text.len() as u64,
+                Err(error) => self.lose(path, files, &entry.file, error)?,
+            }
+        }
+        Ok(())
+    }
+
     /// Takes note of a file that cannot be used; errors that say something else stay errors.
     fn lose(&mut self, path: &Path, files: &dyn Files, file: &str, error: Error) -> Result<()> {
         let is_proven = !matches!(error, Error::Malformed { .. } | Error::Storage { .. });
-        let detail = match error {
-            Error::Corrupt { detail, .. }
-            | Error::Malformed { detail, .. }
-            | Error::Incomplete { detail, .. } => detail,
-            Error::Storage { source, .. } if is_lost(&source) => source.to_string(),
-            error => return Err(error),
-        };
+        let detail = loss(error)?;
         if !files.is_there(&path.join(file)) {
             self.missing_files.push(file.to_owned());
         }
@@ -196,6 +203,17 @@ impl Description {
         part.tensors
             .retain(|tensor| seen.insert(tensor.name.clone()));
         part
+    }
+}
+
+/// What is wrong with a file, in words; errors that say something else stay errors.
+pub(crate) fn loss(error: Error) -> Result<String> {
+    match error {
+        Error::Corrupt { detail, .. }
+        | Error::Malformed { detail, .. }
+        | Error::Incomplete { detail, .. } => Ok(detail),
+        Error::Storage { source, .. } if is_lost(&source) => Ok(source.to_string()),
+        error => Err(error),
     }
 }
 

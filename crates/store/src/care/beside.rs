@@ -1,0 +1,39 @@
+//! Small files that go with a checkpoint, read against their digests.
+
+use std::path::Path;
+
+use penstock_io::file_system::Files;
+
+use crate::error::{Error, Result};
+use crate::format::description::check_length;
+use crate::format::digest::Digest;
+use crate::format::manifest::BesideEntry;
+
+/// The bytes of one.
+///
+/// # Errors
+/// [`Error::Corrupt`], and the system's errors.
+pub(super) fn read(path: &Path, files: &dyn Files, entry: &BesideEntry) -> Result<Vec<u8>> {
+    read_as(path, files, &entry.file, entry)
+}
+
+/// The same, out of its copy where the file is damaged and nobody has edited that.
+///
+/// # Errors
+/// As [`read`], of the file.
+pub(super) fn read_either(path: &Path, files: &dyn Files, entry: &BesideEntry) -> Result<Vec<u8>> {
+    read(path, files, entry)
+        .or_else(|error| read_as(path, files, &entry.name, entry).map_err(|_| error))
+}
+
+fn read_as(path: &Path, files: &dyn Files, name: &str, entry: &BesideEntry) -> Result<Vec<u8>> {
+    check_length(path, files, name, entry.bytes)?;
+    let file = path.join(name);
+    let text = files.read(&file).map_err(Error::storage("read", &file))?;
+    let (found, expected) = (Digest::of(&text), entry.digest);
+    if found == expected {
+        return Ok(text);
+    }
+    let detail = format!("its digest is {found}, it should be {expected}");
+    Err(Error::corrupt(path, name, detail))
+}
