@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from penstock.options import Options
-    from penstock.state.flatten import Flattened
+    from penstock.state.flattened import Flattened
 
 _RANK = 0
 _SHARD = 99

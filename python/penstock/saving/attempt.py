@@ -34,7 +34,7 @@ from penstock.reports import Fallback
 from penstock.saving.groups import IN_PLACE, NO_GROUPS, check_copies, check_no_index
 from penstock.saving.groups import Groups as Groups
 from penstock.saving.groups import read_files as read_files
-from penstock.state.flatten import Flattened
+from penstock.state.flattened import Flattened
 from penstock.state.tree import AS_FIRST
 
 if TYPE_CHECKING:

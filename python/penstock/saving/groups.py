@@ -20,7 +20,7 @@ from penstock.reports import Fallback
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.state.flatten import Flattened
+    from penstock.state.flattened import Flattened
 
 IN_PLACE = ""
 """The group whose index lies in the checkpoint's directory."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from penstock.state.flatten import Flattened
+    from penstock.state.flattened import Flattened
     from penstock.state.memory import TensorSource
 
 _SMALL_BYTES_MAX = 64 << 10

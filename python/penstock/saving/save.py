@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.ranks.members import Copy
     from penstock.ranks.round import Round
     from penstock.saving.destination import Destination
-    from penstock.state.flatten import Flattened
+    from penstock.state.flattened import Flattened
 
 _RANK_ALONE = 0
 

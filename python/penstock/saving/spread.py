@@ -21,7 +21,8 @@ from penstock.layout.sharding import Balance, Sharder, check_local
 from penstock.layout.sharing import HeldBox, Piece, share_out
 from penstock.saving.groups import NO_GROUPS, Groups
 from penstock.state import ties
-from penstock.state.flatten import Flattened, Flattener, Overlap
+from penstock.state.flatten import Flattener
+from penstock.state.flattened import Flattened, Overlap
 from penstock.state.gcpause import gc_paused
 from penstock.state.linked import mark_of, place_of, type_of
 from penstock.state.memory import CPU, Memory, narrow, of_tensor, to_source

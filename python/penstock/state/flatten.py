@@ -19,8 +19,7 @@ import contextlib
 import json
 import sys
 from collections import Counter, OrderedDict, defaultdict
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from penstock.errors import UnsupportedStateError
 from penstock.state import dtypes, ties
 from penstock.state.boxes import Boxes
 from penstock.state.file_tensor import FileTensor
+from penstock.state.flattened import Flattened, Overlap
 from penstock.state.gcpause import gc_paused
 from penstock.state.linked import Linker, place_of
 from penstock.state.memory import Memory, of_array, of_bytes, of_tensor, to_source
@@ -49,48 +49,13 @@ from penstock.state.scalars import (
 from penstock.state.tree import FACTORIES, LEVELS_MAX, ROOT, Node, unique_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from penstock._native import _Alias, _Linked
+    from penstock._native import _Alias
     from penstock.state.memory import TensorSource
 
 INLINE_BYTES_MAX = 4096
 """Longer byte strings are stored as tensors, out of the tree."""
-
-
-@dataclass(frozen=True, slots=True)
-class Flattened:
-    """A state, taken apart.
-
-    Attributes:
-        tensors: What to store, in the order of the state.
-        aliases: Further names of those, and windows of them.
-        tree: The rest, as JSON text.
-        linked: What lies in files already, counted behind the tensors.
-        overlaps: Leaves that share memory, where they were asked for.
-        further: Of tensors that the aliases say nothing of, their other names.
-        apart: Names of tensors without bytes of their own that the aliases say nothing of.
-    """
-
-    tensors: list[TensorSource]
-    aliases: list[_Alias]
-    tree: str
-    linked: _Linked
-    overlaps: Sequence[Overlap] = ()
-    further: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    apart: Sequence[str] = ()
-
-
-class Overlap(NamedTuple):
-    """Leaves that share memory.
-
-    Attributes:
-        sources: Indices of those that are stored.
-        values: All of them.
-    """
-
-    sources: list[int]
-    values: list[Any]
 
 
 def flatten(state: Any, *, finds_overlaps: bool = False) -> Flattened:
