@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateError
 from penstock.loading.copying import bump_versions
 from penstock.offload.arrays import to_read_into, to_write_from
+from penstock.offload.call_files import CallFiles
 from penstock.offload.data_file import AnyFile, DataFile, reach
 from penstock.offload.executors import Choice, Settings, hold, release
 from penstock.offload.pending import Pending
@@ -164,7 +165,7 @@ class TensorIO:
             requests: ``(tensor, file, offset)`` of each. Tensors that share memory are an error of
                 the caller: it is not said whose bytes they hold.
         """
-        arrays, files, tensors = [], _Files(self._direct, "r"), []
+        arrays, files, tensors = [], CallFiles(self._direct, "r"), []
         for tensor, file, offset in requests:
             _OFFSET.check("offset", offset)
             arrays.append((files.of(file), offset, to_read_into(tensor)))
@@ -185,7 +186,7 @@ class TensorIO:
                 the system may call it an I/O error.
             sync: Whether the transfer is done only when all its bytes survive a power cut.
         """
-        arrays, files = [], _Files(self._direct, "w")
+        arrays, files = [], CallFiles(self._direct, "w")
         for tensor, file, offset in requests:
             _OFFSET.check("offset", offset)
             arrays.append((files.of(file), offset, to_write_from(tensor)))
@@ -283,7 +284,7 @@ class TensorIO:
             claim.let_go()
 
     def _started(
-        self, claim: _Claim, files: _Files, start: Callable[[_native.Share], _native.Transfer]
+        self, claim: _Claim, files: CallFiles, start: Callable[[_native.Share], _native.Transfer]
     ) -> Transfer:
         with claim.workers(files.first) as (executor, share):
             try:
@@ -415,48 +416,6 @@ class _Claim:
         settings, self._settings = self._settings, None
         if settings is not None:
             release(settings, is_idle=is_idle)
-
-
-class _Files:
-    """The files of one call, each opened once.
-
-    Requests may come one by one, and their files go as they come: what is known by its identity is
-    held, and a descriptor is known by what it is of as well.
-    """
-
-    def __init__(self, direct: str, mode: Literal["r", "w"]) -> None:
-        self._direct = direct
-        self._mode = mode
-        self._known: dict[Any, tuple[_native.DataFile, AnyFile]] = {}
-
-    def of(self, file: AnyFile) -> _native.DataFile:
-        """The native file of one."""
-        key = _key(file)
-        if key not in self._known:
-            self._known[key] = reach(file, self._mode, self._direct), file
-        return self._known[key][0]
-
-    @property
-    def first(self) -> _native.DataFile | None:
-        """One of them, if there are any."""
-        return next((native for native, _ in self._known.values()), None)
-
-    @property
-    def fallbacks(self) -> tuple[Fallback, ...]:
-        """Why the page cache is not bypassed, of whichever it is not."""
-        reasons = {native.fallback for native, _ in self._known.values()} - {None}
-        return tuple(Fallback(reason, "buffered") for reason in sorted(map(str, reasons)))
-
-
-def _key(file: AnyFile) -> Any:
-    """What tells a file from the others of a call."""
-    if isinstance(file, str | os.PathLike):
-        return os.fspath(file)
-    if isinstance(file, int):
-        with contextlib.suppress(OSError, OverflowError):
-            stat = os.fstat(file)
-            return file, stat.st_dev, stat.st_ino
-    return (id(file),)
 
 
 _live: weakref.WeakSet[TensorIO] = weakref.WeakSet()
