@@ -462,6 +462,18 @@ def test_explain_tells_what_is_left_of_many_ranks(run, run_json, damaged_ranks):
     assert lines[-1].endswith("OUT [--unverified]")
 
 
+def test_salvage_names_small_files_that_are_lost(run, run_json, tmp_path):
+    penstock.save(tmp_path / "bad", {"w": torch.ones(3)}, files={"config.json": b"{}"})
+    for file in (tmp_path / "bad").glob("*config.json"):
+        file.unlink()
+    code, out, _ = run("salvage", tmp_path / "bad", tmp_path / "out")
+    assert code == 0
+    assert "config.json is not there: the file is missing" in out
+    _, result = run_json("salvage", tmp_path / "bad", tmp_path / "json")
+    assert result["files_lost"] == {"config.json": "the file is missing"}
+    assert not result["is_partial"]
+
+
 def test_salvage_and_inspect_tell_whose_is_missing(run, run_json, damaged_ranks, tmp_path):
     code, result = run_json("salvage", damaged_ranks, tmp_path / "json")
     assert (code, result["tensors"], result["ranks_lost"]) == (0, 3, [0])
