@@ -12,6 +12,7 @@
 //! bytes a batch that has it, 8 to 16 more if its row is there, and 19 to 39 for being found.
 
 mod ghost;
+mod order;
 mod place;
 mod queue;
 mod replay;
@@ -27,6 +28,7 @@ use hashbrown::{DefaultHashBuilder, HashSet, HashTable};
 pub use place::Slot;
 pub use replay::replay;
 
+use order::Order;
 use place::{NEVER, Place, REFUSALS_MAX, State};
 use s3fifo::S3Fifo;
 use sieve::Sieve;
@@ -68,13 +70,6 @@ pub struct Index {
     has_admitted: bool,
     order: Order,
     policy: Policy,
-}
-
-/// Rows that are neither pinned nor known ahead.
-#[derive(Debug)]
-enum Order {
-    Sieve(Sieve),
-    S3Fifo(S3Fifo),
 }
 
 impl Index {
@@ -467,49 +462,6 @@ impl Index {
             Err(_) => unreachable!("a slot with a row is found by its key"),
         }
         self.places[slot as usize] = Place::default();
-    }
-}
-
-impl Order {
-    /// A row has come.
-    fn insert(&mut self, places: &mut [Place], slot: Slot) {
-        match self {
-            Order::Sieve(sieve) => sieve.insert(places, slot),
-            Order::S3Fifo(s3fifo) => s3fifo.insert(places, slot),
-        }
-    }
-
-    /// A row that was taken out when its turn came is not due any more.
-    fn rejoin(&mut self, places: &mut [Place], slot: Slot) {
-        match self {
-            Order::Sieve(sieve) => sieve.rejoin(places, slot),
-            Order::S3Fifo(s3fifo) => s3fifo.rejoin(places, slot),
-        }
-    }
-
-    fn used(&mut self, places: &mut [Place], slot: Slot) {
-        match self {
-            Order::Sieve(_) => Sieve::used(places, slot),
-            Order::S3Fifo(_) => S3Fifo::used(places, slot),
-        }
-    }
-
-    fn remove(&mut self, places: &mut [Place], slot: Slot) {
-        match self {
-            Order::Sieve(sieve) => sieve.remove(places, slot),
-            Order::S3Fifo(s3fifo) => s3fifo.remove(places, slot),
-        }
-    }
-
-    fn evict(
-        &mut self,
-        places: &mut [Place],
-        may_go: &mut impl FnMut(Slot) -> bool,
-    ) -> Option<Slot> {
-        match self {
-            Order::Sieve(sieve) => sieve.evict(places, may_go),
-            Order::S3Fifo(s3fifo) => s3fifo.evict(places, may_go),
-        }
     }
 }
 

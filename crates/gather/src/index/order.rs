@@ -1,0 +1,56 @@
+//! The order in which rows go of which nobody knows when they are needed next, by one policy or
+//! another.
+
+use super::place::{Place, Slot};
+use super::s3fifo::S3Fifo;
+use super::sieve::Sieve;
+
+/// Rows that are neither pinned nor known ahead.
+#[derive(Debug)]
+pub(super) enum Order {
+    Sieve(Sieve),
+    S3Fifo(S3Fifo),
+}
+
+impl Order {
+    /// A row has come.
+    pub(super) fn insert(&mut self, places: &mut [Place], slot: Slot) {
+        match self {
+            Order::Sieve(sieve) => sieve.insert(places, slot),
+            Order::S3Fifo(s3fifo) => s3fifo.insert(places, slot),
+        }
+    }
+
+    /// A row that was taken out when its turn came is not due any more.
+    pub(super) fn rejoin(&mut self, places: &mut [Place], slot: Slot) {
+        match self {
+            Order::Sieve(sieve) => sieve.rejoin(places, slot),
+            Order::S3Fifo(s3fifo) => s3fifo.rejoin(places, slot),
+        }
+    }
+
+    pub(super) fn used(&mut self, places: &mut [Place], slot: Slot) {
+        match self {
+            Order::Sieve(_) => Sieve::used(places, slot),
+            Order::S3Fifo(_) => S3Fifo::used(places, slot),
+        }
+    }
+
+    pub(super) fn remove(&mut self, places: &mut [Place], slot: Slot) {
+        match self {
+            Order::Sieve(sieve) => sieve.remove(places, slot),
+            Order::S3Fifo(s3fifo) => s3fifo.remove(places, slot),
+        }
+    }
+
+    pub(super) fn evict(
+        &mut self,
+        places: &mut [Place],
+        may_go: &mut impl FnMut(Slot) -> bool,
+    ) -> Option<Slot> {
+        match self {
+            Order::Sieve(sieve) => sieve.evict(places, may_go),
+            Order::S3Fifo(s3fifo) => s3fifo.evict(places, may_go),
+        }
+    }
+}
