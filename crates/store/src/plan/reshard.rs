@@ -4,17 +4,16 @@
 //! Boxes of one tensor never overlap ([`GlobalTensors::new`] refuses what does), so what is stored
 //! of a wanted box is the sum of what each stored box has of it, and it is whole when that sum is.
 
+mod cut;
+
 use std::collections::HashMap;
 use std::ops::Range;
 
 use penstock_io::buffer::{Bounds, find_overlap};
 
-use crate::format::digest::CHUNK_BYTES;
 use crate::format::part::{TensorBox, TensorEntry};
-
-/// Runs that lie together in the file and in memory are read in place from this size on: a request
-/// each, and some hundred bytes of plan.
-const PLAIN_BYTES_MIN: u64 = 256 << 10;
+use cut::cut_common;
+pub(crate) use cut::{Fragment, WantedBox};
 
 /// What finding a hole for a message may cost.
 const HOLE_STEPS_MAX: usize = 1 << 20;
@@ -49,27 +48,6 @@ pub(crate) struct Conflict {
     pub(crate) first: usize,
     pub(crate) second: usize,
     pub(crate) detail: String,
-}
-
-/// A run of a file, and the box of the wanted one that its items belong to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Fragment {
-    /// Index of the entry.
-    pub(crate) entry: usize,
-    /// Bytes of its file.
-    pub(crate) range: Range<u64>,
-    /// Where they go in the box that is wanted.
-    pub(crate) to: Bounds,
-    /// Bytes between neighbours along each dimension, in the file.
-    pub(crate) source_strides: Vec<usize>,
-}
-
-/// A box that is wanted, and the memory it is to be put in.
-pub(crate) struct WantedBox<'a> {
-    pub(crate) bounds: &'a Bounds,
-    pub(crate) item_bytes: usize,
-    /// Bytes between neighbours along each dimension, in memory.
-    pub(crate) strides: &'a [isize],
 }
 
 impl GlobalTensors {
@@ -291,99 +269,11 @@ pub(crate) fn box_text(entry: &TensorEntry, region: &TensorBox) -> String {
     text(&bounds(entry, region))
 }
 
-/// How what a stored box and a wanted one have in common lies in the file.
-struct Layout {
-    /// Bytes between neighbours along each dimension.
-    strides: Vec<u64>,
-    /// Bytes from the first to the last of the dimensions from each on, at one index of those
-    /// before; of an item at the end.
-    spans: Vec<u64>,
-    /// Bytes of them that are in common.
-    bytes: Vec<u64>,
-}
-
-impl Layout {
-    fn new(stored: &Bounds, common: &Bounds, item_bytes: u64) -> Layout {
-        let dims = common.shape.len();
-        let mut layout = Layout {
-            strides: vec![item_bytes; dims],
-            spans: vec![item_bytes; dims + 1],
-            bytes: vec![item_bytes; dims + 1],
-        };
-        for dim in (0..dims).rev() {
-            if dim + 1 < dims {
-                layout.strides[dim] = layout.strides[dim + 1] * stored.shape[dim + 1];
-            }
-            let size = common.shape[dim];
-            layout.spans[dim] = (size - 1) * layout.strides[dim] + layout.spans[dim + 1];
-            layout.bytes[dim] = size * layout.bytes[dim + 1];
-        }
-        layout
-    }
-
-    /// How many of the outer dimensions are taken index by index, each index a run. Where long runs
-    /// lie together, in the file and at `strides` in memory, those are the runs. Else a run has
-    /// gaps, but none that holds a whole chunk: the chunks in it are read and verified in any case.
-    fn depth(&self, common: &Bounds, strides: &[isize]) -> usize {
-        let dims = common.shape.len();
-        let first = |holds: &dyn Fn(usize) -> bool| {
-            let inner = (0..dims).rev();
-            let inner = inner.take_while(|&dim| common.shape[dim] == 1 || holds(dim));
-            inner.last().unwrap_or(dims)
-        };
-        let plain = first(&|dim| {
-            let inner_bytes = self.bytes[dim + 1];
-            self.strides[dim] == inner_bytes && strides[dim] as i128 == i128::from(inner_bytes)
-        });
-        if self.bytes[plain] >= PLAIN_BYTES_MIN {
-            return plain;
-        }
-        // Gaps grow outwards.
-        first(&|dim| self.strides[dim] - self.spans[dim + 1] < CHUNK_BYTES)
-    }
-}
-
-/// Cuts what a stored box (an entry, its first byte in the file, and its bounds) has of a wanted
-/// one into runs.
-fn cut_common(
-    (entry, first_byte, stored): (usize, u64, &Bounds),
-    common: &Bounds,
-    wanted: &WantedBox<'_>,
-    fragments: &mut Vec<Fragment>,
-) {
-    let dims = common.shape.len();
-    let layout = Layout::new(stored, common, wanted.item_bytes as u64);
-    let depth = layout.depth(common, wanted.strides);
-    let source_strides: Vec<usize> = layout.strides.iter().map(|&s| s as usize).collect();
-    let offset = |dim: usize| (common.start[dim] - stored.start[dim]) * layout.strides[dim];
-    let first_byte = first_byte + (0..dims).map(offset).sum::<u64>();
-    let offset = |dim: usize| common.start[dim] - wanted.bounds.start[dim];
-    let to = Bounds {
-        start: (0..dims).map(offset).collect(),
-        shape: common.shape.clone(),
-    };
-    let runs: u64 = common.shape[..depth].iter().product();
-    for run in 0..runs {
-        let (mut index, mut start, mut to) = (run, first_byte, to.clone());
-        for dim in (0..depth).rev() {
-            let at = index % common.shape[dim];
-            index /= common.shape[dim];
-            start += at * layout.strides[dim];
-            to.start[dim] += at;
-            to.shape[dim] = 1;
-        }
-        fragments.push(Fragment {
-            entry,
-            range: start..start + layout.spans[depth],
-            to,
-            source_strides: source_strides.clone(),
-        });
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::cut::PLAIN_BYTES_MIN;
     use super::*;
+    use crate::format::digest::CHUNK_BYTES;
 
     fn bounds(start: [u64; 2], shape: [u64; 2]) -> Bounds {
         Bounds {
