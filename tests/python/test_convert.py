@@ -250,6 +250,37 @@ class TestDcp:
         assert found["random"] == state["random"]
         assert_same(found["numpy"], state["numpy"])
 
+    def test_tensors_that_dcp_has_saved_as_safetensors_are_read(self, tmp_path):
+        """By a writer that DCP's own reader does not read again."""
+        state = {
+            "model": {
+                "w": torch.arange(12.0).view(3, 4),
+                "half": torch.ones(5, dtype=torch.bfloat16),
+                "none": torch.ones(0, 4),
+                "one": torch.tensor(7),
+            },
+            "step": 4,
+        }
+        writer = dcp.FileSystemWriter(
+            tmp_path / "d",
+            thread_count=2,
+            serialization_format=dcp.filesystem.SerializationFormat.SAFETENSORS,
+        )
+        dcp.save(state, storage_writer=writer, no_dist=True)
+        found, report = converted(tmp_path / "d", tmp_path / "a")
+        assert (report.kind, found["step"]) == ("dcp", 4)
+        assert_same(found["model"], state["model"])
+        data = max((tmp_path / "d").glob("*.distcp"), key=os.path.getsize)
+        content = data.read_bytes()
+        # As where a rank held two pieces of a tensor.
+        assert b"[0, 0]" in content
+        data.write_bytes(content.replace(b"[0, 0]", b"[0, 2]"))
+        with pytest.raises(penstock.CorruptCheckpointError, match=r"at \[0, 2\] over it"):
+            penstock.convert(tmp_path / "d", tmp_path / "b")
+        data.write_bytes(content.replace(b'"data_offsets":[', b'"data_offsets":{'))
+        with pytest.raises(penstock.CorruptCheckpointError, match="cut or damaged"):
+            penstock.convert(tmp_path / "d", tmp_path / "b")
+
     @pytest.mark.slow
     def test_what_ranks_saved_in_boxes_is_put_together(self, tmp_path):
         import dcp_install_worker

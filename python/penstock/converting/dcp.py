@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import warnings
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint._hf_utils import CUSTOM_METADATA_KEY, SAVED_OFFSETS_KEY
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from penstock.converting.pickles import untrusted
+from penstock.converting.safetensors_file import read_at
 from penstock.errors import CorruptCheckpointError, PenstockError, UnsupportedStateError
 from penstock.loading.dcp_files import METADATA, check_files, check_finished, metadata_of_ranks
 
 if TYPE_CHECKING:
     import io
 
-    from torch.distributed.checkpoint.planner import ReadItem
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+    from torch.futures import Future
 
     from penstock.converting.pickles import Pickles
 
@@ -81,11 +89,60 @@ def read_dcp(path: str, pickles: Pickles) -> dict[str, Any]:
 
 
 class _Reader(FileSystemReader):
-    """DCP's reader, with metadata that was read already."""
+    """DCP's reader, with metadata that was read already, and tensors that lie in safetensors.
+
+    DCP writes these (``SerializationFormat.SAFETENSORS``), and would read them by `torch.load`: all
+    tensors of a file of its own are one file of safetensors, at its end, where each of them is said
+    to begin.
+    """
 
     def __init__(self, path: str, metadata: Metadata) -> None:
         super().__init__(path)
+        self._path = path
         self._metadata = metadata
+        self._found: dict[str, _Tensors] = {}
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Reads items, those that DCP cannot read first."""
+        rest = []
+        for item in plan.items:
+            place = self.storage_data[item.storage_index]
+            if item.type is LoadItemType.TENSOR and self._is_safetensors(place):
+                self._read_tensor(item, place, planner)
+            else:
+                rest.append(item)
+        return super().read_data(replace(plan, items=rest), planner)
+
+    def _is_safetensors(self, place: _StorageInfo) -> bool:
+        if place.transform_descriptors:
+            return False
+        with open(os.path.join(self._path, place.relative_path), "rb") as file:
+            file.seek(place.offset)
+            # Of a tensor by torch.save there is a zip archive.
+            start = file.read(9)
+        return start[6:] == b"\0\0{"
+
+    def _read_tensor(self, item: ReadItem, place: _StorageInfo, planner: LoadPlanner) -> None:
+        file, index = place.relative_path, item.storage_index
+        path = os.path.join(self._path, file)
+        if file not in self._found:
+            tensors, notes = read_at(path, place.offset)
+            self._found[file] = _Tensors(tensors, json.loads(notes[CUSTOM_METADATA_KEY]))
+        found = self._found[file]
+        offsets = found.pieces[index.fqn][SAVED_OFFSETS_KEY]
+        if offsets != list(index.offset or ()):
+            # By name: of a rank's pieces of one tensor the last is left.
+            raise CorruptCheckpointError(
+                f"{path}: the piece of {index.fqn} at {list(index.offset or ())} is missing: DCP "
+                f"has written the one at {offsets} over it; take an earlier checkpoint",
+                path=path,
+            )
+        source = narrow_tensor_by_index(
+            found.tensors[index.fqn], item.storage_offsets, item.lengths
+        )
+        target = planner.resolve_tensor(item).detach()
+        target.copy_(source)
+        planner.commit_tensor(item, target)
 
     # No `kwargs`: DCP would ask again, for metadata of this rank.
     def read_metadata(self) -> Metadata:
@@ -114,6 +171,18 @@ def _metadata(file: str, pickles: Pickles) -> Metadata:
 
 def _damaged(file: str, error: Exception) -> CorruptCheckpointError:
     return CorruptCheckpointError(f"{file} is cut or damaged: {error}", path=file)
+
+
+class _Tensors(NamedTuple):
+    """What a file has at its end.
+
+    Attributes:
+        tensors: Pieces, by names of tensors.
+        pieces: Where they lie in these, as DCP notes it.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    pieces: dict[str, dict[str, list[int]]]
 
 
 class _Unpickler(pickle.Unpickler):

@@ -1,4 +1,4 @@
-"""Files of safetensors, mapped to memory: accelerate keeps weights in them."""
+"""Files of safetensors, mapped to memory: accelerate keeps weights in them, DCP ends files so."""
 
 from __future__ import annotations
 
@@ -38,17 +38,27 @@ def read_safetensors(file: str) -> dict[str, torch.Tensor]:
     Raises:
         CorruptCheckpointError: It is none, or cut.
     """
+    return read_at(file, 0)[0]
+
+
+def read_at(file: str, start: int) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors, by name, and the notes of what begins somewhere in a file and ends with it.
+
+    Raises:
+        CorruptCheckpointError: It is none, or cut.
+    """
     try:
         with open(file, "rb") as opened:
+            opened.seek(start)
             header_bytes = int.from_bytes(opened.read(8), "little")
             if header_bytes > _HEADER_BYTES_MAX:
                 raise ValueError("its header is too long")
             header = json.loads(opened.read(header_bytes))
         nbytes = os.path.getsize(file)
         data = torch.from_file(file, shared=False, size=nbytes, dtype=torch.uint8)
-        data = data[8 + header_bytes :]
-        header.pop("__metadata__", None)
-        return {name: _tensor(data, entry) for name, entry in header.items()}
+        data = data[start + 8 + header_bytes :]
+        notes = header.pop("__metadata__", {})
+        return {name: _tensor(data, entry) for name, entry in header.items()}, notes
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpointError(
             f"{file} is no file of safetensors, cut or damaged: {error}", path=file
