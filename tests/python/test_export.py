@@ -23,6 +23,7 @@ from transformers import (
 import penstock
 from compare import assert_same
 from penstock.exporting import placing
+from penstock.exporting.apart import box_of
 
 GROUPS = {"model": ""}
 
@@ -150,12 +151,28 @@ def test_experts_are_taken_apart_as_they_are_published(tmp_path, groups):
     path = saved(tmp_path, model, groups=groups)
     model.save_pretrained(tmp_path / "theirs")
     report = penstock.export(path, tmp_path / "out", memory_bytes=60_000, hard_link=True)
-    assert report.way == "copy"
+    # However little memory there is: what is written is known before anything is read.
+    assert (report.way, report.files[0]) == ("copy", "model.safetensors")
     assert_same(weights(tmp_path / "out"), weights(tmp_path / "theirs"))
     assert_is(tmp_path / "out", model)
     fused = penstock.export(path, tmp_path / "fused", hard_link=True, unfuse=False)
     assert fused.way == ("copy" if groups is None else "hard link")
     assert_is(tmp_path / "fused", model)
+
+
+def test_where_in_a_tensor_a_view_of_it_lies():
+    whole = torch.arange(60).view(3, 1, 4, 5)
+    parts = [whole, whole[1], whole[1:3], whole[2, :, 1:3], whole[..., 2:4], whole[1, 0, 2]]
+    for part in [*parts, whole[0, 0, 1:2, 3]]:
+        box = box_of(whole.shape, part.storage_offset(), part.shape, part.stride())
+        found = whole
+        for axis, (start, size) in enumerate(zip(*box, strict=True)):
+            found = found.narrow(axis, start, size)
+        assert torch.equal(found.reshape(part.shape), part)
+    empty = torch.empty(2, 0, 3)
+    assert box_of(empty.shape, 0, empty.shape, empty.stride()) == ((0, 0, 0), (2, 0, 3))
+    for part in (whole.mT, whole[::2], whole[..., ::2], whole[:1].expand(3, 1, 4, 5)):
+        assert box_of(whole.shape, part.storage_offset(), part.shape, part.stride()) is None
 
 
 def test_in_place_puts_copies_back(tmp_path):

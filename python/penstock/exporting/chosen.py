@@ -33,7 +33,9 @@ class Weight(NamedTuple):
         is_window: Whether it is a part of another one's.
         shape: Its sizes.
         kind: Its type.
-        stored: What it is in the checkpoint.
+        stored: What it is in the checkpoint, or is a part of.
+        start: Where in there it begins, along each dimension.
+        sizes: Its sizes in there: `shape`, and those of one that are left out of it.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Weight(NamedTuple):
     shape: tuple[int, ...]
     kind: torch.dtype
     stored: StoredTensor
+    start: tuple[int, ...]
+    sizes: tuple[int, ...]
 
 
 class Shards(NamedTuple):
@@ -153,8 +157,20 @@ def weights_of(checkpoint: OpenCheckpoint, group: str | None, key: str | None) -
         shape = tuple(stored.shape if stored.window is None else stored.window[0])
         kind = _kind(stored.dtype, label, path)
         nbytes = math.prod(shape) * kind.itemsize
+        start = (0,) * len(shape)
         weights.append(
-            Weight(name, node, stored.dtype, nbytes, window is not None, shape, kind, stored)
+            Weight(
+                name,
+                node,
+                stored.dtype,
+                nbytes,
+                window is not None,
+                shape,
+                kind,
+                stored,
+                start,
+                sizes=shape,
+            )
         )
     if not weights:
         raise StateMismatchError(

@@ -73,7 +73,8 @@ def export(
         check: Compare names with those of the model of ``config.json``, if transformers is there.
         shard_bytes: Bytes of a file that is written, at most, but for larger tensors.
         memory_bytes: For what is read and written at a time, of which 192 MiB are enough; more is
-            used where a row of a tensor takes it, or tensors are taken apart (``unfuse``).
+            used where a row of a tensor takes it, or what is taken apart (``unfuse``) is no
+            block of the tensor that it is fused into.
         options: How bytes move; None for ``Options()``.
         progress: True for a bar on standard error, or a function of bytes done and in all.
 

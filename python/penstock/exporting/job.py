@@ -105,11 +105,11 @@ class Job:
 
     def write(self, weights: list[Weight], update: Progress | None) -> ExportReport:
         """Exports tensors by reading, converting and writing them."""
-        if self.fused is not None or not streamed.takes(weights):
+        parts = self._parts(weights)
+        if parts is None or not streamed.takes(parts):
             return self._write_chunks(weights, update)
-        self._check({weight.name: "" for weight in weights})
         types = dtypes.torch_dtypes()
-        files = streamed.plan(weights, lambda name: self._cast(types[name]), self.shard_bytes)
+        files = streamed.plan(parts, lambda name: self._cast(types[name]), self.shard_bytes)
         names = _names(len(files))
         written_bytes = sum(file.nbytes - len(file.header) for file in files)
         file_of = {
@@ -122,10 +122,18 @@ class Job:
             stream.run(files, [os.path.join(directory, name) for name in names], update)
             return self._finish(directory, file_of, written_bytes, written_bytes, "copy")
 
-    def _write_chunks(self, weights: list[Weight], update: Progress | None) -> ExportReport:
-        """The same, where only a look at the tensors tells what is written."""
+    def _parts(self, weights: list[Weight]) -> list[Weight] | None:
+        """What is written of tensors; None where their bytes tell."""
         if self.fused is None:
             self._check({weight.name: "" for weight in weights})
+            return weights
+        # It takes PyTorch.
+        from penstock.exporting.apart import taken_apart
+
+        return taken_apart(weights, self.fused)
+
+    def _write_chunks(self, weights: list[Weight], update: Progress | None) -> ExportReport:
+        """The same, where only a look at the tensors tells what is written."""
         chunk_bytes = max(min(self.shard_bytes, self.memory_bytes // 2), 1)
         chunks = list(_chunks(weights, chunk_bytes))
         total_bytes = sum(weight.nbytes for weight in weights)

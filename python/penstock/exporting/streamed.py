@@ -74,14 +74,16 @@ class Piece(NamedTuple):
 
     Attributes:
         place: Where the tensor goes.
-        start: The first row.
-        shape: Its sizes.
+        start: Where it begins in what is stored, along each dimension.
+        sizes: Its sizes there.
+        at: Elements of the tensor before it.
         nbytes: Its bytes as they are read.
     """
 
     place: Place
-    start: int
-    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    sizes: tuple[int, ...]
+    at: int
     nbytes: int
 
 
@@ -229,15 +231,24 @@ class Stream:
 
     def _pieces(self, place: Place) -> Iterator[Piece]:
         weight = place.weight
-        shape = weight.shape
-        if weight.is_window or not shape or weight.nbytes <= self._slot_bytes:
-            yield Piece(place, 0, shape, weight.nbytes)
+        sizes = weight.sizes
+        # What is in front of the rows is one of something, such as of experts.
+        axis = next((axis for axis, size in enumerate(sizes) if size > 1), None)
+        if weight.is_window or axis is None or weight.nbytes <= self._slot_bytes:
+            yield Piece(place, weight.start, sizes, 0, weight.nbytes)
             return
-        row_bytes = weight.nbytes // shape[0]
+        row_items = math.prod(sizes[axis + 1 :])
+        row_bytes = row_items * weight.kind.itemsize
         rows = max(self._slot_bytes // row_bytes, 1)
-        for start in range(0, shape[0], rows):
-            count = min(rows, shape[0] - start)
-            yield Piece(place, start, (count, *shape[1:]), count * row_bytes)
+        for row in range(0, sizes[axis], rows):
+            count = min(rows, sizes[axis] - row)
+            yield Piece(
+                place,
+                (*weight.start[:axis], weight.start[axis] + row, *weight.start[axis + 1 :]),
+                (*sizes[:axis], count, *sizes[axis + 1 :]),
+                row * row_items,
+                count * row_bytes,
+            )
 
     def _read(self, pieces: list[Piece], memory: torch.Tensor) -> list[torch.Tensor]:
         """Reads and verifies pieces, and converts them."""
@@ -251,9 +262,8 @@ class Stream:
                     found.append(None)
                     continue
                 flat = memory[at : at + piece.nbytes].view(weight.kind)
-                tensor = flat.view(piece.shape)
-                start = (piece.start, *[0] * (len(piece.shape) - 1)) if piece.shape else ()
-                boxes.append(BoxRead(weight.stored, start, of_tensor(tensor, weight.name)))
+                tensor = flat.view(piece.sizes)
+                boxes.append(BoxRead(weight.stored, piece.start, of_tensor(tensor, weight.name)))
                 found.append(tensor)
                 at += _aligned(piece.nbytes)
             self._checkpoint.read(boxes, self._settings)
@@ -274,8 +284,7 @@ def _as(value: Any, kind: torch.dtype) -> torch.Tensor:
 
 def _offset(piece: Piece) -> int:
     """Where a piece begins in its file."""
-    row_items = math.prod(piece.shape[1:])
-    return piece.place.offset + piece.start * row_items * piece.place.kind.itemsize
+    return piece.place.offset + piece.at * piece.place.kind.itemsize
 
 
 def _aligned(nbytes: int) -> int:
