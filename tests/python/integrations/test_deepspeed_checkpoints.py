@@ -12,6 +12,7 @@ import killed_runs
 import pytest
 import torch
 import torch.distributed as dist
+from deepspeeds import attach, config_of, deepspeed_here
 
 import forks
 import penstock
@@ -25,25 +26,6 @@ WIDTH = 8
 STEPS = 4
 
 
-def deepspeed_here():
-    """DeepSpeed in a rank of a job, as its launcher would have begun it."""
-    os.environ.update(
-        DS_ACCELERATOR="cpu",
-        RANK=str(dist.get_rank()),
-        LOCAL_RANK=str(dist.get_rank()),
-        WORLD_SIZE=str(dist.get_world_size()),
-        LOCAL_SIZE=str(dist.get_world_size()),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="29500",
-    )
-    import deepspeed
-
-    # An op of its own for collectives, which it would compile.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed("gloo")
-    return deepspeed
-
-
 def build(stage, dtype="bf16", width=WIDTH):
     """An engine with a model of its own."""
     deepspeed = deepspeed_here()
@@ -51,16 +33,8 @@ def build(stage, dtype="bf16", width=WIDTH):
     model = torch.nn.Sequential(
         torch.nn.Linear(width, 2 * width), torch.nn.Dropout(0.5), torch.nn.Linear(2 * width, width)
     )
-    config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
-        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}},
-        "zero_optimization": {"stage": stage, "reduce_bucket_size": 1_000_000},
-    }
-    if dtype != "fp32":
-        config[dtype] = {"enabled": True}
     engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=model.parameters(), config=config
+        model=model, model_parameters=model.parameters(), config=config_of(stage, dtype)
     )
     torch.manual_seed(20 + dist.get_rank())
     return engine
@@ -77,12 +51,6 @@ def train(engine, steps):
         engine.step()
         losses.append(loss.item())
     return losses
-
-
-def attach(engine, **how):
-    from penstock.integrations.deepspeed import checkpoint_engine
-
-    checkpoint_engine.attach(engine, **how)
 
 
 def saved(directory, stage, dtype, how):
