@@ -352,20 +352,24 @@ def test_a_lazy_save_has_what_was_there_at_the_call(jobs, tmp_path, stage, dtype
     assert all(penstock.verify(tmp_path / tag).ok for tag in ("step", "end"))
 
 
-def piped(directory):
-    """A pipeline of two stages, whose layers are files of their own; one has no weights."""
+def piped(directory, stages, zero):
+    """A pipeline, whose layers are files of their own; one has no weights."""
     deepspeed = deepspeed_here()
 
     def engine_of(**how):
         torch.manual_seed(11)
         layers = [torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256)]
         module = deepspeed.pipe.PipelineModule(
-            layers, num_stages=2, loss_fn=torch.nn.functional.mse_loss, partition_method="uniform"
+            layers,
+            num_stages=stages,
+            loss_fn=torch.nn.functional.mse_loss,
+            partition_method="uniform",
         )
         config = {
             "train_batch_size": 2,
             "train_micro_batch_size_per_gpu": 1,
             "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
+            "zero_optimization": {"stage": zero},
         }
         engine, *_ = deepspeed.initialize(
             model=module, model_parameters=list(module.parameters()), config=config
@@ -390,8 +394,10 @@ def piped(directory):
     again.destroy()
 
 
-def test_a_pipeline_goes_on_from_a_lazy_save(jobs, tmp_path):
-    jobs.of(2).call(piped, str(tmp_path / "run"), timeout_seconds=120)
+@pytest.mark.parametrize(("stages", "zero"), [(2, 0), (1, 1)])
+def test_a_pipeline_goes_on_from_a_lazy_save(jobs, tmp_path, stages, zero):
+    """With one stage both ranks read what the first has saved, of which some has no tensors."""
+    jobs.of(2).call(piped, str(tmp_path / "run"), stages, zero, timeout_seconds=120)
     assert penstock.verify(tmp_path / "run" / "global_step2").ok
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from penstock import Training
 from penstock.errors import PenstockError
 from penstock.integrations import raw
@@ -52,6 +54,8 @@ class Files(LiveState):
                 raise PenstockError(f"{path} lies outside of the tag {self._directory}")
             tags.check_stub(path)
             files[name] = raw.packed(values.plain(state), name, self._pickled)
+            # Not of bytes: these would be taken for the state of a generator, one of each rank.
+            files[name][tags.SHARED] = torch.zeros(1)
         tags.make(self._directory)
         for path in self._states:
             tags.put_stub(path)

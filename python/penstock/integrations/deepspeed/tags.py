@@ -28,6 +28,8 @@ _SAYS = (
     b"What belongs here is in the checkpoint that manifest.json and its files are.\n"
     b"penstock.integrations.deepspeed.checkpoint_engine.to_torch writes it for torch.load.\n"
 )
+SHARED = "penstock.shared"
+"""A tensor in each file: of what other ranks have saved, only what holds one is loaded."""
 
 
 def is_stub(path: str) -> bool:
@@ -174,5 +176,8 @@ def read_file(
             "it, or load with as many ranks as saved the tag",
             path=path,
         ) from error
-    found = raw.unpacked(state["files"][name], name, trust=trust, remedy="give trust=True")
+    stored = state["files"][name]
+    # Files that were saved before had none.
+    stored.pop(SHARED, None)
+    found = raw.unpacked(stored, name, trust=trust, remedy="give trust=True")
     return values.built(found, directory)
