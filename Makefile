@@ -45,6 +45,8 @@ REFRAME_ARGS ?=
 DEEPSPEED_COMMIT := edaa7221267243c7be7fb49c5d5f5c4fb97b4641
 DEEPSPEED_CHECKOUT ?= .cache/deepspeed-$(DEEPSPEED_COMMIT)
 DEEPSPEED_TESTS ?= v1/nvme v1/pin_memory runtime/zero/test_nvme_checkpointing.py
+DEEPSPEED_CHECKPOINT_TESTS ?= latest_checkpoint tag_validation other_optimizer moe_checkpoint \
+	convert_checkpoint shared_weights pipeline lr_scheduler zero_optimizer
 # Arguments of the release, as in: make release RELEASE_ARGS='--target x86_64-unknown-linux-gnu'
 RELEASE_ARGS ?=
 CARGO_FUZZ_VERSION := 0.13.2
@@ -121,6 +123,15 @@ peers-deepspeed: $(VENV)/.develop $(NATIVE) $(DEEPSPEED_CHECKOUT) ## Run DeepSpe
 		--quiet $(addprefix unit/,$(DEEPSPEED_TESTS)) $(PYTEST_ARGS)
 	DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR=$(CURDIR)/.cache/torch-extensions \
 		$(VENV)/bin/python -m pytest tests/python/integrations/peers_deepspeed.py
+
+# Up to four processes for each test. PYTEST_ARGS=--theirs runs them with DeepSpeed's own engine.
+.PHONY: peers-deepspeed-checkpoints
+peers-deepspeed-checkpoints: $(VENV)/.develop $(NATIVE) $(DEEPSPEED_CHECKOUT) ## Run DeepSpeed's tests of its checkpoints with ours; DEEPSPEED_CHECKOUT=PATH fetches nothing.
+	cd $(DEEPSPEED_CHECKOUT)/tests && \
+	DS_ACCELERATOR=cpu PYTHONDONTWRITEBYTECODE=1 TORCH_EXTENSIONS_DIR=$(CURDIR)/.cache/torch-extensions \
+	PYTHONPATH=$(CURDIR)/tests/python/integrations \
+		python -m pytest -p peers_deepspeed_checkpoints -p no:cacheprovider --override-ini=addopts= \
+		--quiet $(patsubst %,unit/checkpoint/test_%.py,$(DEEPSPEED_CHECKPOINT_TESTS)) $(PYTEST_ARGS)
 
 .PHONY: bench
 bench: $(VENV)/.bench $(NATIVE) ## Compare with fio and other libraries: one table, JSON, a plot.
