@@ -8,32 +8,51 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import UnsupportedStateError
+from penstock.state.flatten import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MARK = "penstock.pickle"
+"""The only key of a dictionary that stands for a pickled value."""
+
+_MARKS = frozenset({_MARK, "penstock.pickled"})
+"""All that have stood for one: checkpoints of Lightning had one of their own."""
 
 
-def packed(state: Any, name: str, patterns: Sequence[str]) -> Any:
+def packed(state: Any, name: str, patterns: Sequence[str], *, is_last_resort: bool = False) -> Any:
     """A state whose values of some names are bytes of pickle; everything else is as it was.
 
     Args:
-        state: The state.
-        name: What it is called itself.
+        state: The state; it is not changed.
+        name: What it is called itself; empty where its values go by their own names.
         patterns: Dotted names, or patterns of `fnmatch` over them.
+        is_last_resort: Whether to leave as it is what can be stored otherwise.
 
     Raises:
         UnsupportedStateError: Such a value cannot be pickled.
     """
-    if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
-        return {_MARK: _pickled(state, name)}
+
+    def below(key: Any, one: Any) -> Any:
+        return packed(one, _below(name, key), patterns, is_last_resort=is_last_resort)
+
+    if name and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+        is_kept = is_last_resort and is_storable(state)
+        return state if is_kept else {_MARK: _pickled(state, name)}
     if isinstance(state, dict):
-        items = {key: packed(one, f"{name}.{key}", patterns) for key, one in state.items()}
-        return like(state, items)
+        return like(state, {key: below(key, one) for key, one in state.items()})
     if type(state) in (list, tuple):
-        return type(state)(packed(one, f"{name}.{i}", patterns) for i, one in enumerate(state))
+        return type(state)(below(index, one) for index, one in enumerate(state))
     return state
+
+
+def is_storable(state: Any) -> bool:
+    """Whether a state can be stored without pickle."""
+    try:
+        flatten(state)
+    except UnsupportedStateError:
+        return False
+    return True
 
 
 def unpacked(state: Any, name: str, *, trust: bool, remedy: str) -> Any:
@@ -41,32 +60,29 @@ def unpacked(state: Any, name: str, *, trust: bool, remedy: str) -> Any:
 
     Args:
         state: What was stored.
-        name: What it is called.
+        name: What it is called, as for `packed`.
         trust: Whether bytes of pickle, which can run any code, are unpickled.
         remedy: What to do for them to be.
 
     Raises:
         UnsupportedStateError: There are some, and ``trust`` is False.
     """
+
+    def below(key: Any, one: Any) -> Any:
+        return unpacked(one, _below(name, key), trust=trust, remedy=remedy)
+
     if isinstance(state, dict):
-        if state.keys() == {_MARK}:
+        if len(state) == 1 and (mark := next(iter(state))) in _MARKS:
             if not trust:
                 raise UnsupportedStateError(
                     f"{name}: stored as bytes of pickle, which can run any code: {remedy} if you "
                     "trust whoever wrote them",
                     key=name,
                 )
-            return pickle.loads(state[_MARK])
-        items = {
-            key: unpacked(one, f"{name}.{key}", trust=trust, remedy=remedy)
-            for key, one in state.items()
-        }
-        return like(state, items)
+            return pickle.loads(state[mark])
+        return like(state, {key: below(key, one) for key, one in state.items()})
     if type(state) in (list, tuple):
-        every = enumerate(state)
-        return type(state)(
-            unpacked(one, f"{name}.{index}", trust=trust, remedy=remedy) for index, one in every
-        )
+        return type(state)(below(index, one) for index, one in enumerate(state))
     return state
 
 
@@ -83,6 +99,10 @@ def like(state: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
         # The `update` of a ``Counter`` adds.
         found[key] = value
     return found
+
+
+def _below(name: str, key: Any) -> str:
+    return f"{name}.{key}" if name else str(key)
 
 
 def _pickled(state: Any, name: str) -> bytes:

@@ -693,6 +693,13 @@ def test_what_takes_a_pickle_is_named_and_stored_by_choice_only(tmp_path):
     trusting = PenstockIO(trust=True)
     resumed = fit(trainer(tmp_path / "b", trusting, epochs=1), ckpt_path=path)
     assert equal(resumed, module)
+    # As the first checkpoints have it.
+    state = {"hyper_parameters": {"config": {"penstock.pickled": pickle.dumps(config)}}}
+    penstock.save(tmp_path / "old.ckpt", state)
+    found = trusting.load_checkpoint(tmp_path / "old.ckpt")
+    assert found == {"hyper_parameters": {"config": config}}
+    with pytest.raises(penstock.UnsupportedStateError, match="trust=True"):
+        io.load_checkpoint(tmp_path / "old.ckpt")
 
 
 # Fabric.

@@ -13,7 +13,8 @@ from lightning.fabric.plugins import CheckpointIO
 
 from penstock import Saver
 from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateError
-from penstock.integrations.lightning import directories, loading, raw
+from penstock.integrations import raw
+from penstock.integrations.lightning import directories, loading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -156,7 +157,9 @@ class PenstockIO(CheckpointIO):
         self, checkpoint: dict[str, Any], where: str, path: str, *, is_together: bool
     ) -> None:
         self._saver = self._together if is_together else self._alone
-        state = raw.wrap(checkpoint, self.raw) if self.raw else checkpoint
+        state = checkpoint
+        if self.raw:
+            state = raw.packed(checkpoint, "", self.raw, is_last_resort=True)
         step = checkpoint.get("global_step")
         step = step if type(step) is int and step >= 0 else None
         how: dict[str, Any] = {
@@ -175,7 +178,7 @@ class PenstockIO(CheckpointIO):
             self._saver.save(where, state, **how)
         except UnsupportedStateError as error:
             rest = {key: state[key] for key in state if not (is_together and key in _SHARDED)}
-            raise raw.choice(error, rest, self.raw) from error
+            raise _choice(error, rest, self.raw) from error
         if not is_together or self._is_first():
             self._saved(where, path)
 
@@ -307,6 +310,25 @@ class PenstockIO(CheckpointIO):
 
 def _made(settings: dict[str, Any]) -> PenstockIO:
     return PenstockIO(**settings)
+
+
+def _choice(
+    error: UnsupportedStateError, state: dict[str, Any], patterns: Sequence[str]
+) -> UnsupportedStateError:
+    """The error of a save, with the choice that there is, for all of what would be refused.
+
+    Args:
+        error: What the save raised.
+        state: Where to look for what else would be refused.
+        patterns: What the user has chosen already.
+    """
+    refused = [key for key, value in state.items() if not raw.is_storable(value)]
+    refused = refused or [error.key.partition(".")[0]]
+    return UnsupportedStateError(
+        f"{error}; or store {', '.join(refused)} raw, as a pickle that is loaded with trust=True "
+        f"only: PenstockIO(raw={[*patterns, *refused]!r})",
+        key=error.key,
+    )
 
 
 def wait_for_all() -> None:

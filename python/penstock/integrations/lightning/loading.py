@@ -11,7 +11,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 import penstock
 from penstock.errors import CorruptCheckpointError
-from penstock.integrations.lightning import raw
+from penstock.integrations import raw
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,12 +40,32 @@ def read(
     """
     where = os.fspath(path).removeprefix("file://")
     if "://" not in where and not os.path.isfile(where):
-        is_trusted = trust or weights_only is False
-        state = raw.unwrap(penstock.load(where), where, trust=is_trusted)
+        state = unpacked(penstock.load(where), where, weights_only, trust=trust)
         moved: dict[str, Any] = _moved(state, _mover(map_location))
         return moved
     check_whole(where)
     return TorchCheckpointIO().load_checkpoint(where, map_location, weights_only)
+
+
+def unpacked(state: Any, path: str, weights_only: bool | None, *, trust: bool) -> dict[str, Any]:
+    """What a directory holds, with values that were stored raw as they were.
+
+    Args:
+        state: What was loaded.
+        path: The directory.
+        weights_only: False says that pickled values are trusted.
+        trust: The same.
+
+    Raises:
+        UnsupportedStateError: It has a pickled value, and is not trusted.
+    """
+    found: dict[str, Any] = raw.unpacked(
+        state,
+        "",
+        trust=trust or weights_only is False,
+        remedy=f"load {path} with PenstockIO(trust=True), or with weights_only=False,",
+    )
+    return found
 
 
 def check_whole(path: str) -> None:

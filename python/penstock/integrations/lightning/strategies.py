@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 import penstock
 from penstock.errors import PenstockWarning, StateMismatchError
-from penstock.integrations.lightning import directories, place, raw
+from penstock.integrations.lightning import directories, loading, place
 from penstock.integrations.lightning.checkpoint_io import PenstockIO
 from penstock.loading.foreign import is_checkpoint
 from penstock.loading.target import NEW
@@ -121,8 +121,7 @@ class ShardedCheckpoints(ParallelStrategy):
             is_strict=module.strict_loading,
         )
         penstock.load(path, into=filled)
-        trust = io.trust or weights_only is False
-        rest: dict[str, Any] = raw.unwrap(filled.rest, path, trust=trust)
+        rest = loading.unpacked(filled.rest, path, weights_only, trust=io.trust)
         set_model_state_dict(model, filled.model, options=options)
         for optimizer, state in zip(optimizers, filled.optimizers, strict=True):
             set_optimizer_state_dict(model, optimizer, state, options=options)
