@@ -7,6 +7,7 @@ import pickle
 import random
 import re
 import shutil
+import signal
 import subprocess
 import threading
 import warnings
@@ -16,6 +17,7 @@ import lightning
 import pytest
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from safetensors.torch import load_file
@@ -61,6 +63,16 @@ def saved_steps(directory):
                 found[penstock.inspect(path).step] = path
             except penstock.PenstockError:
                 continue
+    return found
+
+
+def loaded_as_a_model(directory):
+    """The tensors that an index lists, as readers of models load them."""
+    index = json.loads((directory / "model.safetensors.index.json").read_text())["weight_map"]
+    found = {}
+    for file in set(index.values()):
+        found |= load_file(directory / file)
+    assert found.keys() == index.keys()
     return found
 
 
@@ -260,11 +272,8 @@ def test_a_checkpoint_is_a_model_s_directory_as_well(tmp_path, async_save):
     )
     module = fit(trainer(tmp_path, copy.deepcopy(io), epochs=1))
     (path,) = saved_steps(tmp_path).values()
-    index = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
-    assert index.keys() == module.net.state_dict().keys()
-    found = {}
-    for file in set(index.values()):
-        found |= load_file(path / file)
+    found = loaded_as_a_model(path)
+    assert found.keys() == module.net.state_dict().keys()
     assert all(torch.equal(found[name], one) for name, one in module.net.state_dict().items())
     assert (path / "config.json").read_text() == "{}"
     assert equal(Module.load_from_checkpoint(path), module)
@@ -384,6 +393,56 @@ def test_slurm_goes_on_from_the_highest_complete_number_and_is_never_ahead_of_a_
     module = fit(again)
     assert again.ckpt_path == str(tmp_path / "hpc_ckpt_2.ckpt")
     assert min(module.losses) == 10
+
+
+def slurm_s(directory, rank, ranks):
+    """What Slurm tells a rank, with a `scontrol` that notes in a file what it is asked."""
+    commands = directory / "commands"
+    commands.mkdir(exist_ok=True)
+    scontrol = commands / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {directory / "asked"}\n')
+    scontrol.chmod(0o755)
+    return {
+        "PATH": f"{commands}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "12345",
+        "SLURM_JOB_NAME": "train",
+        "SLURM_LOCALID": str(rank),
+        "SLURM_NODEID": "0",
+        "SLURM_NTASKS": str(ranks),
+        "SLURM_NTASKS_PER_NODE": str(ranks),
+        "SLURM_PROCID": str(rank),
+    }
+
+
+class Signalled(Module):
+    """Slurm's signal comes in the middle of the third batch."""
+
+    def training_step(self, batch, index):
+        loss = super().training_step(batch, index)
+        if self.trainer.ckpt_path is None and self.trainer.fit_loop.total_batch_idx == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return loss
+
+
+@pytest.mark.parametrize(("accumulated", "step"), [(1, 3), (2, 2)])
+def test_slurm_s_signal_tears_no_step(tmp_path, monkeypatch, accumulated, step):
+    """It is saved when the batch has ended, and so have those whose gradients are added up."""
+    for name, value in slurm_s(tmp_path, 0, 1).items():
+        monkeypatch.setenv(name, value)
+    options = {"epochs": 2, "accumulate_grad_batches": accumulated}
+
+    def run():
+        one = trainer(tmp_path, SLURMEnvironment(), PenstockIO(), **options)
+        return fit(one, Signalled(), loader(StatefulDataLoader))
+
+    straight = run()
+    assert (tmp_path / "asked").read_text() == "requeue 12345\n"
+    assert penstock.inspect(tmp_path / "hpc_ckpt_1.ckpt").step == step
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", penstock.PenstockWarning)
+        resumed = run()
+    assert min(resumed.losses) == step
+    assert equal(resumed, straight)
 
 
 def test_what_an_exception_left_is_no_more_than_another_one(tmp_path):
@@ -731,21 +790,20 @@ def test_fabric_saves_and_loads(tmp_path):
     fabric.load_raw(tmp_path / "raw.ckpt", other)
 
 
-# Models that are sharded. That runs go on bit for bit is tested with the example.
+# Many ranks. That runs go on bit for bit is tested with the example.
 
 
-def ranks_of(directory, phase, count):
-    """What the first of some ranks of `lightning_worker.py` says, by its first word."""
-    worker = Path(__file__).with_name("lightning_worker.py")
+def said_by(worker, *arguments, environments):
+    """What the first rank of a program says, by its first word."""
     processes = [
         forks.LightningPopen(
-            [worker, directory, phase, count],
+            [Path(__file__).with_name(worker), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | environment | {"TORCHELASTIC_RUN_ID": "test"},
+            env=os.environ | environment,
         )
-        for environment in environments_of(count)
+        for environment in environments
     ]
     try:
         ends = [process.communicate(timeout=200) for process in processes]
@@ -754,6 +812,59 @@ def ranks_of(directory, phase, count):
             process.kill()
     assert {process.returncode for process in processes} == {0}, ends
     return dict(line.split(" ", 1) for line in ends[0][0].splitlines() if " " in line)
+
+
+def ranks_of(directory, phase, count):
+    """What the first of some ranks of `lightning_worker.py` says."""
+    common = {"TORCHELASTIC_RUN_ID": "test"}
+    environments = [common | environment for environment in environments_of(count)]
+    return said_by("lightning_worker.py", directory, phase, count, environments=environments)
+
+
+def job_of(directory, phase):
+    """What the first of two ranks of `lightning_requeue_worker.py` says, in a job of Slurm's."""
+    environments = [
+        environment | slurm_s(directory, rank, 2)
+        for rank, environment in enumerate(environments_of(2))
+    ]
+    said = said_by("lightning_requeue_worker.py", directory, phase, environments=environments)
+    assert (directory / "asked").read_text() == "requeue 12345\n"
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["train", "shard"])
+def test_ranks_save_together_when_slurm_s_signal_comes_to_each_at_its_own_moment(tmp_path, phase):
+    """One has it where the other waits for it to reduce gradients. The model is a group as well."""
+    straight = job_of(tmp_path, phase)
+    path = tmp_path / "hpc_ckpt_1.ckpt"
+    assert penstock.verify(path).ok
+    assert penstock.inspect(path).step == 3
+    resumed = job_of(tmp_path, phase)
+    assert (straight.pop("begun"), resumed.pop("begun")) == ("0", "3")
+    assert resumed == straight
+    assert straight["warned"] == "[]"
+    ends = [tmp_path / f"epoch=1-step=10{again}.ckpt" for again in ("", "-v1")]
+    first, second = (penstock.load(end, keys="state_dict.*") for end in ends)
+    weights = first["state_dict"]
+    assert all(torch.equal(weights[name], one) for name, one in second["state_dict"].items())
+    directory = ends[0]
+    if phase == "shard":
+        directory = tmp_path / "exported"
+        penstock.export(ends[0], directory)
+        found = load_file(directory / "model.safetensors")
+    else:
+        found = loaded_as_a_model(directory)
+    assert weights.keys() == {f"net.{name}" for name in found}
+    assert all(torch.equal(weights[f"net.{name}"], one) for name, one in found.items())
+    assert (directory / "config.json").read_text() == "{}"
+
+
+@pytest.mark.slow
+def test_where_it_comes_outside_of_training_the_first_rank_saves_for_itself(tmp_path):
+    job_of(tmp_path, "validate")
+    state = penstock.load(tmp_path / "hpc_ckpt_1.ckpt")
+    assert state["penstock"]["ranks"] == len(state["penstock"]["states"]) == 1
 
 
 @pytest.mark.slow

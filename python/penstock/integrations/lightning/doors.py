@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from penstock.integrations.lightning import checkpoint_io, loading
 from penstock.integrations.lightning.connector import Connector, io_of
+from penstock.integrations.lightning.requeue import SignalConnector
 
 _saving: Any = lightning.pytorch.core.saving
 _trainer: Any = lightning.pytorch.trainer.trainer
@@ -22,6 +23,7 @@ _link_checkpoint = ModelCheckpoint._link_checkpoint
 def install() -> None:
     """Opens them; more than once is as good as once."""
     _trainer._CheckpointConnector = Connector
+    _trainer._SignalConnector = SignalConnector
     _saving.pl_load = _load_for_module
     ModelCheckpoint._link_checkpoint = staticmethod(_link)  # type: ignore[method-assign]
 

@@ -62,7 +62,7 @@ def capture(trainer: pl.Trainer, *, is_together: bool) -> dict[str, Any]:
     }
     states: list[Any] = [own]
     size = dist.get_world_size() if dist.is_initialized() else 1
-    if not is_together and ends_alone(trainer):
+    if not is_together and is_alone(trainer):
         # The others are elsewhere, and would not answer.
         return {"ranks": 1, "states": states}
     if size > 1 and not is_together:
@@ -94,13 +94,16 @@ def _check_loaders(loaders: list[Any], batches: Any) -> None:
         )
 
 
-def ends_alone(trainer: Any) -> bool:
-    """Whether this rank of many ends with an exception, which the others may not have.
+def is_alone(trainer: Any) -> bool:
+    """Whether this rank of many saves where the others may be anywhere.
 
-    All of them have that of a SIGTERM, after the same step.
+    It does in the handler of a signal, and where it ends with an exception, which the others may
+    not have. All of them have that of a SIGTERM, after the same step.
     """
-    is_many = dist.is_initialized() and dist.get_world_size() > 1
-    return is_many and trainer.interrupted and not isinstance(sys.exception(), SIGTERMException)
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return False
+    is_ending = trainer.interrupted and not isinstance(sys.exception(), SIGTERMException)
+    return is_ending or trainer._signal_connector.is_alone
 
 
 class Place:

@@ -86,10 +86,11 @@ class ShardedCheckpoints(ParallelStrategy):
         if storage_options is not None:
             raise TypeError("storage_options are none of PenstockIO's")
         module = self.lightning_module
-        if module is not None and place.ends_alone(module.trainer):
+        if module is not None and place.is_alone(module.trainer):
             # Those that are still training would never come, and this one would hang.
             warnings.warn(
-                f"{filepath} is not saved: it takes all ranks, and this one ends with an exception",
+                f"{filepath} is not saved: it takes all ranks, and this one is alone, with an "
+                "exception or a signal of its own",
                 PenstockWarning,
                 stacklevel=1,
             )
