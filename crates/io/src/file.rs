@@ -148,7 +148,7 @@ pub trait Elsewhere: Any + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// That of whoever has it.
-    fn len(&self) -> io::Result<u64>;
+    fn bytes(&self) -> io::Result<u64>;
 }
 
 impl File {
@@ -360,7 +360,7 @@ impl File {
         let fd = match &self.of {
             Of::System(fd) => fd,
             Of::Elsewhere(of) => {
-                return of.len().map_err(|source| Error::Storage {
+                return of.bytes().map_err(|source| Error::Storage {
                     operation: "stat",
                     path: self.path.to_path_buf(),
                     source,

@@ -123,7 +123,7 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
     /// Carries out a change.
     ///
     /// # Errors
-    /// [`Error::Storage`] with the system's answer.
+    /// [`crate::Error::Storage`] with the system's answer.
     fn change(&self, change: Change<'_>) -> Result<()>;
 
     /// What is there already.
