@@ -28,7 +28,8 @@ TORTURE_SEED ?= $(shell date +%s)
 # Whose trainings `make torture-frameworks` kills, and how often each.
 FRAMEWORKS := LIGHTNING TRANSFORMERS ACCELERATE DEEPSPEED TITAN RAY JAX DCP
 FRAMEWORK_KILLS ?= 100
-RUST_PACKAGES := -p penstock-io -p penstock-store -p penstock-gather -p penstock-bench
+RUST_PACKAGES := -p penstock-io -p penstock-object -p penstock-store -p penstock-gather -p penstock-bench \
+	--features penstock-store/objects
 # Processes that test beside each other: each has ranks of its own, some gigabytes.
 # Whoever is done takes tests from whoever has most left, in the order of the files, so that those
 # which share ranks and models stay together.
@@ -49,6 +50,9 @@ DEEPSPEED_CHECKPOINT_TESTS ?= latest_checkpoint tag_validation other_optimizer m
 	convert_checkpoint shared_weights pipeline lr_scheduler zero_optimizer
 # Arguments of the release, as in: make release RELEASE_ARGS='--target x86_64-unknown-linux-gnu'
 RELEASE_ARGS ?=
+# Creates objects on a condition in one step from 1.8 on.
+VERSITYGW_VERSION := v1.8.0
+VERSITYGW := .cache/versitygw-$(VERSITYGW_VERSION)/versitygw
 CARGO_FUZZ_VERSION := 0.13.2
 CARGO_FUZZ := .cache/cargo-fuzz-$(CARGO_FUZZ_VERSION)
 
@@ -88,7 +92,7 @@ test: test-rust test-python ## Run all tests but the slow ones: on two cores in 
 # what these promise beyond that does not depend on who moves the bytes. For few tests all packages are
 # named as well, so that they have the same features: others would be compiled again.
 .PHONY: test-rust
-test-rust: toolchain ## Run the Rust tests, with and without io_uring.
+test-rust: toolchain | objects-server ## Run the Rust tests, with and without io_uring.
 	cargo test --locked $(RUST_PACKAGES)
 	cargo test --locked -p penstock-io -p penstock-bench --no-default-features
 	cargo test --locked $(RUST_PACKAGES) --no-default-features --test gather
@@ -103,6 +107,14 @@ test-python: $(VENV)/.develop $(NATIVE) ## Run the Python tests against a releas
 .PHONY: test-slow
 test-slow: $(VENV)/.develop $(NATIVE) ## Run the slow tests: frameworks, their ranks and kills, whole benchmarks.
 	$(VENV)/bin/python -m pytest -m slow $(PYTEST_WORKERS) $(PYTEST_ARGS)
+
+# A server of S3's protocol for the tests of checkpoints in buckets, which say that they are skipped where
+# there is no Go to build it with.
+.PHONY: objects-server
+objects-server:
+	@command -v go >/dev/null || echo 'missing: go; tests of buckets will be skipped' >&2
+	@! command -v go >/dev/null || test -x $(VERSITYGW) || \
+		GOBIN=$(CURDIR)/$(dir $(VERSITYGW)) go install github.com/versity/versitygw/cmd/versitygw@$(VERSITYGW_VERSION)
 
 # The promises that changes break most often: what comes back, what is found out, what a power cut
 # leaves, what is kept, what a lazy save and ranks do. In Python they have the mark `quick`. The packages

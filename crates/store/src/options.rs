@@ -11,11 +11,17 @@ use penstock_io::device::{Device, Requests};
 use penstock_io::engine::{self, EngineChoice, EngineConfig, Opened};
 use penstock_io::file::Direct;
 use penstock_io::file_system::{FileSystem, Native};
+#[cfg(feature = "objects")]
+use penstock_object::Objects;
 use serde::de::{Deserialize, Deserializer, Error as _};
 
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::shard::PAGE_BYTES;
 use crate::tier;
+
+/// Workers that copy and digest what requests bring, where nothing else is asked for.
+#[cfg(feature = "objects")]
+const OBJECT_THREADS: usize = 2;
 
 /// Data that is worth a worker: less is moved before a second one has started.
 const WORKER_BYTES_MIN: u64 = 16 << 20;
@@ -153,6 +159,25 @@ impl Options {
     pub fn at(self, path: &Path) -> Options {
         Options {
             file_system: tier::file_system(path),
+            ..self
+        }
+    }
+
+    /// The same for checkpoints in a bucket, moved by its engine.
+    #[cfg(feature = "objects")]
+    #[must_use]
+    pub fn on(self, objects: &Arc<Objects>) -> Options {
+        let io_threads = self.io_threads.unwrap_or(OBJECT_THREADS);
+        let each = (objects.connections() / io_threads.max(1)).max(1);
+        let mover = Arc::clone(objects);
+        Options {
+            // A request is a part of an upload, and parts are of one size.
+            extent_bytes: Some(objects.part_bytes()),
+            io_threads: Some(io_threads),
+            queue_depth: Some(self.queue_depth.unwrap_or(each)),
+            direct: Direct::Off,
+            engine_factory: Some(Arc::new(move |queue_depth| mover.engine(queue_depth))),
+            file_system: Arc::clone(objects) as Arc<dyn FileSystem>,
             ..self
         }
     }

@@ -3,11 +3,12 @@
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::{Access, Direct, File, storage};
+use super::{Access, Direct, File, Of, storage};
 use crate::Result;
 
 impl File {
@@ -64,6 +65,9 @@ impl File {
     /// # Errors
     /// As [`reopen`](File::reopen).
     pub fn again(&self, direct: Direct) -> Result<File> {
+        if let Of::Elsewhere(of) = &self.of {
+            return Ok(File::elsewhere(&self.path, Arc::clone(of)));
+        }
         let way = PathBuf::from(format!("/proc/self/fd/{}", self.as_fd().as_raw_fd()));
         let access = match self.is_writable()? {
             true => Access::Write,

@@ -1,0 +1,129 @@
+//! The client of S3, and of what speaks its protocol.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::AmazonS3Builder;
+use object_store::multipart::MultipartStore;
+use object_store::path::Path as Key;
+use object_store::signer::Signer;
+use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+
+use crate::address::Address;
+use crate::remote::Remote;
+use crate::signed::Signed;
+
+/// What is asked of it.
+#[derive(Clone)]
+pub(crate) struct Kin {
+    pub(crate) store: Arc<dyn ObjectStore>,
+    pub(crate) uploads: Arc<dyn MultipartStore>,
+    /// For what the library has no call for.
+    signed: Signed,
+}
+
+impl fmt::Debug for Kin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.store)
+    }
+}
+
+impl Kin {
+    /// The client of a bucket; what `remote` leaves open is taken from the environment.
+    pub(crate) fn of(address: &Address, remote: &Remote) -> io::Result<Kin> {
+        s3(address, remote)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))
+    }
+
+    /// Removes an object if it is still the one with this tag.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] where there is none, or another one, and
+    /// [`io::ErrorKind::Unsupported`] where objects have no tags.
+    pub(crate) async fn delete_if(&self, key: &Key, tag: Option<&str>) -> io::Result<()> {
+        let tag = tag.ok_or(io::ErrorKind::Unsupported)?;
+        self.signed.delete_if(key, tag).await
+    }
+}
+
+/// Where the environment says that the store answers.
+const ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
+
+/// How long a connection may be silent.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+
+fn client(remote: &Remote) -> ClientOptions {
+    let told = || ENDPOINTS.iter().find_map(|name| std::env::var(name).ok());
+    let endpoint = remote.endpoint.clone().or_else(told);
+    // Who names an endpoint without TLS means it.
+    let is_plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
+    // One connection for each request: HTTP/2 would have all share one.
+    ClientOptions::new()
+        .with_http1_only()
+        .with_allow_http(is_plain)
+        .with_pool_max_idle_per_host(remote.connections())
+        // Of a request as a whole it says nothing of a slow line, between two of its bytes it does.
+        .with_timeout_disabled()
+        .with_read_timeout(READ_TIMEOUT)
+}
+
+/// How a request is repeated: for as long as a server takes to start again.
+fn retry() -> RetryConfig {
+    RetryConfig {
+        backoff: BackoffConfig {
+            max_backoff: Duration::from_secs(5),
+            ..BackoffConfig::default()
+        },
+        max_retries: 12,
+        retry_timeout: Duration::from_secs(60),
+    }
+}
+
+fn s3(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
+    let mut builder = AmazonS3Builder::from_env()
+        .with_bucket_name(&address.bucket)
+        .with_retry(retry())
+        .with_client_options(client(remote))
+        .with_unsigned_payload(true);
+    if let Some(endpoint) = &remote.endpoint {
+        builder = builder.with_endpoint(endpoint);
+    }
+    if let Some(region) = &remote.region {
+        builder = builder.with_region(region);
+    }
+    if let Some(id) = &remote.access_key_id {
+        builder = builder.with_access_key_id(id);
+    }
+    if let Some(secret) = &remote.secret_access_key {
+        builder = builder.with_secret_access_key(secret);
+    }
+    if let Some(token) = &remote.session_token {
+        builder = builder.with_token(token);
+    }
+    let client_options = client(remote);
+    let client = Arc::new(builder.build()?);
+    let signed = Signed::new(Arc::clone(&client) as Arc<dyn Signer>, &client_options)?;
+    Ok(Kin {
+        store: Arc::clone(&client) as Arc<dyn ObjectStore>,
+        uploads: client,
+        signed,
+    })
+}
+
+/// What a store's error is for who asked.
+pub(crate) fn kind_of(error: object_store::Error) -> io::Error {
+    use object_store::Error as Store;
+    let kind = match &error {
+        Store::NotFound { .. } => io::ErrorKind::NotFound,
+        Store::AlreadyExists { .. } | Store::Precondition { .. } => io::ErrorKind::AlreadyExists,
+        Store::PermissionDenied { .. } | Store::Unauthenticated { .. } => {
+            io::ErrorKind::PermissionDenied
+        }
+        Store::NotSupported { .. } | Store::NotImplemented { .. } => io::ErrorKind::Unsupported,
+        Store::InvalidPath { .. } => io::ErrorKind::InvalidInput,
+        _ => io::ErrorKind::Other,
+    };
+    io::Error::new(kind, error)
+}

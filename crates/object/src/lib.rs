@@ -1,0 +1,28 @@
+//! Objects of S3 and its kin, as the files of a checkpoint.
+//!
+//! [`Objects`] is a [`FileSystem`](penstock_io::file_system::FileSystem) whose paths are URLs, and
+//! [`Objects::engine`] moves the bytes of its files. What a checkpoint is, this crate does not know.
+//!
+//! An object is there whole or not at all, is never changed in part, and has no directory: a
+//! directory is what keys have in common, it is there with the first of them, and making, syncing and
+//! removing one does nothing. No lock is seen by all.
+//!
+//! Objects of S3 only, so far; uploads that nobody ended are not swept, and what an upload became is not
+//! asserted against digests of chunks yet. The Python package does not have it before that is done.
+//!
+//! This is the one crate with an asynchronous runtime; nothing of it shows.
+
+#![forbid(unsafe_code)]
+
+mod address;
+mod engine;
+mod handle;
+mod kin;
+mod objects;
+mod remote;
+mod runtime;
+mod signed;
+
+pub use address::Address;
+pub use objects::Objects;
+pub use remote::Remote;

@@ -1,0 +1,426 @@
+//! A bucket as a file system.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::TryStreamExt;
+use object_store::path::Path as Key;
+use object_store::{
+    GetOptions, GetRange, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+};
+use penstock_io::engine::Opened;
+use penstock_io::file::{Direct, File};
+use penstock_io::file_system::{Change, Entry, FileSystem, Files, Found, Kind};
+use penstock_io::{Error, Result};
+
+use crate::address::Address;
+use crate::engine::Requests;
+use crate::handle::{Object, Upload, Written};
+use crate::kin::{Kin, kind_of};
+use crate::remote::Remote;
+use crate::runtime;
+
+/// How often a create whose outcome nobody knows is looked at and repeated.
+const LOOKS_MAX: u32 = 6;
+
+/// Before the first repetition; each one waits twice as long.
+const LOOK_PAUSE: Duration = Duration::from_millis(50);
+
+/// The objects of a bucket, as files.
+#[derive(Debug)]
+pub struct Objects {
+    address: Address,
+    kin: Kin,
+    part_bytes: usize,
+    connections: usize,
+    /// Small files that have no name yet that anybody looks for.
+    unnamed: Mutex<HashMap<PathBuf, Bytes>>,
+}
+
+impl Objects {
+    /// The bucket at an address.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for options that make no client.
+    pub fn open(address: Address, remote: &Remote) -> io::Result<Objects> {
+        Ok(Objects {
+            kin: Kin::of(&address, remote)?,
+            address,
+            part_bytes: remote.part_bytes(),
+            connections: remote.connections(),
+            unnamed: Mutex::default(),
+        })
+    }
+
+    /// An engine that moves bytes of files of this bucket.
+    ///
+    /// # Errors
+    /// [`Error::Engine`] where there are no threads.
+    pub fn engine(&self, queue_depth: usize) -> Result<Opened> {
+        let requests = Requests::new(self.kin.clone(), self.part_bytes, queue_depth);
+        let requests = requests.map_err(|source| Error::Engine {
+            operation: "start a runtime",
+            source,
+        })?;
+        Ok(Opened {
+            engine: Box::new(requests),
+            fallback: None,
+        })
+    }
+
+    /// Bytes that one write moves, but for the last of a file.
+    pub fn part_bytes(&self) -> usize {
+        self.part_bytes
+    }
+
+    /// Requests at a time.
+    pub fn connections(&self) -> usize {
+        self.connections
+    }
+
+    fn run<T, F>(&self, work: impl FnOnce(Kin) -> F) -> io::Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = io::Result<T>> + Send + 'static,
+    {
+        runtime::wait(work(self.kin.clone()))
+    }
+
+    fn head(&self, path: &Path) -> io::Result<ObjectMeta> {
+        let key = self.address.key(path)?;
+        if key.as_ref().is_empty() {
+            // The bucket itself.
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        self.run(|kin| async move { kin.store.head(&key).await.map_err(kind_of) })
+    }
+
+    /// Puts a text, if `mode` lets it.
+    fn put(&self, key: Key, text: Bytes, mode: PutMode) -> io::Result<()> {
+        self.run(|kin| async move { put(&kin, &key, text, mode).await })
+    }
+
+    /// Gives a text that is held here its name, or a small object a second one; returns the tag of that.
+    fn name(&self, from: &Path, to: &Path, mode: PutMode) -> io::Result<Option<String>> {
+        let unnamed = self.unnamed.lock().expect("nothing panics with the lock");
+        let held = unnamed.get(from).cloned();
+        drop(unnamed);
+        let (text, tag) = match held {
+            Some(text) => (text, None),
+            None => {
+                let key = self.address.key(from)?;
+                self.run(|kin| async move {
+                    let found = kin.store.get(&key).await.map_err(kind_of)?;
+                    let tag = found.meta.e_tag.clone();
+                    Ok((found.bytes().await.map_err(kind_of)?, tag))
+                })?
+            }
+        };
+        self.put(self.address.key(to)?, text, mode)?;
+        Ok(tag)
+    }
+
+    /// Gives something another name. Of a small object that is a second one first, and the first one goes
+    /// only if it is still what was copied: of several who do so, one gets it. Who dies between the two
+    /// leaves both.
+    fn rename(&self, from: &Path, to: &Path, mode: PutMode) -> io::Result<()> {
+        let tag = self.name(from, to, mode)?;
+        if self.take_unnamed(from).is_some() {
+            return Ok(());
+        }
+        let key = self.address.key(from)?;
+        let removed = self.run(|kin| async move { kin.delete_if(&key, tag.as_deref()).await });
+        if let Err(error) = &removed
+            && error.kind() == io::ErrorKind::NotFound
+        {
+            // Somebody else has it. After any other answer nobody knows, and the copy may be all there is.
+            let _ = self.remove(to);
+        }
+        removed
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        if self.take_unnamed(path).is_some() {
+            return Ok(());
+        }
+        let key = self.address.key(path)?;
+        self.run(|kin| async move { kin.store.delete(&key).await.map_err(kind_of) })
+    }
+
+    fn take_unnamed(&self, path: &Path) -> Option<Bytes> {
+        let mut unnamed = self.unnamed.lock().expect("nothing panics with the lock");
+        unnamed.remove(path)
+    }
+
+    fn carry_out(&self, change: Change<'_>) -> io::Result<()> {
+        let unsupported = |detail: &str| Err(io::Error::new(io::ErrorKind::Unsupported, detail));
+        match change {
+            // Directories are what keys have in common; a request that is answered is durable; and an
+            // object has the length of what was sent.
+            Change::CreateDirectory(_)
+            | Change::RemoveDirectory(_)
+            | Change::SyncDirectory(_)
+            | Change::Allocate(..)
+            | Change::Truncate(..) => Ok(()),
+            Change::Write(file, text) => {
+                upload_of(file)?.0.hold(text);
+                let mut unnamed = self.unnamed.lock().expect("nothing panics with the lock");
+                if let Some(held) = unnamed.get_mut(file.path()) {
+                    *held = Bytes::copy_from_slice(text);
+                }
+                Ok(())
+            }
+            Change::SyncData(file) => {
+                let unnamed = self.unnamed.lock().expect("nothing panics with the lock");
+                let is_unnamed = unnamed.contains_key(file.path());
+                drop(unnamed);
+                match is_unnamed {
+                    true => Ok(()),
+                    false => {
+                        let upload = upload_of(file)?.0.clone();
+                        runtime::wait(async move { upload.finish().await })
+                    }
+                }
+            }
+            Change::Clone { .. } => unsupported("objects share no bytes"),
+            Change::Rename { from, to } => self.rename(from, to, PutMode::Overwrite),
+            Change::RenameNew { from, to } => self.rename(from, to, PutMode::Create),
+            Change::Link { from, to } => self.name(from, to, PutMode::Create).map(drop),
+            Change::RemoveFile(path) => self.remove(path),
+        }
+    }
+}
+
+impl FileSystem for Objects {
+    fn files(&self) -> &dyn Files {
+        self
+    }
+
+    /// Nothing is asked of the store: what is made so has a name that nobody else draws.
+    fn create(&self, path: &Path, _: Direct) -> Result<File> {
+        let key = self.address.key(path);
+        let key = key.map_err(|source| failed("create", path, source))?;
+        let upload = Upload::new(key, self.kin.clone());
+        Ok(File::elsewhere(path, Arc::new(Written(Arc::new(upload)))))
+    }
+
+    fn create_temporary(&self, path: &Path) -> Result<File> {
+        let file = self.create(path, Direct::Off)?;
+        let mut unnamed = self.unnamed.lock().expect("nothing panics with the lock");
+        unnamed.insert(path.to_owned(), Bytes::new());
+        Ok(file)
+    }
+
+    fn change(&self, change: Change<'_>) -> Result<()> {
+        let done = self.carry_out(change);
+        done.map_err(|source| failed(change.operation(), change.path(), source))
+    }
+
+    fn locks(&self, _: BorrowedFd<'_>) -> bool {
+        false
+    }
+}
+
+impl Files for Objects {
+    fn look(&self, path: &Path) -> io::Result<Found> {
+        let unnamed = self.unnamed.lock().expect("nothing panics with the lock");
+        let held = unnamed.get(path).map(Bytes::len);
+        drop(unnamed);
+        if let Some(bytes) = held {
+            return Ok(Found {
+                kind: Kind::File,
+                bytes: bytes as u64,
+                identity: (hash(&self.address), hash(&path)),
+            });
+        }
+        match self.head(path) {
+            Ok(meta) => Ok(Found {
+                kind: Kind::File,
+                bytes: meta.size,
+                identity: (hash(&self.address), hash(&meta.e_tag)),
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.look_below(path),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn follow(&self, path: &Path) -> io::Result<Found> {
+        self.look(path)
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
+        let key = self.address.key(path)?;
+        let listed = self.run(|kin| async move {
+            kin.store
+                .list_with_delimiter(Some(&key))
+                .await
+                .map_err(kind_of)
+        })?;
+        let name = |key: &Key| key.filename().unwrap_or_default().into();
+        let directories = listed.common_prefixes.iter().map(|key| Entry {
+            name: name(key),
+            kind: Some(Kind::Directory),
+            bytes: None,
+        });
+        let files = listed.objects.iter().map(|meta| Entry {
+            name: name(&meta.location),
+            kind: Some(Kind::File),
+            bytes: Some(meta.size),
+        });
+        let entries: Vec<Entry> = directories.chain(files).collect();
+        match entries.is_empty() {
+            true => Err(io::ErrorKind::NotFound.into()),
+            false => Ok(entries),
+        }
+    }
+
+    fn resolve(&self, path: &Path) -> io::Result<PathBuf> {
+        let key = self.address.key(path)?;
+        Ok(PathBuf::from(format!("{}/{key}", self.address)))
+    }
+
+    fn open(&self, path: &Path, direct: Direct) -> Result<File> {
+        if direct == Direct::On {
+            return Err(Error::DirectUnavailable {
+                path: path.to_owned(),
+                reason: "it is an object".to_owned(),
+            });
+        }
+        let open = || {
+            let meta = self.head(path)?;
+            Ok(Object {
+                key: meta.location,
+                bytes: meta.size,
+                tag: meta.e_tag,
+            })
+        };
+        let object = open().map_err(|source| failed("open", path, source))?;
+        Ok(File::elsewhere(path, Arc::new(object)))
+    }
+
+    fn read_range(&self, path: &Path, range: Range<u64>) -> io::Result<Vec<u8>> {
+        let key = self.address.key(path)?;
+        if range.is_empty() {
+            return Ok(Vec::new());
+        }
+        let range = match (range.start, range.end) {
+            (0, u64::MAX) => None,
+            (start, u64::MAX) => Some(GetRange::Offset(start)),
+            _ => Some(GetRange::Bounded(range)),
+        };
+        let options = GetOptions {
+            range,
+            ..GetOptions::default()
+        };
+        self.run(|kin| async move {
+            let found = kin.store.get_opts(&key, options).await.map_err(kind_of)?;
+            Ok(found.bytes().await.map_err(kind_of)?.to_vec())
+        })
+    }
+
+    fn check_readable(&self, _: &Path) -> Result<()> {
+        Ok(())
+    }
+
+    fn may_write(&self, _: &Path) -> bool {
+        true
+    }
+
+    fn free_bytes(&self, _: &Path) -> Option<u64> {
+        None
+    }
+
+    fn has_directories(&self) -> bool {
+        false
+    }
+
+    fn open_directory(&self, _: &Path) -> io::Result<std::fs::File> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+impl Objects {
+    /// Whether keys begin with a path.
+    fn look_below(&self, path: &Path) -> io::Result<Found> {
+        let key = self.address.key(path)?;
+        let below = key.clone();
+        let first = self.run(|kin| async move {
+            kin.store
+                .list(Some(&below))
+                .try_next()
+                .await
+                .map_err(kind_of)
+        })?;
+        match first.is_some() || key.as_ref().is_empty() {
+            true => Ok(Found {
+                kind: Kind::Directory,
+                bytes: 0,
+                identity: (hash(&self.address), hash(&key)),
+            }),
+            false => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+}
+
+/// Puts a text under a key. Where nobody knows whether the store has done so, what is there is looked at,
+/// and where that is nothing, the same bytes are put again: what was sent before may come yet, and is
+/// the same.
+async fn put(kin: &Kin, key: &Key, text: Bytes, mode: PutMode) -> io::Result<()> {
+    let is_new = mode == PutMode::Create;
+    let mut pause = LOOK_PAUSE;
+    for looks in 1.. {
+        let options = PutOptions::from(mode.clone());
+        let payload = PutPayload::from(text.clone());
+        let error = match kin.store.put_opts(key, payload, options).await {
+            Ok(_) => return Ok(()),
+            Err(error) => kind_of(error),
+        };
+        if !is_new || looks == LOOKS_MAX || error.kind() == io::ErrorKind::PermissionDenied {
+            return Err(error);
+        }
+        match found(kin, key).await {
+            // Perhaps by a request of ours whose answer was lost.
+            Ok(Some(there)) if there == text => return Ok(()),
+            Ok(Some(_)) => return Err(io::ErrorKind::AlreadyExists.into()),
+            Ok(None) | Err(_) => {}
+        }
+        tokio::time::sleep(pause).await;
+        pause *= 2;
+    }
+    unreachable!("it looks so often and no more")
+}
+
+async fn found(kin: &Kin, key: &Key) -> object_store::Result<Option<Bytes>> {
+    match kin.store.get(key).await {
+        Ok(found) => Ok(Some(found.bytes().await?)),
+        Err(object_store::Error::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn upload_of(file: &File) -> io::Result<&Written> {
+    let upload = file.stands_for::<Written>();
+    upload.ok_or_else(|| io::Error::other("it is not one that is written"))
+}
+
+fn failed(operation: &'static str, path: &Path, source: io::Error) -> Error {
+    Error::Storage {
+        operation,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+fn hash(of: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
+}

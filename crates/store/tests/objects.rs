@@ -1,0 +1,340 @@
+//! Checkpoints in a bucket, on a real server of S3's protocol: VersityGW, found by
+//! `PENSTOCK_VERSITYGW`, or where `make objects-server` puts it.
+
+mod common;
+
+use std::collections::HashMap;
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Sample, names, number, publication, skip};
+use penstock_io::file_system::FileSystem;
+use penstock_object::{Address, Objects, Remote};
+use penstock_store::care::verify::verify;
+use penstock_store::load::checkpoint::Checkpoint;
+use penstock_store::options::Options;
+use penstock_store::save::{Publication, save};
+use penstock_store::steps::store::Store;
+use penstock_store::{Error, Progress, Result};
+
+const BUCKET: &str = "bucket";
+
+/// A server with one bucket, whose objects are files of a directory.
+struct Server {
+    process: Child,
+    endpoint: String,
+    root: tempfile::TempDir,
+}
+
+impl Server {
+    /// Starts one; `None`, loudly, where there is none to be had.
+    fn start(test: &str) -> Option<Server> {
+        let Some(program) = program() else {
+            skip(
+                test,
+                "VersityGW is not installed: `make objects-server` does it with Go",
+            );
+            return None;
+        };
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join(BUCKET)).unwrap();
+        // Somebody else may take a port that is free just now.
+        for _ in 0..5 {
+            let port = free_port();
+            let mut process = Command::new(&program)
+                .args(["--port", &format!("127.0.0.1:{port}"), "posix"])
+                .arg(root.path())
+                .env("ROOT_ACCESS_KEY_ID", "key")
+                .env("ROOT_SECRET_ACCESS_KEY", "secret")
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_secs(30) {
+                if process.try_wait().unwrap().is_some() {
+                    break;
+                }
+                if std::net::TcpStream::connect(("127.0.0.1", port)).is_ok() {
+                    return Some(Server {
+                        process,
+                        endpoint: format!("http://127.0.0.1:{port}"),
+                        root,
+                    });
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+        panic!("{} does not start", program.display());
+    }
+
+    fn objects_as(&self, remote: Remote) -> Arc<Objects> {
+        let remote = Remote {
+            endpoint: Some(self.endpoint.clone()),
+            region: Some("us-east-1".into()),
+            access_key_id: Some("key".into()),
+            secret_access_key: remote.secret_access_key.or(Some("secret".into())),
+            ..remote
+        };
+        let address = Address::of(&at("")).unwrap().unwrap();
+        Arc::new(Objects::open(address, &remote).unwrap())
+    }
+
+    fn objects(&self) -> Arc<Objects> {
+        self.objects_as(Remote::default())
+    }
+
+    /// Where the server keeps what has a key.
+    fn file(&self, key: &str) -> PathBuf {
+        self.root.path().join(BUCKET).join(key)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn program() -> Option<PathBuf> {
+    let installed =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/versitygw-v1.8.0/versitygw");
+    let named = std::env::var_os("PENSTOCK_VERSITYGW").map(PathBuf::from);
+    named.or_else(|| installed.exists().then_some(installed))
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+fn at(key: &str) -> PathBuf {
+    PathBuf::from(format!("s3://{BUCKET}/{key}"))
+}
+
+fn options(objects: &Arc<Objects>) -> Options {
+    Options::default().on(objects)
+}
+
+fn assert_at(sample: &Sample, path: &Path, objects: &Arc<Objects>) {
+    let file_system: Arc<dyn FileSystem> = Arc::clone(objects) as _;
+    let checkpoint = Checkpoint::open_on(path, &file_system).unwrap();
+    let progress = Progress::default();
+    let loaded = checkpoint.load(None, HashMap::new(), &options(objects), &progress);
+    assert!(
+        sample.is(&loaded.unwrap()),
+        "{} is another state",
+        path.display()
+    );
+    let report = verify(path, &options(objects), &progress).unwrap();
+    assert!(report.problems.is_empty(), "{:?}", report.problems);
+}
+
+#[test]
+fn a_state_comes_back_bit_for_bit() {
+    let Some(server) = Server::start("a_state_comes_back_bit_for_bit") else {
+        return;
+    };
+    let objects = server.objects();
+    let samples = [
+        Sample::mixed(),
+        Sample::of_sizes(&[]),
+        // Several parts, and an end within one.
+        Sample::of_sizes(&[30 << 20, 1, (9 << 20) + 5]),
+    ];
+    for (index, sample) in samples.iter().enumerate() {
+        let path = at(&format!("run/{index}"));
+        for shard_bytes in [None, Some(12 << 20)] {
+            let options = Options {
+                shard_bytes,
+                ..options(&objects)
+            };
+            let publication = Publication {
+                overwrite: true,
+                ..publication(&path)
+            };
+            save(sample.state(), &publication, &options, &Progress::default()).unwrap();
+            assert_at(sample, &path, &objects);
+        }
+    }
+}
+
+#[test]
+fn one_that_is_there_is_refused_or_replaced_and_nothing_is_left_of_it() {
+    let Some(server) = Server::start("one_that_is_there_is_refused") else {
+        return;
+    };
+    let objects = server.objects();
+    let path = at("ckpt");
+    let (first, second) = (Sample::seeded(1), Sample::seeded(2));
+    first.save(&path, &options(&objects)).unwrap();
+    let refused = second.save(&path, &options(&objects));
+    assert!(matches!(refused, Err(Error::Exists { .. })), "{refused:?}");
+    assert_at(&first, &path, &objects);
+    assert_eq!(names(&server.file("ckpt")).len(), 3);
+    let publication = Publication {
+        overwrite: true,
+        ..publication(&path)
+    };
+    save(
+        second.state(),
+        &publication,
+        &options(&objects),
+        &Progress::default(),
+    )
+    .unwrap();
+    assert_at(&second, &path, &objects);
+}
+
+#[test]
+fn one_of_several_savers_wins() {
+    let Some(server) = Server::start("one_of_several_savers_wins") else {
+        return;
+    };
+    let objects = server.objects();
+    let samples: Vec<Sample> = (0..8)
+        .map(|seed| Sample::seeded_sizes(seed, &[4096, 77]))
+        .collect();
+    for round in 0..number("PENSTOCK_TORTURE_RACES", 10) {
+        let path = at(&format!("races/{round}"));
+        let start = Barrier::new(samples.len());
+        let attempt = |sample: &Sample| {
+            start.wait();
+            sample.save(&path, &options(&objects)).map(drop)
+        };
+        let results: Vec<Result<()>> = thread::scope(|scope| {
+            let savers: Vec<_> = samples
+                .iter()
+                .map(|sample| scope.spawn(|| attempt(sample)))
+                .collect();
+            savers
+                .into_iter()
+                .map(|saver| saver.join().unwrap())
+                .collect()
+        });
+        let winners: Vec<_> = (0..results.len())
+            .filter(|&index| results[index].is_ok())
+            .collect();
+        assert_eq!(winners.len(), 1, "round {round}: {results:?}");
+        let lost = |result: &Result<()>| matches!(result, Ok(()) | Err(Error::Exists { .. }));
+        assert!(results.iter().all(lost), "round {round}: {results:?}");
+        assert_at(&samples[winners[0]], &path, &objects);
+    }
+}
+
+#[test]
+fn a_store_keeps_and_deletes_steps() {
+    let Some(server) = Server::start("a_store_keeps_and_deletes_steps") else {
+        return;
+    };
+    let objects = server.objects();
+    let store = Store::new(at("store")).with_file_system(Arc::clone(&objects) as _);
+    assert_eq!(store.steps().unwrap(), Vec::<u64>::new());
+    for step in [1, 2, 3] {
+        let publication = Publication {
+            step: Some(step),
+            ..publication(&store.step_path(step))
+        };
+        let state = Sample::seeded(step).state();
+        save(
+            state,
+            &publication,
+            &options(&objects),
+            &Progress::default(),
+        )
+        .unwrap();
+    }
+    assert_eq!(store.newest_complete(None).unwrap(), Some(3));
+    store.protect(1).unwrap();
+    assert!(matches!(store.delete(1), Err(Error::Protected { .. })));
+    assert!(store.delete(2).unwrap() > 1 << 20);
+    assert_eq!(store.steps().unwrap(), [1, 3]);
+    assert!(!server.file("store/step-0000000002").exists());
+    assert_at(&Sample::seeded(1), &store.step_path(1), &objects);
+    store.unprotect(1).unwrap();
+    store.delete(1).unwrap();
+    assert_eq!(store.steps().unwrap(), [3]);
+    assert!(matches!(store.delete(7), Err(Error::NotFound { .. })));
+}
+
+#[test]
+fn what_changed_on_the_server_is_damage() {
+    let Some(server) = Server::start("what_changed_on_the_server_is_damage") else {
+        return;
+    };
+    let objects = server.objects();
+    let path = at("ckpt");
+    Sample::seeded(1).save(&path, &options(&objects)).unwrap();
+    let directory = server.file("ckpt");
+    let shard = names(&directory)
+        .into_iter()
+        .find(|name| name.starts_with("shard"));
+    let shard = directory.join(shard.unwrap());
+    let mut bytes = fs::read(&shard).unwrap();
+    bytes[5000] ^= 1;
+    fs::write(&shard, &bytes).unwrap();
+    let file_system: Arc<dyn FileSystem> = Arc::clone(&objects) as _;
+    let load = || {
+        let checkpoint = Checkpoint::open_on(&path, &file_system)?;
+        checkpoint.load(
+            None,
+            HashMap::new(),
+            &options(&objects),
+            &Progress::default(),
+        )
+    };
+    assert!(matches!(
+        load(),
+        Err(Error::Corrupt {
+            offset: Some(_),
+            ..
+        })
+    ));
+    fs::write(&shard, &bytes[..6000]).unwrap();
+    assert!(matches!(load(), Err(Error::Corrupt { .. })));
+    fs::remove_file(&shard).unwrap();
+    assert!(matches!(load(), Err(Error::Corrupt { .. })));
+}
+
+#[test]
+fn what_cannot_be_asked_is_an_error_and_changes_nothing() {
+    let Some(server) = Server::start("what_cannot_be_asked_is_an_error") else {
+        return;
+    };
+    let stranger = Remote {
+        secret_access_key: Some("wrong".into()),
+        ..Remote::default()
+    };
+    let stranger = server.objects_as(stranger);
+    let refused = Sample::seeded(1).save(&at("ckpt"), &options(&stranger));
+    let error = refused.unwrap_err();
+    let is_refused =
+        |source: &std::io::Error| source.kind() == std::io::ErrorKind::PermissionDenied;
+    assert!(
+        matches!(&error, Error::Storage { source, .. } if is_refused(source)),
+        "{error:?}"
+    );
+    let elsewhere = PathBuf::from("s3://none/ckpt");
+    let address = Address::of(&elsewhere).unwrap().unwrap();
+    let remote = Remote {
+        endpoint: Some(server.endpoint.clone()),
+        access_key_id: Some("key".into()),
+        secret_access_key: Some("secret".into()),
+        ..Remote::default()
+    };
+    let nobody = Arc::new(Objects::open(address, &remote).unwrap());
+    assert!(
+        Sample::seeded(1)
+            .save(&elsewhere, &options(&nobody))
+            .is_err()
+    );
+    assert_eq!(names(&server.file("")), Vec::<String>::new());
+}
