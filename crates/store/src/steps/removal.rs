@@ -23,7 +23,6 @@ use crate::commit::leftovers::remove_attempt_files;
 use crate::error::{Error, Result};
 use crate::format::description::read_manifest;
 use crate::format::directory::{attempt_files, is_protected_at};
-use crate::format::manifest::Manifest;
 use crate::format::name::{self, MANIFEST, attempt_of};
 use crate::format::taken::{Taken, all_taken, id_of};
 use crate::steps::store::Store;
@@ -90,13 +89,11 @@ impl Store {
     pub(crate) fn resume_removals(&self, path: &Path) -> Result<u64> {
         let mut freed_bytes = 0;
         for taken in all_taken(path, self.files())? {
-            if self.holds_id(path, &taken.meant) && taken.is_meant() {
-                // Where a file is taken in two steps, whoever began has not come to the second.
-                remove_file(&taken.file, self.file_system())?;
-                continue;
-            }
-            // Whoever took it may have died before the second look at the protection.
-            if taken.is_meant() && !is_protected_at(path, self.files()) {
+            // Whoever took it may have died before the second look at the protection, or where a file is
+            // taken in two steps, before the second of these: then the checkpoint is still there.
+            let manifest = path.join(MANIFEST);
+            let is_gone = id_of(&manifest, path, self.files())?.as_ref() != Some(&taken.meant);
+            if taken.is_meant() && is_gone && !is_protected_at(path, self.files()) {
                 // It may have been taken and not be durable.
                 freed_bytes += self.finish(path, &taken)?;
             } else if taken.found.is_some() {
@@ -104,13 +101,6 @@ impl Store {
             }
         }
         Ok(freed_bytes)
-    }
-
-    /// Whether the manifest in its place is that of a checkpoint.
-    fn holds_id(&self, path: &Path, id: &str) -> bool {
-        let text = self.files().read(&path.join(MANIFEST)).ok();
-        let found = text.and_then(|text| Manifest::parse(&text, path).ok());
-        found.is_some_and(|manifest| manifest.id == id)
     }
 
     /// The checkpoint that is to be removed; `None` where there is none, and nothing left of one.

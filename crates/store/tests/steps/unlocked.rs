@@ -338,6 +338,22 @@ fn a_protection_that_comes_meanwhile_survives_the_death_of_the_deletion() {
 
 /// What nobody can make out may be put back by somebody who can.
 #[test]
+fn what_was_copied_and_not_taken_away_keeps_its_files() {
+    let shared = Shared::new();
+    let (path, id) = (shared.store.step_path(1), shared.id());
+    let before = names(&path);
+    // Where taking is a copy and a removal, its process died between the two.
+    let taken = path.join(format!("deleted-{}.{id}.json", "ab".repeat(16)));
+    fs::copy(path.join(MANIFEST), &taken).unwrap();
+    Store::new(shared.root.path()).sweep().unwrap();
+    assert_eq!(names(&path), before);
+    shared.assert_holds(1);
+    fs::copy(path.join(MANIFEST), &taken).unwrap();
+    assert!(shared.store.delete(1).unwrap() > 0);
+    assert!(!path.exists());
+}
+
+#[test]
 fn what_was_taken_and_cannot_be_made_out_keeps_its_files() {
     let shared = Shared::new();
     let (path, id) = (shared.store.step_path(1), shared.id());
