@@ -13,6 +13,7 @@
 //! Not promised here: whole transfers (see [`crate::transfer`]), any order among operations in
 //! flight, and durability of a write by a sync that was submitted before the write completed.
 
+mod arrivals;
 mod choice;
 pub mod probe;
 mod threads;
@@ -26,6 +27,7 @@ use std::time::{Duration, Instant};
 use crate::Result;
 use crate::buffer::IoBuf;
 use crate::file::File;
+pub use arrivals::Arrivals;
 pub use choice::{EngineChoice, EngineConfig, Opened, open};
 
 /// The most bytes one operation moves; the kernel's own bound is just under 2 GiB. A longer buffer

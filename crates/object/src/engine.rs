@@ -6,14 +6,14 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Sender;
 use futures_util::TryStreamExt;
 use object_store::{GetOptions, GetRange};
 use penstock_io::buffer::IoBuf;
-use penstock_io::engine::{Capabilities, Completion, Engine, Op, OpKind, Rejected};
+use penstock_io::engine::{Arrivals, Capabilities, Completion, Engine, Op, OpKind, Rejected, Wake};
 use penstock_io::file::File;
 use tokio::sync::oneshot;
 
@@ -25,39 +25,27 @@ use crate::runtime;
 pub(crate) struct Requests {
     kin: Kin,
     part_bytes: u64,
-    queue_depth: usize,
-    in_flight: usize,
+    arrivals: Arrivals,
     done: Sender<Completion>,
-    completions: Receiver<Completion>,
     runtime: tokio::runtime::Handle,
 }
 
 impl Requests {
     pub(crate) fn new(kin: Kin, part_bytes: usize, queue_depth: usize) -> io::Result<Requests> {
-        let (done, completions) = crossbeam_channel::unbounded();
+        let (done, arrivals) = Arrivals::new(queue_depth);
         Ok(Requests {
             kin,
             part_bytes: part_bytes as u64,
-            queue_depth,
-            in_flight: 0,
+            arrivals,
             done,
-            completions,
             runtime: runtime::handle()?,
         })
-    }
-
-    fn take(&mut self, completion: Completion, completed: &mut Vec<Completion>) {
-        self.in_flight -= 1;
-        completed.push(completion);
     }
 }
 
 impl Engine for Requests {
     fn submit(&mut self, op: Op) -> Result<(), Rejected> {
-        if self.in_flight == self.queue_depth {
-            return Err(Rejected { op });
-        }
-        self.in_flight += 1;
+        let op = self.arrivals.admit(op)?;
         let (kin, part_bytes, done) = (self.kin.clone(), self.part_bytes, self.done.clone());
         self.runtime.spawn(async move {
             let Op { token, file, kind } = op;
@@ -86,47 +74,32 @@ impl Engine for Requests {
         timeout: Option<Duration>,
         completed: &mut Vec<Completion>,
     ) -> penstock_io::Result<()> {
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut wanted = min.min(self.in_flight);
-        loop {
-            while let Ok(completion) = self.completions.try_recv() {
-                self.take(completion, completed);
-                wanted = wanted.saturating_sub(1);
-            }
-            if wanted == 0 {
-                return Ok(());
-            }
-            let received = match deadline {
-                Some(deadline) => self.completions.recv_deadline(deadline).ok(),
-                None => self.completions.recv().ok(),
-            };
-            let Some(completion) = received else {
-                return Ok(());
-            };
-            self.take(completion, completed);
-            wanted -= 1;
-        }
+        self.arrivals.poll(min, timeout, completed);
+        Ok(())
+    }
+
+    fn waker(&mut self) -> io::Result<Arc<dyn Wake>> {
+        Ok(self.arrivals.waker())
     }
 
     fn capabilities(&self) -> Capabilities {
         Capabilities::new(
             "objects",
-            self.queue_depth,
+            self.arrivals.queue_depth(),
             "HTTP/1.1 requests of ranges and parts",
         )
     }
 
     fn in_flight(&self) -> usize {
-        self.in_flight
+        self.arrivals.in_flight()
     }
 }
 
 impl Drop for Requests {
     /// Waits for what is in flight, as nobody else may have the buffers before.
     fn drop(&mut self) {
-        while self.in_flight > 0 && self.completions.recv().is_ok() {
-            self.in_flight -= 1;
-        }
+        let all = self.arrivals.in_flight();
+        self.arrivals.poll(all, None, &mut Vec::new());
     }
 }
 
@@ -193,9 +166,13 @@ async fn write(
     let Some(Written(upload)) = file.stands_for() else {
         return (buf, Err(foreign()));
     };
-    assert!(offset.is_multiple_of(part_bytes), "an extent is a part");
+    // Not an assertion: nobody would hear of the end of this operation.
+    if !offset.is_multiple_of(part_bytes) {
+        let detail = format!("a part begins at byte {offset}, in the middle of one");
+        return (buf, Err(io::Error::other(detail)));
+    }
+    let part = (offset / part_bytes) as usize;
     let (payload, back) = Lent::lend(buf);
-    let part = usize::try_from(offset / part_bytes).expect("a store takes 10,000 parts");
     let sent = upload.send(part, offset, payload).await;
     // A connection may let go of the bytes a moment after the answer.
     let buf = back.await.expect("whoever has the bytes gives them back");

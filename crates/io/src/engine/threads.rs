@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, select};
+use crossbeam_channel::{Receiver, Sender};
 
 use super::{
-    Capabilities, Completion, Deadline, Engine, Op, OpKind, Rejected, TRANSFER_BYTES_MAX, Wake,
+    Arrivals, Capabilities, Completion, Engine, Op, OpKind, Rejected, TRANSFER_BYTES_MAX, Wake,
 };
 use crate::file::File;
 use crate::{Error, Result};
@@ -26,25 +26,21 @@ const THREADS_MAX: usize = 32;
 
 /// A bounded pool of threads that block in system calls.
 pub(super) struct Threads {
-    queue_depth: usize,
-    in_flight: usize,
+    arrivals: Arrivals,
     /// `None` only while dropping: closing this channel is what ends the threads.
     ops: Option<Sender<Op>>,
-    completions: Receiver<Completion>,
-    /// What [`Engine::waker`] sends; nobody sends before.
-    wakes: Receiver<()>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Threads {
     /// Starts the threads.
     pub(super) fn open(queue_depth: usize) -> Result<Threads> {
-        // Neither channel can ever be full: at most `queue_depth` operations are in flight.
+        // It can never be full: at most `queue_depth` operations are in flight.
         let (ops, ops_taken) = crossbeam_channel::bounded(queue_depth);
-        let (completions_made, completions) = crossbeam_channel::bounded(queue_depth);
+        let (done, arrivals) = Arrivals::new(queue_depth);
         let mut threads = Vec::new();
         for index in 0..queue_depth.min(THREADS_MAX) {
-            let (ops, completions) = (ops_taken.clone(), completions_made.clone());
+            let (ops, completions) = (ops_taken.clone(), done.clone());
             let started = std::thread::Builder::new()
                 .name(format!("penstock-io-{index}"))
                 .spawn(move || work(&ops, &completions));
@@ -62,32 +58,21 @@ impl Threads {
             }
         }
         Ok(Threads {
-            queue_depth,
-            in_flight: 0,
+            arrivals,
             ops: Some(ops),
-            completions,
-            wakes: crossbeam_channel::never(),
             threads,
         })
-    }
-
-    fn take(&mut self, completion: Completion, completed: &mut Vec<Completion>) {
-        self.in_flight -= 1;
-        completed.push(completion);
     }
 }
 
 impl Engine for Threads {
     fn submit(&mut self, op: Op) -> std::result::Result<(), Rejected> {
-        if self.in_flight == self.queue_depth {
-            return Err(Rejected { op });
-        }
+        let op = self.arrivals.admit(op)?;
         let ops = self
             .ops
             .as_ref()
             .expect("the channel is closed by drop alone");
         ops.send(op).expect("the threads outlive the channel");
-        self.in_flight += 1;
         Ok(())
     }
 
@@ -97,59 +82,24 @@ impl Engine for Threads {
         timeout: Option<Duration>,
         completed: &mut Vec<Completion>,
     ) -> Result<()> {
-        let deadline = Deadline::after(timeout);
-        let mut wanted = min.min(self.in_flight);
-        loop {
-            while let Ok(completion) = self.completions.try_recv() {
-                self.take(completion, completed);
-                wanted = wanted.saturating_sub(1);
-            }
-            if wanted == 0 {
-                return Ok(());
-            }
-            let timeout = match deadline.left() {
-                None => crossbeam_channel::never(),
-                Some(left) => crossbeam_channel::after(left),
-            };
-            select! {
-                recv(self.completions) -> received => {
-                    let completion = received.expect("a thread outlives its engine");
-                    self.take(completion, completed);
-                    wanted -= 1;
-                }
-                recv(self.wakes) -> _ => return Ok(()),
-                recv(timeout) -> _ => return Ok(()),
-            }
-        }
+        self.arrivals.poll(min, timeout, completed);
+        Ok(())
     }
 
     fn waker(&mut self) -> io::Result<Arc<dyn Wake>> {
-        let (wake, wakes) = crossbeam_channel::bounded(1);
-        self.wakes = wakes;
-        Ok(Arc::new(Waker { wake }))
+        Ok(self.arrivals.waker())
     }
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             name: "threads",
-            queue_depth_max: self.queue_depth,
+            queue_depth_max: self.arrivals.queue_depth(),
             setup: "pread, pwrite and fdatasync",
         }
     }
 
     fn in_flight(&self) -> usize {
-        self.in_flight
-    }
-}
-
-struct Waker {
-    wake: Sender<()>,
-}
-
-impl Wake for Waker {
-    fn wake(&self) {
-        // Full, there is a wake already; gone, nobody waits.
-        let _ = self.wake.try_send(());
+        self.arrivals.in_flight()
     }
 }
 
