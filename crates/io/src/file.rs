@@ -10,6 +10,7 @@
 //! is not followed: whoever names a file within a directory of ours means a file that is there. Those
 //! on the way to it are.
 
+mod direct;
 mod outside;
 
 use std::any::Any;
@@ -17,22 +18,14 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::str::FromStr;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, Statx, StatxFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::{Error, Result};
-
-/// The coarsest alignment that direct I/O is used with: what every caller above aligns to.
-const ALIGNMENT_MAX: usize = 4096;
-
-/// `STATX_DIO_READ_ALIGN` (Linux 6.14): reads may need less alignment than writes.
-const STATX_DIO_READ_ALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2_0000);
-
-/// `TMPFS_MAGIC`.
-const TMPFS_MAGIC: u32 = 0x0102_1994;
+pub use direct::{Alignment, Direct};
+use direct::{TMPFS_MAGIC, direct_alignment};
 
 /// File systems of one host: ext2 to ext4, XFS, Btrfs, F2FS, tmpfs, ramfs, overlayfs, ZFS, bcachefs.
 /// From `linux/magic.h` and the projects' own headers.
@@ -47,62 +40,6 @@ const LOCAL_MAGICS: [u32; 9] = [
     0x2fc1_2fc1,
     0xca45_1a4e,
 ];
-
-/// Whether to go past the page cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Direct {
-    /// Where the file system can; buffered with a recorded reason elsewhere.
-    #[default]
-    Auto,
-    /// Direct or an error.
-    On,
-    /// Buffered.
-    Off,
-}
-
-impl fmt::Display for Direct {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Direct::Auto => "auto",
-            Direct::On => "on",
-            Direct::Off => "off",
-        })
-    }
-}
-
-impl FromStr for Direct {
-    type Err = Error;
-
-    fn from_str(word: &str) -> Result<Direct> {
-        match word {
-            "auto" => Ok(Direct::Auto),
-            "on" => Ok(Direct::On),
-            "off" => Ok(Direct::Off),
-            _ => Err(Error::UnknownWord {
-                setting: "direct",
-                word: word.to_owned(),
-                expected: "\"auto\", \"on\" or \"off\"",
-            }),
-        }
-    }
-}
-
-/// What a file demands of transfers, in bytes; each a power of two of at most 4096.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Alignment {
-    /// Of the address of the buffer.
-    pub memory: usize,
-    /// Of the offset in the file and of the length.
-    pub offset: usize,
-}
-
-impl Alignment {
-    /// No demand: a buffered file.
-    const NONE: Alignment = Alignment {
-        memory: 1,
-        offset: 1,
-    };
-}
 
 /// What a file is opened for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -390,7 +327,7 @@ impl File {
         };
         let alignment = match direct {
             Direct::Off => Ok(Alignment::NONE),
-            Direct::Auto | Direct::On => direct_alignment(&fd, access),
+            Direct::Auto | Direct::On => direct_alignment(&fd, access == Access::Read),
         };
         // Switching the flag on the open file rather than opening it again: the path could name
         // another file by now.
@@ -499,52 +436,4 @@ fn describe(kind: FileType) -> &'static str {
         FileType::BlockDevice => "a block device",
         _ => "something else",
     }
-}
-
-/// The alignment that direct I/O on this file needs, or the reason to stay buffered.
-fn direct_alignment(fd: &OwnedFd, access: Access) -> std::result::Result<Alignment, String> {
-    // tmpfs accepts O_DIRECT since Linux 6.6 and ignores it: its files are the page cache.
-    if rustix::fs::fstatfs(fd).is_ok_and(|fs| fs.f_type as u32 == TMPFS_MAGIC) {
-        return Err("tmpfs keeps files in the page cache".to_owned());
-    }
-    let mask = StatxFlags::DIOALIGN | STATX_DIO_READ_ALIGN;
-    let reported = match rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, mask) {
-        Ok(reported) => alignment_of(&reported, access),
-        // No statx before Linux 4.11, or hidden by a seccomp filter.
-        Err(_) => None,
-    };
-    // A kernel before 6.1, or a file system that does not say: a page is enough for all that
-    // accept the flag.
-    let alignment = reported.unwrap_or(Alignment {
-        memory: ALIGNMENT_MAX,
-        offset: ALIGNMENT_MAX,
-    });
-    if alignment.memory == 0 || alignment.offset == 0 {
-        return Err("the file system does not support direct I/O on this file".to_owned());
-    }
-    let coarsest = alignment.memory.max(alignment.offset);
-    if coarsest > ALIGNMENT_MAX {
-        return Err(format!(
-            "direct I/O would need an alignment of {coarsest} bytes, more than {ALIGNMENT_MAX}"
-        ));
-    }
-    Ok(alignment)
-}
-
-/// What the kernel says about direct I/O on a file, if it says anything.
-fn alignment_of(statx: &Statx, access: Access) -> Option<Alignment> {
-    let answered = StatxFlags::from_bits_retain(statx.stx_mask);
-    if !answered.contains(StatxFlags::DIOALIGN) {
-        return None;
-    }
-    let read = answered.contains(STATX_DIO_READ_ALIGN) && statx.stx_dio_read_offset_align > 0;
-    let offset = if access == Access::Read && read {
-        statx.stx_dio_read_offset_align
-    } else {
-        statx.stx_dio_offset_align
-    };
-    Some(Alignment {
-        memory: statx.stx_dio_mem_align as usize,
-        offset: offset as usize,
-    })
 }
