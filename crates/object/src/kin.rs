@@ -82,10 +82,11 @@ fn retry() -> RetryConfig {
 }
 
 fn s3(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
+    let options = client(remote);
     let mut builder = AmazonS3Builder::from_env()
         .with_bucket_name(&address.bucket)
         .with_retry(retry())
-        .with_client_options(client(remote))
+        .with_client_options(options.clone())
         .with_unsigned_payload(true);
     if let Some(endpoint) = &remote.endpoint {
         builder = builder.with_endpoint(endpoint);
@@ -102,9 +103,8 @@ fn s3(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
     if let Some(token) = &remote.session_token {
         builder = builder.with_token(token);
     }
-    let client_options = client(remote);
     let client = Arc::new(builder.build()?);
-    let signed = Signed::new(Arc::clone(&client) as Arc<dyn Signer>, &client_options)?;
+    let signed = Signed::new(Arc::clone(&client) as Arc<dyn Signer>, &options)?;
     Ok(Kin {
         store: Arc::clone(&client) as Arc<dyn ObjectStore>,
         uploads: client,

@@ -5,7 +5,6 @@ use std::future::Future;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -42,7 +41,7 @@ pub struct Objects {
     part_bytes: usize,
     connections: usize,
     /// Small files that have no name yet that anybody looks for.
-    unnamed: Mutex<HashMap<PathBuf, Bytes>>,
+    unnamed: Mutex<HashMap<PathBuf, Arc<Upload>>>,
 }
 
 impl Objects {
@@ -110,11 +109,8 @@ impl Objects {
 
     /// Gives a text that is held here its name, or a small object a second one; returns the tag of that.
     fn name(&self, from: &Path, to: &Path, mode: PutMode) -> io::Result<Option<String>> {
-        let unnamed = self.unnamed.lock().expect("nothing panics with the lock");
-        let held = unnamed.get(from).cloned();
-        drop(unnamed);
-        let (text, tag) = match held {
-            Some(text) => (text, None),
+        let (text, tag) = match self.unnamed(from) {
+            Some(upload) => (upload.text(), None),
             None => {
                 let key = self.address.key(from)?;
                 self.run(|kin| async move {
@@ -155,7 +151,12 @@ impl Objects {
         self.run(|kin| async move { kin.store.delete(&key).await.map_err(kind_of) })
     }
 
-    fn take_unnamed(&self, path: &Path) -> Option<Bytes> {
+    fn unnamed(&self, path: &Path) -> Option<Arc<Upload>> {
+        let unnamed = self.unnamed.lock().expect("nothing panics with the lock");
+        unnamed.get(path).cloned()
+    }
+
+    fn take_unnamed(&self, path: &Path) -> Option<Arc<Upload>> {
         let mut unnamed = self.unnamed.lock().expect("nothing panics with the lock");
         unnamed.remove(path)
     }
@@ -172,23 +173,14 @@ impl Objects {
             | Change::Truncate(..) => Ok(()),
             Change::Write(file, text) => {
                 upload_of(file)?.0.hold(text);
-                let mut unnamed = self.unnamed.lock().expect("nothing panics with the lock");
-                if let Some(held) = unnamed.get_mut(file.path()) {
-                    *held = Bytes::copy_from_slice(text);
-                }
                 Ok(())
             }
             Change::SyncData(file) => {
-                let unnamed = self.unnamed.lock().expect("nothing panics with the lock");
-                let is_unnamed = unnamed.contains_key(file.path());
-                drop(unnamed);
-                match is_unnamed {
-                    true => Ok(()),
-                    false => {
-                        let upload = upload_of(file)?.0.clone();
-                        runtime::wait(async move { upload.finish().await })
-                    }
+                if self.unnamed(file.path()).is_some() {
+                    return Ok(());
                 }
+                let upload = Arc::clone(&upload_of(file)?.0);
+                runtime::wait(async move { upload.finish().await })
             }
             Change::Clone { .. } => unsupported("objects share no bytes"),
             Change::Rename { from, to } => self.rename(from, to, PutMode::Overwrite),
@@ -214,8 +206,10 @@ impl FileSystem for Objects {
 
     fn create_temporary(&self, path: &Path) -> Result<File> {
         let file = self.create(path, Direct::Off)?;
+        let upload = upload_of(&file).expect("it was made just now");
         let mut unnamed = self.unnamed.lock().expect("nothing panics with the lock");
-        unnamed.insert(path.to_owned(), Bytes::new());
+        unnamed.insert(path.to_owned(), Arc::clone(&upload.0));
+        drop(unnamed);
         Ok(file)
     }
 
@@ -223,21 +217,14 @@ impl FileSystem for Objects {
         let done = self.carry_out(change);
         done.map_err(|source| failed(change.operation(), change.path(), source))
     }
-
-    fn locks(&self, _: BorrowedFd<'_>) -> bool {
-        false
-    }
 }
 
 impl Files for Objects {
     fn look(&self, path: &Path) -> io::Result<Found> {
-        let unnamed = self.unnamed.lock().expect("nothing panics with the lock");
-        let held = unnamed.get(path).map(Bytes::len);
-        drop(unnamed);
-        if let Some(bytes) = held {
+        if let Some(upload) = self.unnamed(path) {
             return Ok(Found {
                 kind: Kind::File,
-                bytes: bytes as u64,
+                bytes: upload.text().len() as u64,
                 identity: (hash(&self.address), hash(&path)),
             });
         }

@@ -1,10 +1,7 @@
 //! How a store of objects is reached, as far as a URL does not say.
 
-use serde::Deserialize;
-
-/// What a caller may say of a store of objects. A name that is none of these is refused.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+/// What a caller may say of a store of objects.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Remote {
     /// Where the store answers, such as `http://127.0.0.1:7070`; that of the provider if it is not given.
     pub endpoint: Option<String>,
