@@ -10,11 +10,11 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use common::{Sample, load, names};
+use common::{Sample, load, names, only_winner, race};
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::steps::store::Store;
-use penstock_store::{Error, Progress, Result};
+use penstock_store::{Error, Progress};
 
 /// The variables that tell a child where to save what.
 const PATH: &str = "PENSTOCK_TEST_SAVE_PATH";
@@ -38,34 +38,12 @@ fn child() {
 
 #[test]
 fn one_of_several_threads_wins() {
-    for round in 0..25 {
+    for _ in 0..25 {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("a/ckpt");
         let samples = [1, 2, 3].map(Sample::seeded);
-        let start = Barrier::new(samples.len());
-        let attempt = |sample: &Sample| {
-            start.wait();
-            sample.save(&path, &Options::default()).map(drop)
-        };
-        let results: Vec<Result<()>> = thread::scope(|scope| {
-            let savers: Vec<_> = samples
-                .iter()
-                .map(|sample| scope.spawn(|| attempt(sample)))
-                .collect();
-            savers
-                .into_iter()
-                .map(|saver| saver.join().unwrap())
-                .collect()
-        });
-        let winners: Vec<_> = (0..3).filter(|&index| results[index].is_ok()).collect();
-        assert_eq!(winners.len(), 1, "round {round}: {results:?}");
-        for result in &results {
-            assert!(
-                matches!(result, Ok(()) | Err(Error::Exists { .. })),
-                "round {round}: {result:?}"
-            );
-        }
-        samples[winners[0]].assert_at(&path);
+        let results = race(&samples, |sample| sample.save(&path, &Options::default()));
+        samples[only_winner(&results)].assert_at(&path);
         assert_eq!(names(&path).len(), 3, "the losers left nothing");
     }
 }

@@ -8,15 +8,14 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Sample, names, number, publication, skip};
-use penstock_io::file_system::FileSystem;
+use common::{Sample, names, number, only_winner, publication, race, skip};
 use penstock_object::{Address, Objects, Remote};
 use penstock_store::care::verify::verify;
-use penstock_store::load::checkpoint::Checkpoint;
+use penstock_store::load::checkpoint::{Checkpoint, Loaded};
 use penstock_store::options::Options;
 use penstock_store::save::{Publication, save};
 use penstock_store::steps::store::Store;
@@ -124,11 +123,15 @@ fn options(objects: &Arc<Objects>) -> Options {
     Options::default().on(objects)
 }
 
+fn load(path: &Path, objects: &Arc<Objects>) -> Result<Loaded> {
+    let options = options(objects);
+    let checkpoint = Checkpoint::open_on(path, &options.file_system)?;
+    checkpoint.load(None, HashMap::new(), &options, &Progress::default())
+}
+
 fn assert_at(sample: &Sample, path: &Path, objects: &Arc<Objects>) {
-    let file_system: Arc<dyn FileSystem> = Arc::clone(objects) as _;
-    let checkpoint = Checkpoint::open_on(path, &file_system).unwrap();
     let progress = Progress::default();
-    let loaded = checkpoint.load(None, HashMap::new(), &options(objects), &progress);
+    let loaded = load(path, objects);
     assert!(
         sample.is(&loaded.unwrap()),
         "{} is another state",
@@ -205,28 +208,8 @@ fn one_of_several_savers_wins() {
         .collect();
     for round in 0..number("PENSTOCK_TORTURE_RACES", 10) {
         let path = at(&format!("races/{round}"));
-        let start = Barrier::new(samples.len());
-        let attempt = |sample: &Sample| {
-            start.wait();
-            sample.save(&path, &options(&objects)).map(drop)
-        };
-        let results: Vec<Result<()>> = thread::scope(|scope| {
-            let savers: Vec<_> = samples
-                .iter()
-                .map(|sample| scope.spawn(|| attempt(sample)))
-                .collect();
-            savers
-                .into_iter()
-                .map(|saver| saver.join().unwrap())
-                .collect()
-        });
-        let winners: Vec<_> = (0..results.len())
-            .filter(|&index| results[index].is_ok())
-            .collect();
-        assert_eq!(winners.len(), 1, "round {round}: {results:?}");
-        let lost = |result: &Result<()>| matches!(result, Ok(()) | Err(Error::Exists { .. }));
-        assert!(results.iter().all(lost), "round {round}: {results:?}");
-        assert_at(&samples[winners[0]], &path, &objects);
+        let results = race(&samples, |sample| sample.save(&path, &options(&objects)));
+        assert_at(&samples[only_winner(&results)], &path, &objects);
     }
 }
 
@@ -281,27 +264,17 @@ fn what_changed_on_the_server_is_damage() {
     let mut bytes = fs::read(&shard).unwrap();
     bytes[5000] ^= 1;
     fs::write(&shard, &bytes).unwrap();
-    let file_system: Arc<dyn FileSystem> = Arc::clone(&objects) as _;
-    let load = || {
-        let checkpoint = Checkpoint::open_on(&path, &file_system)?;
-        checkpoint.load(
-            None,
-            HashMap::new(),
-            &options(&objects),
-            &Progress::default(),
-        )
-    };
     assert!(matches!(
-        load(),
+        load(&path, &objects),
         Err(Error::Corrupt {
             offset: Some(_),
             ..
         })
     ));
     fs::write(&shard, &bytes[..6000]).unwrap();
-    assert!(matches!(load(), Err(Error::Corrupt { .. })));
+    assert!(matches!(load(&path, &objects), Err(Error::Corrupt { .. })));
     fs::remove_file(&shard).unwrap();
-    assert!(matches!(load(), Err(Error::Corrupt { .. })));
+    assert!(matches!(load(&path, &objects), Err(Error::Corrupt { .. })));
 }
 
 #[test]

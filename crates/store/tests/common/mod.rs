@@ -18,8 +18,8 @@ pub mod unlocked;
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
@@ -181,6 +181,40 @@ impl Sample {
         let report = verify(path, &Options::default(), &Progress::default()).unwrap();
         assert!(report.problems.is_empty(), "{:?}", report.problems);
     }
+}
+
+/// What comes of several saves that begin at the same moment.
+pub fn race(
+    samples: &[Sample],
+    save: impl Fn(&Sample) -> Result<SaveReport> + Sync,
+) -> Vec<Result<SaveReport>> {
+    let start = Barrier::new(samples.len());
+    let attempt = |sample| {
+        start.wait();
+        save(sample)
+    };
+    thread::scope(|scope| {
+        let savers: Vec<_> = samples
+            .iter()
+            .map(|sample| scope.spawn(|| attempt(sample)))
+            .collect();
+        savers
+            .into_iter()
+            .map(|saver| saver.join().unwrap())
+            .collect()
+    })
+}
+
+/// Which of several saves won, of which one must, while the others were told that it had.
+#[track_caller]
+pub fn only_winner(results: &[Result<SaveReport>]) -> usize {
+    let winners: Vec<_> = (0..results.len())
+        .filter(|&index| results[index].is_ok())
+        .collect();
+    assert_eq!(winners.len(), 1, "{results:?}");
+    let is_told = |result: &Result<_>| matches!(result, Ok(_) | Err(Error::Exists { .. }));
+    assert!(results.iter().all(is_told), "{results:?}");
+    winners[0]
 }
 
 pub fn publication(path: &Path) -> Publication {
