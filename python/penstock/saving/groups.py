@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from penstock import _native
 from penstock.errors import StorageError, UnsupportedStateError
+from penstock.found import is_directory
 from penstock.reports import Fallback
 
 if TYPE_CHECKING:
@@ -275,7 +276,7 @@ def check_copies(path: str, groups: Groups, files: Sequence[tuple[str, bytes]]) 
         names.append(INDEX)
     for name in names:
         copy = os.path.join(path, name)
-        if os.path.isdir(copy) and not os.path.islink(copy):
+        if is_directory(copy) and not os.path.islink(copy):
             raise StorageError(
                 f"{copy} is a directory, and a small file of the checkpoint is to lie there: move "
                 "it away; nothing was written",
