@@ -81,6 +81,9 @@ pub fn free_bytes(path: &Path) -> Result<u64> {
     Ok(statistics.f_bavail.saturating_mul(statistics.f_frsize))
 }
 
+/// Memory that is taken for a file before it is read: its length may be a claim.
+const READ_AT_ONCE_MAX: u64 = 1 << 20;
+
 impl Files for Native {
     fn look(&self, path: &Path) -> io::Result<Found> {
         fs::symlink_metadata(path).map(|metadata| found_by(&metadata))
@@ -118,7 +121,13 @@ impl Files for Native {
         if range.start > 0 {
             file.seek(SeekFrom::Start(range.start))?;
         }
-        let mut bytes = Vec::new();
+        // Read at once: into an empty vector it would be read in small pieces.
+        let expected = file
+            .metadata()?
+            .len()
+            .min(range.end)
+            .saturating_sub(range.start);
+        let mut bytes = Vec::with_capacity(expected.min(READ_AT_ONCE_MAX) as usize);
         file.take(range.end.saturating_sub(range.start))
             .read_to_end(&mut bytes)?;
         Ok(bytes)
