@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from penstock.recovery import TensorFate as TensorFate
     from penstock.recovery import explain as explain
     from penstock.recovery import salvage as salvage
+    from penstock.remote import Credentials as Credentials
+    from penstock.remote import Remote as Remote
+    from penstock.remote import set_remote as set_remote
     from penstock.reports import Fallback as Fallback
     from penstock.reports import LoadReport as LoadReport
     from penstock.reports import Problem as Problem
@@ -68,6 +71,7 @@ _HOMES = {
     "options": ("Options",),
     "preemption": ("Preemption", "on_signal"),
     "recovery": ("Explanation", "SalvageReport", "TensorFate", "explain", "salvage"),
+    "remote": ("Credentials", "Remote", "set_remote"),
     "reports": (
         "Fallback",
         "LoadReport",

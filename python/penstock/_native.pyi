@@ -8,6 +8,7 @@ __all__ = [
     "CHUNK_BYTES",
     "FORMAT_VERSION",
     "MANIFEST",
+    "OBJECT_SCHEMES",
     "TABLE_HEAD",
     "Arena",
     "Attempt",
@@ -44,6 +45,7 @@ __all__ = [
     "probe_io_uring",
     "probe_watch",
     "rank_of_file",
+    "reach",
     "read_start",
     "reserve",
     "row_table_form",
@@ -65,6 +67,7 @@ __all__ = [
 CHUNK_BYTES: Final[int]
 FORMAT_VERSION: Final[int]
 MANIFEST: Final[str]
+OBJECT_SCHEMES: Final[list[str]]
 TABLE_HEAD: Final[str]
 
 _Progress: TypeAlias = Callable[[int, int], object] | None
@@ -274,6 +277,15 @@ def survey(path: str, *, options: dict[str, object], progress: _Progress) -> dic
 def look(path: str) -> tuple[str, int] | None: ...
 def list_names(path: str) -> list[str]: ...
 def read_start(path: str, bytes: int) -> bytes: ...
+def reach(
+    url: str,
+    *,
+    endpoint: str | None,
+    region: str | None,
+    ask: Callable[[], tuple[str, str, str | None, float | None]] | None,
+    part_bytes: int | None,
+    connections: int | None,
+) -> None: ...
 def step_directory(step: int) -> str: ...
 def parse_step(name: str) -> int | None: ...
 def part_file(rank: int, attempt_id: str) -> str: ...

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.calls import events
 from penstock.errors import MissingDependencyError, PenstockError
 from penstock.loading.load import Loaded
-from penstock.paths import check_scheme
+from penstock.paths import check_local
 from penstock.reports import SaveReport, ScrubReport, VerifyResult
 from penstock.saving.pending import PendingSave
 
@@ -104,7 +104,7 @@ def write_textfile(path: str | os.PathLike[str]) -> None:
         True
     """
     where = os.fspath(path)
-    check_scheme(where)
+    check_local(where)
     if _metrics is None:
         raise PenstockError("there are no metrics yet: call penstock.metrics.enable() first")
     from prometheus_client import CollectorRegistry, multiprocess, write_to_textfile

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import OptionsError, StorageError, UnsupportedPathError
 from penstock.option_kinds import Flag, Number, Word
-from penstock.paths import check_scheme
+from penstock.paths import check_local
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -154,7 +154,7 @@ class Options:
             32
         """
         where = os.fspath(path)
-        check_scheme(where)
+        check_local(where)
         values = {name: getattr(self, name) for name in self.__slots__}
         document = {name: v for name, v in values.items() if v != DEFAULTS[name]}
         if about is not None:
@@ -195,7 +195,7 @@ def _read(path: str) -> dict[str, Any]:
         OptionsError: It cannot be read, or holds what it may not.
         UnsupportedPathError: It is a URL.
     """
-    check_scheme(path)
+    check_local(path)
     try:
         with open(path, "rb") as file:
             document = json.loads(file.read())

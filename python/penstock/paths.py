@@ -1,16 +1,53 @@
-"""Paths that callers give: files and directories of this machine, and nothing else."""
+"""Paths that callers give: of this machine, or URLs of buckets."""
 
 from __future__ import annotations
 
+import os
 import re
 
+from penstock import _native
 from penstock.errors import UnsupportedPathError
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]*):(/+)(.*)", re.DOTALL)
 """A URL (RFC 3986), several in one, or what `pathlib` leaves of it: one slash."""
 
+_BUCKETS = " and ".join(f"{scheme}://" for scheme in _native.OBJECT_SCHEMES)
 
-def check_scheme(path: str) -> None:
+
+def of_bucket(path: str) -> bool:
+    """Whether this is a URL of a bucket, in the form that `tidy` gives it."""
+    scheme, _, rest = path.partition("://")
+    return bool(rest) and scheme in _native.OBJECT_SCHEMES
+
+
+def tidy(path: str) -> str:
+    """The path, or the URL of a bucket in the one form that all below takes.
+
+    Raises:
+        UnsupportedPathError: It is a URL of something else, or says more than a bucket and a key.
+    """
+    found = _SCHEME.match(path)
+    if found is None:
+        return path
+    scheme, _, rest = found.groups()
+    if scheme.lower() not in _native.OBJECT_SCHEMES:
+        raise _refused(path, f"Penstock reaches file systems, and buckets at {_BUCKETS}")
+    bucket, _, key = rest.partition("/")
+    if "?" in rest or "#" in rest:
+        what = "a URL takes no options: give them to penstock.Remote, for penstock.set_remote"
+        raise UnsupportedPathError(f"{path}: {what}", path=path, scheme=scheme)
+    if not bucket:
+        what = f"no bucket is named: {scheme.lower()}://BUCKET/DIRECTORY"
+        raise UnsupportedPathError(f"{path}: {what}", path=path, scheme=scheme)
+    return f"{scheme.lower()}://{bucket}/{key}".rstrip("/")
+
+
+def absolute(path: str) -> str:
+    """The path from the root on, so that no later change of directory moves it; a URL as it is."""
+    return path if of_bucket(path) else os.path.abspath(path)
+
+
+def check_local(path: str) -> None:
     """Refuses URLs, which as paths would be directories named ``s3:`` and so on.
 
     Raises:
@@ -19,6 +56,14 @@ def check_scheme(path: str) -> None:
     found = _SCHEME.match(path)
     if found is None:
         return
+    if found.group(1).lower() in _native.OBJECT_SCHEMES:
+        raise _refused(path, "this takes files of this machine only")
+    raise _refused(path, "Penstock moves data of file systems only here")
+
+
+def _refused(path: str, what: str) -> UnsupportedPathError:
+    found = _SCHEME.match(path)
+    assert found is not None
     scheme, slashes, rest = found.groups()
     # After two slashes comes a host; `pathlib` makes one slash of three.
     host, _, below = rest.partition("/") if slashes == "//" else ("", "", rest)
@@ -26,10 +71,9 @@ def check_scheme(path: str) -> None:
         remedy = f"pass the plain path, {'/' + below!r}"
     else:
         remedy = "use a local or mounted directory, and copy between the two"
-    raise UnsupportedPathError(
-        f"{path}: this is a URL of the scheme {scheme!r}, and Penstock moves data of file systems "
-        f"only: {remedy}; a directory that is really named {scheme + ':'!r} is reached by its "
-        "absolute path",
+    return UnsupportedPathError(
+        f"{path}: this is a URL of the scheme {scheme!r}, and {what}: {remedy}; a directory that "
+        f"is really named {scheme + ':'!r} is reached by its absolute path",
         path=path,
         scheme=scheme,
     )

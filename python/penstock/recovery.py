@@ -14,6 +14,7 @@ from penstock.errors import PenstockError
 from penstock.file_names import FileNames
 from penstock.inspection import MissingInfo
 from penstock.loading.foreign import telling
+from penstock.paths import absolute
 from penstock.report_lines import aligned, counted, first_of, in_bytes, in_seconds
 from penstock.reports import Problem
 
@@ -323,11 +324,11 @@ def salvage(
 
 def _earlier(path: str) -> tuple[int | None, bool]:
     """Of a step in a store, the newest complete one before it, and whether it was read back."""
-    name = os.path.basename(os.path.normpath(path))
+    directory, name = os.path.split(absolute(path))
     own = _native.Store.step_of(name)
     if own is None:
         return None, False
-    store = _native.Store(os.path.dirname(os.path.normpath(path)) or ".")
+    store = _native.Store(directory)
     marks = {}
     # Not to be had, they are no reason to tell nothing.
     with contextlib.suppress(PenstockError):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from penstock.calls.arguments import check_step, decode_path, encode_metadata, to_native
 from penstock.calls.events import observed
 from penstock.loading.foreign import check_no_store
+from penstock.paths import absolute
 from penstock.ranks.group import find as find_ranks
 from penstock.saving.alone import save_alone
 from penstock.saving.destination import Destination
@@ -18,6 +18,7 @@ from penstock.saving.waiting import Waiting
 from penstock.tracing import call
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Mapping
 
     from torch.distributed import ProcessGroup
@@ -196,7 +197,7 @@ def _destination(
     files: Files | None,
 ) -> Destination:
     # A later change of the working directory moves no save that is under way.
-    where = os.path.abspath(decode_path(path))
+    where = absolute(decode_path(path))
     check_no_store(where)
     return Destination(
         path=where,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import warnings
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -25,6 +24,7 @@ from penstock.errors import (
 )
 from penstock.loading.foreign import is_checkpoint, not_a_store
 from penstock.loading.load import Wanted
+from penstock.paths import absolute
 from penstock.ranks.group import find as find_ranks
 from penstock.reports import Problem
 from penstock.saving.alone import save_alone
@@ -41,6 +41,7 @@ from penstock.steps.stored import StoredSteps
 from penstock.tracing import call, span
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterable, Mapping
 
     from torch.distributed import ProcessGroup
@@ -105,7 +106,7 @@ class CheckpointStore(StoredSteps, Waiting):
         no_dist: bool = False,
     ) -> None:
         # A later change of the working directory moves no store.
-        where = os.path.abspath(decode_path(root))
+        where = absolute(decode_path(root))
         if is_checkpoint(where):
             raise not_a_store(where)
         retention = Retention(keep_last, keep_every, keep)

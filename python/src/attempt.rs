@@ -135,7 +135,7 @@ impl Attempt {
     #[pyo3(signature = (path, *, overwrite))]
     fn begin(py: Python<'_>, path: PathBuf, overwrite: bool) -> PyResult<Attempt> {
         call::run(py, &None, |progress| {
-            save::Attempt::begin(&path, overwrite, &tier::file_system(&path), progress)
+            save::Attempt::begin(&path, overwrite, &tier::file_system(&path)?, progress)
         })
         .map(Attempt::of)
     }
@@ -148,7 +148,7 @@ impl Attempt {
             return Err(PyValueError::new_err(message));
         }
         call::run(py, &None, |progress| {
-            save::Attempt::join(&path, attempt_id, &tier::file_system(&path), progress)
+            save::Attempt::join(&path, attempt_id, &tier::file_system(&path)?, progress)
         })
         .map(Attempt::of)
     }
@@ -201,7 +201,9 @@ impl Attempt {
     fn is_committed(&self, py: Python<'_>) -> bool {
         py.detach(|| {
             let file_system = tier::file_system(&self.path);
-            save::is_committed(&self.path, file_system.files(), &self.id)
+            file_system.is_ok_and(|file_system| {
+                save::is_committed(&self.path, file_system.files(), &self.id)
+            })
         })
     }
 

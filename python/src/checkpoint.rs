@@ -225,7 +225,7 @@ impl Checkpoint {
             .into_iter()
             .map(convert)
             .collect();
-        let (targets, options) = (targets?, options.0.at(self.inner.path()));
+        let (targets, options) = (targets?, options.at(py, self.inner.path())?);
         let loaded = call::run(py, &progress, |progress| {
             self.inner
                 .load(indices.as_deref(), targets, &options, progress)
@@ -250,7 +250,7 @@ impl Checkpoint {
         progress: Callback,
     ) -> PyResult<Bound<'py, PyDict>> {
         let fills: PyResult<Vec<_>> = requests.into_iter().map(tensor::fill).collect();
-        let (fills, options) = (fills?, options.0.at(self.inner.path()));
+        let (fills, options) = (fills?, options.at(py, self.inner.path())?);
         let filled = call::run(py, &progress, |progress| {
             self.inner.fill(fills, &options, progress)
         })?;

@@ -2,9 +2,9 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use penstock_io::file_system::{Found, Kind};
+use penstock_io::file_system::{Files, Found, Kind};
 use penstock_store::{Error, tier};
 use pyo3::prelude::*;
 
@@ -23,10 +23,20 @@ fn row(found: Found) -> Row {
     (kind, found.bytes)
 }
 
+/// Asks the files that a path is one of.
+fn on<T: Send>(
+    py: Python<'_>,
+    path: &Path,
+    ask: impl FnOnce(&dyn Files) -> io::Result<T> + Send,
+) -> PyResult<io::Result<T>> {
+    let file_system = tier::file_system(path).map_err(|error| errors::raise(py, &error))?;
+    Ok(py.detach(|| ask(file_system.files())))
+}
+
 /// What a path leads to; None where that is nothing.
 #[pyfunction]
 pub(crate) fn look(py: Python<'_>, path: PathBuf) -> PyResult<Option<Row>> {
-    let found = py.detach(|| tier::file_system(&path).files().follow(&path));
+    let found = on(py, &path, |files| files.follow(&path))?;
     match found {
         Ok(found) => Ok(Some(row(found))),
         Err(error) => nothing(&error).then_some(None).ok_or(error),
@@ -37,7 +47,7 @@ pub(crate) fn look(py: Python<'_>, path: PathBuf) -> PyResult<Option<Row>> {
 /// The names in a directory.
 #[pyfunction]
 pub(crate) fn list_names(py: Python<'_>, path: PathBuf) -> PyResult<Vec<OsString>> {
-    let listed = py.detach(|| tier::file_system(&path).files().list(&path));
+    let listed = on(py, &path, |files| files.list(&path))?;
     let listed = listed.map_err(|source| failed(py, "list", path, source))?;
     Ok(listed.into_iter().map(|entry| entry.name).collect())
 }
@@ -45,7 +55,7 @@ pub(crate) fn list_names(py: Python<'_>, path: PathBuf) -> PyResult<Vec<OsString
 /// The first bytes of a file, or all of them.
 #[pyfunction]
 pub(crate) fn read_start(py: Python<'_>, path: PathBuf, bytes: u64) -> PyResult<Vec<u8>> {
-    let read = py.detach(|| tier::file_system(&path).files().read_range(&path, 0..bytes));
+    let read = on(py, &path, |files| files.read_range(&path, 0..bytes))?;
     read.map_err(|source| failed(py, "read", path, source))
 }
 

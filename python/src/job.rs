@@ -127,7 +127,7 @@ impl Job {
         at_once: Vec<usize>,
     ) -> PyResult<Job> {
         let state = state(tensors, aliases, tree, linked, grouped)?;
-        let mut options = options.0.at(&path);
+        let mut options = options.at(py, &path)?;
         options.nice = nice;
         let staging = Staging {
             arena: arena.map(|arena| arena.inner.clone()),

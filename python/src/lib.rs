@@ -22,6 +22,7 @@ mod job;
 mod names;
 mod offload;
 mod options;
+mod remote;
 mod report;
 mod salvage;
 mod save;
@@ -45,6 +46,9 @@ mod _native {
     /// The file that says what a table is made of.
     #[pymodule_export]
     const TABLE_HEAD: &str = penstock_gather::TABLE_HEAD;
+    /// What a URL of a bucket begins with.
+    #[pymodule_export]
+    const OBJECT_SCHEMES: [&str; 1] = penstock_object::SCHEMES;
     /// The file that makes a checkpoint complete.
     #[pymodule_export]
     const MANIFEST: &str = penstock_store::MANIFEST;
@@ -68,6 +72,8 @@ mod _native {
     };
     #[pymodule_export]
     use crate::offload::{Bell, DataFile, Executor, Share, Stock, Transfer, reserve};
+    #[pymodule_export]
+    use crate::remote::reach;
     #[pymodule_export]
     use crate::salvage::{salvage, survey};
     #[pymodule_export]

@@ -1,10 +1,14 @@
 //! Options as they cross the boundary: a dictionary that `penstock.Options` has validated.
 
+use std::path::Path;
+
 use penstock_store::options::Options;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::{Map, Value};
+
+use crate::errors;
 
 /// What is about ranks, which only Python knows.
 const OF_RANKS: &str = "rank_timeout_seconds";
@@ -24,6 +28,13 @@ impl FromPyObject<'_, '_> for NativeOptions {
         serde_json::from_value(Value::Object(values))
             .map(NativeOptions)
             .map_err(|error| PyValueError::new_err(format!("options: {error}")))
+    }
+}
+
+impl NativeOptions {
+    /// The options of a call about the checkpoint at `path`, on the file system that this is of.
+    pub(crate) fn at(self, py: Python<'_>, path: &Path) -> PyResult<Options> {
+        self.0.at(path).map_err(|error| errors::raise(py, &error))
     }
 }
 

@@ -18,7 +18,7 @@ pub fn survey<'py>(
     options: NativeOptions,
     progress: Callback,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let options = options.0.at(&path);
+    let options = options.at(py, &path)?;
     let survey = call::run(py, &progress, |progress| {
         penstock_store::care::survey::survey(&path, &options, progress)
     })?;
@@ -36,7 +36,7 @@ pub fn salvage<'py>(
     options: NativeOptions,
     progress: Callback,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let options = options.0.at(&path);
+    let options = options.at(py, &path)?;
     let salvaged = call::run(py, &progress, |progress| {
         penstock_store::care::salvage::salvage(&path, &out, unverified, &options, progress)
     })?;

@@ -76,7 +76,7 @@ pub fn save<'py>(
         overwrite,
         beside: beside(files, index),
     };
-    let options = options.0.at(&publication.path);
+    let options = options.at(py, &publication.path)?;
     let saved = call::run(py, &progress, |progress| {
         penstock_store::save::save(state, &publication, &options, progress)
     })?;

@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::call::{self, Callback};
+use crate::errors;
 use crate::options::NativeOptions;
 use crate::report;
 
@@ -59,10 +60,9 @@ fn text(path: &Path) -> OsString {
 #[pymethods]
 impl Store {
     #[new]
-    fn new(root: PathBuf) -> Store {
-        Store {
-            inner: store::Store::new(root),
-        }
+    fn new(py: Python<'_>, root: PathBuf) -> PyResult<Store> {
+        let inner = store::Store::at(root).map_err(|error| errors::raise(py, &error))?;
+        Ok(Store { inner })
     }
 
     /// Where a step's checkpoint is or would be.
@@ -217,7 +217,7 @@ impl Store {
             bytes_per_second,
             max_age: max_age_seconds.map(age),
         };
-        let options = options.0.at(self.inner.root());
+        let options = options.at(py, self.inner.root())?;
         let scrubbed = call::run(py, &progress, |progress| {
             self.inner.scrub(&scrub, &options, progress)
         })?;

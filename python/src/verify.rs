@@ -18,7 +18,7 @@ pub fn verify<'py>(
     options: NativeOptions,
     progress: Callback,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let options = options.0.at(&path);
+    let options = options.at(py, &path)?;
     let verified = call::run(py, &progress, |progress| {
         penstock_store::care::verify::verify(&path, &options, progress)
     })?;

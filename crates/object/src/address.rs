@@ -52,9 +52,13 @@ impl fmt::Display for Address {
     }
 }
 
+/// What a URL of a bucket begins with, before its `://`.
+pub const SCHEMES: [&str; 1] = ["s3"];
+
 fn split(path: &Path) -> Option<(&'static str, &str)> {
-    let text = path.to_str()?;
-    text.strip_prefix("s3://").map(|rest| ("s3", rest))
+    let (found, rest) = path.to_str()?.split_once("://")?;
+    let scheme = SCHEMES.into_iter().find(|scheme| *scheme == found)?;
+    Some((scheme, rest))
 }
 
 fn invalid(detail: String) -> io::Error {

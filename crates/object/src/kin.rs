@@ -33,6 +33,7 @@ impl fmt::Debug for Kin {
 impl Kin {
     /// The client of a bucket; what `remote` leaves open is taken from the environment.
     pub(crate) fn of(address: &Address, remote: &Remote) -> io::Result<Kin> {
+        let remote = &remote.completed()?;
         s3(address, remote)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))
     }
@@ -48,17 +49,15 @@ impl Kin {
     }
 }
 
-/// Where the environment says that the store answers.
-const ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
-
 /// How long a connection may be silent.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn client(remote: &Remote) -> ClientOptions {
-    let told = || ENDPOINTS.iter().find_map(|name| std::env::var(name).ok());
-    let endpoint = remote.endpoint.clone().or_else(told);
     // Who names an endpoint without TLS means it.
-    let is_plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
+    let is_plain = remote
+        .endpoint
+        .as_ref()
+        .is_some_and(|endpoint| endpoint.starts_with("http://"));
     // One connection for each request: HTTP/2 would have all share one.
     ClientOptions::new()
         .with_http1_only()
@@ -94,14 +93,8 @@ fn s3(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
     if let Some(region) = &remote.region {
         builder = builder.with_region(region);
     }
-    if let Some(id) = &remote.access_key_id {
-        builder = builder.with_access_key_id(id);
-    }
-    if let Some(secret) = &remote.secret_access_key {
-        builder = builder.with_secret_access_key(secret);
-    }
-    if let Some(token) = &remote.session_token {
-        builder = builder.with_token(token);
+    if let Some(credentials) = &remote.credentials {
+        builder = builder.with_credentials(credentials.provider());
     }
     let client = Arc::new(builder.build()?);
     let signed = Signed::new(Arc::clone(&client) as Arc<dyn Signer>, &options)?;

@@ -15,14 +15,18 @@
 #![forbid(unsafe_code)]
 
 mod address;
+pub mod buckets;
+mod credentials;
 mod engine;
 mod handle;
 mod kin;
 mod objects;
+mod profile;
 mod remote;
 mod runtime;
 mod signed;
 
-pub use address::Address;
+pub use address::{Address, SCHEMES};
+pub use credentials::{AskForKeys, Credentials, Keys};
 pub use objects::Objects;
 pub use remote::Remote;

@@ -1,18 +1,21 @@
 //! How a store of objects is reached, as far as a URL does not say.
 
+use std::env;
+use std::io;
+
+use crate::credentials::Credentials;
+use crate::profile::Profile;
+
 /// What a caller may say of a store of objects.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default)]
 pub struct Remote {
     /// Where the store answers, such as `http://127.0.0.1:7070`; that of the provider if it is not given.
     pub endpoint: Option<String>,
     /// The region of the bucket.
     pub region: Option<String>,
-    /// Who asks: the key's id.
-    pub access_key_id: Option<String>,
-    /// And its secret.
-    pub secret_access_key: Option<String>,
-    /// And of a key that ends soon, its token.
-    pub session_token: Option<String>,
+    /// Who asks. Where it is not given: what the environment says (a key, a web identity), a profile of
+    /// AWS's files, a container's role, the instance's, in this order.
+    pub credentials: Option<Credentials>,
     /// Bytes of a part of an upload, a whole number of MiB.
     pub part_bytes: Option<usize>,
     /// Requests at a time.
@@ -33,7 +36,35 @@ const CONNECTIONS: usize = 24;
 
 const CONNECTIONS_MAX: usize = 256;
 
+/// Where the environment says that the store answers.
+const ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
+
+const REGIONS: [&str; 2] = ["AWS_REGION", "AWS_DEFAULT_REGION"];
+
+/// With one of these the environment says who asks, before any file does.
+const KEYS: [&str; 2] = ["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"];
+
+fn told(names: &[&str]) -> Option<String> {
+    let value = |name: &&str| env::var(name).ok().filter(|value| !value.is_empty());
+    names.iter().find_map(value)
+}
+
 impl Remote {
+    /// With what it leaves open taken from the environment and from the files of AWS's tools.
+    pub(crate) fn completed(&self) -> io::Result<Remote> {
+        let mut remote = self.clone();
+        remote.endpoint = remote.endpoint.or_else(|| told(&ENDPOINTS));
+        remote.region = remote.region.or_else(|| told(&REGIONS));
+        if remote.credentials.is_some() || told(&KEYS).is_some() {
+            return Ok(remote);
+        }
+        let profile = Profile::of_environment()?;
+        remote.credentials = profile.credentials;
+        remote.endpoint = remote.endpoint.or(profile.endpoint);
+        remote.region = remote.region.or(profile.region);
+        Ok(remote)
+    }
+
     /// Bytes of a part: whole MiB, so that digests of chunks are digests of parts.
     pub fn part_bytes(&self) -> usize {
         let wanted = self.part_bytes.unwrap_or(PART_BYTES);

@@ -154,13 +154,20 @@ pub struct Settings {
 }
 
 impl Options {
-    /// The same for a checkpoint at `path`: on the file system that this is of.
-    #[must_use]
-    pub fn at(self, path: &Path) -> Options {
-        Options {
-            file_system: tier::file_system(path),
-            ..self
+    /// The same for a checkpoint at `path`: on the file system that this is of, through its engine.
+    ///
+    /// # Errors
+    /// As [`tier::file_system`].
+    pub fn at(self, path: &Path) -> crate::Result<Options> {
+        #[cfg(feature = "objects")]
+        if let Some(objects) = tier::objects(path)? {
+            return Ok(self.on(&objects));
         }
+        let file_system = tier::file_system(path)?;
+        Ok(Options {
+            file_system,
+            ..self
+        })
     }
 
     /// The same for checkpoints in a bucket, moved by its engine.

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Sample, names, number, only_winner, publication, race, skip};
-use penstock_object::{Address, Objects, Remote};
+use penstock_object::{Address, Credentials, Keys, Objects, Remote};
 use penstock_store::care::verify::verify;
 use penstock_store::load::checkpoint::{Checkpoint, Loaded};
 use penstock_store::options::Options;
@@ -78,8 +78,7 @@ impl Server {
         let remote = Remote {
             endpoint: Some(self.endpoint.clone()),
             region: Some("us-east-1".into()),
-            access_key_id: Some("key".into()),
-            secret_access_key: remote.secret_access_key.or(Some("secret".into())),
+            credentials: remote.credentials.or_else(|| Some(key("secret"))),
             ..remote
         };
         let address = Address::of(&at("")).unwrap().unwrap();
@@ -108,6 +107,15 @@ fn program() -> Option<PathBuf> {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/versitygw-v1.8.0/versitygw");
     let named = std::env::var_os("PENSTOCK_VERSITYGW").map(PathBuf::from);
     named.or_else(|| installed.exists().then_some(installed))
+}
+
+fn key(secret: &str) -> Credentials {
+    Credentials::Given(Keys {
+        id: "key".into(),
+        secret: secret.into(),
+        token: None,
+        expires: None,
+    })
 }
 
 fn free_port() -> u16 {
@@ -283,7 +291,7 @@ fn what_cannot_be_asked_is_an_error_and_changes_nothing() {
         return;
     };
     let stranger = Remote {
-        secret_access_key: Some("wrong".into()),
+        credentials: Some(key("wrong")),
         ..Remote::default()
     };
     let stranger = server.objects_as(stranger);
@@ -299,8 +307,7 @@ fn what_cannot_be_asked_is_an_error_and_changes_nothing() {
     let address = Address::of(&elsewhere).unwrap().unwrap();
     let remote = Remote {
         endpoint: Some(server.endpoint.clone()),
-        access_key_id: Some("key".into()),
-        secret_access_key: Some("secret".into()),
+        credentials: Some(key("secret")),
         ..Remote::default()
     };
     let nobody = Arc::new(Objects::open(address, &remote).unwrap());

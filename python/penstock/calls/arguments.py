@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import UnsupportedStateError
 from penstock.options import Options
-from penstock.paths import check_scheme
+from penstock.paths import check_local, tidy
 from penstock.state import dtypes
 
 if TYPE_CHECKING:
@@ -19,19 +19,37 @@ _METADATA_INT_MAX = (1 << 63) - 1
 
 
 def decode_path(path: str | os.PathLike[str] | bytes) -> str:
-    """A path as text; bytes as the file system's encoding has them.
+    """A path of this machine, or a URL of a bucket, as text.
+
+    Bytes are taken as the file system's encoding has them.
+
+    Raises:
+        TypeError: It is no path.
+        ValueError: It is empty, or holds a NUL, which no file name can.
+        UnsupportedPathError: It is a URL of something else; a `ValueError` too.
+    """
+    return tidy(_decoded(path))
+
+
+def decode_local_path(path: str | os.PathLike[str] | bytes) -> str:
+    """A path of this machine as text; bytes as the file system's encoding has them.
 
     Raises:
         TypeError: It is no path.
         ValueError: It is empty, or holds a NUL, which no file name can.
         UnsupportedPathError: It is a URL; a `ValueError` too.
     """
+    text = _decoded(path)
+    check_local(text)
+    return text
+
+
+def _decoded(path: str | os.PathLike[str] | bytes) -> str:
     text = os.fsdecode(path)
     if not text:
         raise ValueError("the path is empty")
     if "\0" in text:
         raise ValueError(f"the path {text!r} holds a NUL character")
-    check_scheme(text)
     return text
 
 

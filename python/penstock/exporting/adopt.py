@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.calls.arguments import decode_path
+from penstock.calls.arguments import decode_local_path
 from penstock.calls.progress import shown
 from penstock.checkpoint import save
 from penstock.errors import CheckpointNotFoundError, CorruptCheckpointError, StorageError
@@ -82,8 +82,8 @@ def import_model(
     """
     if type(key) is not str or not key:
         raise ValueError(f"key={key!r}: must be the name that the state has the tensors under")
-    source = os.path.abspath(decode_path(directory))
-    if os.path.realpath(source) == os.path.realpath(decode_path(path)):
+    source = os.path.abspath(decode_local_path(directory))
+    if os.path.realpath(source) == os.path.realpath(decode_local_path(path)):
         raise ValueError(f"{source}: the checkpoint needs a directory of its own")
     paths, listed = _paths(source)
     headers = {one: header_of(Path(one)) for one in paths}

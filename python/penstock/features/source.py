@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import _native
-from penstock.calls.arguments import decode_path
+from penstock.calls.arguments import decode_local_path
 from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -157,7 +157,7 @@ def find(
         StorageError: A file cannot be read.
     """
     wanted = _Wanted(
-        decode_path(path),
+        decode_local_path(path),
         key,
         None if shape is None else sizes_of(shape),
         None if dtype is None else name_of(dtype),

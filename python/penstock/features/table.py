@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import _native
-from penstock.calls.arguments import decode_path
+from penstock.calls.arguments import decode_local_path
 from penstock.errors import (
     CorruptCheckpointError,
     PenstockError,
@@ -109,7 +109,7 @@ class Table:
         io: TensorIO | None = None,
     ) -> None:
         # Whatever the working directory is later on.
-        self.path = os.path.abspath(decode_path(path))
+        self.path = os.path.abspath(decode_local_path(path))
         GAP.check("gap_bytes", gap_bytes)
         _LOG.check("log_bytes", log_bytes)
         (rows, row_bytes, value_bytes, self._piece_rows), note = _native.row_table_form(self.path)
@@ -181,7 +181,7 @@ class Table:
             ValueError: A value is out of range, or ``init`` has too many rows, or other columns.
             TypeError: A column is not given as sizes and a type, or is of another one.
         """
-        where = os.path.abspath(decode_path(path))
+        where = os.path.abspath(decode_local_path(path))
         count = operator.index(rows)
         _ROWS.check("rows", count)
         made = Columns(columns)
@@ -375,7 +375,7 @@ class Table:
         frozen = self._native.freeze()
         try:
             return write_snapshot(
-                decode_path(path),
+                decode_local_path(path),
                 self._columns,
                 (self._rows, self._row_bytes, self._piece_rows),
                 frozen.read,

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.calls.arguments import decode_path, encode_metadata
+from penstock.calls.arguments import decode_local_path, encode_metadata
 from penstock.calls.progress import Progress, shown
 from penstock.features.form import Form
 from penstock.features.note import MEMBER, Note, checks_name
@@ -114,7 +114,7 @@ def write(
         torch.Size([30, 1024])
     """
     began = time.perf_counter()
-    where = decode_path(path)
+    where = decode_local_path(path)
     chunks = RowChunks(rows, shape, dtype)
     form = Form.of(key, chunks.dtype, chunks.item_bytes, chunks.row_shape, align)
     note = Note.of(key, chunks.row_shape)

@@ -12,6 +12,7 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import _native
+from penstock.calls.arguments import decode_local_path as decode_local_path
 from penstock.calls.arguments import decode_path as decode_path
 from penstock.calls.arguments import to_native as to_native
 from penstock.loading.fetch import whole_request

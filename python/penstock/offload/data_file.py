@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock import _native
-from penstock.calls.arguments import decode_path
+from penstock.calls.arguments import decode_local_path
 from penstock.reports import Fallback
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def reach(file: AnyFile, mode: Literal["r", "w"], direct: str) -> _native.DataFi
     elif hasattr(file, "fileno"):
         native = _native.DataFile.of_descriptor(file.fileno(), direct)
     else:
-        return _native.DataFile.open(decode_path(file), mode == "w", direct)
+        return _native.DataFile.open(decode_local_path(file), mode == "w", direct)
     if mode == "w" and not native.writable:
         raise ValueError(f"{native.path} is open to be read only: open it to write")
     return native

@@ -14,6 +14,7 @@ from penstock.errors import (
     StorageError,
 )
 from penstock.found import is_there
+from penstock.paths import absolute
 from penstock.saving.groups import NO_GROUPS, Groups, check_copies, check_no_index
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Destination:
     @property
     def label(self) -> str:
         """What ranks that save the same call the same, wherever they have it mounted."""
-        name = os.path.basename(os.path.abspath(self.path))
+        name = os.path.basename(absolute(self.path))
         return name if self.step is None else f"{name} (step {self.step})"
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from penstock.errors import (
 )
 from penstock.loading import load as loading
 from penstock.options import Options
+from penstock.paths import absolute
 from penstock.state.live import LiveState
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Reader:
         label, timeout_seconds = self._question()
         if not self.is_awaited:
             # The first round of a load, which tells it from others.
-            label = f"{what} of {os.path.basename(os.path.abspath(self.root))}"
+            label = f"{what} of {os.path.basename(absolute(self.root))}"
             self.is_awaited = True
         found: _T = ranks.agree(label, timeout_seconds, lambda: {"found": find()})["found"]
         return found

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from penstock import _native
 from penstock.errors import PenstockError, PenstockWarning
-from penstock.paths import check_scheme
+from penstock.paths import check_local
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -198,7 +198,7 @@ def past(
 def _file(path: str | os.PathLike[str]) -> str:
     """Where this process writes, wherever it may go."""
     text = os.fsdecode(path)
-    check_scheme(text)
+    check_local(text)
     where = os.path.abspath(text)
     rank = _rank()
     if os.path.isdir(where):

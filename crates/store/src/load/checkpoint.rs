@@ -82,7 +82,7 @@ impl Checkpoint {
     /// [`Error::NotFound`], [`Error::Incomplete`], [`Error::Corrupt`], [`Error::Malformed`],
     /// [`Error::Version`], [`Error::Unknown`].
     pub fn open(path: &Path) -> Result<Checkpoint> {
-        Checkpoint::open_on(path, &tier::file_system(path))
+        Checkpoint::open_on(path, &tier::file_system(path)?)
     }
 
     /// As [`open`](Checkpoint::open), on a given file system.

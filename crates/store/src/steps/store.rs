@@ -9,7 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use penstock_io::file_system::{Change, Entry, FileSystem, Files, Kind};
+use penstock_io::file_system::{Change, Entry, FileSystem, Files, Kind, Native};
 
 use crate::commit::files::remove_file;
 use crate::commit::leftovers::remove_attempt_files;
@@ -63,13 +63,22 @@ impl StepState {
 }
 
 impl Store {
-    /// The store in this directory.
+    /// The store in this directory of this machine.
     pub fn new(root: impl Into<PathBuf>) -> Store {
-        let root = root.into();
         Store {
-            file_system: tier::file_system(&root),
-            root,
+            root: root.into(),
+            file_system: Arc::new(Native),
         }
+    }
+
+    /// The store at a path, or at a URL of a bucket.
+    ///
+    /// # Errors
+    /// As [`tier::file_system`].
+    pub fn at(root: impl Into<PathBuf>) -> Result<Store> {
+        let store = Store::new(root);
+        let file_system = tier::file_system(&store.root)?;
+        Ok(store.with_file_system(file_system))
     }
 
     /// The same store, changed through another file system.

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
 import time
 import warnings
@@ -30,6 +29,7 @@ from penstock import SaveReport
 from penstock.errors import PenstockError, PenstockWarning, RankError, UnsupportedStateError
 from penstock.integrations.jax.trees import to_state
 from penstock.loading.foreign import check_no_store
+from penstock.paths import absolute
 from penstock.saving.attempt import (
     PartVote,
     RankAttempt,
@@ -42,6 +42,7 @@ from penstock.state.flatten import Flattener
 from penstock.state.tree import ROOT
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Mapping
 
     from penstock import Options
@@ -279,7 +280,7 @@ class SaveTogether:
         copies: bool = False,
         after: Callable[[], object] | None = None,
     ) -> None:
-        self.path = os.path.abspath(decode_path(path))
+        self.path = absolute(decode_path(path))
         self._options = to_native(options)
         self._note = encode_metadata(metadata)
         self._step = None if step is None else check_step(step)

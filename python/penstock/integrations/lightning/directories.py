@@ -14,8 +14,8 @@ import uuid
 from pathlib import Path
 
 from penstock.loading.foreign import describe
+from penstock.loading.opened import decode_local_path
 from penstock.saving import durable
-from penstock.saving.attempt import decode_path
 
 SUFFIX = ".ckpt"
 """What the names of Lightning's checkpoints end with."""
@@ -30,7 +30,7 @@ def absolute(path: str | os.PathLike[str]) -> str:
     Raises:
         UnsupportedPathError: It is a URL, but of a file.
     """
-    return os.path.abspath(decode_path(os.fspath(path).removeprefix("file://")))
+    return os.path.abspath(decode_local_path(os.fspath(path).removeprefix("file://")))
 
 
 def place_for(path: str) -> str:

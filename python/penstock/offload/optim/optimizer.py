@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from penstock.calls.arguments import decode_path
+from penstock.calls.arguments import decode_local_path
 from penstock.errors import PenstockError, StateMismatchError, UnsupportedStateError
 from penstock.offload.optim.gathering import PIECE_BYTES
 from penstock.offload.optim.generation import Generation
@@ -47,7 +47,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
         """Begins; after the constructor of PyTorch, which knows all parameters."""
         _MEMORY.check("memory_bytes", memory_bytes)
         # Wherever the process goes.
-        path = os.path.abspath(decode_path(directory))
+        path = os.path.abspath(decode_local_path(directory))
         self._masters = bool(masters)
         self._numbers: dict[Any, int] = {}
         entries = self._entries()

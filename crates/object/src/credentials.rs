@@ -1,0 +1,206 @@
+//! By whose key requests are signed, and how it is had anew before it ends.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use object_store::aws::AwsCredential;
+use object_store::{CredentialProvider, Result};
+use tokio::sync::Mutex;
+
+/// How long before its end a key is asked for anew: uploads under way sign their next part with it.
+const EARLY: Duration = Duration::from_secs(5 * 60);
+
+/// A key, its secret, and when it ends.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Keys {
+    /// The key's name.
+    pub id: String,
+    /// What requests are signed with.
+    pub secret: String,
+    /// What goes with a key that ends soon.
+    pub token: Option<String>,
+    /// When it ends, if it does.
+    pub expires: Option<SystemTime>,
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keys")
+            .field("id", &self.id)
+            .field("expires", &self.expires)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Who is asked for a key, again before it ends. It may take its time: it has a thread of its own.
+pub type AskForKeys = Arc<dyn Fn() -> io::Result<Keys> + Send + Sync>;
+
+/// Where a key comes from.
+#[derive(Clone)]
+pub enum Credentials {
+    /// It is given.
+    Given(Keys),
+    /// Somebody is asked for it.
+    Asked(AskForKeys),
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Credentials::Given(keys) => keys.fmt(f),
+            Credentials::Asked(_) => f.write_str("Asked"),
+        }
+    }
+}
+
+impl Credentials {
+    pub(crate) fn provider(&self) -> Arc<dyn CredentialProvider<Credential = AwsCredential>> {
+        let ask = match self.clone() {
+            Credentials::Given(keys) => Arc::new(move || Ok(keys.clone())),
+            Credentials::Asked(ask) => ask,
+        };
+        let held = Mutex::default();
+        Arc::new(Renewed { ask, held })
+    }
+}
+
+/// Holds a key for as long as it is good.
+struct Renewed {
+    ask: AskForKeys,
+    held: Mutex<Option<Held>>,
+}
+
+struct Held {
+    credential: Arc<AwsCredential>,
+    expires: Option<SystemTime>,
+}
+
+impl Held {
+    fn is_good(&self, at: SystemTime) -> bool {
+        self.expires.is_none_or(|end| at < end)
+    }
+}
+
+impl fmt::Debug for Renewed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Renewed")
+    }
+}
+
+#[async_trait::async_trait]
+impl CredentialProvider for Renewed {
+    type Credential = AwsCredential;
+
+    async fn get_credential(&self) -> Result<Arc<AwsCredential>> {
+        let mut held = self.held.lock().await;
+        let now = SystemTime::now();
+        if let Some(held) = &*held
+            && held.is_good(now + EARLY)
+        {
+            return Ok(Arc::clone(&held.credential));
+        }
+        let ask = Arc::clone(&self.ask);
+        let asked = tokio::task::spawn_blocking(move || ask()).await;
+        match asked.unwrap_or_else(|panic| Err(io::Error::other(panic))) {
+            Ok(keys) => {
+                let credential = Arc::new(AwsCredential {
+                    key_id: keys.id,
+                    secret_key: keys.secret,
+                    token: keys.token,
+                });
+                *held = Some(Held {
+                    credential: Arc::clone(&credential),
+                    expires: keys.expires,
+                });
+                Ok(credential)
+            }
+            // Who was asked early has some minutes more to answer.
+            Err(error) => match &*held {
+                Some(held) if held.is_good(now) => Ok(Arc::clone(&held.credential)),
+                _ => Err(object_store::Error::Generic {
+                    store: "S3",
+                    source: format!("no credentials were had: {error}").into(),
+                }),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::runtime;
+
+    fn asked(lasts: Option<Duration>, fails_from: usize) -> (Arc<AtomicUsize>, Credentials) {
+        let times = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&times);
+        let ask = move || {
+            let time = count.fetch_add(1, Ordering::Relaxed);
+            if time >= fails_from {
+                return Err(io::Error::other("nobody is at home"));
+            }
+            Ok(Keys {
+                id: format!("key {time}"),
+                secret: "secret".into(),
+                token: None,
+                expires: lasts.map(|lasts| SystemTime::now() + lasts),
+            })
+        };
+        (times, Credentials::Asked(Arc::new(ask)))
+    }
+
+    fn ids(credentials: &Credentials, times: usize) -> Vec<io::Result<String>> {
+        let provider = credentials.provider();
+        let next = || {
+            let provider = Arc::clone(&provider);
+            runtime::wait(async move {
+                let credential = provider.get_credential().await;
+                Ok(credential.map_err(io::Error::other)?.key_id.clone())
+            })
+        };
+        (0..times).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn a_key_is_asked_for_once_as_long_as_it_is_good() {
+        for lasts in [None, Some(Duration::from_secs(3600))] {
+            let (times, credentials) = asked(lasts, usize::MAX);
+            let ids = ids(&credentials, 3);
+            assert!(ids.iter().all(|id| id.as_ref().unwrap() == "key 0"));
+            assert_eq!(times.load(Ordering::Relaxed), 1);
+        }
+    }
+
+    #[test]
+    fn one_that_ends_soon_is_asked_for_anew_and_used_until_then() {
+        let (_, credentials) = asked(Some(Duration::from_secs(60)), 2);
+        let ids = ids(&credentials, 4);
+        let ids: Vec<_> = ids.iter().map(|id| id.as_ref().unwrap()).collect();
+        assert_eq!(ids, ["key 0", "key 1", "key 1", "key 1"]);
+    }
+
+    #[test]
+    fn one_that_has_ended_is_no_key() {
+        let (_, credentials) = asked(Some(Duration::ZERO), 1);
+        let ids = ids(&credentials, 2);
+        assert!(ids[0].is_ok());
+        let text = ids[1].as_ref().unwrap_err().to_string();
+        assert!(text.contains("nobody is at home"), "{text}");
+    }
+
+    #[test]
+    fn no_secret_is_shown() {
+        let keys = Keys {
+            id: "me".into(),
+            secret: "hidden".into(),
+            token: Some("hidden".into()),
+            expires: None,
+        };
+        let shown = format!("{:?}", Credentials::Given(keys));
+        assert!(shown.contains("me") && !shown.contains("hidden"), "{shown}");
+    }
+}

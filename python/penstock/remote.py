@@ -1,0 +1,160 @@
+"""How buckets are reached: where they answer, by whose key, and with how many requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from penstock import _native
+from penstock.calls.arguments import decode_path
+from penstock.errors import UnsupportedPathError
+from penstock.option_kinds import Number
+from penstock.paths import of_bucket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+_MIB = 1 << 20
+
+_PART_BYTES = Number(8 * _MIB, 1 << 30, "bytes", multiple_of=_MIB)
+_CONNECTIONS = Number(1, 256, "requests")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """A key of a store of objects.
+
+    Attributes:
+        access_key_id: The key's name.
+        secret_access_key: The secret that requests are signed with; not shown by ``repr``.
+        session_token: What goes with a key that ends soon; not shown either.
+        expires: When it ends, a time with its zone; None if it does not.
+
+    Raises:
+        TypeError: A value has the wrong type.
+        ValueError: ``expires`` has no time zone.
+
+    Example:
+        >>> import penstock
+        >>> penstock.Credentials(access_key_id="me", secret_access_key="hidden")
+        Credentials(access_key_id='me', expires=None)
+    """
+
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    expires: datetime | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("access_key_id", "secret_access_key", "session_token"):
+            value = getattr(self, name)
+            if type(value) is not str and not (name == "session_token" and value is None):
+                # What it is stays unsaid: it may be a secret in another form.
+                raise TypeError(f"{name}: must be a str, not {type(value).__name__}")
+        if self.expires is not None and self.expires.tzinfo is None:
+            raise ValueError(f"expires={self.expires!r}: must have a time zone")
+
+    def _row(self) -> tuple[str, str, str | None, float | None]:
+        expires = None if self.expires is None else self.expires.timestamp()
+        return self.access_key_id, self.secret_access_key, self.session_token, expires
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """How a bucket is reached, as far as its URL does not say; the defaults suit nearly everybody.
+
+    What is not given comes from the environment and from the files of AWS's tools, as for those:
+    ``AWS_ENDPOINT_URL``, ``AWS_REGION``, ``AWS_ACCESS_KEY_ID`` and its like, ``AWS_PROFILE`` in
+    ``~/.aws/credentials`` and ``~/.aws/config``, a web identity, the role of a container or of
+    the instance.
+
+    Attributes:
+        endpoint: Where the store answers, such as ``"http://127.0.0.1:7070"``.
+        region: The region of the bucket.
+        credentials: A key, or a callable without arguments that returns one. It is called from
+            another thread, and again five minutes before the key ends, also in the middle of a
+            save.
+        part_bytes: Bytes of a request, and of a part of an upload: a multiple of 1 MiB, 8 MiB to
+            1 GiB; 8 MiB where it is left open. A file has at most 10,000 parts.
+        connections: Requests at a time, 1 to 256.
+
+    Raises:
+        TypeError: A value has the wrong type, or an option is not known.
+        ValueError: A value is out of range.
+
+    Example:
+        >>> import penstock
+        >>> penstock.Remote(endpoint="http://127.0.0.1:7070", connections=64).connections
+        64
+    """
+
+    endpoint: str | None = None
+    region: str | None = None
+    credentials: Credentials | Callable[[], Credentials] | None = None
+    part_bytes: int | None = None
+    connections: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("endpoint", "region"):
+            value = getattr(self, name)
+            if value is not None and type(value) is not str:
+                raise TypeError(f"{name}={value!r}: must be a str or None")
+        if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"endpoint={self.endpoint!r}: must begin with http:// or https://")
+        given: object = self.credentials
+        if not (given is None or isinstance(given, Credentials) or callable(given)):
+            kind = type(given).__name__
+            raise TypeError(f"credentials: must be penstock.Credentials or a callable, not {kind}")
+        _PART_BYTES.check("part_bytes", self.part_bytes)
+        _CONNECTIONS.check("connections", self.connections)
+
+
+def set_remote(url: str, remote: Remote | None) -> None:
+    """Says how this process, and what it forks, reaches a bucket from now on.
+
+    Saves and loads under way go on as they began.
+
+    Args:
+        url: A URL of the bucket; what follows the bucket's name plays no part.
+        remote: How; None for what the environment says, which is read anew.
+
+    Raises:
+        UnsupportedPathError: It is no URL of a bucket; a `ValueError` too.
+        TypeError: ``remote`` is something else.
+
+    Example:
+        >>> import penstock
+        >>> remote = penstock.Remote(endpoint="http://127.0.0.1:7070", region="us-east-1")
+        >>> penstock.set_remote("s3://bucket", remote)
+        >>> penstock.set_remote("s3://bucket", None)
+    """
+    where = decode_path(url)
+    if not of_bucket(where):
+        raise UnsupportedPathError(f"{where}: this is no URL of a bucket", path=where, scheme="")
+    if remote is None:
+        remote = Remote()
+    if not isinstance(remote, Remote):
+        raise TypeError(f"remote={remote!r}: must be penstock.Remote or None")
+    _native.reach(
+        where,
+        endpoint=remote.endpoint,
+        region=remote.region,
+        ask=None if remote.credentials is None else _asking(remote.credentials),
+        part_bytes=remote.part_bytes,
+        connections=remote.connections,
+    )
+
+
+def _asking(
+    credentials: Credentials | Callable[[], Credentials],
+) -> Callable[[], tuple[str, str, str | None, float | None]]:
+    def ask() -> tuple[str, str, str | None, float | None]:
+        asked = credentials if isinstance(credentials, Credentials) else credentials()
+        given: object = asked
+        if not isinstance(given, Credentials):
+            kind = type(given).__name__
+            raise TypeError(f"credentials() gave {kind}: must be penstock.Credentials")
+        return given._row()
+
+    return ask
