@@ -25,7 +25,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 from penstock.errors import UnsupportedPathError
-from penstock.paths import check_local
+from penstock.paths import check_local, of_bucket, tidy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -51,6 +51,20 @@ class _PathType(click.Path):
 
 
 PATH = _PathType(path_type=Path)
+
+
+class _PlaceType(_PathType):
+    """A path where a checkpoint or a store is, or the URL of one in a bucket; as text."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            place = tidy(os.fsdecode(value))
+        except UnsupportedPathError as error:
+            self.fail(str(error), param, ctx)
+        return place if of_bucket(place) else str(super().convert(value, param, ctx))
+
+
+PLACE = _PlaceType(path_type=Path)
 
 TEXT_CHARACTERS_MAX = 200
 

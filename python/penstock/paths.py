@@ -29,14 +29,14 @@ def tidy(path: str) -> str:
     found = _SCHEME.match(path)
     if found is None:
         return path
-    scheme, _, rest = found.groups()
+    scheme, slashes, rest = found.groups()
     if scheme.lower() not in _native.OBJECT_SCHEMES:
         raise _refused(path, f"Penstock reaches file systems, and buckets at {_BUCKETS}")
     bucket, _, key = rest.partition("/")
     if "?" in rest or "#" in rest:
         what = "a URL takes no options: give them to penstock.Remote, for penstock.set_remote"
         raise UnsupportedPathError(f"{path}: {what}", path=path, scheme=scheme)
-    if not bucket:
+    if not bucket or len(slashes) > 2:
         what = f"no bucket is named: {scheme.lower()}://BUCKET/DIRECTORY"
         raise UnsupportedPathError(f"{path}: {what}", path=path, scheme=scheme)
     return f"{scheme.lower()}://{bucket}/{key}".rstrip("/")

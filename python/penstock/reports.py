@@ -232,6 +232,8 @@ def _titled(path: str, step: int | None) -> str:
 def _how(report: SaveReport | LoadReport) -> list[Row]:
     """Which way the bytes went, and why no other."""
     way = "past the page cache" if report.direct_io else "through the page cache"
+    if report.engine == "objects":
+        way = "over HTTP"
     phases = [f"{name} {in_seconds(seconds)}" for name, seconds in report.phases.items()]
     return [
         ("phases", ", ".join(phases)),

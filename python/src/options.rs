@@ -14,6 +14,7 @@ use crate::errors;
 const OF_RANKS: &str = "rank_timeout_seconds";
 
 /// `Options` out of a dictionary; a name that they lack is refused, so none is without effect.
+#[derive(Clone)]
 pub(crate) struct NativeOptions(pub(crate) Options);
 
 impl FromPyObject<'_, '_> for NativeOptions {

@@ -36,9 +36,10 @@ pub fn salvage<'py>(
     options: NativeOptions,
     progress: Callback,
 ) -> PyResult<Bound<'py, PyDict>> {
+    let into = options.clone().at(py, &out)?;
     let options = options.at(py, &path)?;
     let salvaged = call::run(py, &progress, |progress| {
-        penstock_store::care::salvage::salvage(&path, &out, unverified, &options, progress)
+        penstock_store::care::salvage::salvage(&path, &out, unverified, &options, &into, progress)
     })?;
     report::of_salvage(py, &salvaged)
 }

@@ -1,10 +1,9 @@
-"""A path with a scheme is refused wherever one is taken, and makes no directory named ``s3:``."""
+"""A URL is one of a bucket, or refused; none makes a directory named ``s3:``."""
 
 from __future__ import annotations
 
 import os
 import pathlib
-from contextlib import suppress
 
 import pytest
 from click.testing import CliRunner
@@ -14,14 +13,9 @@ from conftest import run_child
 from penstock.cli import cli
 from penstock.integrations.dcp import StorageReader, StorageWriter
 
-URLS = [
-    "s3://bucket/run",
-    "gs://bucket/run",
-    "S3://b",
-    "hf://a/b",
-    "file:///data/run",
-    "a+b.c-1://x",
-]
+URLS = ["hf://a/b", "file:///data/run", "a+b.c-1://x", "http://host/s3://bucket/run"]
+
+BUCKETS = ["s3://bucket/run", "S3://b", "s3:/bucket/run"]
 
 CALLS = {
     "save": lambda path: penstock.save(path, {"x": 1}),
@@ -32,12 +26,19 @@ CALLS = {
     "salvage": lambda path: penstock.salvage(path, "out"),
     "salvage out": lambda path: penstock.salvage("ckpt", path),
     "store": penstock.CheckpointStore,
-    "options": penstock.Options.read,
-    "options out": penstock.Options().write,
-    "metrics": penstock.metrics.write_textfile,
     "dcp writer": StorageWriter,
     "dcp reader": StorageReader,
     "dcp reset": lambda path: StorageWriter("ckpt").reset(path),
+    "remote": lambda path: penstock.set_remote(path, None),
+}
+
+LOCAL_CALLS = {
+    "options": penstock.Options.read,
+    "options out": penstock.Options().write,
+    "metrics": penstock.metrics.write_textfile,
+    "export": lambda path: penstock.export("ckpt", path, key=""),
+    "import": lambda path: penstock.import_model(path, "out"),
+    "table": penstock.features.Table,
 }
 
 
@@ -46,7 +47,7 @@ def trace(path):
         pass
 
 
-CALLS["trace"] = trace
+LOCAL_CALLS["trace"] = trace
 
 
 @pytest.fixture
@@ -56,10 +57,19 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_a_url_is_refused_and_nothing_is_made(here, call):
+@pytest.mark.parametrize("call", (CALLS | LOCAL_CALLS).values(), ids=CALLS | LOCAL_CALLS)
+def test_a_url_of_anything_but_a_bucket_is_refused_and_nothing_is_made(here, call):
+    check_refused(here, call, URLS)
+
+
+@pytest.mark.parametrize("call", LOCAL_CALLS.values(), ids=LOCAL_CALLS)
+def test_what_is_for_files_takes_no_bucket(here, call):
+    check_refused(here, call, BUCKETS)
+
+
+def check_refused(here, call, urls):
     before = sorted(here.rglob("*"))
-    for url in URLS:
+    for url in urls:
         # `pathlib` makes one slash of two.
         for path in (url, pathlib.PurePosixPath(url)):
             with pytest.raises(penstock.UnsupportedPathError, match="absolute path") as raised:
@@ -67,6 +77,16 @@ def test_a_url_is_refused_and_nothing_is_made(here, call):
             assert raised.value.scheme == url.partition(":")[0]
             assert raised.value.path == str(path)
     assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_url_names_a_bucket_and_a_key_and_no_more(here, call):
+    for url in ("s3://bucket/run?region=x", "s3://b?endpoint=y/z", "s3://bucket/a#b"):
+        with pytest.raises(penstock.UnsupportedPathError, match=r"penstock\.set_remote"):
+            call(url)
+    for url in ("s3://", "s3:///run"):
+        with pytest.raises(penstock.UnsupportedPathError, match="s3://BUCKET/DIRECTORY"):
+            call(url)
 
 
 def test_the_plain_path_is_the_way_out_of_a_file_url(here):
@@ -79,7 +99,7 @@ def test_the_plain_path_is_the_way_out_of_a_file_url(here):
 
 def test_bytes_are_looked_at_as_well(here):
     with pytest.raises(penstock.UnsupportedPathError):
-        penstock.load(b"s3://bucket/run")
+        penstock.load(b"hf://bucket/run")
 
 
 def test_a_directory_that_is_really_named_so_has_an_absolute_path(here):
@@ -97,22 +117,29 @@ def test_colons_are_as_good_as_any_other_character(here, path):
 COMMANDS = [
     *(["ls", "URL"], ["inspect", "URL"], ["verify", "URL"], ["verify", "--explain", "URL"]),
     *(["scrub", "URL"], ["sweep", "URL"], ["salvage", "URL", "out"], ["salvage", "ckpt", "URL"]),
-    *(
-        ["diff", "ckpt", "URL"],
-        ["doctor", "URL"],
-        ["bench", "io", "URL"],
-        ["demo", "--directory", "URL"],
-    ),
+    *(["diff", "ckpt", "URL"], ["export", "URL", "out"]),
+]
+
+LOCAL_COMMANDS = [
+    *(["bench", "io", "URL"], ["demo", "--directory", "URL"], ["export", "ckpt", "URL"]),
     *(["bench", "io", "--output", "URL"], ["bench", "compare", "URL", "URL"]),
     *(["bench", "checkpoint", "URL"], ["trace", "summary", "URL"], ["trace", "merge", "URL", "a"]),
 ]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_no_command_takes_a_url(here, command):
+@pytest.mark.parametrize("command", COMMANDS + LOCAL_COMMANDS, ids=" ".join)
+def test_no_command_takes_a_url_of_anything_but_a_bucket(here, command):
+    check_command(command, "hf://bucket/run")
+
+
+@pytest.mark.parametrize("command", LOCAL_COMMANDS, ids=" ".join)
+def test_a_command_that_is_for_files_takes_no_bucket(here, command):
+    check_command(command, "s3://bucket/run")
+
+
+def check_command(command, url):
     before = sorted(os.listdir())
-    arguments = [word.replace("URL", "s3://bucket/run") for word in command]
-    done = CliRunner().invoke(cli, arguments)
+    done = CliRunner().invoke(cli, [word.replace("URL", url) for word in command])
     assert done.exit_code == 2, done.output
     assert "is a URL" in " ".join(done.output.split())
     assert sorted(os.listdir()) == before
@@ -142,8 +169,9 @@ def test_no_variable_of_the_environment_does(here, monkeypatch, variable):
 
 
 def test_dcp_leaves_urls_to_others():
-    for url in (*URLS, pathlib.PurePosixPath("s3://b/k")):
+    for url in URLS:
         assert not StorageWriter.validate_checkpoint_id(url)
         assert not StorageReader.validate_checkpoint_id(url)
-    with suppress(OSError):
-        assert StorageReader.validate_checkpoint_id("runs/a:b")
+    for path in (*BUCKETS, pathlib.PurePosixPath("s3://b/k"), "runs/a:b"):
+        assert StorageWriter.validate_checkpoint_id(path)
+        assert StorageReader.validate_checkpoint_id(path)

@@ -16,23 +16,13 @@ struct Buckets {
     /// How they are reached, as far as the environment does not say.
     remotes: HashMap<Address, Remote>,
     open: HashMap<Address, Arc<Objects>>,
-    /// Whose connections those are.
-    process: u32,
 }
 
 static BUCKETS: Mutex<Option<Buckets>> = Mutex::new(None);
 
 fn with<T>(work: impl FnOnce(&mut Buckets) -> T) -> T {
     let mut buckets = BUCKETS.lock().expect("nothing panics with the lock");
-    let buckets = buckets.get_or_insert_default();
-    let process = std::process::id();
-    if buckets.process != process {
-        // A fork has none of the threads that its parent's connections are served by, and closing them
-        // would end them for the parent too.
-        std::mem::forget(std::mem::take(&mut buckets.open));
-        buckets.process = process;
-    }
-    work(buckets)
+    work(buckets.get_or_insert_default())
 }
 
 /// The bucket that a path is in; `None` where the path is none of a URL of objects.

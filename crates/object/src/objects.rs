@@ -15,6 +15,7 @@ use object_store::path::Path as Key;
 use object_store::{
     GetOptions, GetRange, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload,
 };
+use penstock_io::device::Device;
 use penstock_io::engine::Opened;
 use penstock_io::file::{Direct, File};
 use penstock_io::file_system::{Change, Entry, FileSystem, Files, Found, Kind};
@@ -37,9 +38,9 @@ const LOOK_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct Objects {
     address: Address,
-    kin: Kin,
-    part_bytes: usize,
-    connections: usize,
+    remote: Remote,
+    /// The client, and the process that it is of.
+    kin: Mutex<(u32, Kin)>,
     /// Small files that have no name yet that anybody looks for.
     unnamed: Mutex<HashMap<PathBuf, Arc<Upload>>>,
 }
@@ -51,10 +52,9 @@ impl Objects {
     /// [`io::ErrorKind::InvalidInput`] for options that make no client.
     pub fn open(address: Address, remote: &Remote) -> io::Result<Objects> {
         Ok(Objects {
-            kin: Kin::of(&address, remote)?,
+            kin: Mutex::new((std::process::id(), Kin::of(&address, remote)?)),
             address,
-            part_bytes: remote.part_bytes(),
-            connections: remote.connections(),
+            remote: remote.clone(),
             unnamed: Mutex::default(),
         })
     }
@@ -64,7 +64,9 @@ impl Objects {
     /// # Errors
     /// [`Error::Engine`] where there are no threads.
     pub fn engine(&self, queue_depth: usize) -> Result<Opened> {
-        let requests = Requests::new(self.kin.clone(), self.part_bytes, queue_depth);
+        let requests = self
+            .kin()
+            .and_then(|kin| Requests::new(kin, self.part_bytes(), queue_depth));
         let requests = requests.map_err(|source| Error::Engine {
             operation: "start a runtime",
             source,
@@ -77,12 +79,12 @@ impl Objects {
 
     /// Bytes that one write moves, but for the last of a file.
     pub fn part_bytes(&self) -> usize {
-        self.part_bytes
+        self.remote.part_bytes()
     }
 
     /// Requests at a time.
     pub fn connections(&self) -> usize {
-        self.connections
+        self.remote.connections()
     }
 
     fn run<T, F>(&self, work: impl FnOnce(Kin) -> F) -> io::Result<T>
@@ -90,7 +92,19 @@ impl Objects {
         T: Send + 'static,
         F: Future<Output = io::Result<T>> + Send + 'static,
     {
-        runtime::wait(work(self.kin.clone()))
+        runtime::wait(work(self.kin()?))
+    }
+
+    /// The client of this process. A fork has none of the threads that its parent's connections are
+    /// served by, so it makes its own, and leaves those alone: closing them may end them for both.
+    fn kin(&self) -> io::Result<Kin> {
+        let mut kin = self.kin.lock().expect("nothing panics with the lock");
+        let process = std::process::id();
+        if kin.0 != process {
+            let own = Kin::of(&self.address, &self.remote)?;
+            std::mem::forget(std::mem::replace(&mut *kin, (process, own)));
+        }
+        Ok(kin.1.clone())
     }
 
     fn head(&self, path: &Path) -> io::Result<ObjectMeta> {
@@ -198,9 +212,8 @@ impl FileSystem for Objects {
 
     /// Nothing is asked of the store: what is made so has a name that nobody else draws.
     fn create(&self, path: &Path, _: Direct) -> Result<File> {
-        let key = self.address.key(path);
-        let key = key.map_err(|source| failed("create", path, source))?;
-        let upload = Upload::new(key, self.kin.clone());
+        let upload = || Ok(Upload::new(self.address.key(path)?, self.kin()?));
+        let upload = upload().map_err(|source| failed("create", path, source))?;
         Ok(File::elsewhere(path, Arc::new(Written(Arc::new(upload)))))
     }
 
@@ -322,6 +335,10 @@ impl Files for Objects {
     }
 
     fn free_bytes(&self, _: &Path) -> Option<u64> {
+        None
+    }
+
+    fn device(&self, _: &Path) -> Option<Device> {
         None
     }
 

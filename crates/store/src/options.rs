@@ -192,7 +192,7 @@ impl Options {
     /// Chooses what the caller left open, for moving `bytes` to or from the device behind `path`.
     pub fn choose(&self, path: &Path, bytes: u64) -> Settings {
         let given = self.bounded();
-        let device = Device::behind(path);
+        let device = self.file_system.files().device(path);
         let mut choices = Vec::new();
         let is_rotational = device.as_ref().is_some_and(|device| device.is_rotational);
         let suited = Requests::suited(device.as_ref());

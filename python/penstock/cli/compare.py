@@ -16,7 +16,6 @@ from penstock.cli.elements import Difference, Kind, difference, kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 GROUP_BYTES_MAX = 128 << 20
 """Tensor data of each checkpoint in memory at a time, unless a single tensor is larger."""
@@ -40,7 +39,7 @@ class Side:
         names: All of these.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         info = penstock.inspect(path)
         self.path = info.path
         self.values = info.values()
@@ -81,7 +80,7 @@ class Side:
 
 
 def compare_checkpoints(
-    path_a: Path, path_b: Path, progress: Callable[[int, int], object]
+    path_a: str, path_b: str, progress: Callable[[int, int], object]
 ) -> dict[str, Any]:
     """Every difference between two checkpoints, with the keys of `penstock diff --json`.
 

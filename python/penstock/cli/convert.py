@@ -9,7 +9,7 @@ import click
 
 import penstock
 from penstock.cli.examples import example
-from penstock.console import PATH, console, json_option, print_json, progress_bar, size
+from penstock.console import PATH, PLACE, console, json_option, print_json, progress_bar, size
 from penstock.converting.kinds import KINDS
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ JSON: path (of the new one), source, kind, step, checkpoint_id, tensors,
     )
 )
 @click.argument("src", type=PATH)
-@click.argument("dst", type=PATH)
+@click.argument("dst", type=PLACE)
 @click.option("--from", "kind", type=click.Choice(KINDS), help="What SRC is. [looked at]")
 @click.option(
     "--trust",
@@ -46,7 +46,7 @@ JSON: path (of the new one), source, kind, step, checkpoint_id, tensors,
 @json_option
 def convert(
     src: Path,
-    dst: Path,
+    dst: str,
     kind: Kind | None,
     trust: bool,
     step: int | None,

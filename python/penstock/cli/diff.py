@@ -10,7 +10,7 @@ import click
 from penstock.cli.examples import example
 from penstock.cli.paths import checkpoint_at
 from penstock.console import (
-    PATH,
+    PLACE,
     console,
     json_option,
     print_json,
@@ -23,7 +23,6 @@ from penstock.console import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from rich.table import Table
 
@@ -49,11 +48,11 @@ JSON: a, b (paths), same, tensors_compared, bytes_compared,
         "penstock diff /checkpoints/step-0000001000 /checkpoints/step-0000002000", after=JSON_KEYS
     )
 )
-@click.argument("a", type=PATH)
-@click.argument("b", type=PATH)
+@click.argument("a", type=PLACE)
+@click.argument("b", type=PLACE)
 @click.option("--all", "lists_all", is_flag=True, help="List every difference, however many.")
 @json_option
-def diff(a: Path, b: Path, lists_all: bool, as_json: bool) -> int:
+def diff(a: str, b: str, lists_all: bool, as_json: bool) -> int:
     """Compare the checkpoints A and B; of a store, its newest complete step.
 
     Tensors are compared bit for bit. Exits with 1 if the checkpoints differ in names, types,

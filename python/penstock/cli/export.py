@@ -10,7 +10,7 @@ import click
 import penstock
 from penstock.cli.examples import example
 from penstock.cli.paths import checkpoint_at
-from penstock.console import PATH, console, json_option, print_json, progress_bar, size
+from penstock.console import PATH, PLACE, console, json_option, print_json, progress_bar, size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ JSON: path (of the directory), tensors, tensor_bytes, bytes_written, seconds,
         after=JSON_KEYS,
     )
 )
-@click.argument("path", type=PATH)
+@click.argument("path", type=PLACE)
 @click.argument("out", type=PATH, required=False)
 @click.option("--group", help="The group to export, as it was called when it was saved.")
 @click.option("--key", help="Dotted name of what is exported, where it was saved as no group.")
@@ -55,7 +55,7 @@ JSON: path (of the directory), tensors, tensor_bytes, bytes_written, seconds,
 @click.option("--no-check", is_flag=True, help="Compare no names with the model of config.json.")
 @json_option
 def export(
-    path: Path,
+    path: str,
     out: Path | None,
     group: str | None,
     key: str | None,

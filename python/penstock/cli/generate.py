@@ -86,7 +86,7 @@ def generate(
         raise click.UsageError("either --prompt or --prompt-ids says what to go on from")
     if not temperature and (top_p is not None or seed is not None):
         raise click.UsageError("--top-p and --seed go with a --temperature above 0")
-    check_directory(model)
+    check_directory(str(model))
     from penstock import offload
 
     begun = time.perf_counter()

@@ -14,7 +14,7 @@ from penstock.cli.examples import example
 from penstock.cli.folding import Folded, fold
 from penstock.cli.paths import checkpoint_at
 from penstock.console import (
-    PATH,
+    PLACE,
     console,
     json_option,
     local_time,
@@ -29,8 +29,6 @@ from penstock.console import (
 from penstock.file_names import FileNames
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.table import Table
 
 ROWS_MAX = 40
@@ -55,7 +53,7 @@ JSON: path, id, step, created (UTC), writer, format_version, world_size,
 @click.command(
     epilog=example("penstock inspect /checkpoints --keys 'model.*' --values", after=JSON_KEYS)
 )
-@click.argument("path", type=PATH)
+@click.argument("path", type=PLACE)
 @click.option(
     "--keys",
     multiple=True,
@@ -71,7 +69,7 @@ JSON: path, id, step, created (UTC), writer, format_version, world_size,
 @click.option("--values", "with_values", is_flag=True, help="Also the plain leaves.")
 @json_option
 def inspect(
-    path: Path,
+    path: str,
     keys: tuple[str, ...],
     limit: int | None,
     lists_all: bool,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +13,7 @@ from penstock import _native
 from penstock.cli.examples import example
 from penstock.cli.paths import store_at
 from penstock.console import (
-    PATH,
+    PLACE,
     REASON_CHARACTERS_MAX,
     console,
     escaped,
@@ -52,18 +52,18 @@ JSON: root, newest (the newest complete step that is not known to be
 
 
 @click.command(epilog=example("penstock ls /checkpoints", after=JSON_KEYS))
-@click.argument("root", type=PATH)
+@click.argument("root", type=PLACE)
 @json_option
-def ls(root: Path, as_json: bool) -> int:
+def ls(root: str, as_json: bool) -> int:
     """List the steps of the store ROOT, complete or not."""
     steps = describe(root)
     newest = max((row["step"] for row in steps if _is_loadable(row)), default=None)
     aside: list[dict[str, Any]] = [
-        {"step": step, "path": path, "bytes": _bytes_within(Path(path))}
+        {"step": step, "path": path, "bytes": _bytes_within(path)}
         for step, path in store_at(root).aside()
     ]
     if as_json:
-        print_json({"root": str(root), "newest": newest, "steps": steps, "aside": aside})
+        print_json({"root": root, "newest": newest, "steps": steps, "aside": aside})
         return 0
     out = console()
     if not (steps or aside):
@@ -81,7 +81,7 @@ def ls(root: Path, as_json: bool) -> int:
             style="red" if row["read_back"] == "damaged" else STYLES[row["state"]],
         )
     for old in aside:
-        remark = f"in {Path(old['path']).name}"
+        remark = f"in {os.path.basename(old['path'])}"
         rows.add_row(str(old["step"]), "set aside", size(old["bytes"]), "", "", remark, style="dim")
     out.print(rows)
     reasons = {row["step"]: _reason(row) for row in steps}
@@ -115,7 +115,7 @@ def _reason(row: dict[str, Any]) -> str:
     return FileNames.beside_all(row["path"], [reason]).short(reason)
 
 
-def describe(root: Path) -> list[dict[str, Any]]:
+def describe(root: str) -> list[dict[str, Any]]:
     """A row of facts for each step, oldest first.
 
     Raises:
@@ -128,12 +128,12 @@ def describe(root: Path) -> list[dict[str, Any]]:
     except penstock.PenstockError as error:
         click.echo(escaped(f"warning: {error}"), err=True)
     return [
-        _row(Path(store.path(info.step)), info, info.step in protected, marks.get(info.step))
+        _row(store.path(info.step), info, info.step in protected, marks.get(info.step))
         for info in store.scan()
     ]
 
 
-def _row(path: Path, info: StepInfo, is_protected: bool, mark: Mark | None) -> dict[str, Any]:
+def _row(path: str, info: StepInfo, is_protected: bool, mark: Mark | None) -> dict[str, Any]:
     state, reason, content = info.state, info.reason, None
     if state in ("complete", "partial"):
         try:
@@ -149,7 +149,7 @@ def _row(path: Path, info: StepInfo, is_protected: bool, mark: Mark | None) -> d
         "step": info.step,
         "state": state,
         "reason": reason,
-        "path": str(path),
+        "path": path,
         "bytes": content.bytes if content else _bytes_within(path),
         "tensors": len(content.tensors) if content else None,
         "tensor_bytes": content.tensor_bytes if content else None,
@@ -161,12 +161,12 @@ def _row(path: Path, info: StepInfo, is_protected: bool, mark: Mark | None) -> d
     }
 
 
-def _bytes_within(path: Path) -> int:
+def _bytes_within(path: str) -> int:
     total = 0
     # Who may not look into it is told so by its state.
     with contextlib.suppress(OSError):
-        for name in _native.list_names(str(path)):
+        for name in _native.list_names(path):
             # A save that is running, or a sweep, may remove a file between the two calls.
-            found = _native.look(str(path / name))
+            found = _native.look(os.path.join(path, name))
             total += 0 if found is None else found[1]
     return total

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import stat
-from pathlib import Path
 
 import penstock
 from penstock import _native
@@ -19,42 +19,42 @@ _WHAT = {
 }
 
 
-def is_store(path: Path) -> bool:
+def is_store(path: str) -> bool:
     """Whether a directory is a store: it holds directories of steps and is no checkpoint."""
-    if not is_directory(str(path)) or is_there(str(path / _native.MANIFEST)):
+    if not is_directory(path) or is_there(os.path.join(path, _native.MANIFEST)):
         return False
     return any(
-        _native.parse_step(name) is not None and is_directory(str(path / name))
-        for name in _native.list_names(str(path))
+        _native.parse_step(name) is not None and is_directory(os.path.join(path, name))
+        for name in _native.list_names(path)
     )
 
 
-def check_directory(path: Path) -> None:
+def check_directory(path: str) -> None:
     """Says of what is no directory, or none that can be looked into, what it is.
 
     Raises:
         CheckpointNotFoundError: It is no directory.
         StorageError: The system does not let it be looked at.
     """
-    found = _native.look(str(path))
+    found = _native.look(path)
     if found is None:
-        what = "a link that leads nowhere" if path.is_symlink() else None
+        what = "a link that leads nowhere" if os.path.islink(path) else None
     elif found[0] == "directory":
-        _native.list_names(str(path))
+        _native.list_names(path)
         return
     else:
-        what = _WHAT.get(stat.S_IFMT(path.stat().st_mode), "no directory")
+        what = _WHAT.get(stat.S_IFMT(os.stat(path).st_mode), "no directory")
     if what is None:
         text = ": there is no such directory; check the path"
     else:
         # Of a file of others, what reads it.
-        told = foreign.describe(str(path))
+        told = foreign.describe(path)
         what_else = f": this is {what}, and checkpoints and stores are directories"
         text = what_else if told is None else f" {told}"
-    raise penstock.CheckpointNotFoundError(f"{path}{text}", path=str(path))
+    raise penstock.CheckpointNotFoundError(f"{path}{text}", path=path)
 
 
-def checkpoint_at(path: Path) -> tuple[Path, str | None]:
+def checkpoint_at(path: str) -> tuple[str, str | None]:
     """The checkpoint that a path stands for: itself, or a store's newest complete one.
 
     Returns:
@@ -73,13 +73,13 @@ def checkpoint_at(path: Path) -> tuple[Path, str | None]:
         raise penstock.CheckpointNotFoundError(
             f"{path}: none of the steps of this store is complete; "
             f"penstock ls {path} says what is wrong with each",
-            path=str(path),
+            path=path,
         )
     note = f"{path} is a store; this is its newest complete step, {newest}"
-    return Path(store.path(newest)), note
+    return store.path(newest), note
 
 
-def store_at(path: Path) -> penstock.CheckpointStore:
+def store_at(path: str) -> penstock.CheckpointStore:
     """The store in a directory.
 
     Raises:
@@ -87,9 +87,9 @@ def store_at(path: Path) -> penstock.CheckpointStore:
         StorageError: The system does not let it be looked at.
     """
     check_directory(path)
-    if is_there(str(path / _native.MANIFEST)):
+    if is_there(os.path.join(path, _native.MANIFEST)):
         raise penstock.CheckpointNotFoundError(
             f"{path}: this is a checkpoint, not a store of them; try penstock inspect {path}",
-            path=str(path),
+            path=path,
         )
     return penstock.CheckpointStore(path)

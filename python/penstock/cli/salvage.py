@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import click
 
@@ -11,7 +10,7 @@ import penstock
 from penstock.cli.examples import example
 from penstock.cli.paths import check_directory
 from penstock.console import (
-    PATH,
+    PLACE,
     console,
     json_option,
     missing_table,
@@ -21,9 +20,6 @@ from penstock.console import (
     summary_table,
 )
 from penstock.file_names import FileNames
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROWS_MAX = 40
 
@@ -44,16 +40,16 @@ JSON: path (of the new one), source, step, checkpoint_id, source_id,
         "penstock salvage /checkpoints/step-0000001000 /checkpoints/salvaged", after=JSON_KEYS
     )
 )
-@click.argument("path", type=PATH)
-@click.argument("out", type=PATH)
+@click.argument("path", type=PLACE)
+@click.argument("out", type=PLACE)
 @click.option(
     "--unverified",
     is_flag=True,
     help="Where manifest or parts are lost, take over what nothing vouches for.",
 )
 @json_option
-def salvage(path: Path, out: Path, unverified: bool, as_json: bool) -> int:
-    """Save the intact tensors of the damaged checkpoint PATH, and its plain values, to OUT.
+def salvage(path: str, out: str, unverified: bool, as_json: bool) -> int:
+    """Save the intact tensors of the damaged checkpoint PLACE, and its plain values, to OUT.
 
     The new checkpoint is marked partial and lists what is missing. PATH is not changed.
     """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,7 +14,7 @@ from penstock.cli.examples import example
 from penstock.cli.paths import store_at
 from penstock.cli.units import AGE, RATE
 from penstock.console import (
-    PATH,
+    PLACE,
     REASON_CHARACTERS_MAX,
     console,
     json_option,
@@ -44,7 +44,7 @@ JSON: root, ok, bytes_checked, seconds, steps: a list of
 @click.command(
     epilog=example("penstock scrub /checkpoints --rate 200MB --max-age 7d", after=JSON_KEYS)
 )
-@click.argument("root", type=PATH)
+@click.argument("root", type=PLACE)
 @click.option("--rate", type=RATE, help="Read no more in a second, as in 200MB.")
 @click.option(
     "--max-age",
@@ -54,7 +54,7 @@ JSON: root, ok, bytes_checked, seconds, steps: a list of
     help="Leave alone what was read back more recently, as in 12h or 7d; 0 reads all.",
 )
 @json_option
-def scrub(root: Path, rate: int | None, max_age: int, as_json: bool) -> int:
+def scrub(root: str, rate: int | None, max_age: int, as_json: bool) -> int:
     """Read back the steps of the store ROOT that were not read for long.
 
     Steps that were never read come first, then those that were read longest ago. A scrub that is
@@ -82,7 +82,7 @@ def _print(report: penstock.ScrubReport) -> None:
     rows = table(*columns, numbers=["step", "checked"], folded=[""])
     reasons = []
     for step in report.steps:
-        reason = _reason(step, Path(report.root))
+        reason = _reason(step, report.root)
         if len(reason) > REASON_CHARACTERS_MAX:
             reasons.append(f"step {step.step}: {reason}")
             reason = ""
@@ -99,12 +99,12 @@ def _print(report: penstock.ScrubReport) -> None:
         out.print("", *reasons, sep="\n")
     for step in report.steps:
         if step.state == "damaged":
-            path = Path(report.root) / _native.step_directory(step.step)
+            path = os.path.join(report.root, _native.step_directory(step.step))
             out.print(f"penstock verify {path} --explain", style="dim", soft_wrap=True)
 
 
-def _reason(step: penstock.ScrubbedStep, root: Path) -> str:
-    path = root / _native.step_directory(step.step)
+def _reason(step: penstock.ScrubbedStep, root: str) -> str:
+    path = os.path.join(root, _native.step_directory(step.step))
     tensors = sorted({problem.tensor for problem in step.problems if problem.tensor})
     named = f" ({', '.join(tensors[:TENSORS_NAMED_MAX])}" if tensors else ""
     if named:

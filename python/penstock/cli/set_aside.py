@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from penstock.cli.examples import example
 from penstock.cli.paths import store_at
-from penstock.console import PATH, console, json_option, print_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from penstock.console import PLACE, console, json_option, print_json
 
 JSON_KEYS = """\b
 JSON: root, step, path (where the step is now).
@@ -19,10 +14,10 @@ JSON: root, step, path (where the step is now).
 
 
 @click.command("set-aside", epilog=example("penstock set-aside /checkpoints 1000", after=JSON_KEYS))
-@click.argument("root", type=PATH)
+@click.argument("root", type=PLACE)
 @click.argument("step", type=click.IntRange(min=0))
 @json_option
-def set_aside(root: Path, step: int, as_json: bool) -> int:
+def set_aside(root: str, step: int, as_json: bool) -> int:
     """Set the damaged step STEP of the store ROOT aside.
 
     It is renamed within the store: loads, saves and sweeps pass over it, and penstock salvage takes

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from penstock.cli.examples import example
 from penstock.cli.paths import store_at
-from penstock.console import PATH, console, json_option, print_json, size, table
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from penstock.console import PLACE, console, json_option, print_json, size, table
 
 JSON_KEYS = """\b
 JSON: root, dry_run, bytes (freed, or that would be), swept: a list of path
@@ -20,10 +15,10 @@ JSON: root, dry_run, bytes (freed, or that would be), swept: a list of path
 
 
 @click.command(epilog=example("penstock sweep /checkpoints --dry-run", after=JSON_KEYS))
-@click.argument("root", type=PATH)
+@click.argument("root", type=PLACE)
 @click.option("--dry-run", is_flag=True, help="Remove nothing; only tell.")
 @json_option
-def sweep(root: Path, dry_run: bool, as_json: bool) -> int:
+def sweep(root: str, dry_run: bool, as_json: bool) -> int:
     """Remove what saves that died left behind in the store ROOT.
 
     A save that is running, complete and damaged checkpoints, and files that Penstock did not

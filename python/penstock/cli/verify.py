@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +11,7 @@ import penstock
 from penstock.cli import explain
 from penstock.cli.examples import example
 from penstock.cli.paths import check_directory, is_store
-from penstock.console import PATH, console, json_option, print_json, progress_bar, size, table
+from penstock.console import PLACE, console, json_option, print_json, progress_bar, size, table
 from penstock.file_names import FileNames
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ JSON with --explain: path, ok, step, described_by ("whole": manifest and
         after=JSON_KEYS,
     )
 )
-@click.argument("path", type=PATH)
+@click.argument("path", type=PLACE)
 @click.option(
     "--explain",
     "explains",
@@ -57,7 +56,7 @@ JSON with --explain: path, ok, step, described_by ("whole": manifest and
     help="Say which tensors of a damaged checkpoint are still intact.",
 )
 @json_option
-def verify(path: Path, explains: bool, as_json: bool) -> int:
+def verify(path: str, explains: bool, as_json: bool) -> int:
     """Read every byte of PATH and compare it with its digest.
 
     PATH is a checkpoint, or a store: then all its steps are checked, except those whose save
@@ -66,7 +65,7 @@ def verify(path: Path, explains: bool, as_json: bool) -> int:
     check_directory(path)
     if explains:
         return _explain(path, as_json=as_json)
-    incomplete: list[Path] = []
+    incomplete: list[str] = []
     if is_store(path):
         results, incomplete = _verify_store(path, hidden=as_json)
     else:
@@ -76,7 +75,7 @@ def verify(path: Path, explains: bool, as_json: bool) -> int:
     if as_json:
         print_json(
             {
-                "path": str(path),
+                "path": path,
                 "ok": ok,
                 "bytes_checked": sum(result.bytes_checked for result in results),
                 "checkpoints": [dataclasses.asdict(result) for result in results],
@@ -88,7 +87,7 @@ def verify(path: Path, explains: bool, as_json: bool) -> int:
     return 0 if ok else 1
 
 
-def _explain(path: Path, *, as_json: bool) -> int:
+def _explain(path: str, *, as_json: bool) -> int:
     if is_store(path):
         raise click.UsageError("--explain takes a checkpoint, not a store of them")
     with progress_bar("explaining", hidden=as_json) as update:
@@ -100,7 +99,7 @@ def _explain(path: Path, *, as_json: bool) -> int:
     return 0 if explained.ok else 1
 
 
-def _verify_store(root: Path, *, hidden: bool) -> tuple[list[penstock.VerifyResult], list[Path]]:
+def _verify_store(root: str, *, hidden: bool) -> tuple[list[penstock.VerifyResult], list[str]]:
     """Results of the steps that claim to be checkpoints, and the paths of those that do not.
 
     Raises:
@@ -110,14 +109,14 @@ def _verify_store(root: Path, *, hidden: bool) -> tuple[list[penstock.VerifyResu
     results, incomplete = [], []
     for info in store.scan():
         if info.state == "incomplete":
-            incomplete.append(Path(store.path(info.step)))
+            incomplete.append(store.path(info.step))
         else:
             results.append(_verify_step(store, info, hidden=hidden))
     if not results:
         raise penstock.CheckpointNotFoundError(
             f"{root}: none of the {len(incomplete)} steps of this store was ever finished, so "
             "there is nothing to verify",
-            path=str(root),
+            path=root,
         )
     return results, incomplete
 
@@ -142,7 +141,7 @@ def _verify_step(
         )
 
 
-def _print(results: list[penstock.VerifyResult], incomplete: list[Path]) -> None:
+def _print(results: list[penstock.VerifyResult], incomplete: list[str]) -> None:
     out = console()
     rows = table("checkpoint", "result", "checked", numbers=["checked"], folded=["checkpoint"])
     for result in results:
@@ -152,7 +151,7 @@ def _print(results: list[penstock.VerifyResult], incomplete: list[Path]) -> None
         style = "" if result.ok else "red"
         rows.add_row(result.path, verdict, size(result.bytes_checked), style=style)
     for path in incomplete:
-        rows.add_row(str(path), "never finished", "", style="yellow")
+        rows.add_row(path, "never finished", "", style="yellow")
     out.print(rows)
     for result in results:
         if result.problems:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 
@@ -10,6 +11,8 @@ import numpy as np
 from penstock import _native
 from penstock.errors import CorruptCheckpointError, StorageError
 from penstock.state.memory import of_array, to_source
+
+_ALL_BYTES = (1 << 64) - 1
 
 
 def read(path: str, checkpoint_id: str) -> dict[str, bytes]:
@@ -40,16 +43,11 @@ def read(path: str, checkpoint_id: str) -> dict[str, bytes]:
 def _content(path: str, name: str) -> bytes:
     where = os.path.join(path, name)
     try:
-        # What the name is a link to is none of the checkpoint's.
-        fd = os.open(where, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
-            return file.read()
-    except FileNotFoundError as error:
-        raise _damaged(path, name, "it is missing") from error
-    except OSError as error:
-        raise StorageError(
-            f"cannot read {where}: {error.strerror}", path=where, errno=error.errno
-        ) from error
+        return _native.read_start(where, _ALL_BYTES)
+    except StorageError as error:
+        if error.errno == errno.ENOENT:
+            raise _damaged(path, name, "it is missing") from error
+        raise
 
 
 def _digest(content: bytes) -> str:

@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from penstock.calls.arguments import decode_path, to_native
+from penstock.calls.arguments import decode_local_path, decode_path, to_native
 from penstock.calls.progress import shown
 from penstock.errors import StateMismatchError
 from penstock.exporting import beside
@@ -106,11 +106,13 @@ def export(
     choices = (group, key, dtype, unfuse, files)
     if out is None and (hard_link or any(choice is not None for choice in choices)):
         raise ValueError("out: name a directory to export to; in place nothing can be chosen")
-    where = decode_path(path)
+    # In place its files get other names.
+    where = decode_local_path(path) if out is None else decode_path(path)
+    target = None if out is None else os.path.abspath(decode_local_path(out))
     settings = to_native(options)
     checkpoint = OpenCheckpoint(where)
     try:
-        if out is None:
+        if target is None:
             return _in_place(checkpoint, began)
         small = _beside(checkpoint) if files is None else dict(read_files(files))
         model = Model.of(small.get(CONFIG)) if check or unfuse is not False else None
@@ -118,7 +120,7 @@ def export(
             checkpoint.look(0)
         job = Job(
             checkpoint=checkpoint,
-            out=os.path.abspath(decode_path(out)),
+            out=target,
             kind=None if dtype is None else _floating(dtype),
             beside=small,
             model=model if check else None,

@@ -14,6 +14,7 @@ from penstock.errors import StateMismatchError
 from penstock.exporting import placing, streamed
 from penstock.exporting.directory import appearing, write
 from penstock.exporting.report import ExportReport
+from penstock.paths import of_bucket
 from penstock.saving.alone import write_alone
 from penstock.saving.destination import Destination
 from penstock.saving.groups import IN_PLACE, INDEX, Groups
@@ -86,6 +87,8 @@ class Job:
     def link(self, shards: Shards, *, is_hard: bool) -> ExportReport | None:
         """Exports shards as they are; None where only a copy would do."""
         self._check(shards.file_of)
+        if of_bucket(self.checkpoint.path) and not is_hard:
+            return None
         names = _names(len(shards.files))
         way: Way = "hard link" if is_hard else "reflink"
         name_of = dict(zip(shards.files, names, strict=True))

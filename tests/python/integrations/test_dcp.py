@@ -448,7 +448,8 @@ class TestStorage:
     def test_which_ids_are_ours(self, kind, tmp_path):
         assert kind.validate_checkpoint_id(tmp_path)
         assert kind.validate_checkpoint_id("relative/path")
-        assert not kind.validate_checkpoint_id("s3://bucket/key")
+        assert kind.validate_checkpoint_id("s3://bucket/key")
+        assert not kind.validate_checkpoint_id("hf://bucket/key")
         assert not kind.validate_checkpoint_id("")
 
     def test_plans_may_be_cached_by_one_process(self, tmp_path):

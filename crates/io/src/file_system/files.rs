@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::Result;
+use crate::device::Device;
 use crate::file::{Direct, File};
 
 /// What a name stands for.
@@ -111,6 +112,11 @@ pub trait Files: fmt::Debug + Send + Sync {
 
     /// Bytes that can still be stored where a path is, if that is known.
     fn free_bytes(&self, path: &Path) -> Option<u64>;
+
+    /// The device behind a path; `None` where none is known, or nothing of this machine.
+    fn device(&self, path: &Path) -> Option<Device> {
+        Device::behind(path)
+    }
 
     /// Whether directories are things of their own: made, made durable, and removed. Elsewhere they
     /// are what names have in common.

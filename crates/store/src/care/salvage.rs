@@ -61,7 +61,8 @@ pub struct SalvageReport {
 /// nothing is missing after all, it is a complete one. The tensors that one rank stored are in memory
 /// meanwhile.
 ///
-/// `unverified` also takes over what cannot be checked, where the manifest or parts are lost.
+/// `unverified` also takes over what cannot be checked, where the manifest or parts are lost. `into` are
+/// the options of `out`, which may be of another file system.
 ///
 /// # Errors
 /// As [`survey`] and [`crate::save::save`]; [`Error::Corrupt`] where nothing can be checked and
@@ -71,10 +72,11 @@ pub fn salvage(
     out: &Path,
     unverified: bool,
     options: &Options,
+    into: &Options,
     progress: &Progress,
 ) -> Result<SalvageReport> {
     let begun = Instant::now();
-    check_is_new(path, out, options.file_system.files())?;
+    check_is_new(path, out, options.file_system.files(), into)?;
     let found = survey(path, options, progress)?;
     check_is_its_step(&found, out)?;
     let described = found.described_by();
@@ -90,11 +92,11 @@ pub fn salvage(
     check_manifest_size(publication.metadata.get().len())?;
     let listed = manifest.map_or_else(Vec::new, |manifest| manifest.beside.clone());
     let mut salvage = Salvage::new(path, found, unverified, options);
-    let mut attempt = Attempt::begin(out, false, &options.file_system, progress)?;
+    let mut attempt = Attempt::begin(out, false, &into.file_system, progress)?;
     let (mut parts, mut bytes) = (Vec::new(), 0);
     for rank in 0..described.len() as u32 {
         let (state, missing) = salvage.take(rank, progress)?;
-        let job = Job::sync(state, missing, out, options)?;
+        let job = Job::sync(state, missing, out, into)?;
         let written = job.write(&mut attempt, rank, progress)?;
         bytes += written.bytes;
         parts.push(written.part);
@@ -160,9 +162,14 @@ fn take_files(
 
 /// What is recovered goes to a place of its own: a save tidies up what lies beside it, and that may be
 /// what is being recovered, or somebody else's last hope.
-fn check_is_new(path: &Path, out: &Path, files: &dyn Files) -> Result<()> {
+fn check_is_new(path: &Path, out: &Path, files: &dyn Files, into: &Options) -> Result<()> {
     let refused = |source| Error::storage("salvage to", out)(source);
-    match files.list(out).map(|entries| entries.len()) {
+    match into
+        .file_system
+        .files()
+        .list(out)
+        .map(|entries| entries.len())
+    {
         Ok(entries) if entries > 0 => {
             return Err(refused(io::ErrorKind::DirectoryNotEmpty.into()));
         }
@@ -170,8 +177,11 @@ fn check_is_new(path: &Path, out: &Path, files: &dyn Files) -> Result<()> {
         _ => {}
     }
     let source = files.resolve(path).ok();
+    // A URL is absolute as it is.
     let above = std::path::absolute(out).ok();
-    let mut above = above.iter().flat_map(|out| out.ancestors());
+    let mut above = out
+        .ancestors()
+        .chain(above.iter().flat_map(|out| out.ancestors()));
     if above.any(|above| files.resolve(above).ok() == source && source.is_some()) {
         let detail = "it lies in what is to be salvaged";
         return Err(refused(io::Error::new(io::ErrorKind::InvalidInput, detail)));

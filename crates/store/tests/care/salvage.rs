@@ -82,6 +82,7 @@ fn salvaged(path: &Path, out: &Path, unverified: bool) -> Result<SalvageReport> 
         out,
         unverified,
         &Options::default(),
+        &Options::default(),
         &Progress::default(),
     )
 }

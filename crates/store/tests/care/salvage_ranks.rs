@@ -154,7 +154,7 @@ fn save(path: &Path) {
 
 fn salvaged(path: &Path, out: &Path, unverified: bool) -> Result<SalvageReport> {
     let (options, progress) = (unsynced(), Progress::default());
-    salvage(path, out, unverified, &options, &progress)
+    salvage(path, out, unverified, &options, &options, &progress)
 }
 
 fn file_of(path: &Path, kind: &str, rank: u32) -> PathBuf {
@@ -632,7 +632,7 @@ fn what_is_found_damaged_on_the_way_is_missing_too() {
             file_system: Arc::new(Unsynced),
             ..faulty(engines()[0], Arc::new(Faults::new(1).fail(failure)))
         };
-        let report = salvage(&path, &out, false, &options, &Progress::default()).unwrap();
+        let report = salvage(&path, &out, false, &options, &options, &Progress::default()).unwrap();
         let had = held(&out);
         let read = (0..RANKS).filter(|rank| had.own.contains(&(*rank, "own0".to_owned())));
         let read: BTreeSet<u32> = read.collect();

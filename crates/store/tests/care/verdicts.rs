@@ -54,7 +54,7 @@ fn check_verdicts(options: &Options) {
     assert!(found.intact().len() < SIZES.len());
 
     let out = root.path().join("out");
-    let report = salvage(&bad, &out, false, options, &progress).unwrap();
+    let report = salvage(&bad, &out, false, options, options, &progress).unwrap();
     assert!(!report.missing.is_empty(), "damage was taken over");
 
     let report = store.scrub(&Scrub::default(), options, &progress).unwrap();

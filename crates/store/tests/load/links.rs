@@ -120,7 +120,14 @@ fn salvage_follows_no_link_and_waits_for_nothing() {
                 let out = root.path().join("out");
                 within_a_minute("salvage", move || {
                     let progress = Progress::default();
-                    let salvaged = salvage(&path, &out, true, &options(false), &progress);
+                    let salvaged = salvage(
+                        &path,
+                        &out,
+                        true,
+                        &options(false),
+                        &options(false),
+                        &progress,
+                    );
                     let Ok(report) = salvaged else { return };
                     // Of what is behind a link in the place of a shard, nothing.
                     let has_shard = fs::symlink_metadata(forge::shard_path(&path)).unwrap();

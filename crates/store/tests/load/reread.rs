@@ -216,7 +216,7 @@ fn what_the_device_cannot_give_back_costs_its_chunk_and_no_more() {
             let refused = verify(&path, &options, &progress).unwrap_err();
             assert_eq!(common::errno(&refused), Some(EIO));
 
-            let report = salvage(&path, &out, false, &options, &progress).unwrap();
+            let report = salvage(&path, &out, false, &options, &options, &progress).unwrap();
             let kept = found.intact();
             assert_eq!(report.tensors, kept.len());
             let loaded = common::load(&out, &Options::default()).unwrap();

@@ -508,7 +508,7 @@ fn salvage_copies_what_was_linked() {
         .find(|name| name.starts_with("shard-00000-00"));
     fs::remove_file(world.path().join(written.unwrap())).unwrap();
     let out = world.root.path().join("out");
-    let report = salvage(&world.path(), &out, false, &options, &progress).unwrap();
+    let report = salvage(&world.path(), &out, false, &options, &options, &progress).unwrap();
     assert_eq!((report.tensors, report.missing.len()), (IN_FILE, 2));
     let taken = Checkpoint::open(&out).unwrap();
     assert!(

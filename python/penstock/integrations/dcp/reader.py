@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 
 from penstock.errors import RankError
 from penstock.integrations.dcp.opened import Opened
-from penstock.integrations.dcp.paths import is_local
+from penstock.integrations.dcp.paths import is_ours
 from penstock.loading.opened import decode_path, to_native
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ class StorageReader(storage.StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether this is a path of the local file system, rather than a URL."""
-        return is_local(checkpoint_id)
+        """Whether this is a path of the local file system, or a URL of a bucket."""
+        return is_ours(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Gets ready for another load, from another path if one is given."""

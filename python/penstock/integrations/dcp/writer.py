@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from penstock.errors import UnsupportedStateError
 from penstock.integrations.dcp import layout
 from penstock.integrations.dcp.packing import check_same, pack, result_of_rank
-from penstock.integrations.dcp.paths import is_local
+from penstock.integrations.dcp.paths import is_ours
 from penstock.loading.foreign import check_no_store
 from penstock.saving.attempt import (
     Groups,
@@ -148,8 +148,8 @@ class StorageWriter(storage.StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether this is a path of the local file system, rather than a URL."""
-        return is_local(checkpoint_id)
+        """Whether this is a path of the local file system, or a URL of a bucket."""
+        return is_ours(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Gets ready for another save, to another path if one is given."""

@@ -22,6 +22,7 @@ from penstock.integrations.dcp import StorageReader
 from penstock.integrations.torchtitan.states import RANDOM, RandomStates, States
 from penstock.loading.dcp_files import METADATA, is_marked
 from penstock.loading.foreign import is_checkpoint
+from penstock.loading.opened import decode_local_path
 
 if TYPE_CHECKING:
     from penstock.saving.pending import PendingSave
@@ -80,9 +81,9 @@ class Checkpointer(CheckpointManager):  # type: ignore[misc]
         base_folder: str = "",
     ) -> None:
         if config.enable:
-            self._store = penstock.CheckpointStore(
-                filesystem.join(base_folder, config.folder), keep_last=config.keep_latest_k or None
-            )
+            # torchtitan looks at what is there by calls of its own.
+            folder = decode_local_path(filesystem.join(base_folder, config.folder))
+            self._store = penstock.CheckpointStore(folder, keep_last=config.keep_latest_k or None)
         # Neither its process group for saves in the background nor its thread that deletes.
         plain = copy.copy(config)
         plain.async_mode, plain.keep_latest_k = AsyncMode.DISABLED.value, 0
