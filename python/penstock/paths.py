@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import re
 
-from penstock import _native
 from penstock.errors import UnsupportedPathError
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]*):(/+)(.*)", re.DOTALL)
 """A URL (RFC 3986), several in one, or what `pathlib` leaves of it: one slash."""
 
-_BUCKETS = " and ".join(f"{scheme}://" for scheme in _native.OBJECT_SCHEMES)
+OBJECT_SCHEMES = ("s3",)
+"""As `_native` has them, which a list of commands does not import."""
+
+_BUCKETS = " and ".join(f"{scheme}://" for scheme in OBJECT_SCHEMES)
 
 
 def of_bucket(path: str) -> bool:
     """Whether this is a URL of a bucket, in the form that `tidy` gives it."""
     scheme, _, rest = path.partition("://")
-    return bool(rest) and scheme in _native.OBJECT_SCHEMES
+    return bool(rest) and scheme in OBJECT_SCHEMES
 
 
 def tidy(path: str) -> str:
@@ -30,7 +32,7 @@ def tidy(path: str) -> str:
     if found is None:
         return path
     scheme, slashes, rest = found.groups()
-    if scheme.lower() not in _native.OBJECT_SCHEMES:
+    if scheme.lower() not in OBJECT_SCHEMES:
         raise _refused(path, f"Penstock reaches file systems, and buckets at {_BUCKETS}")
     bucket, _, key = rest.partition("/")
     if "?" in rest or "#" in rest:
@@ -56,7 +58,7 @@ def check_local(path: str) -> None:
     found = _SCHEME.match(path)
     if found is None:
         return
-    if found.group(1).lower() in _native.OBJECT_SCHEMES:
+    if found.group(1).lower() in OBJECT_SCHEMES:
         raise _refused(path, "this takes files of this machine only")
     raise _refused(path, "Penstock moves data of file systems only here")
 

@@ -10,12 +10,17 @@ from click.testing import CliRunner
 
 import penstock
 from conftest import run_child
+from penstock import _native, paths
 from penstock.cli import cli
 from penstock.integrations.dcp import StorageReader, StorageWriter
 
 URLS = ["hf://a/b", "file:///data/run", "a+b.c-1://x", "http://host/s3://bucket/run"]
 
 BUCKETS = ["s3://bucket/run", "S3://b", "s3:/bucket/run"]
+
+def test_the_schemes_are_those_of_the_native_module():
+    assert tuple(_native.OBJECT_SCHEMES) == paths.OBJECT_SCHEMES
+
 
 CALLS = {
     "save": lambda path: penstock.save(path, {"x": 1}),
