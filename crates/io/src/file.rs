@@ -86,6 +86,11 @@ pub trait Elsewhere: Any + fmt::Debug + Send + Sync {
     /// # Errors
     /// That of whoever has it.
     fn bytes(&self) -> io::Result<u64>;
+
+    /// Hears of the CRC-64/NVME of the bytes that the next write at an offset has.
+    fn expect(&self, offset: u64, crc64nvme: u64) {
+        let _ = (offset, crc64nvme);
+    }
 }
 
 impl File {
@@ -105,6 +110,15 @@ impl File {
         match &self.of {
             Of::System(_) => None,
             Of::Elsewhere(of) => (&**of as &dyn Any).downcast_ref(),
+        }
+    }
+
+    /// Tells who has the bytes of a file that is elsewhere what CRC-64/NVME those have that are about
+    /// to be written at an offset, so that it need not be computed again, and what is sent is what was
+    /// digested. Files of this system do not ask.
+    pub fn expect(&self, offset: u64, crc64nvme: impl FnOnce() -> u64) {
+        if let Of::Elsewhere(of) = &self.of {
+            of.expect(offset, crc64nvme());
         }
     }
 

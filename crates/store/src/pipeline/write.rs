@@ -122,8 +122,13 @@ impl Worker<'_> {
 
     fn digest(&mut self, filled: Filled) {
         let _span = trace::span("digest");
-        let bytes = self.plan.extent(filled.number).bytes();
+        let extent = self.plan.extent(filled.number);
+        let bytes = extent.bytes();
         let digests = digest_chunks(&filled.buf.as_slice()[..bytes]);
+        let file = &self.files[extent.shard];
+        file.expect(extent.range.start, || {
+            Digest::of_chunks(&digests, bytes as u64).0
+        });
         self.digested.push((filled.number, digests));
         self.filled.push_back(filled);
     }
