@@ -19,6 +19,7 @@ _MIB = 1 << 20
 
 _PART_BYTES = Number(8 * _MIB, 1 << 30, "bytes", multiple_of=_MIB)
 _CONNECTIONS = Number(1, 256, "requests")
+_PATIENCE = Number(1, 86_400, "seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,10 @@ class Remote:
         part_bytes: Bytes of a request, and of a part of an upload: a multiple of 1 MiB, 8 MiB to
             1 GiB; 8 MiB where it is left open. A file has at most 10,000 parts.
         connections: Requests at a time, 1 to 256.
+        patience_seconds: For how long a request is repeated that gets no answer, or that of a
+            server which is busy or starting, 1 to 86400; 60 where it is left open.
+        checksums: Whether what is stored goes with a CRC-64/NVME that the store checks. A store
+            that does not know it is noticed by itself; False is for one that fails on it.
 
     Raises:
         TypeError: A value has the wrong type, or an option is not known.
@@ -94,6 +99,8 @@ class Remote:
     credentials: Credentials | Callable[[], Credentials] | None = None
     part_bytes: int | None = None
     connections: int | None = None
+    patience_seconds: int | None = None
+    checksums: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("endpoint", "region"):
@@ -108,6 +115,9 @@ class Remote:
             raise TypeError(f"credentials: must be penstock.Credentials or a callable, not {kind}")
         _PART_BYTES.check("part_bytes", self.part_bytes)
         _CONNECTIONS.check("connections", self.connections)
+        _PATIENCE.check("patience_seconds", self.patience_seconds)
+        if self.checksums is not None and type(self.checksums) is not bool:
+            raise TypeError(f"checksums={self.checksums!r}: must be a bool or None")
 
 
 def set_remote(url: str, remote: Remote | None) -> None:
@@ -143,6 +153,8 @@ def set_remote(url: str, remote: Remote | None) -> None:
         ask=None if remote.credentials is None else _asking(remote.credentials),
         part_bytes=remote.part_bytes,
         connections=remote.connections,
+        patience_seconds=remote.patience_seconds,
+        checksums=remote.checksums,
     )
 
 

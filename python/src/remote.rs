@@ -35,7 +35,8 @@ fn asked(ask: Py<PyAny>) -> Credentials {
 
 /// From now on this process reaches the bucket of a URL so; with all left open, as the environment says.
 #[pyfunction]
-#[pyo3(signature = (url, *, endpoint, region, ask, part_bytes, connections))]
+#[pyo3(signature = (url, *, endpoint, region, ask, part_bytes, connections, patience_seconds, checksums))]
+#[expect(clippy::too_many_arguments, reason = "all but the first are keywords")]
 pub(crate) fn reach(
     py: Python<'_>,
     url: &str,
@@ -44,6 +45,8 @@ pub(crate) fn reach(
     ask: Option<Py<PyAny>>,
     part_bytes: Option<usize>,
     connections: Option<usize>,
+    patience_seconds: Option<u64>,
+    checksums: Option<bool>,
 ) -> PyResult<()> {
     let address = Address::of(Path::new(url));
     let address = address.map_err(|error| PyValueError::new_err(error.to_string()))?;
@@ -54,6 +57,8 @@ pub(crate) fn reach(
         credentials: ask.map(asked),
         part_bytes,
         connections,
+        patience: patience_seconds.map(Duration::from_secs),
+        checksums,
     };
     // Whoever has the lock may wait for the GIL, to drop what Python gave.
     py.detach(|| buckets::reach(address, remote));

@@ -5,6 +5,7 @@
 //! gives out into its final place.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,8 +19,12 @@ use penstock_io::file::File;
 use tokio::sync::oneshot;
 
 use crate::handle::{Object, Written};
-use crate::kin::{Kin, kind_of};
+use crate::kin::Kin;
+use crate::refusal::Refusal;
 use crate::runtime;
+
+/// What a request has to bring for patience to begin anew.
+const PROGRESS_BYTES_MIN: usize = 64 << 10;
 
 /// See the module's description.
 pub(crate) struct Requests {
@@ -117,42 +122,87 @@ async fn read(
     if offset >= end {
         return (buf, Ok(0));
     }
-    let into = buf.as_mut_slice();
+    let into = &mut buf.as_mut_slice()[..(end - offset) as usize];
     let read = read_into(kin, object, offset..end, into).await;
     (buf, read)
 }
 
+/// Reads a range whole. Where an answer breaks, the next one begins at the byte after it.
 async fn read_into(
     kin: &Kin,
     object: &Object,
-    range: std::ops::Range<u64>,
+    range: Range<u64>,
     into: &mut [u8],
 ) -> io::Result<usize> {
+    let (mut filled, mut tries) = (0, kin.signed.tries());
+    while filled < into.len() {
+        let rest = range.start + filled as u64..range.end;
+        let came = read_on(kin, object, rest, &mut into[filled..]).await;
+        filled += came.bytes;
+        if came.bytes >= PROGRESS_BYTES_MIN {
+            tries = kin.signed.tries();
+        }
+        if let Some(refusal) = came.refusal {
+            tries.again(refusal).await?;
+        }
+    }
+    Ok(filled)
+}
+
+/// What came of one request for a range.
+struct Came {
+    bytes: usize,
+    /// Why there were no more.
+    refusal: Option<Refusal>,
+}
+
+/// Fills `into` with as much of a range as one answer brings.
+async fn read_on(kin: &Kin, object: &Object, range: Range<u64>, into: &mut [u8]) -> Came {
+    let came = |bytes, refusal| Came {
+        bytes,
+        refusal: Some(refusal),
+    };
     let options = GetOptions {
-        range: Some(GetRange::Bounded(range.clone())),
+        range: Some(GetRange::Bounded(range)),
         if_match: object.tag.clone(),
         ..GetOptions::default()
     };
-    let found = kin
-        .store
-        .get_opts(&object.key, options)
-        .await
-        .map_err(kind_of)?;
+    let found = match kin.once.get_opts(&object.key, options).await {
+        Ok(found) => found,
+        Err(object_store::Error::Precondition { .. }) => return came(0, changed()),
+        Err(error) => return came(0, Refusal::of_store(&error)),
+    };
     let mut chunks = found.into_stream();
     let mut filled = 0;
-    while let Some(chunk) = chunks.try_next().await.map_err(kind_of)? {
-        let Some(place) = into.get_mut(filled..filled + chunk.len()) else {
-            return Err(io::Error::other(
-                "the store sent more bytes than were asked for",
-            ));
-        };
-        place.copy_from_slice(&chunk);
-        filled += chunk.len();
+    loop {
+        match chunks.try_next().await {
+            Ok(Some(chunk)) => {
+                let Some(place) = into.get_mut(filled..filled + chunk.len()) else {
+                    let text = "the store sent more bytes than were asked for";
+                    return came(filled, Refusal::new(io::ErrorKind::InvalidData, text));
+                };
+                place.copy_from_slice(&chunk);
+                filled += chunk.len();
+            }
+            Ok(None) if filled == into.len() => {
+                return Came {
+                    bytes: filled,
+                    refusal: None,
+                };
+            }
+            Ok(None) => {
+                let text = "the store sent fewer bytes than were asked for";
+                let kind = io::ErrorKind::UnexpectedEof;
+                return came(filled, Refusal::passing(kind, text));
+            }
+            Err(error) => return came(filled, Refusal::of_store(&error)),
+        }
     }
-    if filled as u64 != range.end - range.start {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    Ok(filled)
+}
+
+fn changed() -> Refusal {
+    let text = "another object has its place since it was opened";
+    Refusal::new(io::ErrorKind::InvalidData, text)
 }
 
 /// Sends a buffer as a part.

@@ -1,18 +1,19 @@
 //! What the files of this crate stand for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
-use object_store::multipart::PartId;
+use crc_fast::CrcAlgorithm::Crc64Nvme;
 use object_store::path::Path as Key;
-use object_store::{MultipartId, ObjectStoreExt, PutPayload};
+use object_store::{ObjectStoreExt, PutPayload};
 use penstock_io::file::Elsewhere;
 use tokio::sync::OnceCell;
 
 use crate::kin::{Kin, kind_of};
 use crate::runtime;
+use crate::uploads::{Begun, PARTS_MAX, Part};
 
 /// An object that is read.
 #[derive(Debug)]
@@ -36,16 +37,19 @@ pub(crate) struct Upload {
     pub(crate) key: Key,
     kin: Kin,
     /// The upload of parts, once there is one.
-    id: OnceCell<MultipartId>,
+    begun: OnceCell<Begun>,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     text: Bytes,
-    is_there: bool,
-    /// What the store calls the parts that it has, by their offsets, and their lengths.
-    parts: BTreeMap<u64, (String, u64)>,
+    /// The object is there, or what the store has of it stays for somebody else.
+    is_kept: bool,
+    /// The checksums of parts that are about to be sent, by their offsets.
+    expected: HashMap<u64, u64>,
+    /// The parts that the store has, by their offsets.
+    parts: BTreeMap<u64, Part>,
 }
 
 /// The file of an upload, which requests under way have a share in.
@@ -55,8 +59,12 @@ pub(crate) struct Written(pub(crate) Arc<Upload>);
 impl Elsewhere for Written {
     fn bytes(&self) -> io::Result<u64> {
         let state = self.0.state();
-        let parts = state.parts.values().map(|(_, bytes)| bytes);
+        let parts = state.parts.values().map(|part| part.bytes);
         Ok(state.text.len() as u64 + parts.sum::<u64>())
+    }
+
+    fn expect(&self, offset: u64, crc64nvme: u64) {
+        self.0.state().expected.insert(offset, crc64nvme);
     }
 }
 
@@ -65,8 +73,32 @@ impl Upload {
         Upload {
             key,
             kin,
-            id: OnceCell::new(),
+            begun: OnceCell::new(),
             state: Mutex::default(),
+        }
+    }
+
+    /// One that somebody has begun, with the parts that the store has.
+    pub(crate) fn resumed(
+        key: Key,
+        kin: Kin,
+        id: String,
+        parts: Vec<Part>,
+        part_bytes: u64,
+    ) -> Upload {
+        // One part without a checksum is enough for there to be none of the object.
+        let is_checked = !parts.is_empty() && parts.iter().all(|part| part.crc64nvme.is_some());
+        let at = |part: Part| (u64::from(part.number - 1) * part_bytes, part);
+        let state = State {
+            parts: parts.into_iter().map(at).collect(),
+            is_kept: true,
+            ..State::default()
+        };
+        Upload {
+            key,
+            kin,
+            begun: OnceCell::from(Begun { id, is_checked }),
+            state: Mutex::new(state),
         }
     }
 
@@ -84,64 +116,84 @@ impl Upload {
         self.state().text.clone()
     }
 
-    /// Sends a part.
+    /// Sends the part at an offset.
     pub(crate) async fn send(&self, part: usize, offset: u64, bytes: Bytes) -> io::Result<()> {
-        let (uploads, len) = (&self.kin.uploads, bytes.len() as u64);
-        let id = self
-            .id
-            .get_or_try_init(|| uploads.create_multipart(&self.key));
-        let id = id.await.map_err(kind_of)?;
-        let sent = uploads.put_part(&self.key, id, part, bytes.into()).await;
-        let content_id = sent.map_err(kind_of)?.content_id;
-        self.state().parts.insert(offset, (content_id, len));
+        let number = u32::try_from(part + 1).unwrap_or(u32::MAX);
+        if number > PARTS_MAX {
+            let detail = format!("an object has at most {PARTS_MAX} parts: make them larger");
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, detail));
+        }
+        let Kin {
+            signed,
+            has_checksums,
+            ..
+        } = &self.kin;
+        let begin = || signed.begin(&self.key, *has_checksums);
+        let upload = self.begun.get_or_try_init(begin).await?;
+        let expected = self.state().expected.remove(&offset);
+        let crc = upload
+            .is_checked
+            .then(|| expected.unwrap_or_else(|| crc_fast::checksum(Crc64Nvme, &bytes)));
+        let part = signed.put_part(&self.key, upload, number, bytes, crc);
+        let part = part.await?;
+        self.state().parts.insert(offset, part);
         Ok(())
     }
 
     /// Makes an object of what was sent, or of the text where nothing was.
     pub(crate) async fn finish(&self) -> io::Result<()> {
-        let done = match self.id.get() {
+        match self.begun.get() {
             None => {
                 let text = PutPayload::from(self.text());
-                self.kin.store.put(&self.key, text).await
+                let put = self.kin.store.put(&self.key, text).await;
+                put.map_err(kind_of)?;
             }
-            Some(id) => {
+            Some(upload) => {
                 let parts = self.parts()?;
-                let uploads = &self.kin.uploads;
-                uploads.complete_multipart(&self.key, id, parts).await
+                let completed = self.kin.signed.complete(&self.key, upload, &parts);
+                completed.await?;
             }
-        };
-        done.map_err(kind_of)?;
-        self.state().is_there = true;
+        }
+        self.state().is_kept = true;
         Ok(())
     }
 
-    /// What the store calls the parts, in order.
-    fn parts(&self) -> io::Result<Vec<PartId>> {
+    /// The upload that the store has begun, and the parts of it that are there; it stays when this
+    /// one is dropped.
+    pub(crate) fn keep(&self) -> Option<(String, Vec<Part>)> {
+        let upload = self.begun.get()?;
+        let mut state = self.state();
+        state.is_kept = true;
+        let parts = state.parts.values().cloned().collect();
+        Some((upload.id.clone(), parts))
+    }
+
+    /// The parts in order, which have to be all there are.
+    fn parts(&self) -> io::Result<Vec<Part>> {
         let mut end = 0;
-        let mut ids = Vec::new();
-        for (offset, (content_id, bytes)) in &self.state().parts {
+        let mut parts = Vec::new();
+        for (offset, part) in &self.state().parts {
             if *offset != end {
                 let detail = format!("bytes {end} to {offset} were never uploaded");
                 return Err(io::Error::other(detail));
             }
-            end += bytes;
-            let content_id = content_id.clone();
-            ids.push(PartId { content_id });
+            end += part.bytes;
+            parts.push(part.clone());
         }
-        Ok(ids)
+        Ok(parts)
     }
 }
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        let is_there = self.state().is_there;
-        if let (Some(id), false) = (self.id.take(), is_there) {
+        let is_kept = self.state().is_kept;
+        if let (Some(upload), false) = (self.begun.take(), is_kept) {
             let (kin, key) = (self.kin.clone(), self.key.clone());
             // Best effort: a sweep finds what stays. The last reference may go on a thread that must
             // not wait.
             if let Ok(handle) = runtime::handle() {
                 handle.spawn(async move {
-                    let _ = kin.uploads.abort_multipart(&key, &id).await;
+                    let _ = kin.signed.abort(&key, &upload.id).await;
                 });
             }
         }

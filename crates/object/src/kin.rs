@@ -5,13 +5,14 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use object_store::aws::AmazonS3Builder;
-use object_store::multipart::MultipartStore;
+use object_store::aws::{AmazonS3Builder, Checksum};
 use object_store::path::Path as Key;
 use object_store::signer::Signer;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 
 use crate::address::Address;
+use crate::answers::Connector;
+use crate::refusal::Refusal;
 use crate::remote::Remote;
 use crate::signed::Signed;
 
@@ -19,9 +20,13 @@ use crate::signed::Signed;
 #[derive(Clone)]
 pub(crate) struct Kin {
     pub(crate) store: Arc<dyn ObjectStore>,
-    pub(crate) uploads: Arc<dyn MultipartStore>,
+    /// The same, which sends a request once: repeated by itself, one that is carried out once only may
+    /// be refused for its own sake.
+    pub(crate) once: Arc<dyn ObjectStore>,
     /// For what the library has no call for.
-    signed: Signed,
+    pub(crate) signed: Signed,
+    /// Whether what is uploaded has checksums, if the store knows them.
+    pub(crate) has_checksums: bool,
 }
 
 impl fmt::Debug for Kin {
@@ -49,8 +54,8 @@ impl Kin {
     }
 }
 
-/// How long a connection may be silent.
-const READ_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a store may be silent while it is read from.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn client(remote: &Remote) -> ClientOptions {
     // Who names an endpoint without TLS means it.
@@ -63,20 +68,18 @@ fn client(remote: &Remote) -> ClientOptions {
         .with_http1_only()
         .with_allow_http(is_plain)
         .with_pool_max_idle_per_host(remote.connections())
-        // Of a request as a whole it says nothing of a slow line, between two of its bytes it does.
         .with_timeout_disabled()
-        .with_read_timeout(READ_TIMEOUT)
 }
 
 /// How a request is repeated: for as long as a server takes to start again.
-fn retry() -> RetryConfig {
+fn retry(remote: &Remote) -> RetryConfig {
     RetryConfig {
         backoff: BackoffConfig {
             max_backoff: Duration::from_secs(5),
             ..BackoffConfig::default()
         },
         max_retries: 12,
-        retry_timeout: Duration::from_secs(60),
+        retry_timeout: remote.patience(),
     }
 }
 
@@ -84,9 +87,15 @@ fn s3(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
     let options = client(remote);
     let mut builder = AmazonS3Builder::from_env()
         .with_bucket_name(&address.bucket)
-        .with_retry(retry())
-        .with_client_options(options.clone())
+        .with_retry(retry(remote))
+        // Of a request as a whole a time limit says nothing of a slow line, between two of its bytes it
+        // does. Parts of uploads do not go this way.
+        .with_client_options(options.clone().with_read_timeout(READ_TIMEOUT))
+        .with_http_connector(Connector)
         .with_unsigned_payload(true);
+    if remote.has_checksums() {
+        builder = builder.with_checksum_algorithm(Checksum::CRC64NVME);
+    }
     if let Some(endpoint) = &remote.endpoint {
         builder = builder.with_endpoint(endpoint);
     }
@@ -96,27 +105,24 @@ fn s3(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
     if let Some(credentials) = &remote.credentials {
         builder = builder.with_credentials(credentials.provider());
     }
+    let never = RetryConfig {
+        max_retries: 0,
+        ..retry(remote)
+    };
+    let once = Arc::new(builder.clone().with_retry(never).build()?);
     let client = Arc::new(builder.build()?);
-    let signed = Signed::new(Arc::clone(&client) as Arc<dyn Signer>, &options)?;
+    let signer = Arc::clone(&client) as Arc<dyn Signer>;
+    let signed = Signed::new(signer, &options, remote.patience())?;
     Ok(Kin {
-        store: Arc::clone(&client) as Arc<dyn ObjectStore>,
-        uploads: client,
+        store: client,
+        once,
         signed,
+        has_checksums: remote.has_checksums(),
     })
 }
 
 /// What a store's error is for who asked.
+#[expect(clippy::needless_pass_by_value, reason = "it stands in `map_err`")]
 pub(crate) fn kind_of(error: object_store::Error) -> io::Error {
-    use object_store::Error as Store;
-    let kind = match &error {
-        Store::NotFound { .. } => io::ErrorKind::NotFound,
-        Store::AlreadyExists { .. } | Store::Precondition { .. } => io::ErrorKind::AlreadyExists,
-        Store::PermissionDenied { .. } | Store::Unauthenticated { .. } => {
-            io::ErrorKind::PermissionDenied
-        }
-        Store::NotSupported { .. } | Store::NotImplemented { .. } => io::ErrorKind::Unsupported,
-        Store::InvalidPath { .. } => io::ErrorKind::InvalidInput,
-        _ => io::ErrorKind::Other,
-    };
-    io::Error::new(kind, error)
+    Refusal::of_store(&error).into()
 }

@@ -7,14 +7,15 @@
 //! directory is what keys have in common, it is there with the first of them, and making, syncing and
 //! removing one does nothing. No lock is seen by all.
 //!
-//! Objects of S3 only, so far; uploads that nobody ended are not swept, and what an upload became is not
-//! asserted against digests of chunks yet. The Python package does not have it before that is done.
+//! Objects of S3 only, so far; uploads that nobody ended are not swept yet. The Python package does not
+//! have it before that is done.
 //!
 //! This is the one crate with an asynchronous runtime; nothing of it shows.
 
 #![forbid(unsafe_code)]
 
 mod address;
+mod answers;
 pub mod buckets;
 mod credentials;
 mod engine;
@@ -22,11 +23,15 @@ mod handle;
 mod kin;
 mod objects;
 mod profile;
+mod refusal;
 mod remote;
 mod runtime;
 mod signed;
+mod tries;
+mod uploads;
 
 pub use address::{Address, SCHEMES};
 pub use credentials::{AskForKeys, Credentials, Keys};
 pub use objects::Objects;
 pub use remote::Remote;
+pub use uploads::{OpenUpload, Part};

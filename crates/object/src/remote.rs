@@ -2,6 +2,7 @@
 
 use std::env;
 use std::io;
+use std::time::Duration;
 
 use crate::credentials::Credentials;
 use crate::profile::Profile;
@@ -20,6 +21,11 @@ pub struct Remote {
     pub part_bytes: Option<usize>,
     /// Requests at a time.
     pub connections: Option<usize>,
+    /// For how long a request is repeated that gets no answer.
+    pub patience: Option<Duration>,
+    /// Whether what is put has a checksum of its bytes, which the store checks; false is for a store
+    /// that refuses requests with one.
+    pub checksums: Option<bool>,
 }
 
 /// Bytes of a part where nothing else is asked for: the most of one request that is repeated, and few
@@ -48,6 +54,8 @@ fn told(names: &[&str]) -> Option<String> {
     let value = |name: &&str| env::var(name).ok().filter(|value| !value.is_empty());
     names.iter().find_map(value)
 }
+/// As long as a server takes to start again.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Remote {
     /// With what it leaves open taken from the environment and from the files of AWS's tools.
@@ -76,5 +84,14 @@ impl Remote {
         self.connections
             .unwrap_or(CONNECTIONS)
             .clamp(1, CONNECTIONS_MAX)
+    }
+    /// For how long a request is repeated that gets no answer.
+    pub fn patience(&self) -> Duration {
+        self.patience.unwrap_or(PATIENCE)
+    }
+
+    /// Whether what is put has a checksum.
+    pub fn has_checksums(&self) -> bool {
+        self.checksums.unwrap_or(true)
     }
 }

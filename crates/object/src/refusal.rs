@@ -1,0 +1,339 @@
+//! Why a store did not do what it was asked for, in one sentence that says what to do about it.
+//!
+//! An answer that refuses has a status, and mostly a body of XML with a code, which tells more. To a
+//! request for the head of an object there is no body, so the status alone has to do.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use http::StatusCode;
+use http::header::{HeaderMap, RETRY_AFTER};
+use object_store::client::{HttpError, HttpErrorKind};
+use serde::Deserialize;
+
+/// See the module's description.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    kind: io::ErrorKind,
+    text: String,
+    code: String,
+    /// Whether the same request may well be answered otherwise in a moment.
+    pub(crate) is_passing: bool,
+    /// For how long the store asks to be left alone.
+    pub(crate) pause: Option<Duration>,
+}
+
+/// What S3 sends with an answer that refuses; of an answer of anybody else's nothing is known.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct Body {
+    code: String,
+    message: String,
+    region: Option<String>,
+}
+
+impl Refusal {
+    pub(crate) fn new(kind: io::ErrorKind, text: impl Into<String>) -> Refusal {
+        Refusal {
+            kind,
+            text: text.into(),
+            code: String::new(),
+            is_passing: false,
+            pause: None,
+        }
+    }
+
+    /// One that may not come again.
+    pub(crate) fn passing(kind: io::ErrorKind, text: impl Into<String>) -> Refusal {
+        Refusal {
+            is_passing: true,
+            ..Refusal::new(kind, text)
+        }
+    }
+
+    /// The one that an answer is.
+    pub(crate) fn of_answer(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Refusal {
+        let text = String::from_utf8_lossy(body);
+        let body: Body = quick_xml::de::from_str(&text).unwrap_or_default();
+        let header = |name: &str| headers.get(name)?.to_str().ok();
+        let region = header("x-amz-bucket-region").map(str::to_owned);
+        let region = region.or_else(|| body.region.clone()).or_else(|| {
+            // "… the region 'us-east-1' is wrong; expecting 'eu-west-1'"
+            let (_, rest) = body.message.split_once("expecting '")?;
+            Some(rest.split('\'').next()?.to_owned())
+        });
+        let (kind, text) = meaning(status, &body, region.as_deref());
+        let seconds = header(RETRY_AFTER.as_str()).and_then(|seconds| seconds.parse().ok());
+        Refusal {
+            is_passing: is_passing(status, &body.code),
+            code: body.code,
+            pause: seconds.map(Duration::from_secs),
+            ..Refusal::new(kind, text)
+        }
+    }
+
+    /// The one within an answer that began as a success, if there is one: what takes long is answered
+    /// before it has ended.
+    pub(crate) fn within(body: &[u8]) -> Option<Refusal> {
+        let text = std::str::from_utf8(body).ok()?;
+        let body: Body = quick_xml::de::from_str(text).ok()?;
+        let is_failure = !body.code.is_empty();
+        is_failure.then(|| {
+            let status = match body.code.as_str() {
+                "InternalError" => StatusCode::INTERNAL_SERVER_ERROR,
+                "SlowDown" | "ServiceUnavailable" => StatusCode::SERVICE_UNAVAILABLE,
+                _ => StatusCode::BAD_REQUEST,
+            };
+            Refusal::of_answer(status, &HeaderMap::new(), text.as_bytes())
+        })
+    }
+
+    /// Why there was no answer.
+    pub(crate) fn of_transport(error: &HttpError) -> Refusal {
+        if let Some(refusal) = error.source().and_then(|source| source.downcast_ref()) {
+            return Refusal::clone(refusal);
+        }
+        let cause = innermost(error);
+        match error.kind() {
+            HttpErrorKind::Timeout => Refusal::silent(),
+            HttpErrorKind::Connect => {
+                let system = system_error(error).map(io::Error::kind);
+                let kind = system.unwrap_or(io::ErrorKind::NotConnected);
+                let text = format!(
+                    "no connection to the store ({cause}): check the endpoint, and that it runs"
+                );
+                Refusal::passing(kind, text)
+            }
+            _ => {
+                let text = format!("the connection to the store broke ({cause})");
+                Refusal::passing(io::ErrorKind::ConnectionReset, text)
+            }
+        }
+    }
+
+    /// Nothing came for too long.
+    pub(crate) fn silent() -> Refusal {
+        Refusal::passing(io::ErrorKind::TimedOut, "the store does not answer in time")
+    }
+
+    /// The one in an error of the library.
+    pub(crate) fn of_store(error: &object_store::Error) -> Refusal {
+        use object_store::Error as Store;
+        for error in causes(error) {
+            if let Some(refusal) = error.downcast_ref::<Refusal>() {
+                return refusal.clone();
+            }
+            if let Some(error) = error.downcast_ref::<HttpError>() {
+                return Refusal::of_transport(error);
+            }
+        }
+        let kind = match error {
+            Store::NotFound { .. } => io::ErrorKind::NotFound,
+            Store::AlreadyExists { .. } | Store::Precondition { .. } => {
+                io::ErrorKind::AlreadyExists
+            }
+            Store::PermissionDenied { .. } | Store::Unauthenticated { .. } => {
+                io::ErrorKind::PermissionDenied
+            }
+            Store::NotSupported { .. } | Store::NotImplemented { .. } => io::ErrorKind::Unsupported,
+            Store::InvalidPath { .. } => io::ErrorKind::InvalidInput,
+            _ => io::ErrorKind::Other,
+        };
+        match kind {
+            io::ErrorKind::NotFound => Refusal::new(kind, "there is no such object"),
+            io::ErrorKind::AlreadyExists => Refusal::new(kind, "another object has its place"),
+            _ => Refusal::new(kind, innermost(error).to_string()),
+        }
+    }
+
+    pub(crate) fn kind(&self) -> io::ErrorKind {
+        self.kind
+    }
+
+    /// Whether the store got other bytes than were sent.
+    pub(crate) fn is_of_changed_bytes(&self) -> bool {
+        self.kind == io::ErrorKind::InvalidData
+    }
+
+    /// Whether the upload is not there: it was completed, or somebody has ended it.
+    pub(crate) fn is_of_no_upload(&self) -> bool {
+        self.code == "NoSuchUpload"
+    }
+
+    /// Whether there is nothing by that key.
+    pub(crate) fn is_of_nothing(&self) -> bool {
+        self.kind == io::ErrorKind::NotFound
+    }
+
+    /// Whether the store would take it without a checksum.
+    pub(crate) fn is_of_checksums(&self) -> bool {
+        let names_them = self.text.to_ascii_lowercase().contains("checksum");
+        names_them && !self.is_of_changed_bytes() && !self.is_passing
+    }
+
+    /// The same, after it has come so often.
+    pub(crate) fn after(mut self, tries: u32, elapsed: Duration) -> Refusal {
+        if tries > 1 {
+            self.text = format!("{}, {tries} times in {} s", self.text, elapsed.as_secs());
+        }
+        self
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl Error for Refusal {}
+
+impl From<Refusal> for io::Error {
+    fn from(refusal: Refusal) -> io::Error {
+        io::Error::new(refusal.kind, refusal)
+    }
+}
+
+/// What has to be allowed, by the names of AWS.
+const RIGHTS: &str = "s3:GetObject, s3:PutObject, s3:DeleteObject, s3:ListBucket, \
+                      s3:AbortMultipartUpload and s3:ListBucketMultipartUploads";
+
+/// Words of what S3 and its kin say of an object that must not be removed.
+const LOCKS: [&str; 4] = ["object lock", "worm", "retention", "legal hold"];
+
+/// What an answer is for who asked.
+fn meaning(status: StatusCode, body: &Body, region: Option<&str>) -> (io::ErrorKind, String) {
+    use io::ErrorKind::{InvalidData, InvalidInput, PermissionDenied, StorageFull};
+    let code = body.code.as_str();
+    let message = body.message.to_ascii_lowercase();
+    let says = |words: &str| message.contains(words);
+    let is_misdirected = status.is_redirection() || status == StatusCode::BAD_REQUEST;
+    if let (Some(region), true) = (region, is_misdirected) {
+        let text = format!("the bucket is in another region: set the region to {region}");
+        return (InvalidInput, text);
+    }
+    let (kind, text) = match code {
+        "NoSuchBucket" => (
+            InvalidInput,
+            "there is no such bucket: create it, or correct its name",
+        ),
+        "InvalidAccessKeyId" => (
+            PermissionDenied,
+            "the store does not know the access key: correct its id (AWS_ACCESS_KEY_ID)",
+        ),
+        "SignatureDoesNotMatch" => (
+            PermissionDenied,
+            "the secret is not that of the access key: correct it (AWS_SECRET_ACCESS_KEY)",
+        ),
+        "ExpiredToken" | "TokenRefreshRequired" => (
+            PermissionDenied,
+            "the credentials have expired: renew them (AWS_SESSION_TOKEN)",
+        ),
+        "InvalidToken" => (
+            PermissionDenied,
+            "the session token is not valid: renew the credentials (AWS_SESSION_TOKEN)",
+        ),
+        _ if code == "RequestTimeTooSkewed" || says("has expired") || says("not valid yet") => (
+            PermissionDenied,
+            "the clock of this machine is not that of the store: set it",
+        ),
+        "PermanentRedirect" | "AuthorizationHeaderMalformed" => (
+            InvalidInput,
+            "the bucket is in another region: set that (AWS_REGION)",
+        ),
+        "BadDigest" | "XAmzContentChecksumMismatch" => {
+            (InvalidData, "the bytes changed on their way to the store")
+        }
+        "NoSuchUpload" => (
+            io::ErrorKind::Other,
+            "the upload is gone: somebody has ended it, or a rule of the bucket; save again",
+        ),
+        _ if code == "ObjectLocked" || LOCKS.iter().any(|lock| says(lock)) => (
+            PermissionDenied,
+            "it is under an object lock or a legal hold: wait for its end, or have it lifted",
+        ),
+        "QuotaExceeded" | "XMinioStorageFull" | "XMinioAdminBucketQuotaExceeded" => {
+            (StorageFull, "the store has no room left")
+        }
+        _ => return by_status(status, body),
+    };
+    (kind, text.to_owned())
+}
+
+fn by_status(status: StatusCode, body: &Body) -> (io::ErrorKind, String) {
+    let mut said = status.as_u16().to_string();
+    match body.code.as_str() {
+        "" => said.extend(status.canonical_reason().map(|reason| format!(" {reason}"))),
+        code => said = format!("{said} {code}"),
+    }
+    match status {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => (
+            io::ErrorKind::PermissionDenied,
+            format!("the store does not allow it ({said}): the key has to have {RIGHTS}"),
+        ),
+        StatusCode::NOT_IMPLEMENTED | StatusCode::METHOD_NOT_ALLOWED => (
+            io::ErrorKind::Unsupported,
+            match body.message.as_str() {
+                "" => format!("the store cannot do it ({said})"),
+                message => format!("the store cannot do it ({said}: {message})"),
+            },
+        ),
+        StatusCode::NOT_FOUND => (
+            io::ErrorKind::NotFound,
+            "there is no such object".to_owned(),
+        ),
+        StatusCode::INSUFFICIENT_STORAGE => (
+            io::ErrorKind::StorageFull,
+            "the store has no room left".to_owned(),
+        ),
+        StatusCode::RANGE_NOT_SATISFIABLE => (
+            io::ErrorKind::UnexpectedEof,
+            "the object has become shorter".to_owned(),
+        ),
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => (
+            io::ErrorKind::ResourceBusy,
+            format!("the store has too much to do ({said})"),
+        ),
+        status if status.is_server_error() => {
+            (io::ErrorKind::Other, format!("the store failed ({said})"))
+        }
+        _ => (
+            io::ErrorKind::Other,
+            match body.message.as_str() {
+                "" => format!("the store refused it ({said})"),
+                message => format!("the store refused it ({said}: {message})"),
+            },
+        ),
+    }
+}
+
+fn is_passing(status: StatusCode, code: &str) -> bool {
+    match status {
+        StatusCode::NOT_IMPLEMENTED | StatusCode::INSUFFICIENT_STORAGE => false,
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => true,
+        // S3 sends these two with 400: a body that came too slowly, or not all of it.
+        StatusCode::BAD_REQUEST => matches!(code, "RequestTimeout" | "IncompleteBody"),
+        StatusCode::CONFLICT => code == "OperationAborted",
+        status => status.is_server_error(),
+    }
+}
+
+/// An error, and what it comes from, to the end.
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| {
+        let error: &'a (dyn Error + 'static) = *error;
+        error.source()
+    })
+}
+
+/// What an error comes from in the end, which says it without those that handed it on.
+fn innermost<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
+    causes(error).last().expect("it begins with one")
+}
+
+/// That of the system which an error comes from.
+fn system_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a io::Error> {
+    causes(error).find_map(|error| error.downcast_ref::<io::Error>())
+}

@@ -1,0 +1,55 @@
+//! How often a request is sent, and when.
+
+use std::time::{Duration, Instant};
+
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
+
+use crate::refusal::Refusal;
+
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// The longest that a store's own wish counts.
+const WISH_MAX: Duration = Duration::from_secs(30);
+
+/// The tries of one request: as many as patience lasts for, with pauses that grow and are drawn by
+/// chance, so that those who were refused together do not come back together.
+pub(crate) struct Tries {
+    pauses: ExponentialBackoff,
+    begun: Instant,
+    patience: Duration,
+    made: u32,
+}
+
+impl Tries {
+    pub(crate) fn new(patience: Duration) -> Tries {
+        let pauses = ExponentialBuilder::new()
+            .with_min_delay(PAUSE_MIN)
+            .with_max_delay(PAUSE_MAX)
+            .with_factor(2.0)
+            .with_jitter()
+            .without_max_times();
+        Tries {
+            pauses: pauses.build(),
+            begun: Instant::now(),
+            patience,
+            made: 0,
+        }
+    }
+
+    /// Waits until it is time for another try.
+    ///
+    /// # Errors
+    /// With what refused the last one where another would be no use, or patience is at its end.
+    pub(crate) async fn again(&mut self, refusal: Refusal) -> Result<(), Refusal> {
+        self.made += 1;
+        let elapsed = self.begun.elapsed();
+        if !refusal.is_passing || elapsed >= self.patience {
+            return Err(refusal.after(self.made, elapsed));
+        }
+        let pause = self.pauses.next().unwrap_or(PAUSE_MAX);
+        let wish = refusal.pause.unwrap_or_default().min(WISH_MAX);
+        tokio::time::sleep(pause.max(wish)).await;
+        Ok(())
+    }
+}

@@ -1,0 +1,135 @@
+//! What lies between a client and a server: it sees requests, and may change, cut or slow down what
+//! passes.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What becomes of bytes that pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Pass,
+    /// They do not pass, and the connection ends.
+    Cut,
+}
+
+/// Sees and may change the bytes that pass, to the server (`true`) or from it.
+pub(crate) type Hook = dyn FnMut(bool, &mut [u8]) -> Fate + Send;
+
+/// How fast a connection is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pace {
+    /// Bytes a second to the server, and from it; as many as come where it is 0.
+    pub(crate) up: u64,
+    pub(crate) down: u64,
+    /// Before the first byte of each answer.
+    pub(crate) latency: Duration,
+}
+
+struct Shared {
+    server: String,
+    pace: Pace,
+    hook: Mutex<Box<Hook>>,
+    heads: Mutex<Vec<String>>,
+}
+
+/// A proxy, for as long as the test runs.
+pub(crate) struct Proxy {
+    address: String,
+    shared: Arc<Shared>,
+}
+
+impl Proxy {
+    pub(crate) fn start(
+        server: &str,
+        pace: Pace,
+        hook: impl FnMut(bool, &mut [u8]) -> Fate + Send + 'static,
+    ) -> Proxy {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let shared = Arc::new(Shared {
+            server: server.to_owned(),
+            pace,
+            hook: Mutex::new(Box::new(hook)),
+            heads: Mutex::default(),
+        });
+        let ours = Arc::clone(&shared);
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                let (client, shared) = (client.unwrap(), Arc::clone(&ours));
+                let Ok(server) = TcpStream::connect(&shared.server) else {
+                    continue;
+                };
+                client.set_nodelay(true).unwrap();
+                server.set_nodelay(true).unwrap();
+                let (from, to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                let there = Arc::clone(&shared);
+                thread::spawn(move || there.forward(true, from, to));
+                thread::spawn(move || shared.forward(false, server, client));
+            }
+        });
+        Proxy { address, shared }
+    }
+
+    /// One that only looks.
+    pub(crate) fn watch(server: &str) -> Proxy {
+        Proxy::start(server, Pace::default(), |_, _| Fate::Pass)
+    }
+
+    pub(crate) fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// The heads of all requests since this was asked for, without their signatures.
+    pub(crate) fn take_heads(&self) -> Vec<String> {
+        std::mem::take(&mut self.shared.heads.lock().unwrap())
+    }
+}
+
+impl Shared {
+    fn forward(&self, is_up: bool, mut from: TcpStream, mut to: TcpStream) {
+        let mut buf = vec![0; 64 << 10];
+        let pace = if is_up { self.pace.up } else { self.pace.down };
+        let mut is_free_at = Instant::now();
+        while let Ok(len @ 1..) = from.read(&mut buf) {
+            let bytes = &mut buf[..len];
+            if is_up {
+                self.note(bytes);
+            } else if bytes.starts_with(b"HTTP/1.1 ") {
+                thread::sleep(self.pace.latency);
+            }
+            if self.hook.lock().unwrap()(is_up, bytes) == Fate::Cut {
+                break;
+            }
+            if pace > 0 {
+                let now = Instant::now();
+                thread::sleep(is_free_at.saturating_duration_since(now));
+                let takes = Duration::from_secs_f64(len as f64 / pace as f64);
+                is_free_at = is_free_at.max(now) + takes;
+            }
+            if to.write_all(bytes).is_err() {
+                break;
+            }
+        }
+        let _ = from.shutdown(Shutdown::Both);
+        let _ = to.shutdown(Shutdown::Both);
+    }
+
+    /// Keeps the head of a request, which the client sends in one piece.
+    fn note(&self, bytes: &[u8]) {
+        const VERSION: &[u8] = b" HTTP/1.1\r\n";
+        if !bytes.windows(VERSION.len()).any(|window| window == VERSION) {
+            return;
+        }
+        let end = bytes.windows(4).position(|window| window == b"\r\n\r\n");
+        let head = String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]);
+        let unsigned = |line: &str| match line.split_once("X-Amz-Algorithm") {
+            Some((before, _)) => before.trim_end_matches(['?', '&']).to_owned(),
+            None => line.to_owned(),
+        };
+        let lines: Vec<String> = head.lines().map(unsigned).collect();
+        self.heads.lock().unwrap().push(lines.join("\n"));
+    }
+}

@@ -1,0 +1,234 @@
+//! What is uploaded arrives as it was sent, or is refused; what is open is found, ended and continued.
+
+mod common;
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use common::proxy::{Fate, Pace, Proxy};
+use common::server::Server;
+use common::{PART_BYTES, at, bytes, download, finish, objects, send, upload, write_of};
+use penstock_io::file::Direct;
+use penstock_io::file_system::FileSystem;
+use penstock_object::{OpenUpload, Remote};
+
+/// Two parts, and a short one.
+const BYTES: usize = 2 * PART_BYTES + 12_345;
+
+#[test]
+fn parts_and_objects_have_checksums() {
+    let Some(server) = Server::start("parts_and_objects_have_checksums") else {
+        return;
+    };
+    let proxy = Proxy::watch(&server.address);
+    let objects = objects(&proxy.endpoint(), Remote::default());
+    let bytes = bytes(BYTES);
+    upload(&objects, &at("object"), &bytes).unwrap();
+    assert_eq!(fs::read(server.file("object")).unwrap(), bytes);
+    let heads = proxy.take_heads();
+    let of = |method: &str, what: &str| -> Vec<&String> {
+        let is_one = |head: &&String| head.starts_with(method) && head.contains(what);
+        heads.iter().filter(is_one).collect()
+    };
+    let parts = of("PUT", "partNumber=");
+    assert_eq!(parts.len(), 3);
+    let is_checked = |head: &&String| head.contains("x-amz-checksum-crc64nvme: ");
+    assert!(parts.iter().all(is_checked), "{parts:#?}");
+    let ends = of("POST", "uploadId=");
+    assert_eq!(ends.len(), 1);
+    assert!(is_checked(&ends[0]), "{ends:#?}");
+    assert!(ends[0].contains("x-amz-checksum-type: FULL_OBJECT"));
+    assert!(ends[0].contains(&format!("x-amz-mp-object-size: {BYTES}")));
+    assert_eq!(heads.len(), 5, "{heads:#?}");
+}
+
+/// A proxy that changes a byte of what is uploaded, as often as it is told to.
+fn tamperer(server: &Server, times: usize) -> (Proxy, Arc<AtomicUsize>) {
+    let done = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&done);
+    let proxy = Proxy::start(&server.address, Pace::default(), move |is_up, bytes| {
+        // Heads are shorter: this is within a body.
+        if is_up && bytes.len() > 32 << 10 && count.load(Ordering::SeqCst) < times {
+            count.fetch_add(1, Ordering::SeqCst);
+            *bytes.last_mut().unwrap() ^= 1;
+        }
+        Fate::Pass
+    });
+    (proxy, done)
+}
+
+#[test]
+fn what_changes_on_the_way_is_sent_again() {
+    let Some(server) = Server::start("what_changes_on_the_way_is_sent_again") else {
+        return;
+    };
+    let (proxy, done) = tamperer(&server, 2);
+    let objects = objects(&proxy.endpoint(), Remote::default());
+    let bytes = bytes(BYTES);
+    upload(&objects, &at("object"), &bytes).unwrap();
+    assert_eq!(done.load(Ordering::SeqCst), 2);
+    assert_eq!(fs::read(server.file("object")).unwrap(), bytes);
+}
+
+#[test]
+fn what_always_changes_on_the_way_becomes_no_object() {
+    let Some(server) = Server::start("what_always_changes_on_the_way") else {
+        return;
+    };
+    let (proxy, _) = tamperer(&server, usize::MAX);
+    let remote = Remote {
+        patience: Some(std::time::Duration::ZERO),
+        ..Remote::default()
+    };
+    let objects = objects(&proxy.endpoint(), remote);
+    let error = upload(&objects, &at("object"), &bytes(BYTES)).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::InvalidData);
+    assert_eq!(
+        error.to_string(),
+        "the bytes changed on their way to the store"
+    );
+    assert!(!server.file("object").exists());
+}
+
+#[test]
+fn what_is_not_what_was_digested_is_refused() {
+    let Some(server) = Server::start("what_is_not_what_was_digested_is_refused") else {
+        return;
+    };
+    let remote = Remote {
+        patience: Some(std::time::Duration::ZERO),
+        ..Remote::default()
+    };
+    let objects = objects(&server.endpoint(), remote);
+    let file = Arc::new(objects.create(&at("object"), Direct::Off).unwrap());
+    let bytes = bytes(PART_BYTES);
+    file.expect(0, || 1);
+    let error = send(&objects, &file, &bytes, [0]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::InvalidData);
+    // Of a part that nobody has digested it is computed.
+    send(&objects, &file, &bytes, [0]).unwrap();
+    finish(&objects, &file).unwrap();
+    assert_eq!(fs::read(server.file("object")).unwrap(), bytes);
+}
+
+#[test]
+fn a_store_may_do_without_checksums() {
+    let Some(server) = Server::start("a_store_may_do_without_checksums") else {
+        return;
+    };
+    let proxy = Proxy::watch(&server.address);
+    let remote = Remote {
+        checksums: Some(false),
+        ..Remote::default()
+    };
+    let objects = objects(&proxy.endpoint(), remote);
+    let bytes = bytes(BYTES);
+    upload(&objects, &at("object"), &bytes).unwrap();
+    assert_eq!(download(&objects, &at("object")).unwrap(), bytes);
+    for head in proxy.take_heads() {
+        assert!(!head.contains("x-amz-checksum"), "{head}");
+    }
+}
+
+#[test]
+fn open_uploads_are_found_and_ended() {
+    let Some(server) = Server::start("open_uploads_are_found_and_ended") else {
+        return;
+    };
+    let objects = objects(&server.endpoint(), Remote::default());
+    let keys = ["run/a", "run/b", "runs/c", "d"];
+    for key in keys {
+        let file = Arc::new(objects.create(&at(key), Direct::Off).unwrap());
+        send(&objects, &file, b"some", [0]).unwrap();
+        assert_eq!(objects.keep(&file).unwrap().1.len(), 1);
+    }
+    let open = |key: &str| {
+        let mut open = objects.open_uploads(&at(key)).unwrap();
+        open.sort_by(|a, b| a.key.cmp(&b.key));
+        open
+    };
+    let keys_of = |open: Vec<OpenUpload>| -> Vec<String> {
+        open.into_iter().map(|upload| upload.key).collect()
+    };
+    let run = open("run");
+    assert!(run[0].initiated.elapsed().unwrap().as_secs() < 3600);
+    assert_eq!(objects.sent_parts(&run[0]).unwrap()[0].bytes, 4);
+    objects.abort(&run[0]).unwrap();
+    // One that is gone is as good.
+    objects.abort(&run[0]).unwrap();
+    assert_eq!(keys_of(open("run")), ["run/b"]);
+    assert_eq!(keys_of(open("")), ["d", "run/b", "runs/c"]);
+    assert_eq!(keys_of(open("none")), [""; 0]);
+}
+
+#[test]
+fn an_upload_that_is_dropped_is_given_up() {
+    let Some(server) = Server::start("an_upload_that_is_dropped_is_given_up") else {
+        return;
+    };
+    let objects = objects(&server.endpoint(), Remote::default());
+    let file = Arc::new(objects.create(&at("object"), Direct::Off).unwrap());
+    send(&objects, &file, &bytes(PART_BYTES), [0]).unwrap();
+    assert_eq!(objects.open_uploads(&at("")).unwrap().len(), 1);
+    drop(file);
+    // By a request that nobody waits for.
+    while !objects.open_uploads(&at("")).unwrap().is_empty() {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn an_upload_is_continued_by_what_the_store_has_of_it() {
+    let Some(server) = Server::start("an_upload_is_continued") else {
+        return;
+    };
+    let objects = objects(&server.endpoint(), Remote::default());
+    let (path, bytes) = (at("object"), bytes(BYTES));
+    let file = Arc::new(objects.create(&path, Direct::Off).unwrap());
+    send(&objects, &file, &bytes, [0, 2]).unwrap();
+    let (id, parts) = objects.keep(&file).unwrap();
+    drop(file);
+    let listed = objects.open_uploads(&at("")).unwrap();
+    assert_eq!(listed.len(), 1);
+    assert_eq!(objects.sent_parts(&listed[0]).unwrap(), parts);
+    let file = Arc::new(objects.resume(&path, &id, parts).unwrap());
+    // What is missing is no object.
+    finish(&objects, &file).unwrap_err();
+    send(&objects, &file, &bytes, [1]).unwrap();
+    finish(&objects, &file).unwrap();
+    assert_eq!(fs::read(server.file("object")).unwrap(), bytes);
+}
+
+#[test]
+fn parts_of_another_size_are_not_continued() {
+    let objects = objects("http://127.0.0.1:1", Remote::default());
+    let part = |number, bytes| penstock_object::Part {
+        number,
+        bytes,
+        tag: "tag".into(),
+        crc64nvme: None,
+    };
+    let size = PART_BYTES as u64;
+    for parts in [
+        vec![part(0, size)],
+        vec![part(1, size - 1), part(2, size)],
+        vec![part(1, size), part(2, size + 1)],
+    ] {
+        let refused = objects.resume(&at("object"), "id", parts);
+        assert_eq!(
+            refused.unwrap_err().kind(),
+            std::io::ErrorKind::InvalidInput
+        );
+    }
+    let file = objects.resume(&at("object"), "id", vec![part(1, size), part(3, 7)]);
+    assert_eq!(file.unwrap().len().unwrap(), size + 7);
+}
+
+#[test]
+fn a_part_begins_where_parts_do() {
+    let objects = objects("http://127.0.0.1:1", Remote::default());
+    let file = Arc::new(objects.create(&at("object"), Direct::Off).unwrap());
+    let completed = common::transfer(&objects, &file, vec![write_of(7, b"some")]);
+    assert!(completed[0].result.is_err());
+}
