@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 __all__ = [
     "CheckpointExistsError",
     "CheckpointNotFoundError",
+    "CommitUndecidedError",
     "CorruptCheckpointError",
     "FormatVersionError",
     "IncompleteCheckpointError",
@@ -294,6 +295,25 @@ class StorageError(PenstockError, OSError):
         self.errno = errno
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
+
+
+class CommitUndecidedError(StorageError):
+    """The storage did not say whether a save was committed, and it may yet be.
+
+    So what it has written stays. Look in some minutes, with `penstock inspect`: where the checkpoint
+    at the path has this id, it was committed. Else save the state again, under another name.
+
+    Attributes:
+        path: The checkpoint's directory.
+        attempt: The id that the checkpoint has, if it was committed.
+        errno: The error number, as in the `errno` module.
+    """
+
+    _fields = ("path", "errno", "attempt")
+
+    def __init__(self, message: str, *, path: str, errno: int | None, attempt: str) -> None:
+        super().__init__(message, path=path, errno=errno)
+        self.attempt = attempt
 
 
 class TransferError(StorageError):

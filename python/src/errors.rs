@@ -197,6 +197,15 @@ fn exception(py: Python<'_>, message: &str, error: &Error) -> PyResult<PyErr> {
             storage(&fields, text(path), errno(source))?
         }
         Error::Undecided { path, .. } => storage(&fields, text(path), EBUSY)?,
+        Error::CommitUndecided {
+            path,
+            attempt,
+            source,
+        } => {
+            fields.set_item("attempt", attempt)?;
+            storage(&fields, text(path), errno(source))?;
+            "CommitUndecidedError"
+        }
         Error::Full {
             path,
             source,

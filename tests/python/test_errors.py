@@ -102,6 +102,7 @@ def test_an_error_is_its_message_and_survives_a_process_boundary(error):
         (penstock.UnsupportedStateError, TypeError),
         (penstock.StateMismatchError, ValueError),
         (penstock.StorageError, OSError),
+        (penstock.CommitUndecidedError, penstock.StorageError),
         (penstock.MissingDependencyError, ImportError),
         (penstock.OptionsError, ValueError),
         (penstock.PenstockWarning, UserWarning),

@@ -49,6 +49,18 @@ pub enum Change<'a> {
         /// The name it gets.
         to: &'a Path,
     },
+    /// Renames a small file in the place of another one, if that still has these bytes:
+    /// [`std::io::ErrorKind::AlreadyExists`] where it has others, [`std::io::ErrorKind::NotFound`]
+    /// where there is none, and [`std::io::ErrorKind::Unsupported`] where nothing compares and
+    /// replaces in one step.
+    Replace {
+        /// The name it has.
+        from: &'a Path,
+        /// The name it gets.
+        to: &'a Path,
+        /// The bytes of what has that name.
+        seen: &'a [u8],
+    },
     /// Renames a file unless something has the new name.
     RenameNew {
         /// The name it has.
@@ -79,7 +91,9 @@ impl Change<'_> {
             Change::Truncate(..) => "truncate",
             Change::Clone { .. } => "clone to",
             Change::SyncData(_) => "fdatasync",
-            Change::Rename { .. } | Change::RenameNew { .. } => "rename to",
+            Change::Rename { .. } | Change::RenameNew { .. } | Change::Replace { .. } => {
+                "rename to"
+            }
             Change::Link { .. } => "link to",
         }
     }
@@ -96,9 +110,10 @@ impl Change<'_> {
             | Change::Truncate(file, _)
             | Change::Clone { to: file, .. }
             | Change::SyncData(file) => file.path(),
-            Change::Rename { to, .. } | Change::RenameNew { to, .. } | Change::Link { to, .. } => {
-                to
-            }
+            Change::Rename { to, .. }
+            | Change::RenameNew { to, .. }
+            | Change::Replace { to, .. }
+            | Change::Link { to, .. } => to,
         }
     }
 }

@@ -23,6 +23,8 @@ pub(crate) struct Kin {
     /// The same, which sends a request once: repeated by itself, one that is carried out once only may
     /// be refused for its own sake.
     pub(crate) once: Arc<dyn ObjectStore>,
+    /// For how long a request is repeated that gets no answer.
+    pub(crate) patience: Duration,
     /// For what the library has no call for.
     pub(crate) signed: Signed,
     /// Whether what is uploaded has checksums, if the store knows them.
@@ -116,6 +118,7 @@ fn s3(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
     Ok(Kin {
         store: client,
         once,
+        patience: remote.patience(),
         signed,
         has_checksums: remote.has_checksums(),
     })

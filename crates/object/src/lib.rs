@@ -17,6 +17,7 @@
 mod address;
 mod answers;
 pub mod buckets;
+mod conditional;
 mod credentials;
 mod engine;
 mod handle;

@@ -7,14 +7,11 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;
 use object_store::path::Path as Key;
-use object_store::{
-    GetOptions, GetRange, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload,
-};
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStoreExt};
 use penstock_io::device::Device;
 use penstock_io::engine::Opened;
 use penstock_io::file::{Direct, File};
@@ -22,18 +19,13 @@ use penstock_io::file_system::{Change, Entry, FileSystem, Files, Found, Kind};
 use penstock_io::{Error, Result};
 
 use crate::address::Address;
+use crate::conditional::{self, Place};
 use crate::engine::Requests;
 use crate::handle::{Object, Upload, Written};
 use crate::kin::{Kin, kind_of};
 use crate::remote::Remote;
 use crate::runtime;
 use crate::uploads::{OpenUpload, Part};
-
-/// How often a create whose outcome nobody knows is looked at and repeated.
-const LOOKS_MAX: u32 = 6;
-
-/// Before the first repetition; each one waits twice as long.
-const LOOK_PAUSE: Duration = Duration::from_millis(50);
 
 /// The objects of a bucket, as files.
 #[derive(Debug)]
@@ -175,13 +167,13 @@ impl Objects {
         self.run(|kin| async move { kin.store.head(&key).await.map_err(kind_of) })
     }
 
-    /// Puts a text, if `mode` lets it.
-    fn put(&self, key: Key, text: Bytes, mode: PutMode) -> io::Result<()> {
-        self.run(|kin| async move { put(&kin, &key, text, mode).await })
+    /// Puts a text, if that is to be.
+    fn put(&self, key: Key, text: Bytes, place: Place) -> io::Result<()> {
+        self.run(|kin| async move { conditional::put(&kin, &key, text, place).await })
     }
 
     /// Gives a text that is held here its name, or a small object a second one; returns the tag of that.
-    fn name(&self, from: &Path, to: &Path, mode: PutMode) -> io::Result<Option<String>> {
+    fn name(&self, from: &Path, to: &Path, place: Place) -> io::Result<Option<String>> {
         let (text, tag) = match self.unnamed(from) {
             Some(upload) => (upload.text(), None),
             None => {
@@ -193,15 +185,15 @@ impl Objects {
                 })?
             }
         };
-        self.put(self.address.key(to)?, text, mode)?;
+        self.put(self.address.key(to)?, text, place)?;
         Ok(tag)
     }
 
     /// Gives something another name. Of a small object that is a second one first, and the first one goes
     /// only if it is still what was copied: of several who do so, one gets it. Who dies between the two
     /// leaves both.
-    fn rename(&self, from: &Path, to: &Path, mode: PutMode) -> io::Result<()> {
-        let tag = self.name(from, to, mode)?;
+    fn rename(&self, from: &Path, to: &Path, place: Place) -> io::Result<()> {
+        let tag = self.name(from, to, place)?;
         if self.take_unnamed(from).is_some() {
             return Ok(());
         }
@@ -210,8 +202,12 @@ impl Objects {
         if let Err(error) = &removed
             && error.kind() == io::ErrorKind::NotFound
         {
-            // Somebody else has it. After any other answer nobody knows, and the copy may be all there is.
-            let _ = self.remove(to);
+            // Another one has its place. Where none has, and after any other answer, nobody knows: a
+            // request that something on the way has doubled is refused for its own sake, and the copy
+            // may be all there is.
+            if self.head(from).is_ok() {
+                let _ = self.remove(to);
+            }
         }
         removed
     }
@@ -256,9 +252,13 @@ impl Objects {
                 runtime::wait(async move { upload.finish().await })
             }
             Change::Clone { .. } => unsupported("objects share no bytes"),
-            Change::Rename { from, to } => self.rename(from, to, PutMode::Overwrite),
-            Change::RenameNew { from, to } => self.rename(from, to, PutMode::Create),
-            Change::Link { from, to } => self.name(from, to, PutMode::Create).map(drop),
+            Change::Rename { from, to } => self.rename(from, to, Place::Any),
+            Change::RenameNew { from, to } => self.rename(from, to, Place::Free),
+            Change::Replace { from, to, seen } => {
+                let seen = Bytes::copy_from_slice(seen);
+                self.rename(from, to, Place::Of(seen))
+            }
+            Change::Link { from, to } => self.name(from, to, Place::Free).map(drop),
             Change::RemoveFile(path) => self.remove(path),
         }
     }
@@ -430,42 +430,6 @@ impl Objects {
             }),
             false => Err(io::ErrorKind::NotFound.into()),
         }
-    }
-}
-
-/// Puts a text under a key. Where nobody knows whether the store has done so, what is there is looked at,
-/// and where that is nothing, the same bytes are put again: what was sent before may come yet, and is
-/// the same.
-async fn put(kin: &Kin, key: &Key, text: Bytes, mode: PutMode) -> io::Result<()> {
-    let is_new = mode == PutMode::Create;
-    let mut pause = LOOK_PAUSE;
-    for looks in 1.. {
-        let options = PutOptions::from(mode.clone());
-        let payload = PutPayload::from(text.clone());
-        let error = match kin.store.put_opts(key, payload, options).await {
-            Ok(_) => return Ok(()),
-            Err(error) => kind_of(error),
-        };
-        if !is_new || looks == LOOKS_MAX || error.kind() == io::ErrorKind::PermissionDenied {
-            return Err(error);
-        }
-        match found(kin, key).await {
-            // Perhaps by a request of ours whose answer was lost.
-            Ok(Some(there)) if there == text => return Ok(()),
-            Ok(Some(_)) => return Err(io::ErrorKind::AlreadyExists.into()),
-            Ok(None) | Err(_) => {}
-        }
-        tokio::time::sleep(pause).await;
-        pause *= 2;
-    }
-    unreachable!("it looks so often and no more")
-}
-
-async fn found(kin: &Kin, key: &Key) -> object_store::Result<Option<Bytes>> {
-    match kin.store.get(key).await {
-        Ok(found) => Ok(Some(found.bytes().await?)),
-        Err(object_store::Error::NotFound { .. }) => Ok(None),
-        Err(error) => Err(error),
     }
 }
 

@@ -42,6 +42,9 @@ const CONNECTIONS: usize = 24;
 
 const CONNECTIONS_MAX: usize = 256;
 
+/// As long as a server takes to start again.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Where the environment says that the store answers.
 const ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
 
@@ -54,8 +57,6 @@ fn told(names: &[&str]) -> Option<String> {
     let value = |name: &&str| env::var(name).ok().filter(|value| !value.is_empty());
     names.iter().find_map(value)
 }
-/// As long as a server takes to start again.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Remote {
     /// With what it leaves open taken from the environment and from the files of AWS's tools.
@@ -85,6 +86,7 @@ impl Remote {
             .unwrap_or(CONNECTIONS)
             .clamp(1, CONNECTIONS_MAX)
     }
+
     /// For how long a request is repeated that gets no answer.
     pub fn patience(&self) -> Duration {
         self.patience.unwrap_or(PATIENCE)

@@ -49,8 +49,18 @@ pub struct Attempt {
     made: Vec<PathBuf>,
     /// Files that a vote stands for.
     voted: Vec<PathBuf>,
-    /// The manifest's text, once it is published.
-    published: Option<Vec<u8>>,
+    end: End,
+}
+
+/// How an attempt has ended.
+#[derive(Debug)]
+enum End {
+    /// It has not.
+    Open,
+    /// Its manifest may be there, or may yet be: so its files stay.
+    Undecided,
+    /// Its manifest, with this text, is there.
+    Published(Vec<u8>),
 }
 
 impl Attempt {
@@ -79,7 +89,7 @@ impl Attempt {
             process: std::process::id(),
             made,
             voted: Vec::new(),
-            published: None,
+            end: End::Open,
         };
         sync_ancestors(&attempt.path, file_system.as_ref())?;
         if !overwrite && attempt.is_taken() {
@@ -119,7 +129,7 @@ impl Attempt {
             process: std::process::id(),
             made: Vec::new(),
             voted: Vec::new(),
-            published: None,
+            end: End::Open,
         })
     }
 
@@ -260,9 +270,9 @@ impl Attempt {
             link_new(self.file_system.as_ref(), from, to)
         };
         if let Err(error) = moved {
-            self.judge_failure(&manifest, text, error.into())?;
+            self.judge_failure(&manifest, text, overwrite, error.into())?;
         }
-        self.published = Some(text.to_owned());
+        self.end = End::Published(text.to_owned());
         self.sync_directory().map_err(|error| match error {
             Error::Storage { path, source, .. } => Error::Unsynced { path, source },
             error => error,
@@ -289,18 +299,39 @@ impl Attempt {
         })
     }
 
-    /// Decides what a failed publication was. A network file system may report failure for one that
-    /// it carried out, or carries out later. Where that is open, the files stay, since a manifest may
-    /// refer to them; a sweep decides later.
-    fn judge_failure(&mut self, manifest: &Path, text: &[u8], error: Error) -> Result<()> {
-        let kind = error.kind();
+    /// Decides what a failed publication was. What storage is reached over a network may report
+    /// failure for one that it carried out, or carries out later. Where that is open, the files stay,
+    /// since a manifest may refer to them; a sweep decides later. A local one that fails carries out
+    /// nothing later, and its own error says more.
+    fn judge_failure(
+        &mut self,
+        manifest: &Path,
+        text: &[u8],
+        overwrite: bool,
+        error: Error,
+    ) -> Result<()> {
+        let is_taken = error.kind() == Some(io::ErrorKind::AlreadyExists);
         match self.files().read(manifest) {
             Ok(found) if found == text => return Ok(()),
-            Ok(_) if kind == Some(io::ErrorKind::AlreadyExists) => return Err(self.exists()),
-            _ if kind.is_some_and(is_definite) => {}
-            _ => self.made.clear(),
+            // Nothing takes the place of that, were it carried out later.
+            Ok(_) if !overwrite => return Err(self.exists()),
+            Err(missing) if is_taken && missing.kind() == io::ErrorKind::NotFound => {
+                return Err(self.exists());
+            }
+            _ if !is_taken && error.kind().is_some_and(is_definite) => return Err(error),
+            _ => {}
         }
-        Err(error)
+        self.end = End::Undecided;
+        let (path, attempt) = (self.path.clone(), self.id.clone());
+        let is_local = self.is_guarded();
+        Err(match error {
+            Error::Storage { source, .. } if !is_local => Error::CommitUndecided {
+                path,
+                attempt,
+                source,
+            },
+            error => error,
+        })
     }
 
     /// Removes files of other attempts, unless one of them is live, or has replaced this one in
@@ -315,8 +346,8 @@ impl Attempt {
 
     /// Whether the manifest in the directory is the one that this attempt published.
     fn is_current(&self) -> bool {
-        let found = self.files().read(&self.path.join(MANIFEST)).ok();
-        found.is_some() && found == self.published
+        let found = self.files().read(&self.path.join(MANIFEST));
+        matches!((&self.end, found), (End::Published(text), Ok(found)) if found == *text)
     }
 
     /// Writes what is about to get another name.
@@ -339,7 +370,7 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        if self.published.is_some() || self.process != std::process::id() {
+        if !matches!(self.end, End::Open) || self.process != std::process::id() {
             return;
         }
         // Best effort: what stays behind is an orphan that a sweep finds.
@@ -360,7 +391,6 @@ fn is_definite(kind: io::ErrorKind) -> bool {
     matches!(
         kind,
         io::ErrorKind::NotFound
-            | io::ErrorKind::AlreadyExists
             | io::ErrorKind::PermissionDenied
             | io::ErrorKind::ReadOnlyFilesystem
             | io::ErrorKind::StorageFull

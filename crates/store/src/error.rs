@@ -62,6 +62,16 @@ pub enum Error {
         /// What would have told.
         detail: String,
     },
+    /// The storage did not say whether it published a manifest, may yet do so, and does not show it.
+    #[error("nobody knows whether {path} was committed: attempt {attempt} may yet appear there")]
+    CommitUndecided {
+        /// The checkpoint directory.
+        path: PathBuf,
+        /// The identity that the checkpoint has, if it was.
+        attempt: String,
+        /// What it said last.
+        source: io::Error,
+    },
     /// The checkpoint was replaced or removed while it was being read.
     #[error("{path} was replaced while it was being read")]
     Replaced {
@@ -260,6 +270,7 @@ impl Error {
         match self {
             Error::Storage { source, .. }
             | Error::Full { source, .. }
+            | Error::CommitUndecided { source, .. }
             | Error::Unsynced { source, .. } => source.to_string(),
             error => error.to_string(),
         }
@@ -270,6 +281,7 @@ impl Error {
         match self {
             Error::Storage { source, .. }
             | Error::Full { source, .. }
+            | Error::CommitUndecided { source, .. }
             | Error::Unsynced { source, .. } => Some(source.kind()),
             _ => None,
         }
@@ -336,6 +348,10 @@ impl Error {
             Error::Protected { .. } => "unprotect it first, or pass force=True",
             Error::Undecided { .. } => {
                 "where no save is under way on any host, remove the directory by hand"
+            }
+            Error::CommitUndecided { .. } => {
+                "its data stays for now: ask `penstock inspect` in some minutes, which shows this id \
+                 where it was, and else save it again under another name"
             }
             Error::Replaced { .. } => "read it again",
             Error::Corrupt { .. } => {

@@ -5,10 +5,12 @@ mod common;
 
 use std::collections::HashMap;
 use std::fs;
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -59,7 +61,7 @@ impl Server {
                 if process.try_wait().unwrap().is_some() {
                     break;
                 }
-                if std::net::TcpStream::connect(("127.0.0.1", port)).is_ok() {
+                if TcpStream::connect(("127.0.0.1", port)).is_ok() {
                     return Some(Server {
                         process,
                         endpoint: format!("http://127.0.0.1:{port}"),
@@ -76,7 +78,7 @@ impl Server {
 
     fn objects_as(&self, remote: Remote) -> Arc<Objects> {
         let remote = Remote {
-            endpoint: Some(self.endpoint.clone()),
+            endpoint: remote.endpoint.or(Some(self.endpoint.clone())),
             region: Some("us-east-1".into()),
             credentials: remote.credentials.or_else(|| Some(key("secret"))),
             ..remote
@@ -100,6 +102,87 @@ impl Drop for Server {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// What a line to a server does to requests that put a manifest.
+#[derive(Clone, Copy, PartialEq)]
+enum Cut {
+    Nothing,
+    /// They do not arrive.
+    Request,
+    /// They are carried out, and nobody hears of it.
+    Answer,
+}
+
+/// A line to a server that can be cut. Its threads end with their connections.
+struct Line {
+    endpoint: String,
+    cut: Arc<Mutex<Cut>>,
+}
+
+impl Line {
+    fn to(server: &Server) -> Line {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let upstream = server.endpoint.trim_start_matches("http://").to_owned();
+        let cut = Arc::new(Mutex::new(Cut::Nothing));
+        let shared = Arc::clone(&cut);
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                let (client, shared) = (client.unwrap(), Arc::clone(&shared));
+                let Ok(server) = TcpStream::connect(&upstream) else {
+                    return;
+                };
+                thread::spawn(move || pass(client, server, &shared));
+            }
+        });
+        Line { endpoint, cut }
+    }
+
+    fn cut(&self, what: Cut) {
+        *self.cut.lock().unwrap() = what;
+    }
+
+    fn objects(&self, server: &Server) -> Arc<Objects> {
+        server.objects_as(Remote {
+            endpoint: Some(self.endpoint.clone()),
+            patience: Some(Duration::from_millis(500)),
+            ..Remote::default()
+        })
+    }
+}
+
+/// Passes requests on, one after the other, and their answers back.
+fn pass(mut client: TcpStream, mut server: TcpStream, cut: &Mutex<Cut>) {
+    let (mut answers, mut back) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+    let is_mute = Arc::new(AtomicBool::new(false));
+    let mute = Arc::clone(&is_mute);
+    thread::spawn(move || {
+        let mut buffer = [0; 1 << 16];
+        while let Ok(count @ 1..) = answers.read(&mut buffer) {
+            if mute.load(Ordering::SeqCst) || back.write_all(&buffer[..count]).is_err() {
+                break;
+            }
+        }
+        let _ = back.shutdown(Shutdown::Both);
+    });
+    let mut buffer = [0; 1 << 16];
+    while let Ok(count @ 1..) = client.read(&mut buffer) {
+        let request = String::from_utf8_lossy(&buffer[..count]);
+        let line = request.lines().next().unwrap_or_default();
+        let what = *cut.lock().unwrap();
+        if line.starts_with("PUT") && line.contains("manifest.json") && what != Cut::Nothing {
+            if what == Cut::Request {
+                break;
+            }
+            is_mute.store(true, Ordering::SeqCst);
+        }
+        if server.write_all(&buffer[..count]).is_err() {
+            break;
+        }
+    }
+    let _ = server.shutdown(Shutdown::Both);
+    let _ = client.shutdown(Shutdown::Both);
 }
 
 fn program() -> Option<PathBuf> {
@@ -317,4 +400,45 @@ fn what_cannot_be_asked_is_an_error_and_changes_nothing() {
             .is_err()
     );
     assert_eq!(names(&server.file("")), Vec::<String>::new());
+}
+
+#[test]
+fn a_commit_whose_answer_is_lost_is_found_and_one_that_nobody_decides_keeps_its_data() {
+    let Some(server) = Server::start("a_commit_whose_answer_is_lost_is_found") else {
+        return;
+    };
+    let line = Line::to(&server);
+    let objects = line.objects(&server);
+    line.cut(Cut::Answer);
+    for (path, overwrite, seed) in [("ckpt", false, 1), ("ckpt", true, 2), ("new", true, 3)] {
+        let publication = Publication {
+            overwrite,
+            ..publication(&at(path))
+        };
+        let sample = Sample::seeded(seed);
+        let saved = save(
+            sample.state(),
+            &publication,
+            &options(&objects),
+            &Progress::default(),
+        );
+        saved.unwrap_or_else(|error| panic!("{path}: {}", error.full_message()));
+        assert_at(&sample, &at(path), &server.objects());
+    }
+    line.cut(Cut::Request);
+    let lost = Sample::seeded(4).save(&at("lost"), &options(&objects));
+    let Err(Error::CommitUndecided { attempt, .. }) = lost else {
+        panic!("{lost:?}")
+    };
+    let stored = names(&server.file("lost"));
+    assert_eq!(stored.len(), 2, "{stored:?}");
+    assert!(stored.iter().all(|name| name.contains(&attempt)));
+    // Another one is in its place by now: what comes late is refused.
+    let first = Sample::seeded(1);
+    first
+        .save(&at("taken"), &options(&server.objects()))
+        .unwrap();
+    let refused = Sample::seeded(5).save(&at("taken"), &options(&objects));
+    assert!(matches!(refused, Err(Error::Exists { .. })), "{refused:?}");
+    assert_at(&first, &at("taken"), &server.objects());
 }

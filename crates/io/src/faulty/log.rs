@@ -185,7 +185,9 @@ impl Log {
             Change::SyncDirectory(path) => {
                 Logged::SyncDirectory(state.directory(self.relative(path)?)?)
             }
-            Change::Rename { from, to } | Change::RenameNew { from, to } => {
+            Change::Rename { from, to }
+            | Change::RenameNew { from, to }
+            | Change::Replace { from, to, .. } => {
                 let (parent, from, to, node) = self.names(&state, from, to)?;
                 Logged::Rename {
                     parent,

@@ -38,6 +38,7 @@ impl FileSystem for Native {
             Change::SyncDirectory(path) => sync_directory(path),
             Change::Rename { from, to } => fs::rename(from, to),
             Change::RenameNew { from, to } => rename_new(from, to),
+            Change::Replace { .. } => Err(io::ErrorKind::Unsupported.into()),
             Change::Link { from, to } => fs::hard_link(from, to),
             Change::RemoveFile(path) => fs::remove_file(path),
         };

@@ -281,6 +281,7 @@ pub fn errno(error: &Error) -> Option<i32> {
     match error {
         Error::Storage { source, .. }
         | Error::Full { source, .. }
+        | Error::CommitUndecided { source, .. }
         | Error::Unsynced { source, .. } => source.raw_os_error(),
         _ => None,
     }

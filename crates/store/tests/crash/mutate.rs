@@ -232,9 +232,10 @@ impl Mutated {
             Change::Rename { to, .. } if is_taken(to) => "take manifest",
             Change::SyncData(_) => of(["sync shard", "sync part", "sync manifest", "sync marks"]),
             Change::Rename { .. } if name.starts_with("damaged-") => "set aside",
-            Change::Rename { .. } | Change::RenameNew { .. } | Change::Link { .. } => {
-                of(["link shard", "rename part", "publish", "rename marks"])
-            }
+            Change::Rename { .. }
+            | Change::RenameNew { .. }
+            | Change::Replace { .. }
+            | Change::Link { .. } => of(["link shard", "rename part", "publish", "rename marks"]),
             Change::RemoveFile(_) if name == "manifest.json" => "remove manifest",
             Change::RemoveFile(_) if name.ends_with(".tmp") => "remove temporary",
             Change::RemoveFile(_) => "remove data",

@@ -1,0 +1,152 @@
+//! Small objects that are put on a condition, and what came of it.
+//!
+//! A store takes an object only where there is none by its key (`If-None-Match: *`), or only in the
+//! place of the one that was seen (`If-Match`). Its answer may be lost, or be an error to a request that
+//! it has carried out all the same, or carries out later. So anything but a yes is decided by a look at
+//! what is there:
+//!
+//! - What was put: done, by whichever request. It carries an id that nobody else draws.
+//! - Something else: refused, and a request of ours that is still on its way will be too. Where it was to
+//!   take the place of another one, and a request may have been carried out, it may also have done so
+//!   and have been replaced in turn: that is undecided.
+//! - What was there before: that is not final. The same bytes are put again; whichever request comes
+//!   first counts, and the others change nothing.
+//!
+//! Each request is sent once, as the client's own repetitions would hide which of them was refused.
+//! Where nothing decides for as long as the caller has patience, the error has no kind that a store
+//! gives for a refusal ([`io::ErrorKind::Other`]), and what was sent may yet be carried out: for as long
+//! as its signature is good, 15 minutes on S3.
+
+use std::io;
+use std::time::Duration;
+
+use bytes::Bytes;
+use object_store::path::Path as Key;
+use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
+use tokio::time::Instant;
+
+use crate::kin::{Kin, kind_of};
+
+/// Before the first repetition; each one waits twice as long.
+const PAUSE: Duration = Duration::from_millis(50);
+
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// Where an object may be put.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// Wherever its key says.
+    Any,
+    /// Where there is none.
+    Free,
+    /// Where there is one with these bytes.
+    Of(Bytes),
+}
+
+/// Puts a text under a key, if its place lets it.
+///
+/// # Errors
+/// [`io::ErrorKind::AlreadyExists`] where something else is there, [`io::ErrorKind::NotFound`] where
+/// nothing is whose place it was to take, other kinds but [`io::ErrorKind::Other`] for other refusals,
+/// and that where nobody knows.
+pub(crate) async fn put(kin: &Kin, key: &Key, text: Bytes, place: Place) -> io::Result<()> {
+    let mut tag = None;
+    match &place {
+        Place::Any => {
+            let put = kin.store.put(key, PutPayload::from(text)).await;
+            return put.map(drop).map_err(kind_of);
+        }
+        Place::Free => {}
+        Place::Of(seen) => match look(kin, key).await? {
+            Some((there, found)) if there == seen => tag = found,
+            other => return Err(refused(other.is_some(), &place, false)),
+        },
+    }
+    let begun = Instant::now();
+    let mut pause = PAUSE;
+    // Whether a request may have been carried out, or may yet be.
+    let mut is_open = false;
+    loop {
+        let options = PutOptions::from(mode(&place, tag.clone())?);
+        let payload = PutPayload::from(text.clone());
+        let error = match kin.once.put_opts(key, payload, options).await {
+            Ok(_) => return Ok(()),
+            Err(error) => kind_of(error),
+        };
+        match error.kind() {
+            io::ErrorKind::AlreadyExists => {}
+            kind if is_refusal(kind) && !is_open => return Err(error),
+            kind => is_open |= !is_refusal(kind),
+        }
+        match (look_once(kin, key).await, &place) {
+            (Ok(Some((there, _))), _) if there == text => return Ok(()),
+            (Ok(Some((there, found))), Place::Of(seen)) if there == seen => tag = found,
+            (Ok(None), Place::Free) | (Err(_), _) => {}
+            (Ok(other), _) => return Err(refused(other.is_some(), &place, is_open)),
+        }
+        if begun.elapsed() >= kin.patience {
+            return Err(undecided(&error));
+        }
+        tokio::time::sleep(pause).await;
+        pause = PAUSE_MAX.min(2 * pause);
+    }
+}
+
+fn mode(place: &Place, tag: Option<String>) -> io::Result<PutMode> {
+    match place {
+        Place::Any => Ok(PutMode::Overwrite),
+        Place::Free => Ok(PutMode::Create),
+        Place::Of(_) => {
+            let e_tag = Some(tag.ok_or(io::ErrorKind::Unsupported)?);
+            let version = None;
+            Ok(PutMode::Update(UpdateVersion { e_tag, version }))
+        }
+    }
+}
+
+/// Whether the store has said that it does not do what it was asked for.
+fn is_refusal(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{InvalidInput, NotFound, PermissionDenied, Unsupported};
+    matches!(
+        kind,
+        NotFound | PermissionDenied | Unsupported | InvalidInput
+    )
+}
+
+/// What it is that something else is there, or nothing.
+fn refused(is_there: bool, place: &Place, is_open: bool) -> io::Error {
+    match (is_there, place) {
+        (_, Place::Of(_)) if is_open => {
+            undecided(&io::Error::other("something else has its place by now"))
+        }
+        (true, _) => io::ErrorKind::AlreadyExists.into(),
+        (false, _) => io::ErrorKind::NotFound.into(),
+    }
+}
+
+fn undecided(last: &io::Error) -> io::Error {
+    let detail = format!("the store did not say whether it took it: {last}");
+    io::Error::other(detail)
+}
+
+type There = Option<(Bytes, Option<String>)>;
+
+/// What is there, with its tag.
+async fn look(kin: &Kin, key: &Key) -> io::Result<There> {
+    there(kin.store.get(key).await).await
+}
+
+async fn look_once(kin: &Kin, key: &Key) -> io::Result<There> {
+    there(kin.once.get(key).await).await
+}
+
+async fn there(found: object_store::Result<object_store::GetResult>) -> io::Result<There> {
+    match found {
+        Ok(found) => {
+            let tag = found.meta.e_tag.clone();
+            Ok(Some((found.bytes().await.map_err(kind_of)?, tag)))
+        }
+        Err(object_store::Error::NotFound { .. }) => Ok(None),
+        Err(error) => Err(kind_of(error)),
+    }
+}
