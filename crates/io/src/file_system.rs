@@ -11,7 +11,8 @@ mod native;
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use crate::Result;
 use crate::file::{Direct, File, locks_directories};
@@ -77,6 +78,8 @@ pub enum Change<'a> {
     },
     /// Removes a name of a file.
     RemoveFile(&'a Path),
+    /// Removes a small file, if it still has these bytes; refused as [`Change::Replace`] is.
+    RemoveSeen(&'a Path, &'a [u8]),
 }
 
 impl Change<'_> {
@@ -84,7 +87,7 @@ impl Change<'_> {
     pub fn operation(&self) -> &'static str {
         match self {
             Change::CreateDirectory(_) => "create",
-            Change::RemoveDirectory(_) | Change::RemoveFile(_) => "remove",
+            Change::RemoveDirectory(_) | Change::RemoveFile(_) | Change::RemoveSeen(..) => "remove",
             Change::SyncDirectory(_) => "sync",
             Change::Allocate(..) => "allocate",
             Change::Write(..) => "write",
@@ -104,7 +107,8 @@ impl Change<'_> {
             Change::CreateDirectory(path)
             | Change::RemoveDirectory(path)
             | Change::SyncDirectory(path)
-            | Change::RemoveFile(path) => path,
+            | Change::RemoveFile(path)
+            | Change::RemoveSeen(path, _) => path,
             Change::Allocate(file, _)
             | Change::Write(file, _)
             | Change::Truncate(file, _)
@@ -116,6 +120,17 @@ impl Change<'_> {
             | Change::Link { to, .. } => to,
         }
     }
+}
+
+/// A file that somebody has begun to send.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenUpload {
+    /// Where it is to be.
+    pub path: PathBuf,
+    /// What the storage calls it.
+    pub id: String,
+    /// When it was begun, by the clock of the storage.
+    pub begun: SystemTime,
 }
 
 /// Something that changes files and directories.
@@ -143,6 +158,32 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
 
     /// What is there already.
     fn files(&self) -> &dyn Files;
+
+    /// The time by the clock that [`Entry::modified`] is of, where another machine keeps it: a file is made
+    /// at `path`, looked at and removed.
+    ///
+    /// # Errors
+    /// [`crate::Error::Storage`] with the system's answer.
+    fn time_at(&self, _path: &Path) -> Result<Option<SystemTime>> {
+        Ok(None)
+    }
+
+    /// Files below a path that somebody has begun to send and not ended, of which nothing is to be seen,
+    /// and which take room.
+    ///
+    /// # Errors
+    /// [`crate::Error::Storage`] with the system's answer.
+    fn open_uploads(&self, _path: &Path) -> Result<Vec<OpenUpload>> {
+        Ok(Vec::new())
+    }
+
+    /// Gives up what somebody has begun to send.
+    ///
+    /// # Errors
+    /// [`crate::Error::Storage`] with the system's answer.
+    fn abandon(&self, _upload: &OpenUpload) -> Result<()> {
+        Ok(())
+    }
 
     /// Whether a lock on this directory excludes everybody who could take one
     /// ([`locks_directories`]).

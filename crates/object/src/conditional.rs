@@ -92,6 +92,18 @@ pub(crate) async fn put(kin: &Kin, key: &Key, text: Bytes, place: Place) -> io::
     }
 }
 
+/// Removes a small object, if it still has these bytes.
+///
+/// # Errors
+/// [`io::ErrorKind::AlreadyExists`] where it has others, [`io::ErrorKind::NotFound`] where it is gone.
+pub(crate) async fn remove(kin: &Kin, key: &Key, seen: &Bytes) -> io::Result<()> {
+    match look(kin, key).await? {
+        Some((there, tag)) if there == seen => kin.delete_if(key, tag.as_deref()).await,
+        Some(_) => Err(io::ErrorKind::AlreadyExists.into()),
+        None => Err(io::ErrorKind::NotFound.into()),
+    }
+}
+
 fn mode(place: &Place, tag: Option<String>) -> io::Result<PutMode> {
     match place {
         Place::Any => Ok(PutMode::Overwrite),

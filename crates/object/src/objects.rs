@@ -7,6 +7,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;
@@ -260,6 +261,11 @@ impl Objects {
             }
             Change::Link { from, to } => self.name(from, to, Place::Free).map(drop),
             Change::RemoveFile(path) => self.remove(path),
+            Change::RemoveSeen(path, seen) => {
+                let key = self.address.key(path)?;
+                let seen = Bytes::copy_from_slice(seen);
+                self.run(|kin| async move { conditional::remove(&kin, &key, &seen).await })
+            }
         }
     }
 }
@@ -288,6 +294,16 @@ impl FileSystem for Objects {
     fn change(&self, change: Change<'_>) -> Result<()> {
         let done = self.carry_out(change);
         done.map_err(|source| failed(change.operation(), change.path(), source))
+    }
+
+    fn time_at(&self, path: &Path) -> Result<Option<SystemTime>> {
+        let asked = || {
+            self.put(self.address.key(path)?, Bytes::new(), Place::Any)?;
+            let modified = self.head(path)?.last_modified;
+            self.remove(path)?;
+            Ok(Some(modified.into()))
+        };
+        asked().map_err(|source| failed("ask for the time of", path, source))
     }
 }
 
@@ -328,11 +344,13 @@ impl Files for Objects {
             name: name(key),
             kind: Some(Kind::Directory),
             bytes: None,
+            modified: None,
         });
         let files = listed.objects.iter().map(|meta| Entry {
             name: name(&meta.location),
             kind: Some(Kind::File),
             bytes: Some(meta.size),
+            modified: Some(meta.last_modified.into()),
         });
         let entries: Vec<Entry> = directories.chain(files).collect();
         match entries.is_empty() {

@@ -8,13 +8,25 @@
 //!    replaces nothing, or by `rename` where replacing was asked for.
 //! 5. The directory is synced. Only now is the checkpoint acknowledged.
 //!
+//! On a store of objects, where no lock tells who is at work:
+//!
+//! - The manifest is put where there is none, or in the place of the very one that was read before: who
+//!   loses reads the new one and tries again. So each knows which checkpoint it has replaced, and
+//!   removes the files of that one and of no other.
+//! - Before and after it is put, a list tells whether all files are there and nobody has begun to remove
+//!   them ([`fence`]). If so, it is taken back, or that which it replaced is put in its place again, and the
+//!   commit fails: what is acknowledged has its data, whatever clocks say.
+//! - Whether it was put can be undecided ([`Error::CommitUndecided`]). Then the files stay.
+//!
 //! An attempt that fails removes what it made. One that dies leaves files that nothing refers to;
 //! [`crate::steps::store::Store::sweep`] tells them from those of a live attempt by the lease.
 
 mod beside;
 mod directory;
+pub(crate) mod fence;
 pub(crate) mod files;
 pub(crate) mod leftovers;
+pub(crate) mod renewal;
 
 use std::borrow::Cow;
 use std::io;
@@ -26,6 +38,7 @@ use penstock_io::file_system::{Change, FileSystem, Files};
 use penstock_io::trace;
 
 use crate::error::{Error, Result};
+use crate::format::manifest::Manifest;
 use crate::format::name::{self, MANIFEST, PROTECTED};
 use crate::format::taken::misplaced;
 use crate::lease::Lease;
@@ -33,6 +46,12 @@ use crate::progress::Progress;
 use directory::{make_directory, sync_ancestors};
 use files::link_new;
 use leftovers::remove_attempt_files;
+use renewal::Renewal;
+
+/// How often others may be faster at replacing a checkpoint.
+const TURNS_MAX: usize = 64;
+
+const SWEPT: &str = "a sweep took this save for dead and removed what it had written";
 
 /// A save under way. Dropped before it is published, it removes the files it made; a rank that
 /// joined it and has cast its vote leaves them to whoever counts the votes, unless it is discarded.
@@ -49,7 +68,13 @@ pub struct Attempt {
     made: Vec<PathBuf>,
     /// Files that a vote stands for.
     voted: Vec<PathBuf>,
+    /// Names of what other ranks made.
+    others: Vec<String>,
+    /// The manifest that this attempt's has replaced, where that is known.
+    replaced: Option<Vec<u8>>,
     end: End,
+    /// Where files are swept by their age.
+    _renewal: Option<Renewal>,
 }
 
 /// How an attempt has ended.
@@ -79,6 +104,11 @@ impl Attempt {
         let (lease, made_directory) = take_lease(path, file_system.as_ref(), progress)?;
         let id = name::draw_attempt();
         let (path, made) = (path.to_owned(), Vec::new());
+        // Those who join are covered by whoever began it.
+        let renewal = (!file_system.files().has_directories()).then(|| {
+            let lease = path.join(name::lease(&id));
+            Renewal::begin(lease, file_system, renewal::RENEW)
+        });
         let attempt = Attempt {
             file_system: Arc::clone(file_system),
             path,
@@ -89,7 +119,10 @@ impl Attempt {
             process: std::process::id(),
             made,
             voted: Vec::new(),
+            others: Vec::new(),
+            replaced: None,
             end: End::Open,
+            _renewal: renewal,
         };
         sync_ancestors(&attempt.path, file_system.as_ref())?;
         if !overwrite && attempt.is_taken() {
@@ -129,7 +162,10 @@ impl Attempt {
             process: std::process::id(),
             made: Vec::new(),
             voted: Vec::new(),
+            others: Vec::new(),
+            replaced: None,
             end: End::Open,
+            _renewal: None,
         })
     }
 
@@ -255,22 +291,30 @@ impl Attempt {
         self.sync_directory()
     }
 
+    /// Has the files that other ranks made be there when the manifest is published.
+    pub(crate) fn expect(&mut self, names: Vec<String>) {
+        self.others = names;
+    }
+
     /// Publishes the manifest: from here on the checkpoint is complete, whatever happens.
     pub(crate) fn publish(&mut self, text: &[u8], overwrite: bool) -> Result<()> {
         let temporary = self.write_temporary(&name::temporary_manifest(&self.id), text)?;
-        self.check_made()?;
+        self.check_made(&temporary)?;
         if !overwrite && !self.is_guarded() && self.is_taken() {
             return Err(self.exists());
         }
         let manifest = self.path.join(MANIFEST);
         let (from, to) = (temporary.as_path(), manifest.as_path());
-        let moved = if overwrite {
-            self.file_system.change(Change::Rename { from, to })
-        } else {
-            link_new(self.file_system.as_ref(), from, to)
+        let moved = match overwrite {
+            true if self.is_swept_by_age() => self.replace(from, to),
+            true => self.file_system.change(Change::Rename { from, to }),
+            false => link_new(self.file_system.as_ref(), from, to),
         };
         if let Err(error) = moved {
             self.judge_failure(&manifest, text, overwrite, error.into())?;
+        }
+        if self.is_swept_by_age() {
+            self.check_committed(&manifest, text)?;
         }
         self.end = End::Published(text.to_owned());
         self.sync_directory().map_err(|error| match error {
@@ -284,6 +328,85 @@ impl Attempt {
         Ok(())
     }
 
+    /// Puts the manifest in the place of the one that is there, or of none, and remembers that.
+    fn replace(&mut self, from: &Path, to: &Path) -> penstock_io::Result<()> {
+        let mut turns = 0;
+        loop {
+            let seen = match self.files().read(to) {
+                Ok(seen) => Some(seen),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                Err(source) => {
+                    return Err(penstock_io::Error::Storage {
+                        operation: "read",
+                        path: to.to_owned(),
+                        source,
+                    });
+                }
+            };
+            let moved = self.file_system.change(match &seen {
+                Some(seen) => Change::Replace { from, to, seen },
+                None => Change::RenameNew { from, to },
+            });
+            turns += 1;
+            match moved {
+                // Somebody else was faster.
+                Err(error) if error.kind().is_some_and(fence::is_gone) && turns < TURNS_MAX => {}
+                Ok(()) => {
+                    self.replaced = seen;
+                    return Ok(());
+                }
+                failed => return failed,
+            }
+        }
+    }
+
+    /// Whether nothing but the age of files tells others that somebody is at work.
+    fn is_swept_by_age(&self) -> bool {
+        !self.files().has_directories()
+    }
+
+    /// Takes the publication back if files of it are being removed: then it is none.
+    fn check_committed(&mut self, manifest: &Path, text: &[u8]) -> Result<()> {
+        let own = self
+            .made
+            .iter()
+            .filter_map(|path| path.file_name()?.to_str());
+        let others = self.others.iter().map(String::as_str);
+        let is_data = |name: &&str| *name != name::temporary_manifest(&self.id);
+        let expected = own.chain(others).filter(is_data);
+        let flaw = fence::flaw(&self.path, self.files(), &self.id, expected);
+        let error = match flaw {
+            Ok(None) => return Ok(()),
+            Ok(Some(missing)) => swept(missing),
+            Err(error) => error,
+        };
+        let changed = match &self.replaced {
+            Some(replaced) => self.put_back(manifest, text, replaced),
+            None => self.file_system.change(Change::RemoveSeen(manifest, text)),
+        };
+        match changed {
+            Ok(()) => Err(error),
+            // Another checkpoint has replaced it, and its files went with it.
+            Err(failed) if failed.kind() == Some(io::ErrorKind::AlreadyExists) => Ok(()),
+            Err(failed) if failed.kind() == Some(io::ErrorKind::NotFound) => Err(error),
+            Err(_) => {
+                self.end = End::Undecided;
+                Err(error)
+            }
+        }
+    }
+
+    fn put_back(&self, manifest: &Path, text: &[u8], replaced: &[u8]) -> penstock_io::Result<()> {
+        let from = self.path.join(name::temporary_manifest(&self.id));
+        let file = self.file_system.create_temporary(&from)?;
+        self.file_system.change(Change::Write(&file, replaced))?;
+        self.file_system.change(Change::Replace {
+            from: &from,
+            to: manifest,
+            seen: text,
+        })
+    }
+
     /// Whether everybody who removes files here sees our lease.
     pub(crate) fn is_guarded(&self) -> bool {
         self.lease.is_seen_by_all()
@@ -291,7 +414,14 @@ impl Attempt {
 
     /// Somebody who does not see our lease may have removed a file: what is incomplete is not
     /// published.
-    fn check_made(&self) -> Result<()> {
+    fn check_made(&self, temporary: &Path) -> Result<()> {
+        if self.is_swept_by_age() {
+            let made = self.made.iter().filter(|path| *path != temporary);
+            let own = made.filter_map(|path| path.file_name()?.to_str());
+            let expected = own.chain(self.others.iter().map(String::as_str));
+            let flaw = fence::flaw(&self.path, self.files(), &self.id, expected)?;
+            return flaw.map_or(Ok(()), |missing| Err(swept(missing)));
+        }
         let mut made = self.made.iter();
         made.try_for_each(|path| match self.files().follow(path) {
             Ok(_) => Ok(()),
@@ -337,6 +467,16 @@ impl Attempt {
     /// Removes files of other attempts, unless one of them is live, or has replaced this one in
     /// turn: then ours are those nobody refers to, and left to a sweep.
     pub(crate) fn remove_replaced(self) -> Result<u64> {
+        if self.is_swept_by_age() {
+            let replaced = self.replaced.as_ref();
+            let replaced = replaced.and_then(|text| Manifest::parse(text, &self.path).ok());
+            // What cannot be made out is left to a sweep.
+            let Some(Manifest { id, .. }) = replaced else {
+                return Ok(0);
+            };
+            let cleared = fence::clear(&self.path, self.file_system.as_ref(), &id, |_| true, &[]);
+            return cleared.map(Option::unwrap_or_default);
+        }
         if !self.lease.try_upgrade(&self.path, self.files()) || !self.is_current() {
             return Ok(0);
         }
@@ -384,6 +524,12 @@ impl Drop for Attempt {
             let _ = self.file_system.change(Change::RemoveDirectory(&self.path));
         }
     }
+}
+
+/// What it is that files of an attempt were removed, or are about to be.
+fn swept(missing: PathBuf) -> Error {
+    let source = io::Error::new(io::ErrorKind::NotFound, SWEPT);
+    Error::storage("publish", missing)(source)
 }
 
 /// Whether the system refused, as opposed to lost track of what it did.

@@ -419,6 +419,10 @@ fn storage_remedy(source: &io::Error) -> &'static str {
         io::ErrorKind::FileTooLarge => {
             "raise the limit of file sizes (ulimit -f), or lower shard_bytes"
         }
+        // Of a save whose files were removed under it.
+        io::ErrorKind::NotFound if source.get_ref().is_some() => {
+            "save it again, and give sweeps a higher age than saves take"
+        }
         io::ErrorKind::NotFound => "check that the directory is there and can be written to",
         io::ErrorKind::ResourceBusy => {
             "a save, a load or a removal is at work there; try again when it is done"

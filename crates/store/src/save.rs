@@ -14,6 +14,8 @@ mod shard_files;
 mod state;
 mod written;
 
+use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -50,6 +52,9 @@ pub struct Publication {
     /// Small files that go with it under names of their own.
     pub beside: Beside,
 }
+
+/// Parts that are read at a time.
+const READERS_MAX: usize = 16;
 
 /// The only rank of a save from one process.
 const RANK: u32 = 0;
@@ -176,7 +181,8 @@ pub(crate) fn commit_as(
     let text = manifest.stamp();
     check_manifest_size(text.len())?;
     if manifest.parts.len() > 1 && !attempt.is_guarded() {
-        check_votes(&attempt, &manifest)?;
+        let names = check_votes(&attempt, &manifest)?;
+        attempt.expect(names);
     }
     let names = || manifest.beside.iter().map(|entry| entry.name.as_str());
     let has_beside = !manifest.beside.is_empty();
@@ -216,15 +222,44 @@ pub(crate) fn check_manifest_size(bytes: usize) -> Result<()> {
 }
 
 /// Where somebody may have removed files who does not see our leases, what the ranks voted for is
-/// looked at again.
-fn check_votes(attempt: &Attempt, manifest: &Manifest) -> Result<()> {
+/// looked at again; returns the names of all of it. One list tells what is there.
+fn check_votes(attempt: &Attempt, manifest: &Manifest) -> Result<Vec<String>> {
     let (path, files) = (attempt.path(), attempt.files());
-    manifest.parts.iter().try_for_each(|entry| {
+    let listed = files.list(path).map_err(Error::storage("list", path))?;
+    let listed: HashMap<_, _> = listed
+        .into_iter()
+        .map(|entry| (entry.name, entry.bytes))
+        .collect();
+    let of_rank = &|entry: &PartEntry| -> Result<Vec<String>> {
         let part = read_part(path, files, manifest, entry)?;
-        part.files
-            .iter()
-            .try_for_each(|file| check_size(path, files, file))
-    })
+        for file in &part.files {
+            match listed.get(OsStr::new(&file.name)) {
+                Some(Some(bytes)) if *bytes == file.bytes => {}
+                // Where a list tells no sizes, or an error is to say more.
+                _ => check_size(path, files, file)?,
+            }
+        }
+        let names = part.files.into_iter().map(|file| file.name);
+        Ok(names.chain([entry.file.clone()]).collect())
+    };
+    let parts = manifest.parts.as_slice();
+    let share = parts.len().div_ceil(READERS_MAX);
+    // Each is a request that takes its time.
+    let found: Vec<Result<Vec<String>>> = std::thread::scope(|scope| {
+        let read = |parts| scope.spawn(move || read_all(parts, of_rank));
+        let readers: Vec<_> = parts.chunks(share).map(read).collect();
+        let join = |reader: std::thread::ScopedJoinHandle<'_, _>| reader.join().expect("it reads");
+        readers.into_iter().map(join).collect()
+    });
+    Ok(found.into_iter().collect::<Result<Vec<_>>>()?.concat())
+}
+
+fn read_all(
+    parts: &[PartEntry],
+    of_rank: impl Fn(&PartEntry) -> Result<Vec<String>>,
+) -> Result<Vec<String>> {
+    let names: Result<Vec<_>> = parts.iter().map(of_rank).collect();
+    Ok(names?.concat())
 }
 
 fn manifest_of(publication: &Publication, id: &str, parts: Vec<PartEntry>) -> Manifest {

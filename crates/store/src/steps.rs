@@ -4,8 +4,10 @@
 pub(crate) mod protect;
 pub(crate) mod removal;
 
+mod aged;
 pub mod aside;
 pub mod marks;
 pub mod retention;
 pub mod scrub;
 pub mod store;
+pub mod sweep;

@@ -4,6 +4,7 @@
 mod common;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -15,12 +16,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Sample, names, number, only_winner, publication, race, skip};
+use penstock_io::file::{Direct, File};
+use penstock_io::file_system::{Change, FileSystem, Files};
 use penstock_object::{Address, Credentials, Keys, Objects, Remote};
 use penstock_store::care::verify::verify;
+use penstock_store::format::manifest::PartEntry;
 use penstock_store::load::checkpoint::{Checkpoint, Loaded};
 use penstock_store::options::Options;
-use penstock_store::save::{Publication, save};
+use penstock_store::report::SaveReport;
+use penstock_store::save::{Attempt, Publication, commit, save, write_rank};
 use penstock_store::steps::store::Store;
+use penstock_store::steps::sweep::Sweep;
 use penstock_store::{Error, Progress, Result};
 
 const BUCKET: &str = "bucket";
@@ -441,4 +447,358 @@ fn a_commit_whose_answer_is_lost_is_found_and_one_that_nobody_decides_keeps_its_
     let refused = Sample::seeded(5).save(&at("taken"), &options(&objects));
     assert!(matches!(refused, Err(Error::Exists { .. })), "{refused:?}");
     assert_at(&first, &at("taken"), &server.objects());
+}
+
+/// A store of the bucket, and what its steps are saved with.
+struct Steps {
+    store: Store,
+    objects: Arc<Objects>,
+}
+
+impl Steps {
+    fn at(key: &str, objects: &Arc<Objects>) -> Steps {
+        let store = Store::new(at(key)).with_file_system(Arc::clone(objects) as _);
+        Steps {
+            store,
+            objects: Arc::clone(objects),
+        }
+    }
+
+    fn publication(&self, step: u64, overwrite: bool) -> Publication {
+        Publication {
+            step: Some(step),
+            overwrite,
+            ..publication(&self.store.step_path(step))
+        }
+    }
+
+    fn save(&self, step: u64, seed: u64, overwrite: bool) -> Result<SaveReport> {
+        self.save_as(step, &Sample::seeded(seed), overwrite)
+    }
+
+    fn save_as(&self, step: u64, sample: &Sample, overwrite: bool) -> Result<SaveReport> {
+        let (publication, options) = (self.publication(step, overwrite), options(&self.objects));
+        save(sample.state(), &publication, &options, &Progress::default())
+    }
+
+    /// An attempt of one rank that has written all but the manifest.
+    fn prepare(&self, step: u64, seed: u64) -> (Attempt, Vec<PartEntry>) {
+        let (options, progress) = (options(&self.objects), Progress::default());
+        let path = self.store.step_path(step);
+        let attempt = Attempt::begin(&path, true, &options.file_system, &progress);
+        let mut attempt = attempt.unwrap();
+        let state = Sample::seeded(seed).state();
+        let written = write_rank(&mut attempt, 0, state, &options, &progress).unwrap();
+        (attempt, vec![written.part])
+    }
+}
+
+/// Sets the age of all files of a step, as the server tells it.
+fn set_age(server: &Server, key: &str, seconds: i64) {
+    let directory = server.file(key);
+    let date = format!("{} seconds ago", seconds);
+    for name in names(&directory) {
+        let touched = Command::new("touch")
+            .args(["-d", &date])
+            .arg(directory.join(name))
+            .status();
+        assert!(touched.unwrap().success());
+    }
+}
+
+const DAY: i64 = 24 * 60 * 60;
+
+#[test]
+fn an_overwritten_checkpoint_goes_and_nothing_of_others_does() {
+    let Some(server) = Server::start("an_overwritten_checkpoint_goes") else {
+        return;
+    };
+    let steps = Steps::at("run", &server.objects());
+    steps.save(1, 1, false).unwrap();
+    let (live, _) = steps.prepare(1, 9);
+    steps.save(1, 2, true).unwrap();
+    let path = steps.store.step_path(1);
+    assert_at(&Sample::seeded(2), &path, &steps.objects);
+    let stored = names(&server.file("run/step-0000000001"));
+    let of_live = |name: &&String| name.contains(live.id());
+    assert_eq!(stored.iter().filter(of_live).count(), 2, "{stored:?}");
+    assert_eq!(stored.len(), 5, "{stored:?}");
+    drop(live);
+    assert_eq!(names(&server.file("run/step-0000000001")).len(), 3);
+}
+
+#[test]
+fn of_savers_that_overwrite_each_other_one_is_there_whole_and_nothing_else_is() {
+    let Some(server) = Server::start("of_savers_that_overwrite_each_other") else {
+        return;
+    };
+    let steps = Steps::at("run", &server.objects());
+    for round in 0..number("PENSTOCK_TORTURE_RACES", 5) {
+        let samples: Vec<Sample> = (0..6).map(Sample::seeded).collect();
+        let results = race(&samples, |sample| steps.save_as(round, sample, true));
+        for result in results {
+            result.unwrap();
+        }
+        let path = steps.store.step_path(round);
+        let report = verify(&path, &options(&steps.objects), &Progress::default()).unwrap();
+        assert!(report.problems.is_empty(), "{:?}", report.problems);
+        let stored = names(&server.file(&format!("run/step-{round:010}")));
+        assert_eq!(stored.len(), 3, "{stored:?}");
+    }
+}
+
+#[test]
+fn a_sweep_goes_by_the_age_of_the_youngest_file_of_an_attempt() {
+    let Some(server) = Server::start("a_sweep_goes_by_the_age") else {
+        return;
+    };
+    let steps = Steps::at("run", &server.objects());
+    let store = &steps.store;
+    assert_eq!(store.sweep().unwrap(), []);
+    steps.save(1, 1, false).unwrap();
+    for step in [1, 2, 3] {
+        // As one that has died: nothing is cleaned up after it.
+        std::mem::forget(steps.prepare(step, 5));
+    }
+    assert_eq!(store.sweep().unwrap(), []);
+    set_age(&server, "run/step-0000000001", DAY + 60);
+    set_age(&server, "run/step-0000000002", DAY + 60);
+    set_age(&server, "run/step-0000000003", DAY - 60);
+    let told = store.orphans().unwrap();
+    let swept = store.sweep().unwrap();
+    assert_eq!(told, swept);
+    let paths: Vec<_> = swept.iter().map(|(path, _)| path.clone()).collect();
+    assert_eq!(paths, [store.step_path(1), store.step_path(2)]);
+    assert!(swept.iter().all(|(_, bytes)| *bytes > 1 << 20), "{swept:?}");
+    assert_eq!(store.steps().unwrap(), [1, 3]);
+    assert_at(&Sample::seeded(1), &store.step_path(1), &steps.objects);
+    assert_eq!(names(&server.file("run/step-0000000001")).len(), 3);
+    assert_eq!(names(&server.file("run/step-0000000003")).len(), 2);
+    // A low age is taken for the least one, unless the caller knows better.
+    set_age(&server, "run/step-0000000003", 60);
+    let age = Duration::ZERO;
+    let low = Sweep {
+        age,
+        is_forced: false,
+    };
+    assert_eq!(store.sweep_as(&low).unwrap(), []);
+    set_age(&server, "run/step-0000000003", 16 * 60);
+    assert_eq!(store.sweep_as(&low).unwrap().len(), 1);
+    assert_eq!(store.steps().unwrap(), [1]);
+    assert_eq!(names(&server.file("run")), ["step-0000000001"]);
+}
+
+#[test]
+fn a_lease_that_is_renewed_keeps_old_files_of_a_live_save() {
+    let Some(server) = Server::start("a_lease_that_is_renewed") else {
+        return;
+    };
+    let steps = Steps::at("run", &server.objects());
+    let (attempt, parts) = steps.prepare(1, 1);
+    set_age(&server, "run/step-0000000001", 7 * DAY);
+    let lease = format!("run/step-0000000001/lease.{}.tmp", attempt.id());
+    fs::write(server.file(&lease), b"{}").unwrap();
+    assert_eq!(steps.store.sweep().unwrap(), []);
+    commit(attempt, &steps.publication(1, false), parts).unwrap();
+    assert_at(
+        &Sample::seeded(1),
+        &steps.store.step_path(1),
+        &steps.objects,
+    );
+    // That of a save that died after its commit is nothing that anybody misses.
+    set_age(&server, "run/step-0000000001", 7 * DAY);
+    assert_eq!(steps.store.sweep().unwrap().len(), 1);
+    assert_eq!(names(&server.file("run/step-0000000001")).len(), 3);
+    assert_at(
+        &Sample::seeded(1),
+        &steps.store.step_path(1),
+        &steps.objects,
+    );
+}
+
+#[test]
+fn a_save_that_a_sweep_took_for_dead_is_not_committed() {
+    let Some(server) = Server::start("a_save_that_a_sweep_took_for_dead") else {
+        return;
+    };
+    let steps = Steps::at("run", &server.objects());
+    let step = "run/step-0000000001";
+    steps.save(1, 1, false).unwrap();
+    // Stopped for two days, as it seems: all of it is gone, or only what was old.
+    for is_partly in [false, true] {
+        let (attempt, parts) = steps.prepare(1, 2);
+        set_age(&server, step, 2 * DAY);
+        steps.store.sweep().unwrap();
+        if is_partly {
+            let part = server.file(step).join(&parts[0].file);
+            fs::write(part, vec![b' '; parts[0].bytes as usize]).unwrap();
+        }
+        let error = commit(attempt, &steps.publication(1, true), parts).unwrap_err();
+        let is_swept = error.full_message().contains("took this save for dead");
+        assert!(is_swept, "{}", error.full_message());
+        assert_at(
+            &Sample::seeded(1),
+            &steps.store.step_path(1),
+            &steps.objects,
+        );
+        assert_eq!(names(&server.file(step)).len(), 3);
+    }
+    // A sweep that is at it right now.
+    let (attempt, parts) = steps.prepare(1, 2);
+    let fence = format!("{step}/fence-{}.{}.tmp", "0".repeat(32), attempt.id());
+    fs::write(server.file(&fence), b"{}").unwrap();
+    assert!(commit(attempt, &steps.publication(1, true), parts).is_err());
+    assert_at(
+        &Sample::seeded(1),
+        &steps.store.step_path(1),
+        &steps.objects,
+    );
+    // It has died: another one goes on once the fence is old.
+    assert_eq!(steps.store.sweep().unwrap(), []);
+    set_age(&server, step, 2 * DAY);
+    steps.store.sweep().unwrap();
+    assert_eq!(names(&server.file(step)).len(), 3);
+}
+
+#[test]
+fn a_clock_that_is_off_takes_no_live_data() {
+    let Some(server) = Server::start("a_clock_that_is_off") else {
+        return;
+    };
+    let steps = Steps::at("run", &server.objects());
+    for (step, age) in [(1, 10 * 365 * DAY), (2, -10 * 365 * DAY)] {
+        let directory = format!("run/step-{step:010}");
+        let (attempt, parts) = steps.prepare(step, step);
+        set_age(&server, &directory, age);
+        // Another host has the time of the files.
+        steps.store.sweep().unwrap();
+        let committed = commit(attempt, &steps.publication(step, false), parts);
+        let path = steps.store.step_path(step);
+        match age > 0 {
+            // It looked dead, and nobody was told that it is saved.
+            true => assert!(committed.is_err() && !server.file(&directory).exists()),
+            false => {
+                committed.unwrap();
+                assert_at(&Sample::seeded(step), &path, &steps.objects);
+            }
+        }
+        steps.save(step, 7, true).unwrap();
+        set_age(&server, &directory, age);
+        steps.store.sweep().unwrap();
+        assert_at(&Sample::seeded(7), &path, &steps.objects);
+    }
+}
+
+#[test]
+fn a_removal_that_died_is_finished_and_one_that_had_not_begun_is_not() {
+    let Some(server) = Server::start("a_removal_that_died_is_finished") else {
+        return;
+    };
+    let steps = Steps::at("run", &server.objects());
+    for step in [1, 2, 3] {
+        steps.save(step, step, false).unwrap();
+        let directory = server.file(&format!("run/step-{step:010}"));
+        let manifest = directory.join("manifest.json");
+        let text = fs::read_to_string(&manifest).unwrap();
+        let id = text.split('"').find(|field| field.len() == 32).unwrap();
+        let taken = directory.join(format!("deleted-{}.{id}.json", "0".repeat(32)));
+        // Taken away; only copied; and copied a day ago.
+        fs::copy(&manifest, taken).unwrap();
+        if step == 1 {
+            fs::remove_file(&manifest).unwrap();
+        }
+    }
+    set_age(&server, "run/step-0000000003", 2 * DAY);
+    steps.store.sweep().unwrap();
+    assert_eq!(steps.store.steps().unwrap(), [2, 3]);
+    for step in [2, 3] {
+        assert_at(
+            &Sample::seeded(step),
+            &steps.store.step_path(step),
+            &steps.objects,
+        );
+    }
+    assert_eq!(names(&server.file("run/step-0000000002")).len(), 4);
+    assert_eq!(names(&server.file("run/step-0000000003")).len(), 3);
+    steps.store.delete(2).unwrap();
+    steps.store.sweep().unwrap();
+    assert_eq!(steps.store.steps().unwrap(), [3]);
+}
+
+/// A bucket where something happens elsewhere right before its manifest is put.
+struct Meanwhile {
+    inner: Arc<Objects>,
+    call: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl fmt::Debug for Meanwhile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+impl FileSystem for Meanwhile {
+    fn create(&self, path: &Path, direct: Direct) -> penstock_io::Result<File> {
+        self.inner.create(path, direct)
+    }
+
+    fn create_temporary(&self, path: &Path) -> penstock_io::Result<File> {
+        self.inner.create_temporary(path)
+    }
+
+    fn change(&self, change: Change<'_>) -> penstock_io::Result<()> {
+        let is_manifest = change.path().ends_with("manifest.json");
+        let call = is_manifest.then(|| self.call.lock().unwrap().take());
+        if let Some(call) = call.flatten() {
+            call();
+        }
+        self.inner.change(change)
+    }
+
+    fn files(&self) -> &dyn Files {
+        self.inner.files()
+    }
+}
+
+#[test]
+fn a_sweep_between_the_last_look_and_the_commit_breaks_no_checkpoint() {
+    let Some(server) = Server::start("a_sweep_between_the_last_look") else {
+        return;
+    };
+    let server = Arc::new(server);
+    let objects = server.objects();
+    for (step, is_replacing) in [(1, false), (2, true)] {
+        let steps = Arc::new(Steps::at("run", &objects));
+        let directory = format!("run/step-{step:010}");
+        if is_replacing {
+            steps.save(step, 1, false).unwrap();
+        }
+        let swept = Arc::new(AtomicBool::new(false));
+        let (elsewhere, is_swept) = (Arc::clone(&steps), Arc::clone(&swept));
+        let (host, of) = (Arc::clone(&server), directory.clone());
+        let sweep = move || {
+            set_age(&host, &of, 2 * DAY);
+            let found = elsewhere.store.sweep().unwrap();
+            is_swept.store(!found.is_empty(), Ordering::SeqCst);
+        };
+        let meanwhile = Meanwhile {
+            inner: Arc::clone(&objects),
+            call: Mutex::new(Some(Box::new(sweep))),
+        };
+        let mut options = options(&objects);
+        options.file_system = Arc::new(meanwhile);
+        let publication = steps.publication(step, is_replacing);
+        let state = Sample::seeded(2).state();
+        let saved = save(state, &publication, &options, &Progress::default());
+        assert!(swept.load(Ordering::SeqCst));
+        let message = saved.unwrap_err().full_message();
+        assert!(message.contains("took this save for dead"), "{message}");
+        match is_replacing {
+            true => {
+                assert_at(&Sample::seeded(1), &steps.store.step_path(step), &objects);
+                assert_eq!(names(&server.file(&directory)).len(), 3);
+            }
+            false => assert!(!server.file(&directory).exists()),
+        }
+    }
 }

@@ -4,10 +4,11 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use super::{Faults, OpClass};
 use crate::file::{Direct, File};
-use crate::file_system::{Change, FileSystem, Files};
+use crate::file_system::{Change, FileSystem, Files, OpenUpload};
 use crate::{Error, Result};
 
 /// A file system with faults.
@@ -60,6 +61,18 @@ impl FileSystem for FaultyFileSystem {
 
     fn files(&self) -> &dyn Files {
         self.inner.files()
+    }
+
+    fn time_at(&self, path: &Path) -> Result<Option<SystemTime>> {
+        self.inner.time_at(path)
+    }
+
+    fn open_uploads(&self, path: &Path) -> Result<Vec<OpenUpload>> {
+        self.inner.open_uploads(path)
+    }
+
+    fn abandon(&self, upload: &OpenUpload) -> Result<()> {
+        self.inner.abandon(upload)
     }
 
     fn locks(&self, directory: BorrowedFd<'_>) -> bool {

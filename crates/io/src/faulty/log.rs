@@ -178,7 +178,9 @@ impl Log {
                 state.directories.push(Entries::new());
                 Logged::CreateDirectory { parent, name, made }
             }
-            Change::RemoveDirectory(path) | Change::RemoveFile(path) => {
+            Change::RemoveDirectory(path)
+            | Change::RemoveFile(path)
+            | Change::RemoveSeen(path, _) => {
                 let (parent, name) = state.locate(self.relative(path)?)?;
                 Logged::Remove { parent, name }
             }

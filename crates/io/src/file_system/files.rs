@@ -8,6 +8,7 @@ use std::fs;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use crate::Result;
 use crate::device::Device;
@@ -53,6 +54,8 @@ pub struct Entry {
     pub kind: Option<Kind>,
     /// Its length in bytes, where the list tells that of a file.
     pub bytes: Option<u64>,
+    /// When it was put there, by the clock of the storage, where the list tells that.
+    pub modified: Option<SystemTime>,
 }
 
 /// Something that has files, which can be looked at; nothing of this changes them.

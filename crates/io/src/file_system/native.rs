@@ -38,7 +38,9 @@ impl FileSystem for Native {
             Change::SyncDirectory(path) => sync_directory(path),
             Change::Rename { from, to } => fs::rename(from, to),
             Change::RenameNew { from, to } => rename_new(from, to),
-            Change::Replace { .. } => Err(io::ErrorKind::Unsupported.into()),
+            Change::Replace { .. } | Change::RemoveSeen(..) => {
+                Err(io::ErrorKind::Unsupported.into())
+            }
             Change::Link { from, to } => fs::hard_link(from, to),
             Change::RemoveFile(path) => fs::remove_file(path),
         };
@@ -99,6 +101,7 @@ impl Files for Native {
             name: entry.file_name(),
             kind: entry.file_type().ok().map(kind),
             bytes: None,
+            modified: None,
         };
         fs::read_dir(path)?
             .map(|found| found.map(entry))

@@ -77,16 +77,48 @@ pub(crate) fn is_taken_manifest(name: &str) -> bool {
     name.starts_with("deleted-") && is_attempt_file(name)
 }
 
+/// Name of what tells that an attempt is live, where no lock does.
+pub(crate) fn lease(attempt: &str) -> String {
+    format!("lease.{attempt}.tmp")
+}
+
+pub(crate) fn is_lease(name: &str) -> bool {
+    name.starts_with("lease.") && is_attempt_file(name)
+}
+
+/// A fresh name for what tells an attempt that its files are being removed. Lists have it before all
+/// other files of the attempt.
+pub(crate) fn fence(attempt: &str) -> String {
+    format!("fence-{}.{attempt}.tmp", draw_attempt())
+}
+
+pub(crate) fn is_fence(name: &str) -> bool {
+    name.starts_with("fence-") && is_attempt_file(name)
+}
+
+/// A fresh name in a store for what asks the storage for the time.
+pub(crate) fn clock() -> String {
+    format!("clock.{}.tmp", draw_attempt())
+}
+
+pub(crate) fn is_clock(name: &str) -> bool {
+    is_temporary_of(name, "clock.")
+}
+
 /// A fresh name for the next version of a store's marks.
 pub(crate) fn temporary_marks() -> String {
     format!("verified.{}.tmp", draw_attempt())
 }
 
 pub(crate) fn is_temporary_marks(name: &str) -> bool {
-    let attempt = name
-        .strip_prefix("verified.")
+    is_temporary_of(name, "verified.")
+}
+
+fn is_temporary_of(name: &str, prefix: &str) -> bool {
+    let drawn = name
+        .strip_prefix(prefix)
         .and_then(|rest| rest.strip_suffix(".tmp"));
-    attempt.is_some_and(is_attempt)
+    drawn.is_some_and(is_attempt)
 }
 
 /// Name of a step's directory inside a store.
@@ -173,7 +205,8 @@ pub(crate) fn attempt_of(name: &str) -> Option<&str> {
     };
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let stem_is_ours = match stem.split('-').collect::<Vec<_>>()[..] {
-        ["manifest" | "copy"] => extension == "tmp",
+        ["manifest" | "copy" | "lease"] => extension == "tmp",
+        ["fence", drawn] => is_attempt(drawn) && extension == "tmp",
         ["part", rank] => digits(rank) && matches!(extension, "json" | "tmp"),
         ["deleted", drawn] => is_attempt(drawn) && extension == "json",
         ["shard", rank, index] => digits(rank) && digits(index) && extension == "safetensors",
@@ -198,12 +231,18 @@ mod tests {
             temporary_part(9, &attempt),
             taken_manifest(&attempt),
             temporary_copy(&attempt),
+            lease(&attempt),
+            fence(&attempt),
             beside_file(&attempt, "config.json"),
             beside_file(&attempt, "model.safetensors.index.json"),
         ] {
             assert!(is_attempt_file(&name), "{name}");
             assert_eq!(attempt_of(&name), Some(&*attempt));
         }
+        assert!(is_lease(&lease(&attempt)) && is_fence(&fence(&attempt)));
+        assert!(is_clock(&clock()) && !is_attempt_file(&clock()));
+        assert_eq!(rank_of_file(&lease(&attempt)), None);
+        assert_eq!(rank_of_file(&fence(&attempt)), None);
         assert!(is_taken_manifest(&taken_manifest(&attempt)));
         assert!(!is_taken_manifest(&part_file(0, &attempt)));
         assert_eq!(rank_of_file(&taken_manifest(&attempt)), None);

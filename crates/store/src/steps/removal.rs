@@ -10,6 +10,12 @@
 //!    put back by a link, which replaces nothing; until then readers take it for the manifest that it
 //!    is ([`crate::format::taken::misplaced`]), so whoever dies here has taken nothing from anybody. The same goes for a
 //!    step that is protected by now: its protection may have been promised before.
+//!
+//! On a store of objects the first step is two requests: a copy, and a removal on the condition that the
+//! manifest is still what was copied. One conditional removal would do as much for who lives on. It would
+//! leave files that nothing tells from those of a save under way, and nothing to put back, where it is the
+//! last that its process does.
+//!
 //! 3. The directory is synced, the files of the checkpoint are removed, and that is synced; what was
 //!    taken goes last. Whoever finds it before goes on with the removal ([`Store::resume_removals`]).
 
@@ -93,6 +99,11 @@ impl Store {
             // taken in two steps, before the second of these: then the checkpoint is still there.
             let manifest = path.join(MANIFEST);
             let is_gone = id_of(&manifest, path, self.files())?.as_ref() != Some(&taken.meant);
+            if taken.is_meant() && !is_gone && !self.files().has_directories() {
+                // Where every taking has two steps, somebody may be between them. What is left of one
+                // who died there changes nothing, and goes with the checkpoint, or by its age.
+                continue;
+            }
             if taken.is_meant() && is_gone && !is_protected_at(path, self.files()) {
                 // It may have been taken and not be durable.
                 freed_bytes += self.finish(path, &taken)?;

@@ -4,7 +4,6 @@
 //! left of it is an incomplete checkpoint and never a broken one. What is kept and for how long is
 //! [`crate::steps::retention`]'s.
 
-use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,7 +17,6 @@ use crate::format::description::read_manifest;
 use crate::format::directory::attempt_files;
 use crate::format::manifest::Manifest;
 use crate::format::name::{MANIFEST, parse_step, step_directory};
-use crate::format::taken::has_unknown;
 use crate::lease::{Exclusive, Lease};
 use crate::load::checkpoint::Checkpoint;
 use crate::tier;
@@ -376,41 +374,6 @@ impl Store {
         }
     }
 
-    /// Removes what dead saves left behind and returns what was removed, with its bytes. A
-    /// directory that a live save holds the lease of is passed over, and so is one on a file
-    /// system without locks.
-    ///
-    /// # Errors
-    /// The system's errors.
-    pub fn sweep(&self) -> Result<Vec<(PathBuf, u64)>> {
-        let mut swept = Vec::new();
-        let mut failed = None;
-        for step in self.steps()? {
-            match self.sweep_step(step, true) {
-                Ok(found) => swept.extend(found),
-                // The others are swept all the same.
-                Err(error) => failed = failed.or(Some(error)),
-            }
-        }
-        match self.sweep_marks()? {
-            0 => {}
-            freed_bytes => swept.push((self.root.clone(), freed_bytes)),
-        }
-        failed.map_or(Ok(swept), Err)
-    }
-
-    /// What [`Store::sweep`] would remove from the steps. Nothing is changed.
-    ///
-    /// # Errors
-    /// The system's errors.
-    pub fn orphans(&self) -> Result<Vec<(PathBuf, u64)>> {
-        let mut found = Vec::new();
-        for step in self.steps()? {
-            found.extend(self.sweep_step(step, false)?);
-        }
-        Ok(found)
-    }
-
     /// Whether a step without a manifest holds files that no save is at work on; `None` where locks
     /// are not seen by all, so that nobody can tell.
     ///
@@ -426,52 +389,6 @@ impl Store {
         let is_it = matches!(self.glance(step)?, StepState::Incomplete)
             && !attempt_files(&path, self.files(), |_| true)?.is_empty();
         Ok((is_certain || !is_it).then_some(is_it))
-    }
-
-    /// Sweeps one step, or only tells what it would free.
-    fn sweep_step(&self, step: u64, removes: bool) -> Result<Option<(PathBuf, u64)>> {
-        let path = self.step_path(step);
-        let _lease = match Lease::try_exclusive(&path, self.file_system()) {
-            Ok(Exclusive::Taken(lease)) => lease,
-            Err(error) if error.is_of_process() => return Err(error),
-            // Who cannot even look into it has nothing to remove there.
-            Ok(_) | Err(_) => return Ok(None),
-        };
-        if removes {
-            self.resume_removals(&path)?;
-        }
-        if has_unknown(&path, self.files()) {
-            return Ok(None);
-        }
-        let referenced: HashSet<String> = match self.state(step) {
-            Ok(StepState::Complete(checkpoint)) => checkpoint
-                .files()
-                .into_iter()
-                .map(|(name, _)| name.to_owned())
-                .collect(),
-            Ok(StepState::Incomplete) => HashSet::new(),
-            // Perhaps it can be read by others or repaired; not after its files are gone.
-            Ok(StepState::Damaged(_) | StepState::Newer(_) | StepState::Unreadable(_)) | Err(_) => {
-                return Ok(None);
-            }
-        };
-        let is_orphan = |name: &str| !referenced.contains(name);
-        if !removes {
-            let orphans = attempt_files(&path, self.files(), is_orphan)?;
-            let entries = self.files().list(&path);
-            let entries = entries.map_err(Error::storage("list", &path))?;
-            let goes = !orphans.is_empty() || (referenced.is_empty() && entries.is_empty());
-            let bytes = orphans.iter().map(|(_, bytes)| bytes).sum();
-            return Ok(goes.then_some((path, bytes)));
-        }
-        // The manifest may have been published by an attempt that died before it was durable.
-        self.sync(&path)?;
-        let freed_bytes = remove_attempt_files(&path, self.file_system(), is_orphan)?;
-        if referenced.is_empty() {
-            self.remove_if_empty(&path)?;
-        }
-        let is_swept = freed_bytes > 0 || !self.files().leads(&path);
-        Ok(is_swept.then_some((path, freed_bytes)))
     }
 }
 

@@ -238,7 +238,7 @@ impl Mutated {
             | Change::Link { .. } => of(["link shard", "rename part", "publish", "rename marks"]),
             Change::RemoveFile(_) if name == "manifest.json" => "remove manifest",
             Change::RemoveFile(_) if name.ends_with(".tmp") => "remove temporary",
-            Change::RemoveFile(_) => "remove data",
+            Change::RemoveFile(_) | Change::RemoveSeen(..) => "remove data",
         }
     }
 

@@ -1,0 +1,121 @@
+//! Fences: how files of an attempt are removed where no lock tells whether it is live.
+//!
+//! Whoever takes an attempt for dead, by its age or because its checkpoint was replaced, may be wrong: a
+//! clock was set, a process was stopped for a day, a request came late. So nothing that is acknowledged
+//! hangs on that. Who removes puts a *fence* first, a file that names the attempt, and only then looks
+//! whether a manifest does. Who commits publishes the manifest first, and only then looks whether there is
+//! a fence, and whether its files are all there. Of two who are at it at one moment at least one sees the
+//! other: either nothing is removed, or the commit is taken back before anybody is told of it.
+//!
+//! A fence goes last, after all that it was put up for. Of a remover that dies it stays, and whoever
+//! takes its place, once the fence is old, removes it with the rest: what the first one had meant to remove
+//! is among that.
+//!
+//! It takes storage that shows everybody the same at one moment, as stores of objects do. It does not keep
+//! a live attempt from losing its files, which then fails; the lease of [`super::renewal`] does.
+
+use std::collections::HashSet;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use penstock_io::file::Direct;
+use penstock_io::file_system::{Change, Entry, FileSystem, Files};
+
+use super::files::remove_file;
+use super::leftovers::remove_attempt_files;
+use crate::error::{Error, Result};
+use crate::format::description::read_manifest;
+use crate::format::manifest::Manifest;
+use crate::format::name::{self, MANIFEST, attempt_of, is_fence};
+
+/// Removes the files of an attempt behind a fence, if no manifest names it and its files still look dead;
+/// returns their bytes, or that it is not. Fences of others that are known to be dead go with them.
+pub(crate) fn clear(
+    path: &Path,
+    file_system: &dyn FileSystem,
+    id: &str,
+    is_dead: impl Fn(&[Entry]) -> bool,
+    dead_fences: &[String],
+) -> Result<Option<u64>> {
+    let fence = path.join(name::fence(id));
+    let file = file_system.create(&fence, Direct::Off)?;
+    file_system.change(Change::Write(&file, b"{}"))?;
+    file_system.change(Change::SyncData(&file))?;
+    drop(file);
+    let files = file_system.files();
+    let is_its = |name: &str| attempt_of(name) == Some(id) && !is_fence(name);
+    let looked = files.list(path).map_err(Error::storage("list", path));
+    let looked = looked.map(|mut entries| {
+        entries.retain(|entry| entry.name.to_str().is_some_and(is_its));
+        is_dead(&entries) && is_free(path, files, id)
+    });
+    match looked {
+        Ok(true) => {}
+        looked => {
+            let removed = remove_file(&fence, file_system);
+            return looked.and(removed).map(|_| None);
+        }
+    }
+    // Where one of them cannot be removed, the fence stays for whoever goes on.
+    let removed_bytes = remove_attempt_files(path, file_system, is_its)?;
+    take_back(path, file_system, id)?;
+    for dead in dead_fences {
+        remove_file(&path.join(dead), file_system)?;
+    }
+    remove_file(&fence, file_system)?;
+    Ok(Some(removed_bytes))
+}
+
+/// Whether no manifest names an attempt, for certain.
+fn is_free(path: &Path, files: &dyn Files, id: &str) -> bool {
+    match read_manifest(path, files) {
+        Ok((manifest, _)) => manifest.id != id,
+        Err(Error::Incomplete { .. } | Error::NotFound { .. } | Error::Store { .. }) => true,
+        Err(_) => false,
+    }
+}
+
+/// Removes the manifest of an attempt whose files were removed before it came: nobody was told of it, as
+/// who published it has seen the fence, or has died.
+fn take_back(path: &Path, file_system: &dyn FileSystem, id: &str) -> Result<()> {
+    let manifest = path.join(MANIFEST);
+    let Ok(text) = file_system.files().read(&manifest) else {
+        return Ok(());
+    };
+    if !Manifest::parse(&text, path).is_ok_and(|manifest| manifest.id == id) {
+        return Ok(());
+    }
+    match file_system.change(Change::RemoveSeen(&manifest, &text)) {
+        Err(error) if !error.kind().is_some_and(is_gone) => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether something is not there any more.
+pub(super) fn is_gone(kind: io::ErrorKind) -> bool {
+    matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists)
+}
+
+/// Why a commit is none: the first of these files of an attempt that is not there, or a fence.
+pub(super) fn flaw<'a>(
+    path: &Path,
+    files: &dyn Files,
+    id: &str,
+    mut expected: impl Iterator<Item = &'a str>,
+) -> Result<Option<PathBuf>> {
+    let entries = files.list(path);
+    let entries = match entries {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        entries => entries.map_err(Error::storage("list", path))?,
+    };
+    let there: HashSet<&str> = entries
+        .iter()
+        .filter_map(|entry| entry.name.to_str())
+        .collect();
+    let is_raised = |name: &&&str| is_fence(name) && attempt_of(name) == Some(id);
+    if let Some(fence) = there.iter().find(is_raised) {
+        return Ok(Some(path.join(fence)));
+    }
+    let missing = expected.find(|name| !there.contains(name));
+    Ok(missing.map(|name| path.join(name)))
+}

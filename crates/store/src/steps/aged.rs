@@ -1,0 +1,222 @@
+//! Sweeping by age, on a store of objects.
+//!
+//! No lock tells there who is at work. Files of one attempt, its uploads that nobody has ended, and its lease
+//! ([`crate::commit::renewal`]) are judged together: it is dead when the youngest of them is older than the
+//! limit. Ages are of the storage's clock alone, that of a file which is written just now against those of the
+//! others, so a clock that is wrong is wrong for both. One that jumps may let a live attempt look dead: its
+//! files are then removed behind a fence ([`crate::commit::fence`]), and its commit fails.
+//!
+//! What goes of a step:
+//!
+//! - Files and uploads of dead attempts that no manifest names, and fences of sweeps that died.
+//! - What a deletion has left that took the manifest away and died ([`crate::steps::removal`]).
+//! - Of the checkpoint itself its lease, where its save died right after the commit.
+//!
+//! A step that cannot be made out (damaged, of a newer version) stays as it is, as elsewhere.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use penstock_io::file_system::{Entry, OpenUpload};
+
+use crate::commit::fence::clear;
+use crate::commit::files::remove_file;
+use crate::error::{Error, Result};
+use crate::format::name::{
+    attempt_of, clock, is_clock, is_fence, is_lease, is_taken_manifest, parse_step,
+};
+use crate::format::taken::has_unknown;
+use crate::steps::store::{StepState, Store};
+
+/// What is there of one attempt.
+#[derive(Default)]
+struct Found {
+    files: Vec<Entry>,
+    uploads: Vec<OpenUpload>,
+}
+
+impl Found {
+    fn is_older_than(&self, limit: SystemTime) -> bool {
+        self.uploads.iter().all(|upload| upload.begun < limit) && are_older(&self.files, limit)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.files.iter().filter_map(|file| file.bytes).sum()
+    }
+
+    fn fences(&self) -> Vec<String> {
+        let names = self.files.iter().filter_map(|file| file.name.to_str());
+        names
+            .filter(|name| is_fence(name))
+            .map(str::to_owned)
+            .collect()
+    }
+}
+
+/// Whether all files are older; of one whose age is not known nobody can say so.
+fn are_older(files: &[Entry], limit: SystemTime) -> bool {
+    let is_older = |file: &Entry| file.modified.is_some_and(|modified| modified < limit);
+    files.iter().all(is_older)
+}
+
+/// One sweep.
+struct Aged {
+    /// What is older, by the clock of the storage, is dead.
+    limit: SystemTime,
+    /// Or is only told of.
+    removes: bool,
+}
+
+impl Store {
+    /// Sweeps all steps by the age of what is there, or tells what would go.
+    pub(super) fn sweep_aged(&self, age: Duration, removes: bool) -> Result<Vec<(PathBuf, u64)>> {
+        let now = self.file_system().time_at(&self.root().join(clock()))?;
+        let Some(limit) = now.and_then(|now| now.checked_sub(age)) else {
+            return Ok(Vec::new());
+        };
+        let sweep = Aged { limit, removes };
+        let mut uploads: BTreeMap<u64, Vec<OpenUpload>> = BTreeMap::new();
+        for upload in self.file_system().open_uploads(self.root())? {
+            if let Some(step) = self.step_of_upload(&upload) {
+                uploads.entry(step).or_default().push(upload);
+            }
+        }
+        let mut steps: BTreeSet<u64> = self.steps()?.into_iter().collect();
+        steps.extend(uploads.keys());
+        let (mut swept, mut failed) = (Vec::new(), None);
+        for step in steps {
+            let uploads = uploads.remove(&step).unwrap_or_default();
+            match self.sweep_aged_step(step, uploads, &sweep) {
+                Ok(Some(bytes)) => swept.push((self.step_path(step), bytes)),
+                Ok(None) => {}
+                // The others are swept all the same.
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        if removes {
+            self.sweep_clocks(limit)?;
+        }
+        failed.map_or(Ok(swept), Err)
+    }
+
+    /// The step of an attempt of ours that an upload is of.
+    fn step_of_upload(&self, upload: &OpenUpload) -> Option<u64> {
+        let name = |path: &Path| path.file_name()?.to_str().map(str::to_owned);
+        let directory = upload.path.parent()?;
+        let step = parse_step(&name(directory)?)?;
+        attempt_of(&name(&upload.path)?)?;
+        (self.step_path(step) == directory).then_some(step)
+    }
+
+    fn sweep_aged_step(
+        &self,
+        step: u64,
+        uploads: Vec<OpenUpload>,
+        sweep: &Aged,
+    ) -> Result<Option<u64>> {
+        let path = self.step_path(step);
+        let mut freed_bytes = 0;
+        if sweep.removes {
+            freed_bytes += self.resume_removals(&path)?;
+        }
+        if has_unknown(&path, self.files()) {
+            return Ok(None);
+        }
+        let committed = match self.state(step) {
+            Ok(StepState::Complete(checkpoint)) => Some(checkpoint.manifest().id.clone()),
+            Ok(StepState::Incomplete) | Err(Error::NotFound { .. }) => None,
+            // Perhaps it can be read by others or repaired; not after its files are gone.
+            Ok(StepState::Damaged(_) | StepState::Newer(_) | StepState::Unreadable(_)) | Err(_) => {
+                return Ok(None);
+            }
+        };
+        let mut is_any = freed_bytes > 0;
+        for (id, found) in self.attempts(&path, uploads)? {
+            let freed = match committed.as_ref() == Some(&id) {
+                true => self.sweep_committed(&path, &found, sweep)?,
+                false if !found.is_older_than(sweep.limit) => None,
+                false => self.sweep_dead(&path, &id, &found, sweep)?,
+            };
+            is_any |= freed.is_some();
+            freed_bytes += freed.unwrap_or_default();
+        }
+        Ok(is_any.then_some(freed_bytes))
+    }
+
+    /// What is there of each attempt, by its id.
+    fn attempts(&self, path: &Path, uploads: Vec<OpenUpload>) -> Result<BTreeMap<String, Found>> {
+        let mut attempts: BTreeMap<String, Found> = BTreeMap::new();
+        let id = |name: Option<&str>| name.and_then(attempt_of).map(str::to_owned);
+        let entries = match self.files().list(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+            entries => entries.map_err(Error::storage("list", path))?,
+        };
+        for entry in entries {
+            if let Some(id) = id(entry.name.to_str()) {
+                attempts.entry(id).or_default().files.push(entry);
+            }
+        }
+        for upload in uploads {
+            if let Some(id) = id(upload.path.file_name().and_then(|name| name.to_str())) {
+                attempts.entry(id).or_default().uploads.push(upload);
+            }
+        }
+        Ok(attempts)
+    }
+
+    /// Removes what is left of a dead attempt.
+    fn sweep_dead(
+        &self,
+        path: &Path,
+        id: &str,
+        found: &Found,
+        sweep: &Aged,
+    ) -> Result<Option<u64>> {
+        if !sweep.removes {
+            return Ok(Some(found.bytes()));
+        }
+        let mut freed_bytes = 0;
+        if !found.files.is_empty() {
+            let is_dead = |files: &[Entry]| are_older(files, sweep.limit);
+            let cleared = clear(path, self.file_system(), id, is_dead, &found.fences())?;
+            let Some(cleared_bytes) = cleared else {
+                return Ok(None);
+            };
+            freed_bytes += cleared_bytes;
+        }
+        for upload in &found.uploads {
+            self.file_system().abandon(upload)?;
+        }
+        Ok(Some(freed_bytes))
+    }
+
+    /// Removes what a save that is committed has not come to remove, and manifests that were copied to be
+    /// taken away and were not. Its fences stay: whoever put one up may be about to go on.
+    fn sweep_committed(&self, path: &Path, found: &Found, sweep: &Aged) -> Result<Option<u64>> {
+        let is_left = |file: &&Entry| {
+            let name = file.name.to_str().unwrap_or_default();
+            let is_old = file.modified.is_some_and(|modified| modified < sweep.limit);
+            is_old && (is_lease(name) || is_taken_manifest(name))
+        };
+        let left: Vec<&Entry> = found.files.iter().filter(is_left).collect();
+        let bytes = left.iter().filter_map(|file| file.bytes).sum();
+        if sweep.removes {
+            for file in &left {
+                remove_file(&path.join(&file.name), self.file_system())?;
+            }
+        }
+        Ok((!left.is_empty()).then_some(bytes))
+    }
+
+    /// Removes what sweeps that died asked for the time with.
+    fn sweep_clocks(&self, limit: SystemTime) -> Result<()> {
+        for entry in self.list_root()? {
+            let is_dead = entry.modified.is_some_and(|modified| modified < limit);
+            if is_dead && entry.name.to_str().is_some_and(is_clock) {
+                remove_file(&self.root().join(&entry.name), self.file_system())?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,151 @@
+//! Sweeping: what saves that died left behind.
+//!
+//! Where the kernel drops the lease of a process that dies, a lock tells the files of a dead attempt from
+//! those of a live one, and nothing else does. Where no lock does and files have ages that the storage
+//! tells, they go by those ([`crate::steps::aged`]). Elsewhere nothing is swept.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::commit::leftovers::remove_attempt_files;
+use crate::commit::renewal::AGE_MIN;
+use crate::error::{Error, Result};
+use crate::format::directory::attempt_files;
+use crate::format::taken::has_unknown;
+use crate::lease::{Exclusive, Lease};
+use crate::steps::store::{StepState, Store};
+
+/// How a sweep is to go about where nothing but their age tells what is dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sweep {
+    /// What is younger stays; at least 15 minutes.
+    pub age: Duration,
+    /// Whether a lower age is taken as it is: by somebody who knows that no save is under way.
+    pub is_forced: bool,
+}
+
+impl Default for Sweep {
+    /// A day: longer than a machine is away that comes back.
+    fn default() -> Sweep {
+        Sweep {
+            age: Duration::from_secs(24 * 60 * 60),
+            is_forced: false,
+        }
+    }
+}
+
+impl Sweep {
+    /// The age that counts.
+    pub(crate) fn age(&self) -> Duration {
+        match self.is_forced {
+            true => self.age,
+            false => self.age.max(AGE_MIN),
+        }
+    }
+}
+
+impl Store {
+    /// Removes what dead saves left behind and returns what was removed, with its bytes. A
+    /// directory that a live save holds the lease of is passed over, and so is one on a file
+    /// system without locks. On a store of objects what is older than a day is dead.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn sweep(&self) -> Result<Vec<(PathBuf, u64)>> {
+        self.sweep_as(&Sweep::default())
+    }
+
+    /// As [`Store::sweep`], with another age.
+    ///
+    /// # Errors
+    /// As [`Store::sweep`].
+    pub fn sweep_as(&self, sweep: &Sweep) -> Result<Vec<(PathBuf, u64)>> {
+        if !self.files().has_directories() {
+            return self.sweep_aged(sweep.age(), true);
+        }
+        let mut swept = Vec::new();
+        let mut failed = None;
+        for step in self.steps()? {
+            match self.sweep_step(step, true) {
+                Ok(found) => swept.extend(found),
+                // The others are swept all the same.
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        match self.sweep_marks()? {
+            0 => {}
+            freed_bytes => swept.push((self.root().to_owned(), freed_bytes)),
+        }
+        failed.map_or(Ok(swept), Err)
+    }
+
+    /// What [`Store::sweep`] would remove from the steps. Nothing is changed.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn orphans(&self) -> Result<Vec<(PathBuf, u64)>> {
+        self.orphans_as(&Sweep::default())
+    }
+
+    /// As [`Store::orphans`], with another age.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn orphans_as(&self, sweep: &Sweep) -> Result<Vec<(PathBuf, u64)>> {
+        if !self.files().has_directories() {
+            return self.sweep_aged(sweep.age(), false);
+        }
+        let mut found = Vec::new();
+        for step in self.steps()? {
+            found.extend(self.sweep_step(step, false)?);
+        }
+        Ok(found)
+    }
+
+    /// Sweeps one step, or only tells what it would free.
+    fn sweep_step(&self, step: u64, removes: bool) -> Result<Option<(PathBuf, u64)>> {
+        let path = self.step_path(step);
+        let _lease = match Lease::try_exclusive(&path, self.file_system()) {
+            Ok(Exclusive::Taken(lease)) => lease,
+            Err(error) if error.is_of_process() => return Err(error),
+            // Who cannot even look into it has nothing to remove there.
+            Ok(_) | Err(_) => return Ok(None),
+        };
+        if removes {
+            self.resume_removals(&path)?;
+        }
+        if has_unknown(&path, self.files()) {
+            return Ok(None);
+        }
+        let referenced: HashSet<String> = match self.state(step) {
+            Ok(StepState::Complete(checkpoint)) => checkpoint
+                .files()
+                .into_iter()
+                .map(|(name, _)| name.to_owned())
+                .collect(),
+            Ok(StepState::Incomplete) => HashSet::new(),
+            // Perhaps it can be read by others or repaired; not after its files are gone.
+            Ok(StepState::Damaged(_) | StepState::Newer(_) | StepState::Unreadable(_)) | Err(_) => {
+                return Ok(None);
+            }
+        };
+        let is_orphan = |name: &str| !referenced.contains(name);
+        if !removes {
+            let orphans = attempt_files(&path, self.files(), is_orphan)?;
+            let entries = self.files().list(&path);
+            let entries = entries.map_err(Error::storage("list", &path))?;
+            let goes = !orphans.is_empty() || (referenced.is_empty() && entries.is_empty());
+            let bytes = orphans.iter().map(|(_, bytes)| bytes).sum();
+            return Ok(goes.then_some((path, bytes)));
+        }
+        // The manifest may have been published by an attempt that died before it was durable.
+        self.sync(&path)?;
+        let freed_bytes = remove_attempt_files(&path, self.file_system(), is_orphan)?;
+        if referenced.is_empty() {
+            self.remove_if_empty(&path)?;
+        }
+        let is_swept = freed_bytes > 0 || !self.files().leads(&path);
+        Ok(is_swept.then_some((path, freed_bytes)))
+    }
+}
