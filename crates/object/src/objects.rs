@@ -139,7 +139,11 @@ impl Objects {
         upload_of(file).ok()?.0.keep()
     }
 
-    fn run<T, F>(&self, work: impl FnOnce(Kin) -> F) -> io::Result<T>
+    pub(crate) fn key(&self, path: &Path) -> io::Result<Key> {
+        self.address.key(path)
+    }
+
+    pub(crate) fn run<T, F>(&self, work: impl FnOnce(Kin) -> F) -> io::Result<T>
     where
         T: Send + 'static,
         F: Future<Output = io::Result<T>> + Send + 'static,

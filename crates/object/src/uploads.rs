@@ -26,7 +26,7 @@ pub(crate) const PARTS_MAX: u32 = 10_000;
 const ASSEMBLED_BYTES_PER_SECOND_MIN: u64 = 32 << 20;
 
 const ALGORITHM: HeaderName = HeaderName::from_static("x-amz-checksum-algorithm");
-const CHECKSUM: HeaderName = HeaderName::from_static("x-amz-checksum-crc64nvme");
+pub(crate) const CHECKSUM: HeaderName = HeaderName::from_static("x-amz-checksum-crc64nvme");
 const CHECKSUM_MODE: HeaderName = HeaderName::from_static("x-amz-checksum-mode");
 const CHECKSUM_TYPE: HeaderName = HeaderName::from_static("x-amz-checksum-type");
 const OBJECT_SIZE: HeaderName = HeaderName::from_static("x-amz-mp-object-size");

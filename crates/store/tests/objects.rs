@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use common::{Sample, names, number, only_winner, publication, race, skip};
 use penstock_io::file::{Direct, File};
 use penstock_io::file_system::{Change, FileSystem, Files};
-use penstock_object::{Address, Credentials, Keys, Objects, Remote};
+use penstock_object::{Address, Credentials, Keys, Objects, Remote, Verdict, probe};
 use penstock_store::care::verify::verify;
 use penstock_store::format::manifest::PartEntry;
 use penstock_store::load::checkpoint::{Checkpoint, Loaded};
@@ -801,4 +801,20 @@ fn a_sweep_between_the_last_look_and_the_commit_breaks_no_checkpoint() {
             false => assert!(!server.file(&directory).exists()),
         }
     }
+}
+
+#[test]
+fn a_store_is_probed_and_nothing_is_left_of_that() {
+    let Some(server) = Server::start("a_store_is_probed") else {
+        return;
+    };
+    let findings = probe(&server.objects(), &at("run")).unwrap();
+    for finding in &findings {
+        assert_eq!(finding.verdict, Verdict::Holds, "{finding}");
+    }
+    assert_eq!(findings.len(), 7);
+    let mut left = names(&server.file(""));
+    // The server's own.
+    left.retain(|name| name != ".sgwtmp");
+    assert_eq!(left, Vec::<String>::new());
 }

@@ -1,0 +1,368 @@
+//! What a store does of what checkpoints hang on, found out by asking it.
+//!
+//! Stores that speak the protocol of S3 differ where it matters: some take a condition and do not look at
+//! it, some look and then put, so that of two at one moment both win. What a store says of itself does not
+//! tell. So it is asked, with small objects under a key of their own, which are removed in the end.
+//!
+//! What holds here held this once: a race that one of eight won may be lost another time. What does not
+//! hold is certain.
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::TryStreamExt;
+use futures_util::future::join_all;
+use http::{HeaderValue, Method};
+use object_store::path::Path as Key;
+use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
+
+use crate::kin::{Kin, kind_of};
+use crate::objects::Objects;
+use crate::signed::Ask;
+use crate::uploads::CHECKSUM;
+
+/// Creates of one key at one moment.
+const RACERS: usize = 8;
+
+/// Races, as one is easily won by luck.
+const RACES: usize = 4;
+
+/// How often a request is sent that a store asks to repeat, or does not answer.
+const TRIES_MAX: usize = 5;
+
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// The CRC-64/NVME of no bytes, and of other ones, as S3 writes it.
+const OF_NOTHING: &str = "AAAAAAAAAAA=";
+const OF_OTHERS: &str = "AAAAAAAAAAE=";
+
+/// Whether a store does something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It does.
+    Holds,
+    /// It does not.
+    Fails,
+    /// It did not let that be found out.
+    Unknown,
+}
+
+/// What was found out about one thing that a store is to do.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// The thing, in a few words.
+    pub name: &'static str,
+    /// Whether it does that.
+    pub verdict: Verdict,
+    /// What that means for checkpoints there.
+    pub meaning: &'static str,
+    /// What was seen, where it does not or that is not known.
+    pub detail: Option<String>,
+}
+
+impl Finding {
+    fn of(name: &'static str, meanings: [&'static str; 2], seen: io::Result<Seen>) -> Finding {
+        let [holds, else_] = meanings;
+        let (verdict, meaning, detail) = match seen {
+            Ok(Ok(())) => (Verdict::Holds, holds, None),
+            Ok(Err(detail)) => (Verdict::Fails, else_, Some(detail)),
+            Err(error) => (Verdict::Unknown, else_, Some(error.to_string())),
+        };
+        Finding {
+            name,
+            verdict,
+            meaning,
+            detail,
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {:?}: {}", self.name, self.verdict, self.meaning)?;
+        self.detail
+            .iter()
+            .try_for_each(|detail| write!(f, " ({detail})"))
+    }
+}
+
+/// That it does something, or what it did instead.
+type Seen = Result<(), String>;
+
+/// Finds out what a store does, under a directory that this process may write to.
+///
+/// # Errors
+/// Where not even a small object can be put there, read back and removed.
+pub fn probe(objects: &Objects, directory: &Path) -> io::Result<Vec<Finding>> {
+    let drawn = RandomState::new().hash_one(std::process::id());
+    let key = objects.key(&directory.join(format!("probe-{drawn:016x}")))?;
+    objects.run(|kin| async move {
+        let probe = Probe { kin, key };
+        let findings = probe.findings().await;
+        // Also where it went wrong.
+        let removed = probe.remove_all().await;
+        let findings = findings?;
+        removed?;
+        Ok(findings)
+    })
+}
+
+struct Probe {
+    kin: Kin,
+    /// What is put has keys below it.
+    key: Key,
+}
+
+impl Probe {
+    fn at(&self, name: &str) -> Key {
+        self.key.clone().join(name)
+    }
+
+    async fn findings(&self) -> io::Result<Vec<Finding>> {
+        let plain = self.at("plain");
+        self.kin
+            .store
+            .put(&plain, PutPayload::from_static(b"1"))
+            .await
+            .map_err(kind_of)?;
+        let read = self.read(&plain).await?;
+        Ok(vec![
+            Finding::of(
+                "read after write",
+                [
+                    "what was saved is seen by all who look",
+                    "a reader, or a save that looks whether it has won, may not see what is there: do not \
+                     save here",
+                ],
+                self.read_after_write(read).await,
+            ),
+            Finding::of(
+                "list after write",
+                [
+                    "sweeps and commits see all files of a save",
+                    "a commit may fail that is none the worse, and steps may be missing from lists",
+                ],
+                self.list_after_write().await,
+            ),
+            Finding::of(
+                "create where nothing is",
+                [
+                    "a save replaces no checkpoint that it was not asked to",
+                    "a save may replace a checkpoint that another one has acknowledged: do not save here",
+                ],
+                self.create_over().await,
+            ),
+            Finding::of(
+                "one winner of creates at one moment",
+                [
+                    "of several saves of one step one is told that it won",
+                    "two saves of one step may both be told that they won: let one job save to it",
+                ],
+                self.race().await,
+            ),
+            Finding::of(
+                "replace what was seen",
+                [
+                    "saves that overwrite a step take turns",
+                    "two saves that overwrite one step at one moment may both be told that they won, \
+                     and files of the wrong one be removed: use overwrite=True from one job only",
+                ],
+                self.replace().await,
+            ),
+            Finding::of(
+                "remove what was seen",
+                [
+                    "a deletion takes no checkpoint that came in its place",
+                    "a deletion and an overwrite of one step at one moment may take the new checkpoint: \
+                     delete and save from one job only",
+                ],
+                self.remove_seen().await,
+            ),
+            Finding::of(
+                "CRC-64/NVME checked",
+                [
+                    "bytes that change on their way are refused",
+                    "bytes that change on their way are found when they are read, not when they are saved",
+                ],
+                self.checksum().await,
+            ),
+        ])
+    }
+
+    async fn read(&self, key: &Key) -> io::Result<Bytes> {
+        let found = self.kin.store.get(key).await.map_err(kind_of)?;
+        found.bytes().await.map_err(kind_of)
+    }
+
+    /// Puts an object, once; the tag it has then, or that the store has refused that.
+    async fn put(
+        &self,
+        key: &Key,
+        text: &'static [u8],
+        mode: &PutMode,
+    ) -> io::Result<Option<String>> {
+        let mut tries = 0;
+        loop {
+            let options = PutOptions::from(mode.clone());
+            let put = self
+                .kin
+                .once
+                .put_opts(key, PutPayload::from_static(text), options);
+            tries += 1;
+            match put.await.map_err(kind_of) {
+                Ok(put) => return Ok(Some(put.e_tag.unwrap_or_default())),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
+                Err(error) if tries >= TRIES_MAX => return Err(error),
+                Err(_) => tokio::time::sleep(PAUSE).await,
+            }
+        }
+    }
+
+    async fn read_after_write(&self, first: Bytes) -> io::Result<Seen> {
+        if first != "1" {
+            return Ok(Err(format!("{first:?} was read in the place of \"1\"")));
+        }
+        let key = self.at("plain");
+        for text in [b"2", b"3", b"4", b"5"] {
+            self.put(&key, text, &PutMode::Overwrite).await?;
+            let read = self.read(&key).await?;
+            if read != text[..] {
+                return Ok(Err(format!("{read:?} was read after {text:?} was put")));
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    async fn list_after_write(&self) -> io::Result<Seen> {
+        for count in 1..=4 {
+            let key = self.at("listed").join(count.to_string());
+            self.put(&key, b"", &PutMode::Overwrite).await?;
+            let listed = self.list(&self.at("listed")).await?;
+            if listed.len() != count {
+                let detail = format!("{} of {count} objects were listed", listed.len());
+                return Ok(Err(detail));
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    async fn list(&self, below: &Key) -> io::Result<Vec<Key>> {
+        let listed = self
+            .kin
+            .store
+            .list(Some(below))
+            .map_ok(|found| found.location);
+        listed.try_collect().await.map_err(kind_of)
+    }
+
+    async fn create_over(&self) -> io::Result<Seen> {
+        let key = self.at("created");
+        self.put(&key, b"first", &PutMode::Overwrite).await?;
+        let put = self.put(&key, b"second", &PutMode::Create).await?;
+        let read = self.read(&key).await?;
+        Ok(match (put, &read[..]) {
+            (None, b"first") => Ok(()),
+            (None, _) => Err("it was refused, and carried out all the same".to_owned()),
+            (Some(_), _) => Err("If-None-Match is not looked at".to_owned()),
+        })
+    }
+
+    async fn race(&self) -> io::Result<Seen> {
+        const TEXTS: [&[u8]; RACERS] = [b"0", b"1", b"2", b"3", b"4", b"5", b"6", b"7"];
+        for race in 0..RACES {
+            let key = self.at(&format!("race-{race}"));
+            let puts = TEXTS.map(|text| self.put(&key, text, &PutMode::Create));
+            let puts = join_all(puts)
+                .await
+                .into_iter()
+                .collect::<io::Result<Vec<_>>>()?;
+            let winners: Vec<usize> = (0..RACERS).filter(|&racer| puts[racer].is_some()).collect();
+            let read = self.read(&key).await?;
+            match winners[..] {
+                [winner] if read == TEXTS[winner] => {}
+                [winner] => return Ok(Err(format!("{winner} won, and {read:?} is there"))),
+                // An answer was lost, and the same request refused.
+                [] => return Err(io::Error::other("nobody was told that it won")),
+                _ => return Ok(Err(format!("{} of {RACERS} won", winners.len()))),
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    async fn replace(&self) -> io::Result<Seen> {
+        let key = self.at("replaced");
+        let over = |tag: &str| {
+            PutMode::Update(UpdateVersion {
+                e_tag: Some(tag.to_owned()),
+                version: None,
+            })
+        };
+        let Some(first) = self.put(&key, b"first", &PutMode::Overwrite).await? else {
+            return Ok(Err("a put without a condition was refused".to_owned()));
+        };
+        let Some(second) = self.put(&key, b"second", &over(&first)).await? else {
+            return Ok(Err("it was refused though the tag was right".to_owned()));
+        };
+        if first == second {
+            return Ok(Err("two different objects have one tag".to_owned()));
+        }
+        let third = self.put(&key, b"third", &over(&first)).await?;
+        let read = self.read(&key).await?;
+        Ok(match (third, &read[..]) {
+            (None, b"second") => Ok(()),
+            _ => Err("If-Match is not looked at".to_owned()),
+        })
+    }
+
+    async fn remove_seen(&self) -> io::Result<Seen> {
+        let key = self.at("removed");
+        let first = self.put(&key, b"first", &PutMode::Overwrite).await?;
+        let second = self.put(&key, b"second", &PutMode::Overwrite).await?;
+        match self.kin.delete_if(&key, first.as_deref()).await {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Ok(()) => {}
+            Err(error) => return Err(error),
+        }
+        if !self.list(&self.key).await?.contains(&key) {
+            return Ok(Err("If-Match is not looked at".to_owned()));
+        }
+        self.kin.delete_if(&key, second.as_deref()).await?;
+        Ok(match self.list(&self.key).await?.contains(&key) {
+            true => Err("it stays though the tag was right".to_owned()),
+            false => Ok(()),
+        })
+    }
+
+    async fn checksum(&self) -> io::Result<Seen> {
+        let key = self.at("checked");
+        if !self.put_nothing(&key, OF_NOTHING).await? {
+            return Ok(Err("a put with the right checksum was refused".to_owned()));
+        }
+        Ok(match self.put_nothing(&key, OF_OTHERS).await? {
+            true => Err("a put with a wrong checksum was taken".to_owned()),
+            false => Ok(()),
+        })
+    }
+
+    /// Puts an empty object with a checksum; tells whether the store took it.
+    async fn put_nothing(&self, key: &Key, checksum: &'static str) -> io::Result<bool> {
+        let checksum = HeaderValue::from_static(checksum);
+        let ask = Ask::new(Method::PUT, key).header(CHECKSUM, checksum);
+        match self.kin.signed.ask_once(&ask).await {
+            Ok(_) => Ok(true),
+            Err(refusal) if refusal.is_passing => Err(refusal.into()),
+            Err(_) => Ok(false),
+        }
+    }
+
+    async fn remove_all(&self) -> io::Result<()> {
+        for key in self.list(&self.key).await? {
+            self.kin.store.delete(&key).await.map_err(kind_of)?;
+        }
+        Ok(())
+    }
+}
