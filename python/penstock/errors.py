@@ -300,8 +300,9 @@ class StorageError(PenstockError, OSError):
 class CommitUndecidedError(StorageError):
     """The storage did not say whether a save was committed, and it may yet be.
 
-    So what it has written stays. Look in some minutes, with `penstock inspect`: where the checkpoint
-    at the path has this id, it was committed. Else save the state again, under another name.
+    So what it has written stays. Look in some minutes, with `penstock inspect`: where the
+    checkpoint at the path has this id, it was committed. Else save the state again, under another
+    name.
 
     Attributes:
         path: The checkpoint's directory.

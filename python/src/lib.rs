@@ -73,7 +73,7 @@ mod _native {
     #[pymodule_export]
     use crate::offload::{Bell, DataFile, Executor, Share, Stock, Transfer, reserve};
     #[pymodule_export]
-    use crate::remote::reach;
+    use crate::remote::{probe_bucket, reach};
     #[pymodule_export]
     use crate::salvage::{salvage, survey};
     #[pymodule_export]

@@ -1,13 +1,16 @@
-//! How buckets are reached: `penstock.Remote`.
+//! How buckets are reached, `penstock.Remote`, and what a store does there.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use penstock_object::{Address, Credentials, Keys, Remote, buckets};
+use penstock_object::{Address, Credentials, Keys, Remote, Verdict, buckets, probe};
+use penstock_store::Error;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+
+use crate::errors;
 
 /// Id, secret, token, and when it ends in seconds since 1970.
 type Row = (String, String, Option<String>, Option<f64>);
@@ -63,4 +66,34 @@ pub(crate) fn reach(
     // Whoever has the lock may wait for the GIL, to drop what Python gave.
     py.detach(|| buckets::reach(address, remote));
     Ok(())
+}
+
+/// A thing that a store is to do, whether it does, what that means, and what was seen if it does not.
+type Finding = (&'static str, &'static str, &'static str, Option<String>);
+
+/// Finds out what the store of a bucket does, under a URL that this process may write to.
+#[pyfunction]
+pub(crate) fn probe_bucket(py: Python<'_>, url: PathBuf) -> PyResult<Vec<Finding>> {
+    let found = py.detach(|| match buckets::at(&url)? {
+        Some(objects) => probe(&objects, &url),
+        None => Err(io::ErrorKind::InvalidInput.into()),
+    });
+    let found = found.map_err(|source| {
+        let (operation, path) = ("ask", url);
+        let error = Error::Storage {
+            operation,
+            path,
+            source,
+        };
+        errors::raise(py, &error)
+    })?;
+    let verdict = |verdict| match verdict {
+        Verdict::Holds => "holds",
+        Verdict::Fails => "fails",
+        Verdict::Unknown => "unknown",
+    };
+    let rows = found
+        .into_iter()
+        .map(|one| (one.name, verdict(one.verdict), one.meaning, one.detail));
+    Ok(rows.collect())
 }

@@ -10,6 +10,7 @@ use penstock_store::steps::marks::Mark;
 use penstock_store::steps::retention::Verdict;
 use penstock_store::steps::scrub::Scrub;
 use penstock_store::steps::store::{self, StepState};
+use penstock_store::steps::sweep::Sweep;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -157,11 +158,20 @@ impl Store {
     }
 
     /// Removes what dead saves left, or only looks for it; returns paths and bytes.
-    #[pyo3(signature = (*, dry_run))]
-    fn sweep(&self, py: Python<'_>, dry_run: bool) -> PyResult<Vec<(OsString, u64)>> {
+    #[pyo3(signature = (*, dry_run, min_age_seconds))]
+    fn sweep(
+        &self,
+        py: Python<'_>,
+        dry_run: bool,
+        min_age_seconds: Option<u64>,
+    ) -> PyResult<Vec<(OsString, u64)>> {
+        let mut sweep = Sweep::default();
+        if let Some(seconds) = min_age_seconds {
+            sweep.age = Duration::from_secs(seconds);
+        }
         let swept = call::without_gil(py, || match dry_run {
-            true => self.inner.orphans(),
-            false => self.inner.sweep(),
+            true => self.inner.orphans_as(&sweep),
+            false => self.inner.sweep_as(&sweep),
         })?;
         Ok(swept
             .into_iter()

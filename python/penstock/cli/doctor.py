@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import TYPE_CHECKING
 
 import click
 
 from penstock.cli.examples import example
-from penstock.console import PATH, console, json_option, print_json, table
+from penstock.console import PLACE, console, json_option, print_json, table
+from penstock.paths import absolute, of_bucket
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from penstock.doctor import Examination
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -24,18 +24,21 @@ JSON: directory, ok, findings: a list of check, status ("ok", "warn",
 
 
 @click.command(epilog=example("penstock doctor /checkpoints", after=JSON_KEYS))
-@click.argument("directory", type=PATH, default=".")
+@click.argument("directory", type=PLACE, default=".")
 @click.option("--no-measure", is_flag=True, help="Only look, in a second instead of twenty.")
 @json_option
-def doctor(directory: Path, no_measure: bool, as_json: bool) -> int:
+def doctor(directory: str, no_measure: bool, as_json: bool) -> int:
     """Look at this machine and at DIRECTORY before a run.
+
+    DIRECTORY may be a URL of a bucket: then its store is asked what it does of what checkpoints
+    hang on, by small objects and a checkpoint of 256 MB, all of which are removed again.
 
     Each finding is ok, a warning (slower or less safe than it could be) or a failure (saves fail or
     are not durable), with what mends it. Exits with 1 if anything failed.
     """
     from penstock.doctor import examine
 
-    if not directory.is_dir():
+    if not (of_bucket(directory) or os.path.isdir(directory)):
         raise click.UsageError(f"{directory} is no directory: make it first")
     display = console(stderr=True)
     with display.status("looking") as status:
@@ -43,7 +46,7 @@ def doctor(directory: Path, no_measure: bool, as_json: bool) -> int:
         def progress(text: str) -> None:
             status.update(f"measuring: {text}")
 
-        found = examine(directory.absolute(), measures=not no_measure, progress=progress)
+        found = examine(absolute(directory), measures=not no_measure, progress=progress)
     if as_json:
         print_json({**dataclasses.asdict(found), "ok": found.ok})
     else:

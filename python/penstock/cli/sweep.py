@@ -6,6 +6,7 @@ import click
 
 from penstock.cli.examples import example
 from penstock.cli.paths import store_at
+from penstock.cli.units import AGE
 from penstock.console import PLACE, console, json_option, print_json, size, table
 
 JSON_KEYS = """\b
@@ -17,15 +18,20 @@ JSON: root, dry_run, bytes (freed, or that would be), swept: a list of path
 @click.command(epilog=example("penstock sweep /checkpoints --dry-run", after=JSON_KEYS))
 @click.argument("root", type=PLACE)
 @click.option("--dry-run", is_flag=True, help="Remove nothing; only tell.")
+@click.option(
+    "--min-age",
+    type=AGE,
+    help="In a bucket, what is younger stays, such as 6h; a day if not given, 15min at least.",
+)
 @json_option
-def sweep(root: str, dry_run: bool, as_json: bool) -> int:
+def sweep(root: str, dry_run: bool, min_age: int | None, as_json: bool) -> int:
     """Remove what saves that died left behind in the store ROOT.
 
     A save that is running, complete and damaged checkpoints, and files that Penstock did not
     write are left alone.
     """
     store = store_at(root)
-    swept = store.sweep(dry_run=dry_run)
+    swept = store.sweep(dry_run=dry_run, min_age_seconds=min_age)
     total = sum(orphan.bytes for orphan in swept)
     if as_json:
         entries = [orphan._asdict() for orphan in swept]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.doctor import gpu, measured, storage, system
+from penstock.doctor import bucket, gpu, measured, storage, system
 from penstock.doctor.findings import Finding
+from penstock.paths import of_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 _FREE_TIMES_SIZE = 2
 
@@ -35,7 +37,7 @@ class Examination:
 
 
 def examine(
-    directory: Path,
+    directory: Path | str,
     *,
     measures: bool = True,
     size_bytes: int = measured.SIZE_BYTES_MAX,
@@ -44,11 +46,15 @@ def examine(
     """Looks at this machine and a directory.
 
     Args:
-        directory: Where checkpoints are to be; has to exist.
+        directory: Where checkpoints are to be: one that exists, or a URL of a bucket.
         measures: Whether to measure as well, which takes 10 to 20 s.
         size_bytes: Of the file for that; less where there is little room.
         progress: Called with what is looked at.
     """
+    url = os.fspath(directory)
+    if of_bucket(url):
+        return Examination(url, tuple(bucket.check(url, measures=measures, progress=progress)))
+    directory = Path(directory)
     findings = [*system.check(), *storage.check(directory), *gpu.check()]
     is_usable = all(one.status != "fail" for one in findings)
     if measures and is_usable:

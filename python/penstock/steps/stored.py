@@ -9,6 +9,7 @@ from penstock.calls.arguments import check_step, to_native
 from penstock.calls.progress import shown
 from penstock.errors import PenstockError
 from penstock.loading.dcp_files import drop_mark
+from penstock.option_kinds import Number
 from penstock.steps.reader import Reader
 from penstock.steps.rows import Mark, Orphan, SetAside, StepInfo
 from penstock.steps.scrub import check_scrub, marks, scrub
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from penstock.options import Options
     from penstock.reports import RetentionReport, ScrubReport
     from penstock.steps.retention import Retention
+
+_AGE = Number(0, 1 << 40, "seconds")
 
 
 class StoredSteps:
@@ -245,16 +248,23 @@ class StoredSteps:
         """The protected steps, oldest first."""
         return self._native.protected()
 
-    def sweep(self, *, dry_run: bool = False) -> list[Orphan]:
+    def sweep(self, *, dry_run: bool = False, min_age_seconds: int | None = None) -> list[Orphan]:
         """Removes what dead saves left behind; a save that is running is left alone.
 
         Args:
             dry_run: Remove nothing; only tell what would go.
+            min_age_seconds: In a bucket, where no lock tells a dead save from a live one, what is
+                younger stays, by the clock of the store: a day where it is not given, and 15
+                minutes at least.
 
         Raises:
-            StorageError: The operating system failed an operation.
+            StorageError: The operating system or the store failed an operation.
+            TypeError: ``min_age_seconds`` is no int.
+            ValueError: It is negative.
         """
-        return [Orphan(*entry) for entry in self._native.sweep(dry_run=bool(dry_run))]
+        _AGE.check("min_age_seconds", min_age_seconds)
+        swept = self._native.sweep(dry_run=bool(dry_run), min_age_seconds=min_age_seconds)
+        return [Orphan(*entry) for entry in swept]
 
     def _reader(self) -> Reader:
         return Reader(self._native, self._root, self._options)
