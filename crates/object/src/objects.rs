@@ -16,7 +16,7 @@ use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStoreExt};
 use penstock_io::device::Device;
 use penstock_io::engine::Opened;
 use penstock_io::file::{Direct, File};
-use penstock_io::file_system::{Change, Entry, FileSystem, Files, Found, Kind};
+use penstock_io::file_system::{self, Change, Entry, FileSystem, Files, Found, Kind};
 use penstock_io::{Error, Result};
 
 use crate::address::Address;
@@ -308,6 +308,25 @@ impl FileSystem for Objects {
             Ok(Some(modified.into()))
         };
         asked().map_err(|source| failed("ask for the time of", path, source))
+    }
+
+    fn open_uploads(&self, path: &Path) -> Result<Vec<file_system::OpenUpload>> {
+        let found = Objects::open_uploads(self, path);
+        let found = found.map_err(|source| failed("list the uploads of", path, source))?;
+        let of = |upload: OpenUpload| file_system::OpenUpload {
+            path: PathBuf::from(format!("{}/{}", self.address, upload.key)),
+            id: upload.id,
+            begun: upload.initiated,
+        };
+        Ok(found.into_iter().map(of).collect())
+    }
+
+    fn abandon(&self, upload: &file_system::OpenUpload) -> Result<()> {
+        let abandoned = || {
+            let (key, id) = (self.key(&upload.path)?, upload.id.clone());
+            self.run(|kin| async move { Ok(kin.signed.abort(&key, &id).await?) })
+        };
+        abandoned().map_err(|source| failed("give up the upload of", &upload.path, source))
     }
 }
 

@@ -16,6 +16,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Sample, names, number, only_winner, publication, race, skip};
+use penstock_io::buffer::Memory;
+use penstock_io::engine::{Op, OpKind};
 use penstock_io::file::{Direct, File};
 use penstock_io::file_system::{Change, FileSystem, Files};
 use penstock_object::{Address, Credentials, Keys, Objects, Remote, Verdict, probe};
@@ -817,4 +819,64 @@ fn a_store_is_probed_and_nothing_is_left_of_that() {
     // The server's own.
     left.retain(|name| name != ".sgwtmp");
     assert_eq!(left, Vec::<String>::new());
+}
+
+#[test]
+fn uploads_of_dead_attempts_go_and_those_of_live_ones_and_of_others_stay() {
+    let Some(server) = Server::start("uploads_of_dead_attempts_go") else {
+        return;
+    };
+    let steps = Steps::at("run", &server.objects());
+    let id = |digit: &str| digit.repeat(32);
+    let shard = |step: u64, digit: &str| {
+        let name = format!("shard-00000-00.{}.safetensors", id(digit));
+        steps.store.step_path(step).join(name)
+    };
+    let other = steps.store.step_path(4).join("somebody's own");
+    let elsewhere = at("walk/step-0000000004/").join(format!("part-00000.{}.json", id("a")));
+    for path in [&shard(4, "a"), &other, &elsewhere] {
+        begin_upload(&steps.objects, path);
+    }
+    let uploads = server.file(".sgwtmp/multipart");
+    let date = format!("{} seconds ago", 2 * DAY);
+    let touched = Command::new("find")
+        .arg(uploads)
+        .args(["-exec", "touch", "-d", &date, "{}", "+"])
+        .status();
+    assert!(touched.unwrap().success());
+    begin_upload(&steps.objects, &shard(4, "b"));
+    begin_upload(&steps.objects, &shard(5, "c"));
+    let path = steps.store.step_path(4);
+    assert_eq!(steps.store.orphans().unwrap(), [(path.clone(), 0)]);
+    assert_eq!(steps.store.sweep().unwrap(), [(path, 0)]);
+    let file_system: &dyn FileSystem = steps.objects.as_ref();
+    let mut left: Vec<_> = file_system.open_uploads(&at("")).unwrap();
+    left.sort_by(|one, other| one.path.cmp(&other.path));
+    let left: Vec<_> = left.into_iter().map(|upload| upload.path).collect();
+    let mut expected = vec![shard(4, "b"), shard(5, "c"), other, elsewhere];
+    expected.sort();
+    assert_eq!(left, expected);
+    assert_eq!(steps.store.sweep().unwrap(), []);
+}
+
+/// Sends the first part of a file, and dies.
+fn begin_upload(objects: &Arc<Objects>, path: &Path) {
+    let file = Arc::new(objects.create(path, Direct::Off).unwrap());
+    let mut engine = objects.engine(1).unwrap().engine;
+    let kind = OpKind::Write {
+        offset: 0,
+        buf: Memory::allocate(4).unwrap().share().1,
+    };
+    let (token, to) = (0, Arc::clone(&file));
+    engine
+        .submit(Op {
+            token,
+            file: to,
+            kind,
+        })
+        .unwrap();
+    let mut completed = Vec::new();
+    engine.poll(1, None, &mut completed).unwrap();
+    assert_eq!(completed[0].result.as_ref().unwrap(), &4);
+    objects.keep(&file).unwrap();
 }

@@ -117,10 +117,12 @@ impl Store {
     ) -> Result<Option<u64>> {
         let path = self.step_path(step);
         let mut freed_bytes = 0;
-        if sweep.removes {
+        // There may be nothing but uploads.
+        let has_files = self.files().leads(&path);
+        if sweep.removes && has_files {
             freed_bytes += self.resume_removals(&path)?;
         }
-        if has_unknown(&path, self.files()) {
+        if has_files && has_unknown(&path, self.files()) {
             return Ok(None);
         }
         let committed = match self.state(step) {
