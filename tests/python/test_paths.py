@@ -18,6 +18,7 @@ URLS = ["hf://a/b", "file:///data/run", "a+b.c-1://x", "http://host/s3://bucket/
 
 BUCKETS = ["s3://bucket/run", "S3://b", "s3:/bucket/run"]
 
+
 def test_the_schemes_are_those_of_the_native_module():
     assert tuple(_native.OBJECT_SCHEMES) == paths.OBJECT_SCHEMES
 

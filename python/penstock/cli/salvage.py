@@ -49,7 +49,7 @@ JSON: path (of the new one), source, step, checkpoint_id, source_id,
 )
 @json_option
 def salvage(path: str, out: str, unverified: bool, as_json: bool) -> int:
-    """Save the intact tensors of the damaged checkpoint PLACE, and its plain values, to OUT.
+    """Save the intact tensors of the damaged checkpoint PATH, and its plain values, to OUT.
 
     The new checkpoint is marked partial and lists what is missing. PATH is not changed.
     """

@@ -28,6 +28,7 @@ from penstock.calls.arguments import encode_metadata as encode_metadata
 from penstock.calls.arguments import to_native as to_native
 from penstock.errors import CheckpointNotFoundError, RankError
 from penstock.found import has_bytes
+from penstock.paths import absolute as absolute
 from penstock.process import own_rank
 from penstock.ranks.group import check_alone
 from penstock.reports import Fallback

@@ -29,10 +29,10 @@ from penstock import SaveReport
 from penstock.errors import PenstockError, PenstockWarning, RankError, UnsupportedStateError
 from penstock.integrations.jax.trees import to_state
 from penstock.loading.foreign import check_no_store
-from penstock.paths import absolute
 from penstock.saving.attempt import (
     PartVote,
     RankAttempt,
+    absolute,
     check_step,
     decode_path,
     encode_metadata,
