@@ -7,8 +7,7 @@
 //! directory is what keys have in common, it is there with the first of them, and making, syncing and
 //! removing one does nothing. No lock is seen by all.
 //!
-//! Objects of S3 only, so far; uploads that nobody ended are not swept yet. The Python package does not
-//! have it before that is done.
+//! Objects of S3, and of stores that speak its protocol.
 //!
 //! This is the one crate with an asynchronous runtime; nothing of it shows.
 
