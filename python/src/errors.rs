@@ -23,7 +23,11 @@ const ENODATA: i32 = 61;
 
 /// The exception for an error: message, what can be done, and the facts as attributes.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
-    let message = format!("{}; {}", error.full_message(), error.remedy());
+    let mut message = error.full_message();
+    let remedy = error.remedy();
+    if !remedy.is_empty() {
+        message = format!("{message}; {remedy}");
+    }
     exception(py, &message, error).unwrap_or_else(|failure| failure)
 }
 

@@ -35,5 +35,6 @@ pub use address::{Address, SCHEMES};
 pub use credentials::{AskForKeys, Credentials, Keys};
 pub use objects::Objects;
 pub use probe::{Finding, Verdict, probe};
+pub use refusal::says_what_to_do;
 pub use remote::Remote;
 pub use uploads::{OpenUpload, Part};

@@ -190,6 +190,11 @@ impl fmt::Display for Refusal {
 
 impl Error for Refusal {}
 
+/// Whether an error is what a store of objects said, whose text says what to do about it.
+pub fn says_what_to_do(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<Refusal>())
+}
+
 impl From<Refusal> for io::Error {
     fn from(refusal: Refusal) -> io::Error {
         io::Error::new(refusal.kind, refusal)

@@ -334,7 +334,7 @@ impl Error {
         message
     }
 
-    /// What the user can do about it, as a clause that follows the message.
+    /// What the user can do about it, as a clause that follows the message; nothing where that says it.
     pub fn remedy(&self) -> &'static str {
         match self {
             Error::NotFound { .. } => "check the path, or list a store with `penstock ls ROOT`",
@@ -402,6 +402,10 @@ fn is_out_of_files(source: &io::Error) -> bool {
 }
 
 fn storage_remedy(source: &io::Error) -> &'static str {
+    #[cfg(feature = "objects")]
+    if penstock_object::says_what_to_do(source) {
+        return "";
+    }
     match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "free space, or save elsewhere"
