@@ -222,7 +222,7 @@ impl Objects {
             return Ok(());
         }
         let key = self.address.key(path)?;
-        self.run(|kin| async move { kin.store.delete(&key).await.map_err(kind_of) })
+        self.run(|kin| async move { kin.signed.delete(&key).await })
     }
 
     fn unnamed(&self, path: &Path) -> Option<Arc<Upload>> {

@@ -361,7 +361,7 @@ impl Probe {
 
     async fn remove_all(&self) -> io::Result<()> {
         for key in self.list(&self.key).await? {
-            self.kin.store.delete(&key).await.map_err(kind_of)?;
+            self.kin.signed.delete(&key).await?;
         }
         Ok(())
     }

@@ -113,6 +113,15 @@ impl Signed {
         Tries::new(self.patience)
     }
 
+    /// Removes an object. The client library asks for that in bulk, where some stores call it an error
+    /// without a status that there is none.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] where a store tells that there is none.
+    pub(crate) async fn delete(&self, key: &Key) -> io::Result<()> {
+        Ok(self.ask(&Ask::new(Method::DELETE, key)).await.map(drop)?)
+    }
+
     /// Removes an object if it is still the one with this tag.
     ///
     /// # Errors

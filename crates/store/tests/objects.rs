@@ -6,6 +6,7 @@ mod common;
 use std::collections::HashMap;
 use std::fmt;
 use std::fs;
+use std::io::ErrorKind::ResourceBusy;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -26,8 +27,8 @@ use penstock_store::format::manifest::PartEntry;
 use penstock_store::load::checkpoint::{Checkpoint, Loaded};
 use penstock_store::options::Options;
 use penstock_store::report::SaveReport;
-use penstock_store::save::{Attempt, Publication, commit, save, write_rank};
-use penstock_store::steps::store::Store;
+use penstock_store::save::{Attempt, Publication, commit, is_committed, save, write_rank};
+use penstock_store::steps::store::{StepState, Store};
 use penstock_store::steps::sweep::Sweep;
 use penstock_store::{Error, Progress, Result};
 
@@ -879,4 +880,181 @@ fn begin_upload(objects: &Arc<Objects>, path: &Path) {
     engine.poll(1, None, &mut completed).unwrap();
     assert_eq!(completed[0].result.as_ref().unwrap(), &4);
     objects.keep(&file).unwrap();
+}
+
+/// Ranks of one attempt, each with connections of its own: the coordinator's attempt, the others', and
+/// what all voted for.
+fn vote(server: &Server, path: &Path, ranks: u32) -> (Vec<Attempt>, Vec<PartEntry>) {
+    let write = |mut attempt: Attempt, rank: u32, objects: &Arc<Objects>| {
+        let state = Sample::seeded(u64::from(rank)).state();
+        let (options, progress) = (options(objects), Progress::default());
+        let written = write_rank(&mut attempt, rank, state, &options, &progress).unwrap();
+        (attempt, written.part)
+    };
+    let (objects, progress) = (server.objects(), Progress::default());
+    let first = Attempt::begin(path, false, &options(&objects).file_system, &progress).unwrap();
+    let id = first.id().to_owned();
+    let join = |rank| {
+        let objects = server.objects();
+        let joined = Attempt::join(path, &id, &options(&objects).file_system, &progress).unwrap();
+        write(joined, rank, &objects)
+    };
+    thread::scope(|scope| {
+        let members: Vec<_> = (1..ranks)
+            .map(|rank| scope.spawn(move || join(rank)))
+            .collect();
+        let mut all = vec![write(first, 0, &objects)];
+        all.extend(members.into_iter().map(|member| member.join().unwrap()));
+        all.into_iter().unzip()
+    })
+}
+
+#[test]
+fn ranks_save_together_and_one_that_lacks_a_file_keeps_all_from_it() {
+    let Some(server) = Server::start("ranks_save_together") else {
+        return;
+    };
+    let steps = Steps::at("run", &server.objects());
+    const RANKS: u32 = 5;
+    let path = |step| steps.store.step_path(step);
+    let file = |step: u64| format!("run/step-{step:010}");
+    let (mut attempts, votes) = vote(&server, &path(1), RANKS);
+    let first = attempts.remove(0);
+    commit(first, &steps.publication(1, false), votes).unwrap();
+    drop(attempts);
+    let report = verify(&path(1), &options(&steps.objects), &Progress::default()).unwrap();
+    assert!(report.problems.is_empty(), "{:?}", report.problems);
+    let stored = names(&server.file(&file(1)));
+    assert_eq!(stored.len(), 2 * RANKS as usize + 1, "{stored:?}");
+    // What a rank voted for is not there, or not all of it: its part, one of its shards, bytes of that.
+    for (step, is_lacking) in [(2, "part-00003"), (3, "shard-00004"), (4, "cut")] {
+        let (mut attempts, votes) = vote(&server, &path(step), RANKS);
+        let stored = names(&server.file(&file(step)));
+        let of = |name: &str| {
+            stored
+                .iter()
+                .find(|stored| stored.starts_with(name))
+                .unwrap()
+        };
+        let directory = server.file(&file(step));
+        match is_lacking {
+            "cut" => fs::write(directory.join(of("shard-00002")), b"short").unwrap(),
+            name => fs::remove_file(directory.join(of(name))).unwrap(),
+        }
+        let first = attempts.remove(0);
+        let refused = commit(first, &steps.publication(step, false), votes);
+        assert!(refused.is_err(), "{is_lacking}");
+        assert!(matches!(steps.store.state(step), Ok(StepState::Incomplete)));
+        // They are told, and discard what they have.
+        attempts.into_iter().for_each(Attempt::discard);
+        assert!(!directory.exists(), "{is_lacking}");
+    }
+}
+
+#[test]
+fn what_ranks_leave_that_died_is_swept_by_its_age() {
+    let Some(server) = Server::start("what_ranks_leave_that_died") else {
+        return;
+    };
+    let steps = Steps::at("run", &server.objects());
+    let directory = "run/step-0000000001";
+    let (mut attempts, votes) = vote(&server, &steps.store.step_path(1), 3);
+    // The coordinator dies with all votes. Nobody tells the others, so they leave their files.
+    let first = attempts.remove(0);
+    let id = first.id().to_owned();
+    std::mem::forget(first);
+    assert!(!is_committed(
+        &steps.store.step_path(1),
+        steps.objects.files(),
+        &id
+    ));
+    drop(attempts);
+    assert_eq!(names(&server.file(directory)).len(), 6);
+    // The step is saved by those who come after, and what is left is nobody's.
+    steps.save(1, 1, false).unwrap();
+    assert_eq!(steps.store.sweep().unwrap(), []);
+    set_age(&server, directory, 2 * DAY);
+    assert_eq!(steps.store.sweep().unwrap().len(), 1);
+    assert_eq!(names(&server.file(directory)).len(), 3);
+    assert_at(
+        &Sample::seeded(1),
+        &steps.store.step_path(1),
+        &steps.objects,
+    );
+    // A rank dies before it votes: the coordinator gives up, and takes with it what is its own.
+    let (mut attempts, _) = vote(&server, &steps.store.step_path(2), 3);
+    std::mem::forget(attempts.pop());
+    attempts.into_iter().for_each(Attempt::discard);
+    assert_eq!(names(&server.file("run/step-0000000002")).len(), 2);
+    set_age(&server, "run/step-0000000002", 2 * DAY);
+    steps.store.sweep().unwrap();
+    assert_eq!(steps.store.steps().unwrap(), [1]);
+    drop(votes);
+}
+
+#[test]
+fn a_reader_whose_step_is_deleted_gets_an_error_that_says_so() {
+    let Some(server) = Server::start("a_reader_whose_step_is_deleted") else {
+        return;
+    };
+    let steps = Steps::at("run", &server.objects());
+    let options = options(&steps.objects);
+    for is_replaced in [false, true] {
+        steps.save(1, 1, false).unwrap();
+        let path = steps.store.step_path(1);
+        let open = Checkpoint::open_on(&path, &options.file_system).unwrap();
+        match is_replaced {
+            true => drop(steps.save(1, 2, true).unwrap()),
+            false => drop(steps.store.delete(1).unwrap()),
+        }
+        let loaded = open.load(None, HashMap::new(), &options, &Progress::default());
+        let error = loaded.map(drop).unwrap_err();
+        let is_named = matches!(&error, Error::Replaced { path: named } if *named == path);
+        assert!(is_named, "{error:?}");
+    }
+}
+
+#[test]
+fn deletions_and_saves_of_one_step_leave_it_whole_or_not_at_all() {
+    let Some(server) = Server::start("deletions_and_saves_of_one_step") else {
+        return;
+    };
+    let steps = Steps::at("run", &server.objects());
+    for round in 0..number("PENSTOCK_TORTURE_RACES", 6) {
+        let (path, directory) = (
+            steps.store.step_path(round),
+            format!("run/step-{round:010}"),
+        );
+        steps.save(round, 100, false).unwrap();
+        thread::scope(|scope| {
+            for seed in 0..3 {
+                let steps = &steps;
+                scope.spawn(move || steps.save(round, seed, true).unwrap());
+                scope.spawn(move || match steps.store.delete(round) {
+                    Ok(_) | Err(Error::NotFound { .. } | Error::Undecided { .. }) => {}
+                    Err(Error::Storage { source, .. }) if source.kind() == ResourceBusy => {}
+                    Err(error) => panic!("{error:?}"),
+                });
+            }
+        });
+        match steps.store.state(round) {
+            Ok(StepState::Complete(_)) => {
+                let report = verify(&path, &options(&steps.objects), &Progress::default());
+                let problems = report.unwrap().problems;
+                assert!(problems.is_empty(), "{problems:?}");
+            }
+            Ok(StepState::Incomplete) | Err(Error::NotFound { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+        // What deleters and savers leave to each other goes by its age, and nothing else does.
+        if server.file(&directory).exists() {
+            set_age(&server, &directory, 2 * DAY);
+        }
+        steps.store.sweep().unwrap();
+        let stored = match server.file(&directory).exists() {
+            true => names(&server.file(&directory)),
+            false => Vec::new(),
+        };
+        assert!(matches!(stored.len(), 0 | 3), "{stored:?}");
+    }
 }

@@ -11,6 +11,10 @@
 //! takes its place, once the fence is old, removes it with the rest: what the first one had meant to remove
 //! is among that.
 //!
+//! Who commits and dies between the manifest and the look leaves, if files were removed in that moment, a
+//! checkpoint that lacks files: a load says so, and nobody was told of it. If it was to replace another
+//! one, that is gone then.
+//!
 //! It takes storage that shows everybody the same at one moment, as stores of objects do. It does not keep
 //! a live attempt from losing its files, which then fails; the lease of [`super::renewal`] does.
 
@@ -25,8 +29,7 @@ use super::files::remove_file;
 use super::leftovers::remove_attempt_files;
 use crate::error::{Error, Result};
 use crate::format::description::read_manifest;
-use crate::format::manifest::Manifest;
-use crate::format::name::{self, MANIFEST, attempt_of, is_fence};
+use crate::format::name::{self, attempt_of, is_fence};
 
 /// Removes the files of an attempt behind a fence, if no manifest names it and its files still look dead;
 /// returns their bytes, or that it is not. Fences of others that are known to be dead go with them.
@@ -58,7 +61,6 @@ pub(crate) fn clear(
     }
     // Where one of them cannot be removed, the fence stays for whoever goes on.
     let removed_bytes = remove_attempt_files(path, file_system, is_its)?;
-    take_back(path, file_system, id)?;
     for dead in dead_fences {
         remove_file(&path.join(dead), file_system)?;
     }
@@ -72,22 +74,6 @@ fn is_free(path: &Path, files: &dyn Files, id: &str) -> bool {
         Ok((manifest, _)) => manifest.id != id,
         Err(Error::Incomplete { .. } | Error::NotFound { .. } | Error::Store { .. }) => true,
         Err(_) => false,
-    }
-}
-
-/// Removes the manifest of an attempt whose files were removed before it came: nobody was told of it, as
-/// who published it has seen the fence, or has died.
-fn take_back(path: &Path, file_system: &dyn FileSystem, id: &str) -> Result<()> {
-    let manifest = path.join(MANIFEST);
-    let Ok(text) = file_system.files().read(&manifest) else {
-        return Ok(());
-    };
-    if !Manifest::parse(&text, path).is_ok_and(|manifest| manifest.id == id) {
-        return Ok(());
-    }
-    match file_system.change(Change::RemoveSeen(&manifest, &text)) {
-        Err(error) if !error.kind().is_some_and(is_gone) => Err(error.into()),
-        _ => Ok(()),
     }
 }
 

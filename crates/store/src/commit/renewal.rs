@@ -85,3 +85,65 @@ impl Drop for Renewal {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::mpsc::Receiver;
+
+    use penstock_io::file::File;
+    use penstock_io::file_system::Files;
+
+    use super::*;
+
+    /// Where a file is made again as often as anybody wants to, as objects are.
+    #[derive(Debug)]
+    struct Told(Mutex<Sender<&'static str>>);
+
+    impl FileSystem for Told {
+        fn create(&self, path: &Path, _: Direct) -> penstock_io::Result<File> {
+            let _ = std::fs::remove_file(path);
+            File::create(path, Direct::Off)
+        }
+
+        fn change(&self, change: Change<'_>) -> penstock_io::Result<()> {
+            if matches!(change, Change::SyncData(_) | Change::RemoveFile(_)) {
+                self.0.lock().unwrap().send(change.operation()).unwrap();
+            }
+            penstock_io::file_system::Native.change(change)
+        }
+
+        fn files(&self) -> &dyn Files {
+            &penstock_io::file_system::Native
+        }
+    }
+
+    fn renew(path: &Path, interval: Duration) -> (Renewal, Receiver<&'static str>) {
+        let (told, heard) = channel();
+        let file_system: Arc<dyn FileSystem> = Arc::new(Told(Mutex::new(told)));
+        let renewal = Renewal::begin(path.to_owned(), &file_system, interval);
+        (renewal, heard)
+    }
+
+    #[test]
+    fn a_lease_is_renewed_until_the_attempt_ends_and_removed_then() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("lease");
+        let (renewal, heard) = renew(&path, Duration::from_millis(1));
+        for _ in 0..3 {
+            assert_eq!(heard.recv().unwrap(), "fdatasync");
+        }
+        assert!(path.exists());
+        drop(renewal);
+        assert_eq!(heard.iter().last(), Some("remove"));
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn an_attempt_that_is_short_asks_for_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        let (renewal, heard) = renew(&root.path().join("lease"), RENEW);
+        drop(renewal);
+        assert_eq!(heard.iter().next(), None);
+    }
+}

@@ -8,7 +8,8 @@
 //!
 //! What goes of a step:
 //!
-//! - Files and uploads of dead attempts that no manifest names, and fences of sweeps that died.
+//! - Files and uploads of dead attempts that no manifest names, and fences of sweeps that died; beside a
+//!   manifest once that is older than the limit too, as a commit may be taken back.
 //! - What a deletion has left that took the manifest away and died ([`crate::steps::removal`]).
 //! - Of the checkpoint itself its lease, where its save died right after the commit.
 //!
@@ -24,7 +25,7 @@ use crate::commit::fence::clear;
 use crate::commit::files::remove_file;
 use crate::error::{Error, Result};
 use crate::format::name::{
-    attempt_of, clock, is_clock, is_fence, is_lease, is_taken_manifest, parse_step,
+    MANIFEST, attempt_of, clock, is_clock, is_fence, is_lease, is_taken_manifest, parse_step,
 };
 use crate::format::taken::has_unknown;
 use crate::steps::store::{StepState, Store};
@@ -134,16 +135,28 @@ impl Store {
             }
         };
         let mut is_any = freed_bytes > 0;
+        let is_settled = committed.is_none() || self.is_old_manifest(&path, sweep)?;
         for (id, found) in self.attempts(&path, uploads)? {
             let freed = match committed.as_ref() == Some(&id) {
                 true => self.sweep_committed(&path, &found, sweep)?,
-                false if !found.is_older_than(sweep.limit) => None,
+                false if !is_settled || !found.is_older_than(sweep.limit) => None,
                 false => self.sweep_dead(&path, &id, &found, sweep)?,
             };
             is_any |= freed.is_some();
             freed_bytes += freed.unwrap_or_default();
         }
         Ok(is_any.then_some(freed_bytes))
+    }
+
+    /// Whether nobody takes back any more what the manifest of a step has replaced
+    /// ([`crate::commit::fence`]).
+    fn is_old_manifest(&self, path: &Path, sweep: &Aged) -> Result<bool> {
+        let entries = self
+            .files()
+            .list(path)
+            .map_err(Error::storage("list", path))?;
+        let mut manifest = entries.into_iter().filter(|entry| entry.name == MANIFEST);
+        Ok(manifest.all(|manifest| are_older(&[manifest], sweep.limit)))
     }
 
     /// What is there of each attempt, by its id.
