@@ -28,7 +28,8 @@ TORTURE_SEED ?= $(shell date +%s)
 # Whose trainings `make torture-frameworks` kills, and how often each.
 FRAMEWORKS := LIGHTNING TRANSFORMERS ACCELERATE DEEPSPEED TITAN RAY JAX DCP
 FRAMEWORK_KILLS ?= 100
-RUST_PACKAGES := -p penstock-io -p penstock-object -p penstock-store -p penstock-gather -p penstock-bench \
+RUST_PACKAGES := -p penstock-io -p penstock-object -p penstock-object-server -p penstock-store \
+	-p penstock-gather -p penstock-bench \
 	--features penstock-store/objects
 # Processes that test beside each other: each has ranks of its own, some gigabytes.
 # Whoever is done takes tests from whoever has most left, in the order of the files, so that those

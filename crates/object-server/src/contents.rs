@@ -1,0 +1,314 @@
+//! What a bucket holds, and what requests do to it: no HTTP here, and no waiting.
+
+use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Unbounded};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use crc_fast::{CrcAlgorithm, checksum};
+
+/// S3 takes no smaller parts, but for the last.
+const PART_BYTES_MIN: usize = 5 << 20;
+
+/// The last number of a part.
+const PART_NUMBER_MAX: i32 = 10_000;
+
+/// The clock stands still until a test moves it: at the first second of 2026.
+const EPOCH: Duration = Duration::from_secs(1_767_225_600);
+
+/// An object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Object {
+    /// Its bytes.
+    pub bytes: Bytes,
+    /// Its ETag, without quotes: the same bytes put in the same way have the same.
+    pub tag: String,
+    /// CRC-64/NVME of all of it.
+    pub crc: u64,
+    /// When it was made.
+    pub modified: SystemTime,
+}
+
+/// An upload that nobody has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenUpload {
+    /// The object that it is to be.
+    pub key: String,
+    /// When it was begun.
+    pub initiated: SystemTime,
+    /// What it has, by number.
+    pub parts: BTreeMap<i32, Object>,
+}
+
+/// Why a request is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    NoSuchKey,
+    NoSuchUpload,
+    ConditionFailed,
+    BadDigest,
+    WrongSize,
+    InvalidPart,
+    PartTooSmall,
+    PartNumber,
+}
+
+/// What has to be at a key for a request to be carried out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Condition {
+    Absent,
+    Any,
+    Tag(String),
+}
+
+/// A part as it is named when an upload is completed.
+pub(crate) struct Named {
+    pub(crate) number: i32,
+    pub(crate) tag: String,
+    pub(crate) crc: Option<u64>,
+}
+
+/// What a completion asserts of the whole.
+#[derive(Default)]
+pub(crate) struct Asserted {
+    pub(crate) crc: Option<u64>,
+    pub(crate) bytes: Option<u64>,
+    pub(crate) conditions: Vec<Condition>,
+}
+
+/// Some entries of a listing, and where the next ones begin.
+pub(crate) struct Page {
+    pub(crate) objects: Vec<(String, Object)>,
+    pub(crate) prefixes: Vec<String>,
+    pub(crate) next: Option<String>,
+}
+
+/// What a bucket holds.
+pub(crate) struct Contents {
+    objects: BTreeMap<String, Object>,
+    uploads: BTreeMap<String, OpenUpload>,
+    /// What uploads have become.
+    completed: BTreeMap<String, Object>,
+    uploads_begun: u64,
+    pub(crate) now: SystemTime,
+    /// How often an object was made or removed.
+    pub(crate) changes: u64,
+    /// Whether an upload that was completed is as if it had never been, as on MinIO; S3 answers again.
+    pub(crate) forgets_uploads: bool,
+}
+
+impl Default for Contents {
+    fn default() -> Contents {
+        Contents {
+            objects: BTreeMap::new(),
+            uploads: BTreeMap::new(),
+            completed: BTreeMap::new(),
+            uploads_begun: 0,
+            now: SystemTime::UNIX_EPOCH + EPOCH,
+            changes: 0,
+            forgets_uploads: false,
+        }
+    }
+}
+
+impl Contents {
+    pub(crate) fn objects(&self) -> &BTreeMap<String, Object> {
+        &self.objects
+    }
+
+    pub(crate) fn uploads(&self) -> &BTreeMap<String, OpenUpload> {
+        &self.uploads
+    }
+
+    pub(crate) fn get(&self, key: &str, conditions: &[Condition]) -> Result<Object, Refusal> {
+        let object = self.objects.get(key).ok_or(Refusal::NoSuchKey)?;
+        self.check(key, conditions)?;
+        Ok(object.clone())
+    }
+
+    /// One that asks for what is there answers that nothing is; all others, that a condition failed.
+    fn check(&self, key: &str, conditions: &[Condition]) -> Result<(), Refusal> {
+        let there = self.objects.get(key);
+        for condition in conditions {
+            match (condition, there) {
+                (Condition::Absent, None) | (Condition::Any, Some(_)) => {}
+                (Condition::Tag(tag), Some(object)) if object.tag == *tag => {}
+                (Condition::Any | Condition::Tag(_), None) => return Err(Refusal::NoSuchKey),
+                _ => return Err(Refusal::ConditionFailed),
+            }
+        }
+        Ok(())
+    }
+
+    fn object(&self, bytes: Bytes) -> Object {
+        let crc = checksum(CrcAlgorithm::Crc64Nvme, &bytes);
+        Object {
+            tag: format!("{crc:016x}"),
+            crc,
+            modified: self.now,
+            bytes,
+        }
+    }
+
+    fn insert(&mut self, key: &str, object: Object) {
+        self.objects.insert(key.to_owned(), object);
+        self.changes += 1;
+    }
+
+    pub(crate) fn put(
+        &mut self,
+        key: &str,
+        bytes: Bytes,
+        crc: Option<u64>,
+        conditions: &[Condition],
+    ) -> Result<Object, Refusal> {
+        let object = self.object(bytes);
+        if crc.is_some_and(|crc| crc != object.crc) {
+            return Err(Refusal::BadDigest);
+        }
+        self.check(key, conditions)?;
+        self.insert(key, object.clone());
+        Ok(object)
+    }
+
+    /// Removes an object; without a condition it need not be there.
+    pub(crate) fn delete(&mut self, key: &str, conditions: &[Condition]) -> Result<(), Refusal> {
+        self.check(key, conditions)?;
+        if self.objects.remove(key).is_some() {
+            self.changes += 1;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn begin_upload(&mut self, key: &str) -> String {
+        self.uploads_begun += 1;
+        let id = format!("upload-{}", self.uploads_begun);
+        let upload = OpenUpload {
+            key: key.to_owned(),
+            initiated: self.now,
+            parts: BTreeMap::new(),
+        };
+        self.uploads.insert(id.clone(), upload);
+        id
+    }
+
+    /// The upload with an id, if it is one of that key.
+    pub(crate) fn upload(&self, key: &str, id: &str) -> Result<&OpenUpload, Refusal> {
+        let upload = self.uploads.get(id).filter(|upload| upload.key == key);
+        upload.ok_or(Refusal::NoSuchUpload)
+    }
+
+    pub(crate) fn put_part(
+        &mut self,
+        (key, id): (&str, &str),
+        number: i32,
+        bytes: Bytes,
+        crc: Option<u64>,
+    ) -> Result<Object, Refusal> {
+        self.upload(key, id)?;
+        if !(1..=PART_NUMBER_MAX).contains(&number) {
+            return Err(Refusal::PartNumber);
+        }
+        let part = self.object(bytes);
+        if crc.is_some_and(|crc| crc != part.crc) {
+            return Err(Refusal::BadDigest);
+        }
+        let upload = self.uploads.get_mut(id).expect("it was found just now");
+        upload.parts.insert(number, part.clone());
+        Ok(part)
+    }
+
+    pub(crate) fn abort(&mut self, key: &str, id: &str) -> Result<(), Refusal> {
+        self.upload(key, id)?;
+        self.uploads.remove(id);
+        Ok(())
+    }
+
+    /// Makes an object of the parts that are named. A refusal leaves the upload as it is.
+    pub(crate) fn complete(
+        &mut self,
+        (key, id): (&str, &str),
+        named: &[Named],
+        asserted: &Asserted,
+    ) -> Result<Object, Refusal> {
+        if let Some(object) = self.completed.get(id).filter(|_| !self.forgets_uploads) {
+            return Ok(object.clone());
+        }
+        let upload = self.upload(key, id)?;
+        let mut bytes = Vec::new();
+        let mut last = 0;
+        for part in named {
+            let found = upload.parts.get(&part.number);
+            let found = found.filter(|found| found.tag == part.tag && part.number > last);
+            let found = found.ok_or(Refusal::InvalidPart)?;
+            if part.crc.is_some_and(|crc| crc != found.crc) {
+                return Err(Refusal::InvalidPart);
+            }
+            if last > 0 && upload.parts[&last].bytes.len() < PART_BYTES_MIN {
+                return Err(Refusal::PartTooSmall);
+            }
+            last = part.number;
+            bytes.extend_from_slice(&found.bytes);
+        }
+        let object = self.object(Bytes::from(bytes));
+        if asserted
+            .bytes
+            .is_some_and(|bytes| bytes != object.bytes.len() as u64)
+        {
+            return Err(Refusal::WrongSize);
+        }
+        if asserted.crc.is_some_and(|crc| crc != object.crc) {
+            return Err(Refusal::BadDigest);
+        }
+        self.check(key, &asserted.conditions)?;
+        let object = Object {
+            tag: format!("{}-{}", object.tag, named.len()),
+            ..object
+        };
+        self.uploads.remove(id);
+        self.completed.insert(id.to_owned(), object.clone());
+        self.insert(key, object.clone());
+        Ok(object)
+    }
+
+    /// What is listed after a key, in order: at most so many objects and common prefixes.
+    pub(crate) fn list(
+        &self,
+        prefix: &str,
+        delimiter: Option<&str>,
+        after: &str,
+        entries_max: usize,
+    ) -> Page {
+        let mut page = Page {
+            objects: Vec::new(),
+            prefixes: Vec::new(),
+            next: None,
+        };
+        let mut last = String::new();
+        let later = self.objects.range::<str, _>((Excluded(after), Unbounded));
+        for (key, object) in later.filter(|(key, _)| key.starts_with(prefix)) {
+            let rest = &key[prefix.len()..];
+            let below = delimiter.and_then(|delimiter| {
+                let end = rest.find(delimiter)? + delimiter.len();
+                Some(format!("{prefix}{}", &rest[..end]))
+            });
+            // What is below a prefix that was listed is listed.
+            if let Some(below) = &below
+                && (page.prefixes.last() == Some(below) || after.starts_with(below.as_str()))
+            {
+                last.clone_from(key);
+                continue;
+            }
+            if page.objects.len() + page.prefixes.len() == entries_max {
+                page.next = Some(last);
+                break;
+            }
+            last.clone_from(key);
+            match below {
+                Some(below) => page.prefixes.push(below),
+                None => page.objects.push((key.clone(), object.clone())),
+            }
+        }
+        page
+    }
+}

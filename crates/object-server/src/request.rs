@@ -1,0 +1,151 @@
+//! What a request asks for, by its line and its headers.
+
+use bytes::Bytes;
+use http::Method;
+use http::header::AUTHORIZATION;
+use http::request::Parts;
+
+use crate::fault::Fault;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Call {
+    /// `HeadObject`.
+    Head,
+    /// `GetObject`.
+    Get,
+    /// `ListObjectsV2`.
+    List,
+    /// `ListMultipartUploads`.
+    ListUploads,
+    /// `ListParts`.
+    ListParts,
+    /// `PutObject`.
+    Put,
+    /// `CopyObject`.
+    Copy,
+    /// `DeleteObject`, or `DeleteObjects`.
+    Delete,
+    /// `CreateMultipartUpload`.
+    BeginUpload,
+    /// `UploadPart`.
+    PutPart,
+    /// `CompleteMultipartUpload`.
+    Complete,
+    /// `AbortMultipartUpload`.
+    Abort,
+}
+
+impl Call {
+    /// Whether it changes nothing.
+    pub fn is_read(self) -> bool {
+        matches!(
+            self,
+            Call::Head | Call::Get | Call::List | Call::ListUploads | Call::ListParts
+        )
+    }
+}
+
+/// A request in the journal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Who asked: the id of its key.
+    pub client: String,
+    /// Which of the client's requests it was, from 0.
+    pub nth: usize,
+    /// What was asked for.
+    pub call: Call,
+    /// Of what: a key, or the prefix of a listing.
+    pub key: String,
+    /// Whether it had a condition.
+    pub is_conditional: bool,
+    /// What went wrong with it.
+    pub fault: Option<Fault>,
+    /// How often it was applied.
+    pub applied: usize,
+    /// The status of the answer; none where there was no answer.
+    pub status: Option<u16>,
+}
+
+/// A request that has arrived in full.
+pub(crate) struct Received {
+    pub(crate) parts: Parts,
+    pub(crate) body: Bytes,
+}
+
+/// A request, as far as faults have to know it.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    pub(crate) client: String,
+    pub(crate) bucket: String,
+    pub(crate) key: String,
+    pub(crate) call: Call,
+    pub(crate) is_conditional: bool,
+}
+
+impl Asked {
+    pub(crate) fn of(parts: &Parts) -> Asked {
+        let path = parts.uri.path().trim_start_matches('/');
+        let (bucket, key) = path.split_once('/').unwrap_or((path, ""));
+        let query = parts.uri.query().unwrap_or_default();
+        let call = call_of(parts, key, query);
+        let listed = match call {
+            Call::List | Call::ListUploads => value_of(query, "prefix"),
+            _ => None,
+        };
+        let has = |name: &str| parts.headers.contains_key(name);
+        Asked {
+            client: client_of(parts, query).unwrap_or_default(),
+            bucket: bucket.to_owned(),
+            key: plain(listed.unwrap_or(key)),
+            call,
+            is_conditional: has("if-none-match") || has("if-match"),
+        }
+    }
+}
+
+fn call_of(parts: &Parts, key: &str, query: &str) -> Call {
+    let has = |name: &str| pairs(query).any(|(found, _)| found == name);
+    let (of_object, of_upload) = (!key.is_empty(), has("uploadId"));
+    match parts.method {
+        Method::HEAD => Call::Head,
+        Method::GET if of_upload => Call::ListParts,
+        Method::GET if of_object => Call::Get,
+        Method::GET if has("uploads") => Call::ListUploads,
+        Method::GET => Call::List,
+        Method::PUT if of_upload => Call::PutPart,
+        Method::PUT if parts.headers.contains_key("x-amz-copy-source") => Call::Copy,
+        Method::PUT => Call::Put,
+        Method::POST if of_upload => Call::Complete,
+        Method::POST if of_object => Call::BeginUpload,
+        Method::DELETE if of_upload => Call::Abort,
+        _ => Call::Delete,
+    }
+}
+
+/// The id of the key that signed a request, by its header or in its query.
+fn client_of(parts: &Parts, query: &str) -> Option<String> {
+    let header = parts.headers.get(AUTHORIZATION);
+    let header = header.and_then(|value| value.to_str().ok());
+    let signed = match header.and_then(|text| text.split_once("Credential=")) {
+        Some((_, scope)) => scope.to_owned(),
+        None => plain(value_of(query, "X-Amz-Credential")?),
+    };
+    signed.split('/').next().map(str::to_owned)
+}
+
+fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
+    query
+        .split('&')
+        .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+}
+
+fn value_of<'a>(query: &'a str, name: &str) -> Option<&'a str> {
+    let mut found = pairs(query).filter(|(found, _)| *found == name);
+    found.next().map(|(_, value)| value)
+}
+
+/// A text without percent signs, for reading: what a request means `s3s` decides.
+fn plain(text: &str) -> String {
+    text.replace("%2F", "/").replace("%3D", "=")
+}

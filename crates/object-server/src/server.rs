@@ -1,0 +1,278 @@
+//! The server: connections, and what goes wrong on them.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use s3s::service::{S3Service, S3ServiceBuilder};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::bucket::{Bucket, Buckets, Outcome};
+use crate::fault::Fault;
+use crate::request::{Asked, Received};
+use crate::service::{Keys, Protocol};
+
+/// The id of the key of one who looks on: its requests have no faults, wait for no turn and are not counted.
+pub const OBSERVER: &str = "observer";
+
+/// How long the end of a server waits for what is under way.
+const END_MAX: Duration = Duration::from_secs(1);
+
+/// A server of S3's protocol on a port of this machine. It ends when it is dropped.
+pub struct Server {
+    runtime: Option<Runtime>,
+    address: SocketAddr,
+    buckets: Arc<Buckets>,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.endpoint())
+    }
+}
+
+impl Server {
+    /// Starts one.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn start() -> io::Result<Server> {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("object-server")
+            .enable_all()
+            .build()?;
+        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"))?;
+        let address = listener.local_addr()?;
+        let buckets = Arc::new(Buckets::default());
+        let front = Front::new(&buckets);
+        runtime.spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(front.clone().serve(stream));
+            }
+        });
+        Ok(Server {
+            runtime: Some(runtime),
+            address,
+            buckets,
+        })
+    }
+
+    /// Where it answers.
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// A new bucket, in place of any of that name.
+    pub fn make_bucket(&self, name: &str) -> Arc<Bucket> {
+        self.buckets.insert(name)
+    }
+
+    /// Has no bucket of that name any more.
+    pub fn remove_bucket(&self, name: &str) {
+        self.buckets.remove(name);
+    }
+
+    /// Applies all requests to a bucket that are late.
+    pub fn settle(&self, bucket: &Arc<Bucket>) {
+        let runtime = self.runtime.as_ref().expect("it runs until it is dropped");
+        let front = Front::new(&self.buckets);
+        for request in bucket.arrived(true) {
+            runtime.block_on(front.apply(&request));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(END_MAX);
+        }
+    }
+}
+
+type Answer = Response<BoxBody<Bytes, io::Error>>;
+
+/// What stands before the protocol: it loses, repeats and delays.
+#[derive(Clone)]
+struct Front {
+    buckets: Arc<Buckets>,
+    protocol: S3Service,
+}
+
+impl Front {
+    fn new(buckets: &Arc<Buckets>) -> Front {
+        let mut protocol = S3ServiceBuilder::new(Protocol::new(buckets));
+        protocol.set_auth(Keys);
+        Front {
+            buckets: Arc::clone(buckets),
+            protocol: protocol.build(),
+        }
+    }
+
+    async fn serve(self, stream: TcpStream) {
+        // Answers are small, and somebody waits for each.
+        let _ = stream.set_nodelay(true);
+        let answer = service_fn(move |request| {
+            let front = self.clone();
+            async move { front.answer(request).await }
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .serve_connection(TokioIo::new(stream), answer);
+        // It ends with an error where a fault says so.
+        let _ = connection.await;
+    }
+
+    /// An error ends the connection.
+    async fn answer(&self, request: Request<Incoming>) -> io::Result<Answer> {
+        let (parts, body) = request.into_parts();
+        // A request whose body was cut is none.
+        let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
+        let asked = Asked::of(&parts);
+        let request = Received { parts, body };
+        match self.buckets.get(&asked.bucket) {
+            Some(bucket) if asked.client != OBSERVER => self.pass(&bucket, asked, request).await,
+            _ => Ok(whole(self.apply(&request).await)),
+        }
+    }
+
+    /// Brings a request to its bucket, or not.
+    async fn pass(
+        &self,
+        bucket: &Arc<Bucket>,
+        asked: Asked,
+        request: Received,
+    ) -> io::Result<Answer> {
+        if bucket.is_dead(&asked.client) {
+            return Ok(failed(StatusCode::FORBIDDEN));
+        }
+        let client = asked.client.clone();
+        let turn = bucket.turns.wait(&client).await;
+        for late in bucket.arrived(false) {
+            self.apply(&late).await;
+        }
+        if let Some(look) = bucket.look() {
+            let looked = tokio::task::spawn_blocking(move || look()).await;
+            looked.expect("who looks on does not panic");
+        }
+        let (nth, fault) = bucket.count(&client);
+        if fault.is_some_and(Fault::kills) {
+            bucket.kill(&client);
+        }
+        let applied = fault.map_or(1, Fault::applications);
+        let mut applications = None;
+        for _ in 0..applied {
+            applications = Some(self.apply(&request).await);
+        }
+        let is_head = request.parts.method == Method::HEAD;
+        let answer = answer_to(fault, applications, is_head);
+        let status = answer.as_ref().ok().map(|answer| answer.status().as_u16());
+        bucket.record(asked, nth, fault, &Outcome { applied, status });
+        drop(turn);
+        match fault {
+            Some(Fault::Late(after)) => bucket.hold_back(after, request),
+            Some(Fault::Held(others)) => {
+                let was_live = bucket.turns.leave(&client);
+                bucket.others(others).await;
+                if was_live {
+                    bucket.turns.enter(&client);
+                }
+            }
+            _ => {}
+        }
+        answer
+    }
+
+    /// Has a request take effect.
+    async fn apply(&self, request: &Received) -> Response<Bytes> {
+        let body = s3s::Body::from(request.body.clone());
+        let request = Request::from_parts(request.parts.clone(), body);
+        let answer = self.protocol.call(request).await;
+        let (parts, body) = answer.expect("a protocol error has a status").into_parts();
+        let body = body.collect().await.expect("bodies are in memory");
+        Response::from_parts(parts, body.to_bytes())
+    }
+}
+
+/// What the client is told; an error, where it is told nothing.
+fn answer_to(
+    fault: Option<Fault>,
+    applied: Option<Response<Bytes>>,
+    is_head: bool,
+) -> io::Result<Answer> {
+    match fault {
+        None | Some(Fault::Doubled | Fault::Held(_)) => Ok(whole(applied.expect("it was applied"))),
+        Some(Fault::Cut) if is_head => Err(lost()),
+        Some(Fault::Cut) => cut(applied.expect("it was applied")),
+        Some(Fault::Refused(status) | Fault::Disowned(status)) => {
+            Ok(failed(StatusCode::from_u16(status).expect("a status")))
+        }
+        Some(
+            Fault::Dropped
+            | Fault::Unanswered
+            | Fault::Late(_)
+            | Fault::Killed
+            | Fault::KilledAfter,
+        ) => Err(lost()),
+    }
+}
+
+fn lost() -> io::Error {
+    io::ErrorKind::ConnectionReset.into()
+}
+
+fn whole(answer: Response<Bytes>) -> Answer {
+    answer.map(|bytes| {
+        Full::new(bytes)
+            .map_err(|never: Infallible| match never {})
+            .boxed()
+    })
+}
+
+/// The first half of an answer that says that it has all.
+fn cut(answer: Response<Bytes>) -> io::Result<Answer> {
+    let (mut parts, bytes) = answer.into_parts();
+    if bytes.is_empty() {
+        return Err(lost());
+    }
+    parts.headers.insert(CONTENT_LENGTH, bytes.len().into());
+    let half = bytes.slice(..bytes.len() / 2);
+    let frames = stream::iter([Ok(Frame::data(half)), Err(lost())]);
+    Ok(Response::from_parts(parts, StreamBody::new(frames).boxed()))
+}
+
+/// An answer that says that a request failed.
+fn failed(status: StatusCode) -> Answer {
+    let code = match status.as_u16() {
+        200 | 500 => "InternalError",
+        403 => "AccessDenied",
+        409 => "ConditionalRequestConflict",
+        412 => "PreconditionFailed",
+        503 => "SlowDown",
+        _ => "ServiceUnavailable",
+    };
+    let text = format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
+         <Error><Code>{code}</Code><Message>a fault of the test</Message></Error>"
+    );
+    let mut answer = Response::new(Bytes::from(text));
+    *answer.status_mut() = status;
+    let xml = HeaderValue::from_static("application/xml");
+    answer.headers_mut().insert(CONTENT_TYPE, xml);
+    whole(answer)
+}
