@@ -144,7 +144,8 @@ impl Bucket {
         self.turns.leave(client);
     }
 
-    pub(crate) fn is_dead(&self, client: &str) -> bool {
+    /// Whether a client is dead to the store.
+    pub fn is_dead(&self, client: &str) -> bool {
         self.traffic().dead.contains(client)
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Unbounded};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -15,6 +16,9 @@ const PART_NUMBER_MAX: i32 = 10_000;
 
 /// The clock stands still until a test moves it: at the first second of 2026.
 const EPOCH: Duration = Duration::from_secs(1_767_225_600);
+
+/// No two uploads have one id, whatever buckets they are in.
+static UPLOADS_BEGUN: AtomicU64 = AtomicU64::new(1);
 
 /// An object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,7 +93,6 @@ pub(crate) struct Contents {
     uploads: BTreeMap<String, OpenUpload>,
     /// What uploads have become.
     completed: BTreeMap<String, Object>,
-    uploads_begun: u64,
     pub(crate) now: SystemTime,
     /// How often an object was made or removed.
     pub(crate) changes: u64,
@@ -103,7 +106,6 @@ impl Default for Contents {
             objects: BTreeMap::new(),
             uploads: BTreeMap::new(),
             completed: BTreeMap::new(),
-            uploads_begun: 0,
             now: SystemTime::UNIX_EPOCH + EPOCH,
             changes: 0,
             forgets_uploads: false,
@@ -181,8 +183,7 @@ impl Contents {
     }
 
     pub(crate) fn begin_upload(&mut self, key: &str) -> String {
-        self.uploads_begun += 1;
-        let id = format!("upload-{}", self.uploads_begun);
+        let id = format!("upload-{}", UPLOADS_BEGUN.fetch_add(1, Ordering::Relaxed));
         let upload = OpenUpload {
             key: key.to_owned(),
             initiated: self.now,
