@@ -26,10 +26,9 @@ use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersio
 use tokio::time::Instant;
 
 use crate::kin::{Kin, kind_of};
+use crate::tries::first_pause;
 
-/// Before the first repetition; each one waits twice as long.
-const PAUSE: Duration = Duration::from_millis(50);
-
+/// Between two repetitions, each of which waits twice as long as the one before.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Where an object may be put.
@@ -63,7 +62,7 @@ pub(crate) async fn put(kin: &Kin, key: &Key, text: Bytes, place: Place) -> io::
         },
     }
     let begun = Instant::now();
-    let mut pause = PAUSE;
+    let mut pause = first_pause(kin.patience);
     // Whether a request may have been carried out, or may yet be.
     let mut is_open = false;
     loop {

@@ -15,6 +15,7 @@ use crate::answers::Connector;
 use crate::refusal::Refusal;
 use crate::remote::Remote;
 use crate::signed::Signed;
+use crate::tries::first_pause;
 
 /// What is asked of it.
 #[derive(Clone)]
@@ -77,6 +78,7 @@ fn client(remote: &Remote) -> ClientOptions {
 fn retry(remote: &Remote) -> RetryConfig {
     RetryConfig {
         backoff: BackoffConfig {
+            init_backoff: first_pause(remote.patience()),
             max_backoff: Duration::from_secs(5),
             ..BackoffConfig::default()
         },

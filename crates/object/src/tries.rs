@@ -12,6 +12,11 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// The longest that a store's own wish counts.
 const WISH_MAX: Duration = Duration::from_secs(30);
 
+/// How long the first repetition waits; who has little patience sees some of them too.
+pub(crate) fn first_pause(patience: Duration) -> Duration {
+    PAUSE_MIN.min(patience / 16)
+}
+
 /// The tries of one request: as many as patience lasts for, with pauses that grow and are drawn by
 /// chance, so that those who were refused together do not come back together.
 pub(crate) struct Tries {
@@ -24,7 +29,7 @@ pub(crate) struct Tries {
 impl Tries {
     pub(crate) fn new(patience: Duration) -> Tries {
         let pauses = ExponentialBuilder::new()
-            .with_min_delay(PAUSE_MIN)
+            .with_min_delay(first_pause(patience))
             .with_max_delay(PAUSE_MAX)
             .with_factor(2.0)
             .with_jitter()
