@@ -2,6 +2,12 @@
 //!
 //! It keeps of them a text that repeats itself, and no header: not the region that a bucket is in.
 
+use std::io;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
 use async_trait::async_trait;
 use http::StatusCode;
 use object_store::client::{
@@ -12,42 +18,83 @@ use object_store::{ClientOptions, Result};
 
 use crate::refusal::Refusal;
 
-/// What every signed request has. Those for credentials have not, and their answers mean something to
-/// the library.
+/// What a request has that the library signs; the answers to all others mean something to it, or to us.
 const SIGNED: &str = "x-amz-content-sha256";
 
+/// What a request has whose signature is in its URL.
+const SIGNED_URL: &str = "X-Amz-Signature=";
+
+/// How long a store is looked for that has never answered: rather than that it starts again, its name
+/// is wrong.
+const SEARCH_MAX: Duration = Duration::from_secs(5);
+
 /// Makes clients that tell why a store refused.
-#[derive(Debug)]
-pub(crate) struct Connector;
+#[derive(Clone, Debug)]
+pub(crate) struct Connector {
+    /// Whether what is not signed is asked of a store, not of a service for credentials.
+    is_anonymous: bool,
+    reached: Arc<Reached>,
+}
+
+impl Connector {
+    pub(crate) fn new(is_anonymous: bool) -> Connector {
+        Connector {
+            is_anonymous,
+            reached: Arc::default(),
+        }
+    }
+}
+
+/// Whether a store was ever reached, and since when that is tried.
+#[derive(Debug, Default)]
+struct Reached {
+    has_answered: AtomicBool,
+    tried: OnceLock<Instant>,
+}
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> Result<HttpClient> {
-        let client = ReqwestConnector::default().connect(options)?;
-        Ok(HttpClient::new(Answers(client)))
+        Ok(HttpClient::new(Answers {
+            client: ReqwestConnector::default().connect(options)?,
+            connector: self.clone(),
+        }))
     }
 }
 
 #[derive(Debug)]
-struct Answers(HttpClient);
+struct Answers {
+    client: HttpClient,
+    connector: Connector,
+}
 
 #[async_trait]
 impl HttpService for Answers {
-    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let is_of_store = request.headers().contains_key(SIGNED);
-        let answer = self.0.execute(request).await?;
+    async fn call(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+        let Connector {
+            is_anonymous,
+            reached,
+        } = &self.connector;
+        let is_of_library = request.headers().contains_key(SIGNED);
+        let has_signed_url = request
+            .uri()
+            .query()
+            .is_some_and(|query| query.contains(SIGNED_URL));
+        let is_for_credentials = !(is_of_library || has_signed_url || *is_anonymous);
+        let answer = self.client.execute(request).await;
+        let answer = answer.map_err(|error| reached.failed(error, is_for_credentials))?;
+        reached.has_answered.store(true, Ordering::Relaxed);
         let status = answer.status();
         let means_something = matches!(
             status,
             StatusCode::NOT_MODIFIED | StatusCode::PRECONDITION_FAILED | StatusCode::CONFLICT
         );
-        if !is_of_store || status.is_success() || means_something {
+        if !is_of_library || status.is_success() || means_something {
             return Ok(answer);
         }
         let (parts, body) = answer.into_parts();
         let body = body.bytes().await?;
         let refusal = Refusal::of_answer(status, &parts.headers, &body);
-        if status == StatusCode::NOT_FOUND && refusal.kind() != std::io::ErrorKind::InvalidInput {
-            // No such object, which is an answer.
+        if refusal.kind() == io::ErrorKind::NotFound {
             return Ok(HttpResponse::from_parts(parts, body.into()));
         }
         let kind = match refusal.is_passing {
@@ -55,5 +102,24 @@ impl HttpService for Answers {
             false => HttpErrorKind::Unknown,
         };
         Err(HttpError::new(kind, refusal))
+    }
+}
+
+impl Reached {
+    /// Has nobody go on for long with what never worked.
+    fn failed(&self, error: HttpError, is_for_credentials: bool) -> HttpError {
+        let since = self.tried.get_or_init(Instant::now).elapsed();
+        let is_hopeless = since > SEARCH_MAX && !self.has_answered.load(Ordering::Relaxed);
+        let mut refusal = match (is_for_credentials, error.kind()) {
+            (true, _) => Refusal::of_nobody(),
+            (false, HttpErrorKind::Connect) if is_hopeless => Refusal::of_transport(&error),
+            _ => return error,
+        };
+        refusal.is_passing = !is_hopeless;
+        let kind = match is_hopeless {
+            true => HttpErrorKind::Unknown,
+            false => error.kind(),
+        };
+        HttpError::new(kind, refusal)
     }
 }

@@ -12,6 +12,7 @@ use penstock_io::file::Elsewhere;
 use tokio::sync::OnceCell;
 
 use crate::kin::{Kin, kind_of};
+use crate::refusal::Refusal;
 use crate::runtime;
 use crate::uploads::{Begun, PARTS_MAX, Part};
 
@@ -36,8 +37,8 @@ impl Elsewhere for Object {
 pub(crate) struct Upload {
     pub(crate) key: Key,
     kin: Kin,
-    /// The upload of parts, once there is one.
-    begun: OnceCell<Begun>,
+    /// The upload of parts, once there is one, or why there can be none: each part would ask again.
+    begun: OnceCell<Result<Begun, Refusal>>,
     state: Mutex<State>,
 }
 
@@ -97,7 +98,7 @@ impl Upload {
         Upload {
             key,
             kin,
-            begun: OnceCell::from(Begun { id, is_checked }),
+            begun: OnceCell::from(Ok(Begun { id, is_checked })),
             state: Mutex::new(state),
         }
     }
@@ -129,7 +130,8 @@ impl Upload {
             ..
         } = &self.kin;
         let begin = || signed.begin(&self.key, *has_checksums);
-        let upload = self.begun.get_or_try_init(begin).await?;
+        let upload = self.begun.get_or_init(begin).await.as_ref();
+        let upload = upload.map_err(Refusal::clone)?;
         let expected = self.state().expected.remove(&offset);
         let crc = upload
             .is_checked
@@ -149,6 +151,7 @@ impl Upload {
                 put.map_err(kind_of)?;
             }
             Some(upload) => {
+                let upload = upload.as_ref().map_err(Refusal::clone)?;
                 let parts = self.parts()?;
                 let completed = self.kin.signed.complete(&self.key, upload, &parts);
                 completed.await?;
@@ -161,7 +164,7 @@ impl Upload {
     /// The upload that the store has begun, and the parts of it that are there; it stays when this
     /// one is dropped.
     pub(crate) fn keep(&self) -> Option<(String, Vec<Part>)> {
-        let upload = self.begun.get()?;
+        let upload = self.begun.get()?.as_ref().ok()?;
         let mut state = self.state();
         state.is_kept = true;
         let parts = state.parts.values().cloned().collect();
@@ -187,7 +190,7 @@ impl Upload {
 impl Drop for Upload {
     fn drop(&mut self) {
         let is_kept = self.state().is_kept;
-        if let (Some(upload), false) = (self.begun.take(), is_kept) {
+        if let (Some(Ok(upload)), false) = (self.begun.take(), is_kept) {
             let (kin, key) = (self.kin.clone(), self.key.clone());
             // Best effort: a sweep finds what stays. The last reference may go on a thread that must
             // not wait.

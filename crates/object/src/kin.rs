@@ -5,7 +5,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use object_store::aws::{AmazonS3Builder, Checksum};
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
+use object_store::client::HttpConnector;
 use object_store::path::Path as Key;
 use object_store::signer::Signer;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
@@ -82,7 +83,8 @@ fn retry(remote: &Remote) -> RetryConfig {
             max_backoff: Duration::from_secs(5),
             ..BackoffConfig::default()
         },
-        max_retries: 12,
+        // Pauses are drawn by chance, and many short ones may come in a row.
+        max_retries: 1000,
         retry_timeout: remote.patience(),
     }
 }
@@ -95,8 +97,10 @@ fn s3(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
         // Of a request as a whole a time limit says nothing of a slow line, between two of its bytes it
         // does. Parts of uploads do not go this way.
         .with_client_options(options.clone().with_read_timeout(READ_TIMEOUT))
-        .with_http_connector(Connector)
         .with_unsigned_payload(true);
+    let skips = builder.get_config_value(&AmazonS3ConfigKey::SkipSignature);
+    let connector = Connector::new(skips.as_deref() == Some("true"));
+    builder = builder.with_http_connector(connector.clone());
     if remote.has_checksums() {
         builder = builder.with_checksum_algorithm(Checksum::CRC64NVME);
     }
@@ -116,7 +120,7 @@ fn s3(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
     let once = Arc::new(builder.clone().with_retry(never).build()?);
     let client = Arc::new(builder.build()?);
     let signer = Arc::clone(&client) as Arc<dyn Signer>;
-    let signed = Signed::new(signer, &options, remote.patience())?;
+    let signed = Signed::new(signer, connector.connect(&options)?, remote.patience());
     Ok(Kin {
         store: client,
         once,

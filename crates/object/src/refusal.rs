@@ -60,9 +60,9 @@ impl Refusal {
         let header = |name: &str| headers.get(name)?.to_str().ok();
         let region = header("x-amz-bucket-region").map(str::to_owned);
         let region = region.or_else(|| body.region.clone()).or_else(|| {
-            // "… the region 'us-east-1' is wrong; expecting 'eu-west-1'"
-            let (_, rest) = body.message.split_once("expecting '")?;
-            Some(rest.split('\'').next()?.to_owned())
+            // "… the region 'us-east-1' is wrong; expecting 'eu-west-1'", in quotes of either kind.
+            let (_, rest) = body.message.split_once("is wrong; expecting ")?;
+            Some(rest.trim_matches(['\'', '"']).to_owned())
         });
         let (kind, text) = meaning(status, &body, region.as_deref());
         let seconds = header(RETRY_AFTER.as_str()).and_then(|seconds| seconds.parse().ok());
@@ -99,8 +99,10 @@ impl Refusal {
         match error.kind() {
             HttpErrorKind::Timeout => Refusal::silent(),
             HttpErrorKind::Connect => {
-                let system = system_error(error).map(io::Error::kind);
-                let kind = system.unwrap_or(io::ErrorKind::NotConnected);
+                let kind = match system_error(error).map(io::Error::kind) {
+                    Some(io::ErrorKind::ConnectionRefused) => io::ErrorKind::ConnectionRefused,
+                    _ => io::ErrorKind::NotConnected,
+                };
                 let text = format!(
                     "no connection to the store ({cause}): check the endpoint, and that it runs"
                 );
@@ -116,6 +118,12 @@ impl Refusal {
     /// Nothing came for too long.
     pub(crate) fn silent() -> Refusal {
         Refusal::passing(io::ErrorKind::TimedOut, "the store does not answer in time")
+    }
+
+    /// There are no credentials, and no service of the machine that would give some.
+    pub(crate) fn of_nobody() -> Refusal {
+        let text = "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY";
+        Refusal::new(io::ErrorKind::PermissionDenied, text)
     }
 
     /// The one in an error of the library.
@@ -205,6 +213,9 @@ impl From<Refusal> for io::Error {
 const RIGHTS: &str = "s3:GetObject, s3:PutObject, s3:DeleteObject, s3:ListBucket, \
                       s3:AbortMultipartUpload and s3:ListBucketMultipartUploads";
 
+/// What stores call it that there is no object by a key; to a request for its head there is no body.
+const NOTHING: [&str; 5] = ["", "NoSuchKey", "NoSuchVersion", "NoSuchObject", "NotFound"];
+
 /// Words of what S3 and its kin say of an object that must not be removed.
 const LOCKS: [&str; 4] = ["object lock", "worm", "retention", "legal hold"];
 
@@ -224,7 +235,7 @@ fn meaning(status: StatusCode, body: &Body, region: Option<&str>) -> (io::ErrorK
             InvalidInput,
             "there is no such bucket: create it, or correct its name",
         ),
-        "InvalidAccessKeyId" => (
+        "InvalidAccessKeyId" | "XAdminUserNotFound" => (
             PermissionDenied,
             "the store does not know the access key: correct its id (AWS_ACCESS_KEY_ID)",
         ),
@@ -285,7 +296,8 @@ fn by_status(status: StatusCode, body: &Body) -> (io::ErrorKind, String) {
                 message => format!("the store cannot do it ({said}: {message})"),
             },
         ),
-        StatusCode::NOT_FOUND => (
+        // Others say with this status that they know no such user.
+        StatusCode::NOT_FOUND if NOTHING.contains(&body.code.as_str()) => (
             io::ErrorKind::NotFound,
             "there is no such object".to_owned(),
         ),

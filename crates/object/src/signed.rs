@@ -7,10 +7,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{HeaderMap, HeaderName, HeaderValue, IF_MATCH};
 use http::{Method, Request, StatusCode};
-use object_store::client::{HttpClient, HttpConnector, HttpRequestBody, ReqwestConnector};
+use object_store::client::{HttpClient, HttpRequestBody};
 use object_store::path::Path as Key;
 use object_store::signer::{SignedUrlOptions, Signer};
-use object_store::{ClientOptions, Result};
 
 use crate::refusal::Refusal;
 use crate::tries::Tries;
@@ -95,17 +94,12 @@ pub(crate) struct Signed {
 
 impl Signed {
     /// One whose client has no time limit of its own, as that would count the sending too.
-    pub(crate) fn new(
-        signer: Arc<dyn Signer>,
-        options: &ClientOptions,
-        patience: Duration,
-    ) -> Result<Signed> {
-        let client = ReqwestConnector::default().connect(options)?;
-        Ok(Signed {
+    pub(crate) fn new(signer: Arc<dyn Signer>, client: HttpClient, patience: Duration) -> Signed {
+        Signed {
             client,
             signer,
             patience,
-        })
+        }
     }
 
     /// The tries of one request.
@@ -139,7 +133,7 @@ impl Signed {
     }
 
     /// Has a request answered, sending it again where that may help, and signing it anew each time.
-    pub(crate) async fn ask(&self, ask: &Ask<'_>) -> std::result::Result<Answer, Refusal> {
+    pub(crate) async fn ask(&self, ask: &Ask<'_>) -> Result<Answer, Refusal> {
         let mut tries = self.tries();
         loop {
             match self.ask_once(ask).await {
@@ -149,20 +143,17 @@ impl Signed {
         }
     }
 
-    pub(crate) async fn ask_once(&self, ask: &Ask<'_>) -> std::result::Result<Answer, Refusal> {
+    pub(crate) async fn ask_once(&self, ask: &Ask<'_>) -> Result<Answer, Refusal> {
         let (status, answer) = self.send(ask).await?;
         accept(status, answer)
     }
 
-    async fn send(&self, ask: &Ask<'_>) -> std::result::Result<(StatusCode, Answer), Refusal> {
+    async fn send(&self, ask: &Ask<'_>) -> Result<(StatusCode, Answer), Refusal> {
         let sent = tokio::time::timeout(ask.time_max, self.send_unbounded(ask));
         sent.await.unwrap_or_else(|_| Err(Refusal::silent()))
     }
 
-    async fn send_unbounded(
-        &self,
-        ask: &Ask<'_>,
-    ) -> std::result::Result<(StatusCode, Answer), Refusal> {
+    async fn send_unbounded(&self, ask: &Ask<'_>) -> Result<(StatusCode, Answer), Refusal> {
         let query = ask.query.iter().cloned();
         let mut options = SignedUrlOptions::new().with_query(query);
         options.signed_headers = ask.headers.clone();
@@ -191,7 +182,7 @@ impl Signed {
     }
 }
 
-fn accept(status: StatusCode, answer: Answer) -> std::result::Result<Answer, Refusal> {
+fn accept(status: StatusCode, answer: Answer) -> Result<Answer, Refusal> {
     match status.is_success() {
         true => Ok(answer),
         false => Err(Refusal::of_answer(status, &answer.headers, &answer.body)),

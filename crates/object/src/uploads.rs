@@ -77,15 +77,19 @@ impl Signed {
             .clone()
             .header(ALGORITHM, CRC64NVME)
             .header(CHECKSUM_TYPE, FULL_OBJECT);
-        let answer = match with_checksums {
-            false => self.ask(&plain).await?,
+        let checked = match with_checksums {
             true => match self.ask(&checked).await {
-                Err(refusal) if refusal.is_of_checksums() => self.ask(&plain).await?,
-                answer => answer?,
+                Err(refusal) if refusal.is_of_checksums() => None,
+                answer => Some(answer?),
             },
+            false => None,
+        };
+        let (answer, is_asked) = match checked {
+            Some(answer) => (answer, true),
+            None => (self.ask(&plain).await?, false),
         };
         let algorithm = answer.header(&ALGORITHM);
-        let is_checked = with_checksums && algorithm.is_some_and(|name| CRC64NVME == name);
+        let is_checked = is_asked && algorithm.is_some_and(|name| CRC64NVME == name);
         let InitiateMultipartUploadResult { upload_id: id } = parse(&answer.body)?;
         Ok(Begun { id, is_checked })
     }
