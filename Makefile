@@ -23,7 +23,9 @@ TORTURE_LAZY_SAVES ?= 1000
 TORTURE_SALVAGES ?= 500
 TORTURE_TRANSFERS ?= 10000
 TORTURE_STEPS ?= 500
-TORTURE_TESTS := --test crash --test every_step --test power_cut --test kill --test care
+TORTURE_FAULTS ?= 1000
+TORTURE_TESTS := --features objects --test crash --test every_step --test power_cut --test kill --test care \
+	--test objects_explorer
 TORTURE_SEED ?= $(shell date +%s)
 # Whose trainings `make torture-frameworks` kills, and how often each.
 FRAMEWORKS := LIGHTNING TRANSFORMERS ACCELERATE DEEPSPEED TITAN RAY JAX DCP
@@ -270,7 +272,7 @@ torture: toolchain $(VENV)/.develop $(NATIVE) ## Cut the power 500 times on ext4
 	done
 	cargo test --locked --release -p penstock-store $(TORTURE_TESTS) --no-run
 	PENSTOCK_TORTURE_STRIDE=1 PENSTOCK_TORTURE_STATES=60 PENSTOCK_TORTURE_DRAWS=8 \
-	PENSTOCK_TORTURE_SMALL_STATES=65536 \
+	PENSTOCK_TORTURE_SMALL_STATES=65536 PENSTOCK_TORTURE_FAULTS=$(TORTURE_FAULTS) \
 	PENSTOCK_TORTURE_CUTS=$(TORTURE_CUTS) PENSTOCK_TORTURE_KILLS=$(TORTURE_KILLS) \
 		PENSTOCK_TORTURE_FLIPS=$(TORTURE_FLIPS) PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
 		PENSTOCK_TORTURE_SALVAGES=$(TORTURE_SALVAGES) \

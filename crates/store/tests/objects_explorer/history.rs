@@ -1,0 +1,207 @@
+//! What was asked of a step and seen of it, and whether a register explains that.
+//!
+//! A step holds one state or none. A save and a deletion change it in one moment between their beginning
+//! and their end, and whoever looks sees what it holds: so much is linearisability, and everything that the
+//! store promises about a step follows from it. A save that was refused found another one there; one that
+//! failed has changed nothing and does not do so later; and where nobody knows, it may have, and may yet.
+//! There is one bound to that: what was not decided when an acknowledged save began no longer takes effect
+//! after it, or a newer state would be lost to an older one.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// What is asked of a step; a state is given by its seed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Op {
+    /// A save where nothing is.
+    Create(u64),
+    /// A save that replaces what is there.
+    Overwrite(u64),
+    Delete,
+    Load,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// It was acknowledged.
+    Done,
+    /// It was told that another one is there, or that nothing is.
+    Refused,
+    /// It was told that nothing has changed.
+    Failed,
+    /// Nobody knows.
+    Open,
+    /// A load: this was there.
+    Found(Option<u64>),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Begin(usize),
+    End(usize, Outcome),
+    Seen(Option<u64>),
+}
+
+/// What has become of something that was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Status {
+    Unasked,
+    /// It may take effect at any moment.
+    Pending,
+    Done,
+    Refused,
+    /// A deletion has taken this away, and puts it back if it cannot go on.
+    Taken(u64),
+    /// It takes no effect any more.
+    Closed,
+    Found(Option<u64>),
+}
+
+/// What happened to one step, in the order in which it did.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct History {
+    ops: Vec<Op>,
+    events: Vec<Event>,
+}
+
+/// What a step may hold, and what may have become of what was asked of it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Possible {
+    value: Option<u64>,
+    statuses: Vec<Status>,
+}
+
+impl History {
+    pub(crate) fn begin(&mut self, op: Op) -> usize {
+        self.ops.push(op);
+        let index = self.ops.len() - 1;
+        self.events.push(Event::Begin(index));
+        index
+    }
+
+    pub(crate) fn end(&mut self, index: usize, outcome: Outcome) {
+        self.events.push(Event::End(index, outcome));
+    }
+
+    /// Somebody has seen what it holds.
+    pub(crate) fn saw(&mut self, value: Option<u64>) {
+        self.events.push(Event::Seen(value));
+    }
+
+    /// Checks that a register explains it; the first event that none does is the error.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let mut possible = BTreeSet::from([Possible {
+            value: None,
+            statuses: vec![Status::Unasked; self.ops.len()],
+        }]);
+        for (place, event) in self.events.iter().enumerate() {
+            if let Event::Begin(op) = event {
+                let begun = possible.into_iter().map(|mut one| {
+                    one.statuses[*op] = Status::Pending;
+                    one
+                });
+                possible = begun.collect();
+            }
+            possible = self.closure(possible);
+            possible = possible
+                .into_iter()
+                .filter_map(|one| self.after(one, event, place))
+                .collect();
+            if possible.is_empty() {
+                return Err(format!("{self} (no state explains event {place})"));
+            }
+        }
+        Ok(())
+    }
+
+    /// All that comes of whatever may take effect.
+    fn closure(&self, mut possible: BTreeSet<Possible>) -> BTreeSet<Possible> {
+        let mut open: Vec<Possible> = possible.iter().cloned().collect();
+        while let Some(one) = open.pop() {
+            for (index, status) in one.statuses.iter().enumerate() {
+                let (value, status) = match (status, one.value) {
+                    (Status::Pending, value) => effect(self.ops[index], value),
+                    (Status::Taken(value), None) => (Some(*value), Status::Pending),
+                    _ => continue,
+                };
+                let mut next = one.clone();
+                next.value = value;
+                next.statuses[index] = status;
+                if possible.insert(next.clone()) {
+                    open.push(next);
+                }
+            }
+        }
+        possible
+    }
+
+    fn after(&self, mut one: Possible, event: &Event, place: usize) -> Option<Possible> {
+        let (index, outcome) = match *event {
+            Event::Begin(_) => return Some(one),
+            Event::Seen(value) => return (value == one.value).then_some(one),
+            Event::End(index, outcome) => (index, outcome),
+        };
+        let status = one.statuses[index];
+        match outcome {
+            Outcome::Open => return Some(one),
+            Outcome::Failed if status != Status::Done => one.statuses[index] = Status::Closed,
+            // Nothing is there: whether that was its own request or somebody else's is all the same.
+            Outcome::Done | Outcome::Refused if matches!(status, Status::Taken(_)) => {
+                one.statuses[index] = Status::Done;
+            }
+            Outcome::Done if status == Status::Done => {
+                if matches!(self.ops[index], Op::Create(_) | Op::Overwrite(_)) {
+                    self.close_ended(&mut one, index, place);
+                }
+            }
+            Outcome::Refused if status == Status::Refused => {}
+            Outcome::Found(value) if status == Status::Found(value) => {}
+            _ => return None,
+        }
+        Some(one)
+    }
+
+    /// What had ended before an acknowledged save began takes no effect after it.
+    fn close_ended(&self, one: &mut Possible, index: usize, place: usize) {
+        let mut ended = Vec::new();
+        for event in &self.events[..place] {
+            match event {
+                Event::Begin(begun) if *begun == index => break,
+                Event::End(other, _) => ended.push(*other),
+                _ => {}
+            }
+        }
+        for other in ended {
+            if matches!(one.statuses[other], Status::Pending | Status::Taken(_)) {
+                one.statuses[other] = Status::Closed;
+            }
+        }
+    }
+}
+
+/// What a step holds after something took effect, and what that is then.
+fn effect(op: Op, value: Option<u64>) -> (Option<u64>, Status) {
+    match (op, value) {
+        (Op::Create(seed), None) | (Op::Overwrite(seed), _) => (Some(seed), Status::Done),
+        (Op::Create(_), Some(_)) | (Op::Delete, None) => (value, Status::Refused),
+        (Op::Delete, Some(seed)) => (None, Status::Taken(seed)),
+        (Op::Load, _) => (value, Status::Found(value)),
+    }
+}
+
+impl fmt::Display for History {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, event) in self.events.iter().enumerate() {
+            if place > 0 {
+                f.write_str(", ")?;
+            }
+            match event {
+                Event::Begin(index) => write!(f, "{:?} begins", self.ops[*index])?,
+                Event::End(index, outcome) => write!(f, "{:?}: {outcome:?}", self.ops[*index])?,
+                Event::Seen(value) => write!(f, "seen {value:?}")?,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,312 @@
+//! The protocol broken on purpose: steps in another order, conditions left out, answers believed.
+
+use std::collections::HashMap;
+use std::io;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use object_store::aws::{AmazonS3, AmazonS3Builder};
+use object_store::{
+    ClientOptions, Error as Refused, ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig,
+};
+use penstock_io::file::{Direct, File};
+use penstock_io::file_system::{Change, Entry, FileSystem, Files, Found};
+use penstock_io::{Error, Result};
+use penstock_object_server::{Bucket, SECRET};
+use tokio::runtime::Runtime;
+
+use crate::world::SERVER;
+
+/// One way to break the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mutation {
+    /// A manifest is put whatever is there.
+    PutsWithoutCondition,
+    /// The manifest is there before the data is.
+    PutsManifestFirst,
+    /// A manifest that the store refuses is another one's: nobody looks whose it is.
+    BelievesRefusals,
+    /// A manifest that is not there after a lost answer is not put, and the save has failed.
+    TakesAbsentForLost,
+    /// What is undecided has failed.
+    TakesUndecidedForFailed,
+    /// A deletion removes the data, and then takes the manifest.
+    DeletesDataFirst,
+    /// What is replaced goes before its replacement is there.
+    RemovesReplacedFirst,
+}
+
+/// What has to be caught, by the scenario that catches it.
+pub(crate) const MUTANTS: &[(&str, Mutation)] = &[
+    ("two savers", Mutation::PutsWithoutCondition),
+    ("save", Mutation::PutsManifestFirst),
+    ("save", Mutation::BelievesRefusals),
+    ("save", Mutation::TakesAbsentForLost),
+    ("save", Mutation::TakesUndecidedForFailed),
+    ("delete", Mutation::DeletesDataFirst),
+    ("overwrite", Mutation::RemovesReplacedFirst),
+];
+
+const MANIFEST: &str = "manifest.json";
+
+/// An attempt's id is so long.
+const ATTEMPT_DIGITS: usize = 32;
+
+/// Breaks a store's file system.
+#[derive(Debug)]
+pub(crate) struct Mutated {
+    inner: Arc<dyn FileSystem>,
+    mutation: Mutation,
+    line: Line,
+    /// Texts that have no name yet.
+    texts: Mutex<HashMap<PathBuf, Vec<u8>>>,
+    /// Parts that get their names after the manifest.
+    held: Mutex<Vec<(PathBuf, PathBuf)>>,
+    /// A manifest that was refused: what is there is taken for another one's.
+    refused: Mutex<Option<PathBuf>>,
+}
+
+/// Requests without what makes them safe.
+struct Line {
+    store: AmazonS3,
+    once: AmazonS3,
+    runtime: Runtime,
+}
+
+impl std::fmt::Debug for Line {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.store)
+    }
+}
+
+impl Line {
+    fn new(bucket: &Bucket, client: &str) -> Line {
+        let builder = AmazonS3Builder::new()
+            .with_endpoint(SERVER.endpoint())
+            .with_bucket_name(bucket.name())
+            .with_access_key_id(client)
+            .with_secret_access_key(SECRET)
+            .with_client_options(ClientOptions::new().with_allow_http(true));
+        let never = RetryConfig {
+            max_retries: 0,
+            ..RetryConfig::default()
+        };
+        Line {
+            store: builder.clone().build().unwrap(),
+            once: builder.with_retry(never).build().unwrap(),
+            runtime: Runtime::new().unwrap(),
+        }
+    }
+
+    fn create(&self, store: &AmazonS3, path: &Path, text: &[u8]) -> object_store::Result<()> {
+        let options = PutOptions::from(PutMode::Create);
+        let key = key(path);
+        let put = store.put_opts(&key, Bytes::copy_from_slice(text).into(), options);
+        self.runtime.block_on(put).map(drop)
+    }
+
+    fn is_there(&self, path: &Path) -> bool {
+        self.runtime.block_on(self.store.head(&key(path))).is_ok()
+    }
+}
+
+fn key(path: &Path) -> object_store::path::Path {
+    let url = path.to_string_lossy();
+    let (_, key) = url.trim_start_matches("s3://").split_once('/').unwrap();
+    key.into()
+}
+
+fn name(path: &Path) -> &str {
+    path.file_name().unwrap_or_default().to_str().unwrap()
+}
+
+fn is_data(name: &str) -> bool {
+    name.starts_with("shard-") || name.starts_with("part-")
+}
+
+fn failed(path: &Path, kind: io::ErrorKind) -> Error {
+    Error::Storage {
+        operation: "link to",
+        path: path.to_owned(),
+        source: kind.into(),
+    }
+}
+
+impl Mutated {
+    pub(crate) fn new(
+        inner: &Arc<dyn FileSystem>,
+        mutation: Mutation,
+        bucket: &Bucket,
+        client: &str,
+    ) -> Mutated {
+        Mutated {
+            inner: Arc::clone(inner),
+            mutation,
+            texts: Mutex::default(),
+            line: Line::new(bucket, client),
+            held: Mutex::default(),
+            refused: Mutex::default(),
+        }
+    }
+
+    /// Gives a manifest its name where nothing is.
+    fn publish(&self, from: &Path, to: &Path) -> Result<()> {
+        let link = || self.inner.change(Change::Link { from, to });
+        let text = self
+            .texts
+            .lock()
+            .unwrap()
+            .get(from)
+            .cloned()
+            .unwrap_or_default();
+        match self.mutation {
+            Mutation::PutsWithoutCondition => self.inner.change(Change::Rename { from, to }),
+            Mutation::PutsManifestFirst => {
+                link()?;
+                let held = std::mem::take(&mut *self.held.lock().unwrap());
+                held.iter()
+                    .try_for_each(|(from, to)| self.inner.change(Change::Rename { from, to }))
+            }
+            Mutation::BelievesRefusals => match self.line.create(&self.line.store, to, &text) {
+                Ok(()) => Ok(()),
+                Err(Refused::AlreadyExists { .. }) => {
+                    *self.refused.lock().unwrap() = Some(to.to_owned());
+                    Err(failed(to, io::ErrorKind::AlreadyExists))
+                }
+                Err(_) => Err(failed(to, io::ErrorKind::Other)),
+            },
+            Mutation::TakesAbsentForLost => match self.line.create(&self.line.once, to, &text) {
+                Ok(()) => Ok(()),
+                Err(Refused::AlreadyExists { .. }) => Err(failed(to, io::ErrorKind::AlreadyExists)),
+                Err(_) if self.line.is_there(to) => Ok(()),
+                Err(_) => Err(failed(to, io::ErrorKind::InvalidInput)),
+            },
+            Mutation::TakesUndecidedForFailed => link().map_err(|error| match error.kind() {
+                Some(io::ErrorKind::Other) => failed(to, io::ErrorKind::InvalidInput),
+                _ => error,
+            }),
+            Mutation::DeletesDataFirst | Mutation::RemovesReplacedFirst => link(),
+        }
+    }
+
+    /// Removes data of a checkpoint's directory.
+    fn remove_data(&self, directory: &Path, is_it: impl Fn(&str) -> bool) -> Result<()> {
+        let listed = self.inner.files().list(directory).unwrap_or_default();
+        let names = listed.iter().map(|entry| entry.name.to_str().unwrap());
+        let mut removed = names.filter(|name| is_data(name) && is_it(name));
+        removed.try_for_each(|name| self.inner.change(Change::RemoveFile(&directory.join(name))))
+    }
+}
+
+impl FileSystem for Mutated {
+    fn files(&self) -> &dyn Files {
+        self
+    }
+
+    fn create(&self, path: &Path, direct: Direct) -> Result<File> {
+        self.inner.create(path, direct)
+    }
+
+    fn create_temporary(&self, path: &Path) -> Result<File> {
+        self.inner.create_temporary(path)
+    }
+
+    fn change(&self, change: Change<'_>) -> Result<()> {
+        match change {
+            Change::Write(file, text) => {
+                let path = file.path().to_owned();
+                self.texts.lock().unwrap().insert(path, text.to_owned());
+            }
+            Change::Link { from, to } if name(to) == MANIFEST => return self.publish(from, to),
+            Change::Rename { from, to }
+                if is_data(name(to)) && self.mutation == Mutation::PutsManifestFirst =>
+            {
+                let held = (from.to_owned(), to.to_owned());
+                self.held.lock().unwrap().push(held);
+                return Ok(());
+            }
+            Change::Rename { from, .. }
+                if name(from) == MANIFEST && self.mutation == Mutation::DeletesDataFirst =>
+            {
+                self.remove_data(from.parent().unwrap(), |_| true)?;
+            }
+            Change::Rename { from, to } | Change::Replace { from, to, .. }
+                if name(to) == MANIFEST && self.mutation == Mutation::RemovesReplacedFirst =>
+            {
+                let attempt = name(from)
+                    .split('.')
+                    .find(|part| part.len() == ATTEMPT_DIGITS);
+                let attempt = attempt.expect("a temporary name says whose it is");
+                self.remove_data(to.parent().unwrap(), |name| !name.contains(attempt))?;
+            }
+            _ => {}
+        }
+        self.inner.change(change)
+    }
+
+    fn locks(&self, directory: BorrowedFd<'_>) -> bool {
+        self.inner.locks(directory)
+    }
+}
+
+impl Files for Mutated {
+    fn look(&self, path: &Path) -> io::Result<Found> {
+        self.inner.files().look(path)
+    }
+
+    fn follow(&self, path: &Path) -> io::Result<Found> {
+        // What is held back looks as if it were there.
+        let held = self.held.lock().unwrap();
+        let held = held.iter().find(|(_, to)| to == path).map(|(from, _)| from);
+        self.inner
+            .files()
+            .follow(held.map_or(path, PathBuf::as_path))
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
+        self.inner.files().list(path)
+    }
+
+    fn resolve(&self, path: &Path) -> io::Result<PathBuf> {
+        self.inner.files().resolve(path)
+    }
+
+    fn open(&self, path: &Path, direct: Direct) -> Result<File> {
+        self.inner.files().open(path, direct)
+    }
+
+    fn read_range(&self, path: &Path, range: Range<u64>) -> io::Result<Vec<u8>> {
+        let refused = self
+            .refused
+            .lock()
+            .unwrap()
+            .take_if(|refused| refused == path);
+        match refused {
+            Some(_) => Ok(b"another one's".to_vec()),
+            None => self.inner.files().read_range(path, range),
+        }
+    }
+
+    fn check_readable(&self, path: &Path) -> Result<()> {
+        self.inner.files().check_readable(path)
+    }
+
+    fn may_write(&self, directory: &Path) -> bool {
+        self.inner.files().may_write(directory)
+    }
+
+    fn free_bytes(&self, path: &Path) -> Option<u64> {
+        self.inner.files().free_bytes(path)
+    }
+
+    fn has_directories(&self) -> bool {
+        self.inner.files().has_directories()
+    }
+
+    fn open_directory(&self, path: &Path) -> io::Result<std::fs::File> {
+        self.inner.files().open_directory(path)
+    }
+}

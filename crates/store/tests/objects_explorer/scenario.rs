@@ -1,0 +1,212 @@
+//! What is done in a bucket, and with which faults.
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread;
+
+use penstock_object_server::{Entry, Fault, OBSERVER};
+use penstock_store::Result;
+
+use crate::mutate::Mutation;
+use crate::world::{Client, World};
+
+type Work = fn(&Client) -> Result<()>;
+
+/// What somebody has done before, and what some do side by side.
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
+    /// Whether what it does others do as well.
+    pub(crate) is_long: bool,
+    pub(crate) set_up: Work,
+    pub(crate) clients: &'static [(&'static str, Work)],
+}
+
+pub(crate) const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "save",
+        is_long: false,
+        set_up: |_| Ok(()),
+        clients: &[("a", |a| a.save(1, 1))],
+    },
+    Scenario {
+        name: "save again",
+        is_long: true,
+        set_up: |_| Ok(()),
+        clients: &[("a", |a| {
+            // Whoever was not told that it is there saves it again.
+            let _ = a.save(1, 1);
+            a.save(1, 2)
+        })],
+    },
+    Scenario {
+        name: "overwrite",
+        is_long: false,
+        set_up: |a| a.save(1, 1),
+        clients: &[("a", |a| a.overwrite(1, 2))],
+    },
+    Scenario {
+        name: "delete",
+        is_long: false,
+        set_up: |a| a.save(1, 1),
+        clients: &[("a", |a| a.delete(1))],
+    },
+    Scenario {
+        name: "save and retain",
+        is_long: true,
+        set_up: |a| a.save(1, 1),
+        clients: &[("a", |a| {
+            a.save(2, 2)?;
+            a.retain(1, 2)
+        })],
+    },
+    Scenario {
+        name: "load",
+        is_long: false,
+        set_up: |a| a.save(1, 1),
+        clients: &[("a", |a| a.load(1))],
+    },
+    Scenario {
+        name: "two savers",
+        is_long: false,
+        set_up: |_| Ok(()),
+        clients: &[("a", |a| a.save(1, 1)), ("b", |b| b.save(1, 2))],
+    },
+    Scenario {
+        name: "a saver and one that overwrites",
+        is_long: false,
+        set_up: |_| Ok(()),
+        clients: &[("a", |a| a.save(1, 1)), ("b", |b| b.overwrite(1, 2))],
+    },
+    Scenario {
+        name: "two that overwrite",
+        is_long: false,
+        set_up: |a| a.save(1, 1),
+        clients: &[("a", |a| a.overwrite(1, 2)), ("b", |b| b.overwrite(1, 3))],
+    },
+    Scenario {
+        name: "a saver and a deleter",
+        is_long: false,
+        set_up: |a| a.save(1, 1),
+        clients: &[("a", |a| a.overwrite(1, 2)), ("b", |b| b.delete(1))],
+    },
+    Scenario {
+        name: "two deleters and a saver",
+        is_long: false,
+        set_up: |a| a.save(1, 1),
+        clients: &[
+            ("a", |a| a.delete(1)),
+            ("b", |b| b.delete(1)),
+            ("c", |c| c.save(1, 2)),
+        ],
+    },
+    Scenario {
+        name: "a saver and a reader",
+        is_long: false,
+        set_up: |a| a.save(1, 1),
+        clients: &[
+            ("a", |a| a.overwrite(1, 2)),
+            ("b", |b| {
+                b.load(1)?;
+                b.load(1)
+            }),
+        ],
+    },
+];
+
+/// What is to go wrong with whose request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Planned {
+    pub(crate) client: &'static str,
+    pub(crate) nth: usize,
+    pub(crate) fault: Fault,
+}
+
+impl fmt::Display for Planned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:?} at {}'s request {}",
+            self.fault, self.client, self.nth
+        )
+    }
+}
+
+/// A run that is to be made.
+pub(crate) struct Job {
+    pub(crate) scenario: &'static Scenario,
+    pub(crate) seed: u64,
+    pub(crate) faults: Vec<Planned>,
+    pub(crate) mutation: Option<Mutation>,
+}
+
+impl fmt::Display for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.scenario.name)?;
+        if let Some(mutation) = self.mutation {
+            write!(f, ", {mutation:?}")?;
+        }
+        if self.scenario.clients.len() > 1 {
+            write!(f, ", order {}", self.seed)?;
+        }
+        let some = self.faults.iter().take(FAULTS_SHOWN);
+        some.clone()
+            .try_for_each(|planned| write!(f, ", {planned}"))?;
+        match self.faults.len() > FAULTS_SHOWN {
+            true => write!(f, ", …"),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Of a line that is cut for long, the first ones say it.
+const FAULTS_SHOWN: usize = 4;
+
+/// What came of a scenario.
+pub(crate) struct Ran {
+    pub(crate) journal: Vec<Entry>,
+    pub(crate) violations: Vec<String>,
+    /// Errors that clients were told, but for refusals.
+    pub(crate) errors: Vec<String>,
+}
+
+/// Runs a scenario, in an order that is drawn from a seed where several are at work.
+pub(crate) fn run(job: &Job) -> Ran {
+    let (scenario, seed) = (job.scenario, job.seed);
+    let world = World::new();
+    let first = world.client(OBSERVER, None);
+    (scenario.set_up)(&first).expect("nothing goes wrong in the set-up");
+    for planned in &job.faults {
+        world
+            .bucket
+            .plan(planned.client, planned.nth, planned.fault);
+    }
+    let names: Vec<&str> = scenario.clients.iter().map(|(name, _)| *name).collect();
+    if names.len() > 1 {
+        world.bucket.interleave(&names, seed);
+    }
+    let work = |name: &'static str, work: Work, world: &Arc<World>| {
+        let client = world.client(name, job.mutation);
+        let result = work(&client);
+        world.bucket.ended(name);
+        result
+            .err()
+            .map(|error| format!("{name}: {}", error.full_message()))
+    };
+    let errors = thread::scope(|scope| {
+        let clients: Vec<_> = scenario
+            .clients
+            .iter()
+            .map(|&(name, what)| {
+                let world = &world;
+                scope.spawn(move || work(name, what, world))
+            })
+            .collect();
+        let ended = clients.into_iter().map(|client| client.join().unwrap());
+        ended.flatten().collect()
+    });
+    Ran {
+        violations: world.end(),
+        journal: world.bucket.journal(),
+        errors,
+    }
+}

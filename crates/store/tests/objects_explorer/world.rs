@@ -1,0 +1,351 @@
+//! A bucket, those who are at work in it, and one who looks on.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Duration;
+
+use penstock_io::file_system::FileSystem;
+use penstock_object::{Address, Credentials, Keys, Objects, Remote};
+use penstock_object_server::{Bucket, OBSERVER, SECRET, Server};
+use penstock_store::load::checkpoint::Checkpoint;
+use penstock_store::options::Options;
+use penstock_store::save::{Publication, save};
+use penstock_store::steps::store::{StepState, Store};
+use penstock_store::{Error, Progress, Result};
+
+use crate::common::{Sample, publication};
+use crate::history::{History, Op, Outcome};
+use crate::mutate::{Mutated, Mutation};
+
+pub(crate) static SERVER: LazyLock<Server> = LazyLock::new(|| Server::start().unwrap());
+
+/// Buckets that nobody uses, those that were used last behind the others: what a run has left in the background
+/// comes to none of the next ones.
+static PLACES: Mutex<VecDeque<Place>> = Mutex::new(VecDeque::new());
+
+const PLACES_IDLE: usize = 8;
+
+static PLACES_MADE: AtomicUsize = AtomicUsize::new(0);
+
+/// A bucket's name and those who may be at work in it: to make them anew takes longer than a run.
+struct Place {
+    name: String,
+    clients: HashMap<&'static str, (Store, Options)>,
+}
+
+impl Place {
+    fn take() -> Place {
+        let mut idle = PLACES.lock().unwrap();
+        let oldest = match idle.len() > PLACES_IDLE {
+            true => idle.pop_front(),
+            false => None,
+        };
+        oldest.unwrap_or_else(|| Place {
+            name: format!("run-{}", PLACES_MADE.fetch_add(1, Ordering::Relaxed)),
+            clients: HashMap::new(),
+        })
+    }
+
+    fn client(&mut self, name: &'static str) -> (Store, Options) {
+        let made = || open(&self.name, name);
+        self.clients.entry(name).or_insert_with(made).clone()
+    }
+}
+
+/// For how long a request is repeated.
+const PATIENCE: Duration = Duration::from_millis(40);
+
+/// What a state is made of: one request, whatever the options.
+const SIZES: &[usize] = &[600];
+
+/// States that scenarios save.
+const SEEDS: std::ops::Range<u64> = 1..6;
+
+static SAMPLES: LazyLock<HashMap<u64, Sample>> = LazyLock::new(|| {
+    SEEDS
+        .map(|seed| (seed, Sample::seeded_rank(seed, SIZES)))
+        .collect()
+});
+
+/// A bucket, and what happened in it.
+pub(crate) struct World {
+    pub(crate) bucket: Arc<Bucket>,
+    histories: Mutex<BTreeMap<u64, History>>,
+    violations: Mutex<Vec<String>>,
+    /// The changes of the bucket that were seen last.
+    seen: Mutex<u64>,
+    place: Mutex<Place>,
+    observer: Store,
+    reading: Options,
+}
+
+impl World {
+    pub(crate) fn new() -> Arc<World> {
+        let mut place = Place::take();
+        let bucket = SERVER.make_bucket(&place.name);
+        let (observer, reading) = place.client(OBSERVER);
+        let world = Arc::new(World {
+            bucket,
+            histories: Mutex::default(),
+            violations: Mutex::default(),
+            seen: Mutex::new(0),
+            place: Mutex::new(place),
+            observer,
+            reading,
+        });
+        let inside = Arc::downgrade(&world);
+        world.bucket.between(move || {
+            if let Some(world) = inside.upgrade() {
+                world.look();
+            }
+        });
+        world
+    }
+
+    pub(crate) fn client(
+        self: &Arc<World>,
+        name: &'static str,
+        mutation: Option<Mutation>,
+    ) -> Client {
+        let (mut store, mut options) = self.place.lock().unwrap().client(name);
+        if let Some(mutation) = mutation {
+            let mutated = Mutated::new(&options.file_system, mutation, &self.bucket, name);
+            let mutated: Arc<dyn FileSystem> = Arc::new(mutated);
+            store = store.with_file_system(Arc::clone(&mutated));
+            options.file_system = mutated;
+        }
+        Client {
+            world: Arc::clone(self),
+            name,
+            store,
+            options,
+        }
+    }
+
+    fn history<T>(&self, step: u64, change: impl FnOnce(&mut History) -> T) -> T {
+        let mut histories = self.histories.lock().unwrap();
+        change(histories.entry(step).or_default())
+    }
+
+    pub(crate) fn violate(&self, what: String) {
+        self.violations.lock().unwrap().push(what);
+    }
+
+    /// Looks at every step that somebody has asked for, unless nothing has changed.
+    pub(crate) fn look(&self) {
+        let changes = self.bucket.changes();
+        let last = std::mem::replace(&mut *self.seen.lock().unwrap(), changes);
+        if last == changes {
+            return;
+        }
+        let steps: Vec<u64> = self.histories.lock().unwrap().keys().copied().collect();
+        for step in steps {
+            match self.value(step) {
+                Ok(value) => self.history(step, |history| history.saw(value)),
+                Err(why) => self.violate(format!("step {step}: {why}")),
+            }
+        }
+    }
+
+    /// Which state a step holds, read back bit for bit.
+    fn value(&self, step: u64) -> std::result::Result<Option<u64>, String> {
+        match self.observer.state(step) {
+            Ok(StepState::Complete(checkpoint)) => identify(&checkpoint, &self.reading).map(Some),
+            Ok(StepState::Incomplete) | Err(Error::NotFound { .. }) => Ok(None),
+            Ok(
+                StepState::Damaged(error) | StepState::Newer(error) | StepState::Unreadable(error),
+            )
+            | Err(error) => Err(error.full_message()),
+        }
+    }
+
+    /// Everything comes that is on its way, and all are told what was wrong.
+    pub(crate) fn end(&self) -> Vec<String> {
+        self.look();
+        SERVER.settle(&self.bucket);
+        self.look();
+        let clients = std::mem::take(&mut self.place.lock().unwrap().clients);
+        let name = self.bucket.name().to_owned();
+        PLACES.lock().unwrap().push_back(Place { name, clients });
+        let mut violations = std::mem::take(&mut *self.violations.lock().unwrap());
+        for (step, history) in self.histories.lock().unwrap().iter() {
+            let why = history.check().err();
+            violations.extend(why.map(|why| format!("step {step}: {why}")));
+        }
+        violations
+    }
+}
+
+/// A store in a bucket, as somebody has it.
+fn open(bucket: &str, name: &str) -> (Store, Options) {
+    let root = PathBuf::from(format!("s3://{bucket}/store"));
+    let address = Address::of(&root).unwrap().unwrap();
+    let keys = Keys {
+        id: name.to_owned(),
+        secret: SECRET.to_owned(),
+        token: None,
+        expires: None,
+    };
+    let remote = Remote {
+        endpoint: Some(SERVER.endpoint()),
+        region: Some("us-east-1".into()),
+        credentials: Some(Credentials::Given(keys)),
+        patience: Some(PATIENCE),
+        ..Remote::default()
+    };
+    let objects = Arc::new(Objects::open(address, &remote).unwrap());
+    let options = Options {
+        io_threads: Some(1),
+        queue_depth: Some(1),
+        ..Options::default()
+    };
+    let options = options.on(&objects);
+    let store = Store::new(root).with_file_system(Arc::clone(&options.file_system));
+    (store, options)
+}
+
+fn identify(checkpoint: &Checkpoint, options: &Options) -> std::result::Result<u64, String> {
+    let loaded = checkpoint.load(None, HashMap::new(), options, &Progress::default());
+    let loaded = loaded.map_err(|error| error.full_message())?;
+    let names = || checkpoint.part().tensors.iter().map(|tensor| &tensor.name);
+    let is = |sample: &Sample| {
+        sample.is(&loaded) && names().eq(sample.specs.iter().map(|spec| &spec.name))
+    };
+    let found = SAMPLES.iter().find(|(_, sample)| is(sample));
+    found
+        .map(|(seed, _)| *seed)
+        .ok_or_else(|| "it is a state that nobody saved".to_owned())
+}
+
+/// One who is at work.
+pub(crate) struct Client {
+    pub(crate) world: Arc<World>,
+    pub(crate) name: &'static str,
+    store: Store,
+    options: Options,
+}
+
+impl Client {
+    fn is_dead(&self) -> bool {
+        self.world.bucket.is_dead(self.name)
+    }
+
+    /// Does something, and notes what came of it.
+    fn note<T>(
+        &self,
+        step: u64,
+        op: Op,
+        work: impl FnOnce() -> Result<T>,
+        outcome: impl FnOnce(&Result<T>) -> Outcome,
+    ) -> Result<T> {
+        let index = self.world.history(step, |history| history.begin(op));
+        let result = work();
+        let outcome = match outcome(&result) {
+            // The dead tell nothing.
+            Outcome::Refused | Outcome::Failed if self.is_dead() => Outcome::Open,
+            outcome => outcome,
+        };
+        self.world
+            .history(step, |history| history.end(index, outcome));
+        result
+    }
+
+    fn publish(&self, step: u64, seed: u64, overwrite: bool) -> Result<()> {
+        let publication = Publication {
+            step: Some(step),
+            overwrite,
+            ..publication(&self.store.step_path(step))
+        };
+        let state = SAMPLES[&seed].state();
+        let op = match overwrite {
+            true => Op::Overwrite(seed),
+            false => Op::Create(seed),
+        };
+        let work = || save(state, &publication, &self.options, &Progress::default());
+        self.note(step, op, work, |result| match result {
+            Ok(_) => Outcome::Done,
+            Err(Error::Exists { .. }) => Outcome::Refused,
+            Err(Error::CommitUndecided { .. }) => Outcome::Open,
+            Err(_) => Outcome::Failed,
+        })
+        .map(drop)
+        .or_else(unless_refused)
+    }
+
+    pub(crate) fn save(&self, step: u64, seed: u64) -> Result<()> {
+        self.publish(step, seed, false)
+    }
+
+    pub(crate) fn overwrite(&self, step: u64, seed: u64) -> Result<()> {
+        self.publish(step, seed, true)
+    }
+
+    pub(crate) fn delete(&self, step: u64) -> Result<()> {
+        let work = || self.store.delete(step);
+        let deleted = self.note(step, Op::Delete, work, deleted);
+        deleted.map(drop).or_else(unless_refused)
+    }
+
+    /// Retention after a save.
+    pub(crate) fn retain(&self, keep_last: u64, saved: u64) -> Result<()> {
+        let plan = self
+            .store
+            .plan_retention(Some(keep_last), None, Some(saved))?;
+        for verdict in plan {
+            let Some(doomed) = verdict.doomed else {
+                continue;
+            };
+            let doomed = [(verdict.step, doomed.id)];
+            self.note(
+                verdict.step,
+                Op::Delete,
+                || self.store.retire(&doomed),
+                |result| match result {
+                    Ok(gone) if gone.is_empty() => Outcome::Open,
+                    result => deleted(result),
+                },
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Loads what a step holds, if it is there.
+    pub(crate) fn load(&self, step: u64) -> Result<()> {
+        let work = || {
+            let path = self.store.step_path(step);
+            let checkpoint = Checkpoint::open_on(&path, &self.options.file_system)?;
+            Ok(identify(&checkpoint, &self.options))
+        };
+        let result = self.note(step, Op::Load, work, |result| match result {
+            Ok(Ok(seed)) => Outcome::Found(Some(*seed)),
+            Err(Error::NotFound { .. } | Error::Incomplete { .. }) => Outcome::Found(None),
+            _ => Outcome::Open,
+        });
+        // What a deletion takes from under a load is missing, and never another state.
+        if let Ok(Err(why)) = &result
+            && why.contains("nobody saved")
+        {
+            self.world.violate(format!("a load: {why}"));
+        }
+        result.map(drop).or_else(unless_refused)
+    }
+}
+
+/// Who is told what is there, or that nothing is, has no reason to complain.
+fn unless_refused(error: Error) -> Result<()> {
+    match error {
+        Error::Exists { .. } | Error::NotFound { .. } | Error::Incomplete { .. } => Ok(()),
+        error => Err(error),
+    }
+}
+
+/// A deletion that fails goes on when it is asked for again.
+fn deleted<T>(result: &Result<T>) -> Outcome {
+    match result {
+        Ok(_) => Outcome::Done,
+        Err(Error::NotFound { .. }) => Outcome::Refused,
+        Err(_) => Outcome::Open,
+    }
+}
