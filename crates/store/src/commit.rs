@@ -374,25 +374,35 @@ impl Attempt {
         let others = self.others.iter().map(String::as_str);
         let is_data = |name: &&str| *name != name::temporary_manifest(&self.id);
         let expected = own.chain(others).filter(is_data);
-        let flaw = fence::flaw(&self.path, self.files(), &self.id, expected);
-        let error = match flaw {
+        let missing = match fence::flaw(&self.path, self.files(), &self.id, expected) {
             Ok(None) => return Ok(()),
-            Ok(Some(missing)) => swept(missing),
-            Err(error) => error,
+            Ok(Some(missing)) => missing,
+            // It is there, whole or not, and others see it.
+            Err(error) => return Err(self.undecided(error)),
         };
         let changed = match &self.replaced {
             Some(replaced) => self.put_back(manifest, text, replaced),
             None => self.file_system.change(Change::RemoveSeen(manifest, text)),
         };
         match changed {
-            Ok(()) => Err(error),
+            Ok(()) => Err(swept(missing)),
             // Another checkpoint has replaced it, and its files went with it.
             Err(failed) if failed.kind() == Some(io::ErrorKind::AlreadyExists) => Ok(()),
-            Err(failed) if failed.kind() == Some(io::ErrorKind::NotFound) => Err(error),
-            Err(_) => {
-                self.end = End::Undecided;
-                Err(error)
-            }
+            // Or it was taken back, or deleted: by a request of ours, or by somebody else's.
+            Err(failed) => Err(self.undecided(failed.into())),
+        }
+    }
+
+    /// Leaves open what has become of the publication, and the files where they are.
+    fn undecided(&mut self, error: Error) -> Error {
+        self.end = End::Undecided;
+        match error {
+            Error::Storage { source, .. } => Error::CommitUndecided {
+                path: self.path.clone(),
+                attempt: self.id.clone(),
+                source,
+            },
+            error => error,
         }
     }
 
@@ -451,17 +461,13 @@ impl Attempt {
             _ if !is_taken && error.kind().is_some_and(is_definite) => return Err(error),
             _ => {}
         }
-        self.end = End::Undecided;
-        let (path, attempt) = (self.path.clone(), self.id.clone());
-        let is_local = self.is_guarded();
-        Err(match error {
-            Error::Storage { source, .. } if !is_local => Error::CommitUndecided {
-                path,
-                attempt,
-                source,
-            },
-            error => error,
-        })
+        match self.is_guarded() {
+            true => {
+                self.end = End::Undecided;
+                Err(error)
+            }
+            false => Err(self.undecided(error)),
+        }
     }
 
     /// Removes files of other attempts, unless one of them is live, or has replaced this one in
