@@ -4,19 +4,22 @@
 //! back from it: a write is sent from where it lies, a read is copied once, from what the connection
 //! gives out into its final place.
 
+use std::future::Future;
 use std::io;
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use crossbeam_channel::Sender;
 use futures_util::TryStreamExt;
+use futures_util::future::{Either, select};
 use object_store::{GetOptions, GetRange};
 use penstock_io::buffer::IoBuf;
 use penstock_io::engine::{Arrivals, Capabilities, Completion, Engine, Op, OpKind, Rejected, Wake};
 use penstock_io::file::File;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use crate::handle::{Object, Written};
 use crate::kin::Kin;
@@ -33,6 +36,8 @@ pub(crate) struct Requests {
     arrivals: Arrivals,
     done: Sender<Completion>,
     runtime: tokio::runtime::Handle,
+    /// Whether nobody waits for the answers any more.
+    is_dropped: watch::Sender<bool>,
 }
 
 impl Requests {
@@ -44,6 +49,7 @@ impl Requests {
             arrivals,
             done,
             runtime: runtime::handle()?,
+            is_dropped: watch::Sender::new(false),
         })
     }
 }
@@ -52,15 +58,16 @@ impl Engine for Requests {
     fn submit(&mut self, op: Op) -> Result<(), Rejected> {
         let op = self.arrivals.admit(op)?;
         let (kin, part_bytes, done) = (self.kin.clone(), self.part_bytes, self.done.clone());
+        let is_dropped = self.is_dropped.subscribe();
         self.runtime.spawn(async move {
             let Op { token, file, kind } = op;
             let (buf, result) = match kind {
                 OpKind::Read { offset, buf } => {
-                    let (buf, result) = read(&kin, &file, offset, buf).await;
+                    let (buf, result) = read(&kin, &file, offset, buf, is_dropped).await;
                     (Some(buf), result)
                 }
                 OpKind::Write { offset, buf } => {
-                    let (buf, result) = write(&file, offset, buf, part_bytes).await;
+                    let (buf, result) = write(&file, offset, buf, part_bytes, is_dropped).await;
                     (Some(buf), result)
                 }
                 // What is durable says the end of the upload.
@@ -101,10 +108,23 @@ impl Engine for Requests {
 }
 
 impl Drop for Requests {
-    /// Waits for what is in flight, as nobody else may have the buffers before.
+    /// Gives up what is in flight, and waits until it has let go: nobody else may have the buffers before.
     fn drop(&mut self) {
+        self.is_dropped.send_replace(true);
         let all = self.arrivals.in_flight();
         self.arrivals.poll(all, None, &mut Vec::new());
+    }
+}
+
+/// What comes of a request, unless its engine is dropped before.
+async fn unless_dropped<T>(
+    mut is_dropped: watch::Receiver<bool>,
+    request: impl Future<Output = io::Result<T>>,
+) -> io::Result<T> {
+    let dropped = is_dropped.wait_for(|is_dropped| *is_dropped);
+    match select(pin!(request), pin!(dropped)).await {
+        Either::Left((outcome, _)) => outcome,
+        Either::Right(_) => Err(io::ErrorKind::Interrupted.into()),
     }
 }
 
@@ -114,6 +134,7 @@ async fn read(
     file: &Arc<File>,
     offset: u64,
     mut buf: IoBuf,
+    is_dropped: watch::Receiver<bool>,
 ) -> (IoBuf, io::Result<usize>) {
     let Some(object) = file.stands_for::<Object>() else {
         return (buf, Err(foreign()));
@@ -123,7 +144,8 @@ async fn read(
         return (buf, Ok(0));
     }
     let into = &mut buf.as_mut_slice()[..(end - offset) as usize];
-    let read = read_into(kin, object, offset..end, into).await;
+    let read = read_into(kin, object, offset..end, into);
+    let read = unless_dropped(is_dropped, read).await;
     (buf, read)
 }
 
@@ -211,6 +233,7 @@ async fn write(
     offset: u64,
     buf: IoBuf,
     part_bytes: u64,
+    is_dropped: watch::Receiver<bool>,
 ) -> (IoBuf, io::Result<usize>) {
     let len = buf.len();
     let Some(Written(upload)) = file.stands_for() else {
@@ -223,7 +246,7 @@ async fn write(
     }
     let part = (offset / part_bytes) as usize;
     let (payload, back) = Lent::lend(buf);
-    let sent = upload.send(part, offset, payload).await;
+    let sent = unless_dropped(is_dropped, upload.send(part, offset, payload)).await;
     // A connection may let go of the bytes a moment after the answer.
     let buf = back.await.expect("whoever has the bytes gives them back");
     (buf, sent.map(|()| len))
