@@ -103,6 +103,21 @@ impl Upload {
         }
     }
 
+    /// One that is begun at once, and stays when it is dropped.
+    pub(crate) async fn lasting(key: Key, kin: Kin) -> io::Result<Upload> {
+        let begun = kin.signed.begin(&key, kin.has_checksums).await?;
+        let state = State {
+            is_kept: true,
+            ..State::default()
+        };
+        Ok(Upload {
+            key,
+            kin,
+            begun: OnceCell::from(begun),
+            state: Mutex::new(state),
+        })
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("nothing panics with the lock")
     }

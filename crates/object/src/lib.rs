@@ -17,6 +17,7 @@ mod address;
 mod answers;
 pub mod buckets;
 mod conditional;
+mod continued;
 mod credentials;
 mod engine;
 mod handle;
@@ -32,6 +33,7 @@ mod tries;
 mod uploads;
 
 pub use address::{Address, SCHEMES};
+pub use continued::Continued;
 pub use credentials::{AskForKeys, Credentials, Keys};
 pub use objects::Objects;
 pub use probe::{Finding, Verdict, probe};

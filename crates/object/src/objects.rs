@@ -139,10 +139,6 @@ impl Objects {
         upload_of(file).ok()?.0.keep()
     }
 
-    pub(crate) fn key(&self, path: &Path) -> io::Result<Key> {
-        self.address.key(path)
-    }
-
     pub(crate) fn run<T, F>(&self, work: impl FnOnce(Kin) -> F) -> io::Result<T>
     where
         T: Send + 'static,
@@ -161,6 +157,10 @@ impl Objects {
             std::mem::forget(std::mem::replace(&mut *kin, (process, own)));
         }
         Ok(kin.1.clone())
+    }
+
+    pub(crate) fn key(&self, path: &Path) -> io::Result<Key> {
+        self.address.key(path)
     }
 
     fn head(&self, path: &Path) -> io::Result<ObjectMeta> {

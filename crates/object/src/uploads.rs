@@ -169,7 +169,7 @@ impl Signed {
     }
 
     /// Whether there is an object of so many bytes with this checksum, where the store has one of it.
-    async fn is_there(&self, key: &Key, bytes: u64, crc: Option<u64>) -> Result<bool> {
+    pub(crate) async fn is_there(&self, key: &Key, bytes: u64, crc: Option<u64>) -> Result<bool> {
         let ask = Ask::new(Method::HEAD, key).header(CHECKSUM_MODE, ENABLED);
         let answer = match self.ask(&ask).await {
             Ok(answer) => answer,
