@@ -19,6 +19,8 @@ mod progress;
 pub mod care;
 pub mod format;
 pub mod load;
+#[cfg(feature = "objects")]
+pub mod mirror;
 pub mod options;
 pub mod pipeline;
 pub mod plan;

@@ -9,6 +9,8 @@ pub(crate) mod damage;
 pub(crate) mod feed;
 mod placed;
 pub mod read;
+#[cfg(feature = "objects")]
+pub(crate) mod send;
 pub(crate) mod target;
 pub mod write;
 

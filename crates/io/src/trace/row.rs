@@ -25,9 +25,11 @@ pub enum Role {
     Reader,
     /// Moves bytes for many callers.
     Executor,
+    /// Sends copies to a bucket.
+    Mirror,
 }
 
-const ROLES: [Role; 7] = [
+const ROLES: [Role; 8] = [
     Role::Stall,
     Role::Background,
     Role::Caller,
@@ -35,6 +37,7 @@ const ROLES: [Role; 7] = [
     Role::Writer,
     Role::Reader,
     Role::Executor,
+    Role::Mirror,
 ];
 
 /// Rows of a role at most; further threads share the last.
@@ -50,6 +53,7 @@ impl Role {
             Role::Writer => "writer",
             Role::Reader => "reader",
             Role::Executor => "executor",
+            Role::Mirror => "mirror",
         }
     }
 

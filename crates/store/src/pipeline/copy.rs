@@ -6,6 +6,7 @@
 //! nothing of the copy will be used.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -175,7 +176,7 @@ impl Worker<'_> {
         });
         moved.map_err(failed("read", copy.from.path()))?;
         let mut buf = completion.buf.expect("a read returns its buffer");
-        if let Some(range) = mismatch(copy, offset, &buf.as_slice()[..bytes]) {
+        if let Some(range) = mismatch(&copy.chunks, offset, &buf.as_slice()[..bytes]) {
             if stage == READ {
                 // A page cache would give the same bytes again; the device may not.
                 let _ = copy.from.drop_cache();
@@ -204,19 +205,17 @@ impl Worker<'_> {
 }
 
 /// Bytes of a request: of a direct file, whole pages.
-fn length(file: &File, bytes: usize) -> usize {
+pub(super) fn length(file: &File, bytes: usize) -> usize {
     match file.is_direct() {
         true => bytes.next_multiple_of(PAGE_BYTES as usize),
         false => bytes,
     }
 }
 
-/// The first chunk that is not what its digest says.
-fn mismatch(copy: &Copy, offset: u64, bytes: &[u8]) -> Option<std::ops::Range<u64>> {
+/// The first chunk that is not what its digest says, of bytes that begin at an offset.
+pub(super) fn mismatch(chunks: &[Digest], offset: u64, bytes: &[u8]) -> Option<Range<u64>> {
     let first = (offset / CHUNK_BYTES) as usize;
-    let chunks = bytes
-        .chunks(CHUNK_BYTES as usize)
-        .zip(&copy.chunks[first..]);
+    let chunks = bytes.chunks(CHUNK_BYTES as usize).zip(&chunks[first..]);
     let mut starts = (offset..).step_by(CHUNK_BYTES as usize).zip(chunks);
     let (start, (chunk, _)) = starts.find(|(_, (chunk, digest))| Digest::of(chunk) != **digest)?;
     Some(start..start + chunk.len() as u64)

@@ -1,0 +1,266 @@
+//! A copy of a complete checkpoint in a bucket: the same names, the same bytes.
+//!
+//! Every byte is compared with its digest before it is sent, so a checkpoint that was damaged here is
+//! never mirrored. The manifest goes last, by a create, and is read back: as with a save, the copy is
+//! complete just when it is there. What the store has already, of this call or of an earlier one that was
+//! killed, is not sent again, in whole files or in parts of one. Names hold the attempt, so what is there
+//! by a name can only be the same bytes.
+//!
+//! Nothing is ever deleted at the mirror, and nothing replaced.
+
+mod file;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use penstock_io::file_system::{Change, FileSystem, Files};
+use penstock_io::trace;
+use penstock_object::Objects;
+
+use crate::commit::files::link_new;
+use crate::error::{Error, Result};
+use crate::format::digest::Digest;
+use crate::format::manifest::Manifest;
+use crate::format::name::{self, MANIFEST};
+use crate::lease::Lease;
+use crate::load::checkpoint::Checkpoint;
+use crate::options::{Options, Settings};
+use crate::progress::Progress;
+use crate::tier;
+
+/// How a checkpoint is to be mirrored.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Mirroring {
+    /// Bytes to send in a second at most; as fast as it goes where absent.
+    pub bytes_per_second: Option<u64>,
+    /// Requests at a time; as many as the bucket is reached with where absent.
+    pub connections: Option<usize>,
+}
+
+/// What a mirroring did.
+#[derive(Clone, Debug)]
+pub struct MirrorReport {
+    /// Identity of the checkpoint.
+    pub id: String,
+    /// Bytes of all files of the copy.
+    pub bytes: u64,
+    /// Those that were sent now; the others were there.
+    pub sent_bytes: u64,
+    /// Files of the copy.
+    pub files: usize,
+    /// Time it took.
+    pub seconds: f64,
+}
+
+/// Copies the complete checkpoint at `from` to `to` in a bucket, as far as it is not there.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a checkpoint that is damaged here, of which no further byte is sent.
+/// [`Error::Exists`] where `to` holds another checkpoint. [`Error::NotFound`], [`Error::Incomplete`],
+/// [`Error::Partial`], [`Error::Interrupted`], and those of the system and the store: called again, it goes
+/// on where it stopped.
+pub fn mirror(
+    from: &Path,
+    to: &Path,
+    mirroring: &Mirroring,
+    options: &Options,
+    progress: &Progress,
+) -> Result<MirrorReport> {
+    let begun = Instant::now();
+    let _span = trace::span("mirror");
+    if let Some(bytes_per_second) = mirroring.bytes_per_second {
+        progress.limit(bytes_per_second);
+    }
+    let objects = tier::objects(to)?.ok_or_else(|| {
+        let detail = "it is not the URL of a bucket, such as s3://BUCKET/DIRECTORY";
+        let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, detail);
+        Error::storage("mirror to", to)(source)
+    })?;
+    let source = options.clone().at(from)?;
+    let checkpoint = Checkpoint::open_on(from, &source.file_system)?;
+    if checkpoint.manifest().partial.is_some() {
+        let path = from.to_owned();
+        return Err(Error::Partial { path });
+    }
+    let (bytes, files) = size(&checkpoint);
+    progress.expect(bytes);
+    let mut copy = Copy {
+        from,
+        to,
+        text: manifest_text(&checkpoint, source.file_system.files())?,
+        reads: Settings {
+            // One read at a time: of a part, which storage divides among its queues.
+            queue_depth: 1,
+            ..source.choose(from, bytes)
+        },
+        sends: mirroring.sends(options, &objects, to, bytes),
+        checkpoint: &checkpoint,
+        source: source.file_system.as_ref(),
+        objects: &objects,
+        progress,
+        sent_bytes: 0,
+    };
+    copy.run()?;
+    let sent_bytes = copy.sent_bytes;
+    Ok(MirrorReport {
+        id: checkpoint.manifest().id.clone(),
+        bytes,
+        sent_bytes,
+        files,
+        seconds: begun.elapsed().as_secs_f64(),
+    })
+}
+
+impl Mirroring {
+    fn sends(&self, options: &Options, objects: &Arc<Objects>, to: &Path, bytes: u64) -> Settings {
+        let connections = self.connections.unwrap_or(objects.connections());
+        let options = Options {
+            io_threads: Some(1),
+            queue_depth: Some(connections),
+            ..options.clone()
+        };
+        options.on(objects).choose(to, bytes)
+    }
+}
+
+/// Bytes and number of the files of a copy.
+fn size(checkpoint: &Checkpoint) -> (u64, usize) {
+    let files = checkpoint.files();
+    let beside = &checkpoint.manifest().beside;
+    let own_names: u64 = beside.iter().map(|entry| entry.bytes).sum();
+    let bytes = files.iter().map(|(_, bytes)| bytes).sum::<u64>() + own_names;
+    (bytes, files.len() + beside.len())
+}
+
+/// The text of a manifest as it lies there: what a newer version put into it is mirrored too.
+fn manifest_text(checkpoint: &Checkpoint, files: &dyn Files) -> Result<Vec<u8>> {
+    let (path, file) = (checkpoint.path(), checkpoint.path().join(MANIFEST));
+    let text = files.read(&file).map_err(Error::storage("read", &file))?;
+    match Manifest::parse(&text, path)?.id == checkpoint.manifest().id {
+        true => Ok(text),
+        false => Err(Error::Replaced {
+            path: path.to_owned(),
+        }),
+    }
+}
+
+/// One copy that is made.
+struct Copy<'a> {
+    from: &'a Path,
+    to: &'a Path,
+    /// The manifest's.
+    text: Vec<u8>,
+    reads: Settings,
+    sends: Settings,
+    checkpoint: &'a Checkpoint,
+    /// Where that lies.
+    source: &'a dyn FileSystem,
+    objects: &'a Arc<Objects>,
+    progress: &'a Progress,
+    sent_bytes: u64,
+}
+
+impl Copy<'_> {
+    fn run(&mut self) -> Result<()> {
+        if self.is_there()? {
+            self.progress.advance(size(self.checkpoint).0);
+            return Ok(());
+        }
+        let target: &dyn FileSystem = self.objects.as_ref();
+        let _lease = Lease::share(self.to, target, self.progress)?;
+        let part = self.checkpoint.part();
+        for file in 0..part.files.len() {
+            self.send_shard(file)?;
+        }
+        let manifest = self.checkpoint.manifest();
+        for entry in &manifest.parts {
+            self.send_small(&entry.file, &entry.file, entry.bytes, entry.digest)?;
+        }
+        for entry in &manifest.beside {
+            for name in [&entry.file, &entry.name] {
+                self.send_small(&entry.file, name, entry.bytes, entry.digest)?;
+            }
+        }
+        self.check_sent()?;
+        self.publish()
+    }
+
+    /// Whether the copy is complete.
+    fn is_there(&self) -> Result<bool> {
+        let manifest = self.to.join(MANIFEST);
+        match self.objects.read(&manifest) {
+            Ok(found) if found == self.text => Ok(true),
+            Ok(_) => Err(self.exists()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            Err(source) => Err(Error::storage("read", manifest)(source)),
+        }
+    }
+
+    fn exists(&self) -> Error {
+        Error::Exists {
+            path: self.to.to_owned(),
+        }
+    }
+
+    /// A sweep there may have taken what was sent long ago for a dead save's: what is incomplete is not
+    /// published.
+    fn check_sent(&self) -> Result<()> {
+        let listed = self.objects.list(self.to);
+        let listed = listed.map_err(Error::storage("list", self.to))?;
+        let mut found: HashMap<String, u64> = HashMap::new();
+        for entry in listed {
+            if let (Ok(name), Some(bytes)) = (entry.name.into_string(), entry.bytes) {
+                found.insert(name, bytes);
+            }
+        }
+        let is_missing = |(name, bytes): &(&str, u64)| {
+            *name != MANIFEST && found.get(*name).is_none_or(|found| found != bytes)
+        };
+        match self.checkpoint.files().into_iter().find(is_missing) {
+            None => Ok(()),
+            Some((name, _)) => {
+                let source = std::io::Error::from(std::io::ErrorKind::NotFound);
+                Err(Error::storage("publish", self.to.join(name))(source))
+            }
+        }
+    }
+
+    /// Makes the copy complete, and reads back that it is.
+    fn publish(&mut self) -> Result<()> {
+        let _span = trace::span("publish");
+        let target: &dyn FileSystem = self.objects.as_ref();
+        let id = &self.checkpoint.manifest().id;
+        let temporary = self.to.join(name::temporary_manifest(id));
+        let file = target.create_temporary(&temporary)?;
+        target.change(Change::Write(&file, &self.text))?;
+        target.change(Change::SyncData(&file))?;
+        let published = link_new(target, &temporary, &self.to.join(MANIFEST));
+        target.change(Change::RemoveFile(&temporary))?;
+        match (self.is_there(), published) {
+            (Ok(true), _) => {}
+            (Err(error @ Error::Exists { .. }), _) => return Err(error),
+            (_, Err(error)) => return Err(error.into()),
+            (Err(error), _) => return Err(error),
+            (Ok(false), Ok(())) => {
+                let detail = "it was put there, and is not";
+                return Err(Error::corrupt(self.to, MANIFEST, detail));
+            }
+        }
+        self.sent(self.text.len() as u64);
+        Ok(())
+    }
+
+    fn sent(&mut self, bytes: u64) {
+        self.sent_bytes += bytes;
+        self.progress.advance(bytes);
+    }
+
+    /// Whether the store has a file.
+    fn has(&self, name: &str, bytes: u64, digest: Digest) -> Result<bool> {
+        let path = self.to.join(name);
+        let has = self.objects.has(&path, bytes, digest.0);
+        has.map_err(Error::storage("look at", path))
+    }
+}

@@ -1,0 +1,148 @@
+//! One file of a copy: as it is, in one request, or in parts of an upload that goes on.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use penstock_io::file::Direct;
+use penstock_io::file_system::{Change, FileSystem};
+use penstock_object::{Continued, Part};
+
+use super::Copy;
+use crate::error::{Error, Result};
+use crate::format::digest::Digest;
+use crate::format::part::FileEntry;
+use crate::load::checkpoint::open_shard;
+use crate::pipeline::send::{Sending, digest_of, send};
+use crate::report::Run;
+
+/// How often a file is begun anew whose upload somebody else has ended.
+const ANEW_MAX: usize = 3;
+
+impl Copy<'_> {
+    /// Sends a shard.
+    pub(super) fn send_shard(&mut self, file: usize) -> Result<()> {
+        let entry = &self.checkpoint.part().files[file];
+        let whole = Digest::of_chunks(&entry.chunks, entry.bytes);
+        if entry.bytes <= self.objects.part_bytes() as u64 {
+            return self.send_small(&entry.name, &entry.name, entry.bytes, whole);
+        }
+        for anew in 0.. {
+            self.progress.check()?;
+            if self.has(&entry.name, entry.bytes, whole)? {
+                self.progress.advance(entry.bytes);
+                return Ok(());
+            }
+            match self.send_parts(file) {
+                Err(error) if anew < ANEW_MAX && self.is_ended(entry, &error) => {}
+                result => return result,
+            }
+        }
+        unreachable!("it is begun anew so often and no more")
+    }
+
+    /// Whether an error says that the store does not know the upload of a file.
+    fn is_ended(&self, entry: &FileEntry, error: &Error) -> bool {
+        let is_of_target =
+            matches!(error, Error::Storage { path, .. } if *path == self.to.join(&entry.name));
+        is_of_target && error.kind() == Some(std::io::ErrorKind::NotFound)
+    }
+
+    /// Sends what the store does not have of a shard.
+    fn send_parts(&mut self, file: usize) -> Result<()> {
+        let entry = &self.checkpoint.part().files[file];
+        let path = self.to.join(&entry.name);
+        let part_bytes = self.objects.part_bytes() as u64;
+        let range = move |number: u64, bytes: u64| {
+            let start = number * part_bytes;
+            start..(start + part_bytes).min(bytes)
+        };
+        let (bytes, chunks) = (entry.bytes, entry.chunks.clone());
+        // Of a part without a checksum the store has at least the bytes of its length, which it acknowledged.
+        let is_right = move |part: &Part| {
+            let range = range(u64::from(part.number.saturating_sub(1)), bytes);
+            part.number > 0
+                && range.start < bytes
+                && part.bytes == range.end - range.start
+                && part
+                    .crc64nvme
+                    .is_none_or(|crc| digest_of(&chunks, &range) == Digest(crc))
+        };
+        let continued = self.objects.go_on(&path, is_right);
+        let Continued { file: to, parts } = continued.map_err(Error::storage("send", &path))?;
+        let is_sent = |number: &u64| {
+            parts
+                .iter()
+                .any(|part| u64::from(part.number) == number + 1)
+        };
+        let missing: Vec<Range<u64>> = (0..bytes.div_ceil(part_bytes))
+            .filter(|number| !is_sent(number))
+            .map(|number| range(number, bytes))
+            .collect();
+        self.progress
+            .advance(parts.iter().map(|part| part.bytes).sum());
+        let from = open_shard(
+            self.from,
+            self.source.files(),
+            entry,
+            self.reads.direct,
+            &mut Run::default(),
+        )?;
+        let missing_bytes: u64 = missing.iter().map(|range| range.end - range.start).sum();
+        let to = Arc::new(to);
+        let sending = Sending {
+            from: from.file,
+            to: Arc::clone(&to),
+            chunks: &entry.chunks,
+            parts: missing,
+        };
+        if let Some(damage) = send(&sending, &self.reads, &self.sends, self.progress)? {
+            return Err(self.checkpoint.corrupt(file, &damage, &[]));
+        }
+        let target: &dyn FileSystem = self.objects.as_ref();
+        target.change(Change::SyncData(&to))?;
+        self.sent_bytes += missing_bytes;
+        Ok(())
+    }
+
+    /// Sends a file in one request, under the same name or another one.
+    pub(super) fn send_small(
+        &mut self,
+        file: &str,
+        name: &str,
+        bytes: u64,
+        digest: Digest,
+    ) -> Result<()> {
+        self.progress.check()?;
+        if self.has(name, bytes, digest)? {
+            self.progress.advance(bytes);
+            return Ok(());
+        }
+        let text = self.read_small(file, bytes, digest)?;
+        self.progress.pay(bytes)?;
+        let target: &dyn FileSystem = self.objects.as_ref();
+        let to = target.create(&self.to.join(name), Direct::Off)?;
+        target.change(Change::Write(&to, &text))?;
+        target.change(Change::SyncData(&to))?;
+        self.sent(bytes);
+        Ok(())
+    }
+
+    /// The bytes of a small file. What does not match its digest is read once more, past the page cache.
+    fn read_small(&self, file: &str, bytes: u64, digest: Digest) -> Result<Vec<u8>> {
+        let path = self.from.join(file);
+        let mut found = Digest::EMPTY;
+        for _ in 0..2 {
+            let text = self.source.files().read(&path);
+            let text = text.map_err(Error::storage("read", &path))?;
+            found = Digest::of(&text);
+            if found == digest && text.len() as u64 == bytes {
+                return Ok(text);
+            }
+            if let Ok(file) = self.source.files().open(&path, Direct::Off) {
+                let _ = file.drop_cache();
+            }
+        }
+        let detail = format!("its digest is {found}, it should be {digest}");
+        Err(Error::corrupt(self.from, file, detail))
+    }
+}

@@ -1,0 +1,495 @@
+//! Mirrors of checkpoints, in a bucket of a server that keeps a journal: the same names and bytes, nothing
+//! of what is damaged, and nothing sent twice, wherever a process is killed.
+
+mod common;
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::Duration;
+
+use common::{Rng, Sample, beside, names, number, publication};
+use penstock_io::buffer::Memory;
+use penstock_io::engine::{Op, OpKind};
+use penstock_io::file::File;
+use penstock_object::{Address, Credentials, Keys, Objects, Remote, buckets};
+use penstock_object_server::{Bucket, Call, Fault, SECRET, Server};
+use penstock_store::mirror::{MirrorReport, Mirroring, mirror};
+use penstock_store::options::Options;
+use penstock_store::save::{Publication, save};
+use penstock_store::{Error, MANIFEST, Progress, Result};
+
+const MIB: usize = 1 << 20;
+
+/// A server with a bucket, and a local directory.
+struct World {
+    server: Server,
+    bucket: Arc<Bucket>,
+    root: tempfile::TempDir,
+}
+
+impl World {
+    /// Buckets are reached by their names, which no two tests share.
+    fn new(name: &str) -> World {
+        let server = Server::start().unwrap();
+        let bucket = server.make_bucket(name);
+        reach(name, &server.endpoint());
+        World {
+            bucket,
+            server,
+            root: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn from(&self) -> PathBuf {
+        self.root.path().join("step")
+    }
+
+    fn to(&self) -> PathBuf {
+        at(self.bucket.name())
+    }
+
+    fn mirror(&self) -> Result<MirrorReport> {
+        mirror_to(&self.from(), &self.to(), &Progress::default())
+    }
+
+    /// What the bucket holds under the copy's names.
+    fn copy(&self) -> HashMap<String, Vec<u8>> {
+        let objects = self.bucket.objects().into_iter();
+        objects
+            .map(|(key, object)| (name_of(&key), object.bytes.to_vec()))
+            .collect()
+    }
+
+    #[track_caller]
+    fn assert_is_copy(&self) {
+        assert_eq!(self.copy(), files(&self.from()));
+        assert_eq!(self.bucket.uploads().len(), 0);
+    }
+
+    /// How often parts were put that the store has taken.
+    fn parts_sent(&self) -> usize {
+        let journal = self.bucket.journal().into_iter();
+        let is_part = |call| call == Call::PutPart;
+        journal
+            .filter(|entry| is_part(entry.call) && entry.status == Some(200))
+            .map(|entry| entry.applied)
+            .sum()
+    }
+}
+
+fn at(bucket: &str) -> PathBuf {
+    PathBuf::from(format!("s3://{bucket}/run/step"))
+}
+
+fn name_of(key: &str) -> String {
+    key.strip_prefix("run/step/").unwrap().to_owned()
+}
+
+fn reach(bucket: &str, endpoint: &str) {
+    let credentials = Credentials::Given(Keys {
+        id: "mirror".into(),
+        secret: SECRET.into(),
+        token: None,
+        expires: None,
+    });
+    let remote = Remote {
+        endpoint: Some(endpoint.to_owned()),
+        region: Some("us-east-1".into()),
+        credentials: Some(credentials),
+        part_bytes: Some(5 * MIB),
+        patience: Some(Duration::from_secs(5)),
+        ..Remote::default()
+    };
+    buckets::reach(Address::of(&at(bucket)).unwrap().unwrap(), remote);
+}
+
+fn mirror_to(from: &Path, to: &Path, progress: &Progress) -> Result<MirrorReport> {
+    let mirroring = Mirroring {
+        connections: Some(3),
+        ..Mirroring::default()
+    };
+    mirror(from, to, &mirroring, &Options::default(), progress)
+}
+
+fn files(path: &Path) -> HashMap<String, Vec<u8>> {
+    let read = |name: String| {
+        let bytes = fs::read(path.join(&name)).unwrap();
+        (name, bytes)
+    };
+    names(path).into_iter().map(read).collect()
+}
+
+/// A checkpoint with shards of several parts and of less than one, and a small file.
+fn save_at(path: &Path, seed: u64) {
+    let sample = Sample::seeded_sizes(seed, &[11 * MIB, 7 * MIB + 123, 300, 2 * MIB]);
+    let publication = Publication {
+        overwrite: true,
+        beside: beside(seed),
+        ..publication(path)
+    };
+    let options = Options {
+        shard_bytes: Some(17 << 20),
+        ..Options::default()
+    };
+    save(
+        sample.grouped().state(),
+        &publication,
+        &options,
+        &Progress::default(),
+    )
+    .unwrap();
+}
+
+fn shard_of(path: &Path) -> String {
+    let is_shard = |name: &String| name.starts_with("shard-00000-00");
+    names(path).into_iter().find(is_shard).unwrap()
+}
+
+#[test]
+fn a_copy_has_the_same_names_and_bytes_and_is_sent_once() {
+    let world = World::new("same-names");
+    save_at(&world.from(), 1);
+    let report = world.mirror().unwrap();
+    world.assert_is_copy();
+    let bytes: usize = files(&world.from()).values().map(Vec::len).sum();
+    assert_eq!(
+        (report.bytes, report.sent_bytes),
+        (bytes as u64, bytes as u64)
+    );
+    assert_eq!(report.files, names(&world.from()).len());
+    let before = world.bucket.changes();
+    let again = world.mirror().unwrap();
+    assert_eq!((&again.id, again.sent_bytes), (&report.id, 0));
+    assert_eq!(world.bucket.changes(), before);
+}
+
+#[test]
+fn what_is_damaged_here_is_not_mirrored() {
+    let world = World::new("damaged");
+    save_at(&world.from(), 1);
+    for name in names(&world.from()) {
+        let file = world.from().join(&name);
+        let right = fs::read(&file).unwrap();
+        let mut damaged = right.clone();
+        damaged[right.len() / 2] ^= 4;
+        fs::write(&file, &damaged).unwrap();
+        let result = world.mirror();
+        fs::write(&file, &right).unwrap();
+        if name == "config.json" || name == "model.safetensors.index.json" {
+            // Copies that anybody may edit: what is mirrored is what the checkpoint vouches for.
+            world.assert_is_copy();
+            for key in world.bucket.objects().keys() {
+                world.bucket.remove(key);
+            }
+            continue;
+        }
+        let Err(Error::Corrupt { file, path, .. }) = result else {
+            panic!("{name}: {result:?}");
+        };
+        assert_eq!((file.as_deref(), path), (Some(&*name), world.from()));
+        let copy = world.copy();
+        assert!(
+            !copy.contains_key(MANIFEST) && !copy.contains_key(&name),
+            "{name}"
+        );
+    }
+    world.mirror().unwrap();
+    world.assert_is_copy();
+}
+
+#[test]
+fn another_checkpoint_there_is_left_alone() {
+    let world = World::new("another");
+    save_at(&world.from(), 1);
+    world.mirror().unwrap();
+    let copy = world.copy();
+    save_at(&world.from(), 2);
+    let refused = world.mirror();
+    assert!(matches!(refused, Err(Error::Exists { .. })), "{refused:?}");
+    assert_eq!(world.copy(), copy);
+}
+
+#[test]
+fn what_cannot_be_mirrored_is_refused() {
+    let world = World::new("refused");
+    let nothing = world.mirror();
+    assert!(
+        matches!(nothing, Err(Error::NotFound { .. })),
+        "{nothing:?}"
+    );
+    fs::create_dir(world.from()).unwrap();
+    let incomplete = world.mirror();
+    assert!(
+        matches!(incomplete, Err(Error::Incomplete { .. })),
+        "{incomplete:?}"
+    );
+    save_at(&world.from(), 1);
+    let local = mirror_to(&world.from(), world.root.path(), &Progress::default());
+    assert!(matches!(local, Err(Error::Storage { .. })), "{local:?}");
+    let stopped = Progress::default();
+    stopped.cancel();
+    let interrupted = mirror_to(&world.from(), &world.to(), &stopped);
+    assert!(
+        matches!(interrupted, Err(Error::Interrupted)),
+        "{interrupted:?}"
+    );
+    assert_eq!(world.copy(), HashMap::new());
+}
+
+/// Whatever goes wrong with one request: the copy comes to be, by this call or by the next, and is whole
+/// as soon as it has a manifest.
+#[test]
+fn one_fault_anywhere_costs_at_most_another_call() {
+    let faults = [
+        Fault::Refused(500),
+        Fault::Disowned(500),
+        Fault::Refused(404),
+        Fault::Dropped,
+        Fault::Unanswered,
+        Fault::Doubled,
+        Fault::Cut,
+        Fault::Late(2),
+    ];
+    let world = World::new("faults");
+    save_at(&world.from(), 1);
+    world.mirror().unwrap();
+    let requests = world.bucket.journal().len();
+    let stride = if number("PENSTOCK_TORTURE_FAULTS", 0) > 0 {
+        1
+    } else {
+        3
+    };
+    let mut tried = 0;
+    for (start, fault) in faults.into_iter().enumerate() {
+        for nth in (start % stride..requests).step_by(stride) {
+            let name = format!("faults-{start}-{nth}");
+            let bucket = world.server.make_bucket(&name);
+            reach(&name, &world.server.endpoint());
+            bucket.plan("mirror", nth, fault);
+            let to = at(&name);
+            let copy = || -> HashMap<String, Vec<u8>> {
+                let objects = bucket.objects().into_iter();
+                objects
+                    .map(|(key, object)| (name_of(&key), object.bytes.to_vec()))
+                    .collect()
+            };
+            let mirrored = mirror_to(&world.from(), &to, &Progress::default());
+            if mirrored.is_err() {
+                let is_whole = copy() == files(&world.from());
+                assert!(
+                    is_whole || !copy().contains_key(MANIFEST),
+                    "{fault:?} of {nth}"
+                );
+                mirror_to(&world.from(), &to, &Progress::default())
+                    .unwrap_or_else(|error| panic!("{fault:?} of {nth}: {}", error.full_message()));
+            }
+            world.server.settle(&bucket);
+            assert_eq!(copy(), files(&world.from()), "{fault:?} of {nth}");
+            world.server.remove_bucket(&name);
+            tried += 1;
+        }
+    }
+    assert!(tried >= faults.len() * requests / stride / 2);
+}
+
+/// Somebody ends the upload of a file, or a sweep takes what was sent for a dead save's.
+#[test]
+fn what_somebody_removes_meanwhile_is_not_published_without() {
+    let world = World::new("removed");
+    save_at(&world.from(), 1);
+    let removed = Arc::new(AtomicBool::new(false));
+    let (bucket, done) = (Arc::downgrade(&world.bucket), Arc::clone(&removed));
+    let key = format!("run/step/{}", shard_of(&world.from()));
+    let victim = key.clone();
+    world.bucket.between(move || {
+        let bucket = bucket.upgrade().unwrap();
+        let is_late = bucket.journal().iter().any(|entry| entry.call == Call::Put);
+        if is_late && bucket.objects().contains_key(&victim) && !done.swap(true, Ordering::Relaxed)
+        {
+            bucket.remove(&victim);
+        }
+    });
+    let refused = world.mirror();
+    assert!(removed.load(Ordering::Relaxed));
+    let Err(Error::Storage {
+        path, operation, ..
+    }) = refused
+    else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(operation, "publish");
+    assert!(path.ends_with(shard_of(&world.from())));
+    assert!(!world.copy().contains_key(MANIFEST));
+    world.mirror().unwrap();
+    world.assert_is_copy();
+}
+
+#[test]
+fn an_upload_that_is_not_ours_is_given_up() {
+    let world = World::new("not-ours");
+    save_at(&world.from(), 1);
+    let objects = buckets::at(&world.to()).unwrap().unwrap();
+    let path = world.to().join(shard_of(&world.from()));
+    // One without a part, and one with a part of other bytes.
+    for part in [None, Some(vec![7; 5 * MIB])] {
+        let continued = objects.go_on(&path, |_| false).unwrap();
+        if let Some(bytes) = part {
+            put_part(&objects, continued.file, &bytes);
+        }
+    }
+    assert_eq!(world.bucket.uploads().len(), 1);
+    world.mirror().unwrap();
+    world.assert_is_copy();
+}
+
+/// Sends the first part of an upload.
+fn put_part(objects: &Objects, file: File, bytes: &[u8]) {
+    let mut buf = Memory::allocate(bytes.len()).unwrap().share().1;
+    buf.as_mut_slice().copy_from_slice(bytes);
+    let mut engine = objects.engine(1).unwrap().engine;
+    let op = Op {
+        token: 0,
+        file: Arc::new(file),
+        kind: OpKind::Write { offset: 0, buf },
+    };
+    engine.submit(op).unwrap();
+    let mut completed = Vec::new();
+    engine.poll(1, None, &mut completed).unwrap();
+    completed.pop().unwrap().result.unwrap();
+}
+
+/// A store that takes what comes and never answers.
+#[test]
+fn a_stop_does_not_wait_for_answers() {
+    let world = World::new("silent");
+    save_at(&world.from(), 1);
+    let progress = Arc::new(Progress::default());
+    let silent = Arc::downgrade(&progress);
+    // All is answered up to the first part, whose answer never comes in the time of a test.
+    let silence = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", silence.local_addr().unwrap());
+    let server = world.server.endpoint();
+    thread::spawn(move || relay(&silence, server.trim_start_matches("http://"), &silent));
+    reach("silent", &endpoint);
+    let stopped = mirror_to(&world.from(), &world.to(), &progress);
+    assert!(matches!(stopped, Err(Error::Interrupted)), "{stopped:?}");
+    reach("silent", &world.server.endpoint());
+    world.mirror().unwrap();
+    world.assert_is_copy();
+}
+
+/// Passes requests on until one is a part, cancels then, and passes nothing any more.
+fn relay(clients: &TcpListener, server: &str, progress: &Weak<Progress>) {
+    for client in clients.incoming() {
+        let (client, server) = (client.unwrap(), TcpStream::connect(server).unwrap());
+        let (mut answers, mut back) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+        thread::spawn(move || std::io::copy(&mut answers, &mut back));
+        let progress = progress.clone();
+        thread::spawn(move || pass_all_but_parts(client, server, &progress));
+    }
+}
+
+fn pass_all_but_parts(mut client: TcpStream, mut server: TcpStream, progress: &Weak<Progress>) {
+    let mut bytes = vec![0; 64 << 10];
+    while let Ok(len @ 1..) = client.read(&mut bytes) {
+        let text = String::from_utf8_lossy(&bytes[..len.min(1000)]).into_owned();
+        if text.contains("partNumber=") {
+            progress.upgrade().unwrap().cancel();
+            thread::sleep(Duration::from_secs(600));
+        }
+        server.write_all(&bytes[..len]).unwrap();
+    }
+}
+
+/// The variables that tell a child what to mirror.
+const FROM: &str = "PENSTOCK_TEST_MIRROR_FROM";
+const BUCKET: &str = "PENSTOCK_TEST_MIRROR_BUCKET";
+const ENDPOINT: &str = "PENSTOCK_TEST_MIRROR_ENDPOINT";
+
+#[test]
+#[ignore = "not a test: what the test kills"]
+fn child() {
+    let Some(from) = std::env::var_os(FROM) else {
+        return;
+    };
+    let bucket = std::env::var(BUCKET).unwrap();
+    reach(&bucket, &std::env::var(ENDPOINT).unwrap());
+    mirror_to(Path::new(&from), &at(&bucket), &Progress::default()).unwrap();
+}
+
+/// A mirroring that is killed at random moments and begun again until it ends.
+#[test]
+fn a_part_is_sent_once_wherever_a_process_is_killed() {
+    let wanted = number("PENSTOCK_TORTURE_MIRROR_KILLS", 25);
+    let seed = number("PENSTOCK_TORTURE_SEED", 0x0009_1c11);
+    let mut rng = Rng::new(seed);
+    let (mut kills, mut rounds) = (0, 0);
+    while kills < wanted {
+        let world = World::new(&format!("kills-{rounds}"));
+        save_at(&world.from(), rounds);
+        rounds += 1;
+        let mut is_done = false;
+        while !is_done {
+            let mut child = Command::new(std::env::current_exe().unwrap())
+                .args(["child", "--exact", "--ignored", "--nocapture"])
+                .env(FROM, world.from())
+                .env(BUCKET, world.bucket.name())
+                .env(ENDPOINT, world.server.endpoint())
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap();
+            // The random moment itself; nothing is synchronised by it.
+            thread::sleep(Duration::from_micros(
+                rng.below(MOMENT_MAX.as_micros() as u64),
+            ));
+            match child.try_wait().unwrap() {
+                Some(status) => {
+                    assert!(status.success(), "round {rounds} of seed {seed}");
+                    is_done = true;
+                }
+                None => {
+                    child.kill().unwrap();
+                    child.wait().unwrap();
+                    kills += 1;
+                }
+            }
+            settle(&world.bucket);
+            let has_manifest = world.copy().contains_key(MANIFEST);
+            if has_manifest {
+                assert_eq!(
+                    world.copy(),
+                    files(&world.from()),
+                    "round {rounds} of seed {seed}"
+                );
+            }
+            assert!(has_manifest || !is_done);
+        }
+        world.assert_is_copy();
+        let parts: usize = files(&world.from())
+            .values()
+            .filter(|bytes| bytes.len() > 5 * MIB)
+            .map(|bytes| bytes.len().div_ceil(5 * MIB))
+            .sum();
+        assert_eq!(world.parts_sent(), parts, "round {rounds} of seed {seed}");
+    }
+    eprintln!("{kills} kills in {rounds} rounds, seed {seed}: no part sent twice");
+}
+
+/// How long after its start a child is killed at most.
+const MOMENT_MAX: Duration = Duration::from_millis(120);
+
+/// Waits for what a dead child had asked for in full: the server still does that.
+fn settle(bucket: &Bucket) {
+    let mut before = usize::MAX;
+    while bucket.journal().len() != before {
+        before = bucket.journal().len();
+        thread::sleep(Duration::from_millis(20));
+    }
+}
