@@ -113,7 +113,7 @@ impl Upload {
         Ok(Upload {
             key,
             kin,
-            begun: OnceCell::from(begun),
+            begun: OnceCell::from(Ok(begun)),
             state: Mutex::new(state),
         })
     }

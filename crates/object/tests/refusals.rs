@@ -13,7 +13,7 @@ use common::server::Server;
 use common::{PART_BYTES, at, bytes, download, objects, source, upload};
 use penstock_io::file::{Direct, File};
 use penstock_io::file_system::{Change, FileSystem};
-use penstock_object::{Address, Objects, Remote};
+use penstock_object::{Address, Credentials, Keys, Objects, Remote};
 
 fn impatient() -> Remote {
     Remote {
@@ -205,8 +205,7 @@ fn a_server_is_understood() {
         let remote = Remote {
             endpoint: Some(server.endpoint()),
             region: remote.region.or(Some("us-east-1".into())),
-            access_key_id: remote.access_key_id.or(Some("key".into())),
-            secret_access_key: remote.secret_access_key.or(Some("secret".into())),
+            credentials: remote.credentials.or_else(|| Some(common::key("secret"))),
             ..remote
         };
         let path = format!("s3://{bucket}/object");
@@ -218,13 +217,17 @@ fn a_server_is_understood() {
         assert_eq!(sent.to_string(), open.to_string());
         sent.to_string()
     };
-    let wrong = || Some("wrong".to_owned());
     let stranger = Remote {
-        access_key_id: wrong(),
+        credentials: Some(Credentials::Given(Keys {
+            id: "wrong".into(),
+            secret: "secret".into(),
+            token: None,
+            expires: None,
+        })),
         ..impatient()
     };
     let impostor = Remote {
-        secret_access_key: wrong(),
+        credentials: Some(common::key("wrong")),
         ..impatient()
     };
     let lost = Remote {
