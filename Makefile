@@ -60,6 +60,7 @@ CARGO_FUZZ_VERSION := 0.13.2
 CARGO_FUZZ := .cache/cargo-fuzz-$(CARGO_FUZZ_VERSION)
 
 VENV := .venv
+OBJECTS_VENV := .cache/objects-venv
 # Absolute, as maturin and uv find the environment by it. Others' settings must not leak in.
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 unexport CONDA_PREFIX PYTHONHOME PYTHONPATH
@@ -173,6 +174,13 @@ bench-optimizer: $(VENV)/.bench $(NATIVE) ## Step AdamW with its state on storag
 .PHONY: bench-export
 bench-export: $(VENV)/.bench $(NATIVE) ## Make directories of models of checkpoints: by links, of pieces, and fio.
 	$(VENV)/bin/python -m benches.exporting $(BENCH_ARGS)
+
+# In an environment of its own: s3fs takes another boto3 than the peers of `make bench` have. Ours comes
+# as `maturin develop` has installed it, a path and metadata.
+.PHONY: bench-objects
+bench-objects: $(OBJECTS_VENV)/.objects $(NATIVE) objects-server ## Save to buckets and load from them: we, s3torchconnector, s3fs, Run:ai's streamer.
+	cp -r $(VENV)/lib/python3*/site-packages/penstock* $(OBJECTS_VENV)/lib/python3*/site-packages/
+	$(OBJECTS_VENV)/bin/python -m benches.objects $(BENCH_ARGS)
 
 .PHONY: bench-frameworks
 bench-frameworks: $(VENV)/.develop $(NATIVE) ## Save with each framework, by its own means and by the plug-in: how long training waits.
@@ -329,6 +337,8 @@ lock: $(VENV)/.uv ## Bring the lock files up to the manifests; UPGRADE=1 takes t
 		--constraint requirements/develop.txt -o requirements/fuzz.txt
 	$(UV_COMPILE) pyproject.toml --extra torch --group build --group bench --group peers \
 		--constraint requirements/develop.txt -o requirements/bench.txt
+	$(UV_COMPILE) pyproject.toml --extra torch --group bench --group peers-objects \
+		--constraint requirements/demo.txt -o requirements/objects.txt
 	$(UV_COMPILE) pyproject.toml --group build --group reframe \
 		--constraint requirements/develop.txt -o requirements/reframe.txt
 	$(UV_COMPILE) pyproject.toml --group build --group release \
@@ -389,6 +399,13 @@ $(VENV)/.fuzz: requirements/fuzz.txt $(VENV)/.develop
 # What is compared with in the benchmark: more packages beside the same versions.
 $(VENV)/.bench: requirements/bench.txt $(VENV)/.develop
 	$(UV_INSTALL) -r $<
+	touch $@
+
+# What is compared with in buckets.
+$(OBJECTS_VENV)/.objects: requirements/objects.txt $(VENV)/.uv
+	rm -rf $(OBJECTS_VENV)
+	$(VENV)/bin/python -m venv --without-pip $(OBJECTS_VENV)
+	$(VENV)/bin/uv pip install --quiet --require-hashes --python $(OBJECTS_VENV)/bin/python -r $<
 	touch $@
 
 # What runs the checks of an HPC site: packages beside the same versions.
