@@ -11,7 +11,8 @@
 //! - Files and uploads of dead attempts that no manifest names, and fences of sweeps that died; beside a
 //!   manifest once that is older than the limit too, as a commit may be taken back.
 //! - What a deletion has left that took the manifest away and died ([`crate::steps::removal`]).
-//! - Of the checkpoint itself its lease, where its save died right after the commit.
+//! - Of the checkpoint itself its lease, where its save died right after the commit, and uploads that it
+//!   began and was not told of.
 //!
 //! A step that cannot be made out (damaged, of a newer version) stays as it is, as elsewhere.
 
@@ -207,7 +208,8 @@ impl Store {
     }
 
     /// Removes what a save that is committed has not come to remove, and manifests that were copied to be
-    /// taken away and were not. Its fences stay: whoever put one up may be about to go on.
+    /// taken away and were not. Its fences stay: whoever put one up may be about to go on. Uploads that are
+    /// open are those that it began twice, as it was not told of the first time.
     fn sweep_committed(&self, path: &Path, found: &Found, sweep: &Aged) -> Result<Option<u64>> {
         let is_left = |file: &&Entry| {
             let name = file.name.to_str().unwrap_or_default();
@@ -216,12 +218,20 @@ impl Store {
         };
         let left: Vec<&Entry> = found.files.iter().filter(is_left).collect();
         let bytes = left.iter().filter_map(|file| file.bytes).sum();
+        let uploads = found.uploads.iter();
+        let uploads: Vec<_> = uploads
+            .filter(|upload| upload.begun < sweep.limit)
+            .collect();
         if sweep.removes {
             for file in &left {
                 remove_file(&path.join(&file.name), self.file_system())?;
             }
+            for upload in &uploads {
+                self.file_system().abandon(upload)?;
+            }
         }
-        Ok((!left.is_empty()).then_some(bytes))
+        let is_any = !left.is_empty() || !uploads.is_empty();
+        Ok(is_any.then_some(bytes))
     }
 
     /// Removes what sweeps that died asked for the time with.
