@@ -51,7 +51,8 @@ use renewal::Renewal;
 /// How often others may be faster at replacing a checkpoint.
 const TURNS_MAX: usize = 64;
 
-const SWEPT: &str = "a sweep took this save for dead and removed what it had written";
+const SWEPT: &str =
+    "somebody took this save for dead, or deletes the step, and removes what it had written";
 
 /// A save under way. Dropped before it is published, it removes the files it made; a rank that
 /// joined it and has cast its vote leaves them to whoever counts the votes, unless it is discarded.
@@ -380,7 +381,10 @@ impl Attempt {
             // It is there, whole or not, and others see it.
             Err(error) => return Err(self.undecided(error)),
         };
-        let changed = match &self.replaced {
+        // Whoever deletes the step means what it had replaced as well.
+        let name = missing.file_name().and_then(|name| name.to_str());
+        let is_deleted = name.is_some_and(name::is_taken_manifest);
+        let changed = match self.replaced.as_ref().filter(|_| !is_deleted) {
             Some(replaced) => self.put_back(manifest, text, replaced),
             None => self.file_system.change(Change::RemoveSeen(manifest, text)),
         };

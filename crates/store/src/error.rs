@@ -425,7 +425,7 @@ fn storage_remedy(source: &io::Error) -> &'static str {
         }
         // Of a save whose files were removed under it.
         io::ErrorKind::NotFound if source.get_ref().is_some() => {
-            "save it again, and give sweeps a higher age than saves take"
+            "save it again, where nobody deletes the step; give sweeps a higher age than saves take"
         }
         io::ErrorKind::NotFound => "check that the directory is there and can be written to",
         io::ErrorKind::ResourceBusy => {

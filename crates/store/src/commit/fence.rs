@@ -7,6 +7,10 @@
 //! a fence, and whether its files are all there. Of two who are at it at one moment at least one sees the
 //! other: either nothing is removed, or the commit is taken back before anybody is told of it.
 //!
+//! A deletion has no need of one: the copy of the manifest that it takes away is there before that is gone, and
+//! until the files are ([`crate::steps::removal`]). It counts as a fence, for a manifest that is put again
+//! because an answer was lost.
+//!
 //! A fence goes last, after all that it was put up for. Of a remover that dies it stays, and whoever
 //! takes its place, once the fence is old, removes it with the rest: what the first one had meant to remove
 //! is among that.
@@ -29,7 +33,7 @@ use super::files::remove_file;
 use super::leftovers::remove_attempt_files;
 use crate::error::{Error, Result};
 use crate::format::description::read_manifest;
-use crate::format::name::{self, attempt_of, is_fence};
+use crate::format::name::{self, attempt_of, is_fence, is_taken_manifest};
 
 /// Removes the files of an attempt behind a fence, if no manifest names it and its files still look dead;
 /// returns their bytes, or that it is not. Fences of others that are known to be dead go with them.
@@ -78,11 +82,12 @@ fn is_free(path: &Path, files: &dyn Files, id: &str) -> bool {
 }
 
 /// Whether something is not there any more.
-pub(super) fn is_gone(kind: io::ErrorKind) -> bool {
+pub(crate) fn is_gone(kind: io::ErrorKind) -> bool {
     matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists)
 }
 
-/// Why a commit is none: the first of these files of an attempt that is not there, or a fence.
+/// Why a commit is none: a fence, a manifest that a deletion is about to take away, or the first of these
+/// files of an attempt that is not there.
 pub(super) fn flaw<'a>(
     path: &Path,
     files: &dyn Files,
@@ -98,7 +103,8 @@ pub(super) fn flaw<'a>(
         .iter()
         .filter_map(|entry| entry.name.to_str())
         .collect();
-    let is_raised = |name: &&&str| is_fence(name) && attempt_of(name) == Some(id);
+    let is_raised =
+        |name: &&&str| (is_fence(name) || is_taken_manifest(name)) && attempt_of(name) == Some(id);
     if let Some(fence) = there.iter().find(is_raised) {
         return Ok(Some(path.join(fence)));
     }

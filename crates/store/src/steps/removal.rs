@@ -12,7 +12,7 @@
 //!    step that is protected by now: its protection may have been promised before.
 //!
 //! On a store of objects the first step is two requests: a copy, and a removal on the condition that the
-//! manifest is still what was copied. One conditional removal would do as much for who lives on. It would
+//! manifest is still what was copied, so that no other one is ever taken. One conditional removal would do as much for who lives on. It would
 //! leave files that nothing tells from those of a save under way, and nothing to put back, where it is the
 //! last that its process does.
 //!
@@ -22,13 +22,16 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use penstock_io::file::Direct;
 use penstock_io::file_system::Change;
 
+use crate::commit::fence;
 use crate::commit::files::{link_new, remove_file};
 use crate::commit::leftovers::remove_attempt_files;
 use crate::error::{Error, Result};
 use crate::format::description::read_manifest;
 use crate::format::directory::{attempt_files, is_protected_at};
+use crate::format::manifest::Manifest;
 use crate::format::name::{self, MANIFEST, attempt_of};
 use crate::format::taken::{Taken, all_taken, id_of};
 use crate::steps::store::Store;
@@ -84,6 +87,10 @@ impl Store {
                 };
             }
             freed_bytes += self.finish(&path, &taken)?;
+            if !self.files().has_directories() && self.files().leads(&path) {
+                // Copies of those who were slower, or died.
+                freed_bytes += self.resume_removals(&path)?;
+            }
             self.remove_if_empty(&path)?;
             return Ok(Some(freed_bytes));
         }
@@ -95,15 +102,15 @@ impl Store {
     pub(crate) fn resume_removals(&self, path: &Path) -> Result<u64> {
         let mut freed_bytes = 0;
         for taken in all_taken(path, self.files())? {
-            // Whoever took it may have died before the second look at the protection, or where a file is
-            // taken in two steps, before the second of these: then the checkpoint is still there.
-            let manifest = path.join(MANIFEST);
-            let is_gone = id_of(&manifest, path, self.files())?.as_ref() != Some(&taken.meant);
-            if taken.is_meant() && !is_gone && !self.files().has_directories() {
-                // Where every taking has two steps, somebody may be between them. What is left of one
-                // who died there changes nothing, and goes with the checkpoint, or by its age.
+            // Whoever took it may have died before the second look at the protection.
+            let there = id_of(&path.join(MANIFEST), path, self.files())?;
+            if there.is_some() && !self.files().has_directories() {
+                // Where taking has two steps, somebody may be between them, or may have found that a save
+                // was faster. What is left of one who died there changes nothing: it goes with what
+                // replaces the checkpoint, with the next deletion, or by its age.
                 continue;
             }
+            let is_gone = there.as_ref() != Some(&taken.meant);
             if taken.is_meant() && is_gone && !is_protected_at(path, self.files()) {
                 // It may have been taken and not be durable.
                 freed_bytes += self.finish(path, &taken)?;
@@ -143,7 +150,11 @@ impl Store {
     fn take_manifest(&self, path: &Path, id: String) -> Result<Option<Taken>> {
         let file = path.join(name::taken_manifest(&id));
         let (from, to) = (&*path.join(MANIFEST), file.as_path());
-        match self.file_system().change(Change::Rename { from, to }) {
+        let taken = match self.files().has_directories() {
+            true => self.file_system().change(Change::Rename { from, to }),
+            false => self.take_seen(path, &id, to),
+        };
+        match taken {
             Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Ok(None),
             Err(error) => Err(error.into()),
             Ok(()) => Ok(Some(Taken {
@@ -152,6 +163,44 @@ impl Store {
                 meant: id,
                 file,
             })),
+        }
+    }
+
+    /// Copies the manifest, and removes it if it is still the same one.
+    fn take_seen(&self, path: &Path, id: &str, to: &Path) -> penstock_io::Result<()> {
+        let manifest = path.join(MANIFEST);
+        let gone = || penstock_io::Error::Storage {
+            operation: "remove",
+            path: manifest.clone(),
+            source: io::ErrorKind::NotFound.into(),
+        };
+        let text = self
+            .files()
+            .read(&manifest)
+            .map_err(|source| penstock_io::Error::Storage {
+                operation: "read",
+                path: manifest.clone(),
+                source,
+            })?;
+        if !Manifest::parse(&text, path).is_ok_and(|manifest| manifest.id == id) {
+            return Err(gone());
+        }
+        let copy = self.file_system().create(to, Direct::Off)?;
+        self.file_system().change(Change::Write(&copy, &text))?;
+        self.file_system().change(Change::SyncData(&copy))?;
+        match self
+            .file_system()
+            .change(Change::RemoveSeen(&manifest, &text))
+        {
+            Err(error) if error.kind().is_some_and(fence::is_gone) => {
+                // Where there is none at all, the request may have been doubled on its way, and been
+                // refused for its own sake: then this copy is all there is.
+                if self.files().is_there(&manifest) {
+                    self.file_system().change(Change::RemoveFile(to))?;
+                }
+                Err(gone())
+            }
+            result => result,
         }
     }
 
