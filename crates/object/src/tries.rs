@@ -17,6 +17,9 @@ pub(crate) fn first_pause(patience: Duration) -> Duration {
     PAUSE_MIN.min(patience / 16)
 }
 
+/// However long they take, as one that gets no answer may use up all patience by itself.
+const TRIES_MIN: u32 = 3;
+
 /// The tries of one request: as many as patience lasts for, with pauses that grow and are drawn by
 /// chance, so that those who were refused together do not come back together.
 pub(crate) struct Tries {
@@ -49,12 +52,47 @@ impl Tries {
     pub(crate) async fn again(&mut self, refusal: Refusal) -> Result<(), Refusal> {
         self.made += 1;
         let elapsed = self.begun.elapsed();
-        if !refusal.is_passing || elapsed >= self.patience {
+        let has_tried = self.made >= TRIES_MIN || self.patience.is_zero();
+        if !refusal.is_passing || (has_tried && elapsed >= self.patience) {
             return Err(refusal.after(self.made, elapsed));
         }
         let pause = self.pauses.next().unwrap_or(PAUSE_MAX);
         let wish = refusal.pause.unwrap_or_default().min(WISH_MAX);
         tokio::time::sleep(pause.max(wish)).await;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    /// How often a request is sent that fails so, each time after so long.
+    fn tries(refusal: &Refusal, patience: Duration, each: Duration) -> u32 {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build();
+        runtime.unwrap().block_on(async {
+            let mut tries = Tries::new(patience);
+            loop {
+                tokio::time::sleep(each).await;
+                if tries.again(refusal.clone()).await.is_err() {
+                    return tries.made;
+                }
+            }
+        })
+    }
+
+    #[test]
+    fn a_slow_failure_is_tried_again_too_and_a_lasting_one_is_not() {
+        let passing = Refusal::passing(io::ErrorKind::TimedOut, "");
+        let (none, some) = (Duration::ZERO, Duration::from_millis(1));
+        assert_eq!(tries(&passing, some, 2 * some), TRIES_MIN);
+        assert_eq!(tries(&passing, none, none), 1);
+        assert!(tries(&passing, Duration::from_secs(1), none) > TRIES_MIN);
+        let lasting = Refusal::new(io::ErrorKind::InvalidInput, "");
+        assert_eq!(tries(&lasting, Duration::MAX, none), 1);
     }
 }

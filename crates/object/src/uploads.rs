@@ -155,8 +155,14 @@ impl Signed {
         loop {
             let refusal = match self.ask_once(&ask).await {
                 Ok(answer) => match Refusal::within(&answer.body) {
-                    None => return Ok(()),
                     Some(refusal) => refusal,
+                    None if parse::<CompleteMultipartUploadResult>(&answer.body).is_ok() => {
+                        return Ok(());
+                    }
+                    None => {
+                        let text = "the store does not say that it has all of the object";
+                        Refusal::passing(io::ErrorKind::InvalidData, text)
+                    }
                 },
                 Err(refusal) => refusal,
             };
@@ -272,6 +278,13 @@ fn unexpected(what: &str) -> Refusal {
 #[serde(rename_all = "PascalCase")]
 struct InitiateMultipartUploadResult {
     upload_id: String,
+}
+
+/// Without a tag it is none.
+#[derive(Deserialize)]
+struct CompleteMultipartUploadResult {
+    #[serde(rename = "ETag")]
+    _e_tag: String,
 }
 
 #[derive(Serialize)]

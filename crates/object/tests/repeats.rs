@@ -131,6 +131,9 @@ fn a_success_may_hold_an_error() {
     let (done, fake) = upload_with(patient, "POST", "uploadId=", vec![passing]);
     done.unwrap();
     assert_eq!(fake.count("POST", "uploadId="), 2);
+    let (done, fake) = upload_with(patient, "POST", "uploadId=", vec![Reply::new(200, "")]);
+    done.unwrap();
+    assert_eq!(fake.count("POST", "uploadId="), 2);
     let lasting = Reply::refusal(200, "InvalidPart", "One of the parts could not be found.");
     let (done, fake) = upload_with(patient, "POST", "uploadId=", vec![lasting]);
     assert!(done.unwrap_err().to_string().contains("InvalidPart"));
