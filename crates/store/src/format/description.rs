@@ -3,6 +3,8 @@
 //! Nothing is believed whose digest is wrong, and nothing is called damaged before it was read a
 //! second time past the page cache, since a transfer can go wrong where the stored bytes are right.
 
+use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
 
@@ -141,6 +143,26 @@ fn read_text(file: &Path, files: &dyn Files, again: bool) -> io::Result<Vec<u8>>
 
 pub(crate) fn check_size(path: &Path, files: &dyn Files, file: &FileEntry) -> Result<()> {
     check_length(path, files, &file.name, file.bytes)
+}
+
+/// Checks the sizes of files. Where each look is a request, one list does for all of them; who may not
+/// list looks.
+pub(crate) fn check_sizes(path: &Path, files: &dyn Files, entries: &[FileEntry]) -> Result<()> {
+    let is_listed = entries.len() > 1 && !files.has_directories();
+    let listed = match is_listed {
+        true => files.list(path).unwrap_or_default(),
+        false => Vec::new(),
+    };
+    let listed: HashMap<_, _> = listed
+        .into_iter()
+        .map(|entry| (entry.name, entry.bytes))
+        .collect();
+    for entry in entries {
+        if listed.get(OsStr::new(&entry.name)) != Some(&Some(entry.bytes)) {
+            check_size(path, files, entry)?;
+        }
+    }
+    Ok(())
 }
 
 /// Checks that a file of the checkpoint is there, regular, of the recorded size, and no secret to this
