@@ -119,16 +119,28 @@ impl Signed {
     /// Removes an object if it is still the one with this tag.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`] where there is none, or another one.
+    /// [`io::ErrorKind::NotFound`] where there is none, or another one. A request whose answer was lost is
+    /// sent again, and refused so if it was carried out.
     pub(crate) async fn delete_if(&self, key: &Key, tag: &str) -> io::Result<()> {
         let tag = HeaderValue::from_str(tag).map_err(io::Error::other)?;
         let ask = Ask::new(Method::DELETE, key).header(IF_MATCH, tag);
-        let (status, answer) = self.send(&ask).await?;
-        match status {
-            StatusCode::NOT_FOUND | StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED => {
-                Err(io::ErrorKind::NotFound.into())
+        let mut tries = self.tries();
+        loop {
+            let refused = match self.send(&ask).await {
+                Ok((status, answer)) => match status {
+                    StatusCode::NOT_FOUND
+                    | StatusCode::CONFLICT
+                    | StatusCode::PRECONDITION_FAILED => {
+                        return Err(io::ErrorKind::NotFound.into());
+                    }
+                    _ => accept(status, answer),
+                },
+                Err(refusal) => Err(refusal),
+            };
+            match refused {
+                Ok(_) => return Ok(()),
+                Err(refusal) => tries.again(refusal).await?,
             }
-            _ => Ok(accept(status, answer).map(drop)?),
         }
     }
 
