@@ -14,6 +14,9 @@ use tokio::sync::Notify;
 /// than what it pauses before it repeats a request.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// The fastest client asks so many times twice as often as the slowest.
+const PACE_LOG_MAX: u32 = 4;
+
 pub(crate) struct Turns {
     state: Mutex<State>,
     changed: Notify,
@@ -23,6 +26,9 @@ struct State {
     random: fastrand::Rng,
     /// Clients that have not ended.
     live: BTreeSet<String>,
+    /// How much faster than the slowest each client is: else two of which one asks for much more would
+    /// always meet at the beginning of that.
+    paces: BTreeMap<String, u32>,
     /// Requests that wait, in the order in which they came.
     waiting: BTreeMap<u64, String>,
     tickets: u64,
@@ -36,6 +42,7 @@ impl Turns {
             state: Mutex::new(State {
                 random: fastrand::Rng::with_seed(0),
                 live: BTreeSet::new(),
+                paces: BTreeMap::new(),
                 waiting: BTreeMap::new(),
                 tickets: 0,
                 chosen: None,
@@ -53,6 +60,10 @@ impl Turns {
         let mut state = self.state();
         state.live = clients.iter().map(|&client| client.to_owned()).collect();
         state.random = fastrand::Rng::with_seed(seed);
+        for &client in clients {
+            let pace = 1 << state.random.u32(..=PACE_LOG_MAX);
+            state.paces.insert(client.to_owned(), pace);
+        }
     }
 
     /// A client asks for nothing more, or not before it is back; tells whether it was at work.
@@ -104,20 +115,36 @@ impl State {
             let here: BTreeSet<&String> = self.waiting.values().collect();
             let is_complete = self.live.iter().all(|client| here.contains(client));
             if is_complete || !is_patient {
-                // By name, since who came first is a matter of the clock.
-                let mut waiting: Vec<(&String, u64)> = self
-                    .waiting
-                    .iter()
-                    .map(|(ticket, client)| (client, *ticket))
-                    .collect();
-                waiting.sort_unstable();
                 self.chosen = match self.live.is_empty() {
                     true => self.waiting.keys().next().copied(),
-                    false => self.random.choice(waiting).map(|(_, ticket)| ticket),
+                    false => self.draw(),
                 };
             }
         }
         (self.chosen, was_open && self.chosen.is_some())
+    }
+}
+
+impl State {
+    fn draw(&mut self) -> Option<u64> {
+        let pace = |client: &String| self.paces.get(client).copied().unwrap_or(1);
+        // By name, since who came first is a matter of the clock.
+        let mut waiting: Vec<(&String, u64, u32)> = (self.waiting.iter())
+            .map(|(ticket, client)| (client, *ticket, pace(client)))
+            .collect();
+        waiting.sort_unstable();
+        let all: u32 = waiting.iter().map(|(.., pace)| pace).sum();
+        let mut place = self.random.u32(..all);
+        let drawn = waiting
+            .iter()
+            .find(|(.., pace)| match place.checked_sub(*pace) {
+                Some(rest) => {
+                    place = rest;
+                    false
+                }
+                None => true,
+            });
+        drawn.map(|(_, ticket, _)| *ticket)
     }
 }
 
