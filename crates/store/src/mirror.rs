@@ -10,7 +10,6 @@
 
 mod file;
 
-use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,12 +18,13 @@ use penstock_io::file_system::{Change, FileSystem, Files};
 use penstock_io::trace;
 use penstock_object::Objects;
 
+use crate::commit::fence::flaw;
 use crate::commit::files::link_new;
+use crate::commit::renewal::{RENEW, Renewal};
 use crate::error::{Error, Result};
 use crate::format::digest::Digest;
 use crate::format::manifest::Manifest;
 use crate::format::name::{self, MANIFEST};
-use crate::lease::Lease;
 use crate::load::checkpoint::Checkpoint;
 use crate::options::{Options, Settings};
 use crate::progress::Progress;
@@ -168,8 +168,9 @@ impl Copy<'_> {
             self.progress.advance(size(self.checkpoint).0);
             return Ok(());
         }
-        let target: &dyn FileSystem = self.objects.as_ref();
-        let _lease = Lease::share(self.to, target, self.progress)?;
+        let id = &self.checkpoint.manifest().id;
+        let target = Arc::clone(self.objects) as Arc<dyn FileSystem>;
+        let _renewal = Renewal::begin(self.to.join(name::lease(id)), &target, RENEW);
         let part = self.checkpoint.part();
         for file in 0..part.files.len() {
             self.send_shard(file)?;
@@ -204,25 +205,18 @@ impl Copy<'_> {
         }
     }
 
-    /// A sweep there may have taken what was sent long ago for a dead save's: what is incomplete is not
-    /// published.
+    /// A sweep there may have taken what was sent long ago for a dead save's, or be about to: what is
+    /// incomplete is not published.
     fn check_sent(&self) -> Result<()> {
-        let listed = self.objects.list(self.to);
-        let listed = listed.map_err(Error::storage("list", self.to))?;
-        let mut found: HashMap<String, u64> = HashMap::new();
-        for entry in listed {
-            if let (Ok(name), Some(bytes)) = (entry.name.into_string(), entry.bytes) {
-                found.insert(name, bytes);
-            }
-        }
-        let is_missing = |(name, bytes): &(&str, u64)| {
-            *name != MANIFEST && found.get(*name).is_none_or(|found| found != bytes)
-        };
-        match self.checkpoint.files().into_iter().find(is_missing) {
+        let id = &self.checkpoint.manifest().id;
+        let files = self.checkpoint.files().into_iter();
+        let names = files.map(|(name, _)| name).filter(|name| *name != MANIFEST);
+        match flaw(self.to, self.objects.as_ref(), id, names)? {
             None => Ok(()),
-            Some((name, _)) => {
-                let source = std::io::Error::from(std::io::ErrorKind::NotFound);
-                Err(Error::storage("publish", self.to.join(name))(source))
+            Some(missing) => {
+                let detail = "a sweep has taken it, or is about to: mirror it again";
+                let source = std::io::Error::new(std::io::ErrorKind::NotFound, detail);
+                Err(Error::storage("publish", missing)(source))
             }
         }
     }
@@ -231,12 +225,12 @@ impl Copy<'_> {
     fn publish(&mut self) -> Result<()> {
         let _span = trace::span("publish");
         let target: &dyn FileSystem = self.objects.as_ref();
-        let id = &self.checkpoint.manifest().id;
+        let (id, manifest) = (&self.checkpoint.manifest().id, self.to.join(MANIFEST));
         let temporary = self.to.join(name::temporary_manifest(id));
         let file = target.create_temporary(&temporary)?;
         target.change(Change::Write(&file, &self.text))?;
         target.change(Change::SyncData(&file))?;
-        let published = link_new(target, &temporary, &self.to.join(MANIFEST));
+        let published = link_new(target, &temporary, &manifest);
         target.change(Change::RemoveFile(&temporary))?;
         match (self.is_there(), published) {
             (Ok(true), _) => {}
@@ -247,6 +241,11 @@ impl Copy<'_> {
                 let detail = "it was put there, and is not";
                 return Err(Error::corrupt(self.to, MANIFEST, detail));
             }
+        }
+        // As with a save: who publishes looks whether somebody removes, after it.
+        if let Err(error) = self.check_sent() {
+            target.change(Change::RemoveSeen(&manifest, &self.text))?;
+            return Err(error);
         }
         self.sent(self.text.len() as u64);
         Ok(())

@@ -88,7 +88,7 @@ pub(crate) fn is_gone(kind: io::ErrorKind) -> bool {
 
 /// Why a commit is none: a fence, a manifest that a deletion is about to take away, or the first of these
 /// files of an attempt that is not there.
-pub(super) fn flaw<'a>(
+pub(crate) fn flaw<'a>(
     path: &Path,
     files: &dyn Files,
     id: &str,

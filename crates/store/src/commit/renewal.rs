@@ -23,11 +23,11 @@ use penstock_io::file_system::{Change, FileSystem};
 pub(crate) const AGE_MIN: Duration = Duration::from_secs(15 * 60);
 
 /// Between two renewals.
-pub(super) const RENEW: Duration = Duration::from_secs(AGE_MIN.as_secs() / 3);
+pub(crate) const RENEW: Duration = Duration::from_secs(AGE_MIN.as_secs() / 3);
 
 /// The lease of an attempt, renewed until it is dropped.
 #[derive(Debug)]
-pub(super) struct Renewal {
+pub(crate) struct Renewal {
     file_system: Arc<dyn FileSystem>,
     path: PathBuf,
     /// Ends the thread, which tells whether it has written anything.
@@ -39,7 +39,7 @@ pub(super) struct Renewal {
 impl Renewal {
     /// Renews a lease once in an interval. Without a thread to be had there is none: sweeps take longer
     /// than saves by default.
-    pub(super) fn begin(
+    pub(crate) fn begin(
         path: PathBuf,
         file_system: &Arc<dyn FileSystem>,
         interval: Duration,
