@@ -21,7 +21,7 @@ def _gb_per_second(nbytes: int, seconds: float) -> float:
 
 
 FallbackKind: TypeAlias = Literal[
-    "engine", "buffered", "eager", "unreserved", "unlinked", "leftover", "unindexed"
+    "engine", "buffered", "eager", "unreserved", "unlinked", "leftover", "unindexed", "copy"
 ]
 """What a `Fallback` may be a reason for."""
 
@@ -34,8 +34,9 @@ class Fallback(str):
             the page cache, though nobody asked for that), ``"eager"`` (a lazy save copied the state
             at its call), ``"unreserved"`` (space is not reserved before it is written),
             ``"unlinked"`` (a file of tensors could not have a second name: its blocks are shared,
-            or it is copied), ``"leftover"`` (replaced files are not removed yet) or ``"unindexed"``
-            (readers of models find no index of a group).
+            or it is copied), ``"leftover"`` (replaced files are not removed yet), ``"unindexed"``
+            (readers of models find no index of a group) or ``"copy"`` (damaged chunks were read
+            from another copy of the checkpoint).
     """
 
     __slots__ = ("kind",)

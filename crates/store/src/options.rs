@@ -1,7 +1,7 @@
 //! What a caller may choose, and the numbers that follow for one call.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::thread;
@@ -72,6 +72,8 @@ pub struct Options {
     /// Whether a load checks digests. Whatever ends in a verdict (verify, scrub, survey, salvage)
     /// does so all the same.
     pub verify: bool,
+    /// Another copy of the checkpoint that is loaded: chunks that are damaged are read there.
+    pub spare: Option<PathBuf>,
     /// The nice value of the threads that write, if they are to step back before others.
     #[serde(skip)]
     pub nice: Option<u8>,
@@ -103,6 +105,7 @@ impl Default for Options {
             staging_bytes: None,
             shard_bytes: None,
             verify: true,
+            spare: None,
             nice: None,
             engine_factory: None,
             file_system: Arc::new(Native),
@@ -121,6 +124,7 @@ impl fmt::Debug for Options {
             .field("staging_bytes", &self.staging_bytes)
             .field("shard_bytes", &self.shard_bytes)
             .field("verify", &self.verify)
+            .field("spare", &self.spare)
             .field("nice", &self.nice)
             .finish_non_exhaustive()
     }
@@ -141,6 +145,8 @@ pub struct Settings {
     pub shard_bytes: u64,
     /// Whether a load checks digests.
     pub verify: bool,
+    /// Another copy of the checkpoint.
+    pub spare: Option<PathBuf>,
     /// The nice value of the threads that write.
     pub nice: Option<u8>,
     /// Staging memory of this call.
@@ -260,6 +266,7 @@ impl Options {
             io_threads,
             shard_bytes: given.shard_bytes.unwrap_or(SHARD_BYTES).max(PAGE_BYTES),
             verify: self.verify,
+            spare: self.spare.clone(),
             nice: self.nice,
             pool: Pool::new(buffer_bytes, budget_bytes),
             engine_factory,

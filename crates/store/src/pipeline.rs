@@ -11,6 +11,7 @@ mod placed;
 pub mod read;
 #[cfg(feature = "objects")]
 pub(crate) mod send;
+mod spare;
 pub(crate) mod target;
 pub mod write;
 

@@ -21,6 +21,8 @@ pub enum FallbackKind {
     Leftover,
     /// There is no index of a group that readers of models could load it by.
     Unindexed,
+    /// Damaged chunks were read from another copy of the checkpoint.
+    Copy,
 }
 
 impl FallbackKind {
@@ -34,6 +36,7 @@ impl FallbackKind {
             FallbackKind::Unlinked => "unlinked",
             FallbackKind::Leftover => "leftover",
             FallbackKind::Unindexed => "unindexed",
+            FallbackKind::Copy => "copy",
         }
     }
 }

@@ -66,6 +66,7 @@ class Wanted:
         own_rank: Who asks, where ``rank`` is None; None to find that out.
         is_strict: Whether a `Training` that is restored and a checkpoint have to have the same
             parts.
+        spare: Another copy of the checkpoint, where chunks are read that are damaged.
     """
 
     into: Any = None
@@ -76,6 +77,7 @@ class Wanted:
     rank: int | None = None
     own_rank: int | None = None
     is_strict: bool = True
+    spare: str | None = None
 
 
 def read(path: str, wanted: Wanted, options: Options | None) -> Loaded:
@@ -156,7 +158,7 @@ class _Reading:
         self._path = path
         self._wanted = wanted
         self._patterns = wanted.keys
-        self._options = to_native(options)
+        self._options = to_native(options) | {"spare": wanted.spare}
         self._device = check_device(wanted.device)
         self._warnings: list[str] = []
         self._into = wanted.into

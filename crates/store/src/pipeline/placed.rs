@@ -166,10 +166,18 @@ impl PlacedItem {
             return;
         };
         let buf = again.buf.expect("the read is back");
+        self.put(again.read.start, buf.as_slice());
+    }
+
+    /// Puts bytes of the file, from an offset on, where they belong.
+    pub(super) fn put(&mut self, offset: u64, bytes: &[u8]) {
+        let end = offset + bytes.len() as u64;
         for landing in &mut self.landings {
-            let range = &landing.range;
-            let first = (range.start - again.read.start) as usize;
-            let bytes = &buf.as_slice()[first..first + (range.end - range.start) as usize];
+            let range = landing.range.start.max(offset)..landing.range.end.min(end);
+            if range.is_empty() {
+                continue;
+            }
+            let bytes = &bytes[(range.start - offset) as usize..(range.end - offset) as usize];
             let (place, read) = match &mut landing.place {
                 Place::Direct { window, read } => (window, &*read),
                 Place::Staged { run, .. } => {

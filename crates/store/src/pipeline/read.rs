@@ -9,8 +9,9 @@
 //! go wrong where the stored bytes are right; then it is damage. Bytes that go through staging reach the caller's
 //! memory only after they were found right.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use penstock_io::buffer::{Memory, MemoryHandle};
@@ -21,6 +22,7 @@ use penstock_io::transfer::WholeTransfers;
 
 use super::damage::Damage;
 use super::placed::{PlacedItem, untoken};
+use super::spare;
 use super::target::{Region, Rest, Target};
 use super::{Halt, failed, open_engine, run_workers, submit, take_buffer};
 use crate::error::Result;
@@ -113,6 +115,15 @@ pub(crate) fn read(
         tally.damage.extend(worker_tally.damage);
         tally.bounced_bytes += worker_tally.bounced_bytes;
         tally.bytes_read += worker_tally.bytes_read;
+        tally.mended.extend(worker_tally.mended);
+    }
+    if let Some(path) = &settings.spare {
+        let mut mended: BTreeMap<&Path, Vec<u64>> = BTreeMap::new();
+        for &(file, offset) in &tally.mended {
+            let file = sources[file].file.path();
+            mended.entry(file).or_default().push(offset);
+        }
+        spare::tell(path, &mended, run);
     }
     tally
         .damage
@@ -210,6 +221,8 @@ struct Tally {
     damage: Vec<Damage>,
     bounced_bytes: u64,
     bytes_read: u64,
+    /// File and offset of chunks that another copy had.
+    mended: Vec<(usize, u64)>,
 }
 
 struct Worker<'a> {
@@ -228,6 +241,8 @@ struct Worker<'a> {
     arrived: VecDeque<PlacedItem>,
     /// Operations that wait for room in the queue.
     waiting: VecDeque<Op>,
+    /// What the device said of the last item that it could not give back.
+    lost: Option<io::Error>,
     tally: Tally,
 }
 
@@ -252,6 +267,7 @@ impl<'a> Worker<'a> {
             slots: Vec::new(),
             arrived: VecDeque::new(),
             waiting: VecDeque::new(),
+            lost: None,
             tally: Tally::default(),
         }
     }
@@ -344,6 +360,7 @@ impl<'a> Worker<'a> {
 
     fn complete(&mut self, completion: Completion) -> Result<()> {
         let (slot, number) = untoken(completion.token);
+        let has_way = self.has_way();
         let item = self.slots[slot]
             .as_mut()
             .expect("an operation belongs to an item");
@@ -359,8 +376,9 @@ impl<'a> Worker<'a> {
         };
         match result {
             Ok(bytes) => self.tally.bytes_read += bytes as u64,
-            Err(error) if self.on_damage == OnDamage::Survey && is_lost(&error) => {
+            Err(error) if has_way && is_lost(&error) => {
                 item.unreadable = Some(error.to_string());
+                self.lost = Some(error);
             }
             Err(error) => return Err(failed("read", path)(error)),
         }
@@ -371,19 +389,55 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
+    /// Whether what the device cannot give back is damage, or may be had elsewhere.
+    fn has_way(&self) -> bool {
+        match self.on_damage {
+            OnDamage::Stop => self.settings.spare.is_some(),
+            OnDamage::List => false,
+            OnDamage::Survey => true,
+        }
+    }
+
+    /// Takes what is damaged from another copy; what that has not either is left.
+    fn mend(&mut self, item: &mut PlacedItem, damaged: &mut Vec<Damage>) {
+        let Some(path) = &self.settings.spare else {
+            return;
+        };
+        let _span = trace::span("mend");
+        let source = &self.sources[item.file];
+        damaged.retain(|damage| {
+            let number = (damage.range.start / CHUNK_BYTES) as usize;
+            let digest = source.chunks.map(|chunks| chunks[number]);
+            let read = |digest| spare::chunk(path, source.file.path(), &damage.range, digest);
+            let Some(bytes) = digest.and_then(read) else {
+                return true;
+            };
+            item.put(damage.range.start, &bytes);
+            self.tally.mended.push((item.file, damage.range.start));
+            false
+        });
+    }
+
     /// Verifies a whole item and puts its bytes in place.
     fn finish(&mut self, mut item: PlacedItem) -> Result<()> {
         item.place_reread();
         let source = &self.sources[item.file];
         let is_verified = self.settings.verify || self.on_damage != OnDamage::Stop;
         let span = trace::span("digest");
-        let damaged = item.damage(source.chunks.filter(|_| is_verified));
+        let mut damaged = item.damage(source.chunks.filter(|_| is_verified));
         drop(span);
         if !damaged.is_empty() && !item.retried {
             item.retry(&source.file);
             return self.start(item);
         }
+        if !damaged.is_empty() && self.on_damage == OnDamage::Stop {
+            self.mend(&mut item, &mut damaged);
+        }
         if !damaged.is_empty() {
+            if let (OnDamage::Stop, Some(_)) = (self.on_damage, &item.unreadable) {
+                let error = self.lost.take().expect("the device said why");
+                return Err(failed("read", source.file.path())(error));
+            }
             self.tally.damage.extend_from_slice(&damaged);
             if self.on_damage == OnDamage::Stop {
                 self.halt.stop();

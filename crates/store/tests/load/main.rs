@@ -9,3 +9,4 @@ mod hostile;
 mod links;
 mod reread;
 mod round_trip;
+mod spare;

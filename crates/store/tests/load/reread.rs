@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::mem::discriminant;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -187,6 +188,42 @@ fn a_buffered_reading_is_repeated_past_the_page_cache() {
     let items = std::fs::metadata(&shard).unwrap().len().div_ceil(1 << 20) as usize;
     assert!(reads.direct >= items, "a second reading for each item");
     assert!(reads.buffered >= items);
+}
+
+/// What every reading spoils, and what the device cannot give back, another copy has.
+#[test]
+fn what_cannot_be_read_right_is_read_from_another_copy() {
+    let root = tempfile::tempdir().unwrap();
+    let (path, copy) = (root.path().join("ckpt"), root.path().join("copy"));
+    let sample = sample();
+    sample.save(&path, &Options::default()).unwrap();
+    std::fs::create_dir(&copy).unwrap();
+    for name in common::names(&path) {
+        std::fs::copy(path.join(&name), copy.join(&name)).unwrap();
+    }
+    for &engine in engines() {
+        for direct in [Direct::Auto, Direct::Off] {
+            for fault in [Fault::Always, Fault::Lost(1 << 20)] {
+                let (options, _) = flaky(engine, direct, fault);
+                let refused = common::load(&path, &options);
+                let with_copy = Options {
+                    spare: Some(copy.clone()),
+                    ..options.clone()
+                };
+                let loaded = common::load(&path, &with_copy).unwrap();
+                assert!(sample.is(&loaded), "{engine:?} {direct:?}");
+                // Without one, or with one that has not what is missing, the error is the same.
+                let without = Options {
+                    spare: Some(root.path().join("nothing")),
+                    ..options
+                };
+                let again = common::load(&path, &without);
+                let (refused, again) = (refused.unwrap_err(), again.unwrap_err());
+                assert_eq!(common::errno(&refused), common::errno(&again));
+                assert_eq!(discriminant(&refused), discriminant(&again));
+            }
+        }
+    }
 }
 
 /// A sector is gone for good: what shares no chunk with it can still be had.
