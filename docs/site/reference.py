@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 TOPICS = {
     "Saving and loading": ["save", "load", "Saver", "Options", "PerRank", "guard"],
-    "Stores": ["CheckpointStore", "PendingSave", "SaveProgress"],
+    "Stores": ["CheckpointStore", "Mirror", "PendingSave", "SaveProgress"],
     "Training": ["Training", "on_signal", "Preemption"],
     "Models": ["export", "import_model", "ExportReport", "convert", "Conversion"],
     "Looking and checking": ["inspect", "verify", "explain", "salvage", "trace"],
@@ -35,6 +35,8 @@ TOPICS = {
         "ScrubReport",
         "ScrubbedStep",
         "RetentionReport",
+        "MirrorReport",
+        "MirrorStatus",
     ],
 }
 """What is public of `penstock` by what it is for. The rest are errors and modules."""

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from penstock.inspection import CheckpointInfo as CheckpointInfo
     from penstock.inspection import MissingInfo as MissingInfo
     from penstock.inspection import TensorInfo as TensorInfo
+    from penstock.mirroring.mirror import Mirror as Mirror
+    from penstock.mirroring.reports import MirrorReport as MirrorReport
+    from penstock.mirroring.reports import MirrorStatus as MirrorStatus
     from penstock.options import Options as Options
     from penstock.preemption import Preemption as Preemption
     from penstock.preemption import on_signal as on_signal
@@ -68,6 +71,8 @@ _HOMES = {
     "exporting.export": ("export",),
     "exporting.report": ("ExportReport",),
     "inspection": ("CheckpointInfo", "MissingInfo", "TensorInfo"),
+    "mirroring.mirror": ("Mirror",),
+    "mirroring.reports": ("MirrorReport", "MirrorStatus"),
     "options": ("Options",),
     "preemption": ("Preemption", "on_signal"),
     "recovery": ("Explanation", "SalvageReport", "TensorFate", "explain", "salvage"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.calls import events
 from penstock.errors import MissingDependencyError, PenstockError
 from penstock.loading.load import Loaded
+from penstock.mirroring.reports import MirrorReport
 from penstock.paths import check_local
 from penstock.reports import SaveReport, ScrubReport, VerifyResult
 from penstock.saving.pending import PendingSave
@@ -35,7 +36,8 @@ _SAVE_RESULTS = ("ok", "failed", "cancelled", "skipped")
 _LOAD_RESULTS = ("ok", "missing", "damaged", "failed", "cancelled")
 _CHECK_RESULTS = ("ok", "damaged", "failed", "cancelled")
 _READING = ("load", "verify", "scrub")
-_FALLBACKS = ("engine", "buffered", "step")
+_MIRROR_RESULTS = ("ok", "damaged", "failed")
+_FALLBACKS = ("engine", "buffered", "step", "copy")
 
 _STATES = {"verified": "ok", "damaged": "damaged", "failed": "failed"}
 """Results of a check by the states of `ScrubbedStep`."""
@@ -164,6 +166,12 @@ class _Metrics:
         self.fallbacks = counter("fallbacks", "Ways that were not open.", "kind", _FALLBACKS)
         self.save_seconds = histogram("save_seconds", "Time of a save until it is durable.")
         self.load_seconds = histogram("load_seconds", "Time of a load.")
+        text = "Steps copied to a mirror, and attempts to."
+        self.mirrors = counter("mirrors", text, "result", _MIRROR_RESULTS)
+        self.sent = counter("mirrored_bytes", "Bytes sent to mirrors by copies that succeeded.")
+        self.mirror_seconds = histogram("mirror_seconds", "Time of the copying of a step.")
+        text = "When the last step came to be at a mirror, in seconds since 1970; 0 before."
+        self.mirrored_at = gauge("last_mirror_timestamp_seconds", text, "mostrecent")
         text = "Time that a save kept its caller from training."
         self.stall_seconds = histogram("save_stall_seconds", text, _STALL_SECONDS)
         self.pending_saves = gauge("pending_saves", "Saves in the background.", "livesum")
@@ -201,6 +209,16 @@ class _Metrics:
     def pending(self, change: int) -> None:
         """Counts saves in the background."""
         self.pending_saves.inc(change)
+
+    def mirrored(self, outcome: Any, seconds: float) -> None:
+        """Counts the copying of a step to a mirror."""
+        if not isinstance(outcome, MirrorReport):
+            self.mirrors.labels(_result_of(outcome, _MIRROR_RESULTS)).inc()
+            return
+        self.mirrors.labels("ok").inc()
+        self.sent.inc(outcome.sent_bytes)
+        self.mirror_seconds.observe(seconds)
+        self.mirrored_at.set(time.time())
 
     def passed_over(self, steps: int) -> None:
         """Counts steps that a load has gone back over."""

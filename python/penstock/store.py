@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from penstock import _native, checkpoint
@@ -19,11 +18,10 @@ from penstock.calls.events import observed
 from penstock.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
-    PenstockError,
-    PenstockWarning,
 )
 from penstock.loading.foreign import is_checkpoint, not_a_store
 from penstock.loading.load import Wanted
+from penstock.mirroring.mirrored import MirroredSteps
 from penstock.paths import absolute
 from penstock.ranks.group import find as find_ranks
 from penstock.reports import Problem
@@ -35,9 +33,7 @@ from penstock.saving.turns import Turns
 from penstock.saving.waiting import Waiting
 from penstock.state.live import LiveState
 from penstock.steps import delivery
-from penstock.steps.reader import Reader
 from penstock.steps.retention import Retention
-from penstock.steps.stored import StoredSteps
 from penstock.tracing import call, span
 
 if TYPE_CHECKING:
@@ -47,6 +43,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from penstock.calls.progress import Progress
+    from penstock.mirroring.mirror import Mirror
     from penstock.options import Options
     from penstock.ranks.group import Ranks
     from penstock.reports import LoadReport, SaveReport, VerifyResult
@@ -56,7 +53,7 @@ if TYPE_CHECKING:
     from penstock.training.training import Training
 
 
-class CheckpointStore(StoredSteps, Waiting):
+class CheckpointStore(MirroredSteps, Waiting):
     """A directory with one checkpoint per training step.
 
     Every step is a directory of its own that can be copied, moved and uploaded. The store keeps no
@@ -70,6 +67,8 @@ class CheckpointStore(StoredSteps, Waiting):
         keep: Asked about each step that would be deleted, with the step and the metadata it was
             saved with: True keeps it. If it raises, nothing is deleted and the save stands.
         options: How bytes move; None for ``Options()``.
+        mirror: Where in a bucket the steps are copied to in the background; None for nowhere.
+            `load` and `latest` see what is here and there.
         process_group: The ranks that use it together, where `torch.distributed` is initialized;
             None for all.
         no_dist: Use it alone, whatever ranks there are.
@@ -102,6 +101,7 @@ class CheckpointStore(StoredSteps, Waiting):
         keep_every: int | None = None,
         keep: Keep | None = None,
         options: Options | None = None,
+        mirror: Mirror | None = None,
         process_group: ProcessGroup | None = None,
         no_dist: bool = False,
     ) -> None:
@@ -111,7 +111,7 @@ class CheckpointStore(StoredSteps, Waiting):
             raise not_a_store(where)
         retention = Retention(keep_last, keep_every, keep)
         to_native(options)
-        super().__init__(where, retention, options)
+        super().__init__(where, retention, options, mirror)
         self._process_group = process_group
         self._no_dist = no_dist
         self._ranks()
@@ -170,6 +170,7 @@ class CheckpointStore(StoredSteps, Waiting):
         if together is None or together.is_coordinator:
             with span("retire"):
                 self._retire(destination.step or 0, 4)
+            self._mirror(destination.step or 0)
         return report
 
     @overload
@@ -272,7 +273,7 @@ class CheckpointStore(StoredSteps, Waiting):
                 to_native(self._options),
                 lazy=lazy,
                 if_busy=if_busy,
-                after=lambda: self._retire(step, 0),
+                after=lambda: self._saved(step),
             )
 
     def _ranks(self, *, to_save: bool = False) -> Ranks | None:
@@ -296,19 +297,25 @@ class CheckpointStore(StoredSteps, Waiting):
             files=read_files(files),
         )
 
-    def _retire(self, step: int, stacklevel: int) -> None:
-        """Deletes what the store no longer keeps, now that a step is saved."""
-        if self._retention.keeps_all:
-            return
+    def _saved(self, step: int) -> None:
+        """What comes after a save in the background."""
+        self._retire(step, 0)
+        self._mirror(step)
+
+    def close(self) -> None:
+        """Waits for the last `save_async`, gives its memory back, and stops copying to the mirror.
+
+        This stays usable. What is not at the mirror yet is sent when copying begins again, in
+        whatever process: `wait_for_mirror` waits until all is there.
+
+        Raises:
+            PenstockError: The error of that save, if nobody has seen it.
+        """
         try:
-            self._retention.apply(self._native, step, dry_run=False)
-            self._native.retire_aside()
-        except PenstockError as error:
-            message = f"step {step} is saved, but older steps could not be deleted: {error}"
-            warnings.warn(message, PenstockWarning, stacklevel=stacklevel + 1)
-        except Exception as error:
-            message = f"step {step} is saved, but nothing was deleted: keep() raised {error!r}"
-            warnings.warn(message, PenstockWarning, stacklevel=stacklevel + 1)
+            super().close()
+        finally:
+            if self._follower is not None:
+                self._follower.close()
 
     def load(
         self,
@@ -454,7 +461,7 @@ class CheckpointStore(StoredSteps, Waiting):
         report: Callable[[LoadReport], object] | None,
     ) -> Any:
         return delivery.load(
-            Reader(self._native, self._root, self._options, ranks),
+            self._reader_of(ranks, fallback=fallback),
             ranks,
             last,
             wanted,

@@ -19,6 +19,7 @@ mod features;
 mod files;
 mod ids;
 mod job;
+mod mirror;
 mod names;
 mod offload;
 mod options;
@@ -66,6 +67,8 @@ mod _native {
     use crate::files::{list_names, look, read_start};
     #[pymodule_export]
     use crate::job::{Arena, Job};
+    #[pymodule_export]
+    use crate::mirror::{MirrorJob, mirror};
     #[pymodule_export]
     use crate::names::{
         is_part_file, parse_step, part_file, rank_of_file, shard_file, step_directory,

@@ -458,6 +458,10 @@ KINDS = {
     "penstock_pending_saves": "gauge",
     "penstock_last_save_timestamp_seconds": "gauge",
     "penstock_last_saved_step": "gauge",
+    "penstock_mirrors": "counter",
+    "penstock_mirrored_bytes": "counter",
+    "penstock_mirror_seconds": "histogram",
+    "penstock_last_mirror_timestamp_seconds": "gauge",
 }
 
 

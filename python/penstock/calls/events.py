@@ -40,6 +40,14 @@ class Observer(Protocol):
     def pending(self, change: int) -> None:
         """So many more saves are under way in the background, or fewer."""
 
+    def mirrored(self, outcome: Any, seconds: float) -> None:
+        """The copying of a step to a mirror ended.
+
+        Args:
+            outcome: The `MirrorReport`, or the exception.
+            seconds: How long it took.
+        """
+
     def passed_over(self, steps: int) -> None:
         """A load has gone back over so many steps that are not good."""
 

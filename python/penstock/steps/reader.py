@@ -24,9 +24,9 @@ from penstock.state.live import LiveState
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock import _native
     from penstock.loading.load import Wanted
     from penstock.ranks.group import Ranks
+    from penstock.steps.asked import Steps
 
 _T = TypeVar("_T")
 
@@ -61,7 +61,7 @@ class Reader:
     """
 
     def __init__(
-        self, native: _native.Store, root: str, options: Options | None, ranks: Ranks | None = None
+        self, native: Steps, root: str, options: Options | None, ranks: Ranks | None = None
     ) -> None:
         self.native = native
         self.root = root

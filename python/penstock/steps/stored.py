@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 from penstock import _native
 from penstock.calls.arguments import check_step, to_native
 from penstock.calls.progress import shown
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, PenstockWarning
 from penstock.loading.dcp_files import drop_mark
 from penstock.option_kinds import Number
 from penstock.steps.reader import Reader
@@ -265,6 +266,20 @@ class StoredSteps:
         _AGE.check("min_age_seconds", min_age_seconds)
         swept = self._native.sweep(dry_run=bool(dry_run), min_age_seconds=min_age_seconds)
         return [Orphan(*entry) for entry in swept]
+
+    def _retire(self, step: int, stacklevel: int) -> None:
+        """Deletes what the store no longer keeps, now that a step is saved."""
+        if self._retention.keeps_all:
+            return
+        try:
+            self._retention.apply(self._native, step, dry_run=False)
+            self._native.retire_aside()
+        except PenstockError as error:
+            message = f"step {step} is saved, but older steps could not be deleted: {error}"
+            warnings.warn(message, PenstockWarning, stacklevel=stacklevel + 1)
+        except Exception as error:
+            message = f"step {step} is saved, but nothing was deleted: keep() raised {error!r}"
+            warnings.warn(message, PenstockWarning, stacklevel=stacklevel + 1)
 
     def _reader(self) -> Reader:
         return Reader(self._native, self._root, self._options)

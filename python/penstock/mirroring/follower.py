@@ -1,0 +1,309 @@
+"""`Follower`: copies the steps of a store to its mirror, in the background.
+
+One thread does so, by itself: saves only tell it that there is something new. It ends with the
+store or the process at any moment, as whoever comes next goes on where it stopped: what is there
+the mirror itself knows.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+from penstock import _native
+from penstock.calls import events
+from penstock.calls.arguments import to_native
+from penstock.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    FormatVersionError,
+    IncompleteCheckpointError,
+    PartialCheckpointError,
+    PenstockError,
+)
+from penstock.loading.dcp_files import drop_mark
+from penstock.mirroring.reports import MirrorReport, MirrorStatus
+from penstock.tracing import call
+
+if TYPE_CHECKING:
+    from penstock.mirroring.mirror import Mirror
+    from penstock.options import Options
+
+_NICE = 19
+"""Copies are for later: they step back before whatever trains."""
+
+_PAUSE_SECONDS = 1.0
+_PAUSE_SECONDS_MAX = 300.0
+"""After the first failure, and at most: each pause is twice as long as the one before."""
+
+_LOOK_SECONDS = 0.5
+"""Between two looks of somebody who waits."""
+
+_EXIT_SECONDS = 1.0
+"""For how long the end of the process waits for the thread."""
+
+_REFUSALS = (
+    CorruptCheckpointError,
+    CheckpointExistsError,
+    FormatVersionError,
+    PartialCheckpointError,
+)
+"""What trying again does not change as long as the step is what it is."""
+
+_GONE = (CheckpointNotFoundError, IncompleteCheckpointError)
+"""What a step says that was deleted since it was listed."""
+
+
+class Follower:
+    """Copies the steps of a store, the newest first.
+
+    Args:
+        mirror: Where to and how.
+        store: The store.
+        options: How bytes are read here.
+    """
+
+    def __init__(self, mirror: Mirror, store: _native.Store, options: Options | None) -> None:
+        self.mirror = mirror
+        self.remote = _native.Store(mirror.url)
+        self._store = store
+        self._options = to_native(options)
+        self._forget()
+        _followers.add(self)
+
+    def _forget(self) -> None:
+        """Begins anew, as in a child, which has none of the threads."""
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+        self._is_closed = False
+        self._news = 0
+        """Counts what the thread has to look at."""
+        self._mirrored: dict[int, str] = {}
+        self._refused: dict[int, tuple[str | None, str]] = {}
+        self._job: tuple[int, _native.MirrorJob] | None = None
+        self._failures = 0
+        self._last_error: PenstockError | None = None
+
+    def follow(self) -> None:
+        """Has the thread look what there is to copy."""
+        if self._pid != os.getpid():
+            self._forget()
+        with self._changed:
+            self._is_closed = False
+            self._news += 1
+            self._failures = 0
+            if self._thread is None:
+                # A daemon: the end of the process does not wait for what is under way.
+                self._thread = threading.Thread(
+                    target=self._run, name="penstock-mirror", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wait(self, timeout_seconds: float | None) -> bool:
+        """Waits until all that is due is there, or refused; tells whether it is."""
+        self.follow()
+        ends = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while self._waiting():
+            left = _LOOK_SECONDS if ends is None else ends - time.monotonic()
+            if left <= 0 or self._is_closed:
+                return False
+            with self._changed:
+                # Whatever changes the directory meanwhile tells nobody.
+                self._changed.wait(min(left, _LOOK_SECONDS))
+        return True
+
+    def wait_for(self, step: int, timeout_seconds: float | None = None) -> None:
+        """Waits until a step is there.
+
+        Raises:
+            PenstockError: It is refused, or an attempt has failed.
+        """
+        checkpoint_id = self._store.identity(step)
+
+        def is_over() -> bool:
+            is_there = self._mirrored.get(step) == checkpoint_id
+            return is_there or self._failures > 0 or step in self._refused or self._is_closed
+
+        self.follow()
+        with self._changed:
+            self._changed.wait_for(is_over, timeout_seconds)
+            if self._mirrored.get(step) == checkpoint_id:
+                return
+            error = self._last_error
+        what = f"step {step} is saved here, but not at {self.mirror.url} yet"
+        if error is None:
+            raise PenstockError(f"{what}: the store was closed")
+        error.add_note(what)
+        raise error
+
+    def status(self) -> MirrorStatus:
+        """How it stands."""
+        waiting = tuple(self._waiting())
+        with self._changed:
+            step, (sent_bytes, total_bytes) = None, (0, 0)
+            if self._job is not None:
+                step, job = self._job
+                sent_bytes, total_bytes = job.bytes()
+            return MirrorStatus(
+                url=self.mirror.url,
+                mirrored=tuple(sorted(self._mirrored)),
+                waiting=waiting,
+                refused={step: reason for step, (_, reason) in sorted(self._refused.items())},
+                step=step,
+                sent_bytes=sent_bytes,
+                total_bytes=total_bytes,
+                failures=self._failures,
+                last_error=None if self._last_error is None else str(self._last_error),
+            )
+
+    def close(self, timeout_seconds: float | None = None) -> None:
+        """Stops; what is not sent yet whoever follows next sends."""
+        thread = self._thread
+        if self._pid != os.getpid() or thread is None:
+            return
+        with self._changed:
+            self._is_closed = True
+            if self._job is not None:
+                self._job[1].cancel()
+            self._changed.notify_all()
+        if thread is not threading.current_thread():
+            thread.join(timeout_seconds)
+
+    def leave(self) -> None:
+        """As `close`, at the end of the process: nothing of it wants the GIL from now on."""
+        if self._pid != os.getpid():
+            return
+        with self._changed:
+            if self._job is not None:
+                self._job[1].leave()
+        self.close(_EXIT_SECONDS)
+
+    def _waiting(self) -> list[int]:
+        """Complete local steps that are due and neither there nor refused, oldest first."""
+        found = []
+        for step in self._store.committed():
+            if not self.mirror.is_due(step):
+                continue
+            checkpoint_id = self._store.identity(step)
+            if checkpoint_id is None or self._mirrored.get(step) == checkpoint_id:
+                continue
+            if step in self._refused and self._refused[step][0] == checkpoint_id:
+                continue
+            found.append(step)
+        return found
+
+    def _run(self) -> None:
+        while (step := self._next()) is not None:
+            try:
+                with call("background", "mirror", self._store.step_path(step)):
+                    self._send(step)
+                    self._trim()
+            except _GONE:
+                continue
+            except PenstockError as error:
+                self._fail(step, error)
+
+    def _next(self) -> int | None:
+        """The step to send, the newest first, once there is one; None at the end."""
+        while True:
+            with self._changed:
+                news = self._news
+                if self._is_closed:
+                    self._thread = None
+                    return None
+            try:
+                waiting = self._waiting()
+            except PenstockError as error:
+                self._fail(None, error)
+                continue
+            if waiting:
+                return waiting[-1]
+            with self._changed:
+                self._changed.notify_all()
+                self._changed.wait_for(lambda news=news: self._is_closed or self._news != news)
+
+    def _send(self, step: int) -> None:
+        job = _native.MirrorJob()
+        with self._changed:
+            if self._is_closed:
+                return
+            self._job = (step, job)
+        began = time.perf_counter()
+        try:
+            report = MirrorReport(
+                **job.run(
+                    self._store.step_path(step),
+                    self.remote.step_path(step),
+                    bytes_per_second=self.mirror.bytes_per_second,
+                    connections=self.mirror.connections,
+                    nice=_NICE,
+                    options=self._options,
+                )
+            )
+        except KeyboardInterrupt:
+            # It was cancelled: the store is closed.
+            return
+        except PenstockError as error:
+            seconds = time.perf_counter() - began
+            events.tell(lambda observer, error=error: observer.mirrored(error, seconds))
+            raise
+        finally:
+            with self._changed:
+                self._job = None
+        events.tell(lambda observer: observer.mirrored(report, report.seconds))
+        with self._changed:
+            self._mirrored[step] = report.checkpoint_id
+            self._refused.pop(step, None)
+            self._failures = 0
+            self._changed.notify_all()
+
+    def _fail(self, step: int | None, error: PenstockError) -> None:
+        """Remembers an error, and waits before the next attempt."""
+        with self._changed:
+            self._last_error = error.with_traceback(None)
+            if step is not None and isinstance(error, _REFUSALS):
+                identity = None
+                with contextlib.suppress(PenstockError):
+                    identity = self._store.identity(step)
+                self._refused[step] = (identity, str(error))
+                self._changed.notify_all()
+                return
+            self._failures += 1
+            news = self._news
+            self._changed.notify_all()
+            pause = min(_PAUSE_SECONDS * 2 ** (self._failures - 1), _PAUSE_SECONDS_MAX)
+            self._changed.wait_for(lambda: self._is_closed or self._news != news, pause)
+
+    def _trim(self) -> None:
+        """Deletes local copies that need not stay: their own are complete at the mirror."""
+        keep_local = self.mirror.keep_local
+        if keep_local is None:
+            return
+        for step in self._store.committed()[:-keep_local]:
+            checkpoint_id = self._store.identity(step)
+            if checkpoint_id is None or not self.mirror.is_due(step):
+                continue
+            # Read back just now, whoever put it there.
+            if self.remote.identity(step) != checkpoint_id:
+                continue
+            if self.remote.state(step) != "complete":
+                continue
+            for retired in self._store.retire([(step, checkpoint_id)]):
+                drop_mark(self._store.step_path(retired))
+
+
+_followers: weakref.WeakSet[Follower] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave() -> None:
+    for follower in list(_followers):
+        follower.leave()
