@@ -18,6 +18,8 @@ pub(crate) enum Op {
     /// A save that replaces what is there.
     Overwrite(u64),
     Delete,
+    /// A deletion of this state and of no other.
+    Retire(u64),
     Load,
 }
 
@@ -186,6 +188,8 @@ fn effect(op: Op, value: Option<u64>) -> (Option<u64>, Status) {
         (Op::Create(seed), None) | (Op::Overwrite(seed), _) => (Some(seed), Status::Done),
         (Op::Create(_), Some(_)) | (Op::Delete, None) => (value, Status::Refused),
         (Op::Delete, Some(seed)) => (None, Status::Taken(seed)),
+        (Op::Retire(meant), Some(seed)) if meant == seed => (None, Status::Taken(seed)),
+        (Op::Retire(_), _) => (value, Status::Refused),
         (Op::Load, _) => (value, Status::Found(value)),
     }
 }

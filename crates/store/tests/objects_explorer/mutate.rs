@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
@@ -13,7 +14,7 @@ use object_store::{
     ClientOptions, Error as Refused, ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig,
 };
 use penstock_io::file::{Direct, File};
-use penstock_io::file_system::{Change, Entry, FileSystem, Files, Found};
+use penstock_io::file_system::{Change, Entry, FileSystem, Files, Found, Kind, OpenUpload};
 use penstock_io::{Error, Result};
 use penstock_object_server::{Bucket, SECRET};
 use tokio::runtime::Runtime;
@@ -37,6 +38,12 @@ pub(crate) enum Mutation {
     DeletesDataFirst,
     /// What is replaced goes before its replacement is there.
     RemovesReplacedFirst,
+    /// A manifest is put in the place of another one, whichever that is by then.
+    ReplacesWithoutCondition,
+    /// A manifest is taken away, whichever is there by then.
+    DeletesWithoutCondition,
+    /// A sweep takes what is young for old.
+    SweepsWhatIsYoung,
 }
 
 /// What has to be caught, by the scenario that catches it.
@@ -48,6 +55,9 @@ pub(crate) const MUTANTS: &[(&str, Mutation)] = &[
     ("save", Mutation::TakesUndecidedForFailed),
     ("delete", Mutation::DeletesDataFirst),
     ("overwrite", Mutation::RemovesReplacedFirst),
+    ("overwrite again", Mutation::ReplacesWithoutCondition),
+    ("delete and save again", Mutation::DeletesWithoutCondition),
+    ("a saver and a sweeper", Mutation::SweepsWhatIsYoung),
 ];
 
 const MANIFEST: &str = "manifest.json";
@@ -106,6 +116,10 @@ impl Line {
         let key = key(path);
         let put = store.put_opts(&key, Bytes::copy_from_slice(text).into(), options);
         self.runtime.block_on(put).map(drop)
+    }
+
+    fn delete(&self, path: &Path) -> object_store::Result<()> {
+        self.runtime.block_on(self.store.delete(&key(path)))
     }
 
     fn is_there(&self, path: &Path) -> bool {
@@ -188,7 +202,7 @@ impl Mutated {
                 Some(io::ErrorKind::Other) => failed(to, io::ErrorKind::InvalidInput),
                 _ => error,
             }),
-            Mutation::DeletesDataFirst | Mutation::RemovesReplacedFirst => link(),
+            _ => link(),
         }
     }
 
@@ -220,7 +234,9 @@ impl FileSystem for Mutated {
                 let path = file.path().to_owned();
                 self.texts.lock().unwrap().insert(path, text.to_owned());
             }
-            Change::Link { from, to } if name(to) == MANIFEST => return self.publish(from, to),
+            Change::Link { from, to } if name(to) == MANIFEST => {
+                return self.publish(from, to);
+            }
             Change::Rename { from, to }
                 if is_data(name(to)) && self.mutation == Mutation::PutsManifestFirst =>
             {
@@ -242,9 +258,38 @@ impl FileSystem for Mutated {
                 let attempt = attempt.expect("a temporary name says whose it is");
                 self.remove_data(to.parent().unwrap(), |name| !name.contains(attempt))?;
             }
+            Change::Replace { from, to, .. }
+                if self.mutation == Mutation::ReplacesWithoutCondition =>
+            {
+                return self.inner.change(Change::Rename { from, to });
+            }
+            Change::Rename { from, to }
+                if name(from) == MANIFEST && self.mutation == Mutation::DeletesWithoutCondition =>
+            {
+                self.inner.change(Change::Link { from, to })?;
+                let deleted = self.line.delete(from);
+                return deleted.map_err(|_| failed(from, io::ErrorKind::Other));
+            }
             _ => {}
         }
         self.inner.change(change)
+    }
+
+    fn time_at(&self, path: &Path) -> Result<Option<SystemTime>> {
+        let young = match self.mutation {
+            Mutation::SweepsWhatIsYoung => Duration::from_secs(24 * 60 * 60),
+            _ => Duration::ZERO,
+        };
+        let now = self.inner.time_at(path)?;
+        Ok(now.map(|now| now + young))
+    }
+
+    fn open_uploads(&self, path: &Path) -> Result<Vec<OpenUpload>> {
+        self.inner.open_uploads(path)
+    }
+
+    fn abandon(&self, upload: &OpenUpload) -> Result<()> {
+        self.inner.abandon(upload)
     }
 
     fn locks(&self, directory: BorrowedFd<'_>) -> bool {
@@ -267,7 +312,16 @@ impl Files for Mutated {
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
-        self.inner.files().list(path)
+        let mut entries = self.inner.files().list(path)?;
+        for (_, to) in self.held.lock().unwrap().iter() {
+            entries.push(Entry {
+                name: to.file_name().unwrap().to_owned(),
+                kind: Some(Kind::File),
+                bytes: None,
+                modified: None,
+            });
+        }
+        Ok(entries)
     }
 
     fn resolve(&self, path: &Path) -> io::Result<PathBuf> {

@@ -3,12 +3,16 @@
 use std::fmt;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use penstock_object_server::{Entry, Fault, OBSERVER};
 use penstock_store::Result;
 
 use crate::mutate::Mutation;
 use crate::world::{Client, World};
+
+/// Less than anybody's files are taken for dead for.
+const MINUTES: Duration = Duration::from_secs(15 * 60);
 
 type Work = fn(&Client) -> Result<()>;
 
@@ -43,6 +47,24 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         is_long: false,
         set_up: |a| a.save(1, 1),
         clients: &[("a", |a| a.overwrite(1, 2))],
+    },
+    Scenario {
+        name: "overwrite again",
+        is_long: true,
+        set_up: |a| a.save(1, 1),
+        clients: &[("a", |a| {
+            let _ = a.overwrite(1, 2);
+            a.overwrite(1, 3)
+        })],
+    },
+    Scenario {
+        name: "delete and save again",
+        is_long: true,
+        set_up: |a| a.save(1, 1),
+        clients: &[("a", |a| {
+            let _ = a.delete(1);
+            a.save(1, 2)
+        })],
     },
     Scenario {
         name: "delete",
@@ -90,6 +112,15 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         clients: &[("a", |a| a.overwrite(1, 2)), ("b", |b| b.delete(1))],
     },
     Scenario {
+        name: "retention beside an overwrite",
+        is_long: false,
+        set_up: |a| {
+            a.save(1, 1)?;
+            a.save(2, 2)
+        },
+        clients: &[("a", |a| a.retain(1, 2)), ("b", |b| b.overwrite(1, 3))],
+    },
+    Scenario {
         name: "two deleters and a saver",
         is_long: false,
         set_up: |a| a.save(1, 1),
@@ -109,6 +140,44 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
                 b.load(1)?;
                 b.load(1)
             }),
+        ],
+    },
+    Scenario {
+        name: "sweep after a dead save",
+        is_long: true,
+        set_up: |a| {
+            a.save(1, 1)?;
+            a.leave(1, 2)?;
+            a.leave(2, 3)
+        },
+        clients: &[("a", |a| a.sweep(Duration::ZERO))],
+    },
+    Scenario {
+        name: "a saver and a sweeper",
+        is_long: false,
+        set_up: |a| a.save(1, 1),
+        clients: &[
+            ("a", |a| {
+                a.save(2, 2)?;
+                a.overwrite(1, 3)
+            }),
+            ("b", |b| {
+                b.sweep(MINUTES)?;
+                b.sweep(MINUTES)
+            }),
+        ],
+    },
+    Scenario {
+        name: "two sweepers",
+        is_long: false,
+        set_up: |a| {
+            a.save(1, 1)?;
+            a.leave(1, 2)?;
+            a.leave(2, 3)
+        },
+        clients: &[
+            ("a", |a| a.sweep(Duration::ZERO)),
+            ("b", |b| b.sweep(Duration::ZERO)),
         ],
     },
 ];
@@ -165,8 +234,6 @@ const FAULTS_SHOWN: usize = 4;
 pub(crate) struct Ran {
     pub(crate) journal: Vec<Entry>,
     pub(crate) violations: Vec<String>,
-    /// Errors that clients were told, but for refusals.
-    pub(crate) errors: Vec<String>,
 }
 
 /// Runs a scenario, in an order that is drawn from a seed where several are at work.
@@ -192,7 +259,7 @@ pub(crate) fn run(job: &Job) -> Ran {
             .err()
             .map(|error| format!("{name}: {}", error.full_message()))
     };
-    let errors = thread::scope(|scope| {
+    let errors: Vec<String> = thread::scope(|scope| {
         let clients: Vec<_> = scenario
             .clients
             .iter()
@@ -204,9 +271,14 @@ pub(crate) fn run(job: &Job) -> Ran {
         let ended = clients.into_iter().map(|client| client.join().unwrap());
         ended.flatten().collect()
     });
+    let journal = world.bucket.journal();
+    let mut violations = world.end();
+    if job.faults.is_empty() {
+        let told = |error: &String| format!("nothing went wrong, and it was told: {error}");
+        violations.extend(errors.iter().map(told));
+    }
     Ran {
-        violations: world.end(),
-        journal: world.bucket.journal(),
-        errors,
+        violations,
+        journal,
     }
 }

@@ -1,7 +1,8 @@
 //! A bucket, those who are at work in it, and one who looks on.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::save::{Publication, save};
 use penstock_store::steps::store::{StepState, Store};
+use penstock_store::steps::sweep::Sweep;
 use penstock_store::{Error, Progress, Result};
 
 use crate::common::{Sample, publication};
@@ -55,7 +57,13 @@ impl Place {
 }
 
 /// For how long a request is repeated.
-const PATIENCE: Duration = Duration::from_millis(40);
+const PATIENCE: Duration = Duration::from_millis(80);
+
+/// Longer than anything lives that nobody goes on with.
+const DEAD: Duration = Duration::from_secs(3 * 24 * 60 * 60);
+
+/// How long every request takes by the clock of the store.
+const REQUEST: Duration = Duration::from_secs(1);
 
 /// What a state is made of: one request, whatever the options.
 const SIZES: &[usize] = &[600];
@@ -74,6 +82,8 @@ pub(crate) struct World {
     pub(crate) bucket: Arc<Bucket>,
     histories: Mutex<BTreeMap<u64, History>>,
     violations: Mutex<Vec<String>>,
+    /// Which state a checkpoint holds, by its id, of those that were acknowledged.
+    saved: Mutex<HashMap<String, u64>>,
     /// The changes of the bucket that were seen last.
     seen: Mutex<u64>,
     place: Mutex<Place>,
@@ -90,6 +100,7 @@ impl World {
             bucket,
             histories: Mutex::default(),
             violations: Mutex::default(),
+            saved: Mutex::default(),
             seen: Mutex::new(0),
             place: Mutex::new(place),
             observer,
@@ -98,6 +109,7 @@ impl World {
         let inside = Arc::downgrade(&world);
         world.bucket.between(move || {
             if let Some(world) = inside.upgrade() {
+                world.bucket.pass(REQUEST);
                 world.look();
             }
         });
@@ -161,11 +173,44 @@ impl World {
         }
     }
 
-    /// Everything comes that is on its way, and all are told what was wrong.
+    /// Checks that nothing is there but the files of what is complete.
+    fn check_left(&self) -> std::result::Result<(), String> {
+        let mut left: BTreeSet<String> = self.bucket.objects().into_keys().collect();
+        for step in self
+            .observer
+            .steps()
+            .map_err(|error| error.full_message())?
+        {
+            let path = self.observer.step_path(step);
+            if let Ok(StepState::Complete(checkpoint)) = self.observer.state(step) {
+                for (name, _) in checkpoint.files() {
+                    left.remove(&key_of(&path.join(name)));
+                }
+            }
+        }
+        let uploads = self.bucket.uploads();
+        let uploads: Vec<&String> = uploads.values().map(|upload| &upload.key).collect();
+        match left.is_empty() && uploads.is_empty() {
+            true => Ok(()),
+            false => Err(format!(
+                "a sweep leaves {left:?} and uploads of {uploads:?}"
+            )),
+        }
+    }
+
+    /// Everything comes that is on its way, and what is dead by then is swept; tells all that was wrong.
     pub(crate) fn end(&self) -> Vec<String> {
         self.look();
         SERVER.settle(&self.bucket);
         self.look();
+        self.bucket.pass(DEAD);
+        match self.observer.sweep() {
+            Ok(_) => self.look(),
+            Err(error) => self.violate(format!("the last sweep: {}", error.full_message())),
+        }
+        if let Err(why) = self.check_left() {
+            self.violate(why);
+        }
         let clients = std::mem::take(&mut self.place.lock().unwrap().clients);
         let name = self.bucket.name().to_owned();
         PLACES.lock().unwrap().push_back(Place { name, clients });
@@ -176,6 +221,13 @@ impl World {
         }
         violations
     }
+}
+
+/// A path in a bucket, as a key.
+fn key_of(path: &Path) -> String {
+    let url = path.to_string_lossy();
+    let (_, key) = url.trim_start_matches("s3://").split_once('/').unwrap();
+    key.to_owned()
 }
 
 /// A store in a bucket, as somebody has it.
@@ -265,7 +317,11 @@ impl Client {
         };
         let work = || save(state, &publication, &self.options, &Progress::default());
         self.note(step, op, work, |result| match result {
-            Ok(_) => Outcome::Done,
+            Ok(report) => {
+                let mut saved = self.world.saved.lock().unwrap();
+                saved.insert(report.id.clone(), seed);
+                Outcome::Done
+            }
             Err(Error::Exists { .. }) => Outcome::Refused,
             Err(Error::CommitUndecided { .. }) => Outcome::Open,
             Err(_) => Outcome::Failed,
@@ -297,10 +353,11 @@ impl Client {
             let Some(doomed) = verdict.doomed else {
                 continue;
             };
+            let seed = self.world.saved.lock().unwrap().get(&doomed.id).copied();
             let doomed = [(verdict.step, doomed.id)];
             self.note(
                 verdict.step,
-                Op::Delete,
+                seed.map_or(Op::Delete, Op::Retire),
                 || self.store.retire(&doomed),
                 |result| match result {
                     Ok(gone) if gone.is_empty() => Outcome::Open,
@@ -309,6 +366,28 @@ impl Client {
             )?;
         }
         Ok(())
+    }
+
+    /// What is there of a save that died.
+    pub(crate) fn leave(&self, step: u64, number: u64) -> Result<()> {
+        let names = [
+            format!("shard-00000-00.{number:032x}.safetensors"),
+            format!("part-00000.{number:032x}.json"),
+        ];
+        for name in names {
+            let path = self.store.step_path(step).join(name);
+            self.world.bucket.put(&key_of(&path), "left");
+        }
+        Ok(())
+    }
+
+    /// Removes what is older than an age, whatever that is.
+    pub(crate) fn sweep(&self, age: Duration) -> Result<()> {
+        let sweep = Sweep {
+            age,
+            is_forced: true,
+        };
+        self.store.sweep_as(&sweep).map(drop)
     }
 
     /// Loads what a step holds, if it is there.
@@ -337,6 +416,8 @@ impl Client {
 fn unless_refused(error: Error) -> Result<()> {
     match error {
         Error::Exists { .. } | Error::NotFound { .. } | Error::Incomplete { .. } => Ok(()),
+        // A deletion in the way of a save gives way, or it passes over the step.
+        Error::Storage { source, .. } if source.kind() == io::ErrorKind::ResourceBusy => Ok(()),
         error => Err(error),
     }
 }
