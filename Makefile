@@ -24,8 +24,9 @@ TORTURE_SALVAGES ?= 500
 TORTURE_TRANSFERS ?= 10000
 TORTURE_STEPS ?= 500
 TORTURE_FAULTS ?= 1000
+TORTURE_MIRROR_KILLS ?= 500
 TORTURE_TESTS := --features objects --test crash --test every_step --test power_cut --test kill --test care \
-	--test objects_explorer
+	--test objects_explorer --test mirror
 TORTURE_SEED ?= $(shell date +%s)
 # Whose trainings `make torture-frameworks` kills, and how often each.
 FRAMEWORKS := LIGHTNING TRANSFORMERS ACCELERATE DEEPSPEED TITAN RAY JAX DCP
@@ -283,6 +284,7 @@ torture: toolchain $(VENV)/.develop $(NATIVE) ## Cut the power 500 times on ext4
 	PENSTOCK_TORTURE_SMALL_STATES=65536 PENSTOCK_TORTURE_FAULTS=$(TORTURE_FAULTS) \
 	PENSTOCK_TORTURE_CUTS=$(TORTURE_CUTS) PENSTOCK_TORTURE_KILLS=$(TORTURE_KILLS) \
 		PENSTOCK_TORTURE_FLIPS=$(TORTURE_FLIPS) PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
+		PENSTOCK_TORTURE_MIRROR_KILLS=$(TORTURE_MIRROR_KILLS) PENSTOCK_TORTURE_MIRROR_FAULTS=1 \
 		PENSTOCK_TORTURE_SALVAGES=$(TORTURE_SALVAGES) \
 		cargo test --locked --release -p penstock-store $(TORTURE_TESTS) -- \
 		--nocapture --test-threads=1

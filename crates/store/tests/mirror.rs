@@ -261,7 +261,7 @@ fn one_fault_anywhere_costs_at_most_another_call() {
     save_at(&world.from(), 1);
     world.mirror().unwrap();
     let requests = world.bucket.journal().len();
-    let stride = if number("PENSTOCK_TORTURE_FAULTS", 0) > 0 {
+    let stride = if number("PENSTOCK_TORTURE_MIRROR_FAULTS", 0) > 0 {
         1
     } else {
         3

@@ -11,7 +11,6 @@ from penstock.cli.examples import example
 from penstock.cli.paths import store_at
 from penstock.cli.units import RATE
 from penstock.console import (
-    PATH,
     PLACE,
     console,
     json_option,
@@ -23,8 +22,6 @@ from penstock.console import (
 from penstock.mirroring.once import StepCopies, compared, mirror_step
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from penstock.calls.progress import Progress
 
 STYLES = {"sent": "", "there": "dim", "not here": "dim", "failed": "red"}
@@ -40,7 +37,7 @@ JSON: root, url, ok, sent_bytes, steps: a list of
 @click.command(
     epilog=example("penstock mirror /checkpoints s3://bucket/run-7 --every 1000", after=JSON_KEYS)
 )
-@click.argument("root", type=PATH)
+@click.argument("root", type=PLACE)
 @click.argument("url", type=PLACE)
 @click.option(
     "--every", type=click.IntRange(min=1), default=1, help="Only steps that are multiples of this."
@@ -56,7 +53,7 @@ JSON: root, url, ok, sent_bytes, steps: a list of
 @click.option("--list", "lists", is_flag=True, help="Send nothing; tell what is where.")
 @json_option
 def mirror(
-    root: Path, url: str, every: int, rate: int | None, connections: int, lists: bool, as_json: bool
+    root: str, url: str, every: int, rate: int | None, connections: int, lists: bool, as_json: bool
 ) -> int:
     """Copy the complete steps of the store ROOT to URL in a bucket, as far as they are not there.
 

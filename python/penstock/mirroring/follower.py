@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
+import sys
 import threading
 import time
 import weakref
@@ -29,9 +31,11 @@ from penstock.errors import (
 )
 from penstock.loading.dcp_files import drop_mark
 from penstock.mirroring.reports import MirrorReport, MirrorStatus
+from penstock.mirroring.taken import telling_of_another
 from penstock.tracing import call
 
 if TYPE_CHECKING:
+    from penstock.calls.events import Observer
     from penstock.mirroring.mirror import Mirror
     from penstock.options import Options
 
@@ -47,6 +51,9 @@ _LOOK_SECONDS = 0.5
 
 _EXIT_SECONDS = 1.0
 """For how long the end of the process waits for the thread."""
+
+_TOLD_MAX = 5
+"""Steps that are named at the end of the process."""
 
 _REFUSALS = (
     CorruptCheckpointError,
@@ -81,7 +88,6 @@ class Follower:
         """Begins anew, as in a child, which has none of the threads."""
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._pid = os.getpid()
         self._is_closed = False
         self._news = 0
         """Counts what the thread has to look at."""
@@ -89,12 +95,12 @@ class Follower:
         self._refused: dict[int, tuple[str | None, str]] = {}
         self._job: tuple[int, _native.MirrorJob] | None = None
         self._failures = 0
-        self._last_error: PenstockError | None = None
+        self._last_error: Exception | None = None
+        self._untold: str | None = None
+        """An error that nobody was told of."""
 
     def follow(self) -> None:
         """Has the thread look what there is to copy."""
-        if self._pid != os.getpid():
-            self._forget()
         with self._changed:
             self._is_closed = False
             self._news += 1
@@ -166,10 +172,10 @@ class Follower:
 
     def close(self, timeout_seconds: float | None = None) -> None:
         """Stops; what is not sent yet whoever follows next sends."""
-        thread = self._thread
-        if self._pid != os.getpid() or thread is None:
-            return
         with self._changed:
+            thread = self._thread
+            if thread is None:
+                return
             self._is_closed = True
             if self._job is not None:
                 self._job[1].cancel()
@@ -179,12 +185,24 @@ class Follower:
 
     def leave(self) -> None:
         """As `close`, at the end of the process: nothing of it wants the GIL from now on."""
-        if self._pid != os.getpid():
-            return
         with self._changed:
+            if self._thread is None:
+                return
             if self._job is not None:
                 self._job[1].leave()
         self.close(_EXIT_SECONDS)
+        if waiting := self._waiting():
+            steps = ", ".join(map(str, waiting[-_TOLD_MAX:]))
+            sys.stderr.write(
+                f"penstock: not at {self.mirror.url} yet: step {steps}; the next process that "
+                "saves to this store, or `penstock mirror`, goes on with that\n"
+            )
+
+    def take_untold(self) -> str | None:
+        """What the user should hear of: an error of which nobody was told yet."""
+        with self._changed:
+            untold, self._untold = self._untold, None
+        return untold
 
     def _waiting(self) -> list[int]:
         """Complete local steps that are due and neither there nor refused, oldest first."""
@@ -204,11 +222,11 @@ class Follower:
         while (step := self._next()) is not None:
             try:
                 with call("background", "mirror", self._store.step_path(step)):
-                    self._send(step)
-                    self._trim()
+                    if self._send(step):
+                        self._trim()
             except _GONE:
                 continue
-            except PenstockError as error:
+            except Exception as error:
                 self._fail(step, error)
 
     def _next(self) -> int | None:
@@ -221,25 +239,30 @@ class Follower:
                     return None
             try:
                 waiting = self._waiting()
-            except PenstockError as error:
+            except Exception as error:
                 self._fail(None, error)
                 continue
             if waiting:
                 return waiting[-1]
             with self._changed:
                 self._changed.notify_all()
-                self._changed.wait_for(lambda news=news: self._is_closed or self._news != news)
+                self._changed.wait_for(functools.partial(self._is_told_since, news))
 
-    def _send(self, step: int) -> None:
+    def _is_told_since(self, news: int) -> bool:
+        """Whether the thread has to look up, or to end."""
+        return self._is_closed or self._news != news
+
+    def _send(self, step: int) -> bool:
+        """Copies a step; tells whether it is there, or the store was closed."""
         job = _native.MirrorJob()
         with self._changed:
             if self._is_closed:
-                return
+                return False
             self._job = (step, job)
         began = time.perf_counter()
         try:
-            report = MirrorReport(
-                **job.run(
+            with telling_of_another():
+                fields = job.run(
                     self._store.step_path(step),
                     self.remote.step_path(step),
                     bytes_per_second=self.mirror.bytes_per_second,
@@ -247,27 +270,30 @@ class Follower:
                     nice=_NICE,
                     options=self._options,
                 )
-            )
+            report = MirrorReport(**fields)
         except KeyboardInterrupt:
             # It was cancelled: the store is closed.
-            return
+            return False
         except PenstockError as error:
             seconds = time.perf_counter() - began
-            events.tell(lambda observer, error=error: observer.mirrored(error, seconds))
+            events.tell(functools.partial(_tell, error, seconds))
             raise
         finally:
             with self._changed:
                 self._job = None
-        events.tell(lambda observer: observer.mirrored(report, report.seconds))
+        events.tell(functools.partial(_tell, report, report.seconds))
         with self._changed:
             self._mirrored[step] = report.checkpoint_id
             self._refused.pop(step, None)
             self._failures = 0
             self._changed.notify_all()
+        return True
 
-    def _fail(self, step: int | None, error: PenstockError) -> None:
+    def _fail(self, step: int | None, error: Exception) -> None:
         """Remembers an error, and waits before the next attempt."""
         with self._changed:
+            if str(error) != str(self._last_error):
+                self._untold = str(error)
             self._last_error = error.with_traceback(None)
             if step is not None and isinstance(error, _REFUSALS):
                 identity = None
@@ -277,10 +303,9 @@ class Follower:
                 self._changed.notify_all()
                 return
             self._failures += 1
-            news = self._news
             self._changed.notify_all()
             pause = min(_PAUSE_SECONDS * 2 ** (self._failures - 1), _PAUSE_SECONDS_MAX)
-            self._changed.wait_for(lambda: self._is_closed or self._news != news, pause)
+            self._changed.wait_for(functools.partial(self._is_told_since, self._news), pause)
 
     def _trim(self) -> None:
         """Deletes local copies that need not stay: their own are complete at the mirror."""
@@ -300,10 +325,25 @@ class Follower:
                 drop_mark(self._store.step_path(retired))
 
 
+def _tell(outcome: MirrorReport | PenstockError, seconds: float, observer: Observer) -> None:
+    observer.mirrored(outcome, seconds)
+
+
 _followers: weakref.WeakSet[Follower] = weakref.WeakSet()
 
 
 @atexit.register
 def _leave() -> None:
     for follower in list(_followers):
-        follower.leave()
+        # Whatever is wrong, the process ends.
+        with contextlib.suppress(Exception):
+            follower.leave()
+
+
+def _forget_in_child() -> None:
+    # The threads are the parent's, and one of them may have held a lock.
+    for follower in list(_followers):
+        follower._forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError
 from penstock.mirroring.follower import Follower
+from penstock.mirroring.mirror import Mirror
 from penstock.mirroring.reader import TieredReader
 from penstock.mirroring.tiers import Tiers
 from penstock.paths import of_bucket
+from penstock.saving.destination import warn
 from penstock.steps.reader import Reader
 from penstock.steps.stored import StoredSteps
 
 if TYPE_CHECKING:
-    from penstock.mirroring.mirror import Mirror
     from penstock.mirroring.reports import MirrorStatus
     from penstock.options import Options
     from penstock.ranks.group import Ranks
@@ -38,6 +39,9 @@ class MirroredSteps(StoredSteps):
         self._follower: Follower | None = None
         if mirror is None:
             return
+        given: object = mirror
+        if not isinstance(given, Mirror):
+            raise TypeError(f"mirror={mirror!r}: must be a penstock.Mirror or None")
         if of_bucket(root):
             raise ValueError(
                 f"mirror={mirror.url!r}: copies are made of steps on local storage, and {root} is "
@@ -102,8 +106,10 @@ class MirroredSteps(StoredSteps):
             return
         if follower.mirror.wait == "commit":
             follower.wait_for(step)
-        else:
-            follower.follow()
+            return
+        follower.follow()
+        if (untold := follower.take_untold()) is not None:
+            warn(f"steps of {self._root} are not at {follower.mirror.url} yet: {untold}")
 
     def _reader_of(self, ranks: Ranks | None, *, fallback: bool) -> Reader:
         """Who loads steps, for these ranks."""

@@ -9,6 +9,7 @@ from penstock import _native
 from penstock.calls.arguments import to_native
 from penstock.calls.progress import shown
 from penstock.mirroring.reports import MirrorReport
+from penstock.mirroring.taken import telling_of_another
 
 if TYPE_CHECKING:
     from penstock.calls.progress import Progress
@@ -67,7 +68,7 @@ def mirror_step(
         PenstockError: There is no such complete step, or the system or the store failed.
     """
     local, remote = _native.Store(root), _native.Store(mirror.url)
-    with shown(progress, "mirroring") as update:
+    with shown(progress, "mirroring") as update, telling_of_another():
         fields = _native.mirror(
             local.step_path(step),
             remote.step_path(step),

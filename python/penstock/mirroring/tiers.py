@@ -50,7 +50,8 @@ class Tiers:
     def steps(self, *, last: int | None = None, to_first: bool = False) -> list[_Row]:
         """As of one store; of a step that both have, what can be loaded, and first what is here."""
         here = self.local.steps(last=last, to_first=to_first)
-        there = self._ask(lambda: self.remote.steps(last=last, to_first=to_first), [])
+        nothing: list[_Row] = []
+        there = self._ask(lambda: self.remote.steps(last=last, to_first=to_first), nothing)
         if self._refusal is not None and all(row[1] in _PASSED_OVER for row in here):
             # Not "there is nothing": who hears that starts from scratch.
             raise self._refusal

@@ -20,6 +20,7 @@ import pytest
 import penstock
 from conftest import run_child
 from damaged import file_of
+from penstock.tracing import recorded, summary
 
 URL = "s3://bucket/run"
 
@@ -137,7 +138,8 @@ def test_what_is_damaged_here_or_another_there_is_refused_and_holds_up_nothing(b
     assert penstock.CheckpointStore(URL).steps() == [1, 3]
     assert penstock.load(f"{URL}/step-0000000001")["step"] == 1
     # Saved anew, it is copied.
-    second.save(2, state_of(2), overwrite=True)
+    with pytest.warns(penstock.PenstockWarning, match="holds another checkpoint, which stays"):
+        second.save(2, state_of(2), overwrite=True)
     assert second.wait_for_mirror(FOR_EVER_SECONDS)
     assert second.mirror_status().mirrored == (2, 3)
 
@@ -154,6 +156,8 @@ def test_saves_go_on_while_the_bucket_cannot_be_reached(bucket, stores):
     assert status.waiting == (1, 2)
     assert status.last_error
     assert not store.wait_for_mirror(0.1)
+    with pytest.warns(penstock.PenstockWarning, match="are not at s3://bucket/run yet"):
+        save(store, 3)
     bucket.start()
     assert store.wait_for_mirror(FOR_EVER_SECONDS)
     assert copies(bucket) == files_below(store.root)
@@ -274,7 +278,8 @@ def test_a_mirror_that_cannot_be_asked_may_have_newer_steps(bucket, stores):
         assert_is(store.load(fallback=True), 1)
     assert store.latest() == 1
     # Not that there is nothing: who hears that starts from scratch.
-    with pytest.raises(penstock.StorageError):
+    asked = pytest.warns(penstock.PenstockWarning, match="the mirror cannot be asked")
+    with asked, pytest.raises(penstock.StorageError):
         empty.resume(penstock.Training(values=state_of(0)))
 
 
@@ -364,6 +369,13 @@ def test_the_command_copies_once_and_tells_what_is_where(bucket, tmp_path):
     assert states == [(None, "complete"), ("complete", None), ("complete", "another")]
 
 
+def test_the_command_copies_between_buckets(bucket):
+    save(penstock.CheckpointStore("s3://bucket/from"), 1, 2)
+    copied = penstock_mirror("s3://bucket/from")
+    assert [step["result"] for step in copied["steps"]] == ["sent", "sent"]
+    assert copies(bucket) == files_below(bucket.files / "from")
+
+
 def test_copies_are_counted(bucket, stores):
     script = """
         import json, sys, numpy as np, penstock
@@ -387,6 +399,18 @@ def test_copies_are_counted(bucket, stores):
     assert at_seconds > 0
 
 
+def test_a_trace_shows_what_goes_on_beside(bucket, stores, tmp_path):
+    store = stores()
+    with penstock.trace(tmp_path / "trace.json"):
+        store.save(1, {"w": np.zeros(20 << 20, np.uint8)})
+        assert store.wait_for_mirror(FOR_EVER_SECONDS)
+        store.close()
+    trace = recorded.read(tmp_path / "trace.json")
+    found = {(call.name, call.role) for call in summary.calls(trace)}
+    assert found == {("save", "stall"), ("mirror", "background")}
+    assert "send" in {span.name for span in trace.spans if span.row == "mirror"}
+
+
 def test_wrong_arguments_are_refused(tmp_path):
     for arguments in (
         {"every": 0},
@@ -401,6 +425,8 @@ def test_wrong_arguments_are_refused(tmp_path):
         with pytest.raises(penstock.UnsupportedPathError):
             penstock.Mirror(place)
     assert penstock.Mirror("S3://bucket/run/").url == URL
+    with pytest.raises(TypeError, match="must be a penstock"):
+        penstock.CheckpointStore(tmp_path, mirror=URL)
     with pytest.raises(ValueError, match="in a bucket already"):
         penstock.CheckpointStore("s3://bucket/store", mirror=penstock.Mirror(URL))
     store = penstock.CheckpointStore(tmp_path)
