@@ -244,10 +244,10 @@ impl FileSystem for Mutated {
                 self.held.lock().unwrap().push(held);
                 return Ok(());
             }
-            Change::Rename { from, .. }
-                if name(from) == MANIFEST && self.mutation == Mutation::DeletesDataFirst =>
+            Change::RemoveSeen(path, _)
+                if name(path) == MANIFEST && self.mutation == Mutation::DeletesDataFirst =>
             {
-                self.remove_data(from.parent().unwrap(), |_| true)?;
+                self.remove_data(path.parent().unwrap(), |_| true)?;
             }
             Change::Rename { from, to } | Change::Replace { from, to, .. }
                 if name(to) == MANIFEST && self.mutation == Mutation::RemovesReplacedFirst =>
@@ -263,12 +263,11 @@ impl FileSystem for Mutated {
             {
                 return self.inner.change(Change::Rename { from, to });
             }
-            Change::Rename { from, to }
-                if name(from) == MANIFEST && self.mutation == Mutation::DeletesWithoutCondition =>
+            Change::RemoveSeen(path, _)
+                if name(path) == MANIFEST && self.mutation == Mutation::DeletesWithoutCondition =>
             {
-                self.inner.change(Change::Link { from, to })?;
-                let deleted = self.line.delete(from);
-                return deleted.map_err(|_| failed(from, io::ErrorKind::Other));
+                let deleted = self.line.delete(path);
+                return deleted.map_err(|_| failed(path, io::ErrorKind::Other));
             }
             _ => {}
         }
