@@ -123,7 +123,7 @@ class Remote:
 def set_remote(url: str, remote: Remote | None) -> None:
     """Says how this process, and what it forks, reaches a bucket from now on.
 
-    Saves and loads under way go on as they began.
+    Saves and loads under way go on as they began, and stores that are open as they were opened.
 
     Args:
         url: A URL of the bucket; what follows the bucket's name plays no part.

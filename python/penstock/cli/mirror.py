@@ -19,10 +19,10 @@ from penstock.console import (
     size,
     table,
 )
-from penstock.mirroring.once import StepCopies, compared, mirror_step
 
 if TYPE_CHECKING:
     from penstock.calls.progress import Progress
+    from penstock.mirroring.once import StepCopies
 
 STYLES = {"sent": "", "there": "dim", "not here": "dim", "failed": "red"}
 
@@ -67,6 +67,9 @@ def mirror(
         wanted = penstock.Mirror(url, every=every, bytes_per_second=rate, connections=connections)
     except penstock.UnsupportedPathError as error:
         raise click.BadParameter(str(error), param_hint="URL") from None
+    # It imports NumPy, which a command that only helps does without.
+    from penstock.mirroring.once import compared
+
     found = compared(store.root, wanted)
     rows = [_row(copies) for copies in found]
     if not lists:
@@ -100,6 +103,8 @@ def _copy(root: str, wanted: penstock.Mirror, row: dict[str, Any], update: Progr
         row["result"] = "there" if row["there"] == "complete" else "not here"
         return
     try:
+        from penstock.mirroring.once import mirror_step
+
         report = mirror_step(root, row["step"], wanted, progress=update)
     except penstock.PenstockError as error:
         row |= {"result": "failed", "error": str(error)}

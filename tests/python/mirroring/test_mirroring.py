@@ -265,12 +265,12 @@ def test_what_is_lost_here_is_loaded_from_there(bucket, stores):
 
 
 def test_a_mirror_that_cannot_be_asked_may_have_newer_steps(bucket, stores):
+    penstock.set_remote(URL, penstock.Remote(patience_seconds=1))
     store, empty = stores(), stores("empty")
     save(store, 1)
     assert store.wait_for_mirror(FOR_EVER_SECONDS)
     store.close()
     bucket.stop()
-    penstock.set_remote(URL, penstock.Remote(patience_seconds=1))
     with pytest.raises(penstock.StorageError) as caught:
         store.load()
     assert "fallback=True" in caught.value.__notes__[0]
