@@ -32,6 +32,7 @@ from benches.objects.results import (
     PARTIAL,
     PLACES,
     PROXIED,
+    SMALL,
     Results,
     Sample,
 )
@@ -44,7 +45,7 @@ from penstock.bench.turns import rotated
 
 _MIB = 1 << 20
 _SIZE_MIB, _QUICK_SIZE_MIB = 1024, 64
-LARGE_TIMES_SIZE = 3
+_LARGE_TIMES_SIZE = 3
 # The server has parts of an upload and the object made of them at the same time.
 _SERVER_TIMES_STATE = 2.2
 
@@ -122,7 +123,7 @@ def main(
             },
         },
     )
-    largest = size_bytes * (LARGE_TIMES_SIZE if LARGE in places else 1)
+    largest = size_bytes * (_LARGE_TIMES_SIZE if LARGE in places else 1)
     with ExitStack() as stack:
         work = {
             MEMORY: stack.enter_context(
@@ -221,15 +222,19 @@ class _Runner:
         if DISK in self._places:
             on_disk = stack.enter_context(Server(work[DISK] / "server", cores))
             sites[DISK] = _Site(on_disk, size_bytes, self._names)
-        for place, held_to, peers in ((PROXIED, Limits(), ()), (PACED, limits, (CONNECTOR,))):
+        for place, held_to, nbytes, peers in (
+            (PROXIED, Limits(), size_bytes, ()),
+            (PACED, limits, size_bytes, (CONNECTOR,)),
+            (SMALL, limits, _MIB, (CONNECTOR,)),
+        ):
             if place in self._places:
                 proxy = stack.enter_context(Proxy(in_memory.address, held_to, cores))
                 names = [name for name in self._names if name in (PENSTOCK, *peers)]
-                sites[place] = _Site(in_memory, size_bytes, names, proxy)
+                sites[place] = _Site(in_memory, nbytes, names, proxy)
         if LARGE in self._places:
             names = [name for name in self._names if name == PENSTOCK]
-            size_bytes *= LARGE_TIMES_SIZE
-            sites[LARGE] = _Site(in_memory, size_bytes, names, rounds_max=1)
+            nbytes = _LARGE_TIMES_SIZE * size_bytes
+            sites[LARGE] = _Site(in_memory, nbytes, names, rounds_max=1)
         self._sites = {place: site for place, site in sites.items() if place in self._places}
 
     def _prepare(self, name: str, is_swept: bool) -> None:

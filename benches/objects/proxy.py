@@ -17,10 +17,14 @@ import sys
 import threading
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+# Where this module has its name. From `benches.options` it would be imported with much else.
+_ROOT = Path(__file__).resolve().parents[2]
 
 # At 90 MB/s every 1.5 ms: few enough wake-ups for a processor, and short beside the latency.
 _CHUNK_BYTES = 128 << 10
@@ -180,6 +184,7 @@ class Proxy:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            cwd=_ROOT,
         )
         os.sched_setaffinity(self._process.pid, self._cores)
         self.endpoint = f"http://127.0.0.1:{int(self._read())}"

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benches.objects.contenders import CONTENDERS, LOAD, PENSTOCK, SAVE
-from benches.objects.results import PARTIAL, PLACES, PROXIED
+from benches.objects.results import PARTIAL, PLACES, PROXIED, SMALL
 from benches.report import describe, with_range
 
 if TYPE_CHECKING:
@@ -54,10 +54,11 @@ def _heading(results: Results) -> list[str]:
 
 def _table(results: Results, place: str) -> Table:
     table = Table("", title=PLACES[place], title_justify="left", title_style="bold")
+    speed = ("ms", "milliseconds") if place == SMALL else ("GB/s", "gb_per_second")
     cells = [
         (operation, *cell)
         for cell in (
-            ("GB/s", "gb_per_second", _RATE_FORM),
+            (*speed, ".0f" if place == SMALL else _RATE_FORM),
             ("CPU s/GB", "cpu_seconds_per_gb", ".2f"),
             ("server's", "server_cpu_seconds_per_gb", ".2f"),
             ("extra MiB", "extra_mib", ".0f"),

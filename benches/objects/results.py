@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 
-MEMORY, DISK, PACED, PROXIED, LARGE = "memory", "disk", "paced", "proxied", "large"
+MEMORY, DISK, LARGE = "memory", "disk", "large"
+PROXIED, PACED, SMALL = "proxied", "paced", "small"
 PLACES = {
     MEMORY: "a server whose objects are in memory (tmpfs)",
     DISK: "a server whose objects are on the disk",
     PROXIED: "the server in memory, through the proxy without limits: the most that it carries",
     PACED: "the server in memory, through the proxy with its limits",
+    SMALL: "the same with a megabyte: what round trips cost",
     LARGE: "the server in memory, a larger state, once",
 }
 PARTIAL = "partial"
@@ -71,6 +73,11 @@ class Sample:
     def gb_per_second(self) -> float:
         """The rate."""
         return self.nbytes / self.seconds / 1e9
+
+    @property
+    def milliseconds(self) -> float:
+        """The time."""
+        return self.seconds * 1e3
 
     @property
     def cpu_seconds_per_gb(self) -> float:
