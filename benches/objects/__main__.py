@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,16 +30,18 @@ from benches.objects.results import (
     DISK,
     LARGE,
     MEMORY,
+    MIRRORED,
     PACED,
     PARTIAL,
     PLACES,
     PROXIED,
     SMALL,
+    STORES,
     Results,
     Sample,
 )
 from benches.objects.server import Server
-from benches.objects.worker import Task
+from benches.objects.worker import StoreTask, Task
 from benches.options import QUICK_ROUNDS, ROOT, ROUNDS, common, names_option, output_directory, show
 from benches.workplace import workplace
 from penstock.bench.rest import settle
@@ -49,11 +53,17 @@ _LARGE_TIMES_SIZE = 3
 # The server has parts of an upload and the object made of them at the same time.
 _SERVER_TIMES_STATE = 2.2
 
+# One of each of two stores, and what one of them replaces.
+_STORES_TIMES_STATE = 4
+_STORE_SAVES = 3
+
 # A third of the tensors, in runs of four: those of a layer, say.
 _RUN_TENSORS, _RUN_EVERY = 4, 12
 
 _SWEEP_RUNS = 2
 _SETTLE_SECONDS_MAX = 5.0
+
+_COMPLETING = "CompleteMultipartUpload"
 
 _MODEL = "model"
 """Where the file is that is only loaded."""
@@ -64,7 +74,7 @@ process.preload("benches.objects.worker", *PRELOADED)
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @names_option("--only", "names", tuple(CONTENDERS), "Who saves and loads, separated by commas")
-@names_option("--places", "places", tuple(PLACES), "Where, separated by commas")
+@names_option("--places", "places", (*PLACES, MIRRORED), "Where, separated by commas")
 @common
 @click.option("--size-mib", type=click.IntRange(min=16), help="MiB of the state. [1024]")
 @click.option(
@@ -81,6 +91,9 @@ process.preload("benches.objects.worker", *PRELOADED)
     show_default=True,
     help="MB/s up and down of all connections through the paced proxy.",
 )
+@click.option(
+    "--shared", is_flag=True, help="All processors for servers and clients, not half for each."
+)
 @click.option("--sweep/--no-sweep", default=None, help="Find the best settings. [not with --quick]")
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds for one process.")
 def main(
@@ -93,6 +106,7 @@ def main(
     size_mib: int | None,
     memory_directory: Path,
     limits_in_all: str,
+    shared: bool,
     sweep: bool | None,
     timeout: float,
 ) -> None:
@@ -103,7 +117,7 @@ def main(
     directory.mkdir(parents=True, exist_ok=True)
     up, down = map(float, limits_in_all.split(","))
     limits = Limits(up=20, down=90, up_in_all=up, down_in_all=down, latency_seconds=0.03)
-    client_cores, server_cores = _halves(sorted(os.sched_getaffinity(0)))
+    client_cores, server_cores = _halves(sorted(os.sched_getaffinity(0)), shared)
     results = Results(
         machine=machine.describe(ROOT),
         disk=machine.disk(directory),
@@ -130,7 +144,11 @@ def main(
                 workplace(memory_directory, _SERVER_TIMES_STATE * largest + size_bytes)
             ),
             DISK: stack.enter_context(
-                workplace(directory, _SERVER_TIMES_STATE * size_bytes * (DISK in places))
+                workplace(
+                    directory,
+                    _SERVER_TIMES_STATE * size_bytes * (DISK in places)
+                    + _STORES_TIMES_STATE * size_bytes * (MIRRORED in places),
+                )
             ),
         }
         runner = _Runner(results, names, places, work[DISK], timeout)
@@ -140,10 +158,12 @@ def main(
     show(report.render(results), where, "objects")
 
 
-def _halves(cores: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _halves(cores: list[int], is_shared: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Processors for clients, and others for servers, so that neither takes the other's."""
     half = len(cores) // 2
-    return tuple(cores[: half or 1]), tuple(cores[half:])
+    if is_shared or not half:
+        return tuple(cores), tuple(cores)
+    return tuple(cores[:half]), tuple(cores[half:])
 
 
 @dataclass(frozen=True)
@@ -210,7 +230,10 @@ class _Runner:
                     tell("", 1)
                 for place, name, index in turns:
                     tell(f"round {index + 1}: {name}, {place}", 0)
-                    self._turn(place, name, index)
+                    if place == MIRRORED:
+                        self._stores(index, size_bytes)
+                    else:
+                        self._turn(place, name, index)
                     tell("", 1)
 
     def _start(
@@ -235,6 +258,8 @@ class _Runner:
             names = [name for name in self._names if name == PENSTOCK]
             nbytes = _LARGE_TIMES_SIZE * size_bytes
             sites[LARGE] = _Site(in_memory, nbytes, names, rounds_max=1)
+        names = [name for name in self._names if name == PENSTOCK]
+        sites[MIRRORED] = _Site(in_memory, size_bytes, names)
         self._sites = {place: site for place, site in sites.items() if place in self._places}
 
     def _prepare(self, name: str, is_swept: bool) -> None:
@@ -293,6 +318,22 @@ class _Runner:
                 self._measure(place, self._partial(site, key), index)
         site.server.remove(key)
 
+    def _stores(self, index: int, size_bytes: int) -> None:
+        site = self._sites[MIRRORED]
+        directory = self._place / "stores"
+        directory.mkdir()
+        key = f"{MIRRORED}-{index}"
+        cores = self._results.settings["client_cores"]
+        task = StoreTask(site.endpoint, key, str(directory), size_bytes, cores, _STORE_SAVES)
+        (found,) = process.run(worker.run_stores, [task], self._place, self._timeout_seconds)
+        nbytes = worker.describe(size_bytes).nbytes
+        for place in STORES:
+            sample = Sample(place, PENSTOCK, SAVE, index, nbytes, found.get(place, 0.0))
+            sample.error = found.get("error")
+            self._results.samples.append(sample)
+        shutil.rmtree(directory)
+        site.server.remove(key)
+
     def _measure(self, place: str, task: Task, index: int) -> bool:
         site = self._sites[place]
         if place == DISK:
@@ -303,14 +344,16 @@ class _Runner:
         sample = Sample(place, task.contender, operation, index, sum(one.nbytes for one in wanted))
         if task.names:
             sample.runs = layout.runs(site.server.files(task.key), task.names)
-        site.server.requests(worker.WARM_UP)
+        site.server.answered(worker.WARM_UP)
         before = site.proxy.counts() if site.proxy else {}
         used = site.server.cpu_seconds
         found = self._process(site, task)
         after = site.proxy.counts() if site.proxy else {}
         sample.traffic = {name: after[name] - before[name] for name in after}
         sample.server_cpu_seconds = site.server.cpu_seconds - used
-        sample.requests = site.server.requests(worker.WARM_UP)
+        answered = site.server.answered(worker.WARM_UP)
+        sample.requests = dict(Counter(name for name, _ in answered))
+        sample.completing_seconds = sum(took for name, took in answered if name == _COMPLETING)
         sample.error = found.get("error")
         for field in ("seconds", "cpu_seconds", "extra_bytes"):
             setattr(sample, field, found.get(field, 0))

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benches.objects.contenders import CONTENDERS, LOAD, PENSTOCK, SAVE
-from benches.objects.results import PARTIAL, PLACES, PROXIED, SMALL
+from benches.objects.results import LOCAL, PARTIAL, PLACES, PROXIED, SMALL, STORES
 from benches.report import describe, with_range
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def render(results: Results) -> RenderableType:
             parts += [Text(), _table(results, place)]
     parts += [Text(f"  FAILED: {error}", style="bold red") for error in results.errors()]
     parts += [Text(f"  {line}") for line in _settings(results)]
+    parts += [Text(f"  {line}") for line in (*_completing(results), *_stores(results))]
     parts += [Text(f"  {line}", style="yellow") for line in _doubts(results)]
     return Group(*parts, Text(), _bars(results))
 
@@ -91,6 +92,31 @@ def _settings(results: Results) -> list[str]:
         for row, found in results.best.items()
         for operation, setting in found.items()
     ]
+
+
+def _completing(results: Results) -> list[str]:
+    """How long the server copies parts at the end of a save: S3 does not."""
+    found = {
+        (place, row): results.spread(place, row, SAVE, "completing_seconds")
+        for place in PLACES
+        for row in CONTENDERS
+    }
+    return [
+        f"{place}, {row}: completing uploads takes the server {spread.median:.2f} s of a save"
+        for (place, row), spread in found.items()
+        if spread and place != SMALL
+    ]
+
+
+def _stores(results: Results) -> list[str]:
+    found = {place: results.spread(place, PENSTOCK, SAVE, "seconds") for place in STORES}
+    lines = []
+    for place, spread in found.items():
+        ratio = results.store_ratio(place)
+        if spread and ratio:
+            line = f"a save returns after {with_range(spread, '.2f')} s {STORES[place]}"
+            lines.append(line + f": {with_range(ratio, '.3f')} times" * (place != LOCAL))
+    return lines
 
 
 def _doubts(results: Results) -> list[str]:

@@ -23,6 +23,13 @@ PLACES = {
     SMALL: "the same with a megabyte: what round trips cost",
     LARGE: "the server in memory, a larger state, once",
 }
+LOCAL, MIRRORED, COPYING = "local", "mirrored", "copying"
+STORES = {
+    LOCAL: "in a store on the disk",
+    MIRRORED: "in one with a mirror at the server in memory",
+    COPYING: "in that one while it copies the step before",
+}
+
 PARTIAL = "partial"
 """A load of some tensors."""
 
@@ -38,17 +45,19 @@ class Sample:
     """One operation of one contender in one round.
 
     Attributes:
-        place: A name of `PLACES`.
+        place: A name of `PLACES` or `STORES`.
         row: The contender.
         operation: `SAVE`, `LOAD` or `PARTIAL`.
         round_index: The round, from 0.
         nbytes: Bytes of tensors that were asked for.
         seconds: Of a save until the checkpoint is complete at the server; of a load until all
-            tensors are in memory.
+            tensors are in memory. In `STORES` until the call returns, the median of some.
         cpu_seconds: Of the process, its threads and children.
         server_cpu_seconds: Of the server, for that and for the warm-up.
         extra_bytes: Peak of the resident set beyond the state itself.
         requests: How many of which kind the server answered.
+        completing_seconds: For how long it put parts together to objects, which copies them where
+            the file system has no blocks that are shared; of several at a time, all of it.
         traffic: Bytes up and down and connections, where a proxy counts them; those of a warm-up
             with a megabyte are among them, but not with `PARTIAL`.
         runs: Of a partial load, how many stretches of the files have what is wanted.
@@ -65,6 +74,7 @@ class Sample:
     server_cpu_seconds: float = 0.0
     extra_bytes: int = 0
     requests: dict[str, int] = field(default_factory=dict)
+    completing_seconds: float = 0.0
     traffic: dict[str, int] = field(default_factory=dict)
     runs: int = 0
     error: str | None = None
@@ -192,7 +202,18 @@ class Results:
                 1,
                 is_ceiling=True,
             ),
+            Bar(
+                "time of a mirrored save / of one without a mirror",
+                self.store_ratio(MIRRORED),
+                1.05,
+                is_ceiling=True,
+            ),
         ]
+
+    def store_ratio(self, place: str) -> Spread | None:
+        """How many times as long a save into a store takes as into one without a mirror."""
+        with_it, without = (self._values(one, PENSTOCK, SAVE, "seconds") for one in (place, LOCAL))
+        return spread([with_it[index] / without[index] for index in with_it if index in without])
 
     def errors(self) -> list[str]:
         """Why measurements are missing, each reason once."""

@@ -27,6 +27,11 @@ KEY, SECRET = "key", "secret"
 FLAGS = ("--keep-alive", "--quiet")
 STORAGE_FLAGS = ("--data-integrity-etag",)
 
+# Of a line of its log, which is as those of S3: owner, bucket, two words of time, address,
+# requester, id of the request, operation, key, what was asked, status, error, bytes sent and of
+# the object, milliseconds.
+_WORD_OPERATION, _WORD_MILLISECONDS = 7, 14
+
 _STARTS = 5
 _START_SECONDS = 30
 
@@ -121,24 +126,23 @@ class Server:
         """Removes all objects below a key, without asking the server."""
         shutil.rmtree(self._directory / BUCKET / key, ignore_errors=True)
 
-    def requests(self, without: str) -> dict[str, int]:
-        """How many requests of each kind were answered since this was last asked.
+    def answered(self, without: str) -> list[tuple[str, float]]:
+        """The requests that were answered since this was last asked: their kinds, and seconds.
 
         Args:
             without: Those to keys, or for lists of them, that have this in them do not count.
         """
-        found: dict[str, int] = {}
         if not self._log.exists():
-            return found
-        for line in self._log.read_text().splitlines():
-            # As in the logs of S3: owner, bucket, two words of time, address, requester, id of the
-            # request, operation.
-            fields = line.split(" ")
-            if len(fields) > 7 and without not in line:
-                name = fields[7].removeprefix("s3_")
-                found[name] = found.get(name, 0) + 1
+            return []
+        lines = self._log.read_text().splitlines()
         # The server appends, so it goes on where the file ends now.
         os.truncate(self._log, 0)
+        found = []
+        for line in lines:
+            words = line.split(" ")
+            if len(words) > _WORD_MILLISECONDS and without not in line:
+                name = words[_WORD_OPERATION].removeprefix("s3_")
+                found.append((name, int(words[_WORD_MILLISECONDS]) / 1e3))
         return found
 
 

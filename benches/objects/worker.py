@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import statistics
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import penstock
 from benches import memory, states
 from benches.measure import measured
 from benches.objects.contenders import CONTENDERS, SAVE, Setting, reach
+from benches.objects.results import COPYING, LOCAL, MIRRORED
 from benches.objects.server import BUCKET
 from penstock.bench import content
+from penstock.bench.rest import settle
+from penstock.bench.turns import rotated
 
 if TYPE_CHECKING:
     import torch
 
     from penstock.bench.content import StateSpec
 
+
+_SETTLE_SECONDS_MAX = 5.0
 
 WARM_UP = "warm-up"
 """Below which the small states are that are saved and loaded first."""
@@ -47,6 +57,27 @@ class Task:
     cores: tuple[int, ...]
     names: tuple[str, ...] = ()
     is_warmed_up: bool = True
+
+
+@dataclass(frozen=True)
+class StoreTask:
+    """A process with stores on the disk.
+
+    Attributes:
+        endpoint: Where the server of the mirror answers.
+        key: Below which the mirror is.
+        directory: Below which the stores are.
+        size_bytes: About how large the state is.
+        cores: Which processors the process may use.
+        saves: How many count, in each store.
+    """
+
+    endpoint: str
+    key: str
+    directory: str
+    size_bytes: int
+    cores: tuple[int, ...]
+    saves: int
 
 
 def describe(size_bytes: int) -> StateSpec:
@@ -87,6 +118,39 @@ def run(task: Task) -> dict[str, Any]:
         "cpu_seconds": cost.cpu_seconds,
         "extra_bytes": max(0, extra_bytes),
     }
+
+
+def run_stores(task: StoreTask) -> dict[str, Any]:
+    """Seconds of a save, the median, for each of `STORES`."""
+    os.sched_setaffinity(0, task.cores)
+    reach(task.endpoint)
+    state = describe(task.size_bytes).flat()
+    directory = Path(task.directory)
+    mirror = penstock.Mirror(f"s3://{BUCKET}/{task.key}")
+    plain = penstock.CheckpointStore(directory / LOCAL, keep_last=1)
+    mirrored = penstock.CheckpointStore(directory / MIRRORED, keep_last=1, mirror=mirror)
+    steps = itertools.count()
+
+    def saved(store: penstock.CheckpointStore) -> float:
+        settle(directory, seconds_max=_SETTLE_SECONDS_MAX)
+        step = next(steps)
+        begun = time.perf_counter()
+        store.save(step, state)
+        return time.perf_counter() - begun
+
+    seconds: dict[str, list[float]] = {LOCAL: [], MIRRORED: [], COPYING: []}
+    for number in range(task.saves + 1):
+        for place, store in rotated([(LOCAL, plain), (MIRRORED, mirrored)], number):
+            seconds[place].append(saved(store))
+            mirrored.wait_for_mirror()
+    for _ in range(task.saves):
+        mirrored.save(next(steps), state)
+        seconds[COPYING].append(saved(mirrored))
+        mirrored.wait_for_mirror()
+    mirrored.close()
+    # The first save of a store finds memory and files cold.
+    seconds[LOCAL], seconds[MIRRORED] = seconds[LOCAL][1:], seconds[MIRRORED][1:]
+    return {place: statistics.median(found) for place, found in seconds.items()}
 
 
 def _warm_up(contender: Any, url: str) -> None:

@@ -19,7 +19,18 @@ from benches.objects import __main__ as command
 from benches.objects import layout, results
 from benches.objects.contenders import CONNECTOR, FSSPEC, LOAD, PENSTOCK, SAVE, STREAMER
 from benches.objects.proxy import Limits, Pace, Proxy
-from benches.objects.results import LARGE, MEMORY, MIB, PACED, PARTIAL, PROXIED, Results, Sample
+from benches.objects.results import (
+    LARGE,
+    LOCAL,
+    MEMORY,
+    MIB,
+    MIRRORED,
+    PACED,
+    PARTIAL,
+    PROXIED,
+    Results,
+    Sample,
+)
 from benches.objects.server import program
 from compare import assert_same
 
@@ -56,6 +67,8 @@ def measured():
                 PROXIED, PENSTOCK, PARTIAL, index, 20 * MIB, 1.0, traffic={"down": 24 * MIB}, runs=3
             ),
         ]
+        for place, seconds in ((LOCAL, 1.0), (MIRRORED, 1.0625)):
+            found.samples.append(Sample(place, PENSTOCK, SAVE, index, 10**9, slow * seconds))
     found.samples.append(Sample(LARGE, PENSTOCK, SAVE, 0, 10**9, 1.0, extra_bytes=400 * MIB))
     found.samples.append(Sample(MEMORY, FSSPEC, SAVE, 2, error="no space"))
     return found
@@ -75,6 +88,7 @@ def test_bars_are_ratios_within_a_round_and_have_to_be_reached(tmp_path):
     assert bars["MiB beyond the state, load of any size"] == (100, True)
     partial = "bytes of a partial load / 1.05 of what is wanted and 1 MiB a run"
     assert bars[partial] == (1, True)
+    assert bars["time of a mirrored save / of one without a mirror"] == (1.0625, False)
     assert found.errors() == ["memory, dcp-s3fs, save: no space"]
     found.write(tmp_path / "objects.json")
     assert json.loads((tmp_path / "objects.json").read_text())["bars"][0]["is_met"]
@@ -181,9 +195,12 @@ def test_a_small_run_measures_all_places(tmp_path):
     found = json.loads((tmp_path / "results" / "objects.json").read_text())
     assert [one for one in found["samples"] if one["error"]] == []
     operations = {(one["place"], one["operation"]) for one in found["samples"]}
-    assert operations == {(place, one) for place in results.PLACES for one in (SAVE, LOAD)} | {
-        (PROXIED, PARTIAL)
+    assert operations == {
+        *((place, one) for place in results.PLACES for one in (SAVE, LOAD)),
+        *((place, SAVE) for place in results.STORES),
+        (PROXIED, PARTIAL),
     }
-    saves = [one["requests"] for one in found["samples"] if one["operation"] == SAVE]
+    to_server = [one for one in found["samples"] if one["place"] in results.PLACES]
+    saves = [one["requests"] for one in to_server if one["operation"] == SAVE]
     assert all(one["CompleteMultipartUpload"] == 1 for one in saves)
     assert list(Path(tmp_path / "place").iterdir()) == []
