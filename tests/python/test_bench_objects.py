@@ -177,6 +177,7 @@ def test_who_hangs_up_is_hung_up_on():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_small_run_measures_all_places(tmp_path):
     try:
         program()
