@@ -20,8 +20,11 @@ __all__ = [
     "FrozenTable",
     "HostBuffer",
     "Job",
+    "Listener",
     "MirrorJob",
     "NewRowTable",
+    "Question",
+    "Questions",
     "RowBatch",
     "RowCache",
     "RowIndex",
@@ -306,12 +309,28 @@ def survey(path: str, *, options: dict[str, object], progress: _Progress) -> dic
 def look(path: str) -> tuple[str, int] | None: ...
 def list_names(path: str) -> list[str]: ...
 def read_start(path: str, bytes: int) -> bytes: ...
+
+@final
+class Questions:
+    def __new__(cls) -> Questions: ...
+    def listen(self) -> Listener: ...
+
+@final
+class Listener:
+    def next(self) -> Question | None: ...
+
+@final
+class Question:
+    def answer(self, row: tuple[str, str, str | None, float | None]) -> None: ...
+    def refuse(self, reason: str) -> None: ...
+
 def reach(
     url: str,
     *,
     endpoint: str | None,
     region: str | None,
-    ask: Callable[[], tuple[str, str, str | None, float | None]] | None,
+    keys: tuple[str, str, str | None, float | None] | None,
+    questions: Questions | None,
     part_bytes: int | None,
     connections: int | None,
     patience_seconds: int | None,

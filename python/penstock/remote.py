@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -146,11 +148,19 @@ def set_remote(url: str, remote: Remote | None) -> None:
         remote = Remote()
     if not isinstance(remote, Remote):
         raise TypeError(f"remote={remote!r}: must be penstock.Remote or None")
+    bucket = "/".join(where.split("/")[:3])
+    given = remote.credentials
+    _answering.pop(bucket, None)
+    questions = None
+    if callable(given):
+        _answering[bucket] = _Answering(given)
+        questions = _answering[bucket].questions
     _native.reach(
         where,
         endpoint=remote.endpoint,
         region=remote.region,
-        ask=None if remote.credentials is None else _asking(remote.credentials),
+        keys=given._row() if isinstance(given, Credentials) else None,
+        questions=questions,
         part_bytes=remote.part_bytes,
         connections=remote.connections,
         patience_seconds=remote.patience_seconds,
@@ -158,15 +168,44 @@ def set_remote(url: str, remote: Remote | None) -> None:
     )
 
 
-def _asking(
-    credentials: Credentials | Callable[[], Credentials],
-) -> Callable[[], tuple[str, str, str | None, float | None]]:
-    def ask() -> tuple[str, str, str | None, float | None]:
-        asked = credentials if isinstance(credentials, Credentials) else credentials()
-        given: object = asked
-        if not isinstance(given, Credentials):
-            kind = type(given).__name__
-            raise TypeError(f"credentials() gave {kind}: must be penstock.Credentials")
-        return given._row()
+class _Answering:
+    """A thread that asks a callable for keys, as no thread of the engine may enter Python."""
 
-    return ask
+    def __init__(self, credentials: Callable[[], Credentials]) -> None:
+        self._credentials = credentials
+        self.questions = _native.Questions()
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, in a fork too, which has none of its parent's threads."""
+        threading.Thread(
+            target=_answer,
+            args=(self._credentials, self.questions.listen()),
+            name="penstock-credentials",
+            # It waits for as long as anybody may ask.
+            daemon=True,
+        ).start()
+
+
+_answering: dict[str, _Answering] = {}
+"""By the bucket."""
+
+
+def _start_in_fork() -> None:
+    for one in _answering.values():
+        one.start()
+
+
+os.register_at_fork(after_in_child=_start_in_fork)
+
+
+def _answer(credentials: Callable[[], Credentials], listener: _native.Listener) -> None:
+    while (question := listener.next()) is not None:
+        try:
+            given: object = credentials()
+            if not isinstance(given, Credentials):
+                kind = type(given).__name__
+                raise TypeError(f"credentials() gave {kind}: must be penstock.Credentials")
+            question.answer(given._row())
+        except BaseException as error:
+            question.refuse(f"credentials() raised {type(error).__name__}: {error}")

@@ -76,7 +76,7 @@ mod _native {
     #[pymodule_export]
     use crate::offload::{Bell, DataFile, Executor, Share, Stock, Transfer, reserve};
     #[pymodule_export]
-    use crate::remote::{probe_bucket, reach};
+    use crate::remote::{Listener, Question, Questions, probe_bucket, reach};
     #[pymodule_export]
     use crate::salvage::{salvage, survey};
     #[pymodule_export]

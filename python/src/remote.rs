@@ -2,7 +2,8 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
 use penstock_object::{Address, Credentials, Keys, Remote, Verdict, buckets, probe};
@@ -28,24 +29,110 @@ fn keys((id, secret, token, expires): Row) -> Keys {
     }
 }
 
-/// Asks Python for a key.
-fn asked(ask: Py<PyAny>) -> Credentials {
-    Credentials::Asked(Arc::new(move || {
-        let row = Python::attach(|py| ask.call0(py)?.extract::<Row>(py));
-        row.map(keys).map_err(io::Error::other)
-    }))
+/// How long an answer is waited for.
+const ANSWER_MAX: Duration = Duration::from_secs(300);
+
+/// Where an answer goes.
+type Answer = SyncSender<Result<Keys, String>>;
+
+/// Questions for a key. A thread of Python answers them: none that Python does not know takes the GIL.
+#[pyclass(frozen, module = "penstock._native")]
+pub struct Questions {
+    /// To who listens in this process.
+    outbox: Arc<Mutex<Option<Sender<Answer>>>>,
+}
+
+/// Who hears questions, as long as somebody has any.
+#[pyclass(frozen, module = "penstock._native")]
+pub struct Listener {
+    inbox: Mutex<Receiver<Answer>>,
+}
+
+/// One that waits for its answer.
+#[pyclass(frozen, module = "penstock._native")]
+pub struct Question {
+    answer: Answer,
+}
+
+#[pymethods]
+impl Questions {
+    #[new]
+    fn new() -> Questions {
+        Questions {
+            outbox: Arc::default(),
+        }
+    }
+
+    /// Who hears them from now on; a fork needs another one than its parent.
+    fn listen(&self) -> Listener {
+        let (outbox, inbox) = channel();
+        *lock(&self.outbox) = Some(outbox);
+        Listener {
+            inbox: Mutex::new(inbox),
+        }
+    }
+}
+
+impl Questions {
+    fn credentials(&self) -> Credentials {
+        let outbox = Arc::clone(&self.outbox);
+        Credentials::Asked(Arc::new(move || {
+            let (answer, answered) = sync_channel(1);
+            let outbox = lock(&outbox).clone();
+            let asked = outbox.is_some_and(|outbox| outbox.send(answer).is_ok());
+            if !asked {
+                return Err(io::Error::other(
+                    "nobody answers for penstock.Remote any more",
+                ));
+            }
+            match answered.recv_timeout(ANSWER_MAX) {
+                Ok(keys) => keys.map_err(io::Error::other),
+                Err(_) => Err(io::Error::other(
+                    "the callable of penstock.Remote does not return",
+                )),
+            }
+        }))
+    }
+}
+
+#[pymethods]
+impl Listener {
+    /// The next one; None when nobody has any more.
+    fn next(&self, py: Python<'_>) -> Option<Question> {
+        let answer = py.detach(|| lock(&self.inbox).recv().ok());
+        answer.map(|answer| Question { answer })
+    }
+}
+
+#[pymethods]
+impl Question {
+    /// Answers it.
+    fn answer(&self, row: Row) {
+        // Who asked may have given up.
+        let _ = self.answer.try_send(Ok(keys(row)));
+    }
+
+    /// Says why there is no answer.
+    fn refuse(&self, reason: String) {
+        let _ = self.answer.try_send(Err(reason));
+    }
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().expect("nothing panics with the lock")
 }
 
 /// From now on this process reaches the bucket of a URL so; with all left open, as the environment says.
 #[pyfunction]
-#[pyo3(signature = (url, *, endpoint, region, ask, part_bytes, connections, patience_seconds, checksums))]
+#[pyo3(signature = (url, *, endpoint, region, keys, questions, part_bytes, connections, patience_seconds, checksums))]
 #[expect(clippy::too_many_arguments, reason = "all but the first are keywords")]
 pub(crate) fn reach(
     py: Python<'_>,
     url: &str,
     endpoint: Option<String>,
     region: Option<String>,
-    ask: Option<Py<PyAny>>,
+    keys: Option<Row>,
+    questions: Option<PyRef<'_, Questions>>,
     part_bytes: Option<usize>,
     connections: Option<usize>,
     patience_seconds: Option<u64>,
@@ -54,16 +141,16 @@ pub(crate) fn reach(
     let address = Address::of(Path::new(url));
     let address = address.map_err(|error| PyValueError::new_err(error.to_string()))?;
     let address = address.ok_or_else(|| PyValueError::new_err("no URL of a bucket"))?;
+    let given = keys.map(|row| Credentials::Given(self::keys(row)));
     let remote = Remote {
         endpoint,
         region,
-        credentials: ask.map(asked),
+        credentials: given.or_else(|| Some(questions?.credentials())),
         part_bytes,
         connections,
         patience: patience_seconds.map(Duration::from_secs),
         checksums,
     };
-    // Whoever has the lock may wait for the GIL, to drop what Python gave.
     py.detach(|| buckets::reach(address, remote));
     Ok(())
 }

@@ -221,6 +221,9 @@ def test_a_fork_has_connections_of_its_own(bucket):
         penstock.load(url)
         store = penstock.CheckpointStore(root)
         store.load()
+        asked = penstock.Credentials(access_key_id="key", secret_access_key="secret")
+        penstock.set_remote(url, penstock.Remote(credentials=lambda: asked))
+        penstock.load(url)
         child = os.fork()
         if child == 0:
             code = 1
