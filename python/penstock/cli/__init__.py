@@ -41,8 +41,8 @@ EXIT_INTERRUPTED = 130
         "import": "Make the checkpoint PATH of the safetensors files in DIRECTORY, by links.",
         "inspect": "Show what is in the checkpoint PATH; of a store, in its newest complete step.",
         "ls": "List the steps of the store ROOT, complete or not.",
-        "mirror": "Copy the complete steps of the store ROOT to URL in a bucket, as far as they are "
-        "not there.",
+        "mirror": "Copy the complete steps of the store ROOT to URL in a bucket, as far as they "
+        "are not there.",
         "salvage": "Save the intact tensors of the damaged checkpoint PATH, and its plain values, "
         "to OUT.",
         "scrub": "Read back the steps of the store ROOT that were not read for long.",

@@ -2,7 +2,7 @@
 //!
 //! Where the kernel drops the lease of a process that dies, a lock tells the files of a dead attempt from
 //! those of a live one, and nothing else does. Where no lock does and files have ages that the storage
-//! tells, they go by those ([`crate::steps::aged`]). Elsewhere nothing is swept.
+//! tells, they go by those (`steps::aged`). Elsewhere nothing is swept.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
