@@ -78,11 +78,15 @@ class Follower:
 
     def __init__(self, mirror: Mirror, store: _native.Store, options: Options | None) -> None:
         self.mirror = mirror
-        self.remote = _native.Store(mirror.url)
         self._store = store
         self._options = to_native(options)
         self._forget()
         _followers.add(self)
+
+    @property
+    def remote(self) -> _native.Store:
+        """The mirror, reached as the process reaches its bucket by now."""
+        return _native.Store(self.mirror.url)
 
     def _forget(self) -> None:
         """Begins anew, as in a child, which has none of the threads."""

@@ -104,12 +104,13 @@ class MirroredSteps(StoredSteps):
         follower = self._follower
         if follower is None or not follower.mirror.is_due(step):
             return
-        if follower.mirror.wait == "commit":
-            follower.wait_for(step)
-            return
-        follower.follow()
+        # Of earlier steps: also what a save in the background could not raise.
         if (untold := follower.take_untold()) is not None:
             warn(f"steps of {self._root} are not at {follower.mirror.url} yet: {untold}")
+        if follower.mirror.wait == "commit":
+            follower.wait_for(step)
+        else:
+            follower.follow()
 
     def _reader_of(self, ranks: Ranks | None, *, fallback: bool) -> Reader:
         """Who loads steps, for these ranks."""

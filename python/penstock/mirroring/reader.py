@@ -70,7 +70,7 @@ class TieredReader(Reader):
             CorruptCheckpointError: Both copies are damaged, or there is only one.
             StorageError: The system does not let it be read.
         """
-        here, there = self.path(step), f"{self._url}/{os.path.basename(self.path(step))}"
+        here, there = self.path(step), self._there(step)
         first, second = (here, there) if self._tiers.is_local(step) else (there, here)
         try:
             return self._read_at(step, first, second, wanted, verifies=verifies)
@@ -82,6 +82,13 @@ class TieredReader(Reader):
                 raise error from None
             self.warnings.append(f"step {step} is loaded from {second}: {error}")
             return loaded
+
+    def is_about(self, step: int, error: StorageError) -> bool:
+        """Whether a copy of this step is refused, and another step may well be read."""
+        return error.path.startswith(self._there(step)) or super().is_about(step, error)
+
+    def _there(self, step: int) -> str:
+        return f"{self._url}/{os.path.basename(self.path(step))}"
 
     def _read_at(
         self, step: int, path: str, other: str, wanted: Wanted, *, verifies: bool
