@@ -97,7 +97,7 @@ test: test-rust test-python ## Run all tests but the slow ones: on two cores in 
 # what these promise beyond that does not depend on who moves the bytes. For few tests all packages are
 # named as well, so that they have the same features: others would be compiled again.
 .PHONY: test-rust
-test-rust: toolchain | objects-server ## Run the Rust tests, with and without io_uring.
+test-rust: test-toolchain | objects-server ## Run the Rust tests, with and without io_uring.
 	cargo test --locked $(RUST_PACKAGES)
 	cargo test --locked -p penstock-io -p penstock-bench --no-default-features
 	cargo test --locked $(RUST_PACKAGES) --no-default-features --test gather
@@ -273,7 +273,7 @@ release: toolchain $(VENV)/.release ## Build wheels for x86-64 and aarch64 and t
 check-long: fuzz torture ## Run what takes minutes: the fuzz targets, and the torture.
 
 .PHONY: torture
-torture: toolchain $(VENV)/.develop $(NATIVE) ## Cut the power 500 times on ext4 and XFS, kill 1000 savers, flip 10,000 bits, end 10,000 transfers and 1500 trainings.
+torture: test-toolchain $(VENV)/.develop $(NATIVE) ## Cut the power 500 times on ext4 and XFS, kill 1000 savers, flip 10,000 bits, end 10,000 transfers and 1500 trainings.
 	@[ "$$(id -u)" = 0 ] || echo 'missing: root; the power cuts will be skipped' >&2
 	@for tool in mount umount python3 mkfs.ext4 mkfs.xfs; do \
 		command -v "$$tool" >/dev/null || \
@@ -360,6 +360,10 @@ clean: ## Remove everything that was built or installed here.
 .PHONY: toolchain
 toolchain:
 	@scripts/check-toolchain
+
+.PHONY: test-toolchain
+test-toolchain:
+	@scripts/check-toolchain test
 
 .PHONY: lint-toolchain
 lint-toolchain:
