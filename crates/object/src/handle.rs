@@ -33,20 +33,31 @@ impl Elsewhere for Object {
 
 /// An object that is written: a text in memory, or parts on their way. Dropped before it is there, it
 /// gives up what the store has of it.
+///
+/// Of one whose size is known beforehand the end begins when its last part is there, as some stores then
+/// copy all of its bytes; and where one part is all of it, it is put at once.
 #[derive(Debug)]
 pub(crate) struct Upload {
     pub(crate) key: Key,
     kin: Kin,
     /// The upload of parts, once there is one, or why there can be none: each part would ask again.
     begun: OnceCell<Result<Begun, Refusal>>,
+    /// That its end has come; one at a time asks for that.
+    completed: OnceCell<()>,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     text: Bytes,
+    /// Bytes that it will have, where that is known beforehand.
+    bytes: Option<u64>,
     /// The object is there, or what the store has of it stays for somebody else.
     is_kept: bool,
+    /// Somebody has waited for the end, and it was a good one.
+    is_finished: bool,
+    /// Nobody has its file any more.
+    is_closed: bool,
     /// The checksums of parts that are about to be sent, by their offsets.
     expected: HashMap<u64, u64>,
     /// The parts that the store has, by their offsets.
@@ -56,6 +67,12 @@ struct State {
 /// The file of an upload, which requests under way have a share in.
 #[derive(Debug)]
 pub(crate) struct Written(pub(crate) Arc<Upload>);
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        self.0.state().is_closed = true;
+    }
+}
 
 impl Elsewhere for Written {
     fn bytes(&self) -> io::Result<u64> {
@@ -75,6 +92,7 @@ impl Upload {
             key,
             kin,
             begun: OnceCell::new(),
+            completed: OnceCell::new(),
             state: Mutex::default(),
         }
     }
@@ -99,6 +117,7 @@ impl Upload {
             key,
             kin,
             begun: OnceCell::from(Ok(Begun { id, is_checked })),
+            completed: OnceCell::new(),
             state: Mutex::new(state),
         }
     }
@@ -114,6 +133,7 @@ impl Upload {
             key,
             kin,
             begun: OnceCell::from(Ok(begun)),
+            completed: OnceCell::new(),
             state: Mutex::new(state),
         })
     }
@@ -132,48 +152,96 @@ impl Upload {
         self.state().text.clone()
     }
 
+    /// Has so many bytes sent, and no more.
+    pub(crate) fn reserve(&self, bytes: u64) {
+        self.state().bytes = Some(bytes);
+    }
+
     /// Sends the part at an offset.
-    pub(crate) async fn send(&self, part: usize, offset: u64, bytes: Bytes) -> io::Result<()> {
+    pub(crate) async fn send(
+        self: &Arc<Upload>,
+        part: usize,
+        offset: u64,
+        bytes: Bytes,
+    ) -> io::Result<()> {
         let number = u32::try_from(part + 1).unwrap_or(u32::MAX);
         if number > PARTS_MAX {
             let detail = format!("an object has at most {PARTS_MAX} parts: make them larger");
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, detail));
         }
+        let (whole, expected) = {
+            let mut state = self.state();
+            (state.bytes, state.expected.remove(&offset))
+        };
+        let crc = || expected.unwrap_or_else(|| crc_fast::checksum(Crc64Nvme, &bytes));
         let Kin {
             signed,
             has_checksums,
             ..
         } = &self.kin;
+        if offset == 0 && whole == Some(bytes.len() as u64) && !self.begun.initialized() {
+            let crc = has_checksums.then(crc);
+            let part = signed.put(&self.key, bytes, crc).await?;
+            let mut state = self.state();
+            state.parts.insert(offset, part);
+            state.is_kept = true;
+            let _ = self.completed.set(());
+            return Ok(());
+        }
         let begin = || signed.begin(&self.key, *has_checksums);
         let upload = self.begun.get_or_init(begin).await.as_ref();
         let upload = upload.map_err(Refusal::clone)?;
-        let expected = self.state().expected.remove(&offset);
-        let crc = upload
-            .is_checked
-            .then(|| expected.unwrap_or_else(|| crc_fast::checksum(Crc64Nvme, &bytes)));
+        let crc = upload.is_checked.then(crc);
         let part = signed.put_part(&self.key, upload, number, bytes, crc);
         let part = part.await?;
-        self.state().parts.insert(offset, part);
+        let is_whole = {
+            let mut state = self.state();
+            state.parts.insert(offset, part);
+            whole == Some(state.parts.values().map(|part| part.bytes).sum())
+        };
+        if is_whole {
+            let upload = Arc::clone(self);
+            // Not here: whoever waits for this part wants its memory back.
+            tokio::spawn(async move { upload.complete_early().await });
+        }
         Ok(())
     }
 
     /// Makes an object of what was sent, or of the text where nothing was.
     pub(crate) async fn finish(&self) -> io::Result<()> {
-        match self.begun.get() {
-            None => {
-                let text = PutPayload::from(self.text());
-                let put = self.kin.store.put(&self.key, text).await;
-                put.map_err(kind_of)?;
-            }
-            Some(upload) => {
-                let upload = upload.as_ref().map_err(Refusal::clone)?;
-                let parts = self.parts()?;
-                let completed = self.kin.signed.complete(&self.key, upload, &parts);
-                completed.await?;
-            }
+        if !self.begun.initialized() && !self.completed.initialized() {
+            let text = PutPayload::from(self.text());
+            let put = self.kin.store.put(&self.key, text).await;
+            put.map_err(kind_of)?;
+            self.state().is_kept = true;
+            return Ok(());
         }
+        self.completed.get_or_try_init(|| self.complete()).await?;
+        self.state().is_finished = true;
+        Ok(())
+    }
+
+    async fn complete(&self) -> Result<(), Refusal> {
+        let upload = self.begun.get().expect("parts were sent").as_ref();
+        let upload = upload.map_err(Refusal::clone)?;
+        let parts = self.parts()?;
+        let completed = self.kin.signed.complete(&self.key, upload, &parts);
+        completed.await?;
         self.state().is_kept = true;
         Ok(())
+    }
+
+    /// Completes before anybody asks for it. Whoever has closed the file meanwhile has given the object
+    /// up, perhaps before it was there.
+    async fn complete_early(&self) {
+        let completed = self.completed.get_or_try_init(|| self.complete()).await;
+        let is_unwanted = {
+            let state = self.state();
+            state.is_closed && !state.is_finished
+        };
+        if completed.is_ok() && is_unwanted {
+            let _ = self.kin.signed.delete(&self.key).await;
+        }
     }
 
     /// The upload that the store has begun, and the parts of it that are there; it stays when this
@@ -187,13 +255,13 @@ impl Upload {
     }
 
     /// The parts in order, which have to be all there are.
-    fn parts(&self) -> io::Result<Vec<Part>> {
+    fn parts(&self) -> Result<Vec<Part>, Refusal> {
         let mut end = 0;
         let mut parts = Vec::new();
         for (offset, part) in &self.state().parts {
             if *offset != end {
                 let detail = format!("bytes {end} to {offset} were never uploaded");
-                return Err(io::Error::other(detail));
+                return Err(Refusal::new(io::ErrorKind::Other, detail));
             }
             end += part.bytes;
             parts.push(part.clone());

@@ -243,8 +243,11 @@ impl Objects {
             Change::CreateDirectory(_)
             | Change::RemoveDirectory(_)
             | Change::SyncDirectory(_)
-            | Change::Allocate(..)
             | Change::Truncate(..) => Ok(()),
+            Change::Allocate(file, bytes) => {
+                upload_of(file)?.0.reserve(bytes);
+                Ok(())
+            }
             Change::Write(file, text) => {
                 upload_of(file)?.0.hold(text);
                 Ok(())

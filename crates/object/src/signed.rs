@@ -64,6 +64,10 @@ impl<'a> Ask<'a> {
         self
     }
 
+    pub(crate) fn body_bytes(&self) -> u64 {
+        self.body.len() as u64
+    }
+
     /// What the store has to do besides.
     pub(crate) fn work(mut self, time: Duration) -> Ask<'a> {
         self.time_max += time;

@@ -94,6 +94,18 @@ impl Signed {
         Ok(Begun { id, is_checked })
     }
 
+    /// Puts an object as a whole, with its checksum if it has one and the store knows such. What changes
+    /// on its way is refused, and sent again.
+    pub(crate) async fn put(&self, key: &Key, body: Bytes, crc64nvme: Option<u64>) -> Result<Part> {
+        let ask = Ask::new(Method::PUT, key).body(body);
+        match self.put_checked(&ask, 1, crc64nvme).await {
+            Err(refusal) if crc64nvme.is_some() && refusal.is_of_checksums() => {
+                self.put_checked(&ask, 1, None).await
+            }
+            put => put,
+        }
+    }
+
     /// Sends a part. What changes on its way is refused, and sent again.
     pub(crate) async fn put_part(
         &self,
@@ -103,11 +115,20 @@ impl Signed {
         body: Bytes,
         crc64nvme: Option<u64>,
     ) -> Result<Part> {
-        let bytes = body.len() as u64;
-        let mut ask = Ask::new(Method::PUT, key)
+        let ask = Ask::new(Method::PUT, key)
             .query("partNumber", number.to_string())
             .query("uploadId", &upload.id)
             .body(body);
+        self.put_checked(&ask, number, crc64nvme).await
+    }
+
+    async fn put_checked(
+        &self,
+        ask: &Ask<'_>,
+        number: u32,
+        crc64nvme: Option<u64>,
+    ) -> Result<Part> {
+        let mut ask = ask.clone();
         if let Some(crc) = crc64nvme {
             ask = ask.header(CHECKSUM, value(&checksum(crc)));
         }
@@ -126,7 +147,7 @@ impl Signed {
         };
         Ok(Part {
             number,
-            bytes,
+            bytes: ask.body_bytes(),
             tag: tag.to_owned(),
             crc64nvme,
         })

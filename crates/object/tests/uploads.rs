@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use common::proxy::{Fate, Pace, Proxy};
 use common::server::Server;
 use common::{PART_BYTES, at, bytes, download, finish, objects, send, upload, write_of};
-use penstock_io::file::Direct;
-use penstock_io::file_system::FileSystem;
+use penstock_io::file::{Direct, File};
+use penstock_io::file_system::{Change, FileSystem};
 use penstock_object::{OpenUpload, Remote};
 
 /// Two parts, and a short one.
@@ -231,4 +231,112 @@ fn a_part_begins_where_parts_do() {
     let file = Arc::new(objects.create(&at("object"), Direct::Off).unwrap());
     let completed = common::transfer(&objects, &file, vec![write_of(7, b"some")]);
     assert!(completed[0].result.is_err());
+}
+
+/// Has the store told how many bytes a file will have.
+fn reserve(objects: &penstock_object::Objects, file: &File, bytes: usize) {
+    let change = Change::Allocate(file, bytes as u64);
+    objects.change(change).unwrap();
+}
+
+#[test]
+fn what_one_part_is_all_of_is_one_request() {
+    let Some(server) = Server::start("what_one_part_is_all_of_is_one_request") else {
+        return;
+    };
+    let proxy = Proxy::watch(&server.address);
+    let objects = objects(&proxy.endpoint(), Remote::default());
+    let bytes = bytes(PART_BYTES / 2);
+    let file = Arc::new(objects.create(&at("object"), Direct::Off).unwrap());
+    reserve(&objects, &file, bytes.len());
+    send(&objects, &file, &bytes, [0]).unwrap();
+    finish(&objects, &file).unwrap();
+    let heads = proxy.take_heads();
+    assert_eq!(heads.len(), 1, "{heads:#?}");
+    assert!(
+        heads[0].contains("x-amz-checksum-crc64nvme: "),
+        "{heads:#?}"
+    );
+    assert_eq!(fs::read(server.file("object")).unwrap(), bytes);
+
+    // The sum that was digested is what the store checks, here too.
+    let remote = Remote {
+        patience: Some(std::time::Duration::ZERO),
+        ..Remote::default()
+    };
+    let objects = common::objects(&server.endpoint(), remote);
+    let file = Arc::new(objects.create(&at("other"), Direct::Off).unwrap());
+    reserve(&objects, &file, bytes.len());
+    file.expect(0, || 1);
+    send(&objects, &file, &bytes, [0]).unwrap_err();
+    assert!(!server.file("other").exists());
+}
+
+#[test]
+fn an_upload_whose_size_is_known_ends_with_its_last_part() {
+    let Some(server) = Server::start("an_upload_whose_size_is_known_ends") else {
+        return;
+    };
+    let proxy = Proxy::watch(&server.address);
+    let objects = objects(&proxy.endpoint(), Remote::default());
+    let bytes = bytes(BYTES);
+    let file = Arc::new(objects.create(&at("object"), Direct::Off).unwrap());
+    reserve(&objects, &file, bytes.len());
+    send(&objects, &file, &bytes, [1, 2]).unwrap();
+    assert!(!server.file("object").exists());
+    send(&objects, &file, &bytes, [0]).unwrap();
+    // Nobody has asked for it.
+    while !server.file("object").exists() {
+        std::thread::yield_now();
+    }
+    finish(&objects, &file).unwrap();
+    finish(&objects, &file).unwrap();
+    assert_eq!(fs::read(server.file("object")).unwrap(), bytes);
+    let heads = proxy.take_heads();
+    let ends = heads
+        .iter()
+        .filter(|head| head.starts_with("POST") && head.contains("uploadId="));
+    assert_eq!(ends.count(), 1, "{heads:#?}");
+}
+
+#[test]
+fn an_upload_that_is_dropped_while_it_ends_leaves_no_object() {
+    let Some(server) = Server::start("an_upload_that_is_dropped_while_it_ends") else {
+        return;
+    };
+    // The end is held back until the file is dropped.
+    let is_dropped = Arc::new(AtomicUsize::new(0));
+    let gate = Arc::clone(&is_dropped);
+    let proxy = Proxy::start(&server.address, Pace::default(), move |is_up, bytes| {
+        let is_end = is_up && bytes.starts_with(b"POST") && contains(bytes, b"uploadId=");
+        while is_end && gate.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        Fate::Pass
+    });
+    let objects = objects(&proxy.endpoint(), Remote::default());
+    let bytes = bytes(BYTES);
+    let file = Arc::new(objects.create(&at("object"), Direct::Off).unwrap());
+    reserve(&objects, &file, bytes.len());
+    send(&objects, &file, &bytes, [0, 1, 2]).unwrap();
+    drop(file);
+    is_dropped.store(1, Ordering::SeqCst);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    loop {
+        let heads = proxy.take_heads();
+        if heads.iter().any(|head| head.starts_with("DELETE")) {
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "nothing was removed");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    while server.file("object").exists() {
+        assert!(std::time::Instant::now() < deadline, "the object stays");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(objects.open_uploads(&at("")).unwrap(), []);
+}
+
+fn contains(bytes: &[u8], what: &[u8]) -> bool {
+    bytes.windows(what.len()).any(|window| window == what)
 }
