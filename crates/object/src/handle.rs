@@ -244,16 +244,6 @@ impl Upload {
         }
     }
 
-    /// The upload that the store has begun, and the parts of it that are there; it stays when this
-    /// one is dropped.
-    pub(crate) fn keep(&self) -> Option<(String, Vec<Part>)> {
-        let upload = self.begun.get()?.as_ref().ok()?;
-        let mut state = self.state();
-        state.is_kept = true;
-        let parts = state.parts.values().cloned().collect();
-        Some((upload.id.clone(), parts))
-    }
-
     /// The parts in order, which have to be all there are.
     fn parts(&self) -> Result<Vec<Part>, Refusal> {
         let mut end = 0;

@@ -26,7 +26,7 @@ use crate::handle::{Object, Upload, Written};
 use crate::kin::{Kin, kind_of};
 use crate::remote::Remote;
 use crate::runtime;
-use crate::uploads::{OpenUpload, Part};
+use crate::uploads::OpenUpload;
 
 /// The objects of a bucket, as files.
 #[derive(Debug)]
@@ -92,51 +92,6 @@ impl Objects {
             key => format!("{key}/"),
         };
         self.run(|kin| async move { Ok(kin.signed.open_uploads(&prefix).await?) })
-    }
-
-    /// Gives up an upload, and with it all that was sent of it.
-    ///
-    /// # Errors
-    /// That of the store.
-    pub fn abort(&self, upload: &OpenUpload) -> io::Result<()> {
-        let (key, id) = (key_of(upload)?, upload.id.clone());
-        self.run(|kin| async move { Ok(kin.signed.abort(&key, &id).await?) })
-    }
-
-    /// The parts that the store has of an upload, in order.
-    ///
-    /// # Errors
-    /// That of the store.
-    pub fn sent_parts(&self, upload: &OpenUpload) -> io::Result<Vec<Part>> {
-        let (key, id) = (key_of(upload)?, upload.id.clone());
-        self.run(|kin| async move { Ok(kin.signed.parts(&key, &id).await?) })
-    }
-
-    /// The file of an upload that was begun before: what of it is not among the parts is written, and
-    /// a sync ends it. Dropped before that, the upload stays.
-    ///
-    /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] for parts that are not of the size of ours.
-    pub fn resume(&self, path: &Path, id: &str, parts: Vec<Part>) -> io::Result<File> {
-        let key = self.address.key(path)?;
-        let part_bytes = self.part_bytes() as u64;
-        let last = parts.iter().map(|part| part.number).max();
-        let fits = |part: &Part| {
-            let is_last = Some(part.number) == last && part.bytes <= part_bytes;
-            part.number > 0 && (part.bytes == part_bytes || is_last)
-        };
-        if !parts.iter().all(fits) {
-            let detail = format!("its parts are not of {part_bytes} bytes");
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
-        }
-        let upload = Upload::resumed(key, self.kin()?, id.to_owned(), parts, part_bytes);
-        Ok(File::elsewhere(path, Arc::new(Written(Arc::new(upload)))))
-    }
-
-    /// The id of the upload that a file is, and the parts that the store has of it; from now on it
-    /// stays when the file is dropped. `None` where nothing was sent yet.
-    pub fn keep(&self, file: &File) -> Option<(String, Vec<Part>)> {
-        upload_of(file).ok()?.0.keep()
     }
 
     pub(crate) fn run<T, F>(&self, work: impl FnOnce(Kin) -> F) -> io::Result<T>
@@ -475,10 +430,6 @@ impl Objects {
             false => Err(io::ErrorKind::NotFound.into()),
         }
     }
-}
-
-fn key_of(upload: &OpenUpload) -> io::Result<Key> {
-    Key::parse(&upload.key).map_err(|error| io::Error::other(error.to_string()))
 }
 
 fn upload_of(file: &File) -> io::Result<&Written> {

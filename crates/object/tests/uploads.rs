@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,8 +11,8 @@ use common::proxy::{Fate, Pace, Proxy};
 use common::server::Server;
 use common::{PART_BYTES, at, bytes, download, finish, objects, send, upload, write_of};
 use penstock_io::file::{Direct, File};
-use penstock_io::file_system::{Change, FileSystem};
-use penstock_object::{OpenUpload, Remote};
+use penstock_io::file_system::{Change, FileSystem, OpenUpload};
+use penstock_object::Remote;
 
 /// Two parts, and a short one.
 const BYTES: usize = 2 * PART_BYTES + 12_345;
@@ -139,27 +140,24 @@ fn open_uploads_are_found_and_ended() {
     let objects = objects(&server.endpoint(), Remote::default());
     let keys = ["run/a", "run/b", "runs/c", "d"];
     for key in keys {
-        let file = Arc::new(objects.create(&at(key), Direct::Off).unwrap());
-        send(&objects, &file, b"some", [0]).unwrap();
-        assert_eq!(objects.keep(&file).unwrap().1.len(), 1);
+        let begun = objects.go_on(&at(key), |_| true).unwrap();
+        send(&objects, &Arc::new(begun.file), b"some", [0]).unwrap();
     }
     let open = |key: &str| {
-        let mut open = objects.open_uploads(&at(key)).unwrap();
-        open.sort_by(|a, b| a.key.cmp(&b.key));
+        let mut open = FileSystem::open_uploads(&objects, &at(key)).unwrap();
+        open.sort_by(|a, b| a.path.cmp(&b.path));
         open
     };
-    let keys_of = |open: Vec<OpenUpload>| -> Vec<String> {
-        open.into_iter().map(|upload| upload.key).collect()
-    };
+    let paths_of =
+        |open: Vec<OpenUpload>| -> Vec<PathBuf> { open.into_iter().map(|one| one.path).collect() };
     let run = open("run");
-    assert!(run[0].initiated.elapsed().unwrap().as_secs() < 3600);
-    assert_eq!(objects.sent_parts(&run[0]).unwrap()[0].bytes, 4);
-    objects.abort(&run[0]).unwrap();
+    assert!(run[0].begun.elapsed().unwrap().as_secs() < 3600);
+    objects.abandon(&run[0]).unwrap();
     // One that is gone is as good.
-    objects.abort(&run[0]).unwrap();
-    assert_eq!(keys_of(open("run")), ["run/b"]);
-    assert_eq!(keys_of(open("")), ["d", "run/b", "runs/c"]);
-    assert_eq!(keys_of(open("none")), [""; 0]);
+    objects.abandon(&run[0]).unwrap();
+    assert_eq!(paths_of(open("run")), [at("run/b")]);
+    assert_eq!(paths_of(open("")), [at("d"), at("run/b"), at("runs/c")]);
+    assert_eq!(open("none"), []);
 }
 
 #[test]
@@ -185,44 +183,38 @@ fn an_upload_is_continued_by_what_the_store_has_of_it() {
     };
     let objects = objects(&server.endpoint(), Remote::default());
     let (path, bytes) = (at("object"), bytes(BYTES));
-    let file = Arc::new(objects.create(&path, Direct::Off).unwrap());
-    send(&objects, &file, &bytes, [0, 2]).unwrap();
-    let (id, parts) = objects.keep(&file).unwrap();
-    drop(file);
-    let listed = objects.open_uploads(&at("")).unwrap();
-    assert_eq!(listed.len(), 1);
-    assert_eq!(objects.sent_parts(&listed[0]).unwrap(), parts);
-    let file = Arc::new(objects.resume(&path, &id, parts).unwrap());
+    let begun = objects.go_on(&path, |_| true).unwrap();
+    assert_eq!(begun.parts, []);
+    send(&objects, &Arc::new(begun.file), &bytes, [0, 2]).unwrap();
+    let continued = objects.go_on(&path, |_| true).unwrap();
+    let sizes = continued.parts.iter().map(|part| (part.number, part.bytes));
+    let (part, last) = (PART_BYTES as u64, (BYTES % PART_BYTES) as u64);
+    assert_eq!(sizes.collect::<Vec<_>>(), [(1, part), (3, last)]);
+    assert_eq!(continued.file.len().unwrap(), part + last);
+    let file = Arc::new(continued.file);
     // What is missing is no object.
     finish(&objects, &file).unwrap_err();
     send(&objects, &file, &bytes, [1]).unwrap();
     finish(&objects, &file).unwrap();
     assert_eq!(fs::read(server.file("object")).unwrap(), bytes);
+    assert_eq!(objects.open_uploads(&at("")).unwrap(), []);
 }
 
 #[test]
-fn parts_of_another_size_are_not_continued() {
-    let objects = objects("http://127.0.0.1:1", Remote::default());
-    let part = |number, bytes| penstock_object::Part {
-        number,
-        bytes,
-        tag: "tag".into(),
-        crc64nvme: None,
+fn an_upload_with_a_part_that_is_not_right_is_given_up_and_begun_anew() {
+    let Some(server) = Server::start("an_upload_with_a_part_that_is_not_right") else {
+        return;
     };
-    let size = PART_BYTES as u64;
-    for parts in [
-        vec![part(0, size)],
-        vec![part(1, size - 1), part(2, size)],
-        vec![part(1, size), part(2, size + 1)],
-    ] {
-        let refused = objects.resume(&at("object"), "id", parts);
-        assert_eq!(
-            refused.unwrap_err().kind(),
-            std::io::ErrorKind::InvalidInput
-        );
-    }
-    let file = objects.resume(&at("object"), "id", vec![part(1, size), part(3, 7)]);
-    assert_eq!(file.unwrap().len().unwrap(), size + 7);
+    let objects = objects(&server.endpoint(), Remote::default());
+    let path = at("object");
+    let begun = objects.go_on(&path, |_| true).unwrap();
+    send(&objects, &Arc::new(begun.file), &bytes(BYTES), [0, 1]).unwrap();
+    let id = || objects.open_uploads(&at("")).unwrap().remove(0).id;
+    let first = id();
+    let anew = objects.go_on(&path, |part| part.number == 1).unwrap();
+    assert_eq!(anew.parts, []);
+    assert_ne!(id(), first);
+    assert_eq!(objects.open_uploads(&at("")).unwrap().len(), 1);
 }
 
 #[test]

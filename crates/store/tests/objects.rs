@@ -865,7 +865,7 @@ fn uploads_of_dead_attempts_go_and_those_of_live_ones_and_of_others_stay() {
 
 /// Sends the first part of a file, and dies.
 fn begin_upload(objects: &Arc<Objects>, path: &Path) {
-    let file = Arc::new(objects.create(path, Direct::Off).unwrap());
+    let file = Arc::new(objects.go_on(path, |_| true).unwrap().file);
     let mut engine = objects.engine(1).unwrap().engine;
     let kind = OpKind::Write {
         offset: 0,
@@ -882,7 +882,6 @@ fn begin_upload(objects: &Arc<Objects>, path: &Path) {
     let mut completed = Vec::new();
     engine.poll(1, None, &mut completed).unwrap();
     assert_eq!(completed[0].result.as_ref().unwrap(), &4);
-    objects.keep(&file).unwrap();
 }
 
 /// Ranks of one attempt, each with connections of its own: the coordinator's attempt, the others', and
