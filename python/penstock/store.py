@@ -30,11 +30,10 @@ from penstock.saving.destination import Destination
 from penstock.saving.groups import Groups, read_files
 from penstock.saving.together import save_together
 from penstock.saving.turns import Turns
-from penstock.saving.waiting import Waiting
 from penstock.state.live import LiveState
 from penstock.steps import delivery
 from penstock.steps.retention import Retention
-from penstock.tracing import call, span
+from penstock.tracing import call
 
 if TYPE_CHECKING:
     import os
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
     from penstock.training.training import Training
 
 
-class CheckpointStore(MirroredSteps, Waiting):
+class CheckpointStore(MirroredSteps):
     """A directory with one checkpoint per training step.
 
     Every step is a directory of its own that can be copied, moved and uploaded. The store keeps no
@@ -168,9 +167,7 @@ class CheckpointStore(MirroredSteps, Waiting):
                 report = save_alone(destination, state, options, progress)
         self._turns.saved(report)
         if together is None or together.is_coordinator:
-            with span("retire"):
-                self._retire(destination.step or 0, 4)
-            self._mirror(destination.step or 0)
+            self._after_save(destination.step or 0, 5)
         return report
 
     @overload
@@ -273,7 +270,7 @@ class CheckpointStore(MirroredSteps, Waiting):
                 to_native(self._options),
                 lazy=lazy,
                 if_busy=if_busy,
-                after=lambda: self._saved(step),
+                after=lambda: self._after_save(step, 0),
             )
 
     def _ranks(self, *, to_save: bool = False) -> Ranks | None:
@@ -296,26 +293,6 @@ class CheckpointStore(MirroredSteps, Waiting):
             groups=Groups.check(groups),
             files=read_files(files),
         )
-
-    def _saved(self, step: int) -> None:
-        """What comes after a save in the background."""
-        self._retire(step, 0)
-        self._mirror(step)
-
-    def close(self) -> None:
-        """Waits for the last `save_async`, gives its memory back, and stops copying to the mirror.
-
-        This stays usable. What is not at the mirror yet is sent when copying begins again, in
-        whatever process: `wait_for_mirror` waits until all is there.
-
-        Raises:
-            PenstockError: The error of that save, if nobody has seen it.
-        """
-        try:
-            super().close()
-        finally:
-            if self._follower is not None:
-                self._follower.close()
 
     def load(
         self,

@@ -12,8 +12,10 @@ from penstock.mirroring.reader import TieredReader
 from penstock.mirroring.tiers import Tiers
 from penstock.paths import of_bucket
 from penstock.saving.destination import warn
+from penstock.saving.waiting import Waiting
 from penstock.steps.reader import Reader
 from penstock.steps.stored import StoredSteps
+from penstock.tracing import span
 
 if TYPE_CHECKING:
     from penstock.mirroring.reports import MirrorStatus
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.steps.retention import Retention
 
 
-class MirroredSteps(StoredSteps):
+class MirroredSteps(StoredSteps, Waiting):
     """The steps of a store, and the copies of them in a bucket.
 
     Args:
@@ -91,6 +93,27 @@ class MirroredSteps(StoredSteps):
             PenstockError: The store has no mirror.
         """
         return self._mirroring().wait(timeout_seconds)
+
+    def close(self) -> None:
+        """Waits for the last `save_async`, gives its memory back, and stops copying to the mirror.
+
+        This stays usable. What is not at the mirror yet is sent when copying begins again, in
+        whatever process: `wait_for_mirror` waits until all is there.
+
+        Raises:
+            PenstockError: The error of that save, if nobody has seen it.
+        """
+        try:
+            super().close()
+        finally:
+            if self._follower is not None:
+                self._follower.close()
+
+    def _after_save(self, step: int, stacklevel: int) -> None:
+        """Deletes what the store no longer keeps, and has the step copied."""
+        with span("retire"):
+            self._retire(step, stacklevel)
+        self._mirror(step)
 
     def _mirroring(self) -> Follower:
         if self._follower is None:
