@@ -33,6 +33,7 @@ use super::files::remove_file;
 use super::leftovers::remove_attempt_files;
 use crate::error::{Error, Result};
 use crate::format::description::read_manifest;
+use crate::format::directory::entries;
 use crate::format::name::{self, attempt_of, is_fence, is_taken_manifest};
 
 /// Removes the files of an attempt behind a fence, if no manifest names it and its files still look dead;
@@ -51,7 +52,7 @@ pub(crate) fn clear(
     drop(file);
     let files = file_system.files();
     let is_its = |name: &str| attempt_of(name) == Some(id) && !is_fence(name);
-    let looked = files.list(path).map_err(Error::storage("list", path));
+    let looked = entries(path, files);
     let looked = looked.map(|mut entries| {
         entries.retain(|entry| entry.name.to_str().is_some_and(is_its));
         is_dead(&entries) && is_free(path, files, id)
@@ -94,11 +95,7 @@ pub(crate) fn flaw<'a>(
     id: &str,
     mut expected: impl Iterator<Item = &'a str>,
 ) -> Result<Option<PathBuf>> {
-    let entries = files.list(path);
-    let entries = match entries {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-        entries => entries.map_err(Error::storage("list", path))?,
-    };
+    let entries = entries(path, files)?;
     let there: HashSet<&str> = entries
         .iter()
         .filter_map(|entry| entry.name.to_str())

@@ -1,16 +1,27 @@
 //! What lies in the directory of a checkpoint beside what its manifest names.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use penstock_io::file_system::Files;
+use penstock_io::file_system::{Entry, Files};
 
 use crate::error::{Error, Result};
 use crate::format::name::{PROTECTED, is_attempt_file};
 
+/// What lies in a directory. Where nothing but files makes one, one without files holds nothing: somebody
+/// else may have removed the last.
+pub(crate) fn entries(path: &Path, files: &dyn Files) -> Result<Vec<Entry>> {
+    match files.list(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound && !files.has_directories() => {
+            Ok(Vec::new())
+        }
+        entries => entries.map_err(Error::storage("list", path)),
+    }
+}
+
 /// The names in a directory that are text, as all of ours are.
 pub(crate) fn names(path: &Path, files: &dyn Files) -> Result<Vec<String>> {
-    let entries = files.list(path).map_err(Error::storage("list", path))?;
-    let names = entries.into_iter();
+    let names = entries(path, files)?.into_iter();
     Ok(names
         .filter_map(|entry| entry.name.into_string().ok())
         .collect())
@@ -23,7 +34,7 @@ pub(crate) fn attempt_files(
     select: impl Fn(&str) -> bool,
 ) -> Result<Vec<(PathBuf, u64)>> {
     let mut selected = Vec::new();
-    for entry in files.list(path).map_err(Error::storage("list", path))? {
+    for entry in entries(path, files)? {
         let Some(name) = entry.name.to_str() else {
             continue;
         };
@@ -41,10 +52,6 @@ pub(crate) fn attempt_files(
 pub(crate) fn is_protected_at(path: &Path, files: &dyn Files) -> bool {
     // When in doubt, it is protected: a link to nothing counts, and what cannot be looked at.
     let found = files.look(&path.join(PROTECTED));
-    !found.is_err_and(|error| {
-        matches!(
-            error.kind(),
-            std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
-        )
-    })
+    !found
+        .is_err_and(|error| matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
 }

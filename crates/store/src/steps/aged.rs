@@ -24,7 +24,9 @@ use penstock_io::file_system::{Entry, OpenUpload};
 
 use crate::commit::fence::clear;
 use crate::commit::files::remove_file;
+use crate::commit::renewal::AGE_MIN;
 use crate::error::{Error, Result};
+use crate::format::directory::entries;
 use crate::format::name::{
     MANIFEST, attempt_of, clock, is_clock, is_fence, is_lease, is_taken_manifest, parse_step,
 };
@@ -74,7 +76,7 @@ impl Store {
     /// Sweeps all steps by the age of what is there, or tells what would go.
     pub(super) fn sweep_aged(&self, age: Duration, removes: bool) -> Result<Vec<(PathBuf, u64)>> {
         let now = self.file_system().time_at(&self.root().join(clock()))?;
-        let Some(limit) = now.and_then(|now| now.checked_sub(age)) else {
+        let Some((now, limit)) = now.and_then(|now| Some((now, now.checked_sub(age)?))) else {
             return Ok(Vec::new());
         };
         let sweep = Aged { limit, removes };
@@ -97,7 +99,8 @@ impl Store {
             }
         }
         if removes {
-            self.sweep_clocks(limit)?;
+            // Who says that no save is under way has not said so of sweeps.
+            self.sweep_clocks(limit.min(now - AGE_MIN))?;
         }
         failed.map_or(Ok(swept), Err)
     }
@@ -152,11 +155,8 @@ impl Store {
     /// Whether nobody takes back any more what the manifest of a step has replaced
     /// ([`crate::commit::fence`]).
     fn is_old_manifest(&self, path: &Path, sweep: &Aged) -> Result<bool> {
-        let entries = self
-            .files()
-            .list(path)
-            .map_err(Error::storage("list", path))?;
-        let mut manifest = entries.into_iter().filter(|entry| entry.name == MANIFEST);
+        let entries = entries(path, self.files())?.into_iter();
+        let mut manifest = entries.filter(|entry| entry.name == MANIFEST);
         Ok(manifest.all(|manifest| are_older(&[manifest], sweep.limit)))
     }
 
@@ -164,11 +164,7 @@ impl Store {
     fn attempts(&self, path: &Path, uploads: Vec<OpenUpload>) -> Result<BTreeMap<String, Found>> {
         let mut attempts: BTreeMap<String, Found> = BTreeMap::new();
         let id = |name: Option<&str>| name.and_then(attempt_of).map(str::to_owned);
-        let entries = match self.files().list(path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
-            entries => entries.map_err(Error::storage("list", path))?,
-        };
-        for entry in entries {
+        for entry in entries(path, self.files())? {
             if let Some(id) = id(entry.name.to_str()) {
                 attempts.entry(id).or_default().files.push(entry);
             }
