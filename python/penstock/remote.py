@@ -125,8 +125,8 @@ class Remote:
 def set_remote(url: str, remote: Remote | None) -> None:
     """Says how this process, and what it forks, reaches a bucket from now on.
 
-    Saves and loads under way go on as they began. Open a `CheckpointStore` of that bucket anew: one
-    that is open looks for its steps as before.
+    Saves and loads under way go on as they began. What comes after them goes the new way, also of
+    a `CheckpointStore` that is open.
 
     Args:
         url: A URL of the bucket; what follows the bucket's name plays no part.

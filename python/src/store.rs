@@ -4,13 +4,13 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use penstock_store::Error;
 use penstock_store::steps::aside::Aside;
 use penstock_store::steps::marks::Mark;
 use penstock_store::steps::retention::Verdict;
 use penstock_store::steps::scrub::Scrub;
 use penstock_store::steps::store::{self, StepState};
 use penstock_store::steps::sweep::Sweep;
+use penstock_store::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -22,7 +22,14 @@ use crate::report;
 /// A directory of checkpoints; see `penstock.CheckpointStore`.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Store {
-    inner: store::Store,
+    root: PathBuf,
+}
+
+impl Store {
+    /// The store, as its bucket is reached by now.
+    fn now(&self) -> Result<store::Store> {
+        store::Store::at(&self.root)
+    }
 }
 
 /// A step, why it is kept, and of one that goes the identity and the metadata.
@@ -62,13 +69,15 @@ fn text(path: &Path) -> OsString {
 impl Store {
     #[new]
     fn new(py: Python<'_>, root: PathBuf) -> PyResult<Store> {
-        let inner = store::Store::at(root).map_err(|error| errors::raise(py, &error))?;
-        Ok(Store { inner })
+        let store = Store { root };
+        // What cannot be reached is refused at once.
+        store.now().map_err(|error| errors::raise(py, &error))?;
+        Ok(store)
     }
 
     /// Where a step's checkpoint is or would be.
     fn step_path(&self, step: u64) -> OsString {
-        text(&self.inner.step_path(step))
+        text(&store::Store::new(&self.root).step_path(step))
     }
 
     /// Every step by number with its state and the reason for it, the newest first; those up to
@@ -76,10 +85,10 @@ impl Store {
     #[pyo3(signature = (*, last=None, to_first=false))]
     fn steps(&self, py: Python<'_>, last: Option<u64>, to_first: bool) -> PyResult<Vec<StateRow>> {
         call::without_gil(py, || {
-            let mut rows = Vec::new();
-            let steps = self.inner.steps()?.into_iter().rev();
+            let (store, mut rows) = (self.now()?, Vec::new());
+            let steps = store.steps()?.into_iter().rev();
             for step in steps.filter(|&step| last.is_none_or(|last| step <= last)) {
-                let row = match self.inner.state(step) {
+                let row = match store.state(step) {
                     Ok(state) => state_row(step, &state),
                     // Removed since the directory was listed.
                     Err(Error::NotFound { .. }) => continue,
@@ -97,7 +106,7 @@ impl Store {
 
     /// What is at a step; `None` where there is none.
     fn state(&self, py: Python<'_>, step: u64) -> PyResult<Option<&'static str>> {
-        call::without_gil(py, || match self.inner.state(step) {
+        call::without_gil(py, || match self.now()?.state(step) {
             Ok(state) => Ok(Some(state_row(step, &state).1)),
             Err(Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(error),
@@ -107,9 +116,10 @@ impl Store {
     /// The steps whose manifest says that they are complete, ascending.
     fn committed(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
         call::without_gil(py, || {
-            let mut steps = self.inner.steps()?;
+            let store = self.now()?;
+            let mut steps = store.steps()?;
             let mut failed = None;
-            steps.retain(|&step| match self.inner.glance(step) {
+            steps.retain(|&step| match store.glance(step) {
                 Ok(state) => matches!(state, StepState::Complete(_)),
                 Err(Error::NotFound { .. }) => false,
                 Err(error) => {
@@ -124,37 +134,37 @@ impl Store {
     /// The newest complete step that is not known to be damaged, of all or of those below one.
     #[pyo3(signature = (*, below=None))]
     fn newest_complete(&self, py: Python<'_>, below: Option<u64>) -> PyResult<Option<u64>> {
-        call::without_gil(py, || self.inner.newest_complete(below))
+        call::without_gil(py, || self.now()?.newest_complete(below))
     }
 
     /// Removes a step, also a protected one if told to; returns the bytes freed.
     #[pyo3(signature = (step, *, force))]
     fn delete(&self, py: Python<'_>, step: u64, force: bool) -> PyResult<u64> {
         call::without_gil(py, || match force {
-            true => self.inner.delete_protected(step),
-            false => self.inner.delete(step),
+            true => self.now()?.delete_protected(step),
+            false => self.now()?.delete(step),
         })
     }
 
     /// Protects a step from deletion.
     fn protect(&self, py: Python<'_>, step: u64) -> PyResult<()> {
-        call::without_gil(py, || self.inner.protect(step))
+        call::without_gil(py, || self.now()?.protect(step))
     }
 
     /// Takes the protection of a step away.
     fn unprotect(&self, py: Python<'_>, step: u64) -> PyResult<()> {
-        call::without_gil(py, || self.inner.unprotect(step))
+        call::without_gil(py, || self.now()?.unprotect(step))
     }
 
     /// The protected steps.
     fn protected(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
-        call::without_gil(py, || self.inner.protected())
+        call::without_gil(py, || self.now()?.protected())
     }
 
     /// Whether a step without a manifest holds files that no save is at work on; `None` where
     /// nobody can tell.
     fn is_left_behind(&self, py: Python<'_>, step: u64) -> PyResult<Option<bool>> {
-        call::without_gil(py, || self.inner.is_left_behind(step))
+        call::without_gil(py, || self.now()?.is_left_behind(step))
     }
 
     /// Removes what dead saves left, or only looks for it; returns paths and bytes.
@@ -170,8 +180,8 @@ impl Store {
             sweep.age = Duration::from_secs(seconds);
         }
         let swept = call::without_gil(py, || match dry_run {
-            true => self.inner.orphans_as(&sweep),
-            false => self.inner.sweep_as(&sweep),
+            true => self.now()?.orphans_as(&sweep),
+            false => self.now()?.sweep_as(&sweep),
         })?;
         Ok(swept
             .into_iter()
@@ -188,28 +198,28 @@ impl Store {
         keep_every: Option<u64>,
         saved: Option<u64>,
     ) -> PyResult<Vec<Row>> {
-        let plan = || self.inner.plan_retention(keep_last, keep_every, saved);
+        let plan = || self.now()?.plan_retention(keep_last, keep_every, saved);
         Ok(call::without_gil(py, plan)?.into_iter().map(row).collect())
     }
 
     /// Deletes checkpoints given by step and identity; returns the steps.
     fn retire(&self, py: Python<'_>, doomed: Vec<(u64, String)>) -> PyResult<Vec<u64>> {
-        call::without_gil(py, || self.inner.retire(&doomed))
+        call::without_gil(py, || self.now()?.retire(&doomed))
     }
 
     /// Identity of what is at a step, where its manifest can be read.
     fn identity(&self, py: Python<'_>, step: u64) -> PyResult<Option<String>> {
-        call::without_gil(py, || self.inner.identity(step))
+        call::without_gil(py, || self.now()?.identity(step))
     }
 
     /// Remembers that a checkpoint was read back whole and found right.
     fn mark_verified(&self, py: Python<'_>, step: u64, checkpoint_id: &str) -> PyResult<()> {
-        call::without_gil(py, || self.inner.mark_verified(step, checkpoint_id))
+        call::without_gil(py, || self.now()?.mark_verified(step, checkpoint_id))
     }
 
     /// Remembers that a checkpoint was found damaged.
     fn mark_damaged(&self, py: Python<'_>, step: u64, checkpoint_id: &str) -> PyResult<()> {
-        call::without_gil(py, || self.inner.mark_damaged(step, checkpoint_id))
+        call::without_gil(py, || self.now()?.mark_damaged(step, checkpoint_id))
     }
 
     /// Reads steps back that were not read for long; see `penstock.CheckpointStore.scrub`.
@@ -227,36 +237,36 @@ impl Store {
             bytes_per_second,
             max_age: max_age_seconds.map(age),
         };
-        let options = options.at(py, self.inner.root())?;
+        let options = options.at(py, &self.root)?;
         let scrubbed = call::run(py, &progress, |progress| {
-            self.inner.scrub(&scrub, &options, progress)
+            self.now()?.scrub(&scrub, &options, progress)
         })?;
         report::of_scrub(py, &scrubbed)
     }
 
     /// Sets a step aside, if it is known to be damaged; returns where it is then.
     fn set_aside(&self, py: Python<'_>, step: u64) -> PyResult<Option<OsString>> {
-        let path = call::without_gil(py, || self.inner.set_aside(step))?;
+        let path = call::without_gil(py, || self.now()?.set_aside(step))?;
         Ok(path.as_deref().map(text))
     }
 
     /// As `set_aside`, for a save that is about to take the step's place: where nothing is there as
     /// well, and after whoever reads it.
     fn give_way(&self, py: Python<'_>, step: u64) -> PyResult<Option<OsString>> {
-        let path = call::run(py, &None, |progress| self.inner.give_way(step, progress))?;
+        let path = call::run(py, &None, |progress| self.now()?.give_way(step, progress))?;
         Ok(path.as_deref().map(text))
     }
 
     /// What was set aside: steps and paths, in that order.
     fn aside(&self, py: Python<'_>) -> PyResult<Vec<(u64, OsString)>> {
-        let found = call::without_gil(py, || self.inner.aside())?;
+        let found = call::without_gil(py, || self.now()?.aside())?;
         let row = |aside: Aside| (aside.step, text(&aside.path));
         Ok(found.into_iter().map(row).collect())
     }
 
     /// Removes all but the last of what was set aside; returns the paths.
     fn retire_aside(&self, py: Python<'_>) -> PyResult<Vec<OsString>> {
-        let removed = call::without_gil(py, || self.inner.retire_aside())?;
+        let removed = call::without_gil(py, || self.now()?.retire_aside())?;
         Ok(removed.iter().map(|path| text(path)).collect())
     }
 
@@ -273,7 +283,7 @@ impl Store {
     /// What was read back and when: step, identity, seconds since 1970, whether it was damaged.
     fn marks(&self, py: Python<'_>) -> PyResult<Vec<(u64, String, u64, bool)>> {
         let row = |mark: Mark| (mark.step, mark.id, mark.at_seconds, mark.is_damaged);
-        let marks = call::without_gil(py, || self.inner.marks())?;
+        let marks = call::without_gil(py, || self.now()?.marks())?;
         Ok(marks.into_iter().map(row).collect())
     }
 }

@@ -14,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 from click.testing import CliRunner
 
 import penstock
+from buckets import serving
 from conftest import run_child
 from penstock.cli import cli
 from penstock.integrations.dcp import StorageReader, StorageWriter
@@ -172,6 +173,24 @@ def test_a_bucket_is_reached_as_it_is_said(bucket, monkeypatch):
     penstock.save(f"{bucket.url}/a", state())
     assert_same(penstock.load(f"{bucket.url}/a"), state())
     assert asked == [False]
+
+
+def test_a_store_that_is_open_goes_the_new_way_in_all_it_does(bucket, tmp_path):
+    store = penstock.CheckpointStore(f"{bucket.url}/store")
+    store.save(1, {"x": 1})
+    with serving(tmp_path / "other") as other:
+        penstock.set_remote(bucket.url, penstock.Remote(endpoint=other.endpoint))
+        assert store.steps() == []
+        store.save(2, {"x": 2})
+        store.protect(2)
+        assert (store.steps(), store.latest(), store.load()) == ([2], 2, {"x": 2})
+        assert store.protected() == [2]
+        assert store.verify(2).ok
+        store.unprotect(2)
+        store.delete(2)
+        assert store.steps() == []
+    penstock.set_remote(bucket.url, None)
+    assert (store.steps(), store.load()) == ([1], {"x": 1})
 
 
 def test_files_of_the_home_directory_give_a_key(bucket, tmp_path, monkeypatch):
