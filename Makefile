@@ -108,9 +108,12 @@ test-python: $(VENV)/.develop $(NATIVE) ## Run the Python tests against a releas
 	$(VENV)/bin/python -m pytest -m 'not slow' $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
 # Trainings in frameworks that are killed and resumed, several ranks of them, whole benchmarks, pages of
-# the documentation that do such things. Of each framework `make test` has what takes seconds.
+# the documentation that do such things. Of each framework `make test` has what takes seconds. Before them,
+# what goes wrong with requests to a bucket, of which `make test` has some.
 .PHONY: test-slow
-test-slow: $(VENV)/.develop $(NATIVE) ## Run the slow tests: frameworks, their ranks and kills, whole benchmarks.
+test-slow: test-toolchain $(VENV)/.develop $(NATIVE) ## Run the slow tests: frameworks, their ranks and kills, whole benchmarks, more faults.
+	PENSTOCK_TORTURE_STRIDE=4 PENSTOCK_TORTURE_FAULTS=16 \
+		cargo test --locked $(RUST_PACKAGES) --test objects_explorer -- no_fault
 	$(VENV)/bin/python -m pytest -m slow $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
 # A server of S3's protocol for the tests of checkpoints in buckets, which say that they are skipped where

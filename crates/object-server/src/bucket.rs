@@ -129,6 +129,11 @@ impl Bucket {
         self.traffic().journal.clone()
     }
 
+    /// How many requests have taken effect, not counting those of the observer and the dead.
+    pub fn requests(&self) -> usize {
+        self.traffic().journal.len()
+    }
+
     /// Has something looked at, or done, right before each request of others than the observer.
     pub fn between(&self, look: impl Fn() + Send + Sync + 'static) {
         self.traffic().look = Some(Arc::new(look));
@@ -137,6 +142,12 @@ impl Bucket {
     /// Draws the order of the requests of these clients from a seed, until they have ended.
     pub fn interleave(&self, clients: &[&str], seed: u64) {
         self.turns.among(clients, seed);
+    }
+
+    /// Has so many requests of one client come first, then so many of the next, as long as they have not
+    /// ended, and after that in the order that is drawn.
+    pub fn direct(&self, stages: &[(&str, usize)]) {
+        self.turns.direct(stages);
     }
 
     /// Says that a client has ended: nobody waits for its next request.

@@ -1,10 +1,11 @@
 //! Whose request is next.
 //!
-//! Requests take effect one after the other. Where several clients are at work, whose is next is drawn from a
-//! seed once each of them has a request to be answered or has ended; a client that thinks for very long is not
-//! waited for, so that nothing hangs: then the order is that of the clock.
+//! Requests take effect one after the other. Where several clients are at work, whose is next is written down
+//! beforehand, so many of the one and then so many of the other, or drawn from a seed once each of them has a
+//! request to be answered or has ended; a client that thinks for very long is not waited for, so that nothing
+//! hangs: then the order is that of the clock.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -29,6 +30,8 @@ struct State {
     /// How much faster than the slowest each client is: else two of which one asks for much more would
     /// always meet at the beginning of that.
     paces: BTreeMap<String, u32>,
+    /// Whose turn it is, and for how many requests, before any is drawn.
+    stages: VecDeque<(String, usize)>,
     /// Requests that wait, in the order in which they came.
     waiting: BTreeMap<u64, String>,
     tickets: u64,
@@ -43,6 +46,7 @@ impl Turns {
                 random: fastrand::Rng::with_seed(0),
                 live: BTreeSet::new(),
                 paces: BTreeMap::new(),
+                stages: VecDeque::new(),
                 waiting: BTreeMap::new(),
                 tickets: 0,
                 chosen: None,
@@ -64,6 +68,12 @@ impl Turns {
             let pace = 1 << state.random.u32(..=PACE_LOG_MAX);
             state.paces.insert(client.to_owned(), pace);
         }
+    }
+
+    /// Whose requests come first, and how many of them.
+    pub(crate) fn direct(&self, stages: &[(&str, usize)]) {
+        let owned = |&(client, count): &(&str, usize)| (client.to_owned(), count);
+        self.state().stages = stages.iter().map(owned).collect();
     }
 
     /// A client asks for nothing more, or not before it is back; tells whether it was at work.
@@ -111,7 +121,10 @@ impl State {
     /// Whose turn it is, and whether that was decided just now.
     fn choose(&mut self, is_patient: bool) -> (Option<u64>, bool) {
         let was_open = self.chosen.is_none();
-        if was_open {
+        if was_open && self.is_stage() {
+            self.chosen = self.follow();
+        }
+        if was_open && self.chosen.is_none() && (!self.is_stage() || !is_patient) {
             let here: BTreeSet<&String> = self.waiting.values().collect();
             let is_complete = self.live.iter().all(|client| here.contains(client));
             if is_complete || !is_patient {
@@ -123,9 +136,26 @@ impl State {
         }
         (self.chosen, was_open && self.chosen.is_some())
     }
-}
 
-impl State {
+    /// Whether it is written down whose turn it is: of somebody who is at work.
+    fn is_stage(&mut self) -> bool {
+        while let Some((client, left)) = self.stages.front()
+            && (*left == 0 || !self.live.contains(client))
+        {
+            self.stages.pop_front();
+        }
+        !self.stages.is_empty()
+    }
+
+    /// The request that it is the turn of by what is written down, if it is here.
+    fn follow(&mut self) -> Option<u64> {
+        let (client, left) = self.stages.front_mut()?;
+        let mut waiting = self.waiting.iter();
+        let (ticket, _) = waiting.find(|(_, waiting)| *waiting == client)?;
+        *left -= 1;
+        Some(*ticket)
+    }
+
     fn draw(&mut self) -> Option<u64> {
         let pace = |client: &String| self.paces.get(client).copied().unwrap_or(1);
         // By name, since who came first is a matter of the clock.

@@ -463,31 +463,43 @@ fn who_looks_on_is_neither_counted_nor_looked_at() {
     assert_eq!(world.bucket.journal().len(), 3);
 }
 
+/// Whose requests were answered, of two who made eight each.
+fn order_of_two(world: &World) -> String {
+    std::thread::scope(|scope| {
+        for client in ["a", "b"] {
+            scope.spawn(move || {
+                let store = world.client(client);
+                let runtime = Runtime::new().unwrap();
+                for _ in 0..8 {
+                    let key = Key::from("k");
+                    runtime.block_on(store.put(&key, client.into())).unwrap();
+                }
+                world.bucket.ended(client);
+            });
+        }
+    });
+    let journal = world.bucket.journal().into_iter();
+    journal.map(|entry| entry.client).collect()
+}
+
 #[test]
 fn a_seed_says_whose_request_is_next() {
-    let orders: Vec<Vec<String>> = [1, 1, 2, 3]
-        .into_iter()
-        .map(|seed| {
-            let world = World::new();
-            world.bucket.interleave(&["a", "b"], seed);
-            std::thread::scope(|scope| {
-                for client in ["a", "b"] {
-                    let world = &world;
-                    scope.spawn(move || {
-                        let store = world.client(client);
-                        let runtime = Runtime::new().unwrap();
-                        for _ in 0..8 {
-                            let key = Key::from("k");
-                            runtime.block_on(store.put(&key, client.into())).unwrap();
-                        }
-                        world.bucket.ended(client);
-                    });
-                }
-            });
-            let journal = world.bucket.journal().into_iter();
-            journal.map(|entry| entry.client).collect()
-        })
-        .collect();
+    let orders = [1, 1, 2, 3].map(|seed| {
+        let world = World::new();
+        world.bucket.interleave(&["a", "b"], seed);
+        order_of_two(&world)
+    });
     assert_eq!(orders[0], orders[1]);
     assert!(orders[2] != orders[0] || orders[3] != orders[0]);
+}
+
+#[test]
+fn an_order_that_is_written_down_is_kept() {
+    let world = World::new();
+    world.bucket.interleave(&["a", "b"], 1);
+    // Those of somebody who is not there, or has ended, are passed over.
+    let stages = [("a", 2), ("c", 1), ("b", 3), ("a", usize::MAX), ("a", 1)];
+    world.bucket.direct(&stages);
+    assert_eq!(order_of_two(&world), "aabbbaaaaaabbbbb");
+    assert_eq!(world.bucket.requests(), 16);
 }

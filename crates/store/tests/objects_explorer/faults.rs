@@ -4,7 +4,7 @@ use penstock_object_server::{Entry, Fault};
 
 use crate::common::Rng;
 use crate::mutate::Mutation;
-use crate::scenario::{Job, Planned, Ran, Scenario};
+use crate::scenario::{Job, Order, Planned, Ran, Scenario};
 
 /// Requests of one line that is down: more than are repeated until patience ends.
 const DOWN: usize = 64;
@@ -73,14 +73,17 @@ fn of_whom(scenario: &Scenario, entry: &Entry) -> &'static str {
     found.expect("nobody else is counted").0
 }
 
-/// Each fault at each request that a scenario made without faults.
+/// Each fault at each request that a scenario made without faults; what changes something first, and of that
+/// the last, where most is at stake.
 pub(crate) fn each(scenario: &'static Scenario, ran: &Ran, mutation: Option<Mutation>) -> Vec<Job> {
     let mut jobs = Vec::new();
-    for entry in &ran.journal {
+    let mut entries: Vec<&Entry> = ran.journal.iter().rev().collect();
+    entries.sort_by_key(|entry| entry.call.is_read());
+    for entry in entries {
         let client = of_whom(scenario, entry);
         jobs.extend(faults_of(entry).into_iter().map(|fault| Job {
             scenario,
-            seed: 0,
+            order: Order::Drawn(0),
             faults: planned(client, entry.nth, fault),
             mutation,
         }));
@@ -113,7 +116,7 @@ pub(crate) fn drawn(
         }
         jobs.push(Job {
             scenario,
-            seed: one_of(1 << 20) as u64,
+            order: Order::Drawn(one_of(1 << 20) as u64),
             faults,
             mutation,
         });

@@ -6,6 +6,9 @@
 //! failed has changed nothing and does not do so later; and where nobody knows, it may have, and may yet.
 //! There is one bound to that: what was not decided when an acknowledged save began no longer takes effect
 //! after it, or a newer state would be lost to an older one.
+//!
+//! A save that was taken for dead is another matter. It may be there for a moment, whole or without its data,
+//! and is then taken back; what it had replaced is there again. It has failed once that is over.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -32,6 +35,8 @@ pub(crate) enum Outcome {
     Refused,
     /// It was told that nothing has changed.
     Failed,
+    /// It was told that it was taken for dead, and what it had done is taken back.
+    Swept,
     /// Nobody knows.
     Open,
     /// A load: this was there.
@@ -43,6 +48,8 @@ enum Event {
     Begin(usize),
     End(usize, Outcome),
     Seen(Option<u64>),
+    /// Something was seen that lacks its data.
+    SeenBroken,
 }
 
 /// What has become of something that was asked.
@@ -55,6 +62,8 @@ enum Status {
     Refused,
     /// A deletion has taken this away, and puts it back if it cannot go on.
     Taken(u64),
+    /// A save that is going to be taken back has replaced this.
+    Replaced(Option<u64>),
     /// It takes no effect any more.
     Closed,
     Found(Option<u64>),
@@ -91,6 +100,11 @@ impl History {
         self.events.push(Event::Seen(value));
     }
 
+    /// Somebody has seen that what it holds lacks its data.
+    pub(crate) fn saw_broken(&mut self) {
+        self.events.push(Event::SeenBroken);
+    }
+
     /// Checks that a register explains it; the first event that none does is the error.
     pub(crate) fn check(&self) -> Result<(), String> {
         let mut possible = BTreeSet::from([Possible {
@@ -123,6 +137,15 @@ impl History {
         while let Some(one) = open.pop() {
             for (index, status) in one.statuses.iter().enumerate() {
                 let (value, status) = match (status, one.value) {
+                    (Status::Pending, value) if self.is_swept(index) => {
+                        match effect(self.ops[index], value) {
+                            (placed, Status::Done) => (placed, Status::Replaced(value)),
+                            refused => refused,
+                        }
+                    }
+                    (Status::Replaced(before), Some(placed)) if self.places(index, placed) => {
+                        (*before, Status::Closed)
+                    }
                     (Status::Pending, value) => effect(self.ops[index], value),
                     (Status::Taken(value), None) => (Some(*value), Status::Pending),
                     _ => continue,
@@ -138,15 +161,37 @@ impl History {
         possible
     }
 
+    /// Whether a save is told in the end that it was taken for dead.
+    fn is_swept(&self, index: usize) -> bool {
+        let is_it = |event: &Event| matches!(event, Event::End(op, Outcome::Swept) if *op == index);
+        self.events.iter().any(is_it)
+    }
+
+    /// Whether a save is one of this state.
+    fn places(&self, index: usize, value: u64) -> bool {
+        matches!(self.ops[index], Op::Create(seed) | Op::Overwrite(seed) if seed == value)
+    }
+
     fn after(&self, mut one: Possible, event: &Event, place: usize) -> Option<Possible> {
         let (index, outcome) = match *event {
             Event::Begin(_) => return Some(one),
             Event::Seen(value) => return (value == one.value).then_some(one),
+            Event::SeenBroken => {
+                let is_explained = one.statuses.iter().enumerate().any(|(index, status)| {
+                    let is_there = one.value.is_some_and(|value| self.places(index, value));
+                    is_there && matches!(status, Status::Replaced(_))
+                });
+                return is_explained.then_some(one);
+            }
             Event::End(index, outcome) => (index, outcome),
         };
         let status = one.statuses[index];
         match outcome {
             Outcome::Open => return Some(one),
+            // Or somebody has deleted it, or replaced it in turn.
+            Outcome::Swept if !one.value.is_some_and(|value| self.places(index, value)) => {
+                one.statuses[index] = Status::Closed;
+            }
             Outcome::Failed if status != Status::Done => one.statuses[index] = Status::Closed,
             // Nothing is there: whether that was its own request or somebody else's is all the same.
             Outcome::Done | Outcome::Refused if matches!(status, Status::Taken(_)) => {
@@ -158,6 +203,7 @@ impl History {
                 }
             }
             Outcome::Refused if status == Status::Refused => {}
+            Outcome::Done if status == Status::Refused && self.ops[index] == Op::Delete => {}
             Outcome::Found(value) if status == Status::Found(value) => {}
             _ => return None,
         }
@@ -204,6 +250,7 @@ impl fmt::Display for History {
                 Event::Begin(index) => write!(f, "{:?} begins", self.ops[*index])?,
                 Event::End(index, outcome) => write!(f, "{:?}: {outcome:?}", self.ops[*index])?,
                 Event::Seen(value) => write!(f, "seen {value:?}")?,
+                Event::SeenBroken => write!(f, "seen without data")?,
             }
         }
         Ok(())

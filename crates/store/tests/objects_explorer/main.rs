@@ -1,7 +1,9 @@
 //! Every way in which a request to an object store can go wrong, at every request of what is done there.
 //!
 //! A scenario runs on a server in memory, once without faults, which tells its requests, then again with each
-//! fault at each request, and then with several at once, and in other orders, which are drawn from a seed.
+//! fault at each request, and then with several at once, and in other orders, which are drawn from a seed. Where
+//! two are in each other's way, each place where they can meet is tried as well: some requests of the one, some
+//! of the other, and then the rest of both.
 //! One who looks on loads every step between any two requests. What is seen and what everybody is told has to
 //! be explained by a register ([`history`]): that is all there is to check.
 //!
@@ -12,6 +14,7 @@
 mod common;
 mod faults;
 mod history;
+mod meetings;
 mod mutate;
 mod scenario;
 mod world;
@@ -21,8 +24,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use common::Rng;
+use meetings::{Meeting, meetings};
 use mutate::{MUTANTS, Mutation};
-use scenario::{Job, Ran, SCENARIOS, Scenario, run};
+use scenario::{Job, Order, Ran, SCENARIOS, Scenario, run};
 
 /// What all that is drawn is drawn from.
 fn seed() -> u64 {
@@ -32,28 +36,48 @@ fn seed() -> u64 {
 /// Violations are alike: some say it all.
 const VIOLATIONS_SHOWN: usize = 8;
 
+/// Of short scenarios so many times as many faults are tried.
+const SHORT: usize = 8;
+
 fn without_faults(scenario: &'static Scenario, mutation: Option<Mutation>) -> Ran {
     run(&Job {
         scenario,
-        seed: 0,
+        order: Order::Drawn(0),
         faults: Vec::new(),
         mutation,
     })
 }
 
-/// Makes runs on all cores, until one is wrong where that is enough; tells what was.
-fn run_all(jobs: &[Job], is_one_enough: bool) -> Vec<String> {
+/// Makes runs on all cores, until one is wrong where that is enough; tells how many, and what was.
+fn run_all(jobs: &[Job], is_one_enough: bool) -> (usize, Vec<String>) {
+    each_of(jobs, is_one_enough, |job| {
+        let violations = run(job).violations.into_iter();
+        let violations = violations.map(|violation| format!("{job}: {violation}"));
+        (1, violations.collect())
+    })
+}
+
+/// As [`run_all`], of places where two meet.
+fn meet_all(meetings: &[Meeting], is_one_enough: bool) -> (usize, Vec<String>) {
+    each_of(meetings, is_one_enough, |meeting| {
+        meeting.explore(is_one_enough)
+    })
+}
+
+fn each_of<T: Sync>(
+    all: &[T],
+    is_one_enough: bool,
+    explore: impl Fn(&T) -> (usize, Vec<String>) + Sync,
+) -> (usize, Vec<String>) {
     let (next, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let violations = Mutex::new(Vec::new());
+    let explored = Mutex::new((0, Vec::new()));
     let work = || {
-        while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            for violation in run(job).violations {
-                violations
-                    .lock()
-                    .unwrap()
-                    .push(format!("{job}: {violation}"));
-                is_over.store(is_one_enough, Ordering::Relaxed);
-            }
+        while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let (runs, violations) = explore(one);
+            is_over.fetch_or(is_one_enough && !violations.is_empty(), Ordering::Relaxed);
+            let mut explored = explored.lock().unwrap();
+            explored.0 += runs;
+            explored.1.extend(violations);
             if is_over.load(Ordering::Relaxed) {
                 break;
             }
@@ -66,35 +90,52 @@ fn run_all(jobs: &[Job], is_one_enough: bool) -> Vec<String> {
             scope.spawn(work);
         }
     });
-    violations.into_inner().unwrap()
+    explored.into_inner().unwrap()
 }
 
 #[test]
 fn no_fault_breaks_a_scenario() {
     let mut random = Rng::new(seed());
-    // Of the long scenarios every so many of the runs with one fault, unless there is time for all.
-    let stride = common::number("PENSTOCK_TORTURE_STRIDE", 8) as usize;
+    // Every so many of the runs with one fault, more of the short scenarios, and of the places where two meet,
+    // unless there is time for all.
+    let stride = common::number("PENSTOCK_TORTURE_STRIDE", 32) as usize;
     // Runs of each scenario with what is drawn.
-    let count = common::number("PENSTOCK_TORTURE_FAULTS", 16);
+    let count = common::number("PENSTOCK_TORTURE_FAULTS", 6);
     let mut violations = Vec::new();
-    for scenario in SCENARIOS {
+    // For one who looks into something: the scenarios whose names have this.
+    let wanted = std::env::var("PENSTOCK_TORTURE_SCENARIO").unwrap_or_default();
+    let explored = SCENARIOS
+        .iter()
+        .filter(|scenario| scenario.name.contains(&wanted));
+    for scenario in explored {
         let ran = without_faults(scenario, None);
         assert_eq!(ran.violations, Vec::<String>::new(), "{}", scenario.name);
         let mut jobs = faults::drawn(scenario, &ran, None, count, &mut random);
         if scenario.clients.len() == 1 {
-            let stride = if scenario.is_long { stride } else { 1 };
+            let stride = match scenario.is_long {
+                true => stride,
+                false => stride.div_ceil(SHORT),
+            };
             jobs.extend(
                 faults::each(scenario, &ran, None)
                     .into_iter()
                     .step_by(stride),
             );
         }
-        let found = run_all(&jobs, false);
+        let (mut runs, mut found) = run_all(&jobs, false);
+        if scenario.clients.len() > 1 {
+            // Where one is taken for dead all of its places are tried.
+            let of_first = if scenario.stalls { 1 } else { stride };
+            let meetings = meetings(scenario, None, (of_first, stride));
+            let met = meet_all(&meetings, false);
+            runs += met.0;
+            found.extend(met.1);
+        }
         eprintln!(
             "{:<32} {:>3} requests {:>5} runs, {} violations",
             scenario.name,
             ran.journal.len(),
-            jobs.len(),
+            runs,
             found.len()
         );
         violations.extend(found);
@@ -115,12 +156,16 @@ fn every_mutant_is_caught() {
         let scenario = scenario.unwrap_or_else(|| panic!("there is no scenario {name:?}"));
         let ran = without_faults(scenario, Some(*mutation));
         let mut found = ran.violations.clone();
-        let mut jobs = faults::drawn(scenario, &ran, Some(*mutation), count, &mut random);
+        let mut jobs = Vec::new();
         if scenario.clients.len() == 1 {
-            jobs.extend(faults::each(scenario, &ran, Some(*mutation)));
+            jobs = faults::each(scenario, &ran, Some(*mutation));
         }
-        if found.is_empty() {
-            found = run_all(&jobs, true);
+        let drawn = faults::drawn(scenario, &ran, Some(*mutation), count, &mut random);
+        jobs.extend(drawn);
+        if found.is_empty() && scenario.stalls {
+            found = meet_all(&meetings(scenario, Some(*mutation), (1, 4)), true).1;
+        } else if found.is_empty() {
+            found = run_all(&jobs, true).1;
         }
         match found.pop() {
             Some(violation) => eprintln!("{violation}"),

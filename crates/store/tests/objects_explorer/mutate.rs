@@ -44,6 +44,10 @@ pub(crate) enum Mutation {
     DeletesWithoutCondition,
     /// A sweep takes what is young for old.
     SweepsWhatIsYoung,
+    /// A sweep removes files and puts no fence up before.
+    SweepsWithoutFence,
+    /// A save that has put its manifest does not look what is there by then.
+    BelievesItsPublication,
 }
 
 /// What has to be caught, by the scenario that catches it.
@@ -58,6 +62,13 @@ pub(crate) const MUTANTS: &[(&str, Mutation)] = &[
     ("overwrite again", Mutation::ReplacesWithoutCondition),
     ("delete and save again", Mutation::DeletesWithoutCondition),
     ("a saver and a sweeper", Mutation::SweepsWhatIsYoung),
+    ("a saver taken for dead", Mutation::SweepsWithoutFence),
+    ("a saver taken for dead", Mutation::BelievesItsPublication),
+    ("an overwrite taken for dead", Mutation::SweepsWithoutFence),
+    (
+        "an overwrite taken for dead",
+        Mutation::BelievesItsPublication,
+    ),
 ];
 
 const MANIFEST: &str = "manifest.json";
@@ -77,6 +88,10 @@ pub(crate) struct Mutated {
     held: Mutex<Vec<(PathBuf, PathBuf)>>,
     /// A manifest that was refused: what is there is taken for another one's.
     refused: Mutex<Option<PathBuf>>,
+    /// The directory of a manifest that was put.
+    published: Mutex<Option<PathBuf>>,
+    /// What directories held when they were listed last.
+    listed: Mutex<HashMap<PathBuf, Vec<Entry>>>,
 }
 
 /// Requests without what makes them safe.
@@ -163,6 +178,8 @@ impl Mutated {
             line: Line::new(bucket, client),
             held: Mutex::default(),
             refused: Mutex::default(),
+            published: Mutex::default(),
+            listed: Mutex::default(),
         }
     }
 
@@ -233,6 +250,19 @@ impl FileSystem for Mutated {
             Change::Write(file, text) => {
                 let path = file.path().to_owned();
                 self.texts.lock().unwrap().insert(path, text.to_owned());
+            }
+            Change::SyncData(file)
+                if name(file.path()).starts_with("fence-")
+                    && self.mutation == Mutation::SweepsWithoutFence =>
+            {
+                return Ok(());
+            }
+            Change::Link { to, .. } | Change::Replace { to, .. } | Change::RenameNew { to, .. }
+                if name(to) == MANIFEST && self.mutation == Mutation::BelievesItsPublication =>
+            {
+                self.inner.change(change)?;
+                *self.published.lock().unwrap() = to.parent().map(Path::to_owned);
+                return Ok(());
             }
             Change::Link { from, to } if name(to) == MANIFEST => {
                 return self.publish(from, to);
@@ -311,7 +341,15 @@ impl Files for Mutated {
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
+        let mut published = self.published.lock().unwrap();
+        if published.take_if(|directory| directory == path).is_some()
+            && let Some(entries) = self.listed.lock().unwrap().get(path)
+        {
+            return Ok(entries.clone());
+        }
         let mut entries = self.inner.files().list(path)?;
+        let mut listed = self.listed.lock().unwrap();
+        listed.insert(path.to_owned(), entries.clone());
         for (_, to) in self.held.lock().unwrap().iter() {
             entries.push(Entry {
                 name: to.file_name().unwrap().to_owned(),

@@ -9,7 +9,7 @@ use penstock_object_server::{Entry, Fault, OBSERVER};
 use penstock_store::Result;
 
 use crate::mutate::Mutation;
-use crate::world::{Client, World};
+use crate::world::{Client, Stalled, World};
 
 /// Less than anybody's files are taken for dead for.
 const MINUTES: Duration = Duration::from_secs(15 * 60);
@@ -21,6 +21,9 @@ pub(crate) struct Scenario {
     pub(crate) name: &'static str,
     /// Whether what it does others do as well.
     pub(crate) is_long: bool,
+    /// Whether the first one stops for days somewhere, and others take it for dead. It is told so, or what it
+    /// does is whole.
+    pub(crate) stalls: bool,
     pub(crate) set_up: Work,
     pub(crate) clients: &'static [(&'static str, Work)],
 }
@@ -29,12 +32,14 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "save",
         is_long: false,
+        stalls: false,
         set_up: |_| Ok(()),
         clients: &[("a", |a| a.save(1, 1))],
     },
     Scenario {
         name: "save again",
         is_long: true,
+        stalls: false,
         set_up: |_| Ok(()),
         clients: &[("a", |a| {
             // Whoever was not told that it is there saves it again.
@@ -45,12 +50,14 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "overwrite",
         is_long: false,
+        stalls: false,
         set_up: |a| a.save(1, 1),
         clients: &[("a", |a| a.overwrite(1, 2))],
     },
     Scenario {
         name: "overwrite again",
         is_long: true,
+        stalls: false,
         set_up: |a| a.save(1, 1),
         clients: &[("a", |a| {
             let _ = a.overwrite(1, 2);
@@ -60,6 +67,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "delete and save again",
         is_long: true,
+        stalls: false,
         set_up: |a| a.save(1, 1),
         clients: &[("a", |a| {
             let _ = a.delete(1);
@@ -69,12 +77,14 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "delete",
         is_long: false,
+        stalls: false,
         set_up: |a| a.save(1, 1),
         clients: &[("a", |a| a.delete(1))],
     },
     Scenario {
         name: "save and retain",
         is_long: true,
+        stalls: false,
         set_up: |a| a.save(1, 1),
         clients: &[("a", |a| {
             a.save(2, 2)?;
@@ -84,36 +94,42 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "load",
         is_long: false,
+        stalls: false,
         set_up: |a| a.save(1, 1),
         clients: &[("a", |a| a.load(1))],
     },
     Scenario {
         name: "two savers",
         is_long: false,
+        stalls: false,
         set_up: |_| Ok(()),
         clients: &[("a", |a| a.save(1, 1)), ("b", |b| b.save(1, 2))],
     },
     Scenario {
         name: "a saver and one that overwrites",
         is_long: false,
+        stalls: false,
         set_up: |_| Ok(()),
         clients: &[("a", |a| a.save(1, 1)), ("b", |b| b.overwrite(1, 2))],
     },
     Scenario {
         name: "two that overwrite",
         is_long: false,
+        stalls: false,
         set_up: |a| a.save(1, 1),
         clients: &[("a", |a| a.overwrite(1, 2)), ("b", |b| b.overwrite(1, 3))],
     },
     Scenario {
         name: "a saver and a deleter",
         is_long: false,
+        stalls: false,
         set_up: |a| a.save(1, 1),
         clients: &[("a", |a| a.overwrite(1, 2)), ("b", |b| b.delete(1))],
     },
     Scenario {
         name: "retention beside an overwrite",
         is_long: false,
+        stalls: false,
         set_up: |a| {
             a.save(1, 1)?;
             a.save(2, 2)
@@ -123,6 +139,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "two deleters and a saver",
         is_long: false,
+        stalls: false,
         set_up: |a| a.save(1, 1),
         clients: &[
             ("a", |a| a.delete(1)),
@@ -133,6 +150,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "a saver and a reader",
         is_long: false,
+        stalls: false,
         set_up: |a| a.save(1, 1),
         clients: &[
             ("a", |a| a.overwrite(1, 2)),
@@ -145,6 +163,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "sweep after a dead save",
         is_long: true,
+        stalls: false,
         set_up: |a| {
             a.save(1, 1)?;
             a.leave(1, 2)?;
@@ -155,6 +174,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "a saver and a sweeper",
         is_long: false,
+        stalls: false,
         set_up: |a| a.save(1, 1),
         clients: &[
             ("a", |a| {
@@ -170,6 +190,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "two sweepers",
         is_long: false,
+        stalls: false,
         set_up: |a| {
             a.save(1, 1)?;
             a.leave(1, 2)?;
@@ -178,6 +199,31 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         clients: &[
             ("a", |a| a.sweep(Duration::ZERO)),
             ("b", |b| b.sweep(Duration::ZERO)),
+        ],
+    },
+    Scenario {
+        name: "a saver taken for dead",
+        is_long: false,
+        stalls: true,
+        set_up: |a| a.save(1, 1),
+        clients: &[("a", |a| a.save(2, 2)), ("b", |b| b.sweep(MINUTES))],
+    },
+    Scenario {
+        name: "an overwrite taken for dead",
+        is_long: false,
+        stalls: true,
+        set_up: |a| a.save(1, 1),
+        clients: &[("a", |a| a.overwrite(1, 2)), ("b", |b| b.sweep(MINUTES))],
+    },
+    Scenario {
+        name: "a saver taken for dead, and another",
+        is_long: false,
+        stalls: true,
+        set_up: |_| Ok(()),
+        clients: &[
+            ("a", |a| a.save(1, 1)),
+            ("b", |b| b.sweep(MINUTES)),
+            ("c", |c| c.overwrite(1, 2)),
         ],
     },
 ];
@@ -200,10 +246,45 @@ impl fmt::Display for Planned {
     }
 }
 
+/// Whose request is next, where several are at work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// It is drawn from this seed.
+    Drawn(u64),
+    /// So many requests of the first, so many of the second, all of the others, and then what is left of the
+    /// first, and of the second.
+    Directed { first: usize, second: usize },
+}
+
+impl Scenario {
+    fn names(&self) -> Vec<&'static str> {
+        self.clients.iter().map(|(name, _)| *name).collect()
+    }
+
+    fn stages(&self, order: Order) -> Vec<(&'static str, usize)> {
+        let Order::Directed { first, second } = order else {
+            return Vec::new();
+        };
+        let names = self.names();
+        let all = |name: &&'static str| (*name, usize::MAX);
+        let mut stages = vec![(names[0], first), (names[1], second)];
+        stages.extend(names[2..].iter().map(all));
+        stages.extend(names[..2].iter().map(all));
+        stages
+    }
+
+    fn stalled(&self, order: Order) -> Option<Stalled> {
+        match order {
+            Order::Directed { first, .. } if self.stalls => Some(Stalled { after: first }),
+            _ => None,
+        }
+    }
+}
+
 /// A run that is to be made.
 pub(crate) struct Job {
     pub(crate) scenario: &'static Scenario,
-    pub(crate) seed: u64,
+    pub(crate) order: Order,
     pub(crate) faults: Vec<Planned>,
     pub(crate) mutation: Option<Mutation>,
 }
@@ -214,8 +295,17 @@ impl fmt::Display for Job {
         if let Some(mutation) = self.mutation {
             write!(f, ", {mutation:?}")?;
         }
-        if self.scenario.clients.len() > 1 {
-            write!(f, ", order {}", self.seed)?;
+        match self.order {
+            Order::Drawn(seed) if self.scenario.clients.len() > 1 => write!(f, ", order {seed}")?,
+            Order::Drawn(_) => {}
+            Order::Directed { first, second } => {
+                let names = self.scenario.names();
+                write!(
+                    f,
+                    ", {first} of {} and {second} of {} first",
+                    names[0], names[1]
+                )?;
+            }
         }
         let some = self.faults.iter().take(FAULTS_SHOWN);
         some.clone()
@@ -236,10 +326,10 @@ pub(crate) struct Ran {
     pub(crate) violations: Vec<String>,
 }
 
-/// Runs a scenario, in an order that is drawn from a seed where several are at work.
+/// Runs a scenario.
 pub(crate) fn run(job: &Job) -> Ran {
-    let (scenario, seed) = (job.scenario, job.seed);
-    let world = World::new();
+    let (scenario, order) = (job.scenario, job.order);
+    let world = World::new(scenario.stalled(order));
     let first = world.client(OBSERVER, None);
     (scenario.set_up)(&first).expect("nothing goes wrong in the set-up");
     for planned in &job.faults {
@@ -247,9 +337,14 @@ pub(crate) fn run(job: &Job) -> Ran {
             .bucket
             .plan(planned.client, planned.nth, planned.fault);
     }
-    let names: Vec<&str> = scenario.clients.iter().map(|(name, _)| *name).collect();
+    let names = scenario.names();
     if names.len() > 1 {
+        let seed = match order {
+            Order::Drawn(seed) => seed,
+            Order::Directed { .. } => 0,
+        };
         world.bucket.interleave(&names, seed);
+        world.bucket.direct(&scenario.stages(order));
     }
     let work = |name: &'static str, work: Work, world: &Arc<World>| {
         let client = world.client(name, job.mutation);

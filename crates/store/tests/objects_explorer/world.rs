@@ -1,6 +1,7 @@
 //! A bucket, those who are at work in it, and one who looks on.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -60,7 +61,14 @@ impl Place {
 const PATIENCE: Duration = Duration::from_millis(80);
 
 /// Longer than anything lives that nobody goes on with.
-const DEAD: Duration = Duration::from_secs(3 * 24 * 60 * 60);
+pub(crate) const DEAD: Duration = Duration::from_secs(3 * 24 * 60 * 60);
+
+/// Who has done nothing for so long that others take it for dead, and then goes on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stalled {
+    /// Requests that were made before.
+    pub(crate) after: usize,
+}
 
 /// How long every request takes by the clock of the store.
 const REQUEST: Duration = Duration::from_secs(1);
@@ -89,10 +97,13 @@ pub(crate) struct World {
     place: Mutex<Place>,
     observer: Store,
     reading: Options,
+    /// Whether somebody may be taken for dead.
+    may_sweep: bool,
 }
 
 impl World {
-    pub(crate) fn new() -> Arc<World> {
+    /// A new one; somebody may be stalled in it.
+    pub(crate) fn new(stalled: Option<Stalled>) -> Arc<World> {
         let mut place = Place::take();
         let bucket = SERVER.make_bucket(&place.name);
         let (observer, reading) = place.client(OBSERVER);
@@ -105,11 +116,16 @@ impl World {
             place: Mutex::new(place),
             observer,
             reading,
+            may_sweep: stalled.is_some(),
         });
         let inside = Arc::downgrade(&world);
         world.bucket.between(move || {
             if let Some(world) = inside.upgrade() {
-                world.bucket.pass(REQUEST);
+                let is_stalled = |stalled: Stalled| stalled.after == world.bucket.requests();
+                world.bucket.pass(match stalled.is_some_and(is_stalled) {
+                    true => DEAD,
+                    false => REQUEST,
+                });
                 world.look();
             }
         });
@@ -156,20 +172,21 @@ impl World {
         for step in steps {
             match self.value(step) {
                 Ok(value) => self.history(step, |history| history.saw(value)),
-                Err(why) => self.violate(format!("step {step}: {why}")),
+                Err(Flaw::LacksData(_)) => self.history(step, History::saw_broken),
+                Err(flaw) => self.violate(format!("step {step}: {flaw}")),
             }
         }
     }
 
     /// Which state a step holds, read back bit for bit.
-    fn value(&self, step: u64) -> std::result::Result<Option<u64>, String> {
+    fn value(&self, step: u64) -> std::result::Result<Option<u64>, Flaw> {
         match self.observer.state(step) {
             Ok(StepState::Complete(checkpoint)) => identify(&checkpoint, &self.reading).map(Some),
             Ok(StepState::Incomplete) | Err(Error::NotFound { .. }) => Ok(None),
-            Ok(
-                StepState::Damaged(error) | StepState::Newer(error) | StepState::Unreadable(error),
-            )
-            | Err(error) => Err(error.full_message()),
+            Ok(StepState::Damaged(error)) => Err(Flaw::LacksData(error)),
+            Ok(StepState::Newer(error) | StepState::Unreadable(error)) | Err(error) => {
+                Err(Flaw::Other(error.full_message()))
+            }
         }
     }
 
@@ -258,9 +275,27 @@ fn open(bucket: &str, name: &str) -> (Store, Options) {
     (store, options)
 }
 
-fn identify(checkpoint: &Checkpoint, options: &Options) -> std::result::Result<u64, String> {
+/// Why nobody can say which state a step holds.
+enum Flaw {
+    LacksData(Error),
+    Other(String),
+}
+
+impl fmt::Display for Flaw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Flaw::LacksData(error) => f.write_str(&error.full_message()),
+            Flaw::Other(why) => f.write_str(why),
+        }
+    }
+}
+
+fn identify(checkpoint: &Checkpoint, options: &Options) -> std::result::Result<u64, Flaw> {
     let loaded = checkpoint.load(None, HashMap::new(), options, &Progress::default());
-    let loaded = loaded.map_err(|error| error.full_message())?;
+    let loaded = loaded.map_err(|error| match error {
+        Error::Corrupt { .. } => Flaw::LacksData(error),
+        error => Flaw::Other(error.full_message()),
+    })?;
     let names = || checkpoint.part().tensors.iter().map(|tensor| &tensor.name);
     let is = |sample: &Sample| {
         sample.is(&loaded) && names().eq(sample.specs.iter().map(|spec| &spec.name))
@@ -268,7 +303,7 @@ fn identify(checkpoint: &Checkpoint, options: &Options) -> std::result::Result<u
     let found = SAMPLES.iter().find(|(_, sample)| is(sample));
     found
         .map(|(seed, _)| *seed)
-        .ok_or_else(|| "it is a state that nobody saved".to_owned())
+        .ok_or_else(|| Flaw::Other("it is a state that nobody saved".to_owned()))
 }
 
 /// One who is at work.
@@ -324,10 +359,22 @@ impl Client {
             }
             Err(Error::Exists { .. }) => Outcome::Refused,
             Err(Error::CommitUndecided { .. }) => Outcome::Open,
+            Err(error) if self.is_taken_back(error) => Outcome::Swept,
             Err(_) => Outcome::Failed,
         })
         .map(drop)
         .or_else(unless_refused)
+        .or_else(|error| match self.is_taken_back(&error) {
+            true => Ok(()),
+            false => Err(error),
+        })
+    }
+
+    /// Whether a save was told that it was taken for dead, where that may be, or deleted while it was at it.
+    fn is_taken_back(&self, error: &Error) -> bool {
+        let told = error.full_message();
+        let is_swept = told.contains("took this save for dead") || told.contains("upload is gone");
+        is_swept && (self.world.may_sweep || told.contains("/deleted-"))
     }
 
     pub(crate) fn save(&self, step: u64, seed: u64) -> Result<()> {
@@ -403,7 +450,7 @@ impl Client {
             _ => Outcome::Open,
         });
         // What a deletion takes from under a load is missing, and never another state.
-        if let Ok(Err(why)) = &result
+        if let Ok(Err(Flaw::Other(why))) = &result
             && why.contains("nobody saved")
         {
             self.world.violate(format!("a load: {why}"));
@@ -418,6 +465,8 @@ fn unless_refused(error: Error) -> Result<()> {
         Error::Exists { .. } | Error::NotFound { .. } | Error::Incomplete { .. } => Ok(()),
         // A deletion in the way of a save gives way, or it passes over the step.
         Error::Storage { source, .. } if source.kind() == io::ErrorKind::ResourceBusy => Ok(()),
+        // Somebody has deleted what it had put, before it looked.
+        Error::CommitUndecided { source, .. } if source.kind() == io::ErrorKind::NotFound => Ok(()),
         error => Err(error),
     }
 }
