@@ -294,6 +294,14 @@ def test_no_secret_is_shown():
         )
 
 
+def test_a_shard_of_too_many_parts_is_refused_before_anything_is_sent(bucket, tmp_path):
+    # All of it is a hole in a file.
+    large = np.memmap(tmp_path / "hole", dtype=np.uint8, mode="w+", shape=(90 << 30,))
+    with pytest.raises(penstock.StorageError, match=r"part_bytes of at least 10 MiB"):
+        penstock.save(f"{bucket.url}/a", {"large": large})
+    assert bucket.names() == []
+
+
 def test_a_server_that_is_not_there_is_named(bucket):
     url = f"{bucket.url}/a"
     penstock.save(url, {"x": 1})

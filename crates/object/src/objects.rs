@@ -24,9 +24,12 @@ use crate::conditional::{self, Place};
 use crate::engine::Requests;
 use crate::handle::{Object, Upload, Written};
 use crate::kin::{Kin, kind_of};
+use crate::refusal::Refusal;
 use crate::remote::Remote;
 use crate::runtime;
-use crate::uploads::OpenUpload;
+use crate::uploads::{OpenUpload, PARTS_MAX};
+
+const MIB: u64 = 1 << 20;
 
 /// The objects of a bucket, as files.
 #[derive(Debug)]
@@ -74,6 +77,24 @@ impl Objects {
     /// Bytes that one write moves, but for the last of a file.
     pub fn part_bytes(&self) -> usize {
         self.remote.part_bytes()
+    }
+
+    /// Refuses an object that would have more parts than there may be, before anything of it is sent.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::FileTooLarge`], which says how large parts have to be.
+    pub fn check_size(&self, bytes: u64) -> io::Result<()> {
+        let (parts, part_bytes) = (u64::from(PARTS_MAX), self.part_bytes() as u64);
+        if bytes <= parts * part_bytes {
+            return Ok(());
+        }
+        let wanted_mib = bytes.div_ceil(parts).div_ceil(MIB);
+        let text = format!(
+            "an object of {bytes} bytes has more than {parts} parts of {} MiB, and no store takes more: \
+             reach the bucket with part_bytes of at least {wanted_mib} MiB, or save with a lower shard_bytes",
+            part_bytes / MIB
+        );
+        Err(Refusal::new(io::ErrorKind::FileTooLarge, text).into())
     }
 
     /// Requests at a time.
@@ -200,6 +221,7 @@ impl Objects {
             | Change::SyncDirectory(_)
             | Change::Truncate(..) => Ok(()),
             Change::Allocate(file, bytes) => {
+                self.check_size(bytes)?;
                 upload_of(file)?.0.reserve(bytes);
                 Ok(())
             }

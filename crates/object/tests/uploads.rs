@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::proxy::{Fate, Pace, Proxy};
 use common::server::Server;
-use common::{PART_BYTES, at, bytes, download, finish, objects, send, upload, write_of};
+use common::{PART_BYTES, at, bytes, download, finish, objects, send, source, upload, write_of};
 use penstock_io::file::{Direct, File};
 use penstock_io::file_system::{Change, FileSystem, OpenUpload};
 use penstock_object::Remote;
@@ -215,6 +215,18 @@ fn an_upload_with_a_part_that_is_not_right_is_given_up_and_begun_anew() {
     assert_eq!(anew.parts, []);
     assert_ne!(id(), first);
     assert_eq!(objects.open_uploads(&at("")).unwrap().len(), 1);
+}
+
+#[test]
+fn an_object_of_too_many_parts_is_refused_before_any_is_sent() {
+    let objects = objects("http://127.0.0.1:1", Remote::default());
+    let file = objects.create(&at("object"), Direct::Off).unwrap();
+    let bytes = 10_000 * PART_BYTES as u64;
+    objects.change(Change::Allocate(&file, bytes)).unwrap();
+    let refused = objects.change(Change::Allocate(&file, bytes + 1));
+    let refused = source(refused.unwrap_err());
+    assert_eq!(refused.kind(), std::io::ErrorKind::FileTooLarge);
+    assert!(refused.to_string().contains("part_bytes of at least 6 MiB"));
 }
 
 #[test]

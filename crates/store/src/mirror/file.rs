@@ -26,6 +26,9 @@ impl Copy<'_> {
         if entry.bytes <= self.objects.part_bytes() as u64 {
             return self.send_small(&entry.name, &entry.name, entry.bytes, whole);
         }
+        let path = self.to.join(&entry.name);
+        let checked = self.objects.check_size(entry.bytes);
+        checked.map_err(Error::storage("send", path))?;
         for anew in 0.. {
             self.progress.check()?;
             if self.has(&entry.name, entry.bytes, whole)? {
