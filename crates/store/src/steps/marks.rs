@@ -5,7 +5,9 @@
 //! loses no data, but as long as it cannot be read nothing is deleted. A mark counts only for the very checkpoint that it was made for.
 //!
 //! Writers take turns by a lock on the root, where the file system has one that everybody sees, and
-//! replace the file whole. Without locks two writers at one moment may lose a mark, never the file.
+//! replace the file whole. In a bucket each replaces the very file that it has read, and who was slower
+//! reads the new one. On other storage without locks two writers at one moment may lose a mark, never
+//! the file.
 
 use std::io;
 use std::path::Path;
@@ -14,6 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use penstock_io::file_system::Change;
 use serde::{Deserialize, Serialize};
 
+use crate::commit::fence::is_gone;
 use crate::commit::files::remove_file;
 use crate::error::{Error, Result};
 use crate::format::description::read_manifest;
@@ -29,6 +32,9 @@ const MARKS_MAX: usize = 16_384;
 /// How long a writer waits for others. Each needs two syncs, so hundreds may be ahead of it.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 const WAIT_PAUSE: Duration = Duration::from_millis(5);
+
+/// How often others may be faster at replacing the file.
+const TURNS_MAX: usize = 64;
 
 /// A mark that is younger than this is not written again: the ranks of a job load at one moment.
 const FRESH_SECONDS: u64 = 60;
@@ -58,6 +64,9 @@ impl Mark {
         age.map(Duration::from_secs)
     }
 }
+
+/// The file's bytes, where there is one, and what it says.
+type Stored = (Option<Vec<u8>>, Vec<Mark>);
 
 /// All marks that there are, also of checkpoints that others have taken the place of.
 #[derive(Default)]
@@ -149,7 +158,7 @@ impl Store {
         // What is marked counts as there: its save may have died before it was durable.
         self.sync(&self.step_path(step))?;
         // Likewise for a mark that is there already.
-        let Some(known) = self.known_marks()? else {
+        let Some((_, known)) = self.known_marks()? else {
             return Ok(());
         };
         if known.iter().any(is_there) {
@@ -158,19 +167,35 @@ impl Store {
         let Some(_lock) = self.lock_root()? else {
             return Ok(());
         };
-        let Some(mut marks) = self.known_marks()? else {
-            return Ok(());
-        };
-        if marks.iter().any(is_there) {
-            return self.sync(self.root());
+        for _ in 0..TURNS_MAX {
+            let Some((seen, mut marks)) = self.known_marks()? else {
+                return Ok(());
+            };
+            if marks.iter().any(is_there) {
+                return self.sync(self.root());
+            }
+            let steps = self.steps()?;
+            marks.retain(|known| known.step != step && steps.binary_search(&known.step).is_ok());
+            marks.push(mark.clone());
+            marks.sort_by_key(|mark| mark.step);
+            let surplus = marks.len().saturating_sub(MARKS_MAX);
+            marks.drain(..surplus);
+            match self.write_marks(&marks, seen.as_deref()) {
+                // Somebody else was faster.
+                Err(error) if self.compares() && error.kind().is_some_and(is_gone) => {}
+                written => return written,
+            }
         }
-        let steps = self.steps()?;
-        marks.retain(|known| known.step != step && steps.binary_search(&known.step).is_ok());
-        marks.push(mark);
-        marks.sort_by_key(|mark| mark.step);
-        let surplus = marks.len().saturating_sub(MARKS_MAX);
-        marks.drain(..surplus);
-        self.write_marks(&marks)
+        Err(self.busy())
+    }
+
+    /// Whether a file can be replaced if it is still the one that was read.
+    fn compares(&self) -> bool {
+        !self.files().has_directories()
+    }
+
+    fn busy(&self) -> Error {
+        Error::storage("lock", self.root())(io::ErrorKind::ResourceBusy.into())
     }
 
     /// The root's lock, or that there are no locks here; `None` without a root.
@@ -182,21 +207,22 @@ impl Store {
                 Exclusive::NoLocks => return Ok(Some(None)),
                 Exclusive::Gone => return Ok(None),
                 Exclusive::Live if begun.elapsed() < WAIT_MAX => std::thread::sleep(WAIT_PAUSE),
-                Exclusive::Live => {
-                    let source = std::io::ErrorKind::ResourceBusy.into();
-                    return Err(Error::storage("lock", self.root())(source));
-                }
+                Exclusive::Live => return Err(self.busy()),
             }
         }
     }
 
     /// Replaces the file whole; the old one or the new one is there at every moment.
-    fn write_marks(&self, marks: &[Mark]) -> Result<()> {
+    fn write_marks(&self, marks: &[Mark], seen: Option<&[u8]>) -> Result<()> {
         let text = serde_json::to_vec(marks).expect("a hint always serialises");
         let temporary = self.root().join(name::temporary_marks());
         let written = self.write_synced(&temporary, &text).and_then(|()| {
             let (from, to) = (temporary.as_path(), &*self.root().join(MARKS));
-            self.file_system().change(Change::Rename { from, to })?;
+            self.file_system().change(match seen {
+                Some(seen) if self.compares() => Change::Replace { from, to, seen },
+                None if self.compares() => Change::RenameNew { from, to },
+                _ => Change::Rename { from, to },
+            })?;
             self.sync(self.root())
         });
         if written.is_err() {
@@ -229,6 +255,10 @@ impl Store {
 
     /// What the file says; none where there is no file.
     fn stored_marks(&self) -> Result<Vec<Mark>> {
+        self.read_marks().map(|(_, marks)| marks)
+    }
+
+    fn read_marks(&self) -> Result<Stored> {
         let path = self.root().join(MARKS);
         let found = self.files().look(&path).ok();
         if let Some(flaw) = found.as_ref().and_then(plain::flaw) {
@@ -236,7 +266,7 @@ impl Store {
         }
         let text = match self.files().read(&path) {
             Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((None, Vec::new())),
             Err(source) => return Err(Error::storage("read", path)(source)),
         };
         let mut marks: Vec<Mark> = serde_json::from_slice(&text).map_err(|_| {
@@ -246,13 +276,13 @@ impl Store {
         })?;
         marks.sort_by_key(|mark| mark.step);
         marks.truncate(MARKS_MAX);
-        Ok(marks)
+        Ok((Some(text), marks))
     }
 
     /// The marks to write another one beside; `None` where they cannot be made out: a file with this
     /// one mark would let all others be forgotten unnoticed.
-    fn known_marks(&self) -> Result<Option<Vec<Mark>>> {
-        match self.stored_marks() {
+    fn known_marks(&self) -> Result<Option<Stored>> {
+        match self.read_marks() {
             Err(Error::Corrupt { .. }) => Ok(None),
             result => result.map(Some),
         }

@@ -38,7 +38,7 @@ pub(crate) enum Mutation {
     DeletesDataFirst,
     /// What is replaced goes before its replacement is there.
     RemovesReplacedFirst,
-    /// A manifest is put in the place of another one, whichever that is by then.
+    /// A manifest, or what the marks are in, is put in the place of another one, whichever that is by then.
     ReplacesWithoutCondition,
     /// A manifest is taken away, whichever is there by then.
     DeletesWithoutCondition,
@@ -60,6 +60,7 @@ pub(crate) const MUTANTS: &[(&str, Mutation)] = &[
     ("delete", Mutation::DeletesDataFirst),
     ("overwrite", Mutation::RemovesReplacedFirst),
     ("overwrite again", Mutation::ReplacesWithoutCondition),
+    ("two that mark", Mutation::ReplacesWithoutCondition),
     ("delete and save again", Mutation::DeletesWithoutCondition),
     ("a saver and a sweeper", Mutation::SweepsWhatIsYoung),
     ("a saver taken for dead", Mutation::SweepsWithoutFence),

@@ -202,6 +202,18 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         ],
     },
     Scenario {
+        name: "two that mark",
+        is_long: false,
+        stalls: false,
+        set_up: |a| {
+            a.save(1, 1)?;
+            a.save(2, 2)?;
+            a.save(3, 3)?;
+            a.mark(3)
+        },
+        clients: &[("a", |a| a.mark(1)), ("b", |b| b.mark(2))],
+    },
+    Scenario {
         name: "a saver taken for dead",
         is_long: false,
         stalls: true,

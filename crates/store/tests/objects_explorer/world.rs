@@ -94,6 +94,8 @@ pub(crate) struct World {
     saved: Mutex<HashMap<String, u64>>,
     /// The changes of the bucket that were seen last.
     seen: Mutex<u64>,
+    /// Steps whose marks were acknowledged.
+    marked: Mutex<Vec<u64>>,
     place: Mutex<Place>,
     observer: Store,
     reading: Options,
@@ -117,6 +119,7 @@ impl World {
             observer,
             reading,
             may_sweep: stalled.is_some(),
+            marked: Mutex::default(),
         });
         let inside = Arc::downgrade(&world);
         world.bucket.between(move || {
@@ -193,6 +196,7 @@ impl World {
     /// Checks that nothing is there but the files of what is complete.
     fn check_left(&self) -> std::result::Result<(), String> {
         let mut left: BTreeSet<String> = self.bucket.objects().into_keys().collect();
+        left.remove("store/verified.json");
         for step in self
             .observer
             .steps()
@@ -220,6 +224,16 @@ impl World {
         self.look();
         SERVER.settle(&self.bucket);
         self.look();
+        match self.observer.marks() {
+            Ok(marks) => {
+                let is_there = |step: &u64| marks.iter().any(|mark| mark.step == *step);
+                let marked = self.marked.lock().unwrap();
+                for lost in marked.iter().filter(|step| !is_there(step)) {
+                    self.violate(format!("the mark of step {lost} is lost"));
+                }
+            }
+            Err(error) => self.violate(format!("the marks: {}", error.full_message())),
+        }
         self.bucket.pass(DEAD);
         match self.observer.sweep() {
             Ok(_) => self.look(),
@@ -411,6 +425,18 @@ impl Client {
                     result => deleted(result),
                 },
             )?;
+        }
+        Ok(())
+    }
+
+    /// Remembers that what a step holds was read back.
+    pub(crate) fn mark(&self, step: u64) -> Result<()> {
+        let id = self.store.identity(step)?.unwrap_or_default();
+        self.store.mark_verified(step, &id)?;
+        // It is a hint: where the manifest cannot be read there is none, and nobody is told.
+        let marks = self.store.marks()?;
+        if marks.iter().any(|mark| mark.step == step) {
+            self.world.marked.lock().unwrap().push(step);
         }
         Ok(())
     }
