@@ -115,6 +115,8 @@ test-slow: test-toolchain $(VENV)/.develop $(NATIVE) ## Run the slow tests: fram
 	PENSTOCK_TORTURE_STRIDE=4 PENSTOCK_TORTURE_FAULTS=16 \
 		cargo test --locked $(RUST_PACKAGES) --test objects_explorer -- no_fault
 	$(VENV)/bin/python -m pytest -m slow $(PYTEST_WORKERS) $(PYTEST_ARGS)
+	PENSTOCK_TORTURE_FAMILIES=300 $(VENV)/bin/python -m pytest $(PYTEST_WORKERS) \
+		tests/python/state/test_hypothesis.py tests/python/state/test_state.py
 
 # A server of S3's protocol for the tests of checkpoints in buckets, which say that they are skipped where
 # there is no Go to build it with.

@@ -31,6 +31,7 @@ WITH_CODE += [
 # Those whose programs import frameworks or start ranks, again and again.
 SLOW_NAMES = {
     "docs/coming-from/dcp.md",
+    "docs/coming-from/lightning.md",
     "docs/cookbook.md",
     "docs/huggingface.md",
     "docs/tutorials/many-ranks.md",

@@ -210,11 +210,13 @@ def killed_often(name, tmp_path, kills, chooser, popen, steps=40, every=4):
             return True
 
 
+@pytest.mark.slow
 def test_lazy_saves_resume_bit_for_bit_after_a_kill(tmp_path):
     straight, resumed = killed_and_resumed("lazy_saves.py", tmp_path)
     assert resumed == straight
 
 
+@pytest.mark.slow
 def test_fsdp2_resumes_bit_for_bit_after_all_ranks_are_killed(tmp_path):
     straight, resumed = killed_and_resumed("fsdp2_reshard.py", tmp_path, ranks=2)
     assert resumed == straight

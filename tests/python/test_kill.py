@@ -98,6 +98,7 @@ def test_the_newest_acknowledged_step_loads_after_any_kill(disk_path):
         assert penstock.verify(root / f"step-{step:010}").ok
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_being_replaced_survives_any_of_10_kills(disk_path):
     tell("seed", SEED)
     chooser = random.Random(SEED)

@@ -243,6 +243,7 @@ def test_without_fsync_nothing_is_added(disk_path):
     assert found["penstock"].synced_by == "writer"
 
 
+@pytest.mark.slow
 def test_memory_is_called_neither_direct_nor_cold(disk_path, need_root):
     told = []
     with mounted("tmpfs", disk_path / "memory", 64 << 20) as memory:
@@ -291,6 +292,7 @@ def test_passes_fill_a_quota_each_time(disk_path):
     assert [path for path in Path(work.directory).rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_a_missing_library_is_a_line_and_the_others_are_measured(disk_path, monkeypatch):
     gone = dataclasses.replace(WRITERS["torchsnapshot"], package="no_such_package")

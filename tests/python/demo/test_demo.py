@@ -36,6 +36,7 @@ def run_demo(directory, *options, **kwargs):
     return forks.run([*DEMO, *options], cwd=directory, env=environment, **kwargs)
 
 
+@pytest.mark.slow
 def test_the_whole_demo_holds_and_leaves_nothing_behind(tmp_path):
     told = run_demo(tmp_path, "--steps", "6")
     assert told.returncode == 0, told.stdout + told.stderr

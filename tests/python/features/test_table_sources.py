@@ -90,6 +90,7 @@ def test_the_newest_step_of_a_store_which_stays(tmp_path: Path) -> None:
     assert not Path(source.segments[0].path).exists()
 
 
+@pytest.mark.slow
 def test_a_table_that_several_ranks_have_saved(jobs: Any, disk_path: Path) -> None:
     from features.rank_tables import SHAPE, save_cut
 

@@ -394,7 +394,7 @@ def piped(directory, stages, zero):
     again.destroy()
 
 
-@pytest.mark.parametrize(("stages", "zero"), [(2, 0), (1, 1)])
+@pytest.mark.parametrize(("stages", "zero"), [(2, 0), pytest.param(1, 1, marks=pytest.mark.slow)])
 def test_a_pipeline_goes_on_from_a_lazy_save(jobs, tmp_path, stages, zero):
     """With one stage both ranks read what the first has saved, of which some has no tensors."""
     jobs.of(2).call(piped, str(tmp_path / "run"), stages, zero, timeout_seconds=120)
@@ -467,6 +467,7 @@ def dropped(directory):
         engine.__del__()
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_dropped_tells_of_a_save_that_failed(jobs, tmp_path):
     jobs.of(2).call(dropped, str(tmp_path / "run"))
 

@@ -139,6 +139,7 @@ def test_views_and_ties_of_a_checkpoint(tmp_path: Path, tower: Tower) -> None:
         offload.stream(Tower(), weights=tmp_path / "b", memory_bytes=ROOM_BYTES)
 
 
+@pytest.mark.slow
 def test_tensors_that_several_ranks_have_saved(jobs: Any, disk_path: Path, tower: Tower) -> None:
     """Each rank has some rows of each, in a shard of its own, and sizes that do not divide."""
     for outcome in jobs.of(3).call(save_sharded, disk_path / "a", 0):

@@ -118,6 +118,7 @@ RANK = """
 """
 
 
+@pytest.mark.slow
 def test_ranks_save_between_the_beginning_and_the_end_of_their_job(tmp_path):
     port, ranks = free_port(), []
     for number in range(2):

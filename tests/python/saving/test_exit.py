@@ -174,6 +174,7 @@ def test_ctrl_c_while_the_state_is_staged_ends_the_save_and_the_next_one_works(d
     assert outcome == ["interrupted", False, [3]]
 
 
+@pytest.mark.slow
 def test_after_any_of_12_kills_the_newest_acknowledged_step_loads(disk_path):
     root = disk_path / "store"
     engines = [pair for pair in MATRIX if pair[0] == "threads" or uring_refusal() is None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import os
 import tempfile
 import warnings
 from collections import Counter, OrderedDict, defaultdict
@@ -19,16 +20,18 @@ from choices import choices
 from compare import assert_same, tensor_bytes
 from states import states
 
+# `make test-slow` draws more of them.
+STATES = int(os.environ.get("PENSTOCK_TORTURE_FAMILIES", 60))
 # A failure prints its seed and the smallest state that fails.
 FAMILY = settings(
-    max_examples=200,
+    max_examples=STATES,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 # As much takes several calls each.
-VERDICTS = settings(FAMILY, max_examples=40)
+VERDICTS = settings(FAMILY, max_examples=STATES // 5)
 
 
 def fresh(disk_path: Path) -> Path:

@@ -150,7 +150,12 @@ def containers(inner):
 states = st.recursive(atoms | arrays, containers, max_leaves=20)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# `make test-slow` draws more of them.
+@settings(
+    max_examples=int(os.environ.get("PENSTOCK_TORTURE_FAMILIES", 100)),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(states)
 def test_any_nesting_of_anything_comes_back(roundtrip, state):
     assert identical(state, roundtrip(state))
