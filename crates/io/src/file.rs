@@ -113,6 +113,11 @@ impl File {
         }
     }
 
+    /// Whether it is no file of this machine.
+    pub fn is_elsewhere(&self) -> bool {
+        matches!(self.of, Of::Elsewhere(_))
+    }
+
     /// Tells who has the bytes of a file that is elsewhere what CRC-64/NVME those have that are about
     /// to be written at an offset, so that it need not be computed again, and what is sent is what was
     /// digested. Files of this system do not ask.

@@ -48,6 +48,8 @@ impl Load {
             bytes: 0,
             offset_alignment,
             memory_alignment,
+            // As objects are, which have no alignment.
+            is_elsewhere: flags & 8 == 8 && offset_alignment == 1,
         };
         let mut load = Load {
             files: Vec::new(),

@@ -57,6 +57,7 @@ impl Source<'_> {
             // divides.
             offset_alignment: if self.file.is_direct() { PAGE_BYTES } else { 1 },
             memory_alignment: alignment.memory,
+            is_elsewhere: self.file.is_elsewhere(),
         }
     }
 }

@@ -138,6 +138,7 @@ mod tests {
         bytes: 0,
         offset_alignment: PAGE_BYTES,
         memory_alignment: 512,
+        is_elsewhere: false,
     };
 
     fn facts(bytes: u64) -> FileFacts {
@@ -212,12 +213,37 @@ mod tests {
         assert_eq!(direct_bytes(0x10000 + 64), 0);
     }
 
+    #[test]
+    fn what_is_elsewhere_is_read_with_one_request_an_item() {
+        let file = FileFacts {
+            offset_alignment: 1,
+            memory_alignment: 1,
+            is_elsewhere: true,
+            ..facts(40 << 20)
+        };
+        let requests = [
+            request(4096..3 << 20),
+            request(3 << 20..(3 << 20) + 100),
+            request(4 << 20..40 << 20),
+        ];
+        let plan = plan(&[file], &requests, true, 8 << 20);
+        assert_eq!(plan.items.len(), 5);
+        for item in &plan.items {
+            let is_read_alone = |piece: &Piece| matches!(piece.to, Destination::Direct(_));
+            let alone = item.pieces.iter().filter(|piece| is_read_alone(piece));
+            // Nothing of it, or all that there is.
+            let is_one_request = alone.count() == 0 || item.pieces.len() == 1;
+            assert!(is_one_request, "{item:?}");
+        }
+        assert!(plan.items[1..].iter().all(|item| item.pieces.len() == 1));
+    }
+
     proptest! {
         #[test]
         fn every_requested_byte_has_one_place(
             lengths in prop::collection::vec((0u64..3 << 20, 0u64..200_000, 0..3), 1..12),
             cover_all in any::<bool>(),
-            buffered in any::<bool>(),
+            way in 0..3,
         ) {
             let mut at = 4096;
             let mut requests = Vec::new();
@@ -231,8 +257,9 @@ mod tests {
                 at += bytes + gap;
             }
             let mut file = facts(at + 777);
-            if buffered {
-                file = FileFacts { offset_alignment: 1, memory_alignment: 1, ..file };
+            if way > 0 {
+                let is_elsewhere = way == 2;
+                file = FileFacts { offset_alignment: 1, memory_alignment: 1, is_elsewhere, ..file };
             }
             let plan = plan(&[file], &requests, cover_all, EXTENT_BYTES);
             let mut landed = vec![0; requests.len()];

@@ -20,6 +20,8 @@ pub struct FileFacts {
     pub offset_alignment: u64,
     /// Alignment of memory addresses.
     pub memory_alignment: usize,
+    /// Whether each read is a request over a network: then an item is read with one.
+    pub is_elsewhere: bool,
 }
 
 /// One tensor that is asked for.
@@ -214,7 +216,7 @@ fn direct_range(
             start..end
         }
     };
-    if is_worth_a_request(&range, item) {
+    if is_worth_a_request(facts, &range, item) {
         range
     } else {
         none
@@ -222,8 +224,12 @@ fn direct_range(
 }
 
 /// Whether a piece is read on its own. Small ones are where that costs no more than staging them:
-/// at most two of an item, those that touch its ends on whole pages.
-fn is_worth_a_request(range: &Range<u64>, item: &Range<u64>) -> bool {
+/// at most two of an item, those that touch its ends on whole pages. Over a network a request costs
+/// more than the copy of a whole item.
+fn is_worth_a_request(facts: &FileFacts, range: &Range<u64>, item: &Range<u64>) -> bool {
+    if facts.is_elsewhere {
+        return range == item;
+    }
     let touches_an_end = range.start == item.start || range.end == item.end;
     let is_on_pages = range.start.is_multiple_of(PAGE_BYTES)
         && (range.end.is_multiple_of(PAGE_BYTES) || range.end == item.end);
