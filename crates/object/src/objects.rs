@@ -312,6 +312,13 @@ impl FileSystem for Objects {
 
 impl Files for Objects {
     fn look(&self, path: &Path) -> io::Result<Found> {
+        match self.look_at_file(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.look_below(path),
+            found => found,
+        }
+    }
+
+    fn look_at_file(&self, path: &Path) -> io::Result<Found> {
         if let Some(upload) = self.unnamed(path) {
             return Ok(Found {
                 kind: Kind::File,
@@ -319,15 +326,12 @@ impl Files for Objects {
                 identity: (hash(&self.address), hash(&path)),
             });
         }
-        match self.head(path) {
-            Ok(meta) => Ok(Found {
-                kind: Kind::File,
-                bytes: meta.size,
-                identity: (hash(&self.address), hash(&meta.e_tag)),
-            }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.look_below(path),
-            Err(error) => Err(error),
-        }
+        let meta = self.head(path)?;
+        Ok(Found {
+            kind: Kind::File,
+            bytes: meta.size,
+            identity: (hash(&self.address), hash(&meta.e_tag)),
+        })
     }
 
     fn follow(&self, path: &Path) -> io::Result<Found> {

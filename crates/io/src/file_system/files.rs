@@ -66,6 +66,15 @@ pub trait Files: fmt::Debug + Send + Sync {
     /// The system's, [`io::ErrorKind::NotFound`] among them.
     fn look(&self, path: &Path) -> io::Result<Found>;
 
+    /// As [`look`](Files::look), of a name that is nothing or a file's: where a directory is no thing of its
+    /// own, nobody asks for one.
+    ///
+    /// # Errors
+    /// As [`look`](Files::look).
+    fn look_at_file(&self, path: &Path) -> io::Result<Found> {
+        self.look(path)
+    }
+
     /// What this name leads to.
     ///
     /// # Errors
@@ -133,9 +142,9 @@ pub trait Files: fmt::Debug + Send + Sync {
     /// The system's; [`io::ErrorKind::Unsupported`] where no directory can be locked.
     fn open_directory(&self, path: &Path) -> io::Result<fs::File>;
 
-    /// Whether something has this name, a link to nothing included.
+    /// Whether a file has this name, a link to nothing included.
     fn is_there(&self, path: &Path) -> bool {
-        self.look(path).is_ok()
+        self.look_at_file(path).is_ok()
     }
 
     /// Whether this name leads to something.

@@ -35,7 +35,7 @@ fn has_no_links(kind: io::ErrorKind) -> bool {
 pub(crate) fn remove_file(path: &Path, file_system: &dyn FileSystem) -> Result<u64> {
     let bytes = file_system
         .files()
-        .look(path)
+        .look_at_file(path)
         .map_or(0, |found| found.bytes);
     match file_system.change(Change::RemoveFile(path)) {
         Ok(()) => Ok(bytes),

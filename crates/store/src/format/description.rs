@@ -45,7 +45,7 @@ pub(crate) fn read_manifest(path: &Path, files: &dyn Files) -> Result<(Manifest,
 fn read_manifest_at(path: &Path, file: &Path, files: &dyn Files) -> Result<(Manifest, u64)> {
     let failed = |source| no_manifest(path, file, files, source);
     // A FIFO would keep the reader waiting, a device would never end.
-    let found = files.look(file).map_err(failed)?;
+    let found = files.look_at_file(file).map_err(failed)?;
     if let Some(flaw) = plain::flaw(&found) {
         return Err(Error::corrupt(path, MANIFEST, flaw));
     }
@@ -174,7 +174,7 @@ pub(crate) fn check_length(
     expected: u64,
 ) -> Result<()> {
     let file = path.join(name);
-    match files.look(&file) {
+    match files.look_at_file(&file) {
         Ok(found) if found.kind != Kind::File => {
             let flaw = plain::flaw(&found).unwrap_or_default();
             Err(Error::corrupt(path, name, flaw))

@@ -40,7 +40,7 @@ pub(crate) fn attempt_files(
         };
         if is_attempt_file(name) && select(name) {
             let file = path.join(name);
-            let look = || files.look(&file).map_or(0, |found| found.bytes);
+            let look = || files.look_at_file(&file).map_or(0, |found| found.bytes);
             let bytes = entry.bytes.unwrap_or_else(look);
             selected.push((file, bytes));
         }
@@ -51,7 +51,7 @@ pub(crate) fn attempt_files(
 /// Whether the step in a directory is protected, by whatever name.
 pub(crate) fn is_protected_at(path: &Path, files: &dyn Files) -> bool {
     // When in doubt, it is protected: a link to nothing counts, and what cannot be looked at.
-    let found = files.look(&path.join(PROTECTED));
+    let found = files.look_at_file(&path.join(PROTECTED));
     !found
         .is_err_and(|error| matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
 }

@@ -35,9 +35,10 @@ impl Taken {
 /// The manifest of a checkpoint that a deletion has taken by mistake, if there is one: that of
 /// another checkpoint, or of one that was protected in time.
 pub(crate) fn misplaced(path: &Path, files: &dyn Files) -> Option<PathBuf> {
-    let mut taken = all_taken(path, files).ok()?.into_iter();
-    let is_protected = is_protected_at(path, files);
+    let taken = all_taken(path, files).ok()?;
+    let is_protected = !taken.is_empty() && is_protected_at(path, files);
     let is_found = |taken: &Taken| taken.is_misplaced() || (is_protected && taken.is_meant());
+    let mut taken = taken.into_iter();
     taken.find(is_found).map(|taken| taken.file)
 }
 
