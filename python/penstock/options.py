@@ -73,7 +73,8 @@ class Options:
         verify: Whether a load checks every byte that it hands out against its digest. What ends
             in a verdict checks them all the same: `verify`, `scrub`, `explain`, `salvage`, and a
             load with ``fallback``. A load that does not check leaves no mark.
-        shard_bytes: Bound on the data in one file, 4 KiB to 1 PiB.
+        shard_bytes: Bound on the data in one file, 4 KiB to 1 PiB. Not given, it is 16 GiB; in a
+            bucket an eighth of what a rank saves, 64 MiB to 16 GiB.
         rank_timeout_seconds: Where many ranks save together, how long one that has done its part
             waits for the others, 1 to 86400. Not less than a save takes the slowest.
 

@@ -30,6 +30,10 @@ pub(crate) const STAGING_BYTES: usize = 256 << 20;
 /// Data per shard. One file a rank is best for the device; a bound keeps files that other tools
 /// copy and upload at a size they like.
 const SHARD_BYTES: u64 = 16 << 30;
+/// About how many shards a save makes in a bucket, of as many bytes at least: some stores copy what was
+/// sent when an upload ends, and of all but the last that is done beside what is still sent.
+const OBJECT_SHARDS: u64 = 8;
+const OBJECT_SHARD_BYTES_MIN: u64 = 64 << 20;
 /// Room beside an extent in a staging buffer: pieces of an extent that land there separately each
 /// start on a 4 KiB page of their own (see `plan::read`). A multiple of any page that memory is
 /// mapped in, so that buffers lie side by side.
@@ -264,7 +268,7 @@ impl Options {
             queue_depth,
             extent_bytes,
             io_threads,
-            shard_bytes: given.shard_bytes.unwrap_or(SHARD_BYTES).max(PAGE_BYTES),
+            shard_bytes: self.bound_of_shards(given.shard_bytes, bytes),
             verify: self.verify,
             spare: self.spare.clone(),
             nice: self.nice,
@@ -273,6 +277,14 @@ impl Options {
             device,
             choices,
         }
+    }
+
+    fn bound_of_shards(&self, given: Option<u64>, bytes: u64) -> u64 {
+        let suited = match self.file_system.files().has_directories() {
+            true => SHARD_BYTES,
+            false => (bytes / OBJECT_SHARDS).clamp(OBJECT_SHARD_BYTES_MIN, SHARD_BYTES),
+        };
+        given.unwrap_or(suited).max(PAGE_BYTES)
     }
 
     /// The same with numbers whose sums and products stay far from overflow.
