@@ -6,13 +6,15 @@
 //! killed, is not sent again, in whole files or in parts of one. Names hold the attempt, so what is there
 //! by a name can only be the same bytes.
 //!
-//! Nothing is ever deleted at the mirror, and nothing replaced.
+//! Nothing is ever deleted at the mirror, and nothing replaced. What a sweep took there, or somebody else, of
+//! a copy that was complete is sent again.
 
 mod file;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use penstock_io::file_system::{Change, FileSystem, Files};
 use penstock_io::trace;
@@ -29,6 +31,10 @@ use crate::load::checkpoint::Checkpoint;
 use crate::options::{Options, Settings};
 use crate::progress::Progress;
 use crate::tier;
+
+/// How often a copy is looked at that somebody removes files of: for 10 seconds.
+const LOOKS_MAX: usize = 100;
+const LOOK_PAUSE: Duration = Duration::from_millis(100);
 
 /// How a checkpoint is to be mirrored.
 #[derive(Clone, Copy, Debug, Default)]
@@ -146,6 +152,18 @@ fn manifest_text(checkpoint: &Checkpoint, files: &dyn Files) -> Result<Vec<u8>> 
     }
 }
 
+/// Whether a file is there just while somebody removes others.
+fn is_of_removal(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| name::is_fence(name) || name::is_taken_manifest(name))
+}
+
+fn removed(missing: PathBuf) -> Error {
+    let detail = "a sweep has taken it, or is about to: mirror it again";
+    let source = std::io::Error::new(std::io::ErrorKind::NotFound, detail);
+    Error::storage("publish", missing)(source)
+}
+
 /// One copy that is made.
 struct Copy<'a> {
     from: &'a Path,
@@ -163,14 +181,44 @@ struct Copy<'a> {
 }
 
 impl Copy<'_> {
+    /// A copy counts once its manifest was seen, and after that all of its files and nobody who removes
+    /// them. Whatever is missing is sent again, and the manifest is never taken back: another mirror of the
+    /// same step may have told of the copy meanwhile.
     fn run(&mut self) -> Result<()> {
-        if self.is_there()? {
-            self.progress.advance(size(self.checkpoint).0);
-            return Ok(());
-        }
         let id = &self.checkpoint.manifest().id;
         let target = Arc::clone(self.objects) as Arc<dyn FileSystem>;
-        let _renewal = Renewal::begin(self.to.join(name::lease(id)), &target, RENEW);
+        let mut renewal = None;
+        let mut looks = 0;
+        loop {
+            self.progress.check()?;
+            looks += 1;
+            let is_there = self.is_there()?;
+            match self.flaw()? {
+                None if is_there => {
+                    if renewal.is_none() {
+                        self.progress.advance(size(self.checkpoint).0);
+                    }
+                    return Ok(());
+                }
+                Some(path) if looks >= LOOKS_MAX => return Err(removed(path)),
+                Some(path) if is_of_removal(&path) => {
+                    thread::sleep(LOOK_PAUSE);
+                    continue;
+                }
+                _ => {}
+            }
+            let lease = || Renewal::begin(self.to.join(name::lease(id)), &target, RENEW);
+            renewal.get_or_insert_with(lease);
+            self.send()?;
+            if !is_there {
+                self.check_sent()?;
+                self.publish()?;
+            }
+        }
+    }
+
+    /// Sends the files that the store does not have.
+    fn send(&mut self) -> Result<()> {
         let part = self.checkpoint.part();
         for file in 0..part.files.len() {
             self.send_shard(file)?;
@@ -184,8 +232,7 @@ impl Copy<'_> {
                 self.send_small(&entry.file, name, entry.bytes, entry.digest)?;
             }
         }
-        self.check_sent()?;
-        self.publish()
+        Ok(())
     }
 
     /// Whether the copy is complete.
@@ -205,20 +252,18 @@ impl Copy<'_> {
         }
     }
 
-    /// A sweep there may have taken what was sent long ago for a dead save's, or be about to: what is
-    /// incomplete is not published.
-    fn check_sent(&self) -> Result<()> {
+    /// What of the copy is missing, or who removes it.
+    fn flaw(&self) -> Result<Option<PathBuf>> {
         let id = &self.checkpoint.manifest().id;
         let files = self.checkpoint.files().into_iter();
         let names = files.map(|(name, _)| name).filter(|name| *name != MANIFEST);
-        match flaw(self.to, self.objects.as_ref(), id, names)? {
-            None => Ok(()),
-            Some(missing) => {
-                let detail = "a sweep has taken it, or is about to: mirror it again";
-                let source = std::io::Error::new(std::io::ErrorKind::NotFound, detail);
-                Err(Error::storage("publish", missing)(source))
-            }
-        }
+        flaw(self.to, self.objects.as_ref(), id, names)
+    }
+
+    /// A sweep there may have taken what was sent long ago for a dead save's, or be about to: what is
+    /// incomplete is not published.
+    fn check_sent(&self) -> Result<()> {
+        self.flaw()?.map_or(Ok(()), |missing| Err(removed(missing)))
     }
 
     /// Makes the copy complete, and reads back that it is.
@@ -241,11 +286,6 @@ impl Copy<'_> {
                 let detail = "it was put there, and is not";
                 return Err(Error::corrupt(self.to, MANIFEST, detail));
             }
-        }
-        // As with a save: who publishes looks whether somebody removes, after it.
-        if let Err(error) = self.check_sent() {
-            target.change(Change::RemoveSeen(&manifest, &self.text))?;
-            return Err(error);
         }
         self.sent(self.text.len() as u64);
         Ok(())

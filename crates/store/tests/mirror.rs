@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
@@ -328,6 +328,58 @@ fn what_somebody_removes_meanwhile_is_not_published_without() {
     assert!(path.ends_with(shard_of(&world.from())));
     assert!(!world.copy().contains_key(MANIFEST));
     world.mirror().unwrap();
+    world.assert_is_copy();
+}
+
+/// Who finds the manifest looks for the rest as well: its mirror may have died before it did.
+#[test]
+fn what_a_copy_with_a_manifest_lacks_is_sent_again() {
+    let world = World::new("lacks");
+    save_at(&world.from(), 1);
+    world.mirror().unwrap();
+    let shard = shard_of(&world.from());
+    world.bucket.remove(&format!("run/step/{shard}"));
+    let report = world.mirror().unwrap();
+    world.assert_is_copy();
+    let bytes = fs::metadata(world.from().join(shard)).unwrap().len();
+    assert_eq!(report.sent_bytes, bytes);
+}
+
+/// A sweep may have begun before the manifest was there. It is waited for, and what it took is sent again;
+/// the manifest stays, since another mirror may have told of the copy.
+#[test]
+fn a_sweep_that_meets_the_publication_costs_what_it_took_and_no_more() {
+    let world = World::new("meets");
+    save_at(&world.from(), 1);
+    let part = names(&world.from());
+    let part = part.iter().find(|name| name.starts_with("part-")).unwrap();
+    let id = part.split('.').nth(1).unwrap();
+    let fence = format!("run/step/fence-{id}.{id}.tmp");
+    let victim = format!("run/step/{part}");
+    let bucket = Arc::downgrade(&world.bucket);
+    let has_begun = AtomicBool::new(false);
+    let since = AtomicUsize::new(0);
+    let (has_ended, is_taken_back) = (Arc::default(), Arc::default());
+    let (ended, taken_back): (Arc<AtomicBool>, Arc<AtomicBool>) =
+        (Arc::clone(&has_ended), Arc::clone(&is_taken_back));
+    world.bucket.between(move || {
+        let bucket = bucket.upgrade().unwrap();
+        let objects = bucket.objects();
+        let has_manifest = objects.contains_key("run/step/manifest.json");
+        if has_manifest && !has_begun.swap(true, Ordering::Relaxed) {
+            bucket.put(&fence, "{}");
+            bucket.remove(&victim);
+        } else if has_begun.load(Ordering::Relaxed) {
+            taken_back.fetch_or(!has_manifest, Ordering::Relaxed);
+            if since.fetch_add(1, Ordering::Relaxed) == 6 {
+                ended.store(objects.contains_key(&fence), Ordering::Relaxed);
+                bucket.remove(&fence);
+            }
+        }
+    });
+    world.mirror().unwrap();
+    assert!(has_ended.load(Ordering::Relaxed));
+    assert!(!is_taken_back.load(Ordering::Relaxed));
     world.assert_is_copy();
 }
 
