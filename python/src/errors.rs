@@ -10,10 +10,12 @@ use pyo3::exceptions::{PyIndexError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// `errno` of an error that the system did not number.
+/// `errno` of an error that the system did not number, as are those of buckets.
+const ENOENT: i32 = 2;
 const EIO: i32 = 5;
 const EBADF: i32 = 9;
 const ENOMEM: i32 = 12;
+const EACCES: i32 = 13;
 const EBUSY: i32 = 16;
 const ENOTDIR: i32 = 20;
 const EINVAL: i32 = 22;
@@ -318,6 +320,8 @@ fn storage(fields: &Bound<'_, PyDict>, path: OsString, errno: i32) -> PyResult<&
 
 fn errno(source: &io::Error) -> i32 {
     source.raw_os_error().unwrap_or(match source.kind() {
+        io::ErrorKind::NotFound => ENOENT,
+        io::ErrorKind::PermissionDenied => EACCES,
         io::ErrorKind::NotADirectory => ENOTDIR,
         io::ErrorKind::OutOfMemory => ENOMEM,
         io::ErrorKind::ResourceBusy => EBUSY,

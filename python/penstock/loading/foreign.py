@@ -79,12 +79,21 @@ def check_no_store(path: str) -> None:
     Raises:
         CheckpointExistsError: The directory is a store, or a table that changes.
     """
-    if is_there(os.path.join(path, _native.TABLE_HEAD)):
+    # One look for all: in a bucket each is a request.
+    try:
+        names = _native.list_names(path)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return
+        # It may be one that can be entered and not listed.
+        head = os.path.join(path, _native.TABLE_HEAD)
+        names = [_native.TABLE_HEAD] if is_there(head) else []
+    if _native.TABLE_HEAD in names:
         raise CheckpointExistsError(
             f"{path} is a table (penstock.features.Table): save to a directory of its own",
             path=path,
         )
-    if not is_checkpoint(path) and steps_in(path):
+    if any(map(_is_step, names)) and not is_checkpoint(path) and steps_in(path):
         raise CheckpointExistsError(
             f"{path} is a store of checkpoints, which could not be opened any more: "
             f"CheckpointStore({path!r}).save(step, state) saves a step of it; or save to a new "
