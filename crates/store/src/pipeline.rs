@@ -30,7 +30,7 @@ use crate::progress::Progress;
 use crate::report::{FallbackKind, Run};
 
 /// What the workers of one call share to stop each other.
-struct Halt<'a> {
+pub(crate) struct Halt<'a> {
     stopped: AtomicBool,
     progress: &'a Progress,
 }
@@ -48,7 +48,7 @@ impl<'a> Halt<'a> {
     }
 
     /// Whether to go on; an error once the caller wants to stop.
-    fn go_on(&self) -> Result<bool> {
+    pub(crate) fn go_on(&self) -> Result<bool> {
         self.progress.check()?;
         Ok(!self.stopped.load(Ordering::Relaxed))
     }
@@ -57,7 +57,7 @@ impl<'a> Halt<'a> {
 /// Runs `work` on as many threads as there is work for and collects what they return. The first
 /// error wins and stops the others. Where the system has fewer threads to give, those it gave do
 /// all the work.
-fn run_workers<T: Send>(
+pub(crate) fn run_workers<T: Send>(
     workers: usize,
     progress: &Progress,
     work: impl Fn(&Halt<'_>) -> Result<T> + Sync,

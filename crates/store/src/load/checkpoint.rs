@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -21,6 +22,7 @@ use crate::lease::Lease;
 use crate::options::Options;
 use crate::pipeline::damage::Damage;
 use crate::pipeline::read::{OnDamage, Source, read};
+use crate::pipeline::run_workers;
 use crate::pipeline::target::Target;
 use crate::plan::read::{FileFacts, Goal, Item, Placement, Request, plan};
 use crate::plan::reshard::GlobalTensors;
@@ -30,6 +32,9 @@ use crate::tier;
 
 /// How often a checkpoint may be replaced while it is opened.
 const REPLACED_MAX: usize = 16;
+
+/// Files that are opened at a time where each is a request.
+const OPENED_AT_ONCE: usize = 16;
 
 /// A complete checkpoint, its manifest and part read and checked.
 #[derive(Debug)]
@@ -302,7 +307,7 @@ impl Checkpoint {
         let settings = options.choose(&self.path, self.bytes_to_read(&requests));
         let used = self.used_files(&requests, is_all);
         let mut run = Run::default();
-        let opened = self.open_files(&used, settings.direct, &mut run);
+        let opened = self.open_files(&used, settings.direct, progress, &mut run);
         let sources = opened.map_err(|error| self.replaced_or(error))?;
         for request in &mut requests {
             // A tensor without bytes may lie in a file that is not used; its place is never
@@ -397,11 +402,35 @@ impl Checkpoint {
         (0..is_used.len()).filter(|&file| is_used[file]).collect()
     }
 
-    fn open_files(&self, used: &[usize], direct: Direct, run: &mut Run) -> Result<Vec<Source<'_>>> {
+    /// Opens files, in the order that is given. Where each is a request, several are under way at a time.
+    fn open_files(
+        &self,
+        used: &[usize],
+        direct: Direct,
+        progress: &Progress,
+        run: &mut Run,
+    ) -> Result<Vec<Source<'_>>> {
         let files = self.file_system.files();
-        let open =
-            |&index: &usize| open_shard(&self.path, files, &self.part.files[index], direct, run);
-        used.iter().map(open).collect()
+        let open = |index: usize, run: &mut Run| {
+            open_shard(&self.path, files, &self.part.files[index], direct, run)
+        };
+        if files.has_directories() || used.len() < 2 {
+            return used.iter().map(|&index| open(index, run)).collect();
+        }
+        let next = AtomicUsize::new(0);
+        let opened = run_workers(used.len().min(OPENED_AT_ONCE), progress, |halt| {
+            let mut opened = Vec::new();
+            while halt.go_on()?
+                && let Some(&index) = used.get(next.fetch_add(1, Ordering::Relaxed))
+            {
+                // Objects are opened in one way only: there is nothing to note.
+                opened.push((index, open(index, &mut Run::default())?));
+            }
+            Ok(opened)
+        })?;
+        let mut opened: Vec<_> = opened.into_iter().flatten().collect();
+        opened.sort_by_key(|(index, _)| *index);
+        Ok(opened.into_iter().map(|(_, source)| source).collect())
     }
 
     /// A file that is missing because another checkpoint is in place now is no damage.
