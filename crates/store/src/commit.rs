@@ -26,6 +26,7 @@ mod directory;
 pub(crate) mod fence;
 pub(crate) mod files;
 pub(crate) mod leftovers;
+mod publication;
 pub(crate) mod renewal;
 
 use std::borrow::Cow;
@@ -44,15 +45,8 @@ use crate::format::taken::misplaced;
 use crate::lease::Lease;
 use crate::progress::Progress;
 use directory::{make_directory, sync_ancestors};
-use files::link_new;
 use leftovers::remove_attempt_files;
 use renewal::Renewal;
-
-/// How often others may be faster at replacing a checkpoint.
-const TURNS_MAX: usize = 64;
-
-const SWEPT: &str =
-    "somebody took this save for dead, or deletes the step, and removes what it had written";
 
 /// A save under way. Dropped before it is published, it removes the files it made; a rank that
 /// joined it and has cast its vote leaves them to whoever counts the votes, unless it is discarded.
@@ -297,183 +291,6 @@ impl Attempt {
         self.others = names;
     }
 
-    /// Publishes the manifest: from here on the checkpoint is complete, whatever happens.
-    pub(crate) fn publish(&mut self, text: &[u8], overwrite: bool) -> Result<()> {
-        let temporary = self.write_temporary(&name::temporary_manifest(&self.id), text)?;
-        self.check_made(&temporary)?;
-        if !overwrite && !self.is_guarded() && self.is_taken() {
-            return Err(self.exists());
-        }
-        let manifest = self.path.join(MANIFEST);
-        let (from, to) = (temporary.as_path(), manifest.as_path());
-        let moved = match overwrite {
-            true if self.is_swept_by_age() => self.replace(from, to),
-            true => self.file_system.change(Change::Rename { from, to }),
-            false => link_new(self.file_system.as_ref(), from, to),
-        };
-        if let Err(error) = moved {
-            self.judge_failure(&manifest, text, overwrite, error.into())?;
-        }
-        if self.is_swept_by_age() {
-            self.check_committed(&manifest, text)?;
-        }
-        self.end = End::Published(text.to_owned());
-        self.sync_directory().map_err(|error| match error {
-            Error::Storage { path, source, .. } => Error::Unsynced { path, source },
-            error => error,
-        })?;
-        if !overwrite {
-            // The second name of the manifest; the checkpoint is complete with it or without.
-            let _ = self.file_system.change(Change::RemoveFile(from));
-        }
-        Ok(())
-    }
-
-    /// Puts the manifest in the place of the one that is there, or of none, and remembers that.
-    fn replace(&mut self, from: &Path, to: &Path) -> penstock_io::Result<()> {
-        let mut turns = 0;
-        loop {
-            let seen = match self.files().read(to) {
-                Ok(seen) => Some(seen),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-                Err(source) => {
-                    return Err(penstock_io::Error::Storage {
-                        operation: "read",
-                        path: to.to_owned(),
-                        source,
-                    });
-                }
-            };
-            let moved = self.file_system.change(match &seen {
-                Some(seen) => Change::Replace { from, to, seen },
-                None => Change::RenameNew { from, to },
-            });
-            turns += 1;
-            match moved {
-                // Somebody else was faster.
-                Err(error) if error.kind().is_some_and(fence::is_gone) && turns < TURNS_MAX => {}
-                Ok(()) => {
-                    self.replaced = seen;
-                    return Ok(());
-                }
-                failed => return failed,
-            }
-        }
-    }
-
-    /// Whether nothing but the age of files tells others that somebody is at work.
-    fn is_swept_by_age(&self) -> bool {
-        !self.files().has_directories()
-    }
-
-    /// Takes the publication back if files of it are being removed: then it is none.
-    fn check_committed(&mut self, manifest: &Path, text: &[u8]) -> Result<()> {
-        let own = self
-            .made
-            .iter()
-            .filter_map(|path| path.file_name()?.to_str());
-        let others = self.others.iter().map(String::as_str);
-        let is_data = |name: &&str| *name != name::temporary_manifest(&self.id);
-        let expected = own.chain(others).filter(is_data);
-        let missing = match fence::flaw(&self.path, self.files(), &self.id, expected) {
-            Ok(None) => return Ok(()),
-            Ok(Some(missing)) => missing,
-            // It is there, whole or not, and others see it.
-            Err(error) => return Err(self.undecided(error)),
-        };
-        // Whoever deletes the step means what it had replaced as well.
-        let name = missing.file_name().and_then(|name| name.to_str());
-        let is_deleted = name.is_some_and(name::is_taken_manifest);
-        let changed = match self.replaced.as_ref().filter(|_| !is_deleted) {
-            Some(replaced) => self.put_back(manifest, text, replaced),
-            None => self.file_system.change(Change::RemoveSeen(manifest, text)),
-        };
-        match changed {
-            Ok(()) => Err(swept(missing)),
-            // Another checkpoint has replaced it, and its files went with it.
-            Err(failed) if failed.kind() == Some(io::ErrorKind::AlreadyExists) => Ok(()),
-            // Or it was taken back, or deleted: by a request of ours, or by somebody else's.
-            Err(failed) => Err(self.undecided(failed.into())),
-        }
-    }
-
-    /// Leaves open what has become of the publication, and the files where they are.
-    fn undecided(&mut self, error: Error) -> Error {
-        self.end = End::Undecided;
-        match error {
-            Error::Storage { source, .. } => Error::CommitUndecided {
-                path: self.path.clone(),
-                attempt: self.id.clone(),
-                source,
-            },
-            error => error,
-        }
-    }
-
-    fn put_back(&self, manifest: &Path, text: &[u8], replaced: &[u8]) -> penstock_io::Result<()> {
-        let from = self.path.join(name::temporary_manifest(&self.id));
-        let file = self.file_system.create_temporary(&from)?;
-        self.file_system.change(Change::Write(&file, replaced))?;
-        self.file_system.change(Change::Replace {
-            from: &from,
-            to: manifest,
-            seen: text,
-        })
-    }
-
-    /// Whether everybody who removes files here sees our lease.
-    pub(crate) fn is_guarded(&self) -> bool {
-        self.lease.is_seen_by_all()
-    }
-
-    /// Somebody who does not see our lease may have removed a file: what is incomplete is not
-    /// published.
-    fn check_made(&self, temporary: &Path) -> Result<()> {
-        if self.is_swept_by_age() {
-            let made = self.made.iter().filter(|path| *path != temporary);
-            let own = made.filter_map(|path| path.file_name()?.to_str());
-            let expected = own.chain(self.others.iter().map(String::as_str));
-            let flaw = fence::flaw(&self.path, self.files(), &self.id, expected)?;
-            return flaw.map_or(Ok(()), |missing| Err(swept(missing)));
-        }
-        let mut made = self.made.iter();
-        made.try_for_each(|path| match self.files().follow(path) {
-            Ok(_) => Ok(()),
-            Err(source) => Err(Error::storage("publish", path)(source)),
-        })
-    }
-
-    /// Decides what a failed publication was. What storage is reached over a network may report
-    /// failure for one that it carried out, or carries out later. Where that is open, the files stay,
-    /// since a manifest may refer to them; a sweep decides later. A local one that fails carries out
-    /// nothing later, and its own error says more.
-    fn judge_failure(
-        &mut self,
-        manifest: &Path,
-        text: &[u8],
-        overwrite: bool,
-        error: Error,
-    ) -> Result<()> {
-        let is_taken = error.kind() == Some(io::ErrorKind::AlreadyExists);
-        match self.files().read(manifest) {
-            Ok(found) if found == text => return Ok(()),
-            // Nothing takes the place of that, were it carried out later.
-            Ok(_) if !overwrite => return Err(self.exists()),
-            Err(missing) if is_taken && missing.kind() == io::ErrorKind::NotFound => {
-                return Err(self.exists());
-            }
-            _ if !is_taken && error.kind().is_some_and(is_definite) => return Err(error),
-            _ => {}
-        }
-        match self.is_guarded() {
-            true => {
-                self.end = End::Undecided;
-                Err(error)
-            }
-            false => Err(self.undecided(error)),
-        }
-    }
-
     /// Removes files of other attempts, unless one of them is live, or has replaced this one in
     /// turn: then ours are those nobody refers to, and left to a sweep.
     pub(crate) fn remove_replaced(self) -> Result<u64> {
@@ -534,27 +351,6 @@ impl Drop for Attempt {
             let _ = self.file_system.change(Change::RemoveDirectory(&self.path));
         }
     }
-}
-
-/// What it is that files of an attempt were removed, or are about to be.
-fn swept(missing: PathBuf) -> Error {
-    let source = io::Error::new(io::ErrorKind::NotFound, SWEPT);
-    Error::storage("publish", missing)(source)
-}
-
-/// Whether the system refused, as opposed to lost track of what it did.
-fn is_definite(kind: io::ErrorKind) -> bool {
-    matches!(
-        kind,
-        io::ErrorKind::NotFound
-            | io::ErrorKind::PermissionDenied
-            | io::ErrorKind::ReadOnlyFilesystem
-            | io::ErrorKind::StorageFull
-            | io::ErrorKind::QuotaExceeded
-            | io::ErrorKind::TooManyLinks
-            | io::ErrorKind::Unsupported
-            | io::ErrorKind::InvalidInput
-    )
 }
 
 /// Creates the directory where needed and takes the lease; tells whether the directory is new.
