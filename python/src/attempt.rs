@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::call;
+use crate::owner::detached;
 use crate::report;
 use crate::save::{NativeBeside, beside, json};
 
@@ -199,7 +200,7 @@ impl Attempt {
 
     /// Whether it has become the checkpoint that is there, as far as this rank can see.
     fn is_committed(&self, py: Python<'_>) -> bool {
-        py.detach(|| {
+        detached(py, || {
             let file_system = tier::file_system(&self.path);
             file_system.is_ok_and(|file_system| {
                 save::is_committed(&self.path, file_system.files(), &self.id)
@@ -210,12 +211,12 @@ impl Attempt {
     /// Gives up: removes the files of this rank, unless it has cast its vote. A write that is under
     /// way goes on, and gives up when it ends.
     fn abandon(&self, py: Python<'_>) {
-        py.detach(|| self.end(End::Abandon));
+        detached(py, || self.end(End::Abandon));
     }
 
     /// Gives up, once it is known that nobody counts the votes any more: removes all files of this
     /// rank.
     fn discard(&self, py: Python<'_>) {
-        py.detach(|| self.end(End::Discard));
+        detached(py, || self.end(End::Discard));
     }
 }

@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::call;
+use crate::owner::detached;
 
 /// A measuring job whose files are open.
 #[pyclass(frozen, module = "penstock._native")]
@@ -51,7 +52,7 @@ type Trial = (&'static str, Option<i32>, Option<String>);
 /// Tries what `io_uring` can do here.
 #[pyfunction]
 pub fn probe_io_uring(py: Python<'_>) -> Vec<Trial> {
-    let trials = py.detach(probe::try_all);
+    let trials = detached(py, probe::try_all);
     let told = |trial: probe::Trial| match trial.outcome {
         Ok(()) => (trial.name, None, None),
         Err(error) => (trial.name, error.raw_os_error(), Some(error.to_string())),
@@ -62,7 +63,7 @@ pub fn probe_io_uring(py: Python<'_>) -> Vec<Trial> {
 /// Tries whether lazy saves can be watched here; in words why not, else `None`.
 #[pyfunction]
 pub fn probe_watch(py: Python<'_>) -> Option<String> {
-    let refused = py.detach(Watch::probe).err();
+    let refused = detached(py, Watch::probe).err();
     refused.map(|error| error.to_string())
 }
 

@@ -12,6 +12,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::errors;
+use crate::owner::detached;
 
 /// How often signals and the progress callback get their turn. A person notices no delay, and
 /// the thread that waits costs nothing.
@@ -91,7 +92,7 @@ pub(crate) fn without_gil<T: Send>(
     work: impl FnOnce() -> Result<T, Error> + Send,
 ) -> PyResult<T> {
     let work = std::panic::AssertUnwindSafe(work);
-    let outcome = py.detach(|| std::panic::catch_unwind(work));
+    let outcome = detached(py, || std::panic::catch_unwind(work));
     value_or_exception(py, outcome)
 }
 
@@ -110,8 +111,8 @@ pub(crate) fn beside<T: Send, U: Send>(
             work()
         });
         let worker = spawned.map_err(no_thread)?;
-        py.detach(pause);
-        Ok(py.detach(|| worker.join()))
+        detached(py, pause);
+        Ok(detached(py, || worker.join()))
     });
     value_or_exception(py, outcome.unwrap_or_else(|error| Ok(Err(error))))
 }
@@ -154,7 +155,7 @@ fn watch<T: Send>(
             return Ok(Err(no_thread(source)));
         }
         loop {
-            let outcome = py.detach(|| {
+            let outcome = detached(py, || {
                 let guard = result.lock().expect("nothing panics with the lock");
                 let (mut guard, _) = finished
                     .wait_timeout_while(guard, TURN, |outcome| outcome.is_none())

@@ -16,6 +16,7 @@ use pyo3::types::{PyDict, PyTuple};
 use crate::call::{self, Callback};
 use crate::errors;
 use crate::options::NativeOptions;
+use crate::owner::detached;
 use crate::report::{self, MissingRow};
 use crate::tensor::{self, HostBuffer, NativeFill, TensorTarget};
 
@@ -32,7 +33,7 @@ type BoxRow<'py> = (usize, String, Bound<'py, PyTuple>, Bound<'py, PyTuple>);
 /// Opens a complete checkpoint; no tensor data is read.
 #[pyfunction]
 pub fn open(py: Python<'_>, path: PathBuf) -> PyResult<Checkpoint> {
-    let opened = py.detach(|| checkpoint::Checkpoint::open(&path));
+    let opened = detached(py, || checkpoint::Checkpoint::open(&path));
     match opened {
         Ok(inner) => Ok(Checkpoint { inner }),
         Err(error) => Err(errors::raise(py, &error)),

@@ -14,6 +14,7 @@ use crate::call;
 use crate::errors;
 use crate::ids::Ids;
 use crate::offload::{Bell, DataFile, Executor};
+use crate::owner::{detached, let_go};
 use crate::tensor::{self, NativeArray, TensorTarget};
 
 pub(crate) fn raised<T>(py: Python<'_>, result: Result<T, Error>) -> PyResult<T> {
@@ -68,7 +69,7 @@ impl RowCache {
     #[new]
     fn new(py: Python<'_>, slots: u32, row_bytes: usize, policy: &str) -> PyResult<RowCache> {
         let policy = self::policy(policy)?;
-        let inner = raised(py, py.detach(|| Cache::new(slots, row_bytes, policy)))?;
+        let inner = raised(py, detached(py, || Cache::new(slots, row_bytes, policy)))?;
         Ok(RowCache {
             inner: Arc::new(inner),
         })
@@ -109,7 +110,7 @@ impl RowIndex {
             return Err(PyValueError::new_err("batch_keys=0: must be at least 1"));
         }
         let keys = Ids::of(keys, false)?;
-        let hits = py.detach(|| {
+        let hits = detached(py, || {
             let keys = keys.numbers(u64::MAX)?;
             Ok(replay(&mut self.inner, &keys, batch_keys, window))
         });
@@ -119,7 +120,7 @@ impl RowIndex {
     /// Has rows stay once they are there, and says how many do.
     fn pin(&mut self, py: Python<'_>, keys: NativeArray) -> PyResult<usize> {
         let keys = Ids::of(keys, false)?;
-        let pinned = py.detach(|| {
+        let pinned = detached(py, || {
             let keys = keys.numbers(u64::MAX)?;
             Ok(self.inner.pin(&keys))
         });
@@ -195,7 +196,7 @@ impl RowReader {
             let ids = ids.numbers(self.inner.table().rows())?;
             self.inner.gather_foreseen(&ids, out, foreseen)
         };
-        raised(py, py.detach(begin)).map(RowBatch::new)
+        raised(py, detached(py, begin)).map(RowBatch::new)
     }
 
     /// Tells the cache of a batch to come, and says its number.
@@ -205,7 +206,7 @@ impl RowReader {
 
     /// A batch that was foreseen will not be gathered.
     fn forget(&self, py: Python<'_>, foreseen: u64) {
-        py.detach(|| self.inner.forget(foreseen));
+        detached(py, || self.inner.forget(foreseen));
     }
 
     /// Has rows stay in the cache, and says how many do.
@@ -234,7 +235,7 @@ impl RowReader {
     ) -> PyResult<T> {
         let ids = Ids::of(ids, is_signed)?;
         let work = || tell(&ids.numbers(self.inner.table().rows())?);
-        raised(py, py.detach(work))
+        raised(py, detached(py, work))
     }
 }
 
@@ -253,14 +254,16 @@ impl RowBatch {
 #[pymethods]
 impl RowBatch {
     /// Whether nothing of it is under way.
-    fn done(&self) -> bool {
-        self.inner.is_done()
+    fn done(&self, py: Python<'_>) -> bool {
+        let is_done = self.inner.is_done();
+        let_go(py);
+        is_done
     }
 
     /// Waits until all rows are there, and says whether they are; signals have their turn meanwhile.
     fn wait(&self, py: Python<'_>, timeout_seconds: Option<f64>) -> PyResult<bool> {
         let wait = |turn| {
-            let is_there = raised(py, py.detach(|| self.inner.wait(Some(turn))))?;
+            let is_there = raised(py, detached(py, || self.inner.wait(Some(turn))))?;
             Ok(is_there.then_some(()))
         };
         Ok(call::wait(py, timeout_seconds, wait)?.is_some())

@@ -9,6 +9,7 @@ use penstock_store::{Error, tier};
 use pyo3::prelude::*;
 
 use crate::errors;
+use crate::owner::detached;
 
 /// What something is, and its length in bytes.
 type Row = (&'static str, u64);
@@ -30,7 +31,7 @@ fn on<T: Send>(
     ask: impl FnOnce(&dyn Files) -> io::Result<T> + Send,
 ) -> PyResult<io::Result<T>> {
     let file_system = tier::file_system(path).map_err(|error| errors::raise(py, &error))?;
-    Ok(py.detach(|| ask(file_system.files())))
+    Ok(detached(py, || ask(file_system.files())))
 }
 
 /// What a path leads to; None where that is nothing.

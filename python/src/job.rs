@@ -13,6 +13,7 @@ use pyo3::types::PyDict;
 use crate::attempt::Attempt;
 use crate::call;
 use crate::options::NativeOptions;
+use crate::owner::{detached, let_go};
 use crate::report;
 use crate::save::{NativeAlias, NativeGrouped, NativeLinked, json, state};
 use crate::tensor::TensorSource;
@@ -38,7 +39,7 @@ impl Arena {
 
     /// Gives memory that no save uses at the moment back to the system.
     fn release(&self, py: Python<'_>) {
-        py.detach(|| self.inner.release());
+        detached(py, || self.inner.release());
     }
 
     /// Bytes that it holds now.
@@ -156,7 +157,7 @@ impl Job {
     /// Waits, without copying, until the tensors may be changed; tells whether that is so.
     fn wait_staged(&self, py: Python<'_>, timeout_seconds: Option<f64>) -> PyResult<bool> {
         let wait = |turn| {
-            let is_staged = py.detach(|| self.inner.wait_staged(Some(turn)));
+            let is_staged = detached(py, || self.inner.wait_staged(Some(turn)));
             Ok(is_staged.then_some(()))
         };
         Ok(call::wait(py, timeout_seconds, wait)?.is_some())
@@ -164,8 +165,10 @@ impl Job {
 
     /// Whether the tensors may be changed.
     #[getter]
-    fn is_staged(&self) -> bool {
-        self.inner.is_staged()
+    fn is_staged(&self, py: Python<'_>) -> bool {
+        let is_staged = self.inner.is_staged();
+        let_go(py);
+        is_staged
     }
 
     /// Writes everything and casts the vote. For a thread in the background: it takes no signals.

@@ -1,8 +1,8 @@
 //! The Python boundary: argument conversion, release of the GIL, error mapping. No logic.
 //!
 //! `penstock._native` is private: what users import is the package around it, which documents and
-//! types what passes through here. Memory of Python objects becomes a region in `tensor.rs`, the
-//! only file here with `unsafe` in it.
+//! types what passes through here. Memory of Python objects becomes a region in `tensor.rs`, whose
+//! references `owner.rs` keeps: the only files here with `unsafe` in them.
 #![allow(
     clippy::needless_pass_by_value,
     unreachable_pub,
@@ -23,6 +23,7 @@ mod mirror;
 mod names;
 mod offload;
 mod options;
+mod owner;
 mod remote;
 mod report;
 mod salvage;

@@ -19,6 +19,7 @@ use pyo3::prelude::*;
 
 use crate::call;
 use crate::errors;
+use crate::owner::{detached, let_go};
 use crate::tensor::{HostBuffer, NativeArray, landing, supply};
 
 fn raised<T>(py: Python<'_>, result: Result<T, Error>) -> PyResult<T> {
@@ -44,11 +45,11 @@ impl DataFile {
     fn open(py: Python<'_>, path: PathBuf, to_write: bool, direct: &str) -> PyResult<DataFile> {
         let direct: Direct = raised(py, direct.parse())?;
         if !to_write {
-            let file = raised(py, py.detach(|| File::reach(&path, direct)))?;
+            let file = raised(py, detached(py, || File::reach(&path, direct)))?;
             return Ok(DataFile::of(file, false, false));
         }
         // Who found it may have made it a moment ago, in a write that was not to be durable.
-        let file = raised(py, py.detach(|| reach_or_create(&path, direct)))?;
+        let file = raised(py, detached(py, || reach_or_create(&path, direct)))?;
         Ok(DataFile::of(file, true, true))
     }
 
@@ -56,7 +57,7 @@ impl DataFile {
     #[staticmethod]
     fn of_descriptor(py: Python<'_>, fd: RawFd, direct: &str) -> PyResult<DataFile> {
         let direct: Direct = raised(py, direct.parse())?;
-        let file = raised(py, py.detach(|| File::reopen(fd, direct)))?;
+        let file = raised(py, detached(py, || File::reopen(fd, direct)))?;
         let is_writable = raised(py, file.is_writable())?;
         Ok(DataFile::of(file, is_writable, false))
     }
@@ -199,7 +200,7 @@ impl Executor {
             staging_bytes,
             ..ExecutorConfig::default()
         };
-        let inner = raised(py, py.detach(|| executor::Executor::open(&config)))?;
+        let inner = raised(py, detached(py, || executor::Executor::open(&config)))?;
         Ok(Executor {
             engine: inner.engine(),
             fallback: inner.fallback().map(str::to_owned),
@@ -229,7 +230,7 @@ impl Executor {
     /// Finishes what was handed over, and lets the workers go.
     fn close(&self, py: Python<'_>) {
         let inner = self.inner().take();
-        py.detach(|| drop(inner));
+        detached(py, || drop(inner));
     }
 }
 
@@ -313,7 +314,7 @@ impl Share {
             };
             files.iter().map(target).collect()
         };
-        let targets = raised(py, py.detach(prepare))?;
+        let targets = raised(py, detached(py, prepare))?;
         let request = |(index, offset, supply): (usize, u64, Source)| Request {
             target: targets[index].clone(),
             offset,
@@ -336,7 +337,10 @@ impl Share {
         syncs: Vec<Arc<File>>,
     ) -> PyResult<Transfer> {
         // Who hands over more than may wait waits here.
-        let inner = raised(py, py.detach(|| self.inner.submit_synced(requests, syncs)))?;
+        let inner = raised(
+            py,
+            detached(py, || self.inner.submit_synced(requests, syncs)),
+        )?;
         Ok(Transfer { inner })
     }
 }
@@ -354,13 +358,15 @@ pub struct Transfer {
 #[pymethods]
 impl Transfer {
     /// Whether it has ended, well or not.
-    fn done(&self) -> bool {
-        self.inner.is_done()
+    fn done(&self, py: Python<'_>) -> bool {
+        let is_done = self.inner.is_done();
+        let_go(py);
+        is_done
     }
 
     /// Waits for the end; None where the time is over before. Signals have their turn meanwhile.
     fn wait(&self, py: Python<'_>, timeout_seconds: Option<f64>) -> PyResult<Option<NativeMoved>> {
-        let wait = |turn| raised(py, py.detach(|| self.inner.wait(Some(turn))));
+        let wait = |turn| raised(py, detached(py, || self.inner.wait(Some(turn))));
         let moved = call::wait(py, timeout_seconds, wait)?;
         let of = |moved: Moved| {
             let seconds = self.inner.took().as_secs_f64();
@@ -400,8 +406,10 @@ impl Bell {
     }
 
     /// The keys of those that have ended since.
-    fn take(&self) -> Vec<u64> {
-        self.inner.take()
+    fn take(&self, py: Python<'_>) -> Vec<u64> {
+        let keys = self.inner.take();
+        let_go(py);
+        keys
     }
 }
 
@@ -428,23 +436,25 @@ impl Stock {
 
     /// Memory of so many bytes, at a page.
     fn take(&self, py: Python<'_>, nbytes: usize) -> PyResult<HostBuffer> {
-        raised(py, py.detach(|| self.inner.take(nbytes))).map(HostBuffer::from)
+        raised(py, detached(py, || self.inner.take(nbytes))).map(HostBuffer::from)
     }
 
     /// Gives what nobody has back to the system.
     fn release(&self, py: Python<'_>) {
-        py.detach(|| self.inner.release());
+        detached(py, || self.inner.release());
     }
 
     /// Bytes that tensors have.
     #[getter]
-    fn taken_bytes(&self) -> usize {
+    fn taken_bytes(&self, py: Python<'_>) -> usize {
+        let_go(py);
         self.inner.taken_bytes()
     }
 
     /// Bytes that are kept.
     #[getter]
-    fn free_bytes(&self) -> usize {
+    fn free_bytes(&self, py: Python<'_>) -> usize {
+        let_go(py);
         self.inner.free_bytes()
     }
 }

@@ -12,6 +12,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::errors;
+use crate::owner::detached;
 
 /// Id, secret, token, and when it ends in seconds since 1970.
 type Row = (String, String, Option<String>, Option<f64>);
@@ -99,7 +100,7 @@ impl Questions {
 impl Listener {
     /// The next one; None when nobody has any more.
     fn next(&self, py: Python<'_>) -> Option<Question> {
-        let answer = py.detach(|| lock(&self.inbox).recv().ok());
+        let answer = detached(py, || lock(&self.inbox).recv().ok());
         answer.map(|answer| Question { answer })
     }
 }
@@ -151,7 +152,7 @@ pub(crate) fn reach(
         patience: patience_seconds.map(Duration::from_secs),
         checksums,
     };
-    py.detach(|| buckets::reach(address, remote));
+    detached(py, || buckets::reach(address, remote));
     Ok(())
 }
 
@@ -161,7 +162,7 @@ type Finding = (&'static str, &'static str, &'static str, Option<String>);
 /// Finds out what the store of a bucket does, under a URL that this process may write to.
 #[pyfunction]
 pub(crate) fn probe_bucket(py: Python<'_>, url: PathBuf) -> PyResult<Vec<Finding>> {
-    let found = py.detach(|| match buckets::at(&url)? {
+    let found = detached(py, || match buckets::at(&url)? {
         Some(objects) => probe(&objects, &url),
         None => Err(io::ErrorKind::InvalidInput.into()),
     });

@@ -13,6 +13,7 @@ use serde_json::value::RawValue;
 
 use crate::call::{self, Callback};
 use crate::options::NativeOptions;
+use crate::owner::Owner;
 use crate::report;
 use crate::tensor::{self, NativeBox, TensorSource};
 
@@ -135,7 +136,7 @@ fn linked((files, tensors): NativeLinked) -> PyResult<Linked> {
             bytes,
             chunks,
         });
-        linked.holders.push(Box::new(owner));
+        linked.holders.push(Box::new(Owner::of(owner)));
     }
     for (name, dtype, shape, item_bytes, file, start, stored_name, region) in tensors {
         if file >= linked.files.len() {

@@ -14,6 +14,7 @@ use crate::errors;
 use crate::features::{NativeCounts, RowBatch, RowCache, counted, raised};
 use crate::ids::Ids;
 use crate::offload::Executor;
+use crate::owner::detached;
 use crate::tensor::{self, NativeArray, TensorTarget};
 
 /// Rows, bytes of one in files, bytes of its values, rows of a file.
@@ -64,7 +65,7 @@ impl NewRowTable {
         };
         let note = serde_json::from_str(note)
             .map_err(|error| PyValueError::new_err(format!("note: {error}")))?;
-        let begun = py.detach(|| NewTable::begin(&home, form, note, storage));
+        let begun = detached(py, || NewTable::begin(&home, form, note, storage));
         Ok(NewRowTable {
             inner: Mutex::new(Some(raised(py, begun)?)),
             form,
@@ -82,7 +83,7 @@ impl NewRowTable {
 
     /// Commits it.
     fn finish(&self, py: Python<'_>) -> PyResult<()> {
-        let done = py.detach(|| match self.take() {
+        let done = detached(py, || match self.take() {
             None => Ok(()),
             Some(table) => table.finish(),
         });
@@ -91,7 +92,7 @@ impl NewRowTable {
 
     /// Lets it go, committed or not.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(self.take()));
+        detached(py, || drop(self.take()));
     }
 }
 
@@ -108,7 +109,7 @@ impl NewRowTable {
         py: Python<'_>,
         work: impl FnOnce(&mut NewTable) -> Result<(), Error> + Send,
     ) -> PyResult<()> {
-        let done = py.detach(|| {
+        let done = detached(py, || {
             let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
             inner.as_mut().map(work)
         });
@@ -122,7 +123,7 @@ impl NewRowTable {
 /// The form of a table, and the note of who has made it.
 #[pyfunction]
 pub(crate) fn row_table_form(py: Python<'_>, home: PathBuf) -> PyResult<(NativeForm, String)> {
-    let (form, note) = raised(py, py.detach(|| ChangingTable::look(&home)))?;
+    let (form, note) = raised(py, detached(py, || ChangingTable::look(&home)))?;
     let form = (form.rows, form.row_bytes, form.value_bytes, form.piece_rows);
     Ok((form, note.to_string()))
 }
@@ -166,7 +167,7 @@ impl RowTable {
         };
         let opened = raised(
             py,
-            py.detach(|| ChangingTable::open(&home, storage, opening)),
+            detached(py, || ChangingTable::open(&home, storage, opening)),
         )?;
         Ok(RowTable {
             inner: Mutex::new(Some(Arc::new(opened))),
@@ -188,7 +189,7 @@ impl RowTable {
             let ids = ids.numbers(table.form().rows)?;
             table.look_up(&ids, out)
         };
-        raised(py, py.detach(begin)).map(RowBatch::new)
+        raised(py, detached(py, begin)).map(RowBatch::new)
     }
 
     /// Writes rows anew: an array of their values, contiguous in memory.
@@ -209,20 +210,20 @@ impl RowTable {
             let ids = ids.numbers(table.form().rows)?;
             table.update(&ids, &rows)
         };
-        raised(py, py.detach(work))
+        raised(py, detached(py, work))
     }
 
     /// Makes durable all that was written.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
         let table = self.table()?;
-        raised(py, py.detach(|| table.flush()))
+        raised(py, detached(py, || table.flush()))
     }
 
     /// All rows as they are now; signals have their turn while others have them.
     fn freeze(&self, py: Python<'_>) -> PyResult<FrozenTable> {
         let table = self.table()?;
         let frozen = call::wait(py, None, |turn| {
-            raised(py, py.detach(|| table.try_freeze(turn)))
+            raised(py, detached(py, || table.try_freeze(turn)))
         })?;
         Ok(FrozenTable {
             inner: Mutex::new(frozen),
@@ -232,7 +233,7 @@ impl RowTable {
     /// Rows that were written anew and are not in pieces, and bytes of logs that have them.
     fn logged(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         let table = self.table()?;
-        raised(py, py.detach(|| table.logged()))
+        raised(py, detached(py, || table.logged()))
     }
 
     /// What was done so far: rows, hits, shared, read rows, requests, read bytes, read again.
@@ -251,9 +252,9 @@ impl RowTable {
         };
         // However the wait ends the table goes, and its lock with the last who has some of it.
         let waited = call::wait(py, None, |turn| {
-            Ok(py.detach(|| table.is_still(turn)).then_some(()))
+            Ok(detached(py, || table.is_still(turn)).then_some(()))
         });
-        py.detach(|| drop(table));
+        detached(py, || drop(table));
         waited.map(drop)
     }
 }
@@ -276,7 +277,7 @@ impl FrozenTable {
     /// The rows of a piece, as they lie in files, into bytes.
     fn read(&self, py: Python<'_>, piece: u64, out: TensorTarget) -> PyResult<()> {
         let mut out = tensor::target(out)?.into_buf();
-        let read = py.detach(|| {
+        let read = detached(py, || {
             let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
             let frozen = inner.as_ref()?;
             let copy = |memory: penstock_io::buffer::Memory| {
@@ -300,9 +301,9 @@ impl FrozenTable {
         };
         loop {
             // Each piece is committed on its own, so that a signal may come between two.
-            let more = py.detach(|| frozen.fold_more());
+            let more = detached(py, || frozen.fold_more());
             if let Some(folded) = raised(py, more)? {
-                py.detach(|| drop(frozen));
+                detached(py, || drop(frozen));
                 return Ok((folded.rows, folded.pieces, folded.bytes));
             }
             py.check_signals()?;
@@ -311,7 +312,7 @@ impl FrozenTable {
 
     /// Lets it go.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(self.take()));
+        detached(py, || drop(self.take()));
     }
 }
 

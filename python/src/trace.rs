@@ -9,6 +9,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::errors;
+use crate::owner::detached;
 
 /// Begins a trace of this process; `order` is where it comes among others, `about` a JSON object.
 /// With `is_shared` others were given the path as well.
@@ -30,14 +31,14 @@ pub fn trace_start(
         name,
         about,
     };
-    let started = py.detach(|| trace::start(&path, process, is_shared));
+    let started = detached(py, || trace::start(&path, process, is_shared));
     started.map_err(|error| errors::raise(py, &error.into()))
 }
 
 /// Ends the trace, if there is one, and completes its file.
 #[pyfunction]
 pub fn trace_stop(py: Python<'_>) -> PyResult<()> {
-    let stopped = py.detach(trace::stop);
+    let stopped = detached(py, trace::stop);
     stopped.map_err(|error| errors::raise(py, &error.into()))
 }
 

@@ -15,6 +15,7 @@ import os
 import random
 import sys
 import threading
+import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,10 @@ class Campaign:
                     self.io.close()
                 assert not transfer.done()
                 status = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
+                sys.stderr.flush()
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "a fork went wrong"
 

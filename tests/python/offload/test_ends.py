@@ -163,6 +163,38 @@ def test_a_fork_has_workers_of_its_own_and_no_transfer_of_its_parent(tmp_path: P
     assert said == "fine\n"
 
 
+def test_a_fork_at_any_moment_has_workers_that_go_on(tmp_path: Path) -> None:
+    """Also where a worker lets go of a tensor at that moment: no lock of its parent stays taken."""
+    path = tmp_path / "file"
+    path.write_bytes(random.Random(2).randbytes(1 << 20))
+    said, _ = _run(
+        """
+        import os, sys
+        import numpy as np
+        from penstock.offload import TensorIO
+        path = sys.argv[1]
+        io = TensorIO(workers=2, queue_depth=1, block_bytes=16384)
+        for number in range(150):
+            transfers = [io.read(np.empty(1000 + number, np.uint8), path) for _ in range(4)]
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    io.read(bytearray(100), path, number).result(30)
+                    io.close()
+                    status = 0
+                finally:
+                    os._exit(status)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, number
+            for transfer in transfers:
+                transfer.result(30)
+        print("fine")
+        """,
+        path,
+    )
+    assert said == "fine\n"
+
+
 def test_waiting_can_be_interrupted(tmp_path: Path) -> None:
     said, _ = _run(
         """
