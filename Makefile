@@ -57,6 +57,9 @@ RELEASE_ARGS ?=
 # Creates objects on a condition in one step from 1.8 on.
 VERSITYGW_VERSION := v1.8.0
 VERSITYGW := .cache/versitygw-$(VERSITYGW_VERSION)/versitygw
+AZURITE_VERSION := 3.37.0
+AZURITE_DIRECTORY := .cache/azurite-$(AZURITE_VERSION)
+AZURITE := $(AZURITE_DIRECTORY)/node_modules/azurite/dist/src/blob/main.js
 CARGO_FUZZ_VERSION := 0.13.2
 CARGO_FUZZ := .cache/cargo-fuzz-$(CARGO_FUZZ_VERSION)
 
@@ -118,10 +121,14 @@ test-slow: test-toolchain $(VENV)/.develop $(NATIVE) ## Run the slow tests: fram
 	PENSTOCK_TORTURE_FAMILIES=300 $(VENV)/bin/python -m pytest $(PYTEST_WORKERS) \
 		tests/python/state/test_hypothesis.py tests/python/state/test_state.py
 
-# A server of S3's protocol for the tests of checkpoints in buckets, which say that they are skipped where
-# there is no Go to build it with.
+# Servers of S3's protocol and of Azure's for the tests of checkpoints in buckets, which say that they are
+# skipped where there is no Go to build the one with, or no npm to install the other.
 .PHONY: objects-server
 objects-server:
+	@command -v npm >/dev/null || echo 'missing: npm; tests of az:// will be skipped' >&2
+	@! command -v npm >/dev/null || test -e $(AZURITE) || { mkdir -p $(AZURITE_DIRECTORY) && \
+		cp requirements/azurite/* $(AZURITE_DIRECTORY) && \
+		npm ci --silent --ignore-scripts --no-audit --no-fund --prefix $(AZURITE_DIRECTORY); }
 	@command -v go >/dev/null || echo 'missing: go; tests of buckets will be skipped' >&2
 	@! command -v go >/dev/null || test -x $(VERSITYGW) || \
 		GOBIN=$(CURDIR)/$(dir $(VERSITYGW)) go install github.com/versity/versitygw/cmd/versitygw@$(VERSITYGW_VERSION)

@@ -6,11 +6,13 @@ use std::path::Path;
 
 use object_store::path::Path as Key;
 
+use crate::provider::Provider;
+
 /// What a bucket is called, and whose it is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Address {
-    /// "s3".
-    pub scheme: &'static str,
+    /// Whose it is, and so what the URL begins with.
+    pub provider: Provider,
     /// The bucket, or container.
     pub bucket: String,
 }
@@ -21,23 +23,24 @@ impl Address {
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] for a URL without a bucket.
     pub fn of(path: &Path) -> io::Result<Option<Address>> {
-        let Some((scheme, rest)) = split(path) else {
+        let Some((provider, rest)) = split(path) else {
             return Ok(None);
         };
         let bucket = rest.split('/').next().unwrap_or_default();
         if bucket.is_empty() || bucket.contains(['?', '#', '@', ':']) {
-            let example = format!("{scheme}://BUCKET/DIRECTORY");
-            return Err(invalid(format!("no bucket is named: a URL is {example}")));
+            let scheme = provider.scheme();
+            let what = format!("no bucket is named: a URL is {scheme}://BUCKET/DIRECTORY");
+            return Err(invalid(what));
         }
         let bucket = bucket.to_owned();
-        Ok(Some(Address { scheme, bucket }))
+        Ok(Some(Address { provider, bucket }))
     }
 
     /// The key that a path of this bucket is.
     pub(crate) fn key(&self, path: &Path) -> io::Result<Key> {
-        let inside = split(path).and_then(|(scheme, rest)| {
+        let inside = split(path).and_then(|(provider, rest)| {
             let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
-            (scheme == self.scheme && bucket == self.bucket).then_some(key)
+            (provider == self.provider && bucket == self.bucket).then_some(key)
         });
         let Some(key) = inside else {
             return Err(invalid(format!("it is not in {self}")));
@@ -48,17 +51,13 @@ impl Address {
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}", self.scheme, self.bucket)
+        write!(f, "{}://{}", self.provider.scheme(), self.bucket)
     }
 }
 
-/// What a URL of a bucket begins with, before its `://`.
-pub const SCHEMES: [&str; 1] = ["s3"];
-
-fn split(path: &Path) -> Option<(&'static str, &str)> {
-    let (found, rest) = path.to_str()?.split_once("://")?;
-    let scheme = SCHEMES.into_iter().find(|scheme| *scheme == found)?;
-    Some((scheme, rest))
+fn split(path: &Path) -> Option<(Provider, &str)> {
+    let (scheme, rest) = path.to_str()?.split_once("://")?;
+    Some((Provider::of(scheme)?, rest))
 }
 
 fn invalid(detail: String) -> io::Error {
@@ -82,6 +81,7 @@ mod tests {
         assert_eq!(key(Path::new("s3://bucket/run/")), "run");
         assert_eq!(key(Path::new("s3://bucket")), "");
         assert!(address.key(Path::new("s3://other/run")).is_err());
+        assert!(address.key(Path::new("gs://bucket/run")).is_err());
         assert!(address.key(Path::new("s3://bucket/run/../x")).is_err());
     }
 

@@ -16,10 +16,8 @@ use object_store::client::{
 };
 use object_store::{ClientOptions, Result};
 
+use crate::provider::Provider;
 use crate::refusal::Refusal;
-
-/// What a request has that the library signs; the answers to all others mean something to it, or to us.
-const SIGNED: &str = "x-amz-content-sha256";
 
 /// What a request has whose signature is in its URL.
 const SIGNED_URL: &str = "X-Amz-Signature=";
@@ -31,14 +29,16 @@ const SEARCH_MAX: Duration = Duration::from_secs(5);
 /// Makes clients that tell why a store refused.
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
+    provider: Provider,
     /// Whether what is not signed is asked of a store, not of a service for credentials.
     is_anonymous: bool,
     reached: Arc<Reached>,
 }
 
 impl Connector {
-    pub(crate) fn new(is_anonymous: bool) -> Connector {
+    pub(crate) fn new(provider: Provider, is_anonymous: bool) -> Connector {
         Connector {
+            provider,
             is_anonymous,
             reached: Arc::default(),
         }
@@ -71,17 +71,19 @@ struct Answers {
 impl HttpService for Answers {
     async fn call(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
         let Connector {
+            provider,
             is_anonymous,
             reached,
         } = &self.connector;
-        let is_of_library = request.headers().contains_key(SIGNED);
+        let is_of_library = provider.is_asked(request.headers());
         let has_signed_url = request
             .uri()
             .query()
             .is_some_and(|query| query.contains(SIGNED_URL));
         let is_for_credentials = !(is_of_library || has_signed_url || *is_anonymous);
         let answer = self.client.execute(request).await;
-        let answer = answer.map_err(|error| reached.failed(error, is_for_credentials))?;
+        let answer =
+            answer.map_err(|error| reached.failed(*provider, error, is_for_credentials))?;
         reached.has_answered.store(true, Ordering::Relaxed);
         let status = answer.status();
         let means_something = matches!(
@@ -93,7 +95,7 @@ impl HttpService for Answers {
         }
         let (parts, body) = answer.into_parts();
         let body = body.bytes().await?;
-        let refusal = Refusal::of_answer(status, &parts.headers, &body);
+        let refusal = Refusal::of_answer(*provider, status, &parts.headers, &body);
         if refusal.kind() == io::ErrorKind::NotFound {
             return Ok(HttpResponse::from_parts(parts, body.into()));
         }
@@ -107,11 +109,11 @@ impl HttpService for Answers {
 
 impl Reached {
     /// Has nobody go on for long with what never worked.
-    fn failed(&self, error: HttpError, is_for_credentials: bool) -> HttpError {
+    fn failed(&self, provider: Provider, error: HttpError, is_for_credentials: bool) -> HttpError {
         let since = self.tried.get_or_init(Instant::now).elapsed();
         let is_hopeless = since > SEARCH_MAX && !self.has_answered.load(Ordering::Relaxed);
         let mut refusal = match (is_for_credentials, error.kind()) {
-            (true, _) => Refusal::of_nobody(),
+            (true, _) => Refusal::of_nobody(provider),
             (false, HttpErrorKind::Connect) if is_hopeless => Refusal::of_transport(&error),
             _ => return error,
         };

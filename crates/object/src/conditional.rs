@@ -26,6 +26,7 @@ use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersio
 use tokio::time::Instant;
 
 use crate::kin::{Kin, kind_of};
+use crate::provider::version_of;
 use crate::tries::first_pause;
 
 /// Between two repetitions, each of which waits twice as long as the one before.
@@ -49,7 +50,7 @@ pub(crate) enum Place {
 /// nothing is whose place it was to take, other kinds but [`io::ErrorKind::Other`] for other refusals,
 /// and that where nobody knows.
 pub(crate) async fn put(kin: &Kin, key: &Key, text: Bytes, place: Place) -> io::Result<()> {
-    let mut tag = None;
+    let mut version = None;
     match &place {
         Place::Any => {
             let put = kin.store.put(key, PutPayload::from(text)).await;
@@ -57,7 +58,7 @@ pub(crate) async fn put(kin: &Kin, key: &Key, text: Bytes, place: Place) -> io::
         }
         Place::Free => {}
         Place::Of(seen) => match look(kin, key).await? {
-            Some((there, found)) if there == seen => tag = found,
+            Some((there, found)) if there == seen => version = Some(found),
             other => return Err(refused(other.is_some(), &place, false)),
         },
     }
@@ -66,7 +67,7 @@ pub(crate) async fn put(kin: &Kin, key: &Key, text: Bytes, place: Place) -> io::
     // Whether a request may have been carried out, or may yet be.
     let mut is_open = false;
     loop {
-        let options = PutOptions::from(mode(&place, tag.clone())?);
+        let options = PutOptions::from(mode(&place, version.clone())?);
         let payload = PutPayload::from(text.clone());
         let error = match kin.once.put_opts(key, payload, options).await {
             Ok(_) => return Ok(()),
@@ -79,7 +80,7 @@ pub(crate) async fn put(kin: &Kin, key: &Key, text: Bytes, place: Place) -> io::
         }
         match (look_once(kin, key).await, &place) {
             (Ok(Some((there, _))), _) if there == text => return Ok(()),
-            (Ok(Some((there, found))), Place::Of(seen)) if there == seen => tag = found,
+            (Ok(Some((there, found))), Place::Of(seen)) if there == seen => version = Some(found),
             (Ok(None), Place::Free) | (Err(_), _) => {}
             (Ok(other), _) => return Err(refused(other.is_some(), &place, is_open)),
         }
@@ -97,21 +98,17 @@ pub(crate) async fn put(kin: &Kin, key: &Key, text: Bytes, place: Place) -> io::
 /// [`io::ErrorKind::AlreadyExists`] where it has others, [`io::ErrorKind::NotFound`] where it is gone.
 pub(crate) async fn remove(kin: &Kin, key: &Key, seen: &Bytes) -> io::Result<()> {
     match look(kin, key).await? {
-        Some((there, tag)) if there == seen => kin.delete_if(key, tag.as_deref()).await,
+        Some((there, version)) if there == seen => kin.signed.delete_if(key, &version).await,
         Some(_) => Err(io::ErrorKind::AlreadyExists.into()),
         None => Err(io::ErrorKind::NotFound.into()),
     }
 }
 
-fn mode(place: &Place, tag: Option<String>) -> io::Result<PutMode> {
+fn mode(place: &Place, seen: Option<UpdateVersion>) -> io::Result<PutMode> {
     match place {
         Place::Any => Ok(PutMode::Overwrite),
         Place::Free => Ok(PutMode::Create),
-        Place::Of(_) => {
-            let e_tag = Some(tag.ok_or(io::ErrorKind::Unsupported)?);
-            let version = None;
-            Ok(PutMode::Update(UpdateVersion { e_tag, version }))
-        }
+        Place::Of(_) => Ok(PutMode::Update(seen.ok_or(io::ErrorKind::Unsupported)?)),
     }
 }
 
@@ -140,9 +137,9 @@ fn undecided(last: &io::Error) -> io::Error {
     io::Error::other(detail)
 }
 
-type There = Option<(Bytes, Option<String>)>;
+type There = Option<(Bytes, UpdateVersion)>;
 
-/// What is there, with its tag.
+/// What is there, with what tells it from another one.
 async fn look(kin: &Kin, key: &Key) -> io::Result<There> {
     there(kin.store.get(key).await).await
 }
@@ -154,8 +151,8 @@ async fn look_once(kin: &Kin, key: &Key) -> io::Result<There> {
 async fn there(found: object_store::Result<object_store::GetResult>) -> io::Result<There> {
     match found {
         Ok(found) => {
-            let tag = found.meta.e_tag.clone();
-            Ok(Some((found.bytes().await.map_err(kind_of)?, tag)))
+            let version = version_of(&found.meta);
+            Ok(Some((found.bytes().await.map_err(kind_of)?, version)))
         }
         Err(object_store::Error::NotFound { .. }) => Ok(None),
         Err(error) => Err(kind_of(error)),

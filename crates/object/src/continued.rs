@@ -14,7 +14,7 @@ use crate::handle::{Upload, Written};
 use crate::kin::Kin;
 use crate::objects::Objects;
 use crate::refusal::Refusal;
-use crate::uploads::{OpenUpload, Part};
+use crate::uploads::Part;
 
 /// A file of an upload, with what the store has of it.
 #[derive(Debug)]
@@ -74,17 +74,8 @@ async fn find(
     key: &Key,
     is_right: impl Fn(&Part) -> bool,
 ) -> Result<Option<(String, Vec<Part>)>, Refusal> {
-    let mut uploads = kin.signed.open_uploads(key.as_ref()).await?;
-    // A prefix is what other keys may begin with too.
-    uploads.retain(|upload| upload.key == key.as_ref());
-    uploads.sort_by_key(|upload| std::cmp::Reverse(upload.initiated));
     let mut found = None;
-    for OpenUpload { id, .. } in uploads {
-        let parts = match kin.signed.parts(key, &id).await {
-            // Somebody ended it since.
-            Err(refusal) if refusal.is_of_no_upload() => continue,
-            parts => parts?,
-        };
+    for (id, parts) in kin.signed.uploads_of(key).await? {
         // One without parts does not tell whether it has checksums.
         if found.is_none() && !parts.is_empty() && parts.iter().all(&is_right) {
             found = Some((id, parts));

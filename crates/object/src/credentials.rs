@@ -6,20 +6,22 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use object_store::aws::AwsCredential;
+use object_store::azure::{AzureAccessKey, AzureCredential};
+use object_store::gcp::GcpCredential;
 use object_store::{CredentialProvider, Result};
 use tokio::sync::Mutex;
 
 /// How long before its end a key is asked for anew: uploads under way sign their next part with it.
 const EARLY: Duration = Duration::from_secs(5 * 60);
 
-/// A key, its secret, and when it ends.
+/// A key, its secret, and when it ends; or a token, which has no key beside it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Keys {
-    /// The key's name.
+    /// The key's name, on Azure the account's; empty where there is a token only.
     pub id: String,
-    /// What requests are signed with.
+    /// What requests are signed with; likewise.
     pub secret: String,
-    /// What goes with a key that ends soon.
+    /// What goes with a key that ends soon, on S3; elsewhere what goes with each request.
     pub token: Option<String>,
     /// When it ends, if it does.
     pub expires: Option<SystemTime>,
@@ -56,44 +58,94 @@ impl fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    pub(crate) fn provider(&self) -> Arc<dyn CredentialProvider<Credential = AwsCredential>> {
+    /// Who gives them to the client of a provider.
+    pub(crate) fn provider<C: OfKeys>(&self) -> Arc<dyn CredentialProvider<Credential = C>> {
         let ask = match self.clone() {
             Credentials::Given(keys) => Arc::new(move || Ok(keys.clone())),
             Credentials::Asked(ask) => ask,
         };
         let held = Mutex::default();
-        Arc::new(Renewed { ask, held })
+        Arc::new(Renewed::<C> { ask, held })
     }
 }
 
-/// Holds a key for as long as it is good.
-struct Renewed {
-    ask: AskForKeys,
-    held: Mutex<Option<Held>>,
+/// What a client signs requests with.
+pub(crate) trait OfKeys: fmt::Debug + Send + Sync + Sized + 'static {
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for what is none of its provider.
+    fn of(keys: Keys) -> io::Result<Self>;
 }
 
-struct Held {
-    credential: Arc<AwsCredential>,
+impl OfKeys for AwsCredential {
+    fn of(keys: Keys) -> io::Result<AwsCredential> {
+        if keys.id.is_empty() {
+            return Err(unfit("a token is no key of S3: give penstock.Credentials"));
+        }
+        Ok(AwsCredential {
+            key_id: keys.id,
+            secret_key: keys.secret,
+            token: keys.token,
+        })
+    }
+}
+
+impl OfKeys for GcpCredential {
+    fn of(keys: Keys) -> io::Result<GcpCredential> {
+        match keys.token {
+            Some(bearer) if keys.id.is_empty() => Ok(GcpCredential { bearer }),
+            _ => Err(unfit(
+                "gs:// takes no keys: give penstock.Token, or set GOOGLE_APPLICATION_CREDENTIALS",
+            )),
+        }
+    }
+}
+
+impl OfKeys for AzureCredential {
+    fn of(keys: Keys) -> io::Result<AzureCredential> {
+        match keys.token {
+            Some(token) if keys.id.is_empty() => Ok(AzureCredential::BearerToken(token)),
+            Some(_) => Err(unfit("az:// takes an account and its key, or a token")),
+            None => {
+                let key = AzureAccessKey::try_new(&keys.secret);
+                let key = key.map_err(|_| unfit("the key of the account is not base64"))?;
+                Ok(AzureCredential::AccessKey(key))
+            }
+        }
+    }
+}
+
+fn unfit(text: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, text)
+}
+
+/// Holds a key for as long as it is good.
+struct Renewed<C> {
+    ask: AskForKeys,
+    held: Mutex<Option<Held<C>>>,
+}
+
+struct Held<C> {
+    credential: Arc<C>,
     expires: Option<SystemTime>,
 }
 
-impl Held {
+impl<C> Held<C> {
     fn is_good(&self, at: SystemTime) -> bool {
         self.expires.is_none_or(|end| at < end)
     }
 }
 
-impl fmt::Debug for Renewed {
+impl<C> fmt::Debug for Renewed<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Renewed")
     }
 }
 
 #[async_trait::async_trait]
-impl CredentialProvider for Renewed {
-    type Credential = AwsCredential;
+impl<C: OfKeys> CredentialProvider for Renewed<C> {
+    type Credential = C;
 
-    async fn get_credential(&self) -> Result<Arc<AwsCredential>> {
+    async fn get_credential(&self) -> Result<Arc<C>> {
         let mut held = self.held.lock().await;
         let now = SystemTime::now();
         if let Some(held) = &*held
@@ -103,16 +155,13 @@ impl CredentialProvider for Renewed {
         }
         let ask = Arc::clone(&self.ask);
         let asked = tokio::task::spawn_blocking(move || ask()).await;
-        match asked.unwrap_or_else(|panic| Err(io::Error::other(panic))) {
-            Ok(keys) => {
-                let credential = Arc::new(AwsCredential {
-                    key_id: keys.id,
-                    secret_key: keys.secret,
-                    token: keys.token,
-                });
+        let keys = asked.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+        let had = keys.and_then(|keys| Ok((keys.expires, Arc::new(C::of(keys)?))));
+        match had {
+            Ok((expires, credential)) => {
                 *held = Some(Held {
                     credential: Arc::clone(&credential),
-                    expires: keys.expires,
+                    expires,
                 });
                 Ok(credential)
             }
@@ -120,7 +169,7 @@ impl CredentialProvider for Renewed {
             Err(error) => match &*held {
                 Some(held) if held.is_good(now) => Ok(Arc::clone(&held.credential)),
                 _ => Err(object_store::Error::Generic {
-                    store: "S3",
+                    store: "credentials",
                     source: format!("no credentials were had: {error}").into(),
                 }),
             },
@@ -154,7 +203,7 @@ mod tests {
     }
 
     fn ids(credentials: &Credentials, times: usize) -> Vec<io::Result<String>> {
-        let provider = credentials.provider();
+        let provider = credentials.provider::<AwsCredential>();
         let next = || {
             let provider = Arc::clone(&provider);
             runtime::wait(async move {

@@ -5,7 +5,6 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
-use crc_fast::CrcAlgorithm::Crc64Nvme;
 use object_store::path::Path as Key;
 use object_store::{ObjectStoreExt, PutPayload};
 use penstock_io::file::Elsewhere;
@@ -105,8 +104,7 @@ impl Upload {
         parts: Vec<Part>,
         part_bytes: u64,
     ) -> Upload {
-        // One part without a checksum is enough for there to be none of the object.
-        let is_checked = !parts.is_empty() && parts.iter().all(|part| part.crc64nvme.is_some());
+        let is_checked = kin.are_checked(&parts);
         let at = |part: Part| (u64::from(part.number - 1) * part_bytes, part);
         let state = State {
             parts: parts.into_iter().map(at).collect(),
@@ -173,15 +171,14 @@ impl Upload {
             let mut state = self.state();
             (state.bytes, state.expected.remove(&offset))
         };
-        let crc = || expected.unwrap_or_else(|| crc_fast::checksum(Crc64Nvme, &bytes));
         let Kin {
             signed,
             has_checksums,
             ..
         } = &self.kin;
         if offset == 0 && whole == Some(bytes.len() as u64) && !self.begun.initialized() {
-            let crc = has_checksums.then(crc);
-            let part = signed.put(&self.key, bytes, crc).await?;
+            let put = signed.put(&self.key, bytes, *has_checksums, expected);
+            let part = put.await?;
             let mut state = self.state();
             state.parts.insert(offset, part);
             state.is_kept = true;
@@ -191,8 +188,7 @@ impl Upload {
         let begin = || signed.begin(&self.key, *has_checksums);
         let upload = self.begun.get_or_init(begin).await.as_ref();
         let upload = upload.map_err(Refusal::clone)?;
-        let crc = upload.is_checked.then(crc);
-        let part = signed.put_part(&self.key, upload, number, bytes, crc);
+        let part = signed.put_part(&self.key, upload, number, bytes, expected);
         let part = part.await?;
         let is_whole = {
             let mut state = self.state();

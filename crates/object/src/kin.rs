@@ -1,4 +1,4 @@
-//! The client of S3, and of what speaks its protocol.
+//! The client of a bucket, whosever it is.
 
 use std::fmt;
 use std::io;
@@ -6,17 +6,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::client::HttpConnector;
-use object_store::path::Path as Key;
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::signer::Signer;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+use url::Url;
 
+use crate::access::{Access, OfAmazon, OfAzure, OfGoogle};
 use crate::address::Address;
 use crate::answers::Connector;
+use crate::connection::Connection;
+use crate::credentials::{Credentials, Keys};
+use crate::provider::Provider;
 use crate::refusal::Refusal;
 use crate::remote::Remote;
 use crate::signed::Signed;
 use crate::tries::first_pause;
+use crate::uploads::Part;
 
 /// What is asked of it.
 #[derive(Clone)]
@@ -42,24 +49,37 @@ impl fmt::Debug for Kin {
 impl Kin {
     /// The client of a bucket; what `remote` leaves open is taken from the environment.
     pub(crate) fn of(address: &Address, remote: &Remote) -> io::Result<Kin> {
-        let remote = &remote.completed()?;
-        s3(address, remote)
+        let remote = &remote.completed(address.provider)?;
+        let open = match address.provider {
+            Provider::Amazon => amazon,
+            Provider::Google => google,
+            Provider::Azure => azure,
+        };
+        open(address, remote)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))
     }
 
-    /// Removes an object if it is still the one with this tag.
-    ///
-    /// # Errors
-    /// [`io::ErrorKind::NotFound`] where there is none, or another one, and
-    /// [`io::ErrorKind::Unsupported`] where objects have no tags.
-    pub(crate) async fn delete_if(&self, key: &Key, tag: Option<&str>) -> io::Result<()> {
-        let tag = tag.ok_or(io::ErrorKind::Unsupported)?;
-        self.signed.delete_if(key, tag).await
+    /// Whether the parts of an upload that somebody has begun were sent with checksums.
+    pub(crate) fn are_checked(&self, parts: &[Part]) -> bool {
+        match self.signed.provider() {
+            // It looks at those that it gets, and does not tell them again.
+            Provider::Google => self.has_checksums,
+            // One part without is enough for there to be none of the object.
+            Provider::Amazon | Provider::Azure => {
+                !parts.is_empty() && parts.iter().all(|part| part.crc64nvme.is_some())
+            }
+        }
     }
 }
 
 /// How long a store may be silent while it is read from.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What the library's own requests are sent with. Of a request as a whole a time limit says nothing of a
+/// slow line, between two of its bytes it does. Parts of uploads do not go this way.
+fn library(remote: &Remote) -> ClientOptions {
+    client(remote).with_read_timeout(READ_TIMEOUT)
+}
 
 fn client(remote: &Remote) -> ClientOptions {
     // Who names an endpoint without TLS means it.
@@ -89,17 +109,41 @@ fn retry(remote: &Remote) -> RetryConfig {
     }
 }
 
-fn s3(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
-    let options = client(remote);
+/// One that sends a request once.
+fn never(remote: &Remote) -> RetryConfig {
+    RetryConfig {
+        max_retries: 0,
+        ..retry(remote)
+    }
+}
+
+/// What two clients of a library and a way to sign make.
+fn kin(
+    address: &Address,
+    remote: &Remote,
+    clients: [Arc<dyn ObjectStore>; 2],
+    access: Arc<dyn Access>,
+    connector: &Connector,
+) -> object_store::Result<Kin> {
+    let client = connector.connect(&client(remote))?;
+    let [store, once] = clients;
+    Ok(Kin {
+        store,
+        once,
+        patience: remote.patience(),
+        signed: Signed::new(address.provider, access, client, remote.patience()),
+        has_checksums: remote.has_checksums(),
+    })
+}
+
+fn amazon(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
     let mut builder = AmazonS3Builder::from_env()
         .with_bucket_name(&address.bucket)
         .with_retry(retry(remote))
-        // Of a request as a whole a time limit says nothing of a slow line, between two of its bytes it
-        // does. Parts of uploads do not go this way.
-        .with_client_options(options.clone().with_read_timeout(READ_TIMEOUT))
+        .with_client_options(library(remote))
         .with_unsigned_payload(true);
     let skips = builder.get_config_value(&AmazonS3ConfigKey::SkipSignature);
-    let connector = Connector::new(skips.as_deref() == Some("true"));
+    let connector = Connector::new(address.provider, says_yes(skips.as_ref()));
     builder = builder.with_http_connector(connector.clone());
     if remote.has_checksums() {
         builder = builder.with_checksum_algorithm(Checksum::CRC64NVME);
@@ -113,21 +157,113 @@ fn s3(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
     if let Some(credentials) = &remote.credentials {
         builder = builder.with_credentials(credentials.provider());
     }
-    let never = RetryConfig {
-        max_retries: 0,
-        ..retry(remote)
+    let once = builder.clone().with_retry(never(remote)).build()?;
+    let store = Arc::new(builder.build()?);
+    let access = Arc::new(OfAmazon(Arc::clone(&store) as Arc<dyn Signer>));
+    kin(address, remote, [store, Arc::new(once)], access, &connector)
+}
+
+const GOOGLE: &str = "https://storage.googleapis.com";
+
+fn google(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
+    let mut builder = GoogleCloudStorageBuilder::from_env()
+        .with_bucket_name(&address.bucket)
+        .with_retry(retry(remote))
+        .with_client_options(library(remote));
+    let skips = builder.get_config_value(&GoogleConfigKey::SkipSignature);
+    let is_anonymous = says_yes(skips.as_ref());
+    let connector = Connector::new(address.provider, is_anonymous);
+    builder = builder.with_http_connector(connector.clone());
+    let endpoint = remote.endpoint.as_deref().unwrap_or(GOOGLE);
+    let endpoint = endpoint.trim_end_matches('/');
+    builder = builder.with_base_url(endpoint);
+    let url = below(endpoint, &address.bucket)?;
+    if let Some(credentials) = &remote.credentials {
+        builder = builder.with_credentials(credentials.provider());
+    }
+    let once = builder.clone().with_retry(never(remote)).build()?;
+    let store = builder.build()?;
+    let access = OfGoogle {
+        url,
+        credentials: (!is_anonymous).then(|| Arc::clone(store.credentials())),
     };
-    let once = Arc::new(builder.clone().with_retry(never).build()?);
-    let client = Arc::new(builder.build()?);
-    let signer = Arc::clone(&client) as Arc<dyn Signer>;
-    let signed = Signed::new(signer, connector.connect(&options)?, remote.patience());
-    Ok(Kin {
-        store: client,
-        once,
-        patience: remote.patience(),
-        signed,
-        has_checksums: remote.has_checksums(),
-    })
+    let clients: [Arc<dyn ObjectStore>; 2] = [Arc::new(store), Arc::new(once)];
+    kin(address, remote, clients, Arc::new(access), &connector)
+}
+
+fn azure(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
+    let mut builder = MicrosoftAzureBuilder::from_env()
+        .with_container_name(&address.bucket)
+        .with_retry(retry(remote))
+        .with_client_options(library(remote));
+    builder = Connection::of_environment().applied(builder);
+    if let Some(endpoint) = &remote.endpoint {
+        builder = builder.with_endpoint(endpoint.clone());
+    }
+    if let Some(Credentials::Given(Keys { id, .. })) = &remote.credentials
+        && !id.is_empty()
+    {
+        builder = builder.with_account(id);
+    }
+    if let Some(credentials) = &remote.credentials {
+        builder = builder.with_credentials(credentials.provider());
+    }
+    let said = |key: AzureConfigKey| builder.get_config_value(&key);
+    let is_anonymous = says_yes(said(AzureConfigKey::SkipSignature).as_ref());
+    let named = said(AzureConfigKey::AccountName);
+    let account = named.or_else(|| account_of(remote.endpoint.as_deref()?));
+    let account =
+        account.ok_or_else(|| wrong("no account is named: set AZURE_STORAGE_ACCOUNT_NAME"))?;
+    let service = match &remote.endpoint {
+        Some(endpoint) => endpoint.clone(),
+        None => format!("https://{account}.blob.core.windows.net"),
+    };
+    let url = below(&service, &address.bucket)?;
+    let connector = Connector::new(address.provider, is_anonymous);
+    builder = builder
+        .with_account(&account)
+        .with_http_connector(connector.clone());
+    let once = builder.clone().with_retry(never(remote)).build()?;
+    let store = builder.build()?;
+    let access = OfAzure {
+        url,
+        account,
+        credentials: (!is_anonymous).then(|| Arc::clone(store.credentials())),
+    };
+    let clients: [Arc<dyn ObjectStore>; 2] = [Arc::new(store), Arc::new(once)];
+    kin(address, remote, clients, Arc::new(access), &connector)
+}
+
+fn says_yes(told: Option<&String>) -> bool {
+    told.is_some_and(|told| told == "true")
+}
+
+/// The account that an endpoint is of: `https://ACCOUNT.blob.…`, or `http://HOST:PORT/ACCOUNT`.
+fn account_of(endpoint: &str) -> Option<String> {
+    let url = Url::parse(endpoint).ok()?;
+    let below = url.path().trim_matches('/');
+    let name = match below.is_empty() {
+        false => below,
+        true => url.domain()?.split_once(".blob.")?.0,
+    };
+    Some(name.to_owned())
+}
+
+/// The URL of what has a name at an endpoint.
+fn below(endpoint: &str, name: &str) -> object_store::Result<Url> {
+    let mut url = Url::parse(endpoint).map_err(|error| wrong(format!("{endpoint}: {error}")))?;
+    match url.path_segments_mut() {
+        Ok(mut path) => path.pop_if_empty().push(name),
+        Err(()) => return Err(wrong(format!("{endpoint} is no URL of a server"))),
+    };
+    Ok(url)
+}
+
+fn wrong(text: impl Into<String>) -> object_store::Error {
+    object_store::Error::Generic {
+        store: "options",
+        source: text.into().into(),
+    }
 }
 
 /// What a store's error is for who asked.

@@ -7,16 +7,19 @@
 //! directory is what keys have in common, it is there with the first of them, and making, syncing and
 //! removing one does nothing. No lock is seen by all.
 //!
-//! Objects of S3, and of stores that speak its protocol.
+//! Objects of S3 and of stores that speak its protocol, of Google's Cloud Storage and of Azure's Blob
+//! Storage: what differs between them is in `provider`, `access` and `uploads`.
 //!
 //! This is the one crate with an asynchronous runtime; nothing of it shows.
 
 #![forbid(unsafe_code)]
 
+mod access;
 mod address;
 mod answers;
 pub mod buckets;
 mod conditional;
+mod connection;
 mod continued;
 mod credentials;
 mod engine;
@@ -25,6 +28,7 @@ mod kin;
 mod objects;
 mod probe;
 mod profile;
+mod provider;
 mod refusal;
 mod remote;
 mod runtime;
@@ -32,11 +36,12 @@ mod signed;
 mod tries;
 mod uploads;
 
-pub use address::{Address, SCHEMES};
+pub use address::Address;
 pub use continued::Continued;
 pub use credentials::{AskForKeys, Credentials, Keys};
 pub use objects::Objects;
 pub use probe::{Finding, Verdict, probe};
+pub use provider::{Provider, SCHEMES};
 pub use refusal::says_what_to_do;
 pub use remote::Remote;
 pub use uploads::{OpenUpload, Part};

@@ -12,7 +12,7 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use futures_util::TryStreamExt;
 use object_store::path::Path as Key;
-use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStoreExt};
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStoreExt, UpdateVersion};
 use penstock_io::device::Device;
 use penstock_io::engine::Opened;
 use penstock_io::file::{Direct, File};
@@ -24,6 +24,7 @@ use crate::conditional::{self, Place};
 use crate::engine::Requests;
 use crate::handle::{Object, Upload, Written};
 use crate::kin::{Kin, kind_of};
+use crate::provider::version_of;
 use crate::refusal::Refusal;
 use crate::remote::Remote;
 use crate::runtime;
@@ -153,33 +154,36 @@ impl Objects {
         self.run(|kin| async move { conditional::put(&kin, &key, text, place).await })
     }
 
-    /// Gives a text that is held here its name, or a small object a second one; returns the tag of that.
-    fn name(&self, from: &Path, to: &Path, place: Place) -> io::Result<Option<String>> {
-        let (text, tag) = match self.unnamed(from) {
+    /// Gives a text that is held here its name, or a small object a second one; returns which one that was.
+    fn name(&self, from: &Path, to: &Path, place: Place) -> io::Result<Option<UpdateVersion>> {
+        let (text, version) = match self.unnamed(from) {
             Some(upload) => (upload.text(), None),
             None => {
                 let key = self.address.key(from)?;
                 self.run(|kin| async move {
                     let found = kin.store.get(&key).await.map_err(kind_of)?;
-                    let tag = found.meta.e_tag.clone();
-                    Ok((found.bytes().await.map_err(kind_of)?, tag))
+                    let version = version_of(&found.meta);
+                    Ok((found.bytes().await.map_err(kind_of)?, Some(version)))
                 })?
             }
         };
         self.put(self.address.key(to)?, text, place)?;
-        Ok(tag)
+        Ok(version)
     }
 
     /// Gives something another name. Of a small object that is a second one first, and the first one goes
     /// only if it is still what was copied: of several who do so, one gets it. Who dies between the two
     /// leaves both.
     fn rename(&self, from: &Path, to: &Path, place: Place) -> io::Result<()> {
-        let tag = self.name(from, to, place)?;
+        let version = self.name(from, to, place)?;
         if self.take_unnamed(from).is_some() {
             return Ok(());
         }
         let key = self.address.key(from)?;
-        let removed = self.run(|kin| async move { kin.delete_if(&key, tag.as_deref()).await });
+        let removed = self.run(|kin| async move {
+            let version = version.ok_or(io::ErrorKind::Unsupported)?;
+            kin.signed.delete_if(&key, &version).await
+        });
         if let Err(error) = &removed
             && error.kind() == io::ErrorKind::NotFound
         {

@@ -16,14 +16,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::TryStreamExt;
 use futures_util::future::join_all;
-use http::{HeaderValue, Method};
 use object_store::path::Path as Key;
 use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
 
 use crate::kin::{Kin, kind_of};
 use crate::objects::Objects;
-use crate::signed::Ask;
-use crate::uploads::CHECKSUM;
+use crate::provider::Provider;
 
 /// Creates of one key at one moment.
 const RACERS: usize = 8;
@@ -32,13 +30,9 @@ const RACERS: usize = 8;
 const RACES: usize = 4;
 
 /// How often a request is sent that a store asks to repeat, or does not answer.
-const TRIES_MAX: usize = 5;
+const TRIES_MAX: u32 = 5;
 
 const PAUSE: Duration = Duration::from_millis(200);
-
-/// The CRC-64/NVME of no bytes, and of other ones, as S3 writes it.
-const OF_NOTHING: &str = "AAAAAAAAAAA=";
-const OF_OTHERS: &str = "AAAAAAAAAAE=";
 
 /// Whether a store does something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,7 +177,7 @@ impl Probe {
                 self.remove_seen().await,
             ),
             Finding::of(
-                "CRC-64/NVME checked",
+                self.checked(),
                 [
                     "bytes that change on their way are refused",
                     "bytes that change on their way are found when they are read, not when they are saved",
@@ -198,13 +192,13 @@ impl Probe {
         found.bytes().await.map_err(kind_of)
     }
 
-    /// Puts an object, once; the tag it has then, or that the store has refused that.
+    /// Puts an object, once; what tells it from others then, or that the store has refused that.
     async fn put(
         &self,
         key: &Key,
         text: &'static [u8],
         mode: &PutMode,
-    ) -> io::Result<Option<String>> {
+    ) -> io::Result<Option<UpdateVersion>> {
         let mut tries = 0;
         loop {
             let options = PutOptions::from(mode.clone());
@@ -214,10 +208,14 @@ impl Probe {
                 .put_opts(key, PutPayload::from_static(text), options);
             tries += 1;
             match put.await.map_err(kind_of) {
-                Ok(put) => return Ok(Some(put.e_tag.unwrap_or_default())),
+                Ok(put) => {
+                    let (e_tag, version) = (put.e_tag, put.version);
+                    return Ok(Some(UpdateVersion { e_tag, version }));
+                }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
                 Err(error) if tries >= TRIES_MAX => return Err(error),
-                Err(_) => tokio::time::sleep(PAUSE).await,
+                // Google lets one name be written once a second.
+                Err(_) => tokio::time::sleep(PAUSE * tries).await,
             }
         }
     }
@@ -267,7 +265,7 @@ impl Probe {
         Ok(match (put, &read[..]) {
             (None, b"first") => Ok(()),
             (None, _) => Err("it was refused, and carried out all the same".to_owned()),
-            (Some(_), _) => Err("If-None-Match is not looked at".to_owned()),
+            (Some(_), _) => Err("the condition is not looked at".to_owned()),
         })
     }
 
@@ -295,64 +293,70 @@ impl Probe {
 
     async fn replace(&self) -> io::Result<Seen> {
         let key = self.at("replaced");
-        let over = |tag: &str| {
-            PutMode::Update(UpdateVersion {
-                e_tag: Some(tag.to_owned()),
-                version: None,
-            })
-        };
+        let over = |seen: &UpdateVersion| PutMode::Update(seen.clone());
         let Some(first) = self.put(&key, b"first", &PutMode::Overwrite).await? else {
             return Ok(Err("a put without a condition was refused".to_owned()));
         };
         let Some(second) = self.put(&key, b"second", &over(&first)).await? else {
-            return Ok(Err("it was refused though the tag was right".to_owned()));
+            return Ok(Err(
+                "it was refused though it was the one that was seen".to_owned()
+            ));
         };
-        if first == second {
+        let condition = |seen: &UpdateVersion| self.kin.signed.provider().condition(seen);
+        if condition(&first) == condition(&second) {
             return Ok(Err("two different objects have one tag".to_owned()));
         }
         let third = self.put(&key, b"third", &over(&first)).await?;
         let read = self.read(&key).await?;
         Ok(match (third, &read[..]) {
             (None, b"second") => Ok(()),
-            _ => Err("If-Match is not looked at".to_owned()),
+            _ => Err("the condition is not looked at".to_owned()),
         })
     }
 
     async fn remove_seen(&self) -> io::Result<Seen> {
         let key = self.at("removed");
-        let first = self.put(&key, b"first", &PutMode::Overwrite).await?;
-        let second = self.put(&key, b"second", &PutMode::Overwrite).await?;
-        match self.kin.delete_if(&key, first.as_deref()).await {
+        let put = async |text| {
+            let version = self.put(&key, text, &PutMode::Overwrite).await?;
+            version.ok_or_else(|| io::Error::other("a put without a condition was refused"))
+        };
+        let (first, second) = (put(b"first").await?, put(b"second").await?);
+        match self.kin.signed.delete_if(&key, &first).await {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Ok(()) => {}
             Err(error) => return Err(error),
         }
         if !self.list(&self.key).await?.contains(&key) {
-            return Ok(Err("If-Match is not looked at".to_owned()));
+            return Ok(Err("the condition is not looked at".to_owned()));
         }
-        self.kin.delete_if(&key, second.as_deref()).await?;
+        self.kin.signed.delete_if(&key, &second).await?;
         Ok(match self.list(&self.key).await?.contains(&key) {
-            true => Err("it stays though the tag was right".to_owned()),
+            true => Err("it stays though it was the one that was seen".to_owned()),
             false => Ok(()),
         })
     }
 
+    fn checked(&self) -> &'static str {
+        match self.kin.signed.provider() {
+            Provider::Amazon | Provider::Azure => "CRC-64/NVME checked",
+            Provider::Google => "CRC-32C checked",
+        }
+    }
+
     async fn checksum(&self) -> io::Result<Seen> {
         let key = self.at("checked");
-        if !self.put_nothing(&key, OF_NOTHING).await? {
+        if !self.put_nothing(&key, true).await? {
             return Ok(Err("a put with the right checksum was refused".to_owned()));
         }
-        Ok(match self.put_nothing(&key, OF_OTHERS).await? {
+        Ok(match self.put_nothing(&key, false).await? {
             true => Err("a put with a wrong checksum was taken".to_owned()),
             false => Ok(()),
         })
     }
 
     /// Puts an empty object with a checksum; tells whether the store took it.
-    async fn put_nothing(&self, key: &Key, checksum: &'static str) -> io::Result<bool> {
-        let checksum = HeaderValue::from_static(checksum);
-        let ask = Ask::new(Method::PUT, key).header(CHECKSUM, checksum);
-        match self.kin.signed.ask_once(&ask).await {
+    async fn put_nothing(&self, key: &Key, is_right: bool) -> io::Result<bool> {
+        match self.kin.signed.put_nothing(key, is_right).await {
             Ok(_) => Ok(true),
             Err(refusal) if refusal.is_passing => Err(refusal.into()),
             Err(_) => Ok(false),

@@ -13,6 +13,8 @@ use http::header::{HeaderMap, RETRY_AFTER};
 use object_store::client::{HttpError, HttpErrorKind};
 use serde::Deserialize;
 
+use crate::provider::Provider;
+
 /// See the module's description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
@@ -25,7 +27,7 @@ pub(crate) struct Refusal {
     pub(crate) pause: Option<Duration>,
 }
 
-/// What S3 sends with an answer that refuses; of an answer of anybody else's nothing is known.
+/// What a store sends with an answer that refuses; of an answer of anybody else's nothing is known.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 struct Body {
@@ -54,17 +56,26 @@ impl Refusal {
     }
 
     /// The one that an answer is.
-    pub(crate) fn of_answer(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Refusal {
+    pub(crate) fn of_answer(
+        provider: Provider,
+        status: StatusCode,
+        headers: &HeaderMap,
+        body: &[u8],
+    ) -> Refusal {
         let text = String::from_utf8_lossy(body);
-        let body: Body = quick_xml::de::from_str(&text).unwrap_or_default();
+        let text = text.trim_start_matches('\u{feff}');
+        let mut body: Body = quick_xml::de::from_str(text).unwrap_or_default();
         let header = |name: &str| headers.get(name)?.to_str().ok();
+        if let ("", Some(code)) = (body.code.as_str(), header("x-ms-error-code")) {
+            code.clone_into(&mut body.code);
+        }
         let region = header("x-amz-bucket-region").map(str::to_owned);
         let region = region.or_else(|| body.region.clone()).or_else(|| {
             // "… the region 'us-east-1' is wrong; expecting 'eu-west-1'", in quotes of either kind.
             let (_, rest) = body.message.split_once("is wrong; expecting ")?;
             Some(rest.trim_matches(['\'', '"']).to_owned())
         });
-        let (kind, text) = meaning(status, &body, region.as_deref());
+        let (kind, text) = meaning(provider, status, &body, region.as_deref());
         let seconds = header(RETRY_AFTER.as_str()).and_then(|seconds| seconds.parse().ok());
         Refusal {
             is_passing: is_passing(status, &body.code),
@@ -76,7 +87,7 @@ impl Refusal {
 
     /// The one within an answer that began as a success, if there is one: what takes long is answered
     /// before it has ended.
-    pub(crate) fn within(body: &[u8]) -> Option<Refusal> {
+    pub(crate) fn within(provider: Provider, body: &[u8]) -> Option<Refusal> {
         let text = std::str::from_utf8(body).ok()?;
         let body: Body = quick_xml::de::from_str(text).ok()?;
         let is_failure = !body.code.is_empty();
@@ -86,7 +97,7 @@ impl Refusal {
                 "SlowDown" | "ServiceUnavailable" => StatusCode::SERVICE_UNAVAILABLE,
                 _ => StatusCode::BAD_REQUEST,
             };
-            Refusal::of_answer(status, &HeaderMap::new(), text.as_bytes())
+            Refusal::of_answer(provider, status, &HeaderMap::new(), text.as_bytes())
         })
     }
 
@@ -121,8 +132,8 @@ impl Refusal {
     }
 
     /// There are no credentials, and no service of the machine that would give some.
-    pub(crate) fn of_nobody() -> Refusal {
-        let text = "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY";
+    pub(crate) fn of_nobody(provider: Provider) -> Refusal {
+        let text = format!("there are no credentials: set {}", provider.words().keys);
         Refusal::new(io::ErrorKind::PermissionDenied, text)
     }
 
@@ -167,7 +178,7 @@ impl Refusal {
 
     /// Whether the upload is not there: it was completed, or somebody has ended it.
     pub(crate) fn is_of_no_upload(&self) -> bool {
-        self.code == "NoSuchUpload"
+        NO_UPLOAD.contains(&self.code.as_str())
     }
 
     /// Whether there is nothing by that key.
@@ -209,32 +220,59 @@ impl From<Refusal> for io::Error {
     }
 }
 
-/// What has to be allowed, by the names of AWS.
-const RIGHTS: &str = "s3:GetObject, s3:PutObject, s3:DeleteObject, s3:ListBucket, \
-                      s3:AbortMultipartUpload and s3:ListBucketMultipartUploads";
-
 /// What stores call it that there is no object by a key; to a request for its head there is no body.
-const NOTHING: [&str; 5] = ["", "NoSuchKey", "NoSuchVersion", "NoSuchObject", "NotFound"];
+const NOTHING: [&str; 7] = [
+    "",
+    "NoSuchKey",
+    "NoSuchVersion",
+    "NoSuchObject",
+    "NotFound",
+    "BlobNotFound",
+    "ResourceNotFound",
+];
+
+/// What they call it that there is no upload, or not what was sent of it.
+const NO_UPLOAD: [&str; 2] = ["NoSuchUpload", "InvalidBlockList"];
 
 /// Words of what S3 and its kin say of an object that must not be removed.
-const LOCKS: [&str; 4] = ["object lock", "worm", "retention", "legal hold"];
+const LOCKS: [&str; 5] = [
+    "object lock",
+    "worm",
+    "retention",
+    "legal hold",
+    "immutable",
+];
 
 /// What an answer is for who asked.
-fn meaning(status: StatusCode, body: &Body, region: Option<&str>) -> (io::ErrorKind, String) {
-    use io::ErrorKind::{InvalidData, InvalidInput, PermissionDenied, StorageFull};
-    let code = body.code.as_str();
-    let message = body.message.to_ascii_lowercase();
-    let says = |words: &str| message.contains(words);
+fn meaning(
+    provider: Provider,
+    status: StatusCode,
+    body: &Body,
+    region: Option<&str>,
+) -> (io::ErrorKind, String) {
     let is_misdirected = status.is_redirection() || status == StatusCode::BAD_REQUEST;
     if let (Some(region), true) = (region, is_misdirected) {
         let text = format!("the bucket is in another region: set the region to {region}");
-        return (InvalidInput, text);
+        return (io::ErrorKind::InvalidInput, text);
     }
-    let (kind, text) = match code {
-        "NoSuchBucket" => (
-            InvalidInput,
-            "there is no such bucket: create it, or correct its name",
-        ),
+    let of_provider = match provider {
+        Provider::Amazon => of_amazon(&body.code),
+        Provider::Google => of_google(status, &body.code),
+        Provider::Azure => of_azure(body),
+    };
+    match of_provider.or_else(|| of_any(provider, body)) {
+        Some((kind, text)) => (kind, text.to_owned()),
+        None => by_status(provider, status, body),
+    }
+}
+
+type Meaning = (io::ErrorKind, &'static str);
+
+const EXPIRED: &str = "the credentials have expired: renew them";
+
+fn of_amazon(code: &str) -> Option<Meaning> {
+    use io::ErrorKind::{InvalidInput, PermissionDenied};
+    Some(match code {
         "InvalidAccessKeyId" | "XAdminUserNotFound" => (
             PermissionDenied,
             "the store does not know the access key: correct its id (AWS_ACCESS_KEY_ID)",
@@ -251,18 +289,85 @@ fn meaning(status: StatusCode, body: &Body, region: Option<&str>) -> (io::ErrorK
             PermissionDenied,
             "the session token is not valid: renew the credentials (AWS_SESSION_TOKEN)",
         ),
-        _ if code == "RequestTimeTooSkewed" || says("has expired") || says("not valid yet") => (
-            PermissionDenied,
-            "the clock of this machine is not that of the store: set it",
-        ),
         "PermanentRedirect" | "AuthorizationHeaderMalformed" => (
             InvalidInput,
             "the bucket is in another region: set that (AWS_REGION)",
         ),
+        _ => return None,
+    })
+}
+
+fn of_google(status: StatusCode, code: &str) -> Option<Meaning> {
+    use io::ErrorKind::{InvalidInput, PermissionDenied};
+    Some(match (code, status) {
+        ("ExpiredToken", _) => (PermissionDenied, EXPIRED),
+        (_, StatusCode::UNAUTHORIZED) => (
+            PermissionDenied,
+            "the store does not accept the token: renew the credentials \
+             (GOOGLE_APPLICATION_CREDENTIALS)",
+        ),
+        ("UserProjectMissing", _) => (
+            InvalidInput,
+            "the bucket has who asks pay for it, which is not done here: save to another one",
+        ),
+        _ => return None,
+    })
+}
+
+fn of_azure(body: &Body) -> Option<Meaning> {
+    use io::ErrorKind::{InvalidData, InvalidInput, PermissionDenied};
+    Some(match body.code.as_str() {
+        "ContainerNotFound" => (
+            InvalidInput,
+            "there is no such container: create it, or correct its name",
+        ),
+        "ContainerBeingDeleted" => (
+            InvalidInput,
+            "the container is being deleted: save to another one, or wait and create it anew",
+        ),
+        "InvalidAuthenticationInfo" if body.message.contains("expired") => {
+            (PermissionDenied, EXPIRED)
+        }
+        "AuthenticationFailed" | "InvalidAuthenticationInfo" | "NoAuthenticationInformation" => (
+            PermissionDenied,
+            "the store does not accept the key or the signature: correct AZURE_STORAGE_ACCOUNT_KEY, or \
+             renew the token or SAS, and see that the clock of this machine is right",
+        ),
+        "AccountIsDisabled" => (PermissionDenied, "the account is disabled: enable it"),
+        "Md5Mismatch" | "Crc64Mismatch" => {
+            (InvalidData, "the bytes changed on their way to the store")
+        }
+        "LeaseIdMissing" | "BlobImmutableDueToPolicy" | "BlobUsesCustomerSpecifiedEncryption" => (
+            PermissionDenied,
+            "it is under a lease, a policy of immutability or another key: wait for its end, or have it \
+             lifted",
+        ),
+        _ => return None,
+    })
+}
+
+fn of_any(provider: Provider, body: &Body) -> Option<Meaning> {
+    use io::ErrorKind::{InvalidData, InvalidInput, PermissionDenied, StorageFull};
+    let code = body.code.as_str();
+    let message = body.message.to_ascii_lowercase();
+    let says = |words: &str| message.contains(words);
+    Some(match code {
+        "NoSuchBucket" => (
+            InvalidInput,
+            "there is no such bucket: create it, or correct its name",
+        ),
+        _ if code == "RequestTimeTooSkewed"
+            || (provider == Provider::Amazon && (says("has expired") || says("not valid yet"))) =>
+        {
+            (
+                PermissionDenied,
+                "the clock of this machine is not that of the store: set it",
+            )
+        }
         "BadDigest" | "XAmzContentChecksumMismatch" => {
             (InvalidData, "the bytes changed on their way to the store")
         }
-        "NoSuchUpload" => (
+        _ if NO_UPLOAD.contains(&code) => (
             io::ErrorKind::Other,
             "the upload is gone: somebody has ended it, or a rule of the bucket; save again",
         ),
@@ -273,12 +378,11 @@ fn meaning(status: StatusCode, body: &Body, region: Option<&str>) -> (io::ErrorK
         "QuotaExceeded" | "XMinioStorageFull" | "XMinioAdminBucketQuotaExceeded" => {
             (StorageFull, "the store has no room left")
         }
-        _ => return by_status(status, body),
-    };
-    (kind, text.to_owned())
+        _ => return None,
+    })
 }
 
-fn by_status(status: StatusCode, body: &Body) -> (io::ErrorKind, String) {
+fn by_status(provider: Provider, status: StatusCode, body: &Body) -> (io::ErrorKind, String) {
     let mut said = status.as_u16().to_string();
     match body.code.as_str() {
         "" => said.extend(status.canonical_reason().map(|reason| format!(" {reason}"))),
@@ -287,7 +391,10 @@ fn by_status(status: StatusCode, body: &Body) -> (io::ErrorKind, String) {
     match status {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => (
             io::ErrorKind::PermissionDenied,
-            format!("the store does not allow it ({said}): the key has to have {RIGHTS}"),
+            format!(
+                "the store does not allow it ({said}): the key has to have {}",
+                provider.words().rights
+            ),
         ),
         StatusCode::NOT_IMPLEMENTED | StatusCode::METHOD_NOT_ALLOWED => (
             io::ErrorKind::Unsupported,

@@ -4,8 +4,10 @@ use std::env;
 use std::io;
 use std::time::Duration;
 
+use crate::connection::Connection;
 use crate::credentials::Credentials;
 use crate::profile::Profile;
+use crate::provider::Provider;
 
 /// What a caller may say of a store of objects.
 #[derive(Clone, Debug, Default)]
@@ -58,9 +60,41 @@ fn told(names: &[&str]) -> Option<String> {
     names.iter().find_map(value)
 }
 
+/// Where tools of Google are told that an emulator answers, with or without the scheme.
+fn emulator() -> Option<String> {
+    let host = told(&["STORAGE_EMULATOR_HOST"])?;
+    Some(match host.contains("://") {
+        true => host,
+        false => format!("http://{host}"),
+    })
+}
+
 impl Remote {
-    /// With what it leaves open taken from the environment and from the files of AWS's tools.
-    pub(crate) fn completed(&self) -> io::Result<Remote> {
+    /// With what it leaves open taken from the environment and from the files of the provider's tools,
+    /// as far as the client library does not read them by itself.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for what has no meaning with this provider, and for files that say
+    /// nothing that makes sense.
+    pub(crate) fn completed(&self, provider: Provider) -> io::Result<Remote> {
+        let mut remote = self.clone();
+        let told = match provider {
+            Provider::Amazon => return self.completed_for_amazon(),
+            Provider::Google => emulator().or_else(|| told(&["GOOGLE_BASE_URL"])),
+            Provider::Azure => told(&["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"])
+                .or_else(|| Connection::of_environment().endpoint()),
+        };
+        remote.endpoint = remote.endpoint.or(told);
+        match remote.region {
+            None => Ok(remote),
+            Some(_) => {
+                let text = format!("{}:// has no regions: leave it out", provider.scheme());
+                Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+            }
+        }
+    }
+
+    fn completed_for_amazon(&self) -> io::Result<Remote> {
         let mut remote = self.clone();
         remote.endpoint = remote.endpoint.or_else(|| told(&ENDPOINTS));
         remote.region = remote.region.or_else(|| told(&REGIONS));

@@ -5,17 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{HeaderMap, HeaderName, HeaderValue, IF_MATCH};
-use http::{Method, Request, StatusCode};
-use object_store::client::{HttpClient, HttpRequestBody};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::{Method, StatusCode};
+use object_store::UpdateVersion;
+use object_store::client::HttpClient;
 use object_store::path::Path as Key;
-use object_store::signer::{SignedUrlOptions, Signer};
 
+use crate::access::Access;
+use crate::provider::Provider;
 use crate::refusal::Refusal;
 use crate::tries::Tries;
-
-/// How long a signature is good for: the clocks may differ by some minutes.
-const SIGNATURE_MAX: Duration = Duration::from_secs(15 * 60);
 
 /// How long an answer may take that needs no work.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
@@ -24,14 +23,17 @@ const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// gone the system knows after 30 seconds (`TCP_USER_TIMEOUT`).
 const BYTES_PER_SECOND_MIN: u64 = 64 << 10;
 
+const SNAPSHOTS: HeaderName = HeaderName::from_static("x-ms-delete-snapshots");
+const INCLUDE: HeaderValue = HeaderValue::from_static("include");
+
 /// One request, which may be sent several times.
 #[derive(Clone, Debug)]
 pub(crate) struct Ask<'a> {
-    method: Method,
-    key: &'a Key,
-    query: Vec<(&'static str, String)>,
-    headers: HeaderMap,
-    body: Bytes,
+    pub(crate) method: Method,
+    pub(crate) key: &'a Key,
+    pub(crate) query: Vec<(&'static str, String)>,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
     time_max: Duration,
 }
 
@@ -88,22 +90,34 @@ impl Answer {
     }
 }
 
-/// Sends signed requests to S3.
+/// Sends signed requests to a store.
 #[derive(Clone)]
 pub(crate) struct Signed {
     client: HttpClient,
-    signer: Arc<dyn Signer>,
+    access: Arc<dyn Access>,
+    provider: Provider,
     patience: Duration,
 }
 
 impl Signed {
     /// One whose client has no time limit of its own, as that would count the sending too.
-    pub(crate) fn new(signer: Arc<dyn Signer>, client: HttpClient, patience: Duration) -> Signed {
+    pub(crate) fn new(
+        provider: Provider,
+        access: Arc<dyn Access>,
+        client: HttpClient,
+        patience: Duration,
+    ) -> Signed {
         Signed {
             client,
-            signer,
+            access,
+            provider,
             patience,
         }
+    }
+
+    /// Whose protocol the store speaks.
+    pub(crate) fn provider(&self) -> Provider {
+        self.provider
     }
 
     /// The tries of one request.
@@ -117,17 +131,28 @@ impl Signed {
     /// # Errors
     /// [`io::ErrorKind::NotFound`] where a store tells that there is none.
     pub(crate) async fn delete(&self, key: &Key) -> io::Result<()> {
-        Ok(self.ask(&Ask::new(Method::DELETE, key)).await.map(drop)?)
+        Ok(self.ask(&self.deletion(key)).await.map(drop)?)
     }
 
-    /// Removes an object if it is still the one with this tag.
+    fn deletion<'a>(&self, key: &'a Key) -> Ask<'a> {
+        let ask = Ask::new(Method::DELETE, key);
+        match self.provider {
+            Provider::Amazon | Provider::Google => ask,
+            // Who has made snapshots of an object wants them gone with it: else it stays.
+            Provider::Azure => ask.header(SNAPSHOTS, INCLUDE),
+        }
+    }
+
+    /// Removes an object if it is still the one that was seen.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`] where there is none, or another one. A request whose answer was lost is
-    /// sent again, and refused so if it was carried out.
-    pub(crate) async fn delete_if(&self, key: &Key, tag: &str) -> io::Result<()> {
-        let tag = HeaderValue::from_str(tag).map_err(io::Error::other)?;
-        let ask = Ask::new(Method::DELETE, key).header(IF_MATCH, tag);
+    /// [`io::ErrorKind::NotFound`] where there is none, or another one, and
+    /// [`io::ErrorKind::Unsupported`] where nothing tells one from another. A request whose answer was
+    /// lost is sent again, and refused so if it was carried out.
+    pub(crate) async fn delete_if(&self, key: &Key, seen: &UpdateVersion) -> io::Result<()> {
+        let condition = self.provider.condition(seen);
+        let (name, value) = condition.ok_or(io::ErrorKind::Unsupported)?;
+        let ask = self.deletion(key).header(name, value);
         let mut tries = self.tries();
         loop {
             let refused = match self.send(&ask).await {
@@ -137,7 +162,7 @@ impl Signed {
                     | StatusCode::PRECONDITION_FAILED => {
                         return Err(io::ErrorKind::NotFound.into());
                     }
-                    _ => accept(status, answer),
+                    _ => self.accept(status, answer),
                 },
                 Err(refusal) => Err(refusal),
             };
@@ -161,7 +186,7 @@ impl Signed {
 
     pub(crate) async fn ask_once(&self, ask: &Ask<'_>) -> Result<Answer, Refusal> {
         let (status, answer) = self.send(ask).await?;
-        accept(status, answer)
+        self.accept(status, answer)
     }
 
     async fn send(&self, ask: &Ask<'_>) -> Result<(StatusCode, Answer), Refusal> {
@@ -170,21 +195,7 @@ impl Signed {
     }
 
     async fn send_unbounded(&self, ask: &Ask<'_>) -> Result<(StatusCode, Answer), Refusal> {
-        let query = ask.query.iter().cloned();
-        let mut options = SignedUrlOptions::new().with_query(query);
-        options.signed_headers = ask.headers.clone();
-        let url = self
-            .signer
-            .signed_url_opts(ask.method.clone(), ask.key, SIGNATURE_MAX, &options);
-        let url = url.await.map_err(|error| Refusal::of_store(&error))?;
-        let body = HttpRequestBody::from(ask.body.clone());
-        let request = Request::builder()
-            .method(ask.method.clone())
-            .uri(url.as_str());
-        let mut request = request
-            .body(body)
-            .map_err(|error| Refusal::new(io::ErrorKind::InvalidInput, error.to_string()))?;
-        request.headers_mut().extend(ask.headers.clone());
+        let request = self.access.request(ask).await?;
         let answer = self.client.execute(request).await;
         let (parts, body) = answer
             .map_err(|error| Refusal::of_transport(&error))?
@@ -196,11 +207,16 @@ impl Signed {
         };
         Ok((parts.status, answer))
     }
-}
 
-fn accept(status: StatusCode, answer: Answer) -> Result<Answer, Refusal> {
-    match status.is_success() {
-        true => Ok(answer),
-        false => Err(Refusal::of_answer(status, &answer.headers, &answer.body)),
+    fn accept(&self, status: StatusCode, answer: Answer) -> Result<Answer, Refusal> {
+        match status.is_success() {
+            true => Ok(answer),
+            false => Err(Refusal::of_answer(
+                self.provider,
+                status,
+                &answer.headers,
+                &answer.body,
+            )),
+        }
     }
 }

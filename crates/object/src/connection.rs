@@ -1,0 +1,91 @@
+//! The connection string that tools of Azure take from the environment.
+//!
+//! The client library does not know it, and it is what the emulator and the portal hand out. Names of
+//! its parts: <https://learn.microsoft.com/azure/storage/common/storage-configure-connection-string>.
+
+use std::collections::HashMap;
+use std::env;
+
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+
+const VARIABLE: &str = "AZURE_STORAGE_CONNECTION_STRING";
+
+/// What a connection string says.
+#[derive(Debug, Default)]
+pub(crate) struct Connection(HashMap<String, String>);
+
+impl Connection {
+    pub(crate) fn of_environment() -> Connection {
+        Connection::of(&env::var(VARIABLE).unwrap_or_default())
+    }
+
+    fn of(text: &str) -> Connection {
+        let pairs = text.split(';').filter_map(|pair| {
+            let (name, value) = pair.split_once('=')?;
+            Some((name.trim().to_ascii_lowercase(), value.trim().to_owned()))
+        });
+        Connection(pairs.collect())
+    }
+
+    fn get(&self, name: &str) -> Option<&String> {
+        self.0.get(name)
+    }
+
+    /// The builder with what it does not know yet.
+    pub(crate) fn applied(&self, mut builder: MicrosoftAzureBuilder) -> MicrosoftAzureBuilder {
+        let said = [
+            (
+                AzureConfigKey::AccountName,
+                self.get("accountname").cloned(),
+            ),
+            (AzureConfigKey::AccessKey, self.get("accountkey").cloned()),
+            (
+                AzureConfigKey::SasKey,
+                self.get("sharedaccesssignature").cloned(),
+            ),
+        ];
+        for (key, value) in said {
+            if let (Some(value), None) = (value, builder.get_config_value(&key)) {
+                builder = builder.with_config(key, value);
+            }
+        }
+        builder
+    }
+
+    /// Where it answers.
+    pub(crate) fn endpoint(&self) -> Option<String> {
+        if let Some(endpoint) = self.get("blobendpoint") {
+            return Some(endpoint.trim_end_matches('/').to_owned());
+        }
+        let (account, suffix) = (self.get("accountname")?, self.get("endpointsuffix")?);
+        let scheme = self
+            .get("defaultendpointsprotocol")
+            .map_or("https", String::as_str);
+        Some(format!("{scheme}://{account}.blob.{suffix}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_says_whose_account_it_is_and_where_it_answers() {
+        let text = "DefaultEndpointsProtocol=https;AccountName=me;AccountKey=a2V5PT0=;\
+                    EndpointSuffix=core.windows.net";
+        let builder = Connection::of(text).applied(MicrosoftAzureBuilder::new());
+        let said = |key: AzureConfigKey| builder.get_config_value(&key).unwrap();
+        assert_eq!(said(AzureConfigKey::AccountName), "me");
+        assert_eq!(said(AzureConfigKey::AccessKey), "a2V5PT0=");
+        let endpoint = |text: &str| Connection::of(text).endpoint();
+        assert_eq!(endpoint(text).unwrap(), "https://me.blob.core.windows.net");
+        let text = "BlobEndpoint=http://127.0.0.1:1/me/;SharedAccessSignature=sv=1&sig=x";
+        let given = MicrosoftAzureBuilder::new().with_account("given");
+        let builder = Connection::of(text).applied(given);
+        let said = |key: AzureConfigKey| builder.get_config_value(&key).unwrap();
+        assert_eq!(endpoint(text).unwrap(), "http://127.0.0.1:1/me");
+        assert_eq!(endpoint(""), None);
+        assert_eq!(said(AzureConfigKey::SasKey), "sv=1&sig=x");
+        assert_eq!(said(AzureConfigKey::AccountName), "given");
+    }
+}

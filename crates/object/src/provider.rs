@@ -1,0 +1,92 @@
+//! Whose protocol a store speaks, and what differs between them in words and headers.
+
+use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, IF_MATCH};
+use object_store::{ObjectMeta, UpdateVersion};
+
+/// Whose protocol a store speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Provider {
+    /// S3 of Amazon, and of whoever speaks it.
+    Amazon,
+    /// Cloud Storage of Google, by its XML API.
+    Google,
+    /// Blob Storage of Azure.
+    Azure,
+}
+
+/// What a URL of a bucket begins with, before its `://`.
+pub const SCHEMES: [&str; 3] = ["s3", "gs", "az"];
+
+/// What somebody has to set or be allowed, by the names of a provider.
+pub(crate) struct Words {
+    /// Where a key and its secret are said.
+    pub(crate) keys: &'static str,
+    /// What has to be allowed.
+    pub(crate) rights: &'static str,
+}
+
+const GENERATION_MATCH: HeaderName = HeaderName::from_static("x-goog-if-generation-match");
+
+impl Provider {
+    /// Whose buckets begin so; `None` for nobody's.
+    pub(crate) fn of(scheme: &str) -> Option<Provider> {
+        use Provider::{Amazon, Azure, Google};
+        let all = [Amazon, Google, Azure];
+        all.into_iter().find(|one| one.scheme() == scheme)
+    }
+
+    pub(crate) fn scheme(self) -> &'static str {
+        let [amazon, google, azure] = SCHEMES;
+        match self {
+            Provider::Amazon => amazon,
+            Provider::Google => google,
+            Provider::Azure => azure,
+        }
+    }
+
+    /// Whether a request is one to the store, as the library makes it; others are for credentials.
+    pub(crate) fn is_asked(self, headers: &HeaderMap) -> bool {
+        match self {
+            Provider::Amazon => headers.contains_key("x-amz-content-sha256"),
+            Provider::Google => headers.contains_key(AUTHORIZATION),
+            Provider::Azure => headers.contains_key("x-ms-version"),
+        }
+    }
+
+    /// What a request has that is to be carried out only while an object is the one that was seen;
+    /// `None` where nothing was seen that tells it.
+    pub(crate) fn condition(self, seen: &UpdateVersion) -> Option<(HeaderName, HeaderValue)> {
+        let (name, told) = match self {
+            Provider::Amazon | Provider::Azure => (IF_MATCH, &seen.e_tag),
+            Provider::Google => (GENERATION_MATCH, &seen.version),
+        };
+        let value = HeaderValue::from_str(told.as_deref()?).ok()?;
+        Some((name, value))
+    }
+
+    pub(crate) fn words(self) -> Words {
+        match self {
+            Provider::Amazon => Words {
+                keys: "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+                rights: "s3:GetObject, s3:PutObject, s3:DeleteObject, s3:ListBucket, \
+                         s3:AbortMultipartUpload and s3:ListBucketMultipartUploads",
+            },
+            Provider::Google => Words {
+                keys: "GOOGLE_APPLICATION_CREDENTIALS to the file of a service account or of a user",
+                rights: "the role roles/storage.objectUser on the bucket",
+            },
+            Provider::Azure => Words {
+                keys: "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+                rights: "the role Storage Blob Data Contributor, or a SAS of the rights racwdl",
+            },
+        }
+    }
+}
+
+/// What tells an object from another one by its key.
+pub(crate) fn version_of(meta: &ObjectMeta) -> UpdateVersion {
+    UpdateVersion {
+        e_tag: meta.e_tag.clone(),
+        version: meta.version.clone(),
+    }
+}

@@ -1,0 +1,355 @@
+//! Uploads as S3 has them, and Google in its XML API.
+//!
+//! Whether a store of S3's kin knows checksums it says when the upload begins; to one that does not, none is
+//! sent. Google checks what it gets in any case.
+
+use std::io;
+use std::time::Duration;
+
+use crc_fast::CrcAlgorithm::{Crc32Iscsi, Crc64Nvme};
+use http::Method;
+use http::header::{CONTENT_LENGTH, HeaderName, HeaderValue};
+use object_store::path::Path as Key;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    ASSEMBLED_BYTES_PER_SECOND_MIN, Begun, Checksum, OpenUpload, Part, Result, checksum, parse,
+    read_checksum, unexpected, value,
+};
+use crate::provider::Provider;
+use crate::refusal::Refusal;
+use crate::signed::{Ask, Signed};
+
+const ALGORITHM: HeaderName = HeaderName::from_static("x-amz-checksum-algorithm");
+const CHECKSUM_MODE: HeaderName = HeaderName::from_static("x-amz-checksum-mode");
+const CHECKSUM_TYPE: HeaderName = HeaderName::from_static("x-amz-checksum-type");
+const OBJECT_SIZE: HeaderName = HeaderName::from_static("x-amz-mp-object-size");
+
+const CRC64NVME: HeaderValue = HeaderValue::from_static("CRC64NVME");
+const ENABLED: HeaderValue = HeaderValue::from_static("ENABLED");
+const FULL_OBJECT: HeaderValue = HeaderValue::from_static("FULL_OBJECT");
+
+impl Signed {
+    pub(super) async fn begin_parts(&self, key: &Key, with_checksums: bool) -> Result<Begun> {
+        let plain = Ask::new(Method::POST, key).query("uploads", "");
+        let is_of_amazon = self.provider() == Provider::Amazon;
+        let checked = plain
+            .clone()
+            .header(ALGORITHM, CRC64NVME)
+            .header(CHECKSUM_TYPE, FULL_OBJECT);
+        let checked = match with_checksums && is_of_amazon {
+            true => match self.ask(&checked).await {
+                Err(refusal) if refusal.is_of_checksums() => None,
+                answer => Some(answer?),
+            },
+            false => None,
+        };
+        let (answer, is_asked) = match checked {
+            Some(answer) => (answer, true),
+            None => (self.ask(&plain).await?, false),
+        };
+        let algorithm = answer.header(&ALGORITHM);
+        let is_checked = match is_of_amazon {
+            true => is_asked && algorithm.is_some_and(|name| CRC64NVME == name),
+            false => with_checksums,
+        };
+        let InitiateMultipartUploadResult { upload_id: id } = parse(&answer.body)?;
+        Ok(Begun { id, is_checked })
+    }
+
+    pub(super) async fn complete_parts(
+        &self,
+        key: &Key,
+        upload: &Begun,
+        parts: &[Part],
+    ) -> Result<()> {
+        let bytes = parts.iter().map(|part| part.bytes).sum::<u64>();
+        let whole = match upload.is_checked {
+            true => whole(parts),
+            false => None,
+        };
+        let told = match whole {
+            Some(Checksum::Crc64Nvme(crc)) => Some(crc),
+            _ => None,
+        };
+        let body = CompleteMultipartUpload::of(parts, told.is_some());
+        let body = quick_xml::se::to_string(&body).expect("it is of strings and numbers");
+        let mut ask = Ask::new(Method::POST, key)
+            .query("uploadId", &upload.id)
+            .work(Duration::from_secs(bytes / ASSEMBLED_BYTES_PER_SECOND_MIN))
+            .body(body.into());
+        if let Some(crc) = told {
+            let (name, value_) = Checksum::Crc64Nvme(crc).header(self.provider());
+            ask = ask
+                .header(name, value_)
+                .header(CHECKSUM_TYPE, FULL_OBJECT)
+                .header(OBJECT_SIZE, value(&bytes.to_string()));
+        }
+        let mut tries = self.tries();
+        loop {
+            let refusal = match self.ask_once(&ask).await {
+                Ok(answer) => match Refusal::within(self.provider(), &answer.body) {
+                    Some(refusal) => refusal,
+                    None if parse::<CompleteMultipartUploadResult>(&answer.body).is_ok() => {
+                        return match whole {
+                            // It was not told what to make, so it is asked what it has made.
+                            Some(Checksum::Crc32c(_)) => self.check_made(key, bytes, whole).await,
+                            _ => Ok(()),
+                        };
+                    }
+                    None => {
+                        let text = "the store does not say that it has all of the object";
+                        Refusal::passing(io::ErrorKind::InvalidData, text)
+                    }
+                },
+                Err(refusal) => refusal,
+            };
+            // Perhaps by an earlier request of ours, whose answer was lost.
+            if refusal.is_of_no_upload() && self.has_whole(key, bytes, whole).await? {
+                return Ok(());
+            }
+            tries.again(refusal).await?;
+        }
+    }
+
+    /// # Errors
+    /// Where the object is not of the parts that were sent; it is removed then.
+    async fn check_made(&self, key: &Key, bytes: u64, whole: Option<Checksum>) -> Result<()> {
+        if self.has_whole(key, bytes, whole).await? {
+            return Ok(());
+        }
+        let text = "the store made an object of other bytes than it was sent";
+        // Nobody has read it: its name was drawn for this save.
+        let _ = self.delete(key).await;
+        Err(Refusal::new(io::ErrorKind::InvalidData, text))
+    }
+
+    /// Whether there is an object of so many bytes with this CRC-64/NVME, where the store has one of it.
+    pub(crate) async fn is_there(&self, key: &Key, bytes: u64, crc: Option<u64>) -> Result<bool> {
+        self.has_whole(key, bytes, crc.map(Checksum::Crc64Nvme))
+            .await
+    }
+
+    async fn has_whole(&self, key: &Key, bytes: u64, whole: Option<Checksum>) -> Result<bool> {
+        let mut ask = Ask::new(Method::HEAD, key);
+        if self.provider() == Provider::Amazon {
+            ask = ask.header(CHECKSUM_MODE, ENABLED);
+        }
+        let answer = match self.ask(&ask).await {
+            Ok(answer) => answer,
+            Err(refusal) if refusal.is_of_nothing() => return Ok(false),
+            Err(refusal) => return Err(refusal),
+        };
+        let has_bytes = answer.header(&CONTENT_LENGTH) == Some(&bytes.to_string());
+        let is_same = match (whole, Checksum::said(self.provider(), &answer)) {
+            (Some(Checksum::Crc64Nvme(wanted)), Some(Checksum::Crc64Nvme(found))) => {
+                wanted == found
+            }
+            (Some(Checksum::Crc32c(wanted)), Some(Checksum::Crc32c(found))) => wanted == found,
+            // One of another kind says nothing.
+            _ => true,
+        };
+        Ok(has_bytes && is_same)
+    }
+
+    pub(super) async fn abort_parts(&self, key: &Key, id: &str) -> Result<()> {
+        let ask = Ask::new(Method::DELETE, key).query("uploadId", id);
+        match self.ask(&ask).await {
+            Err(refusal) if !refusal.is_of_no_upload() => Err(refusal),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) async fn list_uploads(&self, prefix: &str) -> Result<Vec<OpenUpload>> {
+        let mut uploads = Vec::new();
+        let bucket = Key::default();
+        let first = Ask::new(Method::GET, &bucket)
+            .query("uploads", "")
+            .query("prefix", prefix);
+        let mut ask = first.clone();
+        loop {
+            let page: ListMultipartUploadsResult = parse(&self.ask(&ask).await?.body)?;
+            for upload in page.upload {
+                uploads.push(upload.try_into()?);
+            }
+            let (true, Some(key)) = (page.is_truncated, page.next_key_marker) else {
+                return Ok(uploads);
+            };
+            let id = page.next_upload_id_marker.unwrap_or_default();
+            ask = first
+                .clone()
+                .query("key-marker", key)
+                .query("upload-id-marker", id);
+        }
+    }
+
+    /// The parts that the store has of an upload, in order.
+    async fn parts(&self, key: &Key, id: &str) -> Result<Vec<Part>> {
+        let mut parts = Vec::new();
+        let first = Ask::new(Method::GET, key).query("uploadId", id);
+        let mut ask = first.clone();
+        loop {
+            let page: ListPartsResult = parse(&self.ask(&ask).await?.body)?;
+            for part in page.part {
+                parts.push(part.try_into()?);
+            }
+            let (true, Some(marker)) = (page.is_truncated, page.next_part_number_marker) else {
+                return Ok(parts);
+            };
+            ask = first.clone().query("part-number-marker", marker);
+        }
+    }
+
+    pub(super) async fn uploads_of_parts(&self, key: &Key) -> Result<Vec<(String, Vec<Part>)>> {
+        let mut uploads = self.list_uploads(key.as_ref()).await?;
+        // A prefix is what other keys may begin with too.
+        uploads.retain(|upload| upload.key == key.as_ref());
+        uploads.sort_by_key(|upload| std::cmp::Reverse(upload.initiated));
+        let mut found = Vec::with_capacity(uploads.len());
+        for OpenUpload { id, .. } in uploads {
+            match self.parts(key, &id).await {
+                // Somebody ended it since.
+                Err(refusal) if refusal.is_of_no_upload() => {}
+                parts => found.push((id, parts?)),
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// The checksum of an object from those of its parts; `None` where one has none.
+fn whole(parts: &[Part]) -> Option<Checksum> {
+    if parts.first()?.crc32c.is_some() {
+        let mut whole = crc_fast::checksum(Crc32Iscsi, &[]);
+        for part in parts {
+            let crc = u64::from(part.crc32c?);
+            whole = crc_fast::checksum_combine(Crc32Iscsi, whole, crc, part.bytes);
+        }
+        return Some(Checksum::Crc32c(whole as u32));
+    }
+    let mut whole = crc_fast::checksum(Crc64Nvme, &[]);
+    for part in parts {
+        whole = crc_fast::checksum_combine(Crc64Nvme, whole, part.crc64nvme?, part.bytes);
+    }
+    Some(Checksum::Crc64Nvme(whole))
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct InitiateMultipartUploadResult {
+    upload_id: String,
+}
+
+/// Without a tag it is none.
+#[derive(Deserialize)]
+struct CompleteMultipartUploadResult {
+    #[serde(rename = "ETag")]
+    _e_tag: String,
+}
+
+#[derive(Serialize)]
+struct CompleteMultipartUpload<'a> {
+    #[serde(rename = "@xmlns")]
+    xmlns: &'static str,
+    #[serde(rename = "Part")]
+    parts: Vec<CompletePart<'a>>,
+}
+
+impl CompleteMultipartUpload<'_> {
+    fn of(parts: &[Part], is_checked: bool) -> CompleteMultipartUpload<'_> {
+        let part = |part: &Part| part.crc64nvme.filter(|_| is_checked).map(checksum);
+        let parts = parts.iter().map(|sent| CompletePart {
+            part_number: sent.number,
+            e_tag: &sent.tag,
+            checksum: part(sent),
+        });
+        CompleteMultipartUpload {
+            xmlns: "http://s3.amazonaws.com/doc/2006-03-01/",
+            parts: parts.collect(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct CompletePart<'a> {
+    #[serde(rename = "ChecksumCRC64NVME", skip_serializing_if = "Option::is_none")]
+    checksum: Option<String>,
+    #[serde(rename = "ETag")]
+    e_tag: &'a str,
+    #[serde(rename = "PartNumber")]
+    part_number: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ListMultipartUploadsResult {
+    #[serde(default)]
+    is_truncated: bool,
+    next_key_marker: Option<String>,
+    next_upload_id_marker: Option<String>,
+    #[serde(default)]
+    upload: Vec<ListedUpload>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ListedUpload {
+    key: String,
+    upload_id: String,
+    initiated: String,
+}
+
+impl TryFrom<ListedUpload> for OpenUpload {
+    type Error = Refusal;
+
+    fn try_from(listed: ListedUpload) -> Result<OpenUpload> {
+        let initiated: jiff::Timestamp = listed
+            .initiated
+            .parse()
+            .map_err(|error: jiff::Error| unexpected(&error.to_string()))?;
+        Ok(OpenUpload {
+            key: listed.key,
+            id: listed.upload_id,
+            initiated: initiated.into(),
+        })
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ListPartsResult {
+    #[serde(default)]
+    is_truncated: bool,
+    next_part_number_marker: Option<String>,
+    #[serde(default)]
+    part: Vec<ListedPart>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ListedPart {
+    part_number: u32,
+    size: u64,
+    #[serde(rename = "ETag")]
+    e_tag: String,
+    #[serde(rename = "ChecksumCRC64NVME")]
+    checksum: Option<String>,
+}
+
+impl TryFrom<ListedPart> for Part {
+    type Error = Refusal;
+
+    fn try_from(listed: ListedPart) -> Result<Part> {
+        let crc64nvme = match listed.checksum.as_deref() {
+            None | Some("") => None,
+            Some(text) => Some(read_checksum(text).ok_or_else(|| unexpected("its checksum"))?),
+        };
+        Ok(Part {
+            number: listed.part_number,
+            bytes: listed.size,
+            tag: listed.e_tag,
+            crc64nvme,
+            crc32c: None,
+        })
+    }
+}
