@@ -32,6 +32,8 @@ struct Traffic {
     /// How often each client has asked.
     asked: HashMap<String, usize>,
     dead: HashSet<String>,
+    /// Tokens that nobody takes any more.
+    expired: HashSet<String>,
     late: Vec<(usize, Received)>,
     journal: Vec<Entry>,
     look: Option<Look>,
@@ -109,6 +111,21 @@ impl Bucket {
     /// Has an upload that was completed be unknown from then on, as on MinIO: S3 gives its answer again.
     pub fn forget_uploads(&self) {
         self.contents().forgets_uploads = true;
+    }
+
+    /// Has changes of one key refused that are less than a second apart by the bucket's clock, as Google does:
+    /// whoever repeats them has success where [`between`](Bucket::between) lets time [`pass`](Bucket::pass).
+    pub fn limit_changes(&self) {
+        self.contents().limits_changes = true;
+    }
+
+    /// Refuses a [token](crate::token) from now on.
+    pub fn expire(&self, token: &str) {
+        self.traffic().expired.insert(token.to_owned());
+    }
+
+    pub(crate) fn has_expired(&self, token: &str) -> bool {
+        self.traffic().expired.contains(token)
     }
 
     /// Has something go wrong with a client's nth request, counted from 0.

@@ -1,6 +1,6 @@
 //! What a bucket holds, and what requests do to it: no HTTP here, and no waiting.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -17,6 +17,9 @@ const PART_NUMBER_MAX: i32 = 10_000;
 /// The clock stands still until a test moves it: at the first second of 2026.
 const EPOCH: Duration = Duration::from_secs(1_767_225_600);
 
+/// How long an object is left alone between two changes of it, where changes have a limit.
+const CHANGE_PAUSE: Duration = Duration::from_secs(1);
+
 /// No two uploads have one id, whatever buckets they are in.
 static UPLOADS_BEGUN: AtomicU64 = AtomicU64::new(1);
 
@@ -31,6 +34,15 @@ pub struct Object {
     pub crc: u64,
     /// When it was made.
     pub modified: SystemTime,
+    /// Which of all objects of the bucket it is: later ones have greater numbers. A part has 0.
+    pub generation: u64,
+}
+
+impl Object {
+    /// Whether it was put together of parts: its tag says so.
+    pub(crate) fn is_of_parts(&self) -> bool {
+        self.tag.contains('-')
+    }
 }
 
 /// An upload that nobody has ended.
@@ -55,6 +67,7 @@ pub(crate) enum Refusal {
     InvalidPart,
     PartTooSmall,
     PartNumber,
+    TooOften,
 }
 
 /// What has to be at a key for a request to be carried out.
@@ -63,6 +76,10 @@ pub(crate) enum Condition {
     Absent,
     Any,
     Tag(String),
+    /// One with this generation; 0 is none.
+    Generation(u64),
+    /// The version with this generation, of those that can be asked for by their names: it is the last one.
+    Version(u64),
 }
 
 /// A part as it is named when an upload is completed.
@@ -93,11 +110,17 @@ pub(crate) struct Contents {
     uploads: BTreeMap<String, OpenUpload>,
     /// What uploads have become.
     completed: BTreeMap<String, Object>,
+    /// Uploads that were given up.
+    aborted: BTreeSet<String>,
+    /// When each key was last changed.
+    changed: BTreeMap<String, SystemTime>,
     pub(crate) now: SystemTime,
     /// How often an object was made or removed.
     pub(crate) changes: u64,
     /// Whether an upload that was completed is as if it had never been, as on MinIO; S3 answers again.
     pub(crate) forgets_uploads: bool,
+    /// Whether changes of one key have to be a second apart.
+    pub(crate) limits_changes: bool,
 }
 
 impl Default for Contents {
@@ -106,9 +129,12 @@ impl Default for Contents {
             objects: BTreeMap::new(),
             uploads: BTreeMap::new(),
             completed: BTreeMap::new(),
+            aborted: BTreeSet::new(),
+            changed: BTreeMap::new(),
             now: SystemTime::UNIX_EPOCH + EPOCH,
             changes: 0,
             forgets_uploads: false,
+            limits_changes: false,
         }
     }
 }
@@ -135,7 +161,12 @@ impl Contents {
             match (condition, there) {
                 (Condition::Absent, None) | (Condition::Any, Some(_)) => {}
                 (Condition::Tag(tag), Some(object)) if object.tag == *tag => {}
-                (Condition::Any | Condition::Tag(_), None) => return Err(Refusal::NoSuchKey),
+                (Condition::Generation(0), None) => {}
+                (Condition::Generation(wanted) | Condition::Version(wanted), Some(object))
+                    if object.generation == *wanted => {}
+                (Condition::Any | Condition::Tag(_), None) | (Condition::Version(_), _) => {
+                    return Err(Refusal::NoSuchKey);
+                }
                 _ => return Err(Refusal::ConditionFailed),
             }
         }
@@ -148,13 +179,35 @@ impl Contents {
             tag: format!("{crc:016x}"),
             crc,
             modified: self.now,
+            generation: 0,
             bytes,
         }
     }
 
-    fn insert(&mut self, key: &str, object: Object) {
-        self.objects.insert(key.to_owned(), object);
+    /// Puts an object in its place, and tells what it is from then on.
+    fn insert(&mut self, key: &str, object: Object) -> Object {
+        self.note_change(key);
+        // Those of Google are microseconds of its clock. That of a test may stand still.
+        let object = Object {
+            generation: EPOCH.as_micros() as u64 + self.changes,
+            ..object
+        };
+        self.objects.insert(key.to_owned(), object.clone());
+        object
+    }
+
+    fn note_change(&mut self, key: &str) {
         self.changes += 1;
+        self.changed.insert(key.to_owned(), self.now);
+    }
+
+    /// Refuses a change of a key that a request asks for too soon after the last one.
+    pub(crate) fn check_pace(&self, key: &str) -> Result<(), Refusal> {
+        let last = self.changed.get(key).filter(|_| self.limits_changes);
+        match last.is_some_and(|last| self.now < *last + CHANGE_PAUSE) {
+            true => Err(Refusal::TooOften),
+            false => Ok(()),
+        }
     }
 
     pub(crate) fn put(
@@ -169,15 +222,14 @@ impl Contents {
             return Err(Refusal::BadDigest);
         }
         self.check(key, conditions)?;
-        self.insert(key, object.clone());
-        Ok(object)
+        Ok(self.insert(key, object))
     }
 
     /// Removes an object; without a condition it need not be there.
     pub(crate) fn delete(&mut self, key: &str, conditions: &[Condition]) -> Result<(), Refusal> {
         self.check(key, conditions)?;
         if self.objects.remove(key).is_some() {
-            self.changes += 1;
+            self.note_change(key);
         }
         Ok(())
     }
@@ -222,7 +274,12 @@ impl Contents {
     pub(crate) fn abort(&mut self, key: &str, id: &str) -> Result<(), Refusal> {
         self.upload(key, id)?;
         self.uploads.remove(id);
+        self.aborted.insert(id.to_owned());
         Ok(())
+    }
+
+    pub(crate) fn was_aborted(&self, id: &str) -> bool {
+        self.aborted.contains(id)
     }
 
     /// Makes an object of the parts that are named. A refusal leaves the upload as it is.
@@ -235,6 +292,7 @@ impl Contents {
         if let Some(object) = self.completed.get(id).filter(|_| !self.forgets_uploads) {
             return Ok(object.clone());
         }
+        self.check_pace(key)?;
         let upload = self.upload(key, id)?;
         let mut bytes = Vec::new();
         let mut last = 0;
@@ -266,9 +324,9 @@ impl Contents {
             tag: format!("{}-{}", object.tag, named.len()),
             ..object
         };
+        let object = self.insert(key, object);
         self.uploads.remove(id);
         self.completed.insert(id.to_owned(), object.clone());
-        self.insert(key, object.clone());
         Ok(object)
     }
 

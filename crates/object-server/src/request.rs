@@ -4,8 +4,17 @@ use bytes::Bytes;
 use http::Method;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
+use percent_encoding::percent_decode_str;
 
 use crate::fault::Fault;
+use crate::google;
+
+/// Which protocol a server speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    S3,
+    Google,
+}
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -49,7 +58,7 @@ impl Call {
 /// A request in the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Who asked: the id of its key.
+    /// Who asked: the id of its key, or the client of its token.
     pub client: String,
     /// Which of the client's requests it was, from 0.
     pub nth: usize,
@@ -84,7 +93,7 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    pub(crate) fn of(parts: &Parts) -> Asked {
+    pub(crate) fn of(parts: &Parts, dialect: Dialect) -> Asked {
         let path = parts.uri.path().trim_start_matches('/');
         let (bucket, key) = path.split_once('/').unwrap_or((path, ""));
         let query = parts.uri.query().unwrap_or_default();
@@ -94,12 +103,20 @@ impl Asked {
             _ => None,
         };
         let has = |name: &str| parts.headers.contains_key(name);
+        let has_match = has("if-none-match") || has("if-match");
+        let (client, is_conditional) = match dialect {
+            Dialect::S3 => (client_of(parts, query), has_match),
+            Dialect::Google => (
+                google::client_of(parts),
+                has(google::IF_GENERATION) || (call.is_read() && has_match),
+            ),
+        };
         Asked {
-            client: client_of(parts, query).unwrap_or_default(),
-            bucket: bucket.to_owned(),
+            client: client.unwrap_or_default(),
+            bucket: plain(bucket),
             key: plain(listed.unwrap_or(key)),
             call,
-            is_conditional: has("if-none-match") || has("if-match"),
+            is_conditional,
         }
     }
 }
@@ -114,13 +131,18 @@ fn call_of(parts: &Parts, key: &str, query: &str) -> Call {
         Method::GET if has("uploads") => Call::ListUploads,
         Method::GET => Call::List,
         Method::PUT if of_upload => Call::PutPart,
-        Method::PUT if parts.headers.contains_key("x-amz-copy-source") => Call::Copy,
+        Method::PUT if is_copy(parts) => Call::Copy,
         Method::PUT => Call::Put,
         Method::POST if of_upload => Call::Complete,
         Method::POST if of_object => Call::BeginUpload,
         Method::DELETE if of_upload => Call::Abort,
         _ => Call::Delete,
     }
+}
+
+fn is_copy(parts: &Parts) -> bool {
+    let names = ["x-amz-copy-source", google::COPY_SOURCE];
+    names.iter().any(|name| parts.headers.contains_key(*name))
 }
 
 /// The id of the key that signed a request, by its header or in its query.
@@ -140,12 +162,12 @@ fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
         .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
 }
 
-fn value_of<'a>(query: &'a str, name: &str) -> Option<&'a str> {
+pub(crate) fn value_of<'a>(query: &'a str, name: &str) -> Option<&'a str> {
     let mut found = pairs(query).filter(|(found, _)| *found == name);
     found.next().map(|(_, value)| value)
 }
 
 /// A text without percent signs, for reading: what a request means `s3s` decides.
 fn plain(text: &str) -> String {
-    text.replace("%2F", "/").replace("%3D", "=")
+    percent_decode_str(text).decode_utf8_lossy().into_owned()
 }

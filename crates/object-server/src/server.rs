@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::header::CONTENT_LENGTH;
+use http::request::Parts;
+use http::{Method, Request, Response, StatusCode};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
@@ -23,20 +24,23 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::bucket::{Bucket, Buckets, Outcome};
 use crate::fault::Fault;
-use crate::request::{Asked, Received};
+use crate::google;
+use crate::refused::Refused;
+use crate::request::{Asked, Dialect, Received};
 use crate::service::{Keys, Protocol};
 
-/// The id of the key of one who looks on: its requests have no faults, wait for no turn and are not counted.
+/// The id of the key, or the client of the token, of one who looks on: its requests have no faults, wait for no
+/// turn and are not counted.
 pub const OBSERVER: &str = "observer";
 
 /// How long the end of a server waits for what is under way.
 const END_MAX: Duration = Duration::from_secs(1);
 
-/// A server of S3's protocol on a port of this machine. It ends when it is dropped.
+/// A server on a port of this machine. It ends when it is dropped.
 pub struct Server {
     runtime: Option<Runtime>,
     address: SocketAddr,
-    buckets: Arc<Buckets>,
+    front: Front,
 }
 
 impl fmt::Debug for Server {
@@ -46,11 +50,24 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    /// Starts one.
+    /// Starts one that speaks S3's protocol: its requests are signed, each by the key of its client and
+    /// [`SECRET`](crate::SECRET).
     ///
     /// # Errors
     /// The system's errors.
     pub fn start() -> io::Result<Server> {
+        Server::speaking(Dialect::S3)
+    }
+
+    /// Starts one that speaks the XML API of Google Cloud Storage: its requests have a [`token`](crate::token).
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn google() -> io::Result<Server> {
+        Server::speaking(Dialect::Google)
+    }
+
+    fn speaking(dialect: Dialect) -> io::Result<Server> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("object-server")
@@ -58,17 +75,17 @@ impl Server {
             .build()?;
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"))?;
         let address = listener.local_addr()?;
-        let buckets = Arc::new(Buckets::default());
-        let front = Front::new(&buckets);
+        let front = Front::new(dialect);
+        let accepting = front.clone();
         runtime.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(front.clone().serve(stream));
+                tokio::spawn(accepting.clone().serve(stream));
             }
         });
         Ok(Server {
             runtime: Some(runtime),
             address,
-            buckets,
+            front,
         })
     }
 
@@ -79,20 +96,19 @@ impl Server {
 
     /// A new bucket, in place of any of that name.
     pub fn make_bucket(&self, name: &str) -> Arc<Bucket> {
-        self.buckets.insert(name)
+        self.front.buckets.insert(name)
     }
 
     /// Has no bucket of that name any more.
     pub fn remove_bucket(&self, name: &str) {
-        self.buckets.remove(name);
+        self.front.buckets.remove(name);
     }
 
     /// Applies all requests to a bucket that are late.
     pub fn settle(&self, bucket: &Arc<Bucket>) {
         let runtime = self.runtime.as_ref().expect("it runs until it is dropped");
-        let front = Front::new(&self.buckets);
         for request in bucket.arrived(true) {
-            runtime.block_on(front.apply(&request));
+            runtime.block_on(self.front.apply(&request));
         }
     }
 }
@@ -110,16 +126,22 @@ type Answer = Response<BoxBody<Bytes, io::Error>>;
 /// What stands before the protocol: it loses, repeats and delays.
 #[derive(Clone)]
 struct Front {
+    dialect: Dialect,
     buckets: Arc<Buckets>,
     protocol: S3Service,
 }
 
 impl Front {
-    fn new(buckets: &Arc<Buckets>) -> Front {
-        let mut protocol = S3ServiceBuilder::new(Protocol::new(buckets));
-        protocol.set_auth(Keys);
+    fn new(dialect: Dialect) -> Front {
+        let buckets = Arc::new(Buckets::default());
+        let mut protocol = S3ServiceBuilder::new(Protocol::new(&buckets, dialect));
+        // Without keys it takes requests as they are: tokens are looked at before.
+        if dialect == Dialect::S3 {
+            protocol.set_auth(Keys);
+        }
         Front {
-            buckets: Arc::clone(buckets),
+            dialect,
+            buckets,
             protocol: protocol.build(),
         }
     }
@@ -143,7 +165,7 @@ impl Front {
         let (parts, body) = request.into_parts();
         // A request whose body was cut is none.
         let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
-        let asked = Asked::of(&parts);
+        let asked = Asked::of(&parts, self.dialect);
         let request = Received { parts, body };
         match self.buckets.get(&asked.bucket) {
             Some(bucket) if asked.client != OBSERVER => self.pass(&bucket, asked, request).await,
@@ -200,8 +222,17 @@ impl Front {
 
     /// Has a request take effect.
     async fn apply(&self, request: &Received) -> Response<Bytes> {
-        let body = s3s::Body::from(request.body.clone());
-        let request = Request::from_parts(request.parts.clone(), body);
+        match self.dialect {
+            Dialect::S3 => self.call(request.parts.clone(), &request.body).await,
+            Dialect::Google => match google::understood(&self.buckets, request) {
+                Ok(parts) => google::told(self.call(parts, &request.body).await),
+                Err(refused) => refused.into(),
+            },
+        }
+    }
+
+    async fn call(&self, parts: Parts, body: &Bytes) -> Response<Bytes> {
+        let request = Request::from_parts(parts, s3s::Body::from(body.clone()));
         let answer = self.protocol.call(request).await;
         let (parts, body) = answer.expect("a protocol error has a status").into_parts();
         let body = body.collect().await.expect("bodies are in memory");
@@ -260,19 +291,18 @@ fn cut(answer: Response<Bytes>) -> io::Result<Answer> {
 fn failed(status: StatusCode) -> Answer {
     let code = match status.as_u16() {
         200 | 500 => "InternalError",
+        401 => "AuthenticationRequired",
         403 => "AccessDenied",
         409 => "ConditionalRequestConflict",
         412 => "PreconditionFailed",
-        503 => "SlowDown",
+        429 | 503 => "SlowDown",
         _ => "ServiceUnavailable",
     };
-    let text = format!(
-        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
-         <Error><Code>{code}</Code><Message>a fault of the test</Message></Error>"
-    );
-    let mut answer = Response::new(Bytes::from(text));
-    *answer.status_mut() = status;
-    let xml = HeaderValue::from_static("application/xml");
-    answer.headers_mut().insert(CONTENT_TYPE, xml);
-    whole(answer)
+    let message = "a fault of the test";
+    let refused = Refused {
+        status,
+        code,
+        message,
+    };
+    whole(refused.into())
 }

@@ -7,12 +7,14 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::{Bytes, BytesMut};
 use futures_util::TryStreamExt;
+use http::{Extensions, StatusCode};
 use s3s::auth::{S3Auth, SecretKey};
 use s3s::dto::*;
 use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
 use crate::bucket::{Bucket, Buckets};
 use crate::contents::{Asserted, Condition, Named, Object, Refusal};
+use crate::request::Dialect;
 
 /// The secret of every key: whoever knows it is whom they say.
 pub const SECRET: &str = "secret";
@@ -30,16 +32,24 @@ impl S3Auth for Keys {
     }
 }
 
-/// The protocol over the buckets of a server.
+/// The protocol over the buckets of a server. What S3's words have no place for travels with them: conditions
+/// of a request, and of an answer the object that it is about.
 pub(crate) struct Protocol {
     buckets: Arc<Buckets>,
+    dialect: Dialect,
 }
 
 impl Protocol {
-    pub(crate) fn new(buckets: &Arc<Buckets>) -> Protocol {
+    pub(crate) fn new(buckets: &Arc<Buckets>, dialect: Dialect) -> Protocol {
         Protocol {
             buckets: Arc::clone(buckets),
+            dialect,
         }
+    }
+
+    /// The checksum that S3 tells of an object; Google knows another one.
+    fn crc(&self, object: &Object) -> Option<String> {
+        (self.dialect == Dialect::S3).then(|| encoded(object.crc))
     }
 
     fn bucket(&self, name: &str) -> S3Result<Arc<Bucket>> {
@@ -51,7 +61,7 @@ impl Protocol {
 
 impl From<Refusal> for S3Error {
     fn from(refusal: Refusal) -> S3Error {
-        S3Error::new(match refusal {
+        let mut error = S3Error::new(match refusal {
             Refusal::NoSuchKey => S3ErrorCode::NoSuchKey,
             Refusal::NoSuchUpload => S3ErrorCode::NoSuchUpload,
             Refusal::ConditionFailed => S3ErrorCode::PreconditionFailed,
@@ -60,7 +70,12 @@ impl From<Refusal> for S3Error {
             Refusal::InvalidPart => S3ErrorCode::InvalidPart,
             Refusal::PartTooSmall => S3ErrorCode::EntityTooSmall,
             Refusal::PartNumber => S3ErrorCode::InvalidArgument,
-        })
+            Refusal::TooOften => S3ErrorCode::SlowDown,
+        });
+        if refusal == Refusal::TooOften {
+            error.set_status_code(StatusCode::TOO_MANY_REQUESTS);
+        }
+        error
     }
 }
 
@@ -72,10 +87,10 @@ impl S3 for Protocol {
     ) -> S3Result<S3Response<HeadObjectOutput>> {
         let input = request.input;
         let bucket = self.bucket(&input.bucket)?;
-        let conditions = conditions(input.if_match.as_ref(), None);
+        let conditions = conditions(&request.extensions, input.if_match.as_ref(), None);
         let object = bucket.contents().get(&input.key, &conditions)?;
         let wants_checksum = input.checksum_mode.is_some();
-        Ok(S3Response::new(HeadObjectOutput {
+        let output = HeadObjectOutput {
             accept_ranges: Some("bytes".to_owned()),
             checksum_crc64nvme: wants_checksum.then(|| encoded(object.crc)),
             checksum_type: wants_checksum.then(whole_object),
@@ -83,7 +98,8 @@ impl S3 for Protocol {
             e_tag: Some(tag(&object)),
             last_modified: Some(Timestamp::from(object.modified)),
             ..HeadObjectOutput::default()
-        }))
+        };
+        Ok(about(object, output))
     }
 
     async fn get_object(
@@ -92,7 +108,7 @@ impl S3 for Protocol {
     ) -> S3Result<S3Response<GetObjectOutput>> {
         let input = request.input;
         let bucket = self.bucket(&input.bucket)?;
-        let conditions = conditions(input.if_match.as_ref(), None);
+        let conditions = conditions(&request.extensions, input.if_match.as_ref(), None);
         let object = bucket.contents().get(&input.key, &conditions)?;
         let all = object.bytes.len() as u64;
         let range = match &input.range {
@@ -106,7 +122,7 @@ impl S3 for Protocol {
         };
         let content_range =
             range.map(|range| format!("bytes {}-{}/{all}", range.start, range.end - 1));
-        Ok(S3Response::new(GetObjectOutput {
+        let output = GetObjectOutput {
             accept_ranges: Some("bytes".to_owned()),
             checksum_crc64nvme: wants_checksum.then(|| encoded(object.crc)),
             checksum_type: wants_checksum.then(whole_object),
@@ -116,7 +132,8 @@ impl S3 for Protocol {
             e_tag: Some(tag(&object)),
             last_modified: Some(Timestamp::from(object.modified)),
             ..GetObjectOutput::default()
-        }))
+        };
+        Ok(about(object, output))
     }
 
     async fn put_object(
@@ -127,15 +144,20 @@ impl S3 for Protocol {
         let bucket = self.bucket(&input.bucket)?;
         let bytes = all(input.body).await?;
         let crc = decoded(input.checksum_crc64nvme.as_deref())?;
-        let conditions = conditions(input.if_match.as_ref(), input.if_none_match.as_ref());
-        let put = bucket.contents().put(&input.key, bytes, crc, &conditions);
-        let object = put?;
-        Ok(S3Response::new(PutObjectOutput {
-            checksum_crc64nvme: Some(encoded(object.crc)),
-            checksum_type: Some(whole_object()),
+        let (there, absent) = (input.if_match.as_ref(), input.if_none_match.as_ref());
+        let conditions = conditions(&request.extensions, there, absent);
+        let object = {
+            let mut contents = bucket.contents();
+            contents.check_pace(&input.key)?;
+            contents.put(&input.key, bytes, crc, &conditions)?
+        };
+        let output = PutObjectOutput {
+            checksum_crc64nvme: self.crc(&object),
+            checksum_type: self.crc(&object).map(|_| whole_object()),
             e_tag: Some(tag(&object)),
             ..PutObjectOutput::default()
-        }))
+        };
+        Ok(about(object, output))
     }
 
     async fn copy_object(
@@ -147,19 +169,26 @@ impl S3 for Protocol {
             return Err(s3_error!(NotImplemented));
         };
         let source = self.bucket(bucket)?;
-        let conditions = conditions(input.copy_source_if_match.as_ref(), None);
-        let object = source.contents().get(key, &conditions)?;
+        let there = input.copy_source_if_match.as_ref();
+        let of_source = conditions(&Extensions::new(), there, None);
+        let object = source.contents().get(key, &of_source)?;
         let target = self.bucket(&input.bucket)?;
-        let object = target.contents().put(&input.key, object.bytes, None, &[])?;
-        Ok(S3Response::new(CopyObjectOutput {
+        let of_target = conditions(&request.extensions, None, None);
+        let object = {
+            let mut contents = target.contents();
+            contents.check_pace(&input.key)?;
+            contents.put(&input.key, object.bytes, None, &of_target)?
+        };
+        let output = CopyObjectOutput {
             copy_object_result: Some(CopyObjectResult {
-                checksum_crc64nvme: Some(encoded(object.crc)),
+                checksum_crc64nvme: self.crc(&object),
                 e_tag: Some(tag(&object)),
                 last_modified: Some(Timestamp::from(object.modified)),
                 ..CopyObjectResult::default()
             }),
             ..CopyObjectOutput::default()
-        }))
+        };
+        Ok(about(object, output))
     }
 
     async fn delete_object(
@@ -168,8 +197,10 @@ impl S3 for Protocol {
     ) -> S3Result<S3Response<DeleteObjectOutput>> {
         let input = request.input;
         let bucket = self.bucket(&input.bucket)?;
-        let conditions = conditions(input.if_match.as_ref(), None);
-        bucket.contents().delete(&input.key, &conditions)?;
+        let conditions = conditions(&request.extensions, input.if_match.as_ref(), None);
+        let mut contents = bucket.contents();
+        contents.check_pace(&input.key)?;
+        contents.delete(&input.key, &conditions)?;
         Ok(S3Response::new(DeleteObjectOutput::default()))
     }
 
@@ -273,11 +304,12 @@ impl S3 for Protocol {
             .contents()
             .put_part(upload, input.part_number, bytes, crc);
         let part = put?;
-        Ok(S3Response::new(UploadPartOutput {
-            checksum_crc64nvme: Some(encoded(part.crc)),
+        let output = UploadPartOutput {
+            checksum_crc64nvme: self.crc(&part),
             e_tag: Some(tag(&part)),
             ..UploadPartOutput::default()
-        }))
+        };
+        Ok(about(part, output))
     }
 
     async fn complete_multipart_upload(
@@ -292,19 +324,24 @@ impl S3 for Protocol {
         let asserted = Asserted {
             crc: decoded(input.checksum_crc64nvme.as_deref())?,
             bytes: input.mpu_object_size.map(|bytes| bytes as u64),
-            conditions: conditions(input.if_match.as_ref(), input.if_none_match.as_ref()),
+            conditions: conditions(
+                &request.extensions,
+                input.if_match.as_ref(),
+                input.if_none_match.as_ref(),
+            ),
         };
         let upload = (input.key.as_str(), input.upload_id.as_str());
         let completed = bucket.contents().complete(upload, &named, &asserted);
         let object = completed?;
-        Ok(S3Response::new(CompleteMultipartUploadOutput {
+        let output = CompleteMultipartUploadOutput {
             bucket: Some(input.bucket),
-            checksum_crc64nvme: Some(encoded(object.crc)),
-            checksum_type: Some(whole_object()),
+            checksum_crc64nvme: self.crc(&object),
+            checksum_type: self.crc(&object).map(|_| whole_object()),
             e_tag: Some(tag(&object)),
             key: Some(input.key),
             ..CompleteMultipartUploadOutput::default()
-        }))
+        };
+        Ok(about(object, output))
     }
 
     async fn abort_multipart_upload(
@@ -313,7 +350,12 @@ impl S3 for Protocol {
     ) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
         let input = request.input;
         let bucket = self.bucket(&input.bucket)?;
-        bucket.contents().abort(&input.key, &input.upload_id)?;
+        let mut contents = bucket.contents();
+        // Google says so as often as it is asked to.
+        let is_done = self.dialect == Dialect::Google && contents.was_aborted(&input.upload_id);
+        if !is_done {
+            contents.abort(&input.key, &input.upload_id)?;
+        }
         Ok(S3Response::new(AbortMultipartUploadOutput::default()))
     }
 
@@ -331,7 +373,7 @@ impl S3 for Protocol {
         let mut parts: Vec<Part> = later
             .take(parts_max as usize + 1)
             .map(|(number, part)| Part {
-                checksum_crc64nvme: Some(encoded(part.crc)),
+                checksum_crc64nvme: self.crc(part),
                 e_tag: Some(tag(part)),
                 last_modified: Some(Timestamp::from(part.modified)),
                 part_number: Some(*number),
@@ -420,7 +462,15 @@ async fn all(body: Option<StreamingBlob>) -> S3Result<Bytes> {
     Ok(bytes.freeze())
 }
 
+/// An answer with the object that it is about.
+fn about<T>(object: Object, output: T) -> S3Response<T> {
+    let mut answer = S3Response::new(output);
+    answer.extensions.insert(object);
+    answer
+}
+
 fn conditions(
+    extensions: &Extensions,
     if_match: Option<&ETagCondition>,
     if_none_match: Option<&ETagCondition>,
 ) -> Vec<Condition> {
@@ -430,7 +480,12 @@ fn conditions(
     });
     // Of writes S3 takes no other one than `*`.
     let absent = if_none_match.map(|_| Condition::Absent);
-    there.into_iter().chain(absent).collect()
+    let others = extensions.get::<Vec<Condition>>().into_iter().flatten();
+    there
+        .into_iter()
+        .chain(absent)
+        .chain(others.cloned())
+        .collect()
 }
 
 fn named(part: &CompletedPart) -> S3Result<Named> {

@@ -1,48 +1,29 @@
 //! What clients of S3 rely on, and what goes wrong where a test says so.
 
+mod common;
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;
-use http::{HeaderMap, Method, Request};
+use http::Method;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AwsAuthorizer, AwsCredential, Checksum};
-use object_store::client::{HttpClient, HttpConnector, HttpRequestBody, ReqwestConnector};
 use object_store::multipart::MultipartStore;
 use object_store::path::Path as Key;
 use object_store::{
-    ClientOptions, Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
-    RetryConfig,
+    Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig,
 };
 use penstock_object_server::{Bucket, Call, Fault, OBSERVER, SECRET, Server};
 use tokio::runtime::Runtime;
 
-const MIB: usize = 1 << 20;
+use common::{Answer, DIGITS, MIB};
 
 /// A server with one bucket.
 struct World {
     server: Server,
     bucket: Arc<Bucket>,
     runtime: Runtime,
-}
-
-/// An answer, as far as it came.
-struct Answer {
-    status: u16,
-    headers: HeaderMap,
-    text: String,
-}
-
-impl Answer {
-    fn header(&self, name: &str) -> &str {
-        self.headers[name].to_str().unwrap()
-    }
-
-    /// What is between the tags of a name for the first time.
-    fn element(&self, name: &str) -> &str {
-        let (_, rest) = self.text.split_once(&format!("<{name}>")).unwrap();
-        rest.split_once("</").unwrap().0
-    }
 }
 
 impl World {
@@ -53,10 +34,6 @@ impl World {
             server,
             runtime: Runtime::new().unwrap(),
         }
-    }
-
-    fn options() -> ClientOptions {
-        ClientOptions::new().with_allow_http(true)
     }
 
     /// A client that asks once.
@@ -72,7 +49,7 @@ impl World {
             .with_secret_access_key(SECRET)
             .with_unsigned_payload(true)
             .with_checksum_algorithm(Checksum::CRC64NVME)
-            .with_client_options(World::options())
+            .with_client_options(common::options())
             .with_retry(retry)
             .build()
             .unwrap()
@@ -88,12 +65,7 @@ impl World {
         body: &[u8],
     ) -> Option<Answer> {
         let uri = format!("{}/bucket{target}", self.server.endpoint());
-        let mut request = Request::builder().method(method).uri(uri);
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        let body = HttpRequestBody::from(Bytes::copy_from_slice(body));
-        let mut request = request.body(body).unwrap();
+        let mut request = common::request(method, &uri, headers, body);
         let credential = AwsCredential {
             key_id: client.to_owned(),
             secret_key: SECRET.to_owned(),
@@ -103,18 +75,7 @@ impl World {
             .with_sign_payload(false)
             .try_authorize(&mut request, None)
             .unwrap();
-        self.runtime.block_on(async {
-            let http: HttpClient = ReqwestConnector::default()
-                .connect(&World::options())
-                .unwrap();
-            let answer = http.execute(request).await.ok()?;
-            let (parts, body) = answer.into_parts();
-            Some(Answer {
-                status: parts.status.as_u16(),
-                headers: parts.headers,
-                text: String::from_utf8(body.bytes().await.ok()?.to_vec()).unwrap(),
-            })
-        })
+        common::send(&self.runtime, request)
     }
 
     fn get(&self, target: &str) -> Answer {
@@ -139,8 +100,7 @@ impl World {
     }
 }
 
-/// The CRC-64/NVME of `123456789`, as the catalogue of parametrised CRC algorithms has it.
-const DIGITS: &[u8] = b"123456789";
+/// The CRC-64/NVME of the digits, as the catalogue of parametrised CRC algorithms has it.
 const DIGITS_CRC: &str = "rosUhgp5mIg=";
 
 const CRC: &str = "x-amz-checksum-crc64nvme";
@@ -195,7 +155,7 @@ fn a_wrong_signature_is_refused() {
         .with_bucket_name("bucket")
         .with_access_key_id("a")
         .with_secret_access_key("wrong")
-        .with_client_options(World::options())
+        .with_client_options(common::options())
         .build()
         .unwrap();
     let put = world

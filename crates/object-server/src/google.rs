@@ -1,0 +1,224 @@
+//! Google's words for what S3's say: its XML API, as its documentation has it.
+//!
+//! A request is refused here, or becomes one of S3 with its conditions beside it; an answer gets what Google
+//! tells of the object that it is about. Where the two differ in more than words:
+//! - Writes have one condition, that on the generation. `If-Match` and `If-None-Match` are for reads, and of
+//!   no effect elsewhere, as are headers of S3.
+//! - Uploads in parts have no conditions at all: with one they are refused.
+//! - Without a condition too there has to be an object for it to be removed.
+//! - Who asks without a token is refused otherwise than who asks with a wrong one.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use bytes::Bytes;
+use crc_fast::{CrcAlgorithm, checksum};
+use http::header::{AUTHORIZATION, HeaderMap, IF_MATCH, IF_NONE_MATCH};
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, Method, Response, StatusCode};
+use md5::{Digest, Md5};
+
+use crate::bucket::Buckets;
+use crate::contents::{Condition, Object};
+use crate::refused::Refused;
+use crate::request::{Asked, Call, Dialect, Received, value_of};
+use crate::service::SECRET;
+
+/// The generation that has to be there; 0 is none.
+pub(crate) const IF_GENERATION: &str = "x-goog-if-generation-match";
+
+/// What is copied.
+pub(crate) const COPY_SOURCE: &str = "x-goog-copy-source";
+
+/// Checksums of a body, or of an object.
+const HASH: &str = "x-goog-hash";
+
+/// The nth token of a client: a server takes any of them, until it has
+/// [expired](crate::Bucket::expire) for a bucket.
+pub fn token(client: &str, nth: usize) -> String {
+    format!("{SECRET}.{nth}.{client}")
+}
+
+fn token_of(parts: &Parts) -> Option<&str> {
+    let header = parts.headers.get(AUTHORIZATION)?.to_str().ok()?;
+    header.strip_prefix("Bearer ")
+}
+
+/// The client that a request's token is of.
+pub(crate) fn client_of(parts: &Parts) -> Option<String> {
+    let known = token_of(parts)?.strip_prefix(SECRET)?.strip_prefix('.')?;
+    known.split_once('.').map(|(_, client)| client.to_owned())
+}
+
+/// A request in the words of S3.
+pub(crate) fn understood(buckets: &Buckets, request: &Received) -> Result<Parts, Refused> {
+    let mut parts = request.parts.clone();
+    let asked = Asked::of(&parts, Dialect::Google);
+    check_token(buckets, &parts, &asked)?;
+    let conditions = conditions(&parts, asked.call)?;
+    if matches!(asked.call, Call::Put | Call::PutPart) {
+        check_hashes(&parts.headers, &request.body)?;
+    }
+    if parts.method == Method::POST && asked.call == Call::Delete {
+        return Err(refused(
+            StatusCode::NOT_IMPLEMENTED,
+            "NotImplemented",
+            "here objects are removed one by one",
+        ));
+    }
+    parts.headers = headers(&parts.headers, asked.call);
+    parts.extensions.insert(conditions);
+    Ok(parts)
+}
+
+/// An answer with what Google tells of its object.
+pub(crate) fn told(mut answer: Response<Bytes>) -> Response<Bytes> {
+    let Some(object) = answer.extensions_mut().remove::<Object>() else {
+        return answer;
+    };
+    let headers = answer.headers_mut();
+    headers.insert(HASH, hash("crc32c", &crc32c(&object.bytes)));
+    // In a line of its own, as Google has it; it keeps none of what it puts together.
+    if !object.is_of_parts() {
+        headers.append(HASH, hash("md5", &Md5::digest(&object.bytes)));
+    }
+    // Of a part there is no more to tell.
+    if object.generation > 0 {
+        headers.insert("x-goog-generation", object.generation.into());
+        headers.insert("x-goog-metageneration", HeaderValue::from_static("1"));
+        let identity = HeaderValue::from_static("identity");
+        headers.insert("x-goog-stored-content-encoding", identity);
+        let length = object.bytes.len().into();
+        headers.insert("x-goog-stored-content-length", length);
+    }
+    answer
+}
+
+fn refused(status: StatusCode, code: &'static str, message: &'static str) -> Refused {
+    Refused {
+        status,
+        code,
+        message,
+    }
+}
+
+fn check_token(buckets: &Buckets, parts: &Parts, asked: &Asked) -> Result<(), Refused> {
+    if !parts.headers.contains_key(AUTHORIZATION) {
+        return Err(refused(
+            StatusCode::FORBIDDEN,
+            "AccessDenied",
+            "Access denied.",
+        ));
+    }
+    let bucket = buckets.get(&asked.bucket);
+    let is_live = |token: &str| !bucket.is_some_and(|bucket| bucket.has_expired(token));
+    match token_of(parts).is_some_and(is_live) && client_of(parts).is_some() {
+        true => Ok(()),
+        false => Err(refused(
+            StatusCode::UNAUTHORIZED,
+            "AuthenticationRequired",
+            "Authentication required.",
+        )),
+    }
+}
+
+/// What has to be there for a request to be carried out.
+fn conditions(parts: &Parts, call: Call) -> Result<Vec<Condition>, Refused> {
+    let mut conditions = Vec::new();
+    if call == Call::Delete {
+        conditions.push(Condition::Any);
+    }
+    let query = parts.uri.query().unwrap_or_default();
+    if let Some(version) = value_of(query, "generation") {
+        conditions.push(Condition::Version(number(version)?));
+    }
+    let names = parts.headers.keys().map(HeaderName::as_str);
+    for name in names.filter(|name| name.starts_with("x-goog-if-")) {
+        let is_of_upload = matches!(
+            call,
+            Call::BeginUpload | Call::PutPart | Call::Complete | Call::Abort
+        );
+        if is_of_upload || name != IF_GENERATION {
+            return Err(refused(
+                StatusCode::BAD_REQUEST,
+                "NotImplemented",
+                "A header you provided implies functionality that is not implemented.",
+            ));
+        }
+        let value = parts.headers[name].to_str().unwrap_or_default();
+        conditions.push(Condition::Generation(number(value)?));
+    }
+    Ok(conditions)
+}
+
+fn number(text: &str) -> Result<u64, Refused> {
+    text.parse().map_err(|_| {
+        refused(
+            StatusCode::BAD_REQUEST,
+            "InvalidArgument",
+            "Invalid argument.",
+        )
+    })
+}
+
+/// Compares a body with the checksums that came with it.
+fn check_hashes(headers: &HeaderMap, body: &Bytes) -> Result<(), Refused> {
+    let of_google = headers.get_all(HASH).iter();
+    let of_google = of_google.flat_map(|value| value.to_str().unwrap_or_default().split(','));
+    let pairs = of_google.map(|pair| pair.trim().split_once('=').unwrap_or_default());
+    let of_http = headers.get("content-md5");
+    let of_http = of_http.map(|value| ("md5", value.to_str().unwrap_or_default()));
+    for (name, value) in pairs.chain(of_http) {
+        let invalid = || {
+            refused(
+                StatusCode::BAD_REQUEST,
+                "InvalidDigest",
+                "The checksum you specified was invalid.",
+            )
+        };
+        let found = match name {
+            "crc32c" => crc32c(body).to_vec(),
+            "md5" => Md5::digest(body).to_vec(),
+            _ => return Err(invalid()),
+        };
+        let told = BASE64.decode(value).map_err(|_| invalid())?;
+        if told.len() != found.len() {
+            return Err(invalid());
+        }
+        if told != found {
+            return Err(refused(
+                StatusCode::BAD_REQUEST,
+                "BadDigest",
+                "The checksum you specified did not match what was received.",
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn hash(name: &str, bytes: &[u8]) -> HeaderValue {
+    let text = format!("{name}={}", BASE64.encode(bytes));
+    HeaderValue::try_from(text).expect("base64 is of no other characters")
+}
+
+/// CRC-32C as Google's headers have it, but for base64: the highest byte first.
+fn crc32c(bytes: &[u8]) -> [u8; 4] {
+    let crc = checksum(CrcAlgorithm::Crc32Iscsi, bytes);
+    (crc as u32).to_be_bytes()
+}
+
+/// The headers of a request, without those that have no meaning for Google.
+fn headers(google: &HeaderMap, call: Call) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for (name, value) in google {
+        let is_read_only = *name == IF_MATCH || *name == IF_NONE_MATCH;
+        let is_dropped = *name == AUTHORIZATION
+            || name.as_str().starts_with("x-amz-")
+            || (is_read_only && !call.is_read());
+        if name == COPY_SOURCE {
+            headers.insert("x-amz-copy-source", value.clone());
+        } else if !is_dropped {
+            headers.append(name, value.clone());
+        }
+    }
+    headers
+}
