@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "no test needs all of it")]
 
 pub(crate) mod azurite;
+pub(crate) mod contract;
 pub(crate) mod fake;
 pub(crate) mod proxy;
 pub(crate) mod server;
