@@ -98,6 +98,11 @@ impl Bucket {
         removed.expect("nothing is asked of what is there");
     }
 
+    /// Gives up all uploads that are open, as somebody else may.
+    pub fn end_uploads(&self) {
+        self.contents().end_uploads();
+    }
+
     /// What its clock says.
     pub fn now(&self) -> SystemTime {
         self.contents().now

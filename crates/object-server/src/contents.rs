@@ -144,6 +144,10 @@ impl Contents {
         &self.objects
     }
 
+    pub(crate) fn end_uploads(&mut self) {
+        self.uploads.clear();
+    }
+
     pub(crate) fn uploads(&self) -> &BTreeMap<String, OpenUpload> {
         &self.uploads
     }

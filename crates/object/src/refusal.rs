@@ -137,6 +137,11 @@ impl Refusal {
         Refusal::new(io::ErrorKind::PermissionDenied, text)
     }
 
+    /// Options that make no client.
+    pub(crate) fn of_options(error: &object_store::Error) -> Refusal {
+        Refusal::new(io::ErrorKind::InvalidInput, innermost(error).to_string())
+    }
+
     /// The one in an error of the library.
     pub(crate) fn of_store(error: &object_store::Error) -> Refusal {
         use object_store::Error as Store;
@@ -212,6 +217,12 @@ impl Error for Refusal {}
 /// Whether an error is what a store of objects said, whose text says what to do about it.
 pub fn says_what_to_do(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<Refusal>())
+}
+
+/// Whether an error says that an upload is not there any more.
+pub fn is_of_no_upload(error: &io::Error) -> bool {
+    let refusal = error.get_ref().and_then(|inner| inner.downcast_ref());
+    refusal.is_some_and(Refusal::is_of_no_upload)
 }
 
 impl From<Refusal> for io::Error {

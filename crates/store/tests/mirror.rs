@@ -401,6 +401,27 @@ fn an_upload_that_is_not_ours_is_given_up() {
     world.assert_is_copy();
 }
 
+#[test]
+fn an_upload_that_somebody_ends_is_begun_anew() {
+    let world = World::new("ended");
+    save_at(&world.from(), 1);
+    let bucket = Arc::downgrade(&world.bucket);
+    let is_done = AtomicBool::new(false);
+    world.bucket.between(move || {
+        let bucket = bucket.upgrade().unwrap();
+        let has_part = bucket
+            .journal()
+            .iter()
+            .any(|entry| entry.call == Call::PutPart);
+        if has_part && !is_done.swap(true, Ordering::Relaxed) {
+            bucket.end_uploads();
+        }
+    });
+    world.mirror().unwrap();
+    world.assert_is_copy();
+    assert!(world.bucket.uploads().is_empty());
+}
+
 /// Sends the first part of an upload.
 fn put_part(objects: &Objects, file: File, bytes: &[u8]) {
     let mut buf = Memory::allocate(bytes.len()).unwrap().share().1;

@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use penstock_io::file::Direct;
 use penstock_io::file_system::{Change, FileSystem};
-use penstock_object::{Continued, Part};
+use penstock_object::{Continued, Part, is_of_no_upload};
 
 use super::Copy;
 use crate::error::{Error, Result};
 use crate::format::digest::Digest;
-use crate::format::part::FileEntry;
 use crate::load::checkpoint::open_shard;
 use crate::pipeline::send::{Sending, digest_of, send};
 use crate::report::Run;
@@ -36,18 +35,12 @@ impl Copy<'_> {
                 return Ok(());
             }
             match self.send_parts(file) {
-                Err(error) if anew < ANEW_MAX && self.is_ended(entry, &error) => {}
+                Err(Error::Storage { source, .. })
+                    if anew < ANEW_MAX && is_of_no_upload(&source) => {}
                 result => return result,
             }
         }
         unreachable!("it is begun anew so often and no more")
-    }
-
-    /// Whether an error says that the store does not know the upload of a file.
-    fn is_ended(&self, entry: &FileEntry, error: &Error) -> bool {
-        let is_of_target =
-            matches!(error, Error::Storage { path, .. } if *path == self.to.join(&entry.name));
-        is_of_target && error.kind() == Some(std::io::ErrorKind::NotFound)
     }
 
     /// Sends what the store does not have of a shard.
