@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from penstock.recovery import salvage as salvage
     from penstock.remote import Credentials as Credentials
     from penstock.remote import Remote as Remote
+    from penstock.remote import Token as Token
     from penstock.remote import set_remote as set_remote
     from penstock.reports import Fallback as Fallback
     from penstock.reports import LoadReport as LoadReport
@@ -76,7 +77,7 @@ _HOMES = {
     "options": ("Options",),
     "preemption": ("Preemption", "on_signal"),
     "recovery": ("Explanation", "SalvageReport", "TensorFate", "explain", "salvage"),
-    "remote": ("Credentials", "Remote", "set_remote"),
+    "remote": ("Credentials", "Remote", "Token", "set_remote"),
     "reports": (
         "Fallback",
         "LoadReport",

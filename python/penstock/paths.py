@@ -10,10 +10,10 @@ from penstock.errors import UnsupportedPathError
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]*):(/+)(.*)", re.DOTALL)
 """A URL (RFC 3986), several in one, or what `pathlib` leaves of it: one slash."""
 
-OBJECT_SCHEMES = ("s3",)
+OBJECT_SCHEMES = ("s3", "gs", "az")
 """As `_native` has them, which a list of commands does not import."""
 
-_BUCKETS = " and ".join(f"{scheme}://" for scheme in OBJECT_SCHEMES)
+_BUCKETS = ", ".join(f"{scheme}://" for scheme in OBJECT_SCHEMES)
 
 
 def of_bucket(path: str) -> bool:

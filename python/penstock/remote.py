@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
+    _Row = tuple[str, str, str | None, float | None]
+    """Of keys, as `_native` takes them."""
+
 _MIB = 1 << 20
 
 _PART_BYTES = Number(8 * _MIB, 1 << 30, "bytes", multiple_of=_MIB)
@@ -26,12 +29,12 @@ _PATIENCE = Number(1, 86_400, "seconds")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """A key of a store of objects.
+    """A key of S3, or the account and its key of Azure.
 
     Attributes:
-        access_key_id: The key's name.
+        access_key_id: The key's name; on Azure the account's.
         secret_access_key: The secret that requests are signed with; not shown by ``repr``.
-        session_token: What goes with a key that ends soon; not shown either.
+        session_token: What goes with a key of S3 that ends soon; not shown either.
         expires: When it ends, a time with its zone; None if it does not.
 
     Raises:
@@ -55,36 +58,80 @@ class Credentials:
             if type(value) is not str and not (name == "session_token" and value is None):
                 # What it is stays unsaid: it may be a secret in another form.
                 raise TypeError(f"{name}: must be a str, not {type(value).__name__}")
-        if self.expires is not None and self.expires.tzinfo is None:
-            raise ValueError(f"expires={self.expires!r}: must have a time zone")
+        _check_zone(self.expires)
 
-    def _row(self) -> tuple[str, str, str | None, float | None]:
-        expires = None if self.expires is None else self.expires.timestamp()
+    def _row(self) -> _Row:
+        expires = _seconds(self.expires)
         return self.access_key_id, self.secret_access_key, self.session_token, expires
+
+
+def _check_zone(expires: datetime | None) -> None:
+    if expires is not None and expires.tzinfo is None:
+        raise ValueError(f"expires={expires!r}: must have a time zone")
+
+
+def _seconds(expires: datetime | None) -> float | None:
+    return None if expires is None else expires.timestamp()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """What goes with each request to Google (OAuth) or Azure (Entra ID) in the place of a key.
+
+    Attributes:
+        token: The token, without ``Bearer`` before it; not shown by ``repr``.
+        expires: When it ends, a time with its zone; None if it does not.
+
+    Raises:
+        TypeError: ``token`` is no `str`.
+        ValueError: It is empty, or ``expires`` has no time zone.
+
+    Example:
+        >>> import penstock
+        >>> penstock.Token(token="hidden")
+        Token(expires=None)
+    """
+
+    token: str = field(repr=False)
+    expires: datetime | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.token) is not str:
+            raise TypeError(f"token: must be a str, not {type(self.token).__name__}")
+        if not self.token:
+            raise ValueError("token: must not be empty")
+        _check_zone(self.expires)
+
+    def _row(self) -> _Row:
+        return "", "", self.token, _seconds(self.expires)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remote:
     """How a bucket is reached, as far as its URL does not say; the defaults suit nearly everybody.
 
-    What is not given comes from the environment and from the files of AWS's tools, as for those:
-    ``AWS_ENDPOINT_URL``, ``AWS_REGION``, ``AWS_ACCESS_KEY_ID`` and its like, ``AWS_PROFILE`` in
-    ``~/.aws/credentials`` and ``~/.aws/config``, a web identity, the role of a container or of
-    the instance.
+    What is not given comes from the environment and from files, as for the tools of the provider.
+    Of S3: ``AWS_ENDPOINT_URL``, ``AWS_REGION``, ``AWS_ACCESS_KEY_ID`` and its like, ``AWS_PROFILE``
+    in ``~/.aws/credentials`` and ``~/.aws/config``, a web identity, the role of a container or of
+    the instance. Of Google: ``GOOGLE_APPLICATION_CREDENTIALS``, the file of ``gcloud``, the
+    instance. Of Azure: ``AZURE_STORAGE_ACCOUNT_NAME`` and ``AZURE_STORAGE_ACCOUNT_KEY`` and its
+    like, ``AZURE_STORAGE_CONNECTION_STRING``, a workload's or managed identity.
 
     Attributes:
-        endpoint: Where the store answers, such as ``"http://127.0.0.1:7070"``.
-        region: The region of the bucket.
-        credentials: A key, or a callable without arguments that returns one. It is called from
-            another thread, and again five minutes before the key ends, also in the middle of a
-            save.
+        endpoint: Where the store answers, such as ``"http://127.0.0.1:7070"``. On Azure that of
+            the account.
+        region: The region of the bucket; of S3 only.
+        credentials: `Credentials` for S3 and Azure, a `Token` for Google and Azure, or a callable
+            without arguments that returns one. It is called from another thread, and again five
+            minutes before the key ends, also in the middle of a save.
         part_bytes: Bytes of a request, and of a part of an upload: a multiple of 1 MiB, 8 MiB to
             1 GiB; 8 MiB where it is left open. A file has at most 10,000 parts.
         connections: Requests at a time, 1 to 256.
         patience_seconds: For how long a request is repeated that gets no answer, or that of a
             server which is busy or starting, 1 to 86400; 60 where it is left open.
-        checksums: Whether what is stored goes with a CRC-64/NVME that the store checks. A store
-            that does not know it is noticed by itself; False is for one that fails on it.
+        checksums: Whether what is stored goes with a checksum that the store checks: CRC-64/NVME
+            on S3 and Azure, CRC-32C on Google. A store that does not know it is noticed by
+            itself; False is for one that fails on it.
 
     Raises:
         TypeError: A value has the wrong type, or an option is not known.
@@ -98,7 +145,7 @@ class Remote:
 
     endpoint: str | None = None
     region: str | None = None
-    credentials: Credentials | Callable[[], Credentials] | None = None
+    credentials: Credentials | Token | Callable[[], Credentials | Token] | None = None
     part_bytes: int | None = None
     connections: int | None = None
     patience_seconds: int | None = None
@@ -112,9 +159,9 @@ class Remote:
         if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
             raise ValueError(f"endpoint={self.endpoint!r}: must begin with http:// or https://")
         given: object = self.credentials
-        if not (given is None or isinstance(given, Credentials) or callable(given)):
-            kind = type(given).__name__
-            raise TypeError(f"credentials: must be penstock.Credentials or a callable, not {kind}")
+        if not (given is None or isinstance(given, Credentials | Token) or callable(given)):
+            what = "penstock.Credentials, penstock.Token or a callable"
+            raise TypeError(f"credentials: must be {what}, not {type(given).__name__}")
         _PART_BYTES.check("part_bytes", self.part_bytes)
         _CONNECTIONS.check("connections", self.connections)
         _PATIENCE.check("patience_seconds", self.patience_seconds)
@@ -135,6 +182,7 @@ def set_remote(url: str, remote: Remote | None) -> None:
     Raises:
         UnsupportedPathError: It is no URL of a bucket; a `ValueError` too.
         TypeError: ``remote`` is something else.
+        ValueError: It says what has no meaning with this provider.
 
     Example:
         >>> import penstock
@@ -151,6 +199,7 @@ def set_remote(url: str, remote: Remote | None) -> None:
         raise TypeError(f"remote={remote!r}: must be penstock.Remote or None")
     bucket = "/".join(where.split("/")[:3])
     given = remote.credentials
+    _check(bucket.partition(":")[0], remote)
     _answering.pop(bucket, None)
     questions = None
     if callable(given):
@@ -160,7 +209,7 @@ def set_remote(url: str, remote: Remote | None) -> None:
         where,
         endpoint=remote.endpoint,
         region=remote.region,
-        keys=given._row() if isinstance(given, Credentials) else None,
+        keys=given._row() if isinstance(given, Credentials | Token) else None,
         questions=questions,
         part_bytes=remote.part_bytes,
         connections=remote.connections,
@@ -169,10 +218,20 @@ def set_remote(url: str, remote: Remote | None) -> None:
     )
 
 
+def _check(scheme: str, remote: Remote) -> None:
+    """Refuses what the provider of a scheme has no use for."""
+    if scheme != "s3" and remote.region is not None:
+        raise ValueError(f"region={remote.region!r}: {scheme}:// has none; leave it out")
+    if scheme == "s3" and isinstance(remote.credentials, Token):
+        raise ValueError("credentials: s3:// takes penstock.Credentials, no token")
+    if scheme == "gs" and isinstance(remote.credentials, Credentials):
+        raise ValueError("credentials: gs:// takes penstock.Token, no key")
+
+
 class _Answering:
     """A thread that asks a callable for keys, as no thread of the engine may enter Python."""
 
-    def __init__(self, credentials: Callable[[], Credentials]) -> None:
+    def __init__(self, credentials: Callable[[], Credentials | Token]) -> None:
         self._credentials = credentials
         self.questions = _native.Questions()
         self.start()
@@ -200,13 +259,13 @@ def _start_in_fork() -> None:
 os.register_at_fork(after_in_child=_start_in_fork)
 
 
-def _answer(credentials: Callable[[], Credentials], listener: _native.Listener) -> None:
+def _answer(credentials: Callable[[], Credentials | Token], listener: _native.Listener) -> None:
     while (question := listener.next()) is not None:
         try:
             given: object = credentials()
-            if not isinstance(given, Credentials):
-                kind = type(given).__name__
-                raise TypeError(f"credentials() gave {kind}: must be penstock.Credentials")
+            if not isinstance(given, Credentials | Token):
+                what = "penstock.Credentials or penstock.Token"
+                raise TypeError(f"credentials() gave {type(given).__name__}: must be {what}")
             question.answer(given._row())
         except BaseException as error:
             question.refuse(f"credentials() raised {type(error).__name__}: {error}")

@@ -50,7 +50,7 @@ mod _native {
     const TABLE_HEAD: &str = penstock_gather::TABLE_HEAD;
     /// What a URL of a bucket begins with.
     #[pymodule_export]
-    const OBJECT_SCHEMES: [&str; 1] = penstock_object::SCHEMES;
+    const OBJECT_SCHEMES: [&str; 3] = penstock_object::SCHEMES;
     /// The file that makes a checkpoint complete.
     #[pymodule_export]
     const MANIFEST: &str = penstock_store::MANIFEST;

@@ -1,12 +1,19 @@
-"""A real server of S3's protocol for a test: VersityGW, whose objects are files of a directory."""
+"""Real servers for a test: VersityGW, which speaks S3 and whose objects are files of a directory, and
+Azurite, the emulator of Azure's Blob Storage."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import os
+import shutil
 import socket
 import subprocess
 import time
+import urllib.request
 from contextlib import contextmanager
+from email.utils import formatdate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,15 +70,7 @@ class Bucket:
         )
         self.endpoint = f"http://{address}"
         host, _, port = address.rpartition(":")
-        for _ in range(50 * _STARTING_SECONDS_MAX):
-            try:
-                socket.create_connection((host, int(port)), timeout=1).close()
-            except OSError:
-                assert self._server.poll() is None, "the server ended"
-                time.sleep(0.02)
-            else:
-                return
-        raise AssertionError("the server does not answer")
+        _await(self._server, host, port)
 
     def stop(self) -> None:
         """Kills the server, as a crash of its machine would."""
@@ -91,6 +90,98 @@ def program() -> Path:
 def _free_address() -> str:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+_AZURITE = (
+    Path(__file__).resolve().parents[2]
+    / ".cache/azurite-3.37.0/node_modules/azurite/dist/src/blob/main.js"
+)
+
+ACCOUNT, ACCOUNT_KEY = "penstock", "c2VjcmV0"
+
+
+class Container:
+    """A container of an Azurite of its own.
+
+    Attributes:
+        url: Of the container.
+        endpoint: Where the account answers.
+    """
+
+    url = "az://container"
+
+    def __init__(self) -> None:
+        program = Path(os.environ.get("PENSTOCK_AZURITE") or _AZURITE)
+        node = shutil.which("node")
+        if node is None or not program.exists():
+            pytest.skip("Azurite is not installed: `make objects-server` does it with npm")
+        host, _, port = _free_address().rpartition(":")
+        self._server = subprocess.Popen(
+            [node, program, "--inMemoryPersistence", "--silent", "--skipApiVersionCheck"]
+            + ["--disableTelemetry", "--blobHost", host, "--blobPort", port],
+            env=os.environ | {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{ACCOUNT_KEY}"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.endpoint = f"http://{host}:{port}/{ACCOUNT}"
+        _await(self._server, host, port)
+        self._create()
+
+    def _create(self) -> None:
+        """Makes the container, by a request as Azure wants it signed."""
+        told = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2023-11-03"}
+        headers = "".join(f"{name}:{value}\n" for name, value in told.items())
+        resource = f"/{ACCOUNT}/{ACCOUNT}/container\nrestype:container"
+        # The verb, eleven headers that are not sent, those of Azure, and what is asked for.
+        text = "PUT" + "\n" * 12 + headers + resource
+        key = base64.b64decode(ACCOUNT_KEY)
+        signature = base64.b64encode(hmac.digest(key, text.encode(), hashlib.sha256)).decode()
+        told["Authorization"] = f"SharedKey {ACCOUNT}:{signature}"
+        url = f"{self.endpoint}/container?restype=container"
+        urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=told)).close()
+
+    def stop(self) -> None:
+        """Ends the server."""
+        self._server.kill()
+        self._server.wait()
+
+
+def _await(server: subprocess.Popen[bytes], host: str, port: str) -> None:
+    """Waits until a server answers."""
+    for _ in range(50 * _STARTING_SECONDS_MAX):
+        try:
+            socket.create_connection((host, int(port)), timeout=1).close()
+        except OSError:
+            assert server.poll() is None, "the server ended"
+            time.sleep(0.02)
+        else:
+            return
+    raise AssertionError("the server does not answer")
+
+
+@pytest.fixture
+def container(monkeypatch: pytest.MonkeyPatch) -> Iterator[Container]:
+    """A container that the environment leads to."""
+    for name in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(name)
+    serving_one = Container()
+    try:
+        monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", serving_one.endpoint)
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT)
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", ACCOUNT_KEY)
+        # What the test before had is another server's.
+        penstock.set_remote(serving_one.url, None)
+        yield serving_one
+        penstock.set_remote(serving_one.url, None)
+    finally:
+        serving_one.stop()
+
+
+@pytest.fixture(params=["bucket", "container"])
+def place(request: pytest.FixtureRequest) -> Bucket | Container:
+    """A bucket of S3, and a container of Azure."""
+    found: Bucket | Container = request.getfixturevalue(request.param)
+    return found
 
 
 @contextmanager

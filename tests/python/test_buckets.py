@@ -1,4 +1,4 @@
-"""URLs are paths: what works on a directory works in a bucket, on a real server."""
+"""URLs are paths: what works on a directory works in a bucket, on real servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from click.testing import CliRunner
 
 import penstock
-from buckets import serving
+from buckets import ACCOUNT, ACCOUNT_KEY, serving
 from conftest import run_child
 from penstock.cli import cli
 from penstock.integrations.dcp import StorageReader, StorageWriter
@@ -36,19 +36,20 @@ def assert_same(loaded, expected):
     assert (loaded["step"], loaded["note"]) == (expected["step"], expected["note"])
 
 
-def test_a_state_comes_back_bit_for_bit(bucket):
-    url = f"{bucket.url}/run/step-1"
+def test_a_state_comes_back_bit_for_bit(place):
+    url = f"{place.url}/run/step-1"
     report = penstock.save(url, state(), files={"config.json": b"{}"})
     assert (report.path, report.engine, report.device) == (url, "objects", None)
     assert_same(penstock.load(url), state())
     assert_same(penstock.load(url + "/"), state())
     assert penstock.inspect(url).bytes >= report.bytes
     assert penstock.verify(url).ok
-    assert "config.json" in bucket.names("run/step-1")
+    names = [file.name for file in penstock.inspect(url).files]
+    assert any(name.endswith(".config.json") for name in names)
 
 
-def test_part_of_a_state_is_had_alone_and_in_place(bucket):
-    url = f"{bucket.url}/part"
+def test_part_of_a_state_is_had_alone_and_in_place(place):
+    url = f"{place.url}/part"
     penstock.save(url, state())
     assert penstock.load(url, keys=["b"])["b"].tolist() == list(range(7))
     into = state(1)
@@ -56,8 +57,8 @@ def test_part_of_a_state_is_had_alone_and_in_place(bucket):
     assert torch.equal(into["model"]["w"], state()["model"]["w"])
 
 
-def test_one_that_is_there_is_refused_or_replaced(bucket):
-    url = f"{bucket.url}/one"
+def test_one_that_is_there_is_refused_or_replaced(place):
+    url = f"{place.url}/one"
     penstock.save(url, state(1))
     with pytest.raises(penstock.CheckpointExistsError):
         penstock.save(url, state(2))
@@ -66,8 +67,8 @@ def test_one_that_is_there_is_refused_or_replaced(bucket):
     assert_same(penstock.load(url), state(2))
 
 
-def test_a_store_keeps_steps_and_loads_the_newest(bucket):
-    store = penstock.CheckpointStore(f"{bucket.url}/store", keep_last=2)
+def test_a_store_keeps_steps_and_loads_the_newest(place):
+    store = penstock.CheckpointStore(f"{place.url}/store", keep_last=2)
     for step in range(4):
         store.save(step, state(step))
     assert store.steps() == [2, 3]
@@ -81,8 +82,8 @@ def test_a_store_keeps_steps_and_loads_the_newest(bucket):
         store.load(3)
 
 
-def test_of_savers_at_once_one_wins_and_the_others_are_told(bucket):
-    url = f"{bucket.url}/race"
+def test_of_savers_at_once_one_wins_and_the_others_are_told(place):
+    url = f"{place.url}/race"
     won, lost = [], []
 
     def save(seed):
@@ -122,8 +123,8 @@ def test_what_is_damaged_is_named_and_the_rest_is_saved_here(bucket, tmp_path):
         penstock.load(f"{bucket.url}/again")
 
 
-def test_dcp_saves_to_a_bucket_and_loads_from_it(bucket):
-    url = f"{bucket.url}/dcp"
+def test_dcp_saves_to_a_bucket_and_loads_from_it(place):
+    url = f"{place.url}/dcp"
     written = {"w": torch.randn(1000), "n": 5}
     dcp.save(written, storage_writer=StorageWriter(url), no_dist=True)
     read = {"w": torch.zeros(1000), "n": 0}
@@ -132,11 +133,11 @@ def test_dcp_saves_to_a_bucket_and_loads_from_it(bucket):
     assert read["n"] == 5
 
 
-def test_commands_take_urls(bucket):
-    store = penstock.CheckpointStore(f"{bucket.url}/runs")
+def test_commands_take_urls(place):
+    store = penstock.CheckpointStore(f"{place.url}/runs")
     for step in (1, 2):
         store.save(step, state(step, 1000))
-    one, both = f"{bucket.url}/runs/step-0000000001", f"{bucket.url}/runs"
+    one, both = f"{place.url}/runs/step-0000000001", f"{place.url}/runs"
     for command, expected in [
         (["ls", both], "complete"),
         (["inspect", one], "model.w"),
@@ -173,6 +174,76 @@ def test_a_bucket_is_reached_as_it_is_said(bucket, monkeypatch):
     penstock.save(f"{bucket.url}/a", state())
     assert_same(penstock.load(f"{bucket.url}/a"), state())
     assert asked == [False]
+
+
+def test_a_container_is_reached_as_it_is_said(container, monkeypatch):
+    for name in ("ENDPOINT", "ACCOUNT_NAME", "ACCOUNT_KEY"):
+        monkeypatch.delenv(f"AZURE_STORAGE_{name}")
+    penstock.set_remote(container.url, None)
+    with pytest.raises(penstock.StorageError, match="set AZURE_STORAGE_ACCOUNT_NAME$"):
+        penstock.save(f"{container.url}/a", {"x": 1})
+    key = penstock.Credentials(access_key_id=ACCOUNT, secret_access_key=ACCOUNT_KEY)
+    for credentials in (key, lambda: key):
+        remote = penstock.Remote(endpoint=container.endpoint, credentials=credentials)
+        penstock.set_remote(container.url, remote)
+        penstock.save(f"{container.url}/a", state(), overwrite=True)
+        assert_same(penstock.load(f"{container.url}/a"), state())
+    monkeypatch.setenv(
+        "AZURE_STORAGE_CONNECTION_STRING",
+        f"AccountName={ACCOUNT};AccountKey={ACCOUNT_KEY};BlobEndpoint={container.endpoint}",
+    )
+    penstock.set_remote(container.url, None)
+    assert_same(penstock.load(f"{container.url}/a"), state())
+    with pytest.raises(penstock.StorageError, match="no such container"):
+        penstock.save("az://elsewhere/a", {"x": 1})
+    token = penstock.Token(token="nobody's")
+    remote = penstock.Remote(endpoint=container.endpoint, credentials=token)
+    penstock.set_remote(container.url, remote)
+    with pytest.raises(penstock.StorageError, match="does not allow it"):
+        penstock.load(f"{container.url}/a")
+
+
+def test_steps_are_copied_to_a_container(container, tmp_path):
+    mirror = penstock.Mirror(f"{container.url}/run", keep_local=1, wait="commit")
+    store = penstock.CheckpointStore(tmp_path / "store", mirror=mirror)
+    for step in range(3):
+        store.save(step, state(step, 1000))
+    assert_same(store.load(0), state(0, 1000))
+    copied = penstock.CheckpointStore(f"{container.url}/run")
+    assert copied.steps() == [0, 1, 2]
+    assert_same(copied.load(), state(2, 1000))
+
+
+def test_the_promises_of_a_container_are_found_out(container):
+    done = CliRunner().invoke(cli, ["doctor", f"{container.url}/run", "--json"])
+    findings = json.loads(done.output)["findings"]
+    assert {one["status"] for one in findings} == {"ok"}, done.output
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("s3://bucket", {"credentials": penstock.Token(token="x")}),
+        ("gs://bucket", {"region": "eu"}),
+        ("az://bucket", {"region": "eu"}),
+        (
+            "gs://bucket",
+            {"credentials": penstock.Credentials(access_key_id="a", secret_access_key="b")},
+        ),
+    ],
+)
+def test_what_a_provider_has_no_use_for_is_refused(url, options):
+    with pytest.raises(ValueError, match="region|credentials"):
+        penstock.set_remote(url, penstock.Remote(**options))
+
+
+def test_a_bucket_of_google_that_answers_nobody_is_named(monkeypatch):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:1")
+    remote = penstock.Remote(credentials=penstock.Token(token="x"), patience_seconds=1)
+    penstock.set_remote("gs://bucket", remote)
+    with pytest.raises(penstock.StorageError, match="no connection to the store"):
+        penstock.load("gs://bucket/run")
+    penstock.set_remote("gs://bucket", None)
 
 
 def test_a_store_that_is_open_goes_the_new_way_in_all_it_does(bucket, tmp_path):

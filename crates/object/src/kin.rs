@@ -55,8 +55,7 @@ impl Kin {
             Provider::Google => google,
             Provider::Azure => azure,
         };
-        open(address, remote)
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))
+        open(address, remote).map_err(|error| Refusal::of_options(&error).into())
     }
 
     /// Whether the parts of an upload that somebody has begun were sent with checksums.

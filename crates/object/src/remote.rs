@@ -8,6 +8,7 @@ use crate::connection::Connection;
 use crate::credentials::Credentials;
 use crate::profile::Profile;
 use crate::provider::Provider;
+use crate::refusal::Refusal;
 
 /// What a caller may say of a store of objects.
 #[derive(Clone, Debug, Default)]
@@ -89,7 +90,7 @@ impl Remote {
             None => Ok(remote),
             Some(_) => {
                 let text = format!("{}:// has no regions: leave it out", provider.scheme());
-                Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+                Err(Refusal::new(io::ErrorKind::InvalidInput, text).into())
             }
         }
     }

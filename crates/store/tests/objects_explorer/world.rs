@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use penstock_io::file_system::FileSystem;
 use penstock_object::{Address, Credentials, Keys, Objects, Remote};
-use penstock_object_server::{Bucket, OBSERVER, SECRET, Server};
+use penstock_object_server::{Bucket, OBSERVER, SECRET, Server, token};
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::save::{Publication, save};
@@ -22,7 +22,15 @@ use crate::common::{Sample, publication};
 use crate::history::{History, Op, Outcome};
 use crate::mutate::{Mutated, Mutation};
 
-pub(crate) static SERVER: LazyLock<Server> = LazyLock::new(|| Server::start().unwrap());
+pub(crate) static SERVER: LazyLock<Server> = LazyLock::new(|| match is_google() {
+    true => Server::google().unwrap(),
+    false => Server::start().unwrap(),
+});
+
+/// Whether the server speaks Google's protocol in the place of S3's.
+fn is_google() -> bool {
+    std::env::var("PENSTOCK_TORTURE_STORE").is_ok_and(|store| store == "google")
+}
 
 /// Buckets that nobody uses, those that were used last behind the others: what a run has left in the background
 /// comes to none of the next ones.
@@ -257,23 +265,27 @@ impl World {
 /// A path in a bucket, as a key.
 fn key_of(path: &Path) -> String {
     let url = path.to_string_lossy();
-    let (_, key) = url.trim_start_matches("s3://").split_once('/').unwrap();
-    key.to_owned()
+    let (_, rest) = url.split_once("://").unwrap();
+    rest.split_once('/').unwrap().1.to_owned()
 }
 
 /// A store in a bucket, as somebody has it.
 fn open(bucket: &str, name: &str) -> (Store, Options) {
-    let root = PathBuf::from(format!("s3://{bucket}/store"));
+    let (scheme, region, [id, secret], token) = match is_google() {
+        true => ("gs", None, ["", ""], Some(token(name, 0))),
+        false => ("s3", Some("us-east-1".into()), [name, SECRET], None),
+    };
+    let root = PathBuf::from(format!("{scheme}://{bucket}/store"));
     let address = Address::of(&root).unwrap().unwrap();
     let keys = Keys {
-        id: name.to_owned(),
-        secret: SECRET.to_owned(),
-        token: None,
+        id: id.to_owned(),
+        secret: secret.to_owned(),
+        token,
         expires: None,
     };
     let remote = Remote {
         endpoint: Some(SERVER.endpoint()),
-        region: Some("us-east-1".into()),
+        region,
         credentials: Some(Credentials::Given(keys)),
         patience: Some(PATIENCE),
         ..Remote::default()
