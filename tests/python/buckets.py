@@ -1,5 +1,5 @@
-"""Real servers for a test: VersityGW, which speaks S3 and whose objects are files of a directory, and
-Azurite, the emulator of Azure's Blob Storage."""
+"""Real servers for a test: VersityGW, which speaks S3 and whose objects are files of a directory,
+and Azurite, the emulator of Azure's Blob Storage."""
 
 from __future__ import annotations
 
@@ -116,9 +116,9 @@ class Container:
         if node is None or not program.exists():
             pytest.skip("Azurite is not installed: `make objects-server` does it with npm")
         host, _, port = _free_address().rpartition(":")
+        kinds = ["--inMemoryPersistence", "--silent", "--skipApiVersionCheck", "--disableTelemetry"]
         self._server = subprocess.Popen(
-            [node, program, "--inMemoryPersistence", "--silent", "--skipApiVersionCheck"]
-            + ["--disableTelemetry", "--blobHost", host, "--blobPort", port],
+            [node, program, *kinds, "--blobHost", host, "--blobPort", port],
             env=os.environ | {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{ACCOUNT_KEY}"},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

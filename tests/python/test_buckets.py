@@ -180,7 +180,7 @@ def test_a_container_is_reached_as_it_is_said(container, monkeypatch):
     for name in ("ENDPOINT", "ACCOUNT_NAME", "ACCOUNT_KEY"):
         monkeypatch.delenv(f"AZURE_STORAGE_{name}")
     penstock.set_remote(container.url, None)
-    with pytest.raises(penstock.StorageError, match="set AZURE_STORAGE_ACCOUNT_NAME$"):
+    with pytest.raises(penstock.StorageError, match=r"set AZURE_STORAGE_ACCOUNT_NAME$"):
         penstock.save(f"{container.url}/a", {"x": 1})
     key = penstock.Credentials(access_key_id=ACCOUNT, secret_access_key=ACCOUNT_KEY)
     for credentials in (key, lambda: key):
@@ -233,7 +233,7 @@ def test_the_promises_of_a_container_are_found_out(container):
     ],
 )
 def test_what_a_provider_has_no_use_for_is_refused(url, options):
-    with pytest.raises(ValueError, match="region|credentials"):
+    with pytest.raises(ValueError, match=r"region|credentials"):
         penstock.set_remote(url, penstock.Remote(**options))
 
 

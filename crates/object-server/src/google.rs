@@ -20,34 +20,11 @@ use md5::{Digest, Md5};
 use crate::bucket::Buckets;
 use crate::contents::{Condition, Object};
 use crate::refused::Refused;
-use crate::request::{Asked, Call, Dialect, Received, value_of};
-use crate::service::SECRET;
-
-/// The generation that has to be there; 0 is none.
-pub(crate) const IF_GENERATION: &str = "x-goog-if-generation-match";
-
-/// What is copied.
-pub(crate) const COPY_SOURCE: &str = "x-goog-copy-source";
+use crate::request::{Asked, COPY_SOURCE, Call, Dialect, IF_GENERATION, Received, value_of};
+use crate::token::{client_of, token_of};
 
 /// Checksums of a body, or of an object.
 const HASH: &str = "x-goog-hash";
-
-/// The nth token of a client: a server takes any of them, until it has
-/// [expired](crate::Bucket::expire) for a bucket.
-pub fn token(client: &str, nth: usize) -> String {
-    format!("{SECRET}.{nth}.{client}")
-}
-
-fn token_of(parts: &Parts) -> Option<&str> {
-    let header = parts.headers.get(AUTHORIZATION)?.to_str().ok()?;
-    header.strip_prefix("Bearer ")
-}
-
-/// The client that a request's token is of.
-pub(crate) fn client_of(parts: &Parts) -> Option<String> {
-    let known = token_of(parts)?.strip_prefix(SECRET)?.strip_prefix('.')?;
-    known.split_once('.').map(|(_, client)| client.to_owned())
-}
 
 /// A request in the words of S3.
 pub(crate) fn understood(buckets: &Buckets, request: &Received) -> Result<Parts, Refused> {

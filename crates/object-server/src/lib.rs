@@ -24,12 +24,12 @@ mod refused;
 mod request;
 mod server;
 mod service;
+mod token;
 mod turns;
 
 pub use bucket::Bucket;
 pub use contents::{Object, OpenUpload};
 pub use fault::Fault;
-pub use google::token;
 pub use request::{Call, Entry};
 pub use server::{OBSERVER, Server};
-pub use service::SECRET;
+pub use token::{SECRET, token};

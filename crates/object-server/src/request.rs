@@ -7,7 +7,7 @@ use http::request::Parts;
 use percent_encoding::percent_decode_str;
 
 use crate::fault::Fault;
-use crate::google;
+use crate::token;
 
 /// Which protocol a server speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +15,12 @@ pub(crate) enum Dialect {
     S3,
     Google,
 }
+
+/// The generation that has to be there; 0 is none.
+pub(crate) const IF_GENERATION: &str = "x-goog-if-generation-match";
+
+/// What is copied.
+pub(crate) const COPY_SOURCE: &str = "x-goog-copy-source";
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -107,8 +113,8 @@ impl Asked {
         let (client, is_conditional) = match dialect {
             Dialect::S3 => (client_of(parts, query), has_match),
             Dialect::Google => (
-                google::client_of(parts),
-                has(google::IF_GENERATION) || (call.is_read() && has_match),
+                token::client_of(parts),
+                has(IF_GENERATION) || (call.is_read() && has_match),
             ),
         };
         Asked {
@@ -141,7 +147,7 @@ fn call_of(parts: &Parts, key: &str, query: &str) -> Call {
 }
 
 fn is_copy(parts: &Parts) -> bool {
-    let names = ["x-amz-copy-source", google::COPY_SOURCE];
+    let names = ["x-amz-copy-source", COPY_SOURCE];
     names.iter().any(|name| parts.headers.contains_key(*name))
 }
 

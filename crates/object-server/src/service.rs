@@ -15,9 +15,7 @@ use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 use crate::bucket::{Bucket, Buckets};
 use crate::contents::{Asserted, Condition, Named, Object, Refusal};
 use crate::request::Dialect;
-
-/// The secret of every key: whoever knows it is whom they say.
-pub const SECRET: &str = "secret";
+use crate::token::SECRET;
 
 /// Entries of a listing at most.
 const ENTRIES_MAX: i32 = 1000;

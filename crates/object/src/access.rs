@@ -13,8 +13,8 @@ use object_store::gcp::GcpCredential;
 use object_store::signer::{SignedUrlOptions, Signer};
 use url::Url;
 
+use crate::ask::Ask;
 use crate::refusal::Refusal;
-use crate::signed::Ask;
 
 /// How long a signature is good for: the clocks may differ by some minutes.
 const SIGNATURE_MAX: Duration = Duration::from_secs(15 * 60);

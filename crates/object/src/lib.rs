@@ -17,6 +17,7 @@
 mod access;
 mod address;
 mod answers;
+mod ask;
 pub mod buckets;
 mod conditional;
 mod connection;

@@ -4,91 +4,20 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::header::{HeaderName, HeaderValue};
 use http::{Method, StatusCode};
 use object_store::UpdateVersion;
 use object_store::client::HttpClient;
 use object_store::path::Path as Key;
 
 use crate::access::Access;
+use crate::ask::{Answer, Ask};
 use crate::provider::Provider;
 use crate::refusal::Refusal;
 use crate::tries::Tries;
 
-/// How long an answer may take that needs no work.
-const ANSWER_MAX: Duration = Duration::from_secs(30);
-
-/// What a line carries at least: below that it counts as broken. Of a connection whose other end is
-/// gone the system knows after 30 seconds (`TCP_USER_TIMEOUT`).
-const BYTES_PER_SECOND_MIN: u64 = 64 << 10;
-
 const SNAPSHOTS: HeaderName = HeaderName::from_static("x-ms-delete-snapshots");
 const INCLUDE: HeaderValue = HeaderValue::from_static("include");
-
-/// One request, which may be sent several times.
-#[derive(Clone, Debug)]
-pub(crate) struct Ask<'a> {
-    pub(crate) method: Method,
-    pub(crate) key: &'a Key,
-    pub(crate) query: Vec<(&'static str, String)>,
-    pub(crate) headers: HeaderMap,
-    pub(crate) body: Bytes,
-    time_max: Duration,
-}
-
-impl<'a> Ask<'a> {
-    pub(crate) fn new(method: Method, key: &'a Key) -> Ask<'a> {
-        Ask {
-            method,
-            key,
-            query: Vec::new(),
-            headers: HeaderMap::new(),
-            body: Bytes::new(),
-            time_max: ANSWER_MAX,
-        }
-    }
-
-    pub(crate) fn query(mut self, name: &'static str, value: impl Into<String>) -> Ask<'a> {
-        self.query.push((name, value.into()));
-        self
-    }
-
-    pub(crate) fn header(mut self, name: HeaderName, value: HeaderValue) -> Ask<'a> {
-        self.headers.insert(name, value);
-        self
-    }
-
-    /// What is sent, in whose time the line may be slow.
-    pub(crate) fn body(mut self, body: Bytes) -> Ask<'a> {
-        self.time_max += Duration::from_secs(body.len() as u64 / BYTES_PER_SECOND_MIN);
-        self.body = body;
-        self
-    }
-
-    pub(crate) fn body_bytes(&self) -> u64 {
-        self.body.len() as u64
-    }
-
-    /// What the store has to do besides.
-    pub(crate) fn work(mut self, time: Duration) -> Ask<'a> {
-        self.time_max += time;
-        self
-    }
-}
-
-/// An answer that does not refuse.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    pub(crate) headers: HeaderMap,
-    pub(crate) body: Bytes,
-}
-
-impl Answer {
-    pub(crate) fn header(&self, name: &HeaderName) -> Option<&str> {
-        self.headers.get(name)?.to_str().ok()
-    }
-}
 
 /// Sends signed requests to a store.
 #[derive(Clone)]
@@ -190,7 +119,7 @@ impl Signed {
     }
 
     async fn send(&self, ask: &Ask<'_>) -> Result<(StatusCode, Answer), Refusal> {
-        let sent = tokio::time::timeout(ask.time_max, self.send_unbounded(ask));
+        let sent = tokio::time::timeout(ask.time_max(), self.send_unbounded(ask));
         sent.await.unwrap_or_else(|_| Err(Refusal::silent()))
     }
 

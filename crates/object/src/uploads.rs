@@ -20,9 +20,10 @@ use http::Method;
 use http::header::{ETAG, HeaderName, HeaderValue};
 use object_store::path::Path as Key;
 
+use crate::ask::{Answer, Ask};
 use crate::provider::Provider;
 use crate::refusal::Refusal;
-use crate::signed::{Answer, Ask, Signed};
+use crate::signed::Signed;
 
 /// S3 and Google take no more parts of one object; Azure takes five times as many.
 pub(crate) const PARTS_MAX: u32 = 10_000;
@@ -139,7 +140,7 @@ impl Signed {
     /// Begins an upload, with checksums if they are wanted and the store knows them.
     pub(crate) async fn begin(&self, key: &Key, with_checksums: bool) -> Result<Begun> {
         match self.provider() {
-            Provider::Azure => Ok(blocks::begin(with_checksums)),
+            Provider::Azure => Ok(Signed::begin_blocks(with_checksums)),
             Provider::Amazon | Provider::Google => self.begin_parts(key, with_checksums).await,
         }
     }
@@ -155,7 +156,7 @@ impl Signed {
     ) -> Result<Part> {
         let mut ask = Ask::new(Method::PUT, key);
         if self.provider() == Provider::Azure {
-            ask = blocks::whole(ask);
+            ask = Signed::put_of_blob(ask);
         }
         let checksum = match with_checksums {
             true => Some(Checksum::of(self.provider(), &body, told)?),
@@ -201,7 +202,7 @@ impl Signed {
     pub(crate) async fn put_nothing(&self, key: &Key, is_right: bool) -> Result<()> {
         let mut ask = Ask::new(Method::PUT, key);
         if self.provider() == Provider::Azure {
-            ask = blocks::whole(ask);
+            ask = Signed::put_of_blob(ask);
         }
         let wrong = u32::from(!is_right);
         let checksum = match self.provider() {

@@ -16,26 +16,14 @@ use object_store::path::Path as Key;
 use serde::{Deserialize, Serialize};
 
 use super::{ASSEMBLED_BYTES_PER_SECOND_MIN, Begun, Checksum, Part, Result, parse};
-use crate::signed::{Ask, Signed};
+use crate::ask::Ask;
+use crate::signed::Signed;
 
 const BLOB_TYPE: HeaderName = HeaderName::from_static("x-ms-blob-type");
 const BLOCK_BLOB: HeaderValue = HeaderValue::from_static("BlockBlob");
 
 /// Of a block that was sent without a checksum; all names of an object have to be of one length.
 const UNCHECKED: &str = "----------------";
-
-pub(super) fn begin(with_checksums: bool) -> Begun {
-    let drawn = RandomState::new().hash_one(std::process::id());
-    Begun {
-        id: format!("{drawn:016x}"),
-        is_checked: with_checksums,
-    }
-}
-
-/// A put of an object without blocks.
-pub(super) fn whole(ask: Ask<'_>) -> Ask<'_> {
-    ask.header(BLOB_TYPE, BLOCK_BLOB)
-}
 
 /// What a block is called.
 struct Name {
@@ -71,6 +59,19 @@ impl Name {
 }
 
 impl Signed {
+    pub(super) fn begin_blocks(with_checksums: bool) -> Begun {
+        let drawn = RandomState::new().hash_one(std::process::id());
+        Begun {
+            id: format!("{drawn:016x}"),
+            is_checked: with_checksums,
+        }
+    }
+
+    /// A put of an object without blocks.
+    pub(super) fn put_of_blob(ask: Ask<'_>) -> Ask<'_> {
+        ask.header(BLOB_TYPE, BLOCK_BLOB)
+    }
+
     pub(super) async fn put_block(
         &self,
         ask: Ask<'_>,
@@ -170,7 +171,7 @@ mod tests {
     #[test]
     fn a_name_says_what_the_block_is_and_all_are_of_one_length() {
         let name = |number, crc64nvme| Name {
-            upload: begin(true).id,
+            upload: Signed::begin_blocks(true).id,
             number,
             crc64nvme,
         };

@@ -16,9 +16,10 @@ use super::{
     ASSEMBLED_BYTES_PER_SECOND_MIN, Begun, Checksum, OpenUpload, Part, Result, checksum, parse,
     read_checksum, unexpected, value,
 };
+use crate::ask::Ask;
 use crate::provider::Provider;
 use crate::refusal::Refusal;
-use crate::signed::{Ask, Signed};
+use crate::signed::Signed;
 
 const ALGORITHM: HeaderName = HeaderName::from_static("x-amz-checksum-algorithm");
 const CHECKSUM_MODE: HeaderName = HeaderName::from_static("x-amz-checksum-mode");
