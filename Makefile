@@ -98,10 +98,13 @@ test: test-rust test-python ## Run all tests but the slow ones: on two cores in 
 
 # Without io_uring the engines are tested again, and that rows and the store work on what is left;
 # what these promise beyond that does not depend on who moves the bytes. For few tests all packages are
-# named as well, so that they have the same features: others would be compiled again.
+# named as well, so that they have the same features: others would be compiled again. Faults of requests are
+# tried in Google's protocol too, the rest of it in `make test-slow`.
 .PHONY: test-rust
 test-rust: test-toolchain | objects-server ## Run the Rust tests, with and without io_uring.
 	cargo test --locked $(RUST_PACKAGES)
+	PENSTOCK_TORTURE_STORE=google PENSTOCK_TORTURE_STRIDE=256 PENSTOCK_TORTURE_FAULTS=2 \
+		cargo test --locked $(RUST_PACKAGES) --test objects_explorer -- no_fault
 	cargo test --locked -p penstock-io -p penstock-bench --no-default-features
 	cargo test --locked $(RUST_PACKAGES) --no-default-features --test gather
 	cargo test --locked $(RUST_PACKAGES) --no-default-features --test load -- round_trip:: damage::
@@ -117,6 +120,9 @@ test-python: $(VENV)/.develop $(NATIVE) ## Run the Python tests against a releas
 test-slow: test-toolchain $(VENV)/.develop $(NATIVE) ## Run the slow tests: frameworks, their ranks and kills, whole benchmarks, more faults.
 	PENSTOCK_TORTURE_STRIDE=4 PENSTOCK_TORTURE_FAULTS=16 \
 		cargo test --locked $(RUST_PACKAGES) --test objects_explorer -- no_fault
+	PENSTOCK_TORTURE_STORE=google PENSTOCK_TORTURE_STRIDE=4 PENSTOCK_TORTURE_FAULTS=16 \
+		cargo test --locked $(RUST_PACKAGES) --test objects_explorer --test mirror -- \
+		--skip every_mutant
 	$(VENV)/bin/python -m pytest -m slow $(PYTEST_WORKERS) $(PYTEST_ARGS)
 	PENSTOCK_TORTURE_FAMILIES=300 $(VENV)/bin/python -m pytest $(PYTEST_WORKERS) \
 		tests/python/state/test_hypothesis.py tests/python/state/test_state.py

@@ -13,6 +13,7 @@ use penstock_io::file::File;
 use crate::handle::{Upload, Written};
 use crate::kin::Kin;
 use crate::objects::Objects;
+use crate::provider::Provider;
 use crate::refusal::Refusal;
 use crate::uploads::Part;
 
@@ -53,6 +54,20 @@ impl Objects {
             file: File::elsewhere(path, Arc::new(written)),
             parts,
         })
+    }
+
+    /// Whether the store tells the checksums of parts that it has; else somebody has to
+    /// [`vouch`](Objects::vouch) for their bytes.
+    pub fn tells_checksums(&self) -> bool {
+        self.provider() != Provider::Google
+    }
+
+    /// Says which bytes a part of an upload that goes on has to have: the end of the upload looks at the
+    /// object that was made, and is an error where the store has others.
+    pub fn vouch(&self, file: &File, part: &Part, bytes: &[u8]) {
+        if let Some(Written(upload)) = file.stands_for() {
+            upload.vouch(part.number, bytes);
+        }
     }
 
     /// Whether an object of so many bytes is there, with this checksum where the store knows one of it.

@@ -43,6 +43,6 @@ pub use credentials::{AskForKeys, Credentials, Keys};
 pub use objects::Objects;
 pub use probe::{Finding, Verdict, probe};
 pub use provider::{Provider, SCHEMES};
-pub use refusal::{is_of_no_upload, says_what_to_do};
+pub use refusal::{is_of_lost_upload, says_what_to_do};
 pub use remote::Remote;
 pub use uploads::{OpenUpload, Part};

@@ -24,7 +24,7 @@ use crate::conditional::{self, Place};
 use crate::engine::Requests;
 use crate::handle::{Object, Upload, Written};
 use crate::kin::{Kin, kind_of};
-use crate::provider::version_of;
+use crate::provider::{Provider, version_of};
 use crate::refusal::Refusal;
 use crate::remote::Remote;
 use crate::runtime;
@@ -96,6 +96,10 @@ impl Objects {
             part_bytes / MIB
         );
         Err(Refusal::new(io::ErrorKind::FileTooLarge, text).into())
+    }
+
+    pub(crate) fn provider(&self) -> Provider {
+        self.address.provider
     }
 
     /// Requests at a time.

@@ -131,6 +131,15 @@ impl Refusal {
         Refusal::passing(io::ErrorKind::TimedOut, "the store does not answer in time")
     }
 
+    /// The store has made an object of other bytes, which was removed.
+    pub(crate) fn of_other_bytes() -> Refusal {
+        let text = "the store made an object of other bytes than it was sent";
+        Refusal {
+            code: OTHER_BYTES.to_owned(),
+            ..Refusal::new(io::ErrorKind::InvalidData, text)
+        }
+    }
+
     /// There are no credentials, and no service of the machine that would give some.
     pub(crate) fn of_nobody(provider: Provider) -> Refusal {
         let text = format!("there are no credentials: set {}", provider.words().keys);
@@ -219,10 +228,11 @@ pub fn says_what_to_do(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<Refusal>())
 }
 
-/// Whether an error says that an upload is not there any more.
-pub fn is_of_no_upload(error: &io::Error) -> bool {
-    let refusal = error.get_ref().and_then(|inner| inner.downcast_ref());
-    refusal.is_some_and(Refusal::is_of_no_upload)
+/// Whether an error says that nothing is left of an upload, so that it may be begun anew: somebody has ended
+/// it, or there were other bytes in it.
+pub fn is_of_lost_upload(error: &io::Error) -> bool {
+    let refusal: Option<&Refusal> = error.get_ref().and_then(|inner| inner.downcast_ref());
+    refusal.is_some_and(|refusal| refusal.is_of_no_upload() || refusal.code == OTHER_BYTES)
 }
 
 impl From<Refusal> for io::Error {
@@ -244,6 +254,9 @@ const NOTHING: [&str; 7] = [
 
 /// What they call it that there is no upload, or not what was sent of it.
 const NO_UPLOAD: [&str; 2] = ["NoSuchUpload", "InvalidBlockList"];
+
+/// An object that was made of other bytes than its parts were to have, and is gone again.
+const OTHER_BYTES: &str = "OtherBytes";
 
 /// Words of what S3 and its kin say of an object that must not be removed.
 const LOCKS: [&str; 5] = [

@@ -93,10 +93,7 @@ impl Checksum {
                     std::io::ErrorKind::InvalidData,
                     "the bytes changed in memory before they were sent",
                 )),
-                // A CRC of 32 bits is in the lower half.
-                _ => Ok(Checksum::Crc32c(
-                    crc_fast::checksum(Crc32Iscsi, bytes) as u32
-                )),
+                _ => Ok(Checksum::Crc32c(crc32c(bytes))),
             },
         }
     }
@@ -288,6 +285,11 @@ impl Part {
             crc32c,
         }
     }
+}
+
+pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
+    // One of 32 bits is in the lower half.
+    crc_fast::checksum(Crc32Iscsi, bytes) as u32
 }
 
 /// A CRC-64/NVME as S3 writes it.

@@ -14,12 +14,12 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-use common::{Rng, Sample, beside, names, number, publication};
+use common::{Rng, Sample, beside, names, number, publication, served};
 use penstock_io::buffer::Memory;
 use penstock_io::engine::{Op, OpKind};
 use penstock_io::file::File;
-use penstock_object::{Address, Credentials, Keys, Objects, Remote, buckets};
-use penstock_object_server::{Bucket, Call, Fault, SECRET, Server};
+use penstock_object::{Address, Objects, Remote, buckets};
+use penstock_object_server::{Bucket, Call, Fault, Server};
 use penstock_store::mirror::{MirrorReport, Mirroring, mirror};
 use penstock_store::options::Options;
 use penstock_store::save::{Publication, save};
@@ -37,7 +37,7 @@ struct World {
 impl World {
     /// Buckets are reached by their names, which no two tests share.
     fn new(name: &str) -> World {
-        let server = Server::start().unwrap();
+        let server = served::start();
         let bucket = server.make_bucket(name);
         reach(name, &server.endpoint());
         World {
@@ -85,7 +85,7 @@ impl World {
 }
 
 fn at(bucket: &str) -> PathBuf {
-    PathBuf::from(format!("s3://{bucket}/run/step"))
+    PathBuf::from(served::url(bucket, "run/step"))
 }
 
 fn name_of(key: &str) -> String {
@@ -93,19 +93,10 @@ fn name_of(key: &str) -> String {
 }
 
 fn reach(bucket: &str, endpoint: &str) {
-    let credentials = Credentials::Given(Keys {
-        id: "mirror".into(),
-        secret: SECRET.into(),
-        token: None,
-        expires: None,
-    });
     let remote = Remote {
-        endpoint: Some(endpoint.to_owned()),
-        region: Some("us-east-1".into()),
-        credentials: Some(credentials),
         part_bytes: Some(5 * MIB),
         patience: Some(Duration::from_secs(5)),
-        ..Remote::default()
+        ..served::remote(endpoint, "mirror")
     };
     buckets::reach(Address::of(&at(bucket)).unwrap().unwrap(), remote);
 }

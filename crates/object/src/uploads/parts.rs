@@ -119,10 +119,9 @@ impl Signed {
         if self.has_whole(key, bytes, whole).await? {
             return Ok(());
         }
-        let text = "the store made an object of other bytes than it was sent";
         // Nobody has read it: its name was drawn for this save.
         let _ = self.delete(key).await;
-        Err(Refusal::new(io::ErrorKind::InvalidData, text))
+        Err(Refusal::of_other_bytes())
     }
 
     /// Whether there is an object of so many bytes with this CRC-64/NVME, where the store has one of it.

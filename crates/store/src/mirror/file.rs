@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use penstock_io::file::Direct;
 use penstock_io::file_system::{Change, FileSystem};
-use penstock_object::{Continued, Part, is_of_no_upload};
+use penstock_object::{Continued, Part, is_of_lost_upload};
 
 use super::Copy;
 use crate::error::{Error, Result};
@@ -36,7 +36,7 @@ impl Copy<'_> {
             }
             match self.send_parts(file) {
                 Err(Error::Storage { source, .. })
-                    if anew < ANEW_MAX && is_of_no_upload(&source) => {}
+                    if anew < ANEW_MAX && is_of_lost_upload(&source) => {}
                 result => return result,
             }
         }
@@ -83,6 +83,15 @@ impl Copy<'_> {
             self.reads.direct,
             &mut Run::default(),
         )?;
+        if !self.objects.tells_checksums() {
+            let local = self.from.join(&entry.name);
+            for part in &parts {
+                let range = range(u64::from(part.number) - 1, bytes);
+                let read = self.source.files().read_range(&local, range);
+                let bytes = read.map_err(Error::storage("read", &local))?;
+                self.objects.vouch(&to, part, &bytes);
+            }
+        }
         let missing_bytes: u64 = missing.iter().map(|range| range.end - range.start).sum();
         let to = Arc::new(to);
         let sending = Sending {

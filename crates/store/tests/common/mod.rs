@@ -13,6 +13,8 @@ pub mod held;
 pub mod hook;
 pub mod ledger;
 pub mod saver;
+#[cfg(feature = "objects")]
+pub mod served;
 pub mod unlocked;
 
 use std::collections::HashMap;

@@ -9,8 +9,8 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use penstock_io::file_system::FileSystem;
-use penstock_object::{Address, Credentials, Keys, Objects, Remote};
-use penstock_object_server::{Bucket, OBSERVER, SECRET, Server, token};
+use penstock_object::{Address, Objects, Remote};
+use penstock_object_server::{Bucket, OBSERVER, Server};
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::save::{Publication, save};
@@ -18,19 +18,11 @@ use penstock_store::steps::store::{StepState, Store};
 use penstock_store::steps::sweep::Sweep;
 use penstock_store::{Error, Progress, Result};
 
-use crate::common::{Sample, publication};
+use crate::common::{Sample, publication, served};
 use crate::history::{History, Op, Outcome};
 use crate::mutate::{Mutated, Mutation};
 
-pub(crate) static SERVER: LazyLock<Server> = LazyLock::new(|| match is_google() {
-    true => Server::google().unwrap(),
-    false => Server::start().unwrap(),
-});
-
-/// Whether the server speaks Google's protocol in the place of S3's.
-fn is_google() -> bool {
-    std::env::var("PENSTOCK_TORTURE_STORE").is_ok_and(|store| store == "google")
-}
+pub(crate) static SERVER: LazyLock<Server> = LazyLock::new(served::start);
 
 /// Buckets that nobody uses, those that were used last behind the others: what a run has left in the background
 /// comes to none of the next ones.
@@ -271,24 +263,11 @@ fn key_of(path: &Path) -> String {
 
 /// A store in a bucket, as somebody has it.
 fn open(bucket: &str, name: &str) -> (Store, Options) {
-    let (scheme, region, [id, secret], token) = match is_google() {
-        true => ("gs", None, ["", ""], Some(token(name, 0))),
-        false => ("s3", Some("us-east-1".into()), [name, SECRET], None),
-    };
-    let root = PathBuf::from(format!("{scheme}://{bucket}/store"));
+    let root = PathBuf::from(served::url(bucket, "store"));
     let address = Address::of(&root).unwrap().unwrap();
-    let keys = Keys {
-        id: id.to_owned(),
-        secret: secret.to_owned(),
-        token,
-        expires: None,
-    };
     let remote = Remote {
-        endpoint: Some(SERVER.endpoint()),
-        region,
-        credentials: Some(Credentials::Given(keys)),
         patience: Some(PATIENCE),
-        ..Remote::default()
+        ..served::remote(&SERVER.endpoint(), name)
     };
     let objects = Arc::new(Objects::open(address, &remote).unwrap());
     let options = Options {
