@@ -1,10 +1,15 @@
 //! The priority of a thread: work in the background steps back before what it serves.
 
+/// The nice value of the calling thread; 0 where the system does not tell.
+pub fn nice() -> i32 {
+    rustix::process::getpriority_process(None).unwrap_or(0)
+}
+
 /// Raises the nice value of the calling thread, and of threads it starts from now on, to `nice`;
 /// one that is as high already stays. On Linux the value is a thread's own. Best effort: a thread
 /// that keeps its priority does the same work.
 pub fn step_back(nice: u8) {
-    let current = rustix::process::getpriority_process(None).unwrap_or(0);
+    let current = self::nice();
     let nice = i32::from(nice.min(19));
     if nice > current {
         let _ = rustix::process::setpriority_process(None, nice);
@@ -17,7 +22,6 @@ mod tests {
 
     #[test]
     fn only_this_thread_and_its_children_step_back() {
-        let nice = || rustix::process::getpriority_process(None).unwrap();
         let before = nice();
         let after = std::thread::spawn(move || {
             step_back(7);

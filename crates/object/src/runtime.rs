@@ -1,25 +1,29 @@
-//! The runtime that all requests of a process run on.
+//! The runtimes that the requests of a process run on: one for each priority that somebody asks with.
+//!
+//! Whoever works in the background has stepped back before what it serves, and so do the threads that move
+//! its bytes: they have the priority of the thread that has started them.
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::io;
 use std::sync::Mutex;
 
+use penstock_io::priority;
 use tokio::runtime::{Builder, Handle, Runtime};
 
 /// Threads that move bytes of requests: sockets are copied from and to, and checksums are made.
 const THREADS_MAX: usize = 4;
 
-/// The runtime, and the process that it is of. A fork has none of its threads, and gets one of its
-/// own; that of its parent is left alone, as nothing of it can be ended there.
-static RUNTIME: Mutex<Option<(u32, &'static Runtime)>> = Mutex::new(None);
+/// The runtimes by process and nice value. A fork has none of the threads of its parent's, and gets some of
+/// its own; those are left alone, as nothing of them can be ended there.
+static RUNTIMES: Mutex<Option<HashMap<(u32, i32), &'static Runtime>>> = Mutex::new(None);
 
-/// The runtime of this process.
+/// That of this process, and of the priority of this thread.
 pub(crate) fn handle() -> io::Result<Handle> {
-    let mut runtime = RUNTIME.lock().expect("nothing panics with the lock");
-    let process = std::process::id();
-    if let Some((owner, runtime)) = &*runtime
-        && *owner == process
-    {
+    let mut runtimes = RUNTIMES.lock().expect("nothing panics with the lock");
+    let runtimes = runtimes.get_or_insert_default();
+    let whose = (std::process::id(), priority::nice());
+    if let Some(runtime) = runtimes.get(&whose) {
         return Ok(runtime.handle().clone());
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -29,7 +33,7 @@ pub(crate) fn handle() -> io::Result<Handle> {
         .enable_all()
         .build()?;
     let made: &'static Runtime = Box::leak(Box::new(made));
-    *runtime = Some((process, made));
+    runtimes.insert(whose, made);
     Ok(made.handle().clone())
 }
 
@@ -44,4 +48,24 @@ pub(crate) fn wait<T: Send + 'static>(
     outcome
         .recv()
         .unwrap_or_else(|_| Err(io::Error::other("a request ended without an answer")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn who_has_stepped_back_is_served_by_threads_that_have_too() {
+        let asked = || wait(async { Ok(priority::nice()) }).unwrap();
+        let before = priority::nice();
+        assert_eq!(asked(), before);
+        let behind = thread::spawn(move || {
+            priority::step_back(9);
+            asked()
+        });
+        assert_eq!(behind.join().unwrap(), before.max(9));
+        assert_eq!(asked(), before);
+    }
 }
