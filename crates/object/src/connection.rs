@@ -1,7 +1,8 @@
 //! The connection string that tools of Azure take from the environment.
 //!
 //! The client library does not know it, and it is what the emulator and the portal hand out. Names of
-//! its parts: <https://learn.microsoft.com/azure/storage/common/storage-configure-connection-string>.
+//! its parts, and what the emulator is called:
+//! <https://learn.microsoft.com/azure/storage/common/storage-configure-connection-string>.
 
 use std::collections::HashMap;
 use std::env;
@@ -10,13 +11,38 @@ use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 
 const VARIABLE: &str = "AZURE_STORAGE_CONNECTION_STRING";
 
+/// Where the library is told that there is an emulator, and where that answers.
+const USES_EMULATOR: &str = "AZURE_STORAGE_USE_EMULATOR";
+const EMULATOR_URL: &str = "AZURITE_BLOB_STORAGE_URL";
+
+/// The emulator with its own account, whose key everybody knows.
+const EMULATOR: [(&str, &str); 3] = [
+    ("accountname", "devstoreaccount1"),
+    (
+        "accountkey",
+        "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==",
+    ),
+    ("blobendpoint", "http://127.0.0.1:10000/devstoreaccount1"),
+];
+
 /// What a connection string says.
 #[derive(Debug, Default)]
 pub(crate) struct Connection(HashMap<String, String>);
 
 impl Connection {
     pub(crate) fn of_environment() -> Connection {
-        Connection::of(&env::var(VARIABLE).unwrap_or_default())
+        let said = |name: &str| env::var(name).unwrap_or_default();
+        if said(USES_EMULATOR) != "true" {
+            return Connection::of(&said(VARIABLE));
+        }
+        let mut connection = Connection::of("UseDevelopmentStorage=true");
+        let url = said(EMULATOR_URL);
+        if !url.is_empty() {
+            let account = connection.get("accountname").cloned().unwrap_or_default();
+            let endpoint = format!("{}/{account}", url.trim_end_matches('/'));
+            connection.0.insert("blobendpoint".to_owned(), endpoint);
+        }
+        connection
     }
 
     fn of(text: &str) -> Connection {
@@ -24,7 +50,15 @@ impl Connection {
             let (name, value) = pair.split_once('=')?;
             Some((name.trim().to_ascii_lowercase(), value.trim().to_owned()))
         });
-        Connection(pairs.collect())
+        let mut said: HashMap<String, String> = pairs.collect();
+        if said
+            .get("usedevelopmentstorage")
+            .is_some_and(|said| said == "true")
+        {
+            let known = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+            said.extend(EMULATOR.map(known));
+        }
+        Connection(said)
     }
 
     fn get(&self, name: &str) -> Option<&String> {
@@ -85,6 +119,8 @@ mod tests {
         let said = |key: AzureConfigKey| builder.get_config_value(&key).unwrap();
         assert_eq!(endpoint(text).unwrap(), "http://127.0.0.1:1/me");
         assert_eq!(endpoint(""), None);
+        let emulator = endpoint("UseDevelopmentStorage=true").unwrap();
+        assert_eq!(emulator, "http://127.0.0.1:10000/devstoreaccount1");
         assert_eq!(said(AzureConfigKey::SasKey), "sv=1&sig=x");
         assert_eq!(said(AzureConfigKey::AccountName), "given");
     }

@@ -195,7 +195,10 @@ fn azure(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
         .with_container_name(&address.bucket)
         .with_retry(retry(remote))
         .with_client_options(library(remote));
-    builder = Connection::of_environment().applied(builder);
+    // Where the emulator answers is an endpoint like others.
+    builder = Connection::of_environment()
+        .applied(builder)
+        .with_use_emulator(false);
     if let Some(endpoint) = &remote.endpoint {
         builder = builder.with_endpoint(endpoint.clone());
     }
@@ -213,8 +216,10 @@ fn azure(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
     let account = named.or_else(|| account_of(remote.endpoint.as_deref()?));
     let account =
         account.ok_or_else(|| wrong("no account is named: set AZURE_STORAGE_ACCOUNT_NAME"))?;
+    let is_fabric = says_yes(said(AzureConfigKey::UseFabricEndpoint).as_ref());
     let service = match &remote.endpoint {
         Some(endpoint) => endpoint.clone(),
+        None if is_fabric => format!("https://{account}.blob.fabric.microsoft.com"),
         None => format!("https://{account}.blob.core.windows.net"),
     };
     let url = below(&service, &address.bucket)?;
