@@ -16,7 +16,7 @@ use std::time::SystemTime;
 
 use crate::Result;
 use crate::file::{Direct, File, locks_directories};
-pub use files::{Entry, Files, Found, Kind};
+pub use files::{Entry, Files, Found, Kind, Seen};
 pub use native::{Native, found, free_bytes};
 
 /// One change of what is stored.
@@ -50,8 +50,8 @@ pub enum Change<'a> {
         /// The name it gets.
         to: &'a Path,
     },
-    /// Renames a small file in the place of another one, if that still has these bytes:
-    /// [`std::io::ErrorKind::AlreadyExists`] where it has others, [`std::io::ErrorKind::NotFound`]
+    /// Renames a small file in the place of another one, if that is still the one that was seen:
+    /// [`std::io::ErrorKind::AlreadyExists`] where it is another, [`std::io::ErrorKind::NotFound`]
     /// where there is none, and [`std::io::ErrorKind::Unsupported`] where nothing compares and
     /// replaces in one step.
     Replace {
@@ -59,8 +59,8 @@ pub enum Change<'a> {
         from: &'a Path,
         /// The name it gets.
         to: &'a Path,
-        /// The bytes of what has that name.
-        seen: &'a [u8],
+        /// What has that name.
+        seen: &'a Seen,
     },
     /// Renames a file unless something has the new name.
     RenameNew {
@@ -78,8 +78,9 @@ pub enum Change<'a> {
     },
     /// Removes a name of a file.
     RemoveFile(&'a Path),
-    /// Removes a small file, if it still has these bytes; refused as [`Change::Replace`] is.
-    RemoveSeen(&'a Path, &'a [u8]),
+    /// Removes a small file, if it is still the one that was seen; refused as [`Change::Replace`] is, or,
+    /// also where it is another, with [`std::io::ErrorKind::NotFound`].
+    RemoveSeen(&'a Path, &'a Seen),
 }
 
 impl Change<'_> {

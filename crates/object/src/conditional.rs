@@ -22,11 +22,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use object_store::path::Path as Key;
-use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
+use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use tokio::time::Instant;
 
 use crate::kin::{Kin, kind_of};
-use crate::provider::version_of;
+use crate::provider::only_over;
 use crate::tries::first_pause;
 
 /// Between two repetitions, each of which waits twice as long as the one before.
@@ -39,8 +39,8 @@ pub(crate) enum Place {
     Any,
     /// Where there is none.
     Free,
-    /// Where there is one with these bytes.
-    Of(Bytes),
+    /// Where there is one with these bytes. With its version nobody looks what is there before it is put.
+    Of(Bytes, Option<String>),
 }
 
 /// Puts a text under a key, if its place lets it.
@@ -57,8 +57,9 @@ pub(crate) async fn put(kin: &Kin, key: &Key, text: Bytes, place: Place) -> io::
             return put.map(drop).map_err(kind_of);
         }
         Place::Free => {}
-        Place::Of(seen) => match look(kin, key).await? {
-            Some((there, found)) if there == seen => version = Some(found),
+        Place::Of(_, Some(known)) => version = Some(known.clone()),
+        Place::Of(seen, None) => match look(kin, key).await? {
+            Some((there, found)) if there == seen => version = found,
             other => return Err(refused(other.is_some(), &place, false)),
         },
     }
@@ -80,7 +81,7 @@ pub(crate) async fn put(kin: &Kin, key: &Key, text: Bytes, place: Place) -> io::
         }
         match (look_once(kin, key).await, &place) {
             (Ok(Some((there, _))), _) if there == text => return Ok(()),
-            (Ok(Some((there, found))), Place::Of(seen)) if there == seen => version = Some(found),
+            (Ok(Some((there, found))), Place::Of(seen, _)) if there == seen => version = found,
             (Ok(None), Place::Free) | (Err(_), _) => {}
             (Ok(other), _) => return Err(refused(other.is_some(), &place, is_open)),
         }
@@ -92,23 +93,37 @@ pub(crate) async fn put(kin: &Kin, key: &Key, text: Bytes, place: Place) -> io::
     }
 }
 
-/// Removes a small object, if it still has these bytes.
+/// Removes a small object, if it still has these bytes. With its version nobody looks at it before.
 ///
 /// # Errors
-/// [`io::ErrorKind::AlreadyExists`] where it has others, [`io::ErrorKind::NotFound`] where it is gone.
-pub(crate) async fn remove(kin: &Kin, key: &Key, seen: &Bytes) -> io::Result<()> {
+/// [`io::ErrorKind::AlreadyExists`] where it has others, [`io::ErrorKind::NotFound`] where it is gone, or
+/// has others since somebody looked.
+pub(crate) async fn remove(
+    kin: &Kin,
+    key: &Key,
+    seen: &Bytes,
+    version: Option<&str>,
+) -> io::Result<()> {
+    if version.is_some() {
+        return kin.signed.delete_if(key, version).await;
+    }
     match look(kin, key).await? {
-        Some((there, version)) if there == seen => kin.signed.delete_if(key, &version).await,
+        Some((there, version)) if there == seen => {
+            kin.signed.delete_if(key, version.as_deref()).await
+        }
         Some(_) => Err(io::ErrorKind::AlreadyExists.into()),
         None => Err(io::ErrorKind::NotFound.into()),
     }
 }
 
-fn mode(place: &Place, seen: Option<UpdateVersion>) -> io::Result<PutMode> {
+fn mode(place: &Place, version: Option<String>) -> io::Result<PutMode> {
     match place {
         Place::Any => Ok(PutMode::Overwrite),
         Place::Free => Ok(PutMode::Create),
-        Place::Of(_) => Ok(PutMode::Update(seen.ok_or(io::ErrorKind::Unsupported)?)),
+        Place::Of(..) => {
+            let version = version.ok_or(io::ErrorKind::Unsupported)?;
+            Ok(PutMode::Update(only_over(version)))
+        }
     }
 }
 
@@ -124,7 +139,7 @@ fn is_refusal(kind: io::ErrorKind) -> bool {
 /// What it is that something else is there, or nothing.
 fn refused(is_there: bool, place: &Place, is_open: bool) -> io::Error {
     match (is_there, place) {
-        (_, Place::Of(_)) if is_open => {
+        (_, Place::Of(..)) if is_open => {
             undecided(&io::Error::other("something else has its place by now"))
         }
         (true, _) => io::ErrorKind::AlreadyExists.into(),
@@ -137,21 +152,24 @@ fn undecided(last: &io::Error) -> io::Error {
     io::Error::other(detail)
 }
 
-type There = Option<(Bytes, UpdateVersion)>;
+type There = Option<(Bytes, Option<String>)>;
 
-/// What is there, with what tells it from another one.
+/// What is there, with its version.
 async fn look(kin: &Kin, key: &Key) -> io::Result<There> {
-    there(kin.store.get(key).await).await
+    there(kin, kin.store.get(key).await).await
 }
 
 async fn look_once(kin: &Kin, key: &Key) -> io::Result<There> {
-    there(kin.once.get(key).await).await
+    there(kin, kin.once.get(key).await).await
 }
 
-async fn there(found: object_store::Result<object_store::GetResult>) -> io::Result<There> {
+async fn there(
+    kin: &Kin,
+    found: object_store::Result<object_store::GetResult>,
+) -> io::Result<There> {
     match found {
         Ok(found) => {
-            let version = version_of(&found.meta);
+            let version = kin.version(&found.meta);
             Ok(Some((found.bytes().await.map_err(kind_of)?, version)))
         }
         Err(object_store::Error::NotFound { .. }) => Ok(None),

@@ -21,7 +21,7 @@ use penstock_io::engine::{Arrivals, Capabilities, Completion, Engine, Op, OpKind
 use penstock_io::file::File;
 use tokio::sync::{oneshot, watch};
 
-use crate::handle::{Object, Written};
+use crate::handle::{CHANGED, Object, Written};
 use crate::kin::Kin;
 use crate::refusal::Refusal;
 use crate::runtime;
@@ -184,16 +184,21 @@ async fn read_on(kin: &Kin, object: &Object, range: Range<u64>, into: &mut [u8])
         bytes,
         refusal: Some(refusal),
     };
+    let condition = object.tag();
+    let had_condition = condition.is_some();
     let options = GetOptions {
         range: Some(GetRange::Bounded(range)),
-        if_match: object.tag.clone(),
+        if_match: condition,
         ..GetOptions::default()
     };
     let found = match kin.once.get_opts(&object.key, options).await {
         Ok(found) => found,
-        Err(object_store::Error::Precondition { .. }) => return came(0, changed()),
+        Err(object_store::Error::Precondition { .. }) => return came(0, is_not_it(CHANGED)),
         Err(error) => return came(0, Refusal::of_store(&error)),
     };
+    if let Some(flaw) = object.flaw(&found.meta, had_condition) {
+        return came(0, is_not_it(flaw));
+    }
     let mut chunks = found.into_stream();
     let mut filled = 0;
     loop {
@@ -222,9 +227,8 @@ async fn read_on(kin: &Kin, object: &Object, range: Range<u64>, into: &mut [u8])
     }
 }
 
-fn changed() -> Refusal {
-    let text = "another object has its place since it was opened";
-    Refusal::new(io::ErrorKind::InvalidData, text)
+fn is_not_it(why: impl Into<String>) -> Refusal {
+    Refusal::new(io::ErrorKind::InvalidData, why)
 }
 
 /// Sends a buffer as a part.

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use bytes::Bytes;
 use object_store::path::Path as Key;
-use object_store::{ObjectStoreExt, PutPayload};
+use object_store::{ObjectMeta, ObjectStoreExt, PutPayload};
 use penstock_io::file::Elsewhere;
 use tokio::sync::OnceCell;
 
@@ -20,9 +20,50 @@ use crate::uploads::{Begun, PARTS_MAX, Part, crc32c};
 pub(crate) struct Object {
     pub(crate) key: Key,
     pub(crate) bytes: u64,
-    /// Which one it was when it was opened: another one by its name is none of its bytes.
-    pub(crate) tag: Option<String>,
+    /// Which one it is, once that is known: another one by its name is none of its bytes. Where nobody
+    /// looked at it when it was opened, the answer that comes first tells.
+    tag: OnceLock<Option<String>>,
 }
+
+impl Object {
+    /// One that was looked at.
+    pub(crate) fn of(meta: ObjectMeta) -> Object {
+        Object {
+            key: meta.location,
+            bytes: meta.size,
+            tag: OnceLock::from(meta.e_tag),
+        }
+    }
+
+    /// One that somebody knows the length of.
+    pub(crate) fn known(key: Key, bytes: u64) -> Object {
+        Object {
+            key,
+            bytes,
+            tag: OnceLock::new(),
+        }
+    }
+
+    /// The tag that an object has to have to be this one, where that is known.
+    pub(crate) fn tag(&self) -> Option<String> {
+        self.tag.get().cloned().flatten()
+    }
+
+    /// Why an answer is none of this object, if it is none. Those to requests that were under way together
+    /// when its tag was not known had no condition, so each is compared with the one that came first.
+    pub(crate) fn flaw(&self, meta: &ObjectMeta, had_condition: bool) -> Option<String> {
+        if meta.size != self.bytes {
+            let found = meta.size;
+            return Some(format!("it has {found} bytes instead of {}", self.bytes));
+        }
+        let first = self.tag.get_or_init(|| meta.e_tag.clone());
+        let is_another = !had_condition && meta.e_tag.is_some() && *first != meta.e_tag;
+        is_another.then(|| CHANGED.to_owned())
+    }
+}
+
+/// Why what is there by an object's name is not that object.
+pub(crate) const CHANGED: &str = "another object has its place since it was opened";
 
 impl Elsewhere for Object {
     fn bytes(&self) -> io::Result<u64> {

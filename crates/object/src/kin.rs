@@ -10,7 +10,9 @@ use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::client::HttpConnector;
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::signer::Signer;
-use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+use object_store::{
+    BackoffConfig, ClientOptions, ObjectMeta, ObjectStore, RetryConfig, UpdateVersion,
+};
 use url::Url;
 
 use crate::access::{Access, OfAmazon, OfAzure, OfGoogle};
@@ -56,6 +58,14 @@ impl Kin {
             Provider::Azure => azure,
         };
         open(address, remote).map_err(|error| Refusal::of_options(&error).into())
+    }
+
+    /// What tells an object from others by its key at another time.
+    pub(crate) fn version(&self, meta: &ObjectMeta) -> Option<String> {
+        self.signed.provider().version(UpdateVersion {
+            e_tag: meta.e_tag.clone(),
+            version: meta.version.clone(),
+        })
     }
 
     /// Whether the parts of an upload that somebody has begun were sent with checksums.

@@ -12,11 +12,11 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use futures_util::TryStreamExt;
 use object_store::path::Path as Key;
-use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStoreExt, UpdateVersion};
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStoreExt};
 use penstock_io::device::Device;
 use penstock_io::engine::Opened;
 use penstock_io::file::{Direct, File};
-use penstock_io::file_system::{self, Change, Entry, FileSystem, Files, Found, Kind};
+use penstock_io::file_system::{self, Change, Entry, FileSystem, Files, Found, Kind, Seen};
 use penstock_io::{Error, Result};
 
 use crate::address::Address;
@@ -24,7 +24,7 @@ use crate::conditional::{self, Place};
 use crate::engine::Requests;
 use crate::handle::{Object, Upload, Written};
 use crate::kin::{Kin, kind_of};
-use crate::provider::{Provider, version_of};
+use crate::provider::Provider;
 use crate::refusal::Refusal;
 use crate::remote::Remote;
 use crate::runtime;
@@ -153,21 +153,29 @@ impl Objects {
         self.run(|kin| async move { kin.store.head(&key).await.map_err(kind_of) })
     }
 
+    fn found(&self, meta: &ObjectMeta) -> Found {
+        Found {
+            kind: Kind::File,
+            bytes: meta.size,
+            identity: (hash(&self.address), hash(&meta.e_tag)),
+        }
+    }
+
     /// Puts a text, if that is to be.
     fn put(&self, key: Key, text: Bytes, place: Place) -> io::Result<()> {
         self.run(|kin| async move { conditional::put(&kin, &key, text, place).await })
     }
 
     /// Gives a text that is held here its name, or a small object a second one; returns which one that was.
-    fn name(&self, from: &Path, to: &Path, place: Place) -> io::Result<Option<UpdateVersion>> {
+    fn name(&self, from: &Path, to: &Path, place: Place) -> io::Result<Option<String>> {
         let (text, version) = match self.unnamed(from) {
             Some(upload) => (upload.text(), None),
             None => {
                 let key = self.address.key(from)?;
                 self.run(|kin| async move {
                     let found = kin.store.get(&key).await.map_err(kind_of)?;
-                    let version = version_of(&found.meta);
-                    Ok((found.bytes().await.map_err(kind_of)?, Some(version)))
+                    let version = kin.version(&found.meta);
+                    Ok((found.bytes().await.map_err(kind_of)?, version))
                 })?
             }
         };
@@ -184,10 +192,8 @@ impl Objects {
             return Ok(());
         }
         let key = self.address.key(from)?;
-        let removed = self.run(|kin| async move {
-            let version = version.ok_or(io::ErrorKind::Unsupported)?;
-            kin.signed.delete_if(&key, &version).await
-        });
+        let removed =
+            self.run(|kin| async move { kin.signed.delete_if(&key, version.as_deref()).await });
         if let Err(error) = &removed
             && error.kind() == io::ErrorKind::NotFound
         {
@@ -248,15 +254,18 @@ impl Objects {
             Change::Rename { from, to } => self.rename(from, to, Place::Any),
             Change::RenameNew { from, to } => self.rename(from, to, Place::Free),
             Change::Replace { from, to, seen } => {
-                let seen = Bytes::copy_from_slice(seen);
-                self.rename(from, to, Place::Of(seen))
+                let bytes = Bytes::copy_from_slice(&seen.bytes);
+                self.rename(from, to, Place::Of(bytes, seen.version.clone()))
             }
             Change::Link { from, to } => self.name(from, to, Place::Free).map(drop),
             Change::RemoveFile(path) => self.remove(path),
             Change::RemoveSeen(path, seen) => {
                 let key = self.address.key(path)?;
-                let seen = Bytes::copy_from_slice(seen);
-                self.run(|kin| async move { conditional::remove(&kin, &key, &seen).await })
+                let bytes = Bytes::copy_from_slice(&seen.bytes);
+                let version = seen.version.clone();
+                self.run(|kin| async move {
+                    conditional::remove(&kin, &key, &bytes, version.as_deref()).await
+                })
             }
         }
     }
@@ -334,12 +343,14 @@ impl Files for Objects {
                 identity: (hash(&self.address), hash(&path)),
             });
         }
-        let meta = self.head(path)?;
-        Ok(Found {
-            kind: Kind::File,
-            bytes: meta.size,
-            identity: (hash(&self.address), hash(&meta.e_tag)),
-        })
+        Ok(self.found(&self.head(path)?))
+    }
+
+    fn look_at_directory(&self, path: &Path) -> io::Result<Found> {
+        match self.look_below(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.look_at_file(path),
+            found => found,
+        }
     }
 
     fn follow(&self, path: &Path) -> io::Result<Found> {
@@ -386,16 +397,18 @@ impl Files for Objects {
                 reason: "it is an object".to_owned(),
             });
         }
-        let open = || {
-            let meta = self.head(path)?;
-            Ok(Object {
-                key: meta.location,
-                bytes: meta.size,
-                tag: meta.e_tag,
-            })
-        };
-        let object = open().map_err(|source| failed("open", path, source))?;
+        let object = self.head(path).map(Object::of);
+        let object = object.map_err(|source| failed("open", path, source))?;
         Ok(File::elsewhere(path, Arc::new(object)))
+    }
+
+    fn open_known(&self, path: &Path, direct: Direct, bytes: u64) -> Result<File> {
+        if direct == Direct::On {
+            return self.open(path, direct);
+        }
+        let key = self.address.key(path);
+        let key = key.map_err(|source| failed("open", path, source))?;
+        Ok(File::elsewhere(path, Arc::new(Object::known(key, bytes))))
     }
 
     fn read_range(&self, path: &Path, range: Range<u64>) -> io::Result<Vec<u8>> {
@@ -416,6 +429,22 @@ impl Files for Objects {
             let found = kin.store.get_opts(&key, options).await.map_err(kind_of)?;
             Ok(found.bytes().await.map_err(kind_of)?.to_vec())
         })
+    }
+
+    fn look_into(&self, path: &Path, bytes_max: u64) -> io::Result<(Found, Seen)> {
+        let key = self.address.key(path)?;
+        let (meta, version, bytes) = self.run(|kin| async move {
+            let found = kin.store.get(&key).await.map_err(kind_of)?;
+            let meta = found.meta.clone();
+            let bytes = match meta.size <= bytes_max {
+                true => found.bytes().await.map_err(kind_of)?.to_vec(),
+                false => Vec::new(),
+            };
+            let version = kin.version(&meta);
+            Ok((meta, version, bytes))
+        })?;
+        let found = self.found(&meta);
+        Ok((found, Seen { bytes, version }))
     }
 
     fn check_readable(&self, _: &Path) -> Result<()> {

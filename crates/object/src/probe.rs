@@ -21,7 +21,7 @@ use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersio
 
 use crate::kin::{Kin, kind_of};
 use crate::objects::Objects;
-use crate::provider::Provider;
+use crate::provider::{Provider, only_over};
 
 /// Creates of one key at one moment.
 const RACERS: usize = 8;
@@ -198,7 +198,7 @@ impl Probe {
         key: &Key,
         text: &'static [u8],
         mode: &PutMode,
-    ) -> io::Result<Option<UpdateVersion>> {
+    ) -> io::Result<Option<String>> {
         let mut tries = 0;
         loop {
             let options = PutOptions::from(mode.clone());
@@ -210,7 +210,9 @@ impl Probe {
             match put.await.map_err(kind_of) {
                 Ok(put) => {
                     let (e_tag, version) = (put.e_tag, put.version);
-                    return Ok(Some(UpdateVersion { e_tag, version }));
+                    let put = UpdateVersion { e_tag, version };
+                    let version = self.kin.signed.provider().version(put);
+                    return Ok(Some(version.unwrap_or_default()));
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
                 Err(error) if tries >= TRIES_MAX => return Err(error),
@@ -293,7 +295,7 @@ impl Probe {
 
     async fn replace(&self) -> io::Result<Seen> {
         let key = self.at("replaced");
-        let over = |seen: &UpdateVersion| PutMode::Update(seen.clone());
+        let over = |seen: &String| PutMode::Update(only_over(seen.clone()));
         let Some(first) = self.put(&key, b"first", &PutMode::Overwrite).await? else {
             return Ok(Err("a put without a condition was refused".to_owned()));
         };
@@ -302,8 +304,7 @@ impl Probe {
                 "it was refused though it was the one that was seen".to_owned()
             ));
         };
-        let condition = |seen: &UpdateVersion| self.kin.signed.provider().condition(seen);
-        if condition(&first) == condition(&second) {
+        if first == second {
             return Ok(Err("two different objects have one tag".to_owned()));
         }
         let third = self.put(&key, b"third", &over(&first)).await?;
@@ -321,7 +322,7 @@ impl Probe {
             version.ok_or_else(|| io::Error::other("a put without a condition was refused"))
         };
         let (first, second) = (put(b"first").await?, put(b"second").await?);
-        match self.kin.signed.delete_if(&key, &first).await {
+        match self.kin.signed.delete_if(&key, Some(&first)).await {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Ok(()) => {}
             Err(error) => return Err(error),
@@ -329,7 +330,7 @@ impl Probe {
         if !self.list(&self.key).await?.contains(&key) {
             return Ok(Err("the condition is not looked at".to_owned()));
         }
-        self.kin.signed.delete_if(&key, &second).await?;
+        self.kin.signed.delete_if(&key, Some(&second)).await?;
         Ok(match self.list(&self.key).await?.contains(&key) {
             true => Err("it stays though it was the one that was seen".to_owned()),
             false => Ok(()),

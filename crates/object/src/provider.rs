@@ -1,7 +1,7 @@
 //! Whose protocol a store speaks, and what differs between them in words and headers.
 
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, IF_MATCH};
-use object_store::{ObjectMeta, UpdateVersion};
+use object_store::UpdateVersion;
 
 /// Whose protocol a store speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,15 +53,21 @@ impl Provider {
         }
     }
 
-    /// What a request has that is to be carried out only while an object is the one that was seen;
-    /// `None` where nothing was seen that tells it.
-    pub(crate) fn condition(self, seen: &UpdateVersion) -> Option<(HeaderName, HeaderValue)> {
-        let (name, told) = match self {
-            Provider::Amazon | Provider::Azure => (IF_MATCH, &seen.e_tag),
-            Provider::Google => (GENERATION_MATCH, &seen.version),
+    /// What tells an object from others by its key at another time: its tag, or on Google its generation.
+    pub(crate) fn version(self, found: UpdateVersion) -> Option<String> {
+        match self {
+            Provider::Amazon | Provider::Azure => found.e_tag,
+            Provider::Google => found.version,
+        }
+    }
+
+    /// The header of a request that is to be carried out only while there is the object of this version.
+    pub(crate) fn condition(self, version: &str) -> Option<(HeaderName, HeaderValue)> {
+        let name = match self {
+            Provider::Amazon | Provider::Azure => IF_MATCH,
+            Provider::Google => GENERATION_MATCH,
         };
-        let value = HeaderValue::from_str(told.as_deref()?).ok()?;
-        Some((name, value))
+        Some((name, HeaderValue::from_str(version).ok()?))
     }
 
     pub(crate) fn words(self) -> Words {
@@ -83,10 +89,10 @@ impl Provider {
     }
 }
 
-/// What tells an object from another one by its key.
-pub(crate) fn version_of(meta: &ObjectMeta) -> UpdateVersion {
+/// A condition of the library's own requests; each provider looks at one of the two.
+pub(crate) fn only_over(version: String) -> UpdateVersion {
     UpdateVersion {
-        e_tag: meta.e_tag.clone(),
-        version: meta.version.clone(),
+        e_tag: Some(version.clone()),
+        version: Some(version),
     }
 }

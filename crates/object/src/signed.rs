@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use http::header::{HeaderName, HeaderValue};
 use http::{Method, StatusCode};
-use object_store::UpdateVersion;
 use object_store::client::HttpClient;
 use object_store::path::Path as Key;
 
@@ -78,8 +77,8 @@ impl Signed {
     /// [`io::ErrorKind::NotFound`] where there is none, or another one, and
     /// [`io::ErrorKind::Unsupported`] where nothing tells one from another. A request whose answer was
     /// lost is sent again, and refused so if it was carried out.
-    pub(crate) async fn delete_if(&self, key: &Key, seen: &UpdateVersion) -> io::Result<()> {
-        let condition = self.provider.condition(seen);
+    pub(crate) async fn delete_if(&self, key: &Key, version: Option<&str>) -> io::Result<()> {
+        let condition = version.and_then(|version| self.provider.condition(version));
         let (name, value) = condition.ok_or(io::ErrorKind::Unsupported)?;
         let ask = self.deletion(key).header(name, value);
         let mut tries = self.tries();

@@ -35,13 +35,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use penstock_io::file::{Direct, File};
-use penstock_io::file_system::{Change, FileSystem, Files};
+use penstock_io::file_system::{Change, Entry, FileSystem, Files};
 use penstock_io::trace;
 
 use crate::error::{Error, Result};
+use crate::format::directory::{entries, has};
 use crate::format::manifest::Manifest;
 use crate::format::name::{self, MANIFEST, PROTECTED};
-use crate::format::taken::misplaced;
+use crate::format::taken::{misplaced, misplaced_among};
 use crate::lease::Lease;
 use crate::progress::Progress;
 use directory::{make_directory, sync_ancestors};
@@ -120,15 +121,34 @@ impl Attempt {
             _renewal: renewal,
         };
         sync_ancestors(&attempt.path, file_system.as_ref())?;
-        if !overwrite && attempt.is_taken() {
-            return Err(attempt.exists());
-        }
-        if !overwrite && attempt.files().is_there(&attempt.path.join(PROTECTED)) {
-            // It has lost its manifest; what else it holds may be worth recovering.
-            let path = attempt.path.clone();
-            return Err(Error::Protected { path });
+        if !overwrite {
+            attempt.check_free()?;
         }
         Ok(attempt)
+    }
+
+    /// Refuses a directory that has a checkpoint, or has lost one.
+    fn check_free(&self) -> Result<()> {
+        let (is_taken, is_protected) = match self.is_swept_by_age() {
+            // One list says both.
+            true => {
+                let entries = entries(&self.path, self.files())?;
+                (self.is_taken_by(&entries), has(&entries, PROTECTED))
+            }
+            false => {
+                let protected = self.path.join(PROTECTED);
+                (self.is_taken(), self.files().is_there(&protected))
+            }
+        };
+        if is_taken {
+            return Err(self.exists());
+        }
+        if is_protected {
+            // It has lost its manifest; what else it holds may be worth recovering.
+            let path = self.path.clone();
+            return Err(Error::Protected { path });
+        }
+        Ok(())
     }
 
     /// Joins an attempt that another rank began, in a directory that is there.
@@ -168,6 +188,11 @@ impl Attempt {
     pub(crate) fn is_taken(&self) -> bool {
         let files = self.files();
         files.is_there(&self.path.join(MANIFEST)) || misplaced(&self.path, files).is_some()
+    }
+
+    /// The same, by what was listed.
+    fn is_taken_by(&self, entries: &[Entry]) -> bool {
+        has(entries, MANIFEST) || misplaced_among(&self.path, self.files(), entries).is_some()
     }
 
     /// What is there already, of it and of others.
@@ -342,7 +367,9 @@ impl Drop for Attempt {
         }
         // Best effort: what stays behind is an orphan that a sweep finds.
         let is_made = |name: &str| self.made.contains(&self.path.join(name));
-        let _ = beside::settle(&self.path, self.file_system.as_ref(), is_made);
+        if let Ok(listed) = entries(&self.path, self.files()) {
+            let _ = beside::settle(&self.path, self.file_system.as_ref(), &listed, is_made);
+        }
         for path in &self.made {
             let _ = self.file_system.change(Change::RemoveFile(path));
         }

@@ -58,6 +58,26 @@ pub struct Entry {
     pub modified: Option<SystemTime>,
 }
 
+/// A small file as it was read, for a change that is to be made only if it is still this one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// What tells it from others that have its name at another time, where the storage says so. Who gives
+    /// it spares a look at what is there.
+    pub version: Option<String>,
+}
+
+impl Seen {
+    /// One of which nothing but its bytes is known.
+    pub fn of(bytes: &[u8]) -> Seen {
+        Seen {
+            bytes: bytes.to_owned(),
+            version: None,
+        }
+    }
+}
+
 /// Something that has files, which can be looked at; nothing of this changes them.
 pub trait Files: fmt::Debug + Send + Sync {
     /// What has this name; a link itself, not what it leads to.
@@ -73,6 +93,14 @@ pub trait Files: fmt::Debug + Send + Sync {
     /// As [`look`](Files::look).
     fn look_at_file(&self, path: &Path) -> io::Result<Found> {
         self.look(path)
+    }
+
+    /// As [`follow`](Files::follow), of a name that is nothing or a directory's.
+    ///
+    /// # Errors
+    /// As [`look`](Files::look).
+    fn look_at_directory(&self, path: &Path) -> io::Result<Found> {
+        self.follow(path)
     }
 
     /// What this name leads to.
@@ -99,6 +127,16 @@ pub trait Files: fmt::Debug + Send + Sync {
     /// As [`File::open`].
     fn open(&self, path: &Path, direct: Direct) -> Result<File>;
 
+    /// As [`open`](Files::open), of a file whose length is known. Where opening would be a request none is
+    /// made: a file that is missing, or has another length, is an error of what is read of it.
+    ///
+    /// # Errors
+    /// As [`open`](Files::open).
+    fn open_known(&self, path: &Path, direct: Direct, bytes: u64) -> Result<File> {
+        let _ = bytes;
+        self.open(path, direct)
+    }
+
     /// Bytes of a regular file, fewer where it ends; for small texts.
     ///
     /// # Errors
@@ -111,6 +149,21 @@ pub trait Files: fmt::Debug + Send + Sync {
     /// The system's.
     fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
         self.read_range(path, 0..u64::MAX)
+    }
+
+    /// What has this name, as [`look_at_file`](Files::look_at_file) tells it, and all bytes of that if it is a
+    /// regular file of no more than `bytes_max`; none of anything else. One request, where each look is one.
+    ///
+    /// # Errors
+    /// The system's.
+    fn look_into(&self, path: &Path, bytes_max: u64) -> io::Result<(Found, Seen)> {
+        let found = self.look_at_file(path)?;
+        let bytes = match found.kind == Kind::File && found.bytes <= bytes_max {
+            true => self.read(path)?,
+            false => Vec::new(),
+        };
+        let version = None;
+        Ok((found, Seen { bytes, version }))
     }
 
     /// Checks that this process may read a file, without opening it.

@@ -5,7 +5,7 @@ use std::path::Path;
 use penstock_io::file_system::Files;
 
 use crate::error::{Error, Result};
-use crate::format::description::check_length;
+use crate::format::description::read_checked;
 use crate::format::digest::Digest;
 use crate::format::manifest::BesideEntry;
 
@@ -27,9 +27,7 @@ pub(super) fn read_either(path: &Path, files: &dyn Files, entry: &BesideEntry) -
 }
 
 fn read_as(path: &Path, files: &dyn Files, name: &str, entry: &BesideEntry) -> Result<Vec<u8>> {
-    check_length(path, files, name, entry.bytes)?;
-    let file = path.join(name);
-    let text = files.read(&file).map_err(Error::storage("read", &file))?;
+    let text = read_checked(path, files, name, entry.bytes)?;
     let (found, expected) = (Digest::of(&text), entry.digest);
     if found == expected {
         return Ok(text);

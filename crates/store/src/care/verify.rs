@@ -8,16 +8,19 @@ use penstock_io::file_system::Files;
 
 use crate::care::beside;
 use crate::error::{Error, Result};
-use crate::format::description::{read_manifest, read_part};
+use crate::format::description::{Sizes, read_manifest, read_part};
 use crate::format::part::{FileEntry, Part, TensorEntry};
-use crate::format::shard::{self, Header, HeaderTensor, LENGTH_BYTES};
+use crate::format::shard::{self, Header, HeaderTensor};
 use crate::lease::Lease;
-use crate::load::checkpoint::{global_tensors_of, open_shard, touched_tensor};
+use crate::load::checkpoint::{global_tensors_of, open_shard, open_unseen, touched_tensor};
 use crate::options::Options;
 use crate::pipeline::read::{OnDamage, Source, read};
 use crate::plan::read::plan;
 use crate::progress::Progress;
 use crate::report::{Problem, Run, VerifyReport};
+
+/// Bytes that most headers have no more than: what is read of a file before its header's length is known.
+const HEADER_BYTES: u64 = 64 << 10;
 
 /// Reads every file of the checkpoint at `path` and lists all damage.
 ///
@@ -41,11 +44,10 @@ pub(crate) fn verify_as(
     loop {
         let mut report = VerifyReport::default();
         let id = verify_files(path, on_damage, options, progress, &mut report)?;
-        let now = read_manifest(path, files)
-            .map(|(manifest, _)| manifest.id)
-            .ok();
+        let now = || read_manifest(path, files).map(|(manifest, _)| manifest.id);
         // What is missing because another checkpoint took its place is no damage.
-        if report.problems.is_empty() || id.is_none() || now.is_none() || id == now {
+        let is_replaced = |id: &String| now().is_ok_and(|now| now != *id);
+        if report.problems.is_empty() || !id.as_ref().is_some_and(is_replaced) {
             report.seconds = begun.elapsed().as_secs_f64();
             return Ok(report);
         }
@@ -136,13 +138,19 @@ fn verify_shards(
     let mut run = Run::default();
     let mut sources: Vec<Source<'_>> = Vec::new();
     let mut numbers = Vec::new();
+    let sizes = Sizes::of(path, files, part.files.len());
     let mut listed = vec![Vec::new(); part.files.len()];
     for tensor in &part.tensors {
         listed[tensor.file].push(tensor);
     }
     for (number, (entry, listed)) in part.files.iter().zip(listed).enumerate() {
         report.files += 1;
-        let opened = open_shard(path, files, entry, settings.direct, &mut run);
+        let opened = match files.has_directories() {
+            true => open_shard(path, files, entry, settings.direct, &mut run),
+            false => sizes
+                .check(entry)
+                .and_then(|()| open_unseen(path, files, entry, settings.direct)),
+        };
         if let Some(source) = or_problem(opened, report)? {
             or_problem(check_header(path, files, entry, listed, progress), report)?;
             sources.push(source);
@@ -190,12 +198,17 @@ fn check_header(
         let read = files.read_range(&file, range);
         read.map_err(Error::storage("read", &file))
     };
-    let mut start = read(0..LENGTH_BYTES)?;
+    let first = entry.bytes.min(HEADER_BYTES);
+    progress.pay(first)?;
+    let mut start = read(0..first)?;
     let prefix = start.first_chunk().copied().unwrap_or_default();
     let end =
         shard::header_end(prefix, entry.bytes).map_err(|error| malformed(error.to_string()))?;
-    progress.pay(end)?;
-    start.extend(read(LENGTH_BYTES..end)?);
+    if end > first {
+        progress.pay(end - first)?;
+        start.extend(read(first..end)?);
+    }
+    start.truncate(end as usize);
     let header =
         shard::parse_header(&start, entry.bytes).map_err(|error| malformed(error.to_string()))?;
     compare(&header, listed).map_err(malformed)

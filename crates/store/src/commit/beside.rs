@@ -14,11 +14,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use penstock_io::file_system::{Change, FileSystem};
+use penstock_io::file_system::{Change, Entry, FileSystem};
 
-use super::files::remove_file;
+use super::files::discard;
 use crate::error::{Error, Result};
-use crate::format::directory::names;
 use crate::format::name::{self, beside_of};
 
 /// Puts copies of an attempt's files in their places.
@@ -39,8 +38,10 @@ pub(super) fn place<'a>(
 
 fn put(path: &Path, file_system: &dyn FileSystem, id: &str, name: &str, text: &[u8]) -> Result<()> {
     let (temporary, copy) = (path.join(name::temporary_copy(id)), path.join(name));
-    // Of whoever died here before.
-    remove_file(&temporary, file_system)?;
+    if file_system.files().has_directories() {
+        // Of whoever died here before. Elsewhere it has no name before it has its own.
+        discard(&temporary, file_system)?;
+    }
     let file = file_system.create_temporary(&temporary)?;
     file_system.change(Change::Write(&file, text))?;
     file_system.change(Change::SyncData(&file))?;
@@ -58,26 +59,27 @@ struct Copies {
     staying: Option<(String, Vec<u8>)>,
 }
 
-/// Does to the copies what becomes of the attempt files that `is_going` picks, before those are
+/// Does to the copies what becomes of the attempt files among `entries` that `is_going` picks, before those are
 /// removed: a copy of one goes too, or gives way to that of one that stays. What somebody has edited
 /// stays as it is.
 pub(crate) fn settle(
     path: &Path,
     file_system: &dyn FileSystem,
+    entries: &[Entry],
     is_going: impl Fn(&str) -> bool,
 ) -> Result<()> {
     let mut all: BTreeMap<String, Copies> = BTreeMap::new();
     let files = file_system.files();
-    for file in names(path, files)? {
-        let (Some(name), Some(id)) = (beside_of(&file), name::attempt_of(&file)) else {
+    for file in entries.iter().filter_map(|entry| entry.name.to_str()) {
+        let (Some(name), Some(id)) = (beside_of(file), name::attempt_of(file)) else {
             continue;
         };
         // Somebody else may remove it at the same time, and what cannot be read has no copy here.
-        let Ok(text) = files.read(&path.join(&file)) else {
+        let Ok(text) = files.read(&path.join(file)) else {
             continue;
         };
         let copies = all.entry(name.to_owned()).or_default();
-        match is_going(&file) {
+        match is_going(file) {
             true => copies.going.push(text),
             false => copies.staying = Some((id.to_owned(), text)),
         }
@@ -101,7 +103,7 @@ pub(crate) fn settle(
                 is_changed = true;
             }
             None if is_free && found.is_some() => {
-                remove_file(&copy, file_system)?;
+                discard(&copy, file_system)?;
                 is_changed = true;
             }
             _ => {}

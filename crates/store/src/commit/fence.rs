@@ -29,8 +29,8 @@ use std::path::{Path, PathBuf};
 use penstock_io::file::Direct;
 use penstock_io::file_system::{Change, Entry, FileSystem, Files};
 
-use super::files::remove_file;
-use super::leftovers::remove_attempt_files;
+use super::files::discard;
+use super::leftovers::remove_attempt_files_among;
 use crate::error::{Error, Result};
 use crate::format::description::read_manifest;
 use crate::format::directory::entries;
@@ -53,23 +53,25 @@ pub(crate) fn clear(
     let files = file_system.files();
     let is_its = |name: &str| attempt_of(name) == Some(id) && !is_fence(name);
     let looked = entries(path, files);
-    let looked = looked.map(|mut entries| {
-        entries.retain(|entry| entry.name.to_str().is_some_and(is_its));
-        is_dead(&entries) && is_free(path, files, id)
+    let looked = looked.map(|entries| {
+        let mut own = entries.clone();
+        own.retain(|entry| entry.name.to_str().is_some_and(is_its));
+        (is_dead(&own) && is_free(path, files, id)).then_some(entries)
     });
-    match looked {
-        Ok(true) => {}
+    let listed = match looked {
+        Ok(Some(listed)) => listed,
         looked => {
-            let removed = remove_file(&fence, file_system);
-            return looked.and(removed).map(|_| None);
+            let removed = discard(&fence, file_system);
+            return looked.and(removed).map(|()| None);
         }
-    }
-    // Where one of them cannot be removed, the fence stays for whoever goes on.
-    let removed_bytes = remove_attempt_files(path, file_system, is_its)?;
+    };
+    // What it makes since it was listed stays: it was not seen to be dead. Where one of them cannot be
+    // removed, the fence stays for whoever goes on.
+    let removed_bytes = remove_attempt_files_among(path, file_system, &listed, is_its)?;
     for dead in dead_fences {
-        remove_file(&path.join(dead), file_system)?;
+        discard(&path.join(dead), file_system)?;
     }
-    remove_file(&fence, file_system)?;
+    discard(&fence, file_system)?;
     Ok(Some(removed_bytes))
 }
 
@@ -93,9 +95,18 @@ pub(crate) fn flaw<'a>(
     path: &Path,
     files: &dyn Files,
     id: &str,
-    mut expected: impl Iterator<Item = &'a str>,
+    expected: impl Iterator<Item = &'a str>,
 ) -> Result<Option<PathBuf>> {
-    let entries = entries(path, files)?;
+    Ok(flaw_among(path, &entries(path, files)?, id, expected))
+}
+
+/// The same, by what was listed.
+pub(crate) fn flaw_among<'a>(
+    path: &Path,
+    entries: &[Entry],
+    id: &str,
+    mut expected: impl Iterator<Item = &'a str>,
+) -> Option<PathBuf> {
     let there: HashSet<&str> = entries
         .iter()
         .filter_map(|entry| entry.name.to_str())
@@ -103,8 +114,8 @@ pub(crate) fn flaw<'a>(
     let is_raised =
         |name: &&&str| (is_fence(name) || is_taken_manifest(name)) && attempt_of(name) == Some(id);
     if let Some(fence) = there.iter().find(is_raised) {
-        return Ok(Some(path.join(fence)));
+        return Some(path.join(fence));
     }
     let missing = expected.find(|name| !there.contains(name));
-    Ok(missing.map(|name| path.join(name)))
+    missing.map(|name| path.join(name))
 }

@@ -22,6 +22,11 @@ pub(crate) fn link_new(
     }
 }
 
+/// Removes a file, if it is there, whose bytes nobody asks for.
+pub(crate) fn discard(path: &Path, file_system: &dyn FileSystem) -> Result<()> {
+    remove_listed(path, 0, file_system).map(drop)
+}
+
 /// What file systems without hard links answer (FAT, some in user space): EPERM, ENOSYS,
 /// EOPNOTSUPP.
 fn has_no_links(kind: io::ErrorKind) -> bool {
@@ -37,6 +42,12 @@ pub(crate) fn remove_file(path: &Path, file_system: &dyn FileSystem) -> Result<u
         .files()
         .look_at_file(path)
         .map_or(0, |found| found.bytes);
+    remove_listed(path, bytes, file_system)
+}
+
+/// The same of a file whose bytes are known. Where removing what is gone is no error, those of one that
+/// somebody else has removed meanwhile count as well.
+pub(crate) fn remove_listed(path: &Path, bytes: u64, file_system: &dyn FileSystem) -> Result<u64> {
     match file_system.change(Change::RemoveFile(path)) {
         Ok(()) => Ok(bytes),
         Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Ok(0),

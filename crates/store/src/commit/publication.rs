@@ -6,11 +6,12 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use penstock_io::file_system::Change;
+use penstock_io::file_system::{Change, Seen};
 
 use super::files::link_new;
 use super::{Attempt, End, fence};
 use crate::error::{Error, Result};
+use crate::format::directory::entries;
 use crate::format::name::{self, MANIFEST};
 
 /// How often others may be faster at replacing a checkpoint.
@@ -23,10 +24,7 @@ impl Attempt {
     /// Publishes the manifest: from here on the checkpoint is complete, whatever happens.
     pub(crate) fn publish(&mut self, text: &[u8], overwrite: bool) -> Result<()> {
         let temporary = self.write_temporary(&name::temporary_manifest(&self.id), text)?;
-        self.check_made(&temporary)?;
-        if !overwrite && !self.is_guarded() && self.is_taken() {
-            return Err(self.exists());
-        }
+        self.check_publishable(&temporary, overwrite)?;
         let manifest = self.path.join(MANIFEST);
         let (from, to) = (temporary.as_path(), manifest.as_path());
         let moved = match overwrite {
@@ -56,8 +54,8 @@ impl Attempt {
     fn replace(&mut self, from: &Path, to: &Path) -> penstock_io::Result<()> {
         let mut turns = 0;
         loop {
-            let seen = match self.files().read(to) {
-                Ok(seen) => Some(seen),
+            let seen = match self.files().look_into(to, u64::MAX) {
+                Ok((_, seen)) => Some(seen),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
                 Err(source) => {
                     return Err(penstock_io::Error::Storage {
@@ -76,7 +74,7 @@ impl Attempt {
                 // Somebody else was faster.
                 Err(error) if error.kind().is_some_and(fence::is_gone) && turns < TURNS_MAX => {}
                 Ok(()) => {
-                    self.replaced = seen;
+                    self.replaced = seen.map(|seen| seen.bytes);
                     return Ok(());
                 }
                 failed => return failed,
@@ -109,7 +107,10 @@ impl Attempt {
         let is_deleted = name.is_some_and(name::is_taken_manifest);
         let changed = match self.replaced.as_ref().filter(|_| !is_deleted) {
             Some(replaced) => self.put_back(manifest, text, replaced),
-            None => self.file_system.change(Change::RemoveSeen(manifest, text)),
+            None => {
+                let seen = &Seen::of(text);
+                self.file_system.change(Change::RemoveSeen(manifest, seen))
+            }
         };
         match changed {
             Ok(()) => Err(swept(missing)),
@@ -140,7 +141,7 @@ impl Attempt {
         self.file_system.change(Change::Replace {
             from: &from,
             to: manifest,
-            seen: text,
+            seen: &Seen::of(text),
         })
     }
 
@@ -150,20 +151,28 @@ impl Attempt {
     }
 
     /// Somebody who does not see our lease may have removed a file: what is incomplete is not
-    /// published.
-    fn check_made(&self, temporary: &Path) -> Result<()> {
+    /// published. Nor is what would come to lie over another checkpoint.
+    fn check_publishable(&self, temporary: &Path, overwrite: bool) -> Result<()> {
         if self.is_swept_by_age() {
+            // One list says all of it.
+            let entries = entries(&self.path, self.files())?;
             let made = self.made.iter().filter(|path| *path != temporary);
             let own = made.filter_map(|path| path.file_name()?.to_str());
             let expected = own.chain(self.others.iter().map(String::as_str));
-            let flaw = fence::flaw(&self.path, self.files(), &self.id, expected)?;
-            return flaw.map_or(Ok(()), |missing| Err(swept(missing)));
+            return match fence::flaw_among(&self.path, &entries, &self.id, expected) {
+                Some(missing) => Err(swept(missing)),
+                None if !overwrite && self.is_taken_by(&entries) => Err(self.exists()),
+                None => Ok(()),
+            };
         }
-        let mut made = self.made.iter();
-        made.try_for_each(|path| match self.files().follow(path) {
-            Ok(_) => Ok(()),
-            Err(source) => Err(Error::storage("publish", path)(source)),
-        })
+        for path in &self.made {
+            let found = self.files().follow(path);
+            found.map_err(Error::storage("publish", path))?;
+        }
+        match !overwrite && !self.is_guarded() && self.is_taken() {
+            true => Err(self.exists()),
+            false => Ok(()),
+        }
     }
 
     /// Decides what a failed publication was. What storage is reached over a network may report

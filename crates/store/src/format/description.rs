@@ -4,21 +4,21 @@
 //! second time past the page cache, since a transfer can go wrong where the stored bytes are right.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use penstock_io::file::Direct;
-use penstock_io::file_system::{Files, Kind};
+use penstock_io::file_system::{Files, Found, Kind};
 
 use crate::error::{Error, Result};
 use crate::format::digest::Digest;
-use crate::format::directory::names;
+use crate::format::directory::{entries, has, names};
 use crate::format::manifest::{Manifest, PartEntry};
 use crate::format::name::{MANIFEST, PROTECTED, is_attempt_file, is_step};
 use crate::format::part::{FileEntry, Part};
 use crate::format::plain;
-use crate::format::taken::misplaced;
+use crate::format::taken::{misplaced, misplaced_among};
 
 /// A manifest names parts and holds the user's metadata: megabytes at most.
 pub(crate) const MANIFEST_BYTES_MAX: u64 = 64 << 20;
@@ -35,17 +35,30 @@ pub(crate) fn read_manifest(path: &Path, files: &dyn Files) -> Result<(Manifest,
         if !matches!(found, Err(Error::Incomplete { .. })) {
             break;
         }
-        // Where there is none either, it may have been put back since.
-        let elsewhere = misplaced(path, files);
-        found = read_manifest_at(path, elsewhere.as_ref().unwrap_or(&file), files);
+        let Some(place) = place_of(&file, path, files) else {
+            break;
+        };
+        found = read_manifest_at(path, &place, files);
     }
     found
+}
+
+/// Where a manifest may be that was not there.
+fn place_of(manifest: &Path, path: &Path, files: &dyn Files) -> Option<PathBuf> {
+    if files.has_directories() {
+        // Where it is nowhere else either, it may have been put back since.
+        return Some(misplaced(path, files).unwrap_or_else(|| manifest.to_owned()));
+    }
+    // A list is of one moment: what is not in it was nowhere then.
+    let listed = entries(path, files).ok()?;
+    let is_back = has(&listed, MANIFEST).then(|| manifest.to_owned());
+    is_back.or_else(|| misplaced_among(path, files, &listed))
 }
 
 fn read_manifest_at(path: &Path, file: &Path, files: &dyn Files) -> Result<(Manifest, u64)> {
     let failed = |source| no_manifest(path, file, files, source);
     // A FIFO would keep the reader waiting, a device would never end.
-    let found = files.look_at_file(file).map_err(failed)?;
+    let (found, seen) = files.look_into(file, MANIFEST_BYTES_MAX).map_err(failed)?;
     if let Some(flaw) = plain::flaw(&found) {
         return Err(Error::corrupt(path, MANIFEST, flaw));
     }
@@ -53,14 +66,16 @@ fn read_manifest_at(path: &Path, file: &Path, files: &dyn Files) -> Result<(Mani
         let detail = format!("{} bytes are too many for a manifest", found.bytes);
         return Err(Error::corrupt(path, MANIFEST, detail));
     }
-    let read = |again: bool| read_text(file, files, again).map_err(failed);
-    let manifest = believe(read, |text| Ok((Manifest::parse(text, path)?, text.len())))?;
+    let again = || read_again(file, files).map_err(failed);
+    let manifest = believe(&seen.bytes, again, |text| {
+        Ok((Manifest::parse(text, path)?, text.len()))
+    })?;
     Ok((manifest.0, manifest.1 as u64))
 }
 
 /// Tells a path that is not there from a directory without a manifest.
 fn no_manifest(path: &Path, file: &Path, files: &dyn Files, source: io::Error) -> Error {
-    match files.follow(path) {
+    match files.look_at_directory(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Error::NotFound {
             path: path.to_owned(),
         },
@@ -107,9 +122,9 @@ pub(crate) fn read_part(
 ) -> Result<Part> {
     let corrupt = |detail: String| Error::corrupt(path, &entry.file, detail);
     let file = path.join(&entry.file);
-    check_length(path, files, &entry.file, entry.bytes)?;
-    let read = |again: bool| read_text(&file, files, again).map_err(Error::storage("read", &file));
-    believe(read, |text| {
+    let text = read_checked(path, files, &entry.file, entry.bytes)?;
+    let again = || read_again(&file, files).map_err(Error::storage("read", &file));
+    believe(&text, again, |text| {
         let found = Digest::of(text);
         if text.len() as u64 != entry.bytes || found != entry.digest {
             let expected = entry.digest;
@@ -121,60 +136,88 @@ pub(crate) fn read_part(
     })
 }
 
+/// A small file of the checkpoint, which has to be there, regular and of the recorded size.
+pub(crate) fn read_checked(
+    path: &Path,
+    files: &dyn Files,
+    name: &str,
+    expected: u64,
+) -> Result<Vec<u8>> {
+    let file = path.join(name);
+    let (found, bytes) = match files.look_into(&file, expected) {
+        Ok((found, seen)) => (Ok(found), seen.bytes),
+        Err(error) => (Err(error), Vec::new()),
+    };
+    judge(path, name, expected, found)?;
+    Ok(bytes)
+}
+
 /// Parses a file; before it is taken for damaged, it is read once more.
 fn believe<T>(
-    read: impl Fn(bool) -> Result<Vec<u8>>,
+    text: &[u8],
+    again: impl Fn() -> Result<Vec<u8>>,
     parse: impl Fn(&[u8]) -> Result<T>,
 ) -> Result<T> {
-    match parse(&read(false)?) {
-        Err(Error::Corrupt { .. }) => parse(&read(true)?),
+    match parse(text) {
+        Err(Error::Corrupt { .. }) => parse(&again()?),
         result => result,
     }
 }
 
-/// A whole file; `again` past what the page cache has of it.
-fn read_text(file: &Path, files: &dyn Files, again: bool) -> io::Result<Vec<u8>> {
-    if again && let Ok(file) = files.open(file, Direct::Off) {
-        // A page cache would give the same bytes again; the device may not.
+/// A whole file, past what the page cache has of it.
+fn read_again(file: &Path, files: &dyn Files) -> io::Result<Vec<u8>> {
+    // A page cache would give the same bytes again; the device may not. What is elsewhere has none.
+    if files.has_directories()
+        && let Ok(file) = files.open(file, Direct::Off)
+    {
         let _ = file.drop_cache();
     }
     files.read(file)
 }
 
-pub(crate) fn check_size(path: &Path, files: &dyn Files, file: &FileEntry) -> Result<()> {
-    check_length(path, files, &file.name, file.bytes)
+/// The sizes of files of a checkpoint. Where each look is a request, one list does for all of them; who may
+/// not list looks.
+pub(crate) struct Sizes<'a> {
+    path: &'a Path,
+    files: &'a dyn Files,
+    listed: HashMap<OsString, Option<u64>>,
 }
 
-/// Checks the sizes of files. Where each look is a request, one list does for all of them; who may not
-/// list looks.
-pub(crate) fn check_sizes(path: &Path, files: &dyn Files, entries: &[FileEntry]) -> Result<()> {
-    let is_listed = entries.len() > 1 && !files.has_directories();
-    let listed = match is_listed {
-        true => files.list(path).unwrap_or_default(),
-        false => Vec::new(),
-    };
-    let listed: HashMap<_, _> = listed
-        .into_iter()
-        .map(|entry| (entry.name, entry.bytes))
-        .collect();
-    for entry in entries {
-        if listed.get(OsStr::new(&entry.name)) != Some(&Some(entry.bytes)) {
-            check_size(path, files, entry)?;
+impl<'a> Sizes<'a> {
+    /// Those of so many files.
+    pub(crate) fn of(path: &'a Path, files: &'a dyn Files, count: usize) -> Sizes<'a> {
+        let listed = match count > 1 && !files.has_directories() {
+            true => files.list(path).unwrap_or_default(),
+            false => Vec::new(),
+        };
+        let listed = listed.into_iter();
+        Sizes {
+            path,
+            files,
+            listed: listed.map(|entry| (entry.name, entry.bytes)).collect(),
         }
     }
-    Ok(())
+
+    /// As [`check_size`].
+    pub(crate) fn check(&self, entry: &FileEntry) -> Result<()> {
+        match self.listed.get(OsStr::new(&entry.name)) == Some(&Some(entry.bytes)) {
+            true => Ok(()),
+            false => check_size(self.path, self.files, entry),
+        }
+    }
 }
 
 /// Checks that a file of the checkpoint is there, regular, of the recorded size, and no secret to this
 /// process: a checkpoint that cannot be read must not count as one that others are deleted for.
-pub(crate) fn check_length(
-    path: &Path,
-    files: &dyn Files,
-    name: &str,
-    expected: u64,
-) -> Result<()> {
-    let file = path.join(name);
-    match files.look_at_file(&file) {
+pub(crate) fn check_size(path: &Path, files: &dyn Files, entry: &FileEntry) -> Result<()> {
+    let file = path.join(&entry.name);
+    judge(path, &entry.name, entry.bytes, files.look_at_file(&file))?;
+    Ok(files.check_readable(&file)?)
+}
+
+/// Whether what was found is a regular file of the recorded size.
+fn judge(path: &Path, name: &str, expected: u64, found: io::Result<Found>) -> Result<()> {
+    match found {
         Ok(found) if found.kind != Kind::File => {
             let flaw = plain::flaw(&found).unwrap_or_default();
             Err(Error::corrupt(path, name, flaw))
@@ -187,13 +230,13 @@ pub(crate) fn check_length(
                 format!("it has {found} bytes instead of {expected}"),
             ))
         }
-        Ok(_) => Ok(files.check_readable(&file)?),
+        Ok(_) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Err(Error::corrupt(path, name, "the file is missing"))
         }
         Err(source) => Err(Error::Storage {
             operation: "stat",
-            path: file,
+            path: path.join(name),
             source,
         }),
     }
@@ -201,7 +244,7 @@ pub(crate) fn check_length(
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
+    use std::cell::Cell;
 
     use penstock_io::file_system::Native;
 
@@ -216,35 +259,28 @@ mod tests {
 
     #[test]
     fn a_transfer_that_went_wrong_once_is_no_damage() {
-        let readings = RefCell::new(Vec::new());
-        let read = |again| {
-            readings.borrow_mut().push(again);
-            Ok(vec![3, 1, if again { 2 } else { 9 }])
-        };
-        assert_eq!(believe(read, sum).unwrap(), 3);
-        assert_eq!(*readings.borrow(), [false, true]);
+        let again = || Ok(vec![3, 1, 2]);
+        assert_eq!(believe(&[3, 1, 9], again, sum).unwrap(), 3);
     }
 
     #[test]
     fn what_is_wrong_twice_is_damage_and_what_is_right_is_read_once() {
-        let count = RefCell::new(0);
-        let read = |text: &[u8]| {
-            *count.borrow_mut() += 1;
-            Ok(text.to_vec())
+        let count = Cell::new(0);
+        let again = || {
+            count.set(count.get() + 1);
+            Ok(vec![1])
         };
-        let damaged = believe(|_| read(&[1]), sum);
+        let damaged = believe(&[1], again, sum);
         assert!(matches!(damaged, Err(Error::Corrupt { .. })));
-        assert_eq!(count.take(), 2);
-        assert_eq!(believe(|_| read(&[0]), sum).unwrap(), 0);
         assert_eq!(count.take(), 1);
+        assert_eq!(believe(&[0], again, sum).unwrap(), 0);
+        assert_eq!(count.take(), 0);
     }
 
     #[test]
     fn a_second_reading_reads_the_file() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "text").unwrap();
-        for again in [false, true] {
-            assert_eq!(read_text(file.path(), &Native, again).unwrap(), b"text");
-        }
+        assert_eq!(read_again(file.path(), &Native).unwrap(), b"text");
     }
 }

@@ -19,6 +19,11 @@ pub(crate) fn entries(path: &Path, files: &dyn Files) -> Result<Vec<Entry>> {
     }
 }
 
+/// Whether a name is among what was listed.
+pub(crate) fn has(entries: &[Entry], name: &str) -> bool {
+    entries.iter().any(|entry| entry.name == name)
+}
+
 /// The names in a directory that are text, as all of ours are.
 pub(crate) fn names(path: &Path, files: &dyn Files) -> Result<Vec<String>> {
     let names = entries(path, files)?.into_iter();
@@ -33,8 +38,23 @@ pub(crate) fn attempt_files(
     files: &dyn Files,
     select: impl Fn(&str) -> bool,
 ) -> Result<Vec<(PathBuf, u64)>> {
+    Ok(attempt_files_among(
+        path,
+        files,
+        &entries(path, files)?,
+        select,
+    ))
+}
+
+/// The same, of what was listed: where each is a request, one list answers for many.
+pub(crate) fn attempt_files_among(
+    path: &Path,
+    files: &dyn Files,
+    entries: &[Entry],
+    select: impl Fn(&str) -> bool,
+) -> Vec<(PathBuf, u64)> {
     let mut selected = Vec::new();
-    for entry in entries(path, files)? {
+    for entry in entries {
         let Some(name) = entry.name.to_str() else {
             continue;
         };
@@ -45,7 +65,7 @@ pub(crate) fn attempt_files(
             selected.push((file, bytes));
         }
     }
-    Ok(selected)
+    selected
 }
 
 /// Whether the step in a directory is protected, by whatever name.

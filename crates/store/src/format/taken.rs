@@ -4,10 +4,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use penstock_io::file_system::Files;
+use penstock_io::file_system::{Entry, Files};
 
 use crate::error::{Error, Result};
-use crate::format::directory::{attempt_files, is_protected_at};
+use crate::format::directory::{attempt_files_among, entries, is_protected_at};
 use crate::format::manifest::Manifest;
 use crate::format::name::{self, attempt_of};
 
@@ -35,21 +35,34 @@ impl Taken {
 /// The manifest of a checkpoint that a deletion has taken by mistake, if there is one: that of
 /// another checkpoint, or of one that was protected in time.
 pub(crate) fn misplaced(path: &Path, files: &dyn Files) -> Option<PathBuf> {
-    let taken = all_taken(path, files).ok()?;
+    misplaced_among(path, files, &entries(path, files).ok()?)
+}
+
+/// The same, by what was listed.
+pub(crate) fn misplaced_among(
+    path: &Path,
+    files: &dyn Files,
+    entries: &[Entry],
+) -> Option<PathBuf> {
+    let taken = taken_among(path, files, entries).ok()?;
     let is_protected = !taken.is_empty() && is_protected_at(path, files);
     let is_found = |taken: &Taken| taken.is_misplaced() || (is_protected && taken.is_meant());
     let mut taken = taken.into_iter();
     taken.find(is_found).map(|taken| taken.file)
 }
 
-/// What deletions have taken away and neither finished nor put back.
-pub(crate) fn all_taken(path: &Path, files: &dyn Files) -> Result<Vec<Taken>> {
+/// What deletions have taken away and neither finished nor put back, of what was listed.
+pub(crate) fn taken_among(path: &Path, files: &dyn Files, entries: &[Entry]) -> Result<Vec<Taken>> {
     let is_taken = |name: &str| name::is_taken_manifest(name);
     let mut all = Vec::new();
-    for (file, _) in attempt_files(path, files, is_taken)? {
+    for (file, _) in attempt_files_among(path, files, entries, is_taken) {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         let meant = attempt_of(&name).unwrap_or_default().to_owned();
         let found = id_of(&file, path, files)?;
+        if found.is_none() && !files.is_there(&file) {
+            // Whoever took it has finished since.
+            continue;
+        }
         all.push(Taken { file, meant, found });
     }
     Ok(all)
@@ -57,7 +70,7 @@ pub(crate) fn all_taken(path: &Path, files: &dyn Files) -> Result<Vec<Taken>> {
 
 /// Whether something lies there that a deletion has taken, and nobody knows whose it is.
 pub(crate) fn has_unknown(path: &Path, files: &dyn Files) -> bool {
-    let all = all_taken(path, files);
+    let all = entries(path, files).and_then(|entries| taken_among(path, files, &entries));
     !all.is_ok_and(|all| all.iter().all(|taken| taken.found.is_some()))
 }
 

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -13,7 +12,7 @@ use penstock_io::trace;
 use serde_json::value::RawValue;
 
 use crate::error::{Error, Result};
-use crate::format::description::{check_size, check_sizes, read_manifest, read_part};
+use crate::format::description::{Sizes, check_size, read_manifest, read_part};
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::manifest::Manifest;
 use crate::format::name::MANIFEST;
@@ -22,7 +21,6 @@ use crate::lease::Lease;
 use crate::options::Options;
 use crate::pipeline::damage::Damage;
 use crate::pipeline::read::{OnDamage, Source, read};
-use crate::pipeline::run_workers;
 use crate::pipeline::target::Target;
 use crate::plan::read::{FileFacts, Goal, Item, Placement, Request, plan};
 use crate::plan::reshard::GlobalTensors;
@@ -32,9 +30,6 @@ use crate::tier;
 
 /// How often a checkpoint may be replaced while it is opened.
 const REPLACED_MAX: usize = 16;
-
-/// Files that are opened at a time where each is a request.
-const OPENED_AT_ONCE: usize = 16;
 
 /// A complete checkpoint, its manifest and part read and checked.
 #[derive(Debug)]
@@ -136,7 +131,8 @@ impl Checkpoint {
             .collect();
         let (part, ranks) = Part::merge(parts?).expect("a manifest lists a part");
         let global_tensors = global_tensors_of(path, &part)?;
-        check_sizes(path, files, &part.files)?;
+        let sizes = Sizes::of(path, files, part.files.len());
+        part.files.iter().try_for_each(|entry| sizes.check(entry))?;
         Ok(Checkpoint {
             path: path.to_owned(),
             manifest,
@@ -307,8 +303,8 @@ impl Checkpoint {
         let settings = options.choose(&self.path, self.bytes_to_read(&requests));
         let used = self.used_files(&requests, is_all);
         let mut run = Run::default();
-        let opened = self.open_files(&used, settings.direct, progress, &mut run);
-        let sources = opened.map_err(|error| self.replaced_or(error))?;
+        let opened = self.open_files(&used, settings.direct, &mut run);
+        let sources = opened.map_err(|error| self.replaced_or(error, &used))?;
         for request in &mut requests {
             // A tensor without bytes may lie in a file that is not used; its place is never
             // looked at.
@@ -325,7 +321,7 @@ impl Checkpoint {
         let _span = trace::span("read");
         let stop = OnDamage::Stop;
         let outcome = read(plan, targets, &sources, &settings, stop, progress, &mut run);
-        let outcome = outcome.map_err(|error| self.replaced_or(error))?;
+        let outcome = outcome.map_err(|error| self.replaced_or(error, &used))?;
         if let Some(damage) = outcome.damage.first() {
             return Err(self.corrupt(used[damage.file], damage, &entries));
         }
@@ -402,47 +398,39 @@ impl Checkpoint {
         (0..is_used.len()).filter(|&file| is_used[file]).collect()
     }
 
-    /// Opens files, in the order that is given. Where each is a request, several are under way at a time.
-    fn open_files(
-        &self,
-        used: &[usize],
-        direct: Direct,
-        progress: &Progress,
-        run: &mut Run,
-    ) -> Result<Vec<Source<'_>>> {
+    /// Opens files, in the order that is given.
+    fn open_files(&self, used: &[usize], direct: Direct, run: &mut Run) -> Result<Vec<Source<'_>>> {
         let files = self.file_system.files();
-        let open = |index: usize, run: &mut Run| {
-            open_shard(&self.path, files, &self.part.files[index], direct, run)
-        };
-        if files.has_directories() || used.len() < 2 {
-            return used.iter().map(|&index| open(index, run)).collect();
-        }
-        let next = AtomicUsize::new(0);
-        let opened = run_workers(used.len().min(OPENED_AT_ONCE), progress, |halt| {
-            let mut opened = Vec::new();
-            while halt.go_on()?
-                && let Some(&index) = used.get(next.fetch_add(1, Ordering::Relaxed))
-            {
-                // Objects are opened in one way only: there is nothing to note.
-                opened.push((index, open(index, &mut Run::default())?));
+        let open = |&index: &usize| {
+            let entry = &self.part.files[index];
+            match files.has_directories() {
+                true => open_shard(&self.path, files, entry, direct, run),
+                // Its size was looked at when the checkpoint was opened, and is again with each answer.
+                false => open_unseen(&self.path, files, entry, direct),
             }
-            Ok(opened)
-        })?;
-        let mut opened: Vec<_> = opened.into_iter().flatten().collect();
-        opened.sort_by_key(|(index, _)| *index);
-        Ok(opened.into_iter().map(|(_, source)| source).collect())
+        };
+        used.iter().map(open).collect()
     }
 
-    /// A file that is missing because another checkpoint is in place now is no damage.
-    fn replaced_or(&self, error: Error) -> Error {
-        if is_replaced(
-            &self.path,
-            self.file_system.files(),
-            &self.manifest.id,
-            &error,
-        ) {
+    /// What an error about some files is: one that is missing because another checkpoint is in place now is
+    /// no damage. Where a file is opened without a look at it, that it is missing or of another size is found
+    /// out when it is read, and looked at here.
+    fn replaced_or(&self, error: Error, used: &[usize]) -> Error {
+        let files = self.file_system.files();
+        if is_replaced(&self.path, files, &self.manifest.id, &error) {
             let path = self.path.clone();
             return Error::Replaced { path };
+        }
+        let is_of_storage = matches!(error, Error::Storage { .. } | Error::Io(_));
+        if !files.has_directories() && is_of_storage {
+            for &index in used {
+                match check_size(&self.path, files, &self.part.files[index]) {
+                    Ok(()) => {}
+                    Err(flaw @ Error::Corrupt { .. }) => return flaw,
+                    // It cannot be asked.
+                    Err(_) => break,
+                }
+            }
         }
         error
     }
@@ -517,6 +505,21 @@ pub(crate) fn open_shard<'a>(
     if let Some(reason) = file.fallback() {
         run.note(FallbackKind::Buffered, reason.to_owned());
     }
+    Ok(Source {
+        file: Arc::new(file),
+        bytes: entry.bytes,
+        chunks: Some(&entry.chunks),
+    })
+}
+
+/// Opens a shard for reading whose size was checked already, and will be with all that is read of it.
+pub(crate) fn open_unseen<'a>(
+    path: &Path,
+    files: &dyn Files,
+    entry: &'a FileEntry,
+    direct: Direct,
+) -> Result<Source<'a>> {
+    let file = files.open_known(&path.join(&entry.name), direct, entry.bytes)?;
     Ok(Source {
         file: Arc::new(file),
         bytes: entry.bytes,

@@ -13,7 +13,7 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use penstock_io::file_system::Change;
+use penstock_io::file_system::{Change, Seen};
 use serde::{Deserialize, Serialize};
 
 use crate::commit::fence::is_gone;
@@ -65,8 +65,8 @@ impl Mark {
     }
 }
 
-/// The file's bytes, where there is one, and what it says.
-type Stored = (Option<Vec<u8>>, Vec<Mark>);
+/// The file as it was read, where there is one, and what it says.
+type Stored = (Option<Seen>, Vec<Mark>);
 
 /// All marks that there are, also of checkpoints that others have taken the place of.
 #[derive(Default)]
@@ -158,29 +158,37 @@ impl Store {
         // What is marked counts as there: its save may have died before it was durable.
         self.sync(&self.step_path(step))?;
         // Likewise for a mark that is there already.
-        let Some((_, known)) = self.known_marks()? else {
+        let Some(first) = self.known_marks()? else {
             return Ok(());
         };
-        if known.iter().any(is_there) {
+        if first.1.iter().any(is_there) {
             return self.sync(self.root());
         }
         let Some(_lock) = self.lock_root()? else {
             return Ok(());
         };
+        // Where a file is replaced if it is still what was read, no lock has been waited for since.
+        let mut first = Some(first).filter(|_| self.compares());
         for _ in 0..TURNS_MAX {
-            let Some((seen, mut marks)) = self.known_marks()? else {
+            let Some((seen, mut marks)) = first
+                .take()
+                .map_or_else(|| self.known_marks(), |first| Ok(Some(first)))?
+            else {
                 return Ok(());
             };
             if marks.iter().any(is_there) {
                 return self.sync(self.root());
             }
-            let steps = self.steps()?;
-            marks.retain(|known| known.step != step && steps.binary_search(&known.step).is_ok());
+            marks.retain(|known| known.step != step);
+            if !marks.is_empty() {
+                let steps = self.steps()?;
+                marks.retain(|known| steps.binary_search(&known.step).is_ok());
+            }
             marks.push(mark.clone());
             marks.sort_by_key(|mark| mark.step);
             let surplus = marks.len().saturating_sub(MARKS_MAX);
             marks.drain(..surplus);
-            match self.write_marks(&marks, seen.as_deref()) {
+            match self.write_marks(&marks, seen.as_ref()) {
                 // Somebody else was faster.
                 Err(error) if self.compares() && error.kind().is_some_and(is_gone) => {}
                 written => return written,
@@ -213,7 +221,7 @@ impl Store {
     }
 
     /// Replaces the file whole; the old one or the new one is there at every moment.
-    fn write_marks(&self, marks: &[Mark], seen: Option<&[u8]>) -> Result<()> {
+    fn write_marks(&self, marks: &[Mark], seen: Option<&Seen>) -> Result<()> {
         let text = serde_json::to_vec(marks).expect("a hint always serialises");
         let temporary = self.root().join(name::temporary_marks());
         let written = self.write_synced(&temporary, &text).and_then(|()| {
@@ -260,23 +268,22 @@ impl Store {
 
     fn read_marks(&self) -> Result<Stored> {
         let path = self.root().join(MARKS);
-        let found = self.files().look(&path).ok();
-        if let Some(flaw) = found.as_ref().and_then(plain::flaw) {
-            return Err(Error::corrupt(self.root(), MARKS, flaw));
-        }
-        let text = match self.files().read(&path) {
-            Ok(text) => text,
+        let seen = match self.files().look_into(&path, u64::MAX) {
+            Ok((found, seen)) => match plain::flaw(&found) {
+                Some(flaw) => return Err(Error::corrupt(self.root(), MARKS, flaw)),
+                None => seen,
+            },
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((None, Vec::new())),
             Err(source) => return Err(Error::storage("read", path)(source)),
         };
-        let mut marks: Vec<Mark> = serde_json::from_slice(&text).map_err(|_| {
+        let mut marks: Vec<Mark> = serde_json::from_slice(&seen.bytes).map_err(|_| {
             let detail =
                 "it does not say which checkpoints were read back; `penstock scrub` mends it";
             Error::corrupt(self.root(), MARKS, detail)
         })?;
         marks.sort_by_key(|mark| mark.step);
         marks.truncate(MARKS_MAX);
-        Ok((Some(text), marks))
+        Ok((Some(seen), marks))
     }
 
     /// The marks to write another one beside; `None` where they cannot be made out: a file with this

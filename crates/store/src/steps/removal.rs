@@ -23,17 +23,17 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use penstock_io::file::Direct;
-use penstock_io::file_system::Change;
+use penstock_io::file_system::{Change, Entry};
 
 use crate::commit::fence;
-use crate::commit::files::{link_new, remove_file};
+use crate::commit::files::{discard, link_new, remove_file};
 use crate::commit::leftovers::remove_attempt_files;
 use crate::error::{Error, Result};
 use crate::format::description::read_manifest;
-use crate::format::directory::{attempt_files, is_protected_at};
+use crate::format::directory::{attempt_files, entries, is_protected_at};
 use crate::format::manifest::Manifest;
 use crate::format::name::{self, MANIFEST, attempt_of};
-use crate::format::taken::{Taken, all_taken, id_of};
+use crate::format::taken::{Taken, id_of, taken_among};
 use crate::steps::store::Store;
 
 /// How often others may be faster at deleting the same checkpoint.
@@ -44,6 +44,7 @@ impl Store {
     /// Tells the bytes freed, or that another one is in its place.
     ///
     /// # Errors
+    /// [`Error::NotFound`] in a bucket that has nothing of it,
     /// [`Error::Undecided`] where nothing tells which files are dead, [`Error::Protected`] unless
     /// `is_forced`, and the system's errors.
     pub(crate) fn remove_unlocked(
@@ -53,7 +54,11 @@ impl Store {
         is_forced: bool,
     ) -> Result<Option<u64>> {
         let path = self.step_path(step);
-        let mut freed_bytes = self.resume_removals(&path)?;
+        let listed = entries(&path, self.files())?;
+        if listed.is_empty() && !self.files().has_directories() {
+            return Err(Error::NotFound { path });
+        }
+        let mut freed_bytes = self.resume_listed(&path, &listed)?;
         for _ in 0..TURNS_MAX {
             let id = match self.committed(&path, freed_bytes) {
                 Ok(Some(id)) if expected.is_none_or(|expected| expected == id) => id,
@@ -87,7 +92,7 @@ impl Store {
                 };
             }
             freed_bytes += self.finish(&path, &taken)?;
-            if !self.files().has_directories() && self.files().leads(&path) {
+            if !self.files().has_directories() {
                 // Copies of those who were slower, or died.
                 freed_bytes += self.resume_removals(&path)?;
             }
@@ -100,8 +105,13 @@ impl Store {
     /// Goes on with what deletions began that died, or puts back what they took by mistake; returns
     /// the bytes freed.
     pub(crate) fn resume_removals(&self, path: &Path) -> Result<u64> {
+        self.resume_listed(path, &entries(path, self.files())?)
+    }
+
+    /// The same, of what was listed.
+    fn resume_listed(&self, path: &Path, listed: &[Entry]) -> Result<u64> {
         let mut freed_bytes = 0;
-        for taken in all_taken(path, self.files())? {
+        for taken in taken_among(path, self.files(), listed)? {
             // Whoever took it may have died before the second look at the protection.
             let there = id_of(&path.join(MANIFEST), path, self.files())?;
             if there.is_some() && !self.files().has_directories() {
@@ -157,12 +167,19 @@ impl Store {
         match taken {
             Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Ok(None),
             Err(error) => Err(error.into()),
-            Ok(()) => Ok(Some(Taken {
-                // One that cannot be made out is put back.
-                found: id_of(&file, path, self.files()).unwrap_or_default(),
-                meant: id,
-                file,
-            })),
+            Ok(()) => {
+                let found = match self.files().has_directories() {
+                    // One that cannot be made out is put back.
+                    true => id_of(&file, path, self.files()).unwrap_or_default(),
+                    // It was read before it was taken.
+                    false => Some(id.clone()),
+                };
+                Ok(Some(Taken {
+                    file,
+                    meant: id,
+                    found,
+                }))
+            }
         }
     }
 
@@ -174,23 +191,24 @@ impl Store {
             path: manifest.clone(),
             source: io::ErrorKind::NotFound.into(),
         };
-        let text = self
+        let (_, seen) = self
             .files()
-            .read(&manifest)
+            .look_into(&manifest, u64::MAX)
             .map_err(|source| penstock_io::Error::Storage {
                 operation: "read",
                 path: manifest.clone(),
                 source,
             })?;
-        if !Manifest::parse(&text, path).is_ok_and(|manifest| manifest.id == id) {
+        if !Manifest::parse(&seen.bytes, path).is_ok_and(|manifest| manifest.id == id) {
             return Err(gone());
         }
         let copy = self.file_system().create(to, Direct::Off)?;
-        self.file_system().change(Change::Write(&copy, &text))?;
+        self.file_system()
+            .change(Change::Write(&copy, &seen.bytes))?;
         self.file_system().change(Change::SyncData(&copy))?;
         match self
             .file_system()
-            .change(Change::RemoveSeen(&manifest, &text))
+            .change(Change::RemoveSeen(&manifest, &seen))
         {
             Err(error) if error.kind().is_some_and(fence::is_gone) => {
                 // Where there is none at all, the request may have been doubled on its way, and been
@@ -215,7 +233,7 @@ impl Store {
                 _ => return Err(error.into()),
             },
         }
-        remove_file(&taken.file, self.file_system()).map(drop)
+        discard(&taken.file, self.file_system())
     }
 
     /// Removes the files of a checkpoint whose manifest was taken away, and that last.

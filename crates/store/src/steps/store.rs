@@ -107,7 +107,7 @@ impl Store {
 
     pub(crate) fn is_directory(&self, path: &Path) -> bool {
         self.files()
-            .follow(path)
+            .look_at_directory(path)
             .is_ok_and(|found| found.is_directory())
     }
 
@@ -286,7 +286,11 @@ impl Store {
     /// Removes a step, only if it holds the `expected` checkpoint where one is; tells the bytes
     /// freed, or that it does not.
     fn delete_as(&self, step: u64, expected: Option<&str>, is_forced: bool) -> Result<Option<u64>> {
-        let (path, lease) = self.take(self.step_path(step), "delete")?;
+        let (path, lease) = match self.files().has_directories() {
+            true => self.take(self.step_path(step), "delete")?,
+            // There is nothing to take.
+            false => (self.step_path(step), None),
+        };
         if lease.is_none() {
             return match self.remove_unlocked(step, expected, is_forced) {
                 // Another host has removed it under our hands.
