@@ -1,11 +1,11 @@
 //! What a bucket has to do whosever it is.
 
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use penstock_io::file::Direct;
-use penstock_io::file_system::{Change, FileSystem, Files, Kind};
+use penstock_io::file_system::{Change, FileSystem, Files, Kind, Seen};
 use penstock_object::{Objects, Part, Verdict, probe};
 
 use super::{PART_BYTES, bytes, download, finish, send, source, upload};
@@ -30,11 +30,28 @@ impl Place {
         let file = self.objects.create_temporary(&from).unwrap();
         self.objects.change(Change::Write(&file, text)).unwrap();
         let (from, to) = (&*from, &*to);
-        let change = match seen {
+        let change = match seen.map(Seen::of) {
             None => Change::RenameNew { from, to },
-            Some(seen) => Change::Replace { from, to, seen },
+            Some(ref seen) => Change::Replace { from, to, seen },
         };
         self.objects.change(change).map_err(source)
+    }
+
+    /// Replaces a text by the same one; tells which object it was.
+    fn write_again(&self, path: &Path) -> Option<String> {
+        let (_, seen) = self.objects.look_into(path, 100).unwrap();
+        let from = self.at("drawn");
+        let put = |text: &[u8], seen: &Seen| {
+            let file = self.objects.create_temporary(&from).unwrap();
+            self.objects.change(Change::Write(&file, text)).unwrap();
+            let (from, to) = (&*from, path);
+            let change = Change::Replace { from, to, seen };
+            self.objects.change(change).unwrap();
+        };
+        put(b"between", &seen);
+        let (_, between) = self.objects.look_into(path, 100).unwrap();
+        put(b"second", &between);
+        between.version
     }
 
     /// An object of parts is what was sent, is found, and goes.
@@ -106,8 +123,17 @@ impl Place {
         let stale = self.write("run/text", b"third", Some(b"first"));
         assert_eq!(stale.unwrap_err().kind(), ErrorKind::AlreadyExists);
         assert_eq!(objects.read_range(&path, 0..u64::MAX).unwrap(), b"second");
+        // What a look tells is a condition too.
+        let (_, seen) = objects.look_into(&path, 100).unwrap();
+        assert_eq!(seen.bytes, b"second");
+        let stale = Seen {
+            version: self.write_again(&path),
+            ..seen
+        };
+        let refused = objects.change(Change::RemoveSeen(&path, &stale));
+        assert_eq!(source(refused.unwrap_err()).kind(), ErrorKind::NotFound);
         let removed = |seen: &[u8]| {
-            let removed = objects.change(Change::RemoveSeen(&path, seen));
+            let removed = objects.change(Change::RemoveSeen(&path, &Seen::of(seen)));
             removed.map_err(|error| source(error).kind())
         };
         assert_eq!(removed(b"first"), Err(ErrorKind::AlreadyExists));

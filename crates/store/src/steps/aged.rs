@@ -14,21 +14,25 @@
 //! - Of the checkpoint itself its lease, where its save died right after the commit, and uploads that it
 //!   began and was not told of.
 //!
-//! A step that cannot be made out (damaged, of a newer version) stays as it is, as elsewhere.
+//! A step that cannot be made out (damaged, of a newer version) stays as it is, as elsewhere; but for a
+//! manifest of which no other file is there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use penstock_io::file_system::{Entry, OpenUpload};
+use penstock_io::file_system::{Change, Entry, OpenUpload};
 
-use crate::commit::fence::clear;
+use crate::commit::fence::{clear, is_gone};
 use crate::commit::files::remove_file;
 use crate::commit::renewal::AGE_MIN;
 use crate::error::{Error, Result};
-use crate::format::directory::entries;
+use crate::format::description::MANIFEST_BYTES_MAX;
+use crate::format::directory::{entries, has};
+use crate::format::manifest::Manifest;
 use crate::format::name::{
-    MANIFEST, attempt_of, clock, is_clock, is_fence, is_lease, is_taken_manifest, parse_step,
+    MANIFEST, PROTECTED, attempt_of, clock, is_clock, is_fence, is_lease, is_taken_manifest,
+    parse_step,
 };
 use crate::format::taken::has_unknown;
 use crate::steps::store::{StepState, Store};
@@ -133,8 +137,9 @@ impl Store {
         let committed = match self.state(step) {
             Ok(StepState::Complete(checkpoint)) => Some(checkpoint.manifest().id.clone()),
             Ok(StepState::Incomplete) | Err(Error::NotFound { .. }) => None,
+            Ok(StepState::Damaged(_)) => return self.sweep_empty(&path, sweep),
             // Perhaps it can be read by others or repaired; not after its files are gone.
-            Ok(StepState::Damaged(_) | StepState::Newer(_) | StepState::Unreadable(_)) | Err(_) => {
+            Ok(StepState::Newer(_) | StepState::Unreadable(_)) | Err(_) => {
                 return Ok(None);
             }
         };
@@ -150,6 +155,34 @@ impl Store {
             freed_bytes += freed.unwrap_or_default();
         }
         Ok(is_any.then_some(freed_bytes))
+    }
+
+    /// Removes the manifest of a checkpoint of which no other file is there: nothing could be read or
+    /// repaired of it. A request whose answer was lost may put it once more, after the step was deleted.
+    fn sweep_empty(&self, path: &Path, sweep: &Aged) -> Result<Option<u64>> {
+        let (manifest, listed) = (path.join(MANIFEST), entries(path, self.files())?);
+        let Ok((_, seen)) = self.files().look_into(&manifest, MANIFEST_BYTES_MAX) else {
+            return Ok(None);
+        };
+        let Ok(Manifest { id, .. }) = Manifest::parse(&seen.bytes, path) else {
+            return Ok(None);
+        };
+        let is_its = |entry: &Entry| entry.name.to_str().and_then(attempt_of) == Some(&id);
+        let goes = !listed.iter().any(is_its) && !has(&listed, PROTECTED);
+        if !goes || !self.is_old_manifest(path, sweep)? {
+            return Ok(None);
+        }
+        let bytes = seen.bytes.len() as u64;
+        if !sweep.removes {
+            return Ok(Some(bytes));
+        }
+        match self
+            .file_system()
+            .change(Change::RemoveSeen(&manifest, &seen))
+        {
+            Err(error) if error.kind().is_some_and(is_gone) => Ok(None),
+            removed => Ok(removed.map(|()| Some(bytes))?),
+        }
     }
 
     /// Whether nobody takes back any more what the manifest of a step has replaced

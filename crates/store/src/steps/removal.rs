@@ -30,10 +30,10 @@ use crate::commit::files::{discard, link_new, remove_file};
 use crate::commit::leftovers::remove_attempt_files;
 use crate::error::{Error, Result};
 use crate::format::description::read_manifest;
-use crate::format::directory::{attempt_files, entries, is_protected_at};
+use crate::format::directory::{attempt_files, entries, has, is_protected_at};
 use crate::format::manifest::Manifest;
 use crate::format::name::{self, MANIFEST, attempt_of};
-use crate::format::taken::{Taken, id_of, taken_among};
+use crate::format::taken::{Taken, has_unknown, id_of, taken_among};
 use crate::steps::store::Store;
 
 /// How often others may be faster at deleting the same checkpoint.
@@ -58,9 +58,13 @@ impl Store {
         if listed.is_empty() && !self.files().has_directories() {
             return Err(Error::NotFound { path });
         }
+        // Whether there was a checkpoint when this began, or one that a deletion was at: where there is none
+        // any more, that is done.
+        let is_taken = |entry: &Entry| entry.name.to_str().is_some_and(name::is_taken_manifest);
+        let mut was_there = has(&listed, MANIFEST) || listed.iter().any(is_taken);
         let mut freed_bytes = self.resume_listed(&path, &listed)?;
         for _ in 0..TURNS_MAX {
-            let id = match self.committed(&path, freed_bytes) {
+            let id = match self.committed(&path, was_there) {
                 Ok(Some(id)) if expected.is_none_or(|expected| expected == id) => id,
                 Ok(None) if expected.is_none() || freed_bytes > 0 => {
                     self.remove_if_empty(&path)?;
@@ -79,6 +83,7 @@ impl Store {
             // A protection that was taken away is gone before the manifest is.
             self.sync(&path)?;
             let Some(taken) = self.take_manifest(&path, id)? else {
+                was_there = true;
                 freed_bytes += self.resume_removals(&path)?;
                 continue;
             };
@@ -131,8 +136,9 @@ impl Store {
         Ok(freed_bytes)
     }
 
-    /// The checkpoint that is to be removed; `None` where there is none, and nothing left of one.
-    fn committed(&self, path: &Path, freed_bytes: u64) -> Result<Option<String>> {
+    /// The checkpoint that is to be removed; `None` where there is none, and nothing left of one. Where one
+    /// `was_there` somebody else has removed it, and what is left is of a save that is under way or died.
+    fn committed(&self, path: &Path, was_there: bool) -> Result<Option<String>> {
         let undecided = |detail: String| Error::Undecided {
             path: path.to_owned(),
             detail,
@@ -140,8 +146,11 @@ impl Store {
         match read_manifest(path, self.files()) {
             Ok((manifest, _)) => Ok(Some(manifest.id)),
             Err(Error::Incomplete { .. } | Error::NotFound { .. } | Error::Store { .. }) => {
-                let is_left = !attempt_files(path, self.files(), |_| true)?.is_empty();
-                match is_left && freed_bytes == 0 {
+                let is_left = match was_there {
+                    true => has_unknown(path, self.files()),
+                    false => !attempt_files(path, self.files(), |_| true)?.is_empty(),
+                };
+                match is_left {
                     true => Err(undecided(format!("it has no {MANIFEST}"))),
                     false => Ok(None),
                 }

@@ -7,6 +7,10 @@
 //! There is one bound to that: what was not decided when an acknowledged save began no longer takes effect
 //! after it, or a newer state would be lost to an older one.
 //!
+//! A save whose answer was lost puts its manifest again. Should the first request arrive after all, once the
+//! step is being deleted, the manifest is there again and lacks its data: no store can be told to forget a
+//! request. Nothing is lost by that, a load says so, and a sweep takes it away.
+//!
 //! A save that was taken for dead is another matter. It may be there for a moment, whole or without its data,
 //! and is then taken back; what it had replaced is there again. It has failed once that is over.
 
@@ -105,8 +109,9 @@ impl History {
         self.events.push(Event::SeenBroken);
     }
 
-    /// Checks that a register explains it; the first event that none does is the error.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    /// Checks that a register explains it; the first event that none does is the error. Manifests may come
+    /// late, or none did.
+    pub(crate) fn check(&self, is_late: bool) -> Result<(), String> {
         let mut possible = BTreeSet::from([Possible {
             value: None,
             statuses: vec![Status::Unasked; self.ops.len()],
@@ -122,7 +127,7 @@ impl History {
             possible = self.closure(possible);
             possible = possible
                 .into_iter()
-                .filter_map(|one| self.after(one, event, place))
+                .filter_map(|one| self.after(one, event, place, is_late))
                 .collect();
             if possible.is_empty() {
                 return Err(format!("{self} (no state explains event {place})"));
@@ -172,14 +177,24 @@ impl History {
         matches!(self.ops[index], Op::Create(seed) | Op::Overwrite(seed) if seed == value)
     }
 
-    fn after(&self, mut one: Possible, event: &Event, place: usize) -> Option<Possible> {
+    fn after(
+        &self,
+        mut one: Possible,
+        event: &Event,
+        place: usize,
+        is_late: bool,
+    ) -> Option<Possible> {
         let (index, outcome) = match *event {
             Event::Begin(_) => return Some(one),
             Event::Seen(value) => return (value == one.value).then_some(one),
             Event::SeenBroken => {
                 let is_explained = one.statuses.iter().enumerate().any(|(index, status)| {
-                    let is_there = one.value.is_some_and(|value| self.places(index, value));
-                    is_there && matches!(status, Status::Replaced(_))
+                    let places = |value| self.places(index, value);
+                    let is_back = matches!(self.ops[index], Op::Create(_))
+                        && *status == Status::Done
+                        && one.value.is_none_or(places);
+                    let is_taken_back = matches!(status, Status::Replaced(_));
+                    (is_late && is_back) || (is_taken_back && one.value.is_some_and(places))
                 });
                 return is_explained.then_some(one);
             }

@@ -26,7 +26,8 @@ use std::thread;
 use common::Rng;
 use meetings::{Meeting, meetings};
 use mutate::{MUTANTS, Mutation};
-use scenario::{Job, Order, Ran, SCENARIOS, Scenario, run};
+use penstock_object_server::{Call, Entry, Fault};
+use scenario::{Job, Order, Planned, Ran, SCENARIOS, Scenario, run};
 
 /// What all that is drawn is drawn from.
 fn seed() -> u64 {
@@ -173,4 +174,38 @@ fn every_mutant_is_caught() {
         }
     }
     assert_eq!(survivors, Vec::<String>::new());
+}
+
+#[test]
+fn a_manifest_that_comes_after_its_deletion_is_swept() {
+    let is_it = |scenario: &&Scenario| scenario.name == "two deleters and a saver";
+    let scenario = SCENARIOS.iter().find(is_it).unwrap();
+    let job = |second, faults| Job {
+        scenario,
+        // The first deletion, then the save, which the second deletion may have begun before.
+        order: Order::Directed {
+            first: usize::MAX,
+            second,
+        },
+        faults,
+        mutation: None,
+    };
+    let is_commit = |entry: &&Entry| {
+        entry.client == "c" && entry.call == Call::Put && entry.key.ends_with("/manifest.json")
+    };
+    for second in 0..3 {
+        let ran = run(&job(second, Vec::new()));
+        assert_eq!(ran.violations, Vec::<String>::new());
+        let commit = ran.journal.iter().find(is_commit).unwrap().nth;
+        // Between any two requests of the deletion, and when it has ended.
+        for after in (2..16).chain([usize::MAX]) {
+            let late = Planned {
+                client: "c",
+                nth: commit,
+                fault: Fault::Late(after),
+            };
+            let ran = run(&job(second, vec![late]));
+            assert_eq!(ran.violations, Vec::<String>::new(), "{after} later");
+        }
+    }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use penstock_io::file_system::FileSystem;
 use penstock_object::{Address, Objects, Remote};
-use penstock_object_server::{Bucket, OBSERVER, Server};
+use penstock_object_server::{Bucket, Call, Entry, Fault, OBSERVER, Server};
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
 use penstock_store::save::{Publication, save};
@@ -246,8 +246,13 @@ impl World {
         let name = self.bucket.name().to_owned();
         PLACES.lock().unwrap().push_back(Place { name, clients });
         let mut violations = std::mem::take(&mut *self.violations.lock().unwrap());
+        let is_late = |entry: &Entry| {
+            let is_manifest = entry.call == Call::Put && entry.key.ends_with("/manifest.json");
+            is_manifest && matches!(entry.fault, Some(Fault::Late(_)))
+        };
+        let is_late = self.bucket.journal().iter().any(is_late);
         for (step, history) in self.histories.lock().unwrap().iter() {
-            let why = history.check().err();
+            let why = history.check(is_late).err();
             violations.extend(why.map(|why| format!("step {step}: {why}")));
         }
         violations
@@ -482,6 +487,8 @@ fn unless_refused(error: Error) -> Result<()> {
         Error::Exists { .. } | Error::NotFound { .. } | Error::Incomplete { .. } => Ok(()),
         // A deletion in the way of a save gives way, or it passes over the step.
         Error::Storage { source, .. } if source.kind() == io::ErrorKind::ResourceBusy => Ok(()),
+        // A save is at work where there is no checkpoint: nothing tells its files from those of a dead one.
+        Error::Undecided { .. } => Ok(()),
         // Somebody has deleted what it had put, before it looked.
         Error::CommitUndecided { source, .. } if source.kind() == io::ErrorKind::NotFound => Ok(()),
         error => Err(error),
