@@ -35,7 +35,7 @@ type BoxRow<'py> = (usize, String, Bound<'py, PyTuple>, Bound<'py, PyTuple>);
 pub fn open(py: Python<'_>, path: PathBuf) -> PyResult<Checkpoint> {
     let opened = detached(py, || checkpoint::Checkpoint::open(&path));
     match opened {
-        Ok(inner) => Ok(Checkpoint { inner }),
+        Ok(inner) => Ok(Checkpoint::of(inner)),
         Err(error) => Err(errors::raise(py, &error)),
     }
 }
@@ -44,6 +44,13 @@ pub fn open(py: Python<'_>, path: PathBuf) -> PyResult<Checkpoint> {
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Checkpoint {
     inner: checkpoint::Checkpoint,
+}
+
+impl Checkpoint {
+    /// One that was opened.
+    pub(crate) fn of(inner: checkpoint::Checkpoint) -> Checkpoint {
+        Checkpoint { inner }
+    }
 }
 
 #[pymethods]

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use penstock_store::load::checkpoint;
 use penstock_store::steps::aside::Aside;
 use penstock_store::steps::marks::Mark;
 use penstock_store::steps::retention::Verdict;
@@ -15,6 +16,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::call::{self, Callback};
+use crate::checkpoint::Checkpoint;
 use crate::errors;
 use crate::options::NativeOptions;
 use crate::report;
@@ -29,6 +31,32 @@ impl Store {
     /// The store, as its bucket is reached by now.
     fn now(&self) -> Result<store::Store> {
         store::Store::at(&self.root)
+    }
+
+    /// The steps up to one, the newest first, all or down to the first that can be loaded.
+    fn rows(
+        &self,
+        last: Option<u64>,
+        to_first: bool,
+    ) -> Result<(Vec<StateRow>, Option<checkpoint::Checkpoint>)> {
+        let (store, mut rows) = (self.now()?, Vec::new());
+        let steps = store.steps()?.into_iter().rev();
+        for step in steps.filter(|&step| last.is_none_or(|last| step <= last)) {
+            let state = match store.state(step) {
+                Ok(state) => state,
+                // Removed since the directory was listed.
+                Err(Error::NotFound { .. }) => continue,
+                Err(error) => return Err(error),
+            };
+            rows.push(state_row(step, &state));
+            match state {
+                StepState::Incomplete | StepState::Damaged(_) => {}
+                _ if !to_first => {}
+                StepState::Complete(found) => return Ok((rows, found.into_opened())),
+                _ => break,
+            }
+        }
+        Ok((rows, None))
     }
 }
 
@@ -80,28 +108,22 @@ impl Store {
         text(&store::Store::new(&self.root).step_path(step))
     }
 
-    /// Every step by number with its state and the reason for it, the newest first; those up to
-    /// `last`, and down to the first that can be loaded, if so asked.
-    #[pyo3(signature = (*, last=None, to_first=false))]
-    fn steps(&self, py: Python<'_>, last: Option<u64>, to_first: bool) -> PyResult<Vec<StateRow>> {
-        call::without_gil(py, || {
-            let (store, mut rows) = (self.now()?, Vec::new());
-            let steps = store.steps()?.into_iter().rev();
-            for step in steps.filter(|&step| last.is_none_or(|last| step <= last)) {
-                let row = match store.state(step) {
-                    Ok(state) => state_row(step, &state),
-                    // Removed since the directory was listed.
-                    Err(Error::NotFound { .. }) => continue,
-                    Err(error) => return Err(error),
-                };
-                let is_last = to_first && !matches!(row.1, "incomplete" | "damaged" | "partial");
-                rows.push(row);
-                if is_last {
-                    break;
-                }
-            }
-            Ok(rows)
-        })
+    /// Every step by number with its state and the reason for it, the newest first.
+    fn steps(&self, py: Python<'_>) -> PyResult<Vec<StateRow>> {
+        let rows = call::without_gil(py, || self.rows(None, false))?;
+        Ok(rows.0)
+    }
+
+    /// The same of the steps up to `last`, down to the first that can be loaded; and that, opened, where
+    /// nobody has to be told beforehand that it is read.
+    #[pyo3(signature = (*, last=None))]
+    fn newest(
+        &self,
+        py: Python<'_>,
+        last: Option<u64>,
+    ) -> PyResult<(Vec<StateRow>, Option<Checkpoint>)> {
+        let (rows, opened) = call::without_gil(py, || self.rows(last, true))?;
+        Ok((rows, opened.map(Checkpoint::of)))
     }
 
     /// What is at a step; `None` where there is none.

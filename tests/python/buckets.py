@@ -7,6 +7,7 @@ import base64
 import hashlib
 import hmac
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -28,6 +29,9 @@ _INSTALLED = Path(__file__).resolve().parents[2] / ".cache/versitygw-v1.8.0/vers
 
 _STARTING_SECONDS_MAX = 60
 
+_OPERATION = re.compile(r" s3_(\w+) ")
+"""In a line of the server's log."""
+
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 
 
@@ -47,6 +51,7 @@ class Bucket:
         self.files = root / "bucket"
         self.files.mkdir(parents=True)
         self.endpoint = ""
+        self._log = root.with_name(f"{root.name}.log")
         self._server: subprocess.Popen[bytes] | None = None
 
     def names(self, key: str = "") -> list[str]:
@@ -58,12 +63,16 @@ class Bucket:
             if path.is_file() and ".sgwtmp" not in path.parts
         )
 
+    def requests(self) -> list[str]:
+        """The operations of all requests so far, in their order."""
+        return _OPERATION.findall(self._log.read_text())
+
     def start(self) -> None:
         """Starts the server, where it was before if it was."""
         address = self.endpoint.removeprefix("http://") or _free_address()
         keys = {"ROOT_ACCESS_KEY_ID": "key", "ROOT_SECRET_ACCESS_KEY": "secret"}
         self._server = subprocess.Popen(
-            [program(), "--port", address, "posix", self.root],
+            [program(), "--port", address, "--access-log", self._log, "posix", self.root],
             env=os.environ | keys,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -80,15 +80,26 @@ class Wanted:
     spare: str | None = None
 
 
-def read(path: str, wanted: Wanted, options: Options | None) -> Loaded:
+def read(
+    path: str,
+    wanted: Wanted,
+    options: Options | None,
+    opened: _native.Checkpoint | None = None,
+) -> Loaded:
     """`load`, with the report.
 
     A checkpoint that is replaced while it is read is read again: at every moment there is a whole
     one.
+
+    Args:
+        path: The checkpoint's directory.
+        wanted: What of it.
+        options: How bytes move.
+        opened: The checkpoint, where it is open already.
     """
     with call("stall", "load", path), gc_paused():
         # Not observed: what is refused for its arguments is no load that failed.
-        reading = _Reading(path, wanted, options)
+        reading = _Reading(path, wanted, options, opened)
         return _run(reading, path, wanted, options)
 
 
@@ -150,12 +161,19 @@ def _run(reading: _Reading, path: str, wanted: Wanted, options: Options | None) 
 class _Reading:
     """One attempt to load a checkpoint."""
 
-    def __init__(self, path: str, wanted: Wanted, options: Options | None) -> None:
+    def __init__(
+        self,
+        path: str,
+        wanted: Wanted,
+        options: Options | None,
+        opened: _native.Checkpoint | None = None,
+    ) -> None:
         if wanted.into is not None and wanted.device is not None:
             raise ValueError(
                 "device= places new tensors, into= fills existing ones: give one of them"
             )
         self._path = path
+        self._opened = opened
         self._wanted = wanted
         self._patterns = wanted.keys
         self._options = to_native(options) | {"spare": wanted.spare}
@@ -168,7 +186,7 @@ class _Reading:
     def run(self) -> Loaded:
         """Loads it."""
         began = time.perf_counter()
-        source = OpenCheckpoint(self._path)
+        source = OpenCheckpoint(self._path, self._opened)
         checkpoint = source.native
         try:
             with span("plan"), source.reading():

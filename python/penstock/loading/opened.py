@@ -85,6 +85,7 @@ class OpenCheckpoint:
 
     Args:
         path: Its directory.
+        native: The checkpoint, where it is open already; for this package.
 
     Attributes:
         path: The same.
@@ -96,10 +97,12 @@ class OpenCheckpoint:
         CorruptCheckpointError: The checkpoint is damaged, or none of Penstock's.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, native: _native.Checkpoint | None = None) -> None:
         self.path = path
-        with telling(path):
-            self.native = _native.open(path)
+        if native is None:
+            with telling(path):
+                native = _native.open(path)
+        self.native = native
         self._seen: View | None = None
         try:
             self._part = part_name(self.native.files())

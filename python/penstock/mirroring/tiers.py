@@ -47,22 +47,21 @@ class Tiers:
         self._needs = needs
         self._refusal: PenstockError | None = None
 
-    def steps(self, *, last: int | None = None, to_first: bool = False) -> list[_Row]:
+    def newest(self, *, last: int | None = None) -> tuple[list[_Row], None]:
         """As of one store; of a step that both have, what can be loaded, and first what is here."""
-        here = self.local.steps(last=last, to_first=to_first)
+        here, _ = self.local.newest(last=last)
         nothing: list[_Row] = []
-        there = self._ask(lambda: self.remote.steps(last=last, to_first=to_first), nothing)
+        there = self._ask(lambda: self.remote.newest(last=last)[0], nothing)
         if self._refusal is not None and all(row[1] in _PASSED_OVER for row in here):
             # Not "there is nothing": who hears that starts from scratch.
             raise self._refusal
         rows = {row[0]: row for row in there if row[1] not in _PASSED_OVER}
         rows |= {row[0]: row for row in here if row[1] not in _PASSED_OVER or row[0] not in rows}
         merged = sorted(rows.values(), reverse=True)
-        if to_first:
-            for number, row in enumerate(merged):
-                if row[1] not in _PASSED_OVER:
-                    return merged[: number + 1]
-        return merged
+        for number, row in enumerate(merged):
+            if row[1] not in _PASSED_OVER:
+                return merged[: number + 1], None
+        return merged, None
 
     def state(self, step: int) -> str | None:
         """What is at a step."""

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from penstock import _native
 
 
 class Steps(Protocol):
     """What a load asks of a store."""
 
-    def steps(
-        self, *, last: int | None = None, to_first: bool = False
-    ) -> list[tuple[int, str, str | None]]:
-        """Every step with its state and the reason for it, the newest first."""
+    def newest(
+        self, *, last: int | None = None
+    ) -> tuple[list[tuple[int, str, str | None]], _native.Checkpoint | None]:
+        """The steps up to one down to the first that can be loaded, with states and reasons.
+
+        That first one comes opened where it was on the way to find it, and nobody is kept from
+        removing its files by that: what was asked of a bucket need not be asked again.
+        """
 
     def state(self, step: int) -> str | None:
         """What is at a step."""

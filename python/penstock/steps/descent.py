@@ -83,7 +83,7 @@ class Descent:
         reader = self._reader
         top: int | None = last
         while top is None or top >= 0:
-            find = functools.partial(reader.native.steps, last=top, to_first=True)
+            find = functools.partial(reader.rows, top)
             rows = reader.found("the newest good step", find)
             if top is not None and top == last and all(row[0] != last for row in rows):
                 self._skip(top, "there is no such step")

@@ -39,7 +39,7 @@ def open_newest(path: str, *, stacklevel: int) -> OpenCheckpoint:
         warnings.warn(PenstockWarning(message), stacklevel=stacklevel + 1)
     for _ in range(_VANISHED_MAX):
         try:
-            return OpenCheckpoint(reader.path(step))
+            return OpenCheckpoint(reader.path(step), reader.take_opened(step))
         except CheckpointNotFoundError:
             newest = reader.newest_step()
             if newest == step:

@@ -24,6 +24,7 @@ from penstock.state.live import LiveState
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock import _native
     from penstock.loading.load import Wanted
     from penstock.ranks.group import Ranks
     from penstock.steps.asked import Steps
@@ -69,6 +70,7 @@ class Reader:
         self.ranks = ranks
         self.warnings: list[str] = []
         self.is_awaited = False
+        self._opened: tuple[int, _native.Checkpoint] | None = None
 
     def path(self, step: int) -> str:
         """The directory of a step, whether it exists or not."""
@@ -174,9 +176,13 @@ class Reader:
         if verifies:
             options = dataclasses.replace(options or Options(), verify=True)
         # Another checkpoint may take its place meanwhile, which is not the damaged one.
-        checkpoint_id = observed("load", ends=False)(self.native.identity)(step)
+        opened = self.take_opened(step)
+        if opened is None:
+            checkpoint_id = observed("load", ends=False)(self.native.identity)(step)
+        else:
+            checkpoint_id = opened.id
         try:
-            loaded = loading.read(self.path(step), wanted, options)
+            loaded = loading.read(self.path(step), wanted, options, opened)
         except CorruptCheckpointError as error:
             # What makes no sense behind right digests does so for other versions perhaps.
             if checkpoint_id is not None and error.is_proven:
@@ -194,6 +200,17 @@ class Reader:
         with contextlib.suppress(StorageError):
             mark(step, checkpoint_id)
 
+    def rows(self, last: int | None = None) -> list[tuple[int, str, str | None]]:
+        """The steps up to one with states and reasons, down to the first that can be loaded."""
+        rows, opened = self.native.newest(last=last)
+        self._opened = None if opened is None else (rows[-1][0], opened)
+        return rows
+
+    def take_opened(self, step: int) -> _native.Checkpoint | None:
+        """A step that was opened when it was looked for, if it was; once."""
+        found, self._opened = self._opened, None
+        return None if found is None or found[0] != step else found[1]
+
     def newest_step(self) -> int:
         """The newest step that is complete, or may well be.
 
@@ -202,7 +219,7 @@ class Reader:
         """
         passed_over = []
         unfinished: list[int] = []
-        for step, state, reason in self.native.steps(to_first=True):
+        for step, state, reason in self.rows():
             # One that cannot be read here may be good, so it is not passed over: reading it says
             # why.
             if state in ("complete", "newer", "unreadable"):

@@ -30,9 +30,10 @@ impl Place {
         let file = self.objects.create_temporary(&from).unwrap();
         self.objects.change(Change::Write(&file, text)).unwrap();
         let (from, to) = (&*from, &*to);
-        let change = match seen.map(Seen::of) {
+        let seen = seen.map(Seen::of);
+        let change = match &seen {
             None => Change::RenameNew { from, to },
-            Some(ref seen) => Change::Replace { from, to, seen },
+            Some(seen) => Change::Replace { from, to, seen },
         };
         self.objects.change(change).map_err(source)
     }

@@ -102,6 +102,13 @@ impl Checkpoint {
         *self.lease.lock().expect("nothing panics with the lock") = None;
     }
 
+    /// One that was looked at, as one that is opened: where nobody is kept from removing the files of those
+    /// either, in a bucket, it is the same.
+    pub fn into_opened(self) -> Option<Checkpoint> {
+        let has_lease = self.file_system.files().has_directories();
+        (!has_lease).then_some(self)
+    }
+
     /// Opens it without keeping anybody from removing its files.
     pub(crate) fn look(path: &Path, file_system: &Arc<dyn FileSystem>) -> Result<Checkpoint> {
         let files = file_system.files();
