@@ -2,7 +2,6 @@
 //!
 //! It keeps of them a text that repeats itself, and no header: not the region that a bucket is in.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -86,17 +85,15 @@ impl HttpService for Answers {
             answer.map_err(|error| reached.failed(*provider, error, is_for_credentials))?;
         reached.has_answered.store(true, Ordering::Relaxed);
         let status = answer.status();
-        let means_something = matches!(
-            status,
-            StatusCode::NOT_MODIFIED | StatusCode::PRECONDITION_FAILED | StatusCode::CONFLICT
-        );
-        if !is_of_library || status.is_success() || means_something {
+        let is_fine = status.is_success() || status == StatusCode::NOT_MODIFIED;
+        if !is_of_library || is_fine {
             return Ok(answer);
         }
         let (parts, body) = answer.into_parts();
         let body = body.bytes().await?;
         let refusal = Refusal::of_answer(*provider, status, &parts.headers, &body);
-        if refusal.kind() == io::ErrorKind::NotFound {
+        // The library makes something of these.
+        if refusal.is_of_nothing() || refusal.is_of_condition(status) {
             return Ok(HttpResponse::from_parts(parts, body.into()));
         }
         let kind = match refusal.is_passing {

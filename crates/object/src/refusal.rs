@@ -181,10 +181,6 @@ impl Refusal {
         }
     }
 
-    pub(crate) fn kind(&self) -> io::ErrorKind {
-        self.kind
-    }
-
     /// Whether the store got other bytes than were sent.
     pub(crate) fn is_of_changed_bytes(&self) -> bool {
         self.kind == io::ErrorKind::InvalidData
@@ -193,6 +189,16 @@ impl Refusal {
     /// Whether the upload is not there: it was completed, or somebody has ended it.
     pub(crate) fn is_of_no_upload(&self) -> bool {
         NO_UPLOAD.contains(&self.code.as_str())
+    }
+
+    /// Whether the condition of a request did not hold: with the same status Azure tells of leases, policies
+    /// and containers, which have meanings of their own.
+    pub(crate) fn is_of_condition(&self, status: StatusCode) -> bool {
+        let may_be = matches!(
+            status,
+            StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED
+        );
+        may_be && self.kind == io::ErrorKind::Other
     }
 
     /// Whether there is nothing by that key.

@@ -83,21 +83,17 @@ impl Signed {
         let ask = self.deletion(key).header(name, value);
         let mut tries = self.tries();
         loop {
-            let refused = match self.send(&ask).await {
-                Ok((status, answer)) => match status {
-                    StatusCode::NOT_FOUND
-                    | StatusCode::CONFLICT
-                    | StatusCode::PRECONDITION_FAILED => {
+            let refusal = match self.send(&ask).await {
+                Ok((status, answer)) => match self.accept(status, answer) {
+                    Ok(_) => return Ok(()),
+                    Err(refusal) if refusal.is_of_condition(status) || refusal.is_of_nothing() => {
                         return Err(io::ErrorKind::NotFound.into());
                     }
-                    _ => self.accept(status, answer),
+                    Err(refusal) => refusal,
                 },
-                Err(refusal) => Err(refusal),
+                Err(refusal) => refusal,
             };
-            match refused {
-                Ok(_) => return Ok(()),
-                Err(refusal) => tries.again(refusal).await?,
-            }
+            tries.again(refusal).await?;
         }
     }
 

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use common::azurite::{Azurite, KEY, at, key};
 use common::contract::{BYTES, Place};
+use common::fake::{Fake, Reply};
 use common::proxy::Proxy;
-use common::{bytes, upload};
-use penstock_io::file_system::Files;
+use common::{bytes, source, upload};
+use penstock_io::file_system::{Change, FileSystem, Files, Seen};
 use penstock_object::{Address, Objects, Remote};
 
 fn place(server: &Azurite, remote: Remote) -> Place {
@@ -113,4 +114,58 @@ fn what_azure_refuses_is_said_with_its_remedy() {
         ..Remote::default()
     });
     assert_eq!(region, "az:// has no regions: leave it out");
+}
+
+/// Azure says with one status that a condition did not hold, and that nothing may be done there at all.
+#[test]
+fn a_lease_is_no_condition_that_did_not_hold() {
+    let cases = [
+        (412, "LeaseIdMissing", ErrorKind::PermissionDenied, "lease"),
+        (
+            409,
+            "BlobImmutableDueToPolicy",
+            ErrorKind::PermissionDenied,
+            "policy",
+        ),
+        (
+            409,
+            "ContainerBeingDeleted",
+            ErrorKind::InvalidInput,
+            "deleted",
+        ),
+        (
+            403,
+            "AuthenticationFailed",
+            ErrorKind::PermissionDenied,
+            "AZURE_STORAGE_ACCOUNT_KEY",
+        ),
+    ];
+    for (status, code, kind, words) in cases {
+        let reply = Reply::refusal(status, code, "There is one.");
+        let fake = Fake::start(move |request| match request.method.as_str() {
+            "GET" => Reply::new(200, "first")
+                .header("ETag", "\"0x1\"")
+                .header("Last-Modified", "Wed, 25 Nov 2026 00:00:00 GMT"),
+            _ => reply.clone(),
+        });
+        let remote = Remote {
+            endpoint: Some(fake.endpoint.clone() + "/penstock"),
+            credentials: Some(key(KEY)),
+            patience: Some(Duration::ZERO),
+            ..Remote::default()
+        };
+        let address = Address::of(&at("")).unwrap().unwrap();
+        let objects = Objects::open(address, &remote).unwrap();
+        let file = objects.create_temporary(&at("drawn")).unwrap();
+        objects.change(Change::Write(&file, b"second")).unwrap();
+        let (from, to) = (&*at("drawn"), &*at("text"));
+        let seen = &Seen::of(b"first");
+        let replaced = objects.change(Change::Replace { from, to, seen });
+        let removed = objects.change(Change::RemoveSeen(to, seen));
+        for refused in [replaced, removed] {
+            let refused = source(refused.unwrap_err());
+            assert_eq!(refused.kind(), kind, "{code}: {refused}");
+            assert!(refused.to_string().contains(words), "{code}: {refused}");
+        }
+    }
 }
