@@ -7,12 +7,12 @@ from penstock.errors import StorageError
 
 
 def is_there(path: str) -> bool:
-    """Whether a path leads to something.
+    """Whether a path that is nothing or a file's leads to something.
 
     Raises:
         StorageError: The system does not let it be looked at.
     """
-    return _native.look(path) is not None
+    return _native.has_file(path)
 
 
 def is_directory(path: str) -> bool:

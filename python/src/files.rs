@@ -45,6 +45,20 @@ pub(crate) fn look(py: Python<'_>, path: PathBuf) -> PyResult<Option<Row>> {
     .map_err(|source| failed(py, "look at", path, source))
 }
 
+/// Whether a path leads to a file, or to anything on a file system of directories.
+#[pyfunction]
+pub(crate) fn has_file(py: Python<'_>, path: PathBuf) -> PyResult<bool> {
+    let found = on(py, &path, |files| match files.has_directories() {
+        true => files.follow(&path),
+        false => files.look_at_file(&path),
+    })?;
+    match found {
+        Ok(_) => Ok(true),
+        Err(error) => nothing(&error).then_some(false).ok_or(error),
+    }
+    .map_err(|source| failed(py, "look at", path, source))
+}
+
 /// The names in a directory.
 #[pyfunction]
 pub(crate) fn list_names(py: Python<'_>, path: PathBuf) -> PyResult<Vec<OsString>> {

@@ -65,7 +65,7 @@ mod _native {
     #[pymodule_export]
     use crate::features::{RowBatch, RowCache, RowIndex, RowReader, block_checks};
     #[pymodule_export]
-    use crate::files::{list_names, look, read_start};
+    use crate::files::{has_file, list_names, look, read_start};
     #[pymodule_export]
     use crate::job::{Arena, Job};
     #[pymodule_export]

@@ -73,3 +73,6 @@ def test_steps_of_a_store(bucket):
         assert store.verify(2).ok
     with made(bucket, ListObjectsV2=3, PutObject=4, GetObject=2, DeleteObject=3):
         store.save(2, state(3), overwrite=True)
+    # What is there is looked at before anything is copied.
+    with made(bucket, HeadObject=1, ListObjectsV2=3, PutObject=3):
+        store.save_async(3, state(3)).result()

@@ -181,6 +181,16 @@ fn marks_are_made() {
 }
 
 #[test]
+fn a_step_is_swept() {
+    let world = World::new();
+    world.save(1, &small(), false);
+    // What time it is, which uploads and steps there are; of the step what is there, before and after its
+    // manifest, part and shard were looked at; and which clocks are left.
+    let sweep = "2 Head, 2 Get, 4 List, 1 ListUploads, 1 Put, 1 Delete";
+    world.assert_counts(sweep, || assert_eq!(world.store.sweep().unwrap(), []));
+}
+
+#[test]
 fn shards_are_read_in_requests_of_8_mib_and_no_others() {
     let world = World::new();
     let sample = large();

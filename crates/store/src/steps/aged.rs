@@ -62,10 +62,14 @@ impl Found {
     }
 }
 
-/// Whether all files are older; of one whose age is not known nobody can say so.
+/// Whether all files are older.
 fn are_older(files: &[Entry], limit: SystemTime) -> bool {
-    let is_older = |file: &Entry| file.modified.is_some_and(|modified| modified < limit);
-    files.iter().all(is_older)
+    files.iter().all(|file| is_older(file, limit))
+}
+
+/// Whether a file is older; of one whose age is not known nobody can say so.
+fn is_older(file: &Entry, limit: SystemTime) -> bool {
+    file.modified.is_some_and(|modified| modified < limit)
 }
 
 /// One sweep.
@@ -126,12 +130,12 @@ impl Store {
     ) -> Result<Option<u64>> {
         let path = self.step_path(step);
         let mut freed_bytes = 0;
-        // There may be nothing but uploads.
-        let has_files = self.files().leads(&path);
-        if sweep.removes && has_files {
-            freed_bytes += self.resume_removals(&path)?;
+        let listed = entries(&path, self.files())?;
+        if sweep.removes {
+            freed_bytes += self.resume_listed(&path, &listed)?;
         }
-        if has_files && has_unknown(&path, self.files()) {
+        let is_taken = |entry: &Entry| entry.name.to_str().is_some_and(is_taken_manifest);
+        if listed.iter().any(is_taken) && has_unknown(&path, self.files()) {
             return Ok(None);
         }
         let committed = match self.state(step) {
@@ -144,8 +148,11 @@ impl Store {
             }
         };
         let mut is_any = freed_bytes > 0;
-        let is_settled = committed.is_none() || self.is_old_manifest(&path, sweep)?;
-        for (id, found) in self.attempts(&path, uploads)? {
+        // Again, now that the manifest was read: the list before may tell the age of another one, and what this
+        // one has replaced may yet be put in its place again.
+        let listed = entries(&path, self.files())?;
+        let is_settled = committed.is_none() || is_old_manifest(&listed, sweep);
+        for (id, found) in attempts(listed, uploads) {
             let freed = match committed.as_ref() == Some(&id) {
                 true => self.sweep_committed(&path, &found, sweep)?,
                 false if !is_settled || !found.is_older_than(sweep.limit) => None,
@@ -160,16 +167,18 @@ impl Store {
     /// Removes the manifest of a checkpoint of which no other file is there: nothing could be read or
     /// repaired of it. A request whose answer was lost may put it once more, after the step was deleted.
     fn sweep_empty(&self, path: &Path, sweep: &Aged) -> Result<Option<u64>> {
-        let (manifest, listed) = (path.join(MANIFEST), entries(path, self.files())?);
+        let manifest = path.join(MANIFEST);
         let Ok((_, seen)) = self.files().look_into(&manifest, MANIFEST_BYTES_MAX) else {
             return Ok(None);
         };
         let Ok(Manifest { id, .. }) = Manifest::parse(&seen.bytes, path) else {
             return Ok(None);
         };
+        // After the manifest, whose files were there before it was.
+        let listed = entries(path, self.files())?;
         let is_its = |entry: &Entry| entry.name.to_str().and_then(attempt_of) == Some(&id);
-        let goes = !listed.iter().any(is_its) && !has(&listed, PROTECTED);
-        if !goes || !self.is_old_manifest(path, sweep)? {
+        let stays = listed.iter().any(is_its) || has(&listed, PROTECTED);
+        if stays || !is_old_manifest(&listed, sweep) {
             return Ok(None);
         }
         let bytes = seen.bytes.len() as u64;
@@ -183,31 +192,6 @@ impl Store {
             Err(error) if error.kind().is_some_and(is_gone) => Ok(None),
             removed => Ok(removed.map(|()| Some(bytes))?),
         }
-    }
-
-    /// Whether nobody takes back any more what the manifest of a step has replaced
-    /// ([`crate::commit::fence`]).
-    fn is_old_manifest(&self, path: &Path, sweep: &Aged) -> Result<bool> {
-        let entries = entries(path, self.files())?.into_iter();
-        let mut manifest = entries.filter(|entry| entry.name == MANIFEST);
-        Ok(manifest.all(|manifest| are_older(&[manifest], sweep.limit)))
-    }
-
-    /// What is there of each attempt, by its id.
-    fn attempts(&self, path: &Path, uploads: Vec<OpenUpload>) -> Result<BTreeMap<String, Found>> {
-        let mut attempts: BTreeMap<String, Found> = BTreeMap::new();
-        let id = |name: Option<&str>| name.and_then(attempt_of).map(str::to_owned);
-        for entry in entries(path, self.files())? {
-            if let Some(id) = id(entry.name.to_str()) {
-                attempts.entry(id).or_default().files.push(entry);
-            }
-        }
-        for upload in uploads {
-            if let Some(id) = id(upload.path.file_name().and_then(|name| name.to_str())) {
-                attempts.entry(id).or_default().uploads.push(upload);
-            }
-        }
-        Ok(attempts)
     }
 
     /// Removes what is left of a dead attempt.
@@ -273,4 +257,27 @@ impl Store {
         }
         Ok(())
     }
+}
+
+/// Whether nobody takes back any more what the manifest of a step has replaced ([`crate::commit::fence`]).
+fn is_old_manifest(listed: &[Entry], sweep: &Aged) -> bool {
+    let mut manifest = listed.iter().filter(|entry| entry.name == MANIFEST);
+    manifest.all(|manifest| is_older(manifest, sweep.limit))
+}
+
+/// What is there of each attempt, by its id.
+fn attempts(listed: Vec<Entry>, uploads: Vec<OpenUpload>) -> BTreeMap<String, Found> {
+    let mut attempts: BTreeMap<String, Found> = BTreeMap::new();
+    let id = |name: Option<&str>| name.and_then(attempt_of).map(str::to_owned);
+    for entry in listed {
+        if let Some(id) = id(entry.name.to_str()) {
+            attempts.entry(id).or_default().files.push(entry);
+        }
+    }
+    for upload in uploads {
+        if let Some(id) = id(upload.path.file_name().and_then(|name| name.to_str())) {
+            attempts.entry(id).or_default().uploads.push(upload);
+        }
+    }
+    attempts
 }

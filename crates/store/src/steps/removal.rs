@@ -114,7 +114,7 @@ impl Store {
     }
 
     /// The same, of what was listed.
-    fn resume_listed(&self, path: &Path, listed: &[Entry]) -> Result<u64> {
+    pub(crate) fn resume_listed(&self, path: &Path, listed: &[Entry]) -> Result<u64> {
         let mut freed_bytes = 0;
         for taken in taken_among(path, self.files(), listed)? {
             // Whoever took it may have died before the second look at the protection.

@@ -125,9 +125,13 @@ fn no_fault_breaks_a_scenario() {
         }
         let (mut runs, mut found) = run_all(&jobs, false);
         if scenario.clients.len() > 1 {
-            // Where one is taken for dead all of its places are tried.
-            let of_first = if scenario.stalls { 1 } else { stride };
-            let meetings = meetings(scenario, None, (of_first, stride));
+            // Where one is taken for dead all of its places are tried, and many of the other's: between what
+            // a sweep looks at last and what it does then is one place only.
+            let strides = match scenario.stalls {
+                true => (1, stride.div_ceil(SHORT)),
+                false => (stride, stride),
+            };
+            let meetings = meetings(scenario, None, strides);
             let met = meet_all(&meetings, false);
             runs += met.0;
             found.extend(met.1);
@@ -164,7 +168,7 @@ fn every_mutant_is_caught() {
         let drawn = faults::drawn(scenario, &ran, Some(*mutation), count, &mut random);
         jobs.extend(drawn);
         if found.is_empty() && scenario.stalls {
-            found = meet_all(&meetings(scenario, Some(*mutation), (1, 4)), true).1;
+            found = meet_all(&meetings(scenario, Some(*mutation), (1, 1)), true).1;
         } else if found.is_empty() {
             found = run_all(&jobs, true).1;
         }
