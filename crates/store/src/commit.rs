@@ -187,6 +187,9 @@ impl Attempt {
     /// Whether there is a checkpoint, or what may have been one.
     pub(crate) fn is_taken(&self) -> bool {
         let files = self.files();
+        if self.is_swept_by_age() {
+            return entries(&self.path, files).is_ok_and(|entries| self.is_taken_by(&entries));
+        }
         files.is_there(&self.path.join(MANIFEST)) || misplaced(&self.path, files).is_some()
     }
 

@@ -16,7 +16,7 @@ use penstock_object_server::{Bucket, Call, SECRET, Server};
 use penstock_store::care::verify::verify;
 use penstock_store::load::checkpoint::Checkpoint;
 use penstock_store::options::Options;
-use penstock_store::save::{Publication, save};
+use penstock_store::save::{Beside, Publication, save};
 use penstock_store::steps::store::Store;
 use penstock_store::{Error, Progress};
 
@@ -138,6 +138,23 @@ fn a_small_state_is_saved_replaced_and_deleted() {
     let delete = "3 Head, 2 Get, 3 List, 1 Put, 4 Delete";
     world.assert_counts(delete, || {
         world.store.delete(1).unwrap();
+    });
+}
+
+#[test]
+fn a_small_file_goes_with_a_state() {
+    let world = World::new();
+    let publication = Publication {
+        beside: Beside {
+            files: vec![("config.json".to_owned(), b"{}".to_vec())],
+            group: None,
+        },
+        ..publication(&world.store.step_path(1))
+    };
+    // Beside the others the file, and whether its copy has a place; then that, out of the file.
+    world.assert_counts("1 Get, 4 List, 5 Put", || {
+        let state = small().state();
+        save(state, &publication, &world.options, &Progress::default()).unwrap();
     });
 }
 

@@ -167,7 +167,8 @@ impl Store {
         let Some(_lock) = self.lock_root()? else {
             return Ok(());
         };
-        // Where a file is replaced if it is still what was read, no lock has been waited for since.
+        // Where a lock was waited for, others have written since. In a bucket the file is replaced only if it
+        // is still the one that was read.
         let mut first = Some(first).filter(|_| self.compares());
         for _ in 0..TURNS_MAX {
             let Some((seen, mut marks)) = first
