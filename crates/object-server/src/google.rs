@@ -6,13 +6,14 @@
 //!   no effect elsewhere, as are headers of S3.
 //! - Uploads in parts have no conditions at all: with one they are refused.
 //! - Without a condition too there has to be an object for it to be removed.
+//! - What sends a body says how long it is, also of one without bytes.
 //! - Who asks without a token is refused otherwise than who asks with a wrong one.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use crc_fast::{CrcAlgorithm, checksum};
-use http::header::{AUTHORIZATION, HeaderMap, IF_MATCH, IF_NONE_MATCH};
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, HeaderMap, IF_MATCH, IF_NONE_MATCH};
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode};
 use md5::{Digest, Md5};
@@ -31,6 +32,7 @@ pub(crate) fn understood(buckets: &Buckets, request: &Received) -> Result<Parts,
     let mut parts = request.parts.clone();
     let asked = Asked::of(&parts, Dialect::Google);
     check_token(buckets, &parts, &asked)?;
+    check_length(&parts)?;
     let conditions = conditions(&parts, asked.call)?;
     if matches!(asked.call, Call::Put | Call::PutPart) {
         check_hashes(&parts.headers, &request.body)?;
@@ -94,6 +96,18 @@ fn check_token(buckets: &Buckets, parts: &Parts, asked: &Asked) -> Result<(), Re
             StatusCode::UNAUTHORIZED,
             "AuthenticationRequired",
             "Authentication required.",
+        )),
+    }
+}
+
+fn check_length(parts: &Parts) -> Result<(), Refused> {
+    let sends = matches!(parts.method, Method::POST | Method::PUT);
+    match sends && !parts.headers.contains_key(CONTENT_LENGTH) {
+        false => Ok(()),
+        true => Err(refused(
+            StatusCode::LENGTH_REQUIRED,
+            "MissingContentLength",
+            "You must provide the Content-Length HTTP header.",
         )),
     }
 }

@@ -76,8 +76,13 @@ impl World {
         body: &[u8],
     ) -> Option<Answer> {
         let bearer = format!("Bearer {}", token(client, 0));
-        let authorization = [("authorization", bearer.as_str())];
-        let headers = [&authorization, headers].concat();
+        let length = body.len().to_string();
+        let mut all = vec![("authorization", bearer.as_str())];
+        // The client says none of an empty body by itself.
+        if matches!(method, Method::POST | Method::PUT) {
+            all.push(("content-length", &length));
+        }
+        let headers = [&all, headers].concat();
         self.send(method, &format!("/a-bucket{target}"), &headers, body)
     }
 
@@ -259,6 +264,20 @@ fn who_has_no_token_of_its_is_refused() {
     let headers = [("authorization", expired.as_str())];
     let answer = world.send(Method::PUT, "/other/k", &headers, b"x").unwrap();
     assert_eq!(answer.status, 200);
+}
+
+#[test]
+fn what_sends_a_body_says_its_length() {
+    let world = World::new();
+    let headers = [("authorization", &*format!("Bearer {}", token("a", 0)))];
+    for (method, target) in [
+        (Method::POST, "/a-bucket/k?uploads"),
+        (Method::PUT, "/a-bucket/k"),
+    ] {
+        let answer = world.send(method, target, &headers, b"").unwrap();
+        assert_eq!(said(&answer), (411, "MissingContentLength"));
+    }
+    assert!(world.bucket.uploads().is_empty() && world.bucket.objects().is_empty());
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use http::Request;
 use http::header::{AUTHORIZATION, CONTENT_LENGTH, HeaderValue};
+use http::{Method, Request};
 use object_store::azure::{AzureAuthorizer, AzureCredential};
 use object_store::client::{CredentialProvider, HttpRequest, HttpRequestBody};
 use object_store::gcp::GcpCredential;
@@ -116,7 +116,12 @@ fn unsigned(ask: &Ask<'_>, url: &Url) -> Result<HttpRequest, Refusal> {
         .uri(url.as_str())
         .body(HttpRequestBody::from(ask.body.clone()));
     let mut request = request.map_err(|error| invalid(&error.to_string()))?;
-    request.headers_mut().extend(ask.headers.clone());
+    let headers = request.headers_mut();
+    headers.extend(ask.headers.clone());
+    if matches!(ask.method, Method::POST | Method::PUT) {
+        // The client says none of a body without bytes, and Google answers that with 411.
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(ask.body_bytes()));
+    }
     Ok(request)
 }
 
