@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use http::HeaderValue;
 use object_store::aws::AwsCredential;
 use object_store::azure::{AzureAccessKey, AzureCredential};
 use object_store::gcp::GcpCredential;
@@ -25,6 +26,24 @@ pub struct Keys {
     pub token: Option<String>,
     /// When it ends, if it does.
     pub expires: Option<SystemTime>,
+}
+
+impl Keys {
+    /// # Errors
+    /// Where it makes no header of a request: the client library would panic.
+    fn check(&self) -> io::Result<()> {
+        let texts = [Some(&self.id), self.token.as_ref()];
+        match texts
+            .into_iter()
+            .flatten()
+            .all(|text| HeaderValue::from_str(text).is_ok())
+        {
+            true => Ok(()),
+            false => Err(unfit(
+                "a key's name or a token has a character that is none of one, such as a line's end",
+            )),
+        }
+    }
 }
 
 impl fmt::Debug for Keys {
@@ -156,7 +175,10 @@ impl<C: OfKeys> CredentialProvider for Renewed<C> {
         let ask = Arc::clone(&self.ask);
         let asked = tokio::task::spawn_blocking(move || ask()).await;
         let keys = asked.unwrap_or_else(|panic| Err(io::Error::other(panic)));
-        let had = keys.and_then(|keys| Ok((keys.expires, Arc::new(C::of(keys)?))));
+        let had = keys.and_then(|keys| {
+            keys.check()?;
+            Ok((keys.expires, Arc::new(C::of(keys)?)))
+        });
         match had {
             Ok((expires, credential)) => {
                 *held = Some(Held {
@@ -239,6 +261,20 @@ mod tests {
         assert!(ids[0].is_ok());
         let text = ids[1].as_ref().unwrap_err().to_string();
         assert!(text.contains("nobody is at home"), "{text}");
+    }
+
+    #[test]
+    fn what_makes_no_header_is_refused() {
+        for (id, token) in [("", "token\n"), ("key\n", "token")] {
+            let keys = Keys {
+                id: id.into(),
+                secret: "secret".into(),
+                token: Some(token.into()),
+                expires: None,
+            };
+            let text = ids(&Credentials::Given(keys), 1).remove(0).unwrap_err();
+            assert!(text.to_string().contains("a line's end"), "{text}");
+        }
     }
 
     #[test]

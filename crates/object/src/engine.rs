@@ -7,14 +7,15 @@
 use std::future::Future;
 use std::io;
 use std::ops::Range;
+use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use crossbeam_channel::Sender;
-use futures_util::TryStreamExt;
 use futures_util::future::{Either, select};
+use futures_util::{FutureExt, TryStreamExt};
 use object_store::{GetOptions, GetRange};
 use penstock_io::buffer::IoBuf;
 use penstock_io::engine::{Arrivals, Capabilities, Completion, Engine, Op, OpKind, Rejected, Wake};
@@ -116,14 +117,17 @@ impl Drop for Requests {
     }
 }
 
-/// What comes of a request, unless its engine is dropped before.
+/// What comes of a request, unless its engine is dropped before. A panic, such as the library's own on a
+/// token that makes no header, is an error: an operation that never ended would be waited for for ever.
 async fn unless_dropped<T>(
     mut is_dropped: watch::Receiver<bool>,
     request: impl Future<Output = io::Result<T>>,
 ) -> io::Result<T> {
     let dropped = is_dropped.wait_for(|is_dropped| *is_dropped);
+    let request = AssertUnwindSafe(request).catch_unwind();
     match select(pin!(request), pin!(dropped)).await {
-        Either::Left((outcome, _)) => outcome,
+        Either::Left((Ok(outcome), _)) => outcome,
+        Either::Left((Err(_), _)) => Err(io::Error::other("a request ended by a panic")),
         Either::Right(_) => Err(io::ErrorKind::Interrupted.into()),
     }
 }
@@ -288,5 +292,21 @@ impl Drop for Lent {
         if let (Some(buf), Some(back)) = (self.buf.take(), self.back.take()) {
             let _ = back.send(buf);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_a_request_is_an_error() {
+        let panics = |why: &str| -> io::Result<()> { panic!("{why}") };
+        let (_open, is_dropped) = watch::channel(false);
+        let request = async move { panics("the library does so") };
+        let outcome = runtime::wait(unless_dropped(is_dropped, request));
+        let text = outcome.unwrap_err().to_string();
+        // Not that of `wait`, whose task has not ended by it.
+        assert_eq!(text, "a request ended by a panic");
     }
 }
