@@ -210,7 +210,8 @@ fn azure(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
         .applied(builder)
         .with_use_emulator(false);
     if let Some(endpoint) = &remote.endpoint {
-        builder = builder.with_endpoint(endpoint.clone());
+        // With a slash at its end, as the portal shows it, the library would ask for `//CONTAINER`.
+        builder = builder.with_endpoint(endpoint.trim_end_matches('/').to_owned());
     }
     if let Some(Credentials::Given(Keys { id, .. })) = &remote.credentials
         && !id.is_empty()
@@ -248,8 +249,10 @@ fn azure(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
     kin(address, remote, clients, Arc::new(access), &connector)
 }
 
+/// As the library reads it.
 fn says_yes(told: Option<&String>) -> bool {
-    told.is_some_and(|told| told == "true")
+    let told = told.map(|told| told.to_ascii_lowercase());
+    told.is_some_and(|told| matches!(told.as_str(), "1" | "true" | "on" | "yes" | "y"))
 }
 
 /// The account that an endpoint is of: `https://ACCOUNT.blob.…`, or `http://HOST:PORT/ACCOUNT`.

@@ -73,7 +73,12 @@ fn conditions_hold_and_nothing_is_left_of_the_probe() {
     let Some(server) = Azurite::start("conditions_hold") else {
         return;
     };
-    place(&server, Remote::default()).has_conditions();
+    // As the portal shows it.
+    let remote = Remote {
+        endpoint: Some(server.endpoint() + "/"),
+        ..Remote::default()
+    };
+    place(&server, remote).has_conditions();
 }
 
 #[test]
