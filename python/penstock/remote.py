@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from penstock import _native
@@ -15,7 +16,6 @@ from penstock.paths import of_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
 
     _Row = tuple[str, str, str | None, float | None]
     """Of keys, as `_native` takes them."""
@@ -66,7 +66,11 @@ class Credentials:
 
 
 def _check_zone(expires: datetime | None) -> None:
-    if expires is not None and expires.tzinfo is None:
+    if expires is None:
+        return
+    if not isinstance(expires, datetime):
+        raise TypeError(f"expires={expires!r}: must be a datetime or None")
+    if expires.tzinfo is None:
         raise ValueError(f"expires={expires!r}: must have a time zone")
 
 
@@ -123,15 +127,16 @@ class Remote:
         region: The region of the bucket; of S3 only.
         credentials: `Credentials` for S3 and Azure, a `Token` for Google and Azure, or a callable
             without arguments that returns one. It is called from another thread, and again five
-            minutes before the key ends, also in the middle of a save.
+            minutes before the key ends, also in the middle of a save. On Azure a callable's key
+            has to be of the account that the environment or the endpoint names.
         part_bytes: Bytes of a request, and of a part of an upload: a multiple of 1 MiB, 8 MiB to
             1 GiB; 8 MiB where it is left open. A file has at most 10,000 parts.
         connections: Requests at a time, 1 to 256.
         patience_seconds: For how long a request is repeated that gets no answer, or that of a
             server which is busy or starting, 1 to 86400; 60 where it is left open.
-        checksums: Whether what is stored goes with a checksum that the store checks: CRC-64/NVME
-            on S3 and Azure, CRC-32C on Google. A store that does not know it is noticed by
-            itself; False is for one that fails on it.
+        checksums: Whether tensors are sent with a checksum that the store checks: CRC-64/NVME on
+            S3 and Azure, CRC-32C on Google. A store of S3's kin that does not know it is noticed
+            by itself; False is for one that fails on it.
 
     Raises:
         TypeError: A value has the wrong type, or an option is not known.
@@ -158,6 +163,9 @@ class Remote:
                 raise TypeError(f"{name}={value!r}: must be a str or None")
         if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
             raise ValueError(f"endpoint={self.endpoint!r}: must begin with http:// or https://")
+        if self.endpoint is not None and any(mark in self.endpoint for mark in "@?#"):
+            # What it is stays unsaid: it may be a secret.
+            raise ValueError("endpoint: must be no more than a host, a port and a path")
         given: object = self.credentials
         if not (given is None or isinstance(given, Credentials | Token) or callable(given)):
             what = "penstock.Credentials, penstock.Token or a callable"

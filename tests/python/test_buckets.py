@@ -180,7 +180,7 @@ def test_a_container_is_reached_as_it_is_said(container, monkeypatch):
     for name in ("ENDPOINT", "ACCOUNT_NAME", "ACCOUNT_KEY"):
         monkeypatch.delenv(f"AZURE_STORAGE_{name}")
     penstock.set_remote(container.url, None)
-    with pytest.raises(penstock.StorageError, match=r"set AZURE_STORAGE_ACCOUNT_NAME$"):
+    with pytest.raises(penstock.StorageError, match=r"set AZURE_STORAGE_ACCOUNT_NAME, or"):
         penstock.save(f"{container.url}/a", {"x": 1})
     key = penstock.Credentials(access_key_id=ACCOUNT, secret_access_key=ACCOUNT_KEY)
     for credentials in (key, lambda: key):
@@ -188,6 +188,11 @@ def test_a_container_is_reached_as_it_is_said(container, monkeypatch):
         penstock.set_remote(container.url, remote)
         penstock.save(f"{container.url}/a", state(), overwrite=True)
         assert_same(penstock.load(f"{container.url}/a"), state())
+    other = penstock.Credentials(access_key_id="other", secret_access_key=ACCOUNT_KEY)
+    remote = penstock.Remote(endpoint=container.endpoint, credentials=lambda: other)
+    penstock.set_remote(container.url, remote)
+    with pytest.raises(penstock.StorageError, match=f"account other, and {ACCOUNT} is reached"):
+        penstock.load(f"{container.url}/a")
     monkeypatch.setenv(
         "AZURE_STORAGE_CONNECTION_STRING",
         f"AccountName={ACCOUNT};AccountKey={ACCOUNT_KEY};BlobEndpoint={container.endpoint}",
@@ -199,7 +204,7 @@ def test_a_container_is_reached_as_it_is_said(container, monkeypatch):
     token = penstock.Token(token="nobody's")
     remote = penstock.Remote(endpoint=container.endpoint, credentials=token)
     penstock.set_remote(container.url, remote)
-    with pytest.raises(penstock.StorageError, match="does not allow it"):
+    with pytest.raises(penstock.StorageError, match="AZURE_STORAGE_ACCOUNT_KEY"):
         penstock.load(f"{container.url}/a")
 
 
@@ -235,6 +240,34 @@ def test_the_promises_of_a_container_are_found_out(container):
 def test_what_a_provider_has_no_use_for_is_refused(url, options):
     with pytest.raises(ValueError, match=r"region|credentials"):
         penstock.set_remote(url, penstock.Remote(**options))
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "value", "words"),
+    [
+        ("s3://b/a", "AWS_SERVER_SIDE_ENCRYPTION", "aws:kms", "AWS_SERVER_SIDE_ENCRYPTION is not"),
+        ("az://b/a", "AZURE_STORAGE_ENCRYPTION_KEY", "a2V5", "AZURE_STORAGE_ENCRYPTION_KEY is not"),
+        ("gs://b/a", "GOOGLE_APPLICATION_CREDENTIALS", "/nowhere.json", "/nowhere.json"),
+        ("az://b/a", "AZURE_STORAGE_CONNECTION_STRING", "AccountName=a;AccountKey=!", "Access Key"),
+    ],
+)
+def test_what_the_environment_says_wrongly_is_named(url, name, value, words, monkeypatch):
+    monkeypatch.setenv(name, value)
+    penstock.set_remote(url, None)
+    with pytest.raises(penstock.StorageError, match=words):
+        penstock.load(url)
+    monkeypatch.delenv(name)
+    penstock.set_remote(url, None)
+
+
+def test_a_token_with_the_end_of_a_line_ends_a_save(monkeypatch):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:1")
+    token = penstock.Token(token="read from a file\n")
+    for credentials in (token, lambda: token):
+        penstock.set_remote("gs://bucket", penstock.Remote(credentials=credentials))
+        with pytest.raises(penstock.StorageError, match="a line's end"):
+            penstock.save("gs://bucket/run", state())
+    penstock.set_remote("gs://bucket", None)
 
 
 def test_a_bucket_of_google_that_answers_nobody_is_named(monkeypatch):
@@ -340,6 +373,8 @@ def test_a_fork_has_connections_of_its_own(bucket):
     [
         ({"endpoint": "127.0.0.1:1"}, ValueError),
         ({"endpoint": 1}, TypeError),
+        ({"endpoint": "http://me:secret@host"}, ValueError),
+        ({"endpoint": "http://host/?sig=secret"}, ValueError),
         ({"part_bytes": 1 << 20}, ValueError),
         ({"part_bytes": (8 << 20) + 1}, ValueError),
         ({"connections": 0}, ValueError),
@@ -363,6 +398,9 @@ def test_no_secret_is_shown():
         penstock.Credentials(
             access_key_id="a", secret_access_key="b", expires=dt.datetime(2030, 1, 1)
         )
+    assert "hidden" not in repr(penstock.Token(token="hidden"))
+    with pytest.raises(TypeError, match="datetime"):
+        penstock.Token(token="hidden", expires=5)
 
 
 def test_a_shard_of_too_many_parts_is_refused_before_anything_is_sent(bucket, tmp_path):

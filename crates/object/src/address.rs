@@ -45,6 +45,10 @@ impl Address {
         let Some(key) = inside else {
             return Err(invalid(format!("it is not in {self}")));
         };
+        if self.provider == Provider::Azure && key.contains('\\') {
+            let what = "Azure takes a backslash for a slash: call it otherwise";
+            return Err(invalid(what.to_owned()));
+        }
         Key::parse(key.trim_end_matches('/')).map_err(|error| invalid(error.to_string()))
     }
 }

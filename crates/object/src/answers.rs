@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use http::StatusCode;
+use http::{Method, StatusCode};
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
     ReqwestConnector,
@@ -80,12 +80,17 @@ impl HttpService for Answers {
             .query()
             .is_some_and(|query| query.contains(SIGNED_URL));
         let is_for_credentials = !(is_of_library || has_signed_url || *is_anonymous);
+        let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
         let answer = self.client.execute(request).await;
         let answer =
             answer.map_err(|error| reached.failed(*provider, error, is_for_credentials))?;
         reached.has_answered.store(true, Ordering::Relaxed);
         let status = answer.status();
         let is_fine = status.is_success() || status == StatusCode::NOT_MODIFIED;
+        if is_for_credentials && *provider != Provider::Amazon && status.is_client_error() {
+            let refusal = Refusal::of_service(*provider, status);
+            return Err(HttpError::new(HttpErrorKind::Unknown, refusal));
+        }
         if !is_of_library || is_fine {
             return Ok(answer);
         }
@@ -93,7 +98,7 @@ impl HttpService for Answers {
         let body = body.bytes().await?;
         let refusal = Refusal::of_answer(*provider, status, &parts.headers, &body);
         // The library makes something of these.
-        if refusal.is_of_nothing() || refusal.is_of_condition(status) {
+        if refusal.is_of_nothing() || refusal.is_of_condition(status, is_read) {
             return Ok(HttpResponse::from_parts(parts, body.into()));
         }
         let kind = match refusal.is_passing {

@@ -9,6 +9,8 @@ use std::env;
 
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 
+use crate::yes::says_yes;
+
 const VARIABLE: &str = "AZURE_STORAGE_CONNECTION_STRING";
 
 /// Where the library is told that there is an emulator, and where that answers.
@@ -32,7 +34,7 @@ pub(crate) struct Connection(HashMap<String, String>);
 impl Connection {
     pub(crate) fn of_environment() -> Connection {
         let said = |name: &str| env::var(name).unwrap_or_default();
-        if said(USES_EMULATOR) != "true" {
+        if !says_yes(Some(&said(USES_EMULATOR))) {
             return Connection::of(&said(VARIABLE));
         }
         let mut connection = Connection::of("UseDevelopmentStorage=true");
@@ -53,7 +55,7 @@ impl Connection {
         let mut said: HashMap<String, String> = pairs.collect();
         if said
             .get("usedevelopmentstorage")
-            .is_some_and(|said| said == "true")
+            .is_some_and(|said| says_yes(Some(said)))
         {
             let known = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
             said.extend(EMULATOR.map(known));
@@ -65,25 +67,36 @@ impl Connection {
         self.0.get(name)
     }
 
-    /// The builder with what it does not know yet.
-    pub(crate) fn applied(&self, mut builder: MicrosoftAzureBuilder) -> MicrosoftAzureBuilder {
+    /// What it says, or what the environment says else: of a string all counts, as for Azure's own tools.
+    pub(crate) fn builder(&self) -> MicrosoftAzureBuilder {
+        let mut builder = match self.0.is_empty() {
+            true => MicrosoftAzureBuilder::from_env(),
+            false => MicrosoftAzureBuilder::new(),
+        };
+        let named = |name: &str| env::var(name).ok();
         let said = [
             (
                 AzureConfigKey::AccountName,
-                self.get("accountname").cloned(),
+                "accountname",
+                "AZURE_STORAGE_ACCOUNT",
             ),
-            (AzureConfigKey::AccessKey, self.get("accountkey").cloned()),
-            (
-                AzureConfigKey::SasKey,
-                self.get("sharedaccesssignature").cloned(),
-            ),
+            (AzureConfigKey::AccessKey, "accountkey", "AZURE_STORAGE_KEY"),
+            (AzureConfigKey::SasKey, "sharedaccesssignature", ""),
         ];
-        for (key, value) in said {
-            if let (Some(value), None) = (value, builder.get_config_value(&key)) {
-                builder = builder.with_config(key, value);
+        for (key, name, of_tools) in said {
+            let told = match self.0.is_empty() {
+                true => named(of_tools),
+                false => self.get(name).cloned(),
+            };
+            let is_open = builder
+                .get_config_value(&key)
+                .is_none_or(|had| had.is_empty());
+            if let (Some(told), true) = (told, is_open) {
+                builder = builder.with_config(key, told);
             }
         }
-        builder
+        // Where the emulator answers is an endpoint like others.
+        builder.with_use_emulator(false)
     }
 
     /// Where it answers.
@@ -107,21 +120,19 @@ mod tests {
     fn it_says_whose_account_it_is_and_where_it_answers() {
         let text = "DefaultEndpointsProtocol=https;AccountName=me;AccountKey=a2V5PT0=;\
                     EndpointSuffix=core.windows.net";
-        let builder = Connection::of(text).applied(MicrosoftAzureBuilder::new());
+        let builder = Connection::of(text).builder();
         let said = |key: AzureConfigKey| builder.get_config_value(&key).unwrap();
         assert_eq!(said(AzureConfigKey::AccountName), "me");
         assert_eq!(said(AzureConfigKey::AccessKey), "a2V5PT0=");
         let endpoint = |text: &str| Connection::of(text).endpoint();
         assert_eq!(endpoint(text).unwrap(), "https://me.blob.core.windows.net");
         let text = "BlobEndpoint=http://127.0.0.1:1/me/;SharedAccessSignature=sv=1&sig=x";
-        let given = MicrosoftAzureBuilder::new().with_account("given");
-        let builder = Connection::of(text).applied(given);
+        let builder = Connection::of(text).builder();
         let said = |key: AzureConfigKey| builder.get_config_value(&key).unwrap();
         assert_eq!(endpoint(text).unwrap(), "http://127.0.0.1:1/me");
         assert_eq!(endpoint(""), None);
         let emulator = endpoint("UseDevelopmentStorage=true").unwrap();
         assert_eq!(emulator, "http://127.0.0.1:10000/devstoreaccount1");
         assert_eq!(said(AzureConfigKey::SasKey), "sv=1&sig=x");
-        assert_eq!(said(AzureConfigKey::AccountName), "given");
     }
 }

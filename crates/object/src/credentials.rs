@@ -12,6 +12,8 @@ use object_store::gcp::GcpCredential;
 use object_store::{CredentialProvider, Result};
 use tokio::sync::Mutex;
 
+use crate::refusal::Refusal;
+
 /// How long before its end a key is asked for anew: uploads under way sign their next part with it.
 const EARLY: Duration = Duration::from_secs(5 * 60);
 
@@ -79,12 +81,20 @@ impl fmt::Debug for Credentials {
 impl Credentials {
     /// Who gives them to the client of a provider.
     pub(crate) fn provider<C: OfKeys>(&self) -> Arc<dyn CredentialProvider<Credential = C>> {
+        self.provider_of(None)
+    }
+
+    /// Those of an account, where a provider has such.
+    pub(crate) fn provider_of<C: OfKeys>(
+        &self,
+        account: Option<String>,
+    ) -> Arc<dyn CredentialProvider<Credential = C>> {
         let ask = match self.clone() {
             Credentials::Given(keys) => Arc::new(move || Ok(keys.clone())),
             Credentials::Asked(ask) => ask,
         };
         let held = Mutex::default();
-        Arc::new(Renewed::<C> { ask, held })
+        Arc::new(Renewed::<C> { ask, account, held })
     }
 }
 
@@ -140,6 +150,7 @@ fn unfit(text: &str) -> io::Error {
 /// Holds a key for as long as it is good.
 struct Renewed<C> {
     ask: AskForKeys,
+    account: Option<String>,
     held: Mutex<Option<Held<C>>>,
 }
 
@@ -160,6 +171,19 @@ impl<C> fmt::Debug for Renewed<C> {
     }
 }
 
+impl<C> Renewed<C> {
+    fn check_account(&self, keys: &Keys) -> io::Result<()> {
+        match &self.account {
+            Some(account) if !keys.id.is_empty() && keys.id != *account => {
+                let id = &keys.id;
+                let text = format!("the key is that of the account {id}, and {account} is reached");
+                Err(unfit(&text))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 #[async_trait::async_trait]
 impl<C: OfKeys> CredentialProvider for Renewed<C> {
     type Credential = C;
@@ -177,6 +201,7 @@ impl<C: OfKeys> CredentialProvider for Renewed<C> {
         let keys = asked.unwrap_or_else(|panic| Err(io::Error::other(panic)));
         let had = keys.and_then(|keys| {
             keys.check()?;
+            self.check_account(&keys)?;
             Ok((keys.expires, Arc::new(C::of(keys)?)))
         });
         match had {
@@ -190,10 +215,14 @@ impl<C: OfKeys> CredentialProvider for Renewed<C> {
             // Who was asked early has some minutes more to answer.
             Err(error) => match &*held {
                 Some(held) if held.is_good(now) => Ok(Arc::clone(&held.credential)),
-                _ => Err(object_store::Error::Generic {
-                    store: "credentials",
-                    source: format!("no credentials were had: {error}").into(),
-                }),
+                _ => {
+                    let text = format!("no credentials were had: {error}");
+                    let refusal = Refusal::new(io::ErrorKind::PermissionDenied, text);
+                    Err(object_store::Error::Generic {
+                        store: "credentials",
+                        source: refusal.into(),
+                    })
+                }
             },
         }
     }

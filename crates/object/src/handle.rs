@@ -98,6 +98,8 @@ struct State {
     is_finished: bool,
     /// Nobody has its file any more.
     is_closed: bool,
+    /// Why nothing is to become of it any more.
+    lost: Option<Refusal>,
     /// The checksums of parts that are about to be sent, by their offsets.
     expected: HashMap<u64, u64>,
     /// The parts that the store has, by their offsets.
@@ -271,8 +273,16 @@ impl Upload {
         let upload = self.begun.get().expect("parts were sent").as_ref();
         let upload = upload.map_err(Refusal::clone)?;
         let parts = self.parts()?;
-        let completed = self.kin.signed.complete(&self.key, upload, &parts);
-        completed.await?;
+        if let Some(refusal) = &self.state().lost {
+            return Err(refusal.clone());
+        }
+        let completed = self.kin.signed.complete(&self.key, upload, &parts).await;
+        if let Err(refusal) = &completed
+            && refusal.is_of_other_bytes()
+        {
+            self.state().lost = Some(refusal.clone());
+        }
+        completed?;
         self.state().is_kept = true;
         Ok(())
     }

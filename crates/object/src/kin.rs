@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
-use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::azure::AzureConfigKey;
 use object_store::client::HttpConnector;
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::signer::Signer;
@@ -26,6 +26,7 @@ use crate::remote::Remote;
 use crate::signed::Signed;
 use crate::tries::first_pause;
 use crate::uploads::Part;
+use crate::yes::says_yes;
 
 /// What is asked of it.
 #[derive(Clone)]
@@ -151,6 +152,10 @@ fn amazon(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
         .with_retry(retry(remote))
         .with_client_options(library(remote))
         .with_unsigned_payload(true);
+    check_no_encryption(|name| {
+        let key: AmazonS3ConfigKey = name.parse().ok()?;
+        builder.get_config_value(&key)
+    })?;
     let skips = builder.get_config_value(&AmazonS3ConfigKey::SkipSignature);
     let connector = Connector::new(address.provider, says_yes(skips.as_ref()));
     builder = builder.with_http_connector(connector.clone());
@@ -180,9 +185,11 @@ fn google(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
         .with_retry(retry(remote))
         .with_client_options(library(remote));
     let skips = builder.get_config_value(&GoogleConfigKey::SkipSignature);
-    let is_anonymous = says_yes(skips.as_ref());
+    let is_anonymous = says_yes(skips.as_ref()) || remote.is_of_emulator();
     let connector = Connector::new(address.provider, is_anonymous);
-    builder = builder.with_http_connector(connector.clone());
+    builder = builder
+        .with_skip_signature(is_anonymous)
+        .with_http_connector(connector.clone());
     let endpoint = remote.endpoint.as_deref().unwrap_or(GOOGLE);
     let endpoint = endpoint.trim_end_matches('/');
     builder = builder.with_base_url(endpoint);
@@ -201,14 +208,16 @@ fn google(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
 }
 
 fn azure(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
-    let mut builder = MicrosoftAzureBuilder::from_env()
+    let connection = Connection::of_environment();
+    let mut builder = connection
+        .builder()
         .with_container_name(&address.bucket)
         .with_retry(retry(remote))
         .with_client_options(library(remote));
-    // Where the emulator answers is an endpoint like others.
-    builder = Connection::of_environment()
-        .applied(builder)
-        .with_use_emulator(false);
+    check_no_encryption(|name| {
+        let key: AzureConfigKey = name.parse().ok()?;
+        builder.get_config_value(&key)
+    })?;
     if let Some(endpoint) = &remote.endpoint {
         // With a slash at its end, as the portal shows it, the library would ask for `//CONTAINER`.
         builder = builder.with_endpoint(endpoint.trim_end_matches('/').to_owned());
@@ -218,15 +227,13 @@ fn azure(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
     {
         builder = builder.with_account(id);
     }
-    if let Some(credentials) = &remote.credentials {
-        builder = builder.with_credentials(credentials.provider());
-    }
     let said = |key: AzureConfigKey| builder.get_config_value(&key);
     let is_anonymous = says_yes(said(AzureConfigKey::SkipSignature).as_ref());
-    let named = said(AzureConfigKey::AccountName);
+    let named = said(AzureConfigKey::AccountName).filter(|name| !name.is_empty());
     let account = named.or_else(|| account_of(remote.endpoint.as_deref()?));
-    let account =
-        account.ok_or_else(|| wrong("no account is named: set AZURE_STORAGE_ACCOUNT_NAME"))?;
+    let account = account.ok_or_else(|| {
+        wrong("no account is named: set AZURE_STORAGE_ACCOUNT_NAME, or give the account's endpoint")
+    })?;
     let is_fabric = says_yes(said(AzureConfigKey::UseFabricEndpoint).as_ref());
     let service = match &remote.endpoint {
         Some(endpoint) => endpoint.clone(),
@@ -238,6 +245,9 @@ fn azure(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
     builder = builder
         .with_account(&account)
         .with_http_connector(connector.clone());
+    if let Some(credentials) = &remote.credentials {
+        builder = builder.with_credentials(credentials.provider_of(Some(account.clone())));
+    }
     let once = builder.clone().with_retry(never(remote)).build()?;
     let store = builder.build()?;
     let access = OfAzure {
@@ -249,10 +259,23 @@ fn azure(address: &Address, remote: &Remote) -> object_store::Result<Kin> {
     kin(address, remote, clients, Arc::new(access), &connector)
 }
 
-/// As the library reads it.
-fn says_yes(told: Option<&String>) -> bool {
-    let told = told.map(|told| told.to_ascii_lowercase());
-    told.is_some_and(|told| matches!(told.as_str(), "1" | "true" | "on" | "yes" | "y"))
+/// What the library would send with its own requests, and we with none of ours.
+const ENCRYPTION: [&str; 4] = [
+    "aws_server_side_encryption",
+    "aws_sse_kms_key_id",
+    "aws_sse_customer_key_base64",
+    "azure_storage_encryption_key",
+];
+
+/// Refuses encryption by each request: what a bucket does by itself holds for all that is put there.
+fn check_no_encryption(said: impl Fn(&str) -> Option<String>) -> object_store::Result<()> {
+    let given = ENCRYPTION.into_iter().find(|name| said(name).is_some());
+    given.map_or(Ok(()), |name| {
+        let name = name.to_ascii_uppercase();
+        Err(wrong(format!(
+            "{name} is not obeyed here: unset it, and have the bucket or account encrypt by itself"
+        )))
+    })
 }
 
 /// The account that an endpoint is of: `https://ACCOUNT.blob.…`, or `http://HOST:PORT/ACCOUNT`.
@@ -261,7 +284,7 @@ fn account_of(endpoint: &str) -> Option<String> {
     let below = url.path().trim_matches('/');
     let name = match below.is_empty() {
         false => below,
-        true => url.domain()?.split_once(".blob.")?.0,
+        true => url.domain()?.split_once('.')?.0,
     };
     Some(name.to_owned())
 }

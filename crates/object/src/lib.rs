@@ -36,6 +36,7 @@ mod runtime;
 mod signed;
 mod tries;
 mod uploads;
+mod yes;
 
 pub use address::Address;
 pub use continued::Continued;

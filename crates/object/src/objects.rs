@@ -12,7 +12,7 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use futures_util::TryStreamExt;
 use object_store::path::Path as Key;
-use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStoreExt};
+use object_store::{Attribute, GetOptions, GetRange, GetResult, ObjectMeta, ObjectStoreExt};
 use penstock_io::device::Device;
 use penstock_io::engine::Opened;
 use penstock_io::file::{Direct, File};
@@ -150,7 +150,15 @@ impl Objects {
             // The bucket itself.
             return Err(io::ErrorKind::NotFound.into());
         }
-        self.run(|kin| async move { kin.store.head(&key).await.map_err(kind_of) })
+        self.run(|kin| async move {
+            let head = GetOptions {
+                head: true,
+                ..GetOptions::default()
+            };
+            let found = kin.store.get_opts(&key, head).await.map_err(kind_of)?;
+            check_no_directory(&found)?;
+            Ok(found.meta)
+        })
     }
 
     fn found(&self, meta: &ObjectMeta) -> Found {
@@ -435,6 +443,7 @@ impl Files for Objects {
         let key = self.address.key(path)?;
         let (meta, version, bytes) = self.run(|kin| async move {
             let found = kin.store.get(&key).await.map_err(kind_of)?;
+            check_no_directory(&found)?;
             let meta = found.meta.clone();
             let bytes = match meta.size <= bytes_max {
                 true => found.bytes().await.map_err(kind_of)?.to_vec(),
@@ -492,6 +501,16 @@ impl Objects {
             }),
             false => Err(io::ErrorKind::NotFound.into()),
         }
+    }
+}
+
+/// Refuses what Azure tells of a directory, where an account has such: an object of no bytes.
+fn check_no_directory(found: &GetResult) -> io::Result<()> {
+    let mark = Attribute::Metadata("hdi_isfolder".into());
+    let is_one = found.attributes.get(&mark);
+    match is_one.is_some_and(|value| value.as_ref() == "true") {
+        true => Err(io::ErrorKind::NotFound.into()),
+        false => Ok(()),
     }
 }
 

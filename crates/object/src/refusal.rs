@@ -148,7 +148,26 @@ impl Refusal {
 
     /// Options that make no client.
     pub(crate) fn of_options(error: &object_store::Error) -> Refusal {
-        Refusal::new(io::ErrorKind::InvalidInput, innermost(error).to_string())
+        // The first says that it is one of options; others repeat what they come from.
+        let mut text = String::new();
+        for cause in causes(error).skip(1) {
+            let cause = cause.to_string();
+            if text.is_empty() {
+                text = cause;
+            } else if !text.contains(&cause) {
+                text = format!("{text}: {cause}");
+            }
+        }
+        Refusal::new(io::ErrorKind::InvalidInput, text)
+    }
+
+    /// A service that gives credentials gave none.
+    pub(crate) fn of_service(provider: Provider, status: StatusCode) -> Refusal {
+        let keys = provider.words().keys;
+        let status = status.as_u16();
+        let text =
+            format!("no credentials were had of the service for them ({status}): set {keys}");
+        Refusal::new(io::ErrorKind::PermissionDenied, text)
     }
 
     /// The one in an error of the library.
@@ -193,12 +212,18 @@ impl Refusal {
 
     /// Whether the condition of a request did not hold: with the same status Azure tells of leases, policies
     /// and containers, which have meanings of their own.
-    pub(crate) fn is_of_condition(&self, status: StatusCode) -> bool {
-        let may_be = matches!(
-            status,
-            StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED
-        );
+    pub(crate) fn is_of_condition(&self, status: StatusCode, is_read: bool) -> bool {
+        let may_be = match status {
+            StatusCode::PRECONDITION_FAILED => true,
+            StatusCode::CONFLICT => !is_read,
+            _ => false,
+        };
         may_be && self.kind == io::ErrorKind::Other
+    }
+
+    /// Whether the store has made an object of other bytes.
+    pub(crate) fn is_of_other_bytes(&self) -> bool {
+        self.code == OTHER_BYTES
     }
 
     /// Whether there is nothing by that key.
@@ -238,7 +263,7 @@ pub fn says_what_to_do(error: &io::Error) -> bool {
 /// it, or there were other bytes in it.
 pub fn is_of_lost_upload(error: &io::Error) -> bool {
     let refusal: Option<&Refusal> = error.get_ref().and_then(|inner| inner.downcast_ref());
-    refusal.is_some_and(|refusal| refusal.is_of_no_upload() || refusal.code == OTHER_BYTES)
+    refusal.is_some_and(|refusal| refusal.is_of_no_upload() || refusal.is_of_other_bytes())
 }
 
 impl From<Refusal> for io::Error {
@@ -265,11 +290,12 @@ const NO_UPLOAD: [&str; 2] = ["NoSuchUpload", "InvalidBlockList"];
 const OTHER_BYTES: &str = "OtherBytes";
 
 /// Words of what S3 and its kin say of an object that must not be removed.
-const LOCKS: [&str; 5] = [
+const LOCKS: [&str; 6] = [
     "object lock",
     "worm",
     "retention",
     "legal hold",
+    "based hold",
     "immutable",
 ];
 
@@ -362,6 +388,22 @@ fn of_azure(body: &Body) -> Option<Meaning> {
             PermissionDenied,
             "the store does not accept the key or the signature: correct AZURE_STORAGE_ACCOUNT_KEY, or \
              renew the token or SAS, and see that the clock of this machine is right",
+        ),
+        "BlobArchived" | "BlobBeingRehydrated" => {
+            (PermissionDenied, "the blob is archived: rehydrate it first")
+        }
+        "PublicAccessNotPermitted" => (
+            PermissionDenied,
+            "the account lets nobody in without a key: set AZURE_STORAGE_ACCOUNT_KEY, or give a token",
+        ),
+        "KeyBasedAuthenticationNotPermitted" => (
+            PermissionDenied,
+            "the account takes no keys: give a penstock.Token, or have an identity that it knows",
+        ),
+        "AuthorizationFailure" => (
+            PermissionDenied,
+            "the store does not let this request in: correct AZURE_STORAGE_ACCOUNT_KEY, or look at the \
+             rights of the token or SAS and at the firewall of the account",
         ),
         "AccountIsDisabled" => (PermissionDenied, "the account is disabled: enable it"),
         "Md5Mismatch" | "Crc64Mismatch" => {

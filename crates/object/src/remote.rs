@@ -56,6 +56,17 @@ const REGIONS: [&str; 2] = ["AWS_REGION", "AWS_DEFAULT_REGION"];
 /// With one of these the environment says who asks, before any file does.
 const KEYS: [&str; 2] = ["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"];
 
+/// With one of these the environment says who asks of Google.
+const GOOGLE_KEYS: [&str; 7] = [
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "GOOGLE_SERVICE_ACCOUNT",
+    "GOOGLE_SERVICE_ACCOUNT_PATH",
+    "GOOGLE_SERVICE_ACCOUNT_KEY",
+    "GOOGLE_BEARER_TOKEN",
+    "SERVICE_ACCOUNT",
+    "GOOGLE_APPLICATION_DEFAULT_CREDENTIALS",
+];
+
 fn told(names: &[&str]) -> Option<String> {
     let value = |name: &&str| env::var(name).ok().filter(|value| !value.is_empty());
     names.iter().find_map(value)
@@ -82,8 +93,9 @@ impl Remote {
         let told = match provider {
             Provider::Amazon => return self.completed_for_amazon(),
             Provider::Google => emulator().or_else(|| told(&["GOOGLE_BASE_URL"])),
-            Provider::Azure => told(&["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"])
-                .or_else(|| Connection::of_environment().endpoint()),
+            Provider::Azure => Connection::of_environment()
+                .endpoint()
+                .or_else(|| told(&["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"])),
         };
         remote.endpoint = remote.endpoint.or(told);
         match remote.region {
@@ -93,6 +105,13 @@ impl Remote {
                 Err(Refusal::new(io::ErrorKind::InvalidInput, text).into())
             }
         }
+    }
+
+    /// Whether an emulator of Google's answers, and nobody has said who asks: as Google's own tools do,
+    /// nobody is asked for a key then, and none is sent there.
+    pub(crate) fn is_of_emulator(&self) -> bool {
+        let is_there = self.endpoint.is_some() && self.endpoint == emulator();
+        is_there && self.credentials.is_none() && told(&GOOGLE_KEYS).is_none()
     }
 
     fn completed_for_amazon(&self) -> io::Result<Remote> {

@@ -86,7 +86,9 @@ impl Signed {
             let refusal = match self.send(&ask).await {
                 Ok((status, answer)) => match self.accept(status, answer) {
                     Ok(_) => return Ok(()),
-                    Err(refusal) if refusal.is_of_condition(status) || refusal.is_of_nothing() => {
+                    Err(refusal)
+                        if refusal.is_of_condition(status, false) || refusal.is_of_nothing() =>
+                    {
                         return Err(io::ErrorKind::NotFound.into());
                     }
                     Err(refusal) => refusal,

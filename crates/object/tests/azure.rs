@@ -11,7 +11,7 @@ use common::contract::{BYTES, Place};
 use common::fake::{Fake, Reply};
 use common::proxy::Proxy;
 use common::{bytes, source, upload};
-use penstock_io::file_system::{Change, FileSystem, Files, Seen};
+use penstock_io::file_system::{Change, FileSystem, Files, Kind, Seen};
 use penstock_object::{Address, Objects, Remote};
 
 fn place(server: &Azurite, remote: Remote) -> Place {
@@ -173,4 +173,32 @@ fn a_lease_is_no_condition_that_did_not_hold() {
             assert!(refused.to_string().contains(words), "{code}: {refused}");
         }
     }
+}
+
+/// Accounts with a hierarchical namespace answer for a directory as for an object of no bytes.
+#[test]
+fn a_directory_of_such_an_account_is_none_of_our_objects() {
+    let fake = Fake::start(|request| match request.method.as_str() {
+        "HEAD" => Reply::new(200, "")
+            .header("x-ms-meta-hdi_isfolder", "true")
+            .header("ETag", "\"0x1\"")
+            .header("Last-Modified", "Wed, 25 Nov 2026 00:00:00 GMT"),
+        _ => Reply::new(
+            200,
+            "<EnumerationResults><Blobs><Blob><Name>run/a</Name><Properties>\
+             <Last-Modified>Wed, 25 Nov 2026 00:00:00 GMT</Last-Modified><Etag>0x2</Etag>\
+             <Content-Length>1</Content-Length><Content-Type>x</Content-Type></Properties></Blob>\
+             </Blobs><NextMarker/></EnumerationResults>",
+        ),
+    });
+    let remote = Remote {
+        endpoint: Some(fake.endpoint.clone() + "/penstock"),
+        credentials: Some(key(KEY)),
+        ..Remote::default()
+    };
+    let address = Address::of(&at("")).unwrap().unwrap();
+    let objects = Objects::open(address, &remote).unwrap();
+    assert_eq!(objects.look(&at("run")).unwrap().kind, Kind::Directory);
+    let file = objects.look_at_file(&at("run")).unwrap_err();
+    assert_eq!(file.kind(), ErrorKind::NotFound);
 }
