@@ -52,8 +52,8 @@ def fills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many boxes each read of a load has filled."""
     found: list[int] = []
 
-    def opened(path: str) -> Any:
-        source = load_opened(path)
+    def opened(*arguments: Any) -> Any:
+        source = load_opened(*arguments)
         source.native = Counted(source.native, found)
         return source
 
