@@ -87,7 +87,9 @@ impl HttpService for Answers {
         reached.has_answered.store(true, Ordering::Relaxed);
         let status = answer.status();
         let is_fine = status.is_success() || status == StatusCode::NOT_MODIFIED;
-        if is_for_credentials && *provider != Provider::Amazon && status.is_client_error() {
+        // One that is too busy is asked again by the library; that of AWS has answers that mean something.
+        let is_final = status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS;
+        if is_for_credentials && *provider != Provider::Amazon && is_final {
             let refusal = Refusal::of_service(*provider, status);
             return Err(HttpError::new(HttpErrorKind::Unknown, refusal));
         }
