@@ -47,6 +47,17 @@ impl Access for OfAmazon {
 
 type Provided<T> = Arc<dyn CredentialProvider<Credential = T>>;
 
+/// What a request is signed with, if it is.
+async fn had<T>(credentials: Option<&Provided<T>>) -> Result<Option<Arc<T>>, Refusal> {
+    match credentials {
+        Some(credentials) => match credentials.get_credential().await {
+            Ok(credential) => Ok(Some(credential)),
+            Err(error) => Err(Refusal::of_store(&error)),
+        },
+        None => Ok(None),
+    }
+}
+
 /// Google: a token goes with each request.
 pub(crate) struct OfGoogle {
     /// That of the bucket.
@@ -59,9 +70,7 @@ pub(crate) struct OfGoogle {
 impl Access for OfGoogle {
     async fn request(&self, ask: &Ask<'_>) -> Result<HttpRequest, Refusal> {
         let mut request = unsigned(ask, &url_of(&self.url, ask))?;
-        if let Some(credentials) = &self.credentials {
-            let credential = credentials.get_credential().await;
-            let credential = credential.map_err(|error| Refusal::of_store(&error))?;
+        if let Some(credential) = had(self.credentials.as_ref()).await? {
             let value = HeaderValue::from_str(&format!("Bearer {}", credential.bearer));
             let value =
                 value.map_err(|_| invalid("the token is of other bytes than tokens are"))?;
@@ -84,12 +93,7 @@ pub(crate) struct OfAzure {
 impl Access for OfAzure {
     async fn request(&self, ask: &Ask<'_>) -> Result<HttpRequest, Refusal> {
         let mut request = unsigned(ask, &url_of(&self.url, ask))?;
-        // It is signed too, where there are bytes.
-        let length = HeaderValue::from(ask.body_bytes());
-        request.headers_mut().insert(CONTENT_LENGTH, length);
-        if let Some(credentials) = &self.credentials {
-            let credential = credentials.get_credential().await;
-            let credential = credential.map_err(|error| Refusal::of_store(&error))?;
+        if let Some(credential) = had(self.credentials.as_ref()).await? {
             AzureAuthorizer::new(&credential, &self.account)
                 .try_authorize(&mut request)
                 .map_err(|error| Refusal::of_store(&error))?;
@@ -119,7 +123,8 @@ fn unsigned(ask: &Ask<'_>, url: &Url) -> Result<HttpRequest, Refusal> {
     let headers = request.headers_mut();
     headers.extend(ask.headers.clone());
     if matches!(ask.method, Method::POST | Method::PUT) {
-        // The client says none of a body without bytes, and Google answers that with 411.
+        // The client says none of a body without bytes, and Google answers that with 411; Azure's signature
+        // is of it too.
         headers.insert(CONTENT_LENGTH, HeaderValue::from(ask.body_bytes()));
     }
     Ok(request)

@@ -104,7 +104,10 @@ impl Connection {
         if let Some(endpoint) = self.get("blobendpoint") {
             return Some(endpoint.trim_end_matches('/').to_owned());
         }
-        let (account, suffix) = (self.get("accountname")?, self.get("endpointsuffix")?);
+        let account = self.get("accountname")?;
+        let suffix = self
+            .get("endpointsuffix")
+            .map_or("core.windows.net", String::as_str);
         let scheme = self
             .get("defaultendpointsprotocol")
             .map_or("https", String::as_str);
@@ -131,6 +134,8 @@ mod tests {
         let said = |key: AzureConfigKey| builder.get_config_value(&key).unwrap();
         assert_eq!(endpoint(text).unwrap(), "http://127.0.0.1:1/me");
         assert_eq!(endpoint(""), None);
+        let short = endpoint("AccountName=me;AccountKey=a2V5").unwrap();
+        assert_eq!(short, "https://me.blob.core.windows.net");
         let emulator = endpoint("UseDevelopmentStorage=true").unwrap();
         assert_eq!(emulator, "http://127.0.0.1:10000/devstoreaccount1");
         assert_eq!(said(AzureConfigKey::SasKey), "sv=1&sig=x");

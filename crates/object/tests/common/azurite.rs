@@ -4,16 +4,14 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::{Child, Command};
 
 use http::{Method, Request};
 use object_store::azure::{AzureAccessKey, AzureAuthorizer, AzureCredential};
 use object_store::client::{HttpRequest, HttpRequestBody};
 use penstock_object::{Address, Credentials, Keys, Objects, Remote};
 
-use super::server::free_port;
+use super::server::started;
 use super::{BUCKET, PART_BYTES, skip};
 
 pub(crate) const ACCOUNT: &str = "penstock";
@@ -36,35 +34,19 @@ impl Azurite {
             );
             return None;
         };
-        // Somebody else may take a port that is free just now.
-        for _ in 0..5 {
-            let port = free_port();
-            let mut process = Command::new("node")
+        let (process, address) = started(|address| {
+            let (host, port) = address.rsplit_once(':').unwrap();
+            let mut command = Command::new("node");
+            command
                 .arg(&program)
                 .args(["--inMemoryPersistence", "--skipApiVersionCheck", "--silent"])
-                .args(["--disableTelemetry", "--blobPort", &port.to_string()])
-                .env("AZURITE_ACCOUNTS", format!("{ACCOUNT}:{KEY}"))
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .unwrap();
-            let address = format!("127.0.0.1:{port}");
-            let begun = Instant::now();
-            while begun.elapsed() < Duration::from_secs(60) {
-                if process.try_wait().unwrap().is_some() {
-                    break;
-                }
-                if TcpStream::connect(&address).is_ok() {
-                    let server = Azurite { process, address };
-                    server.create_container();
-                    return Some(server);
-                }
-                thread::sleep(Duration::from_millis(20));
-            }
-            let _ = process.kill();
-            let _ = process.wait();
-        }
-        panic!("{} does not start", program.display());
+                .args(["--disableTelemetry", "--blobHost", host, "--blobPort", port])
+                .env("AZURITE_ACCOUNTS", format!("{ACCOUNT}:{KEY}"));
+            command
+        });
+        let server = Azurite { process, address };
+        server.create_container();
+        Some(server)
     }
 
     pub(crate) fn endpoint(&self) -> String {

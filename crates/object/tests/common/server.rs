@@ -1,7 +1,7 @@
 //! VersityGW, found by `PENSTOCK_VERSITYGW`, or where `make objects-server` puts it.
 
 use std::fs;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -28,36 +28,20 @@ impl Server {
         };
         let root = tempfile::tempdir().unwrap();
         fs::create_dir(root.path().join(BUCKET)).unwrap();
-        // Somebody else may take a port that is free just now.
-        for _ in 0..5 {
-            let address = format!("127.0.0.1:{}", free_port());
-            let mut process = Command::new(&program)
-                .args(["--port", &address, "posix"])
+        let (process, address) = started(|address| {
+            let mut command = Command::new(&program);
+            command
+                .args(["--port", address, "posix"])
                 .arg(root.path())
                 .env("ROOT_ACCESS_KEY_ID", "key")
-                .env("ROOT_SECRET_ACCESS_KEY", "secret")
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .unwrap();
-            let begun = Instant::now();
-            while begun.elapsed() < Duration::from_secs(30) {
-                if process.try_wait().unwrap().is_some() {
-                    break;
-                }
-                if std::net::TcpStream::connect(&address).is_ok() {
-                    return Some(Server {
-                        process,
-                        address,
-                        root,
-                    });
-                }
-                thread::sleep(Duration::from_millis(20));
-            }
-            let _ = process.kill();
-            let _ = process.wait();
-        }
-        panic!("{} does not start", program.display());
+                .env("ROOT_SECRET_ACCESS_KEY", "secret");
+            command
+        });
+        Some(Server {
+            process,
+            address,
+            root,
+        })
     }
 
     pub(crate) fn endpoint(&self) -> String {
@@ -75,6 +59,32 @@ impl Drop for Server {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// Starts a server at a free address, and waits until it answers.
+pub(crate) fn started(command: impl Fn(&str) -> Command) -> (Child, String) {
+    // Somebody else may take a port that is free just now.
+    for _ in 0..5 {
+        let address = format!("127.0.0.1:{}", free_port());
+        let mut process = command(&address)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(60) {
+            if process.try_wait().unwrap().is_some() {
+                break;
+            }
+            if TcpStream::connect(&address).is_ok() {
+                return (process, address);
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        let _ = process.kill();
+        let _ = process.wait();
+    }
+    panic!("{:?} does not start", command("").get_program());
 }
 
 fn program() -> Option<PathBuf> {
