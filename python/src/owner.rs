@@ -24,8 +24,9 @@ struct Left {
 static LAST: AtomicPtr<Left> = AtomicPtr::new(ptr::null_mut());
 
 impl Owner {
-    pub(crate) fn of(object: Py<PyAny>) -> Owner {
-        Owner(Some(object))
+    /// That of memory, which the engine holds in a box whatever it is.
+    pub(crate) fn of(object: Py<PyAny>) -> Box<Owner> {
+        Box::new(Owner(Some(object)))
     }
 }
 

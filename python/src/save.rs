@@ -136,7 +136,7 @@ fn linked((files, tensors): NativeLinked) -> PyResult<Linked> {
             bytes,
             chunks,
         });
-        linked.holders.push(Box::new(Owner::of(owner)));
+        linked.holders.push(Owner::of(owner));
     }
     for (name, dtype, shape, item_bytes, file, start, stored_name, region) in tensors {
         if file >= linked.files.len() {

@@ -41,7 +41,7 @@ pub(crate) type TensorTarget = (usize, usize, Py<PyAny>);
 pub(crate) fn source(source: TensorSource) -> PyResult<(TensorSpec, HostRegion)> {
     let (name, dtype, shape, address, strides, item_bytes, owner, region) = source;
     let sizes: Vec<usize> = shape.iter().map(|&dim| dim as usize).collect();
-    let owner = Box::new(Owner::of(owner));
+    let owner = Owner::of(owner);
     let items = sizes
         .iter()
         .try_fold(1usize, |items, &dim| items.checked_mul(dim));
@@ -101,7 +101,7 @@ pub(crate) fn target(target: TensorTarget) -> PyResult<HostRegionMut> {
     // SAFETY: the package passes the data pointer and size of a live, contiguous, writable tensor
     // or array, with the object as the owner, and no two targets that share memory. Other threads
     // that use the tensor while it is filled race in their own data, as with any in-place load.
-    Ok(unsafe { HostRegionMut::new(address, bytes, Box::new(Owner::of(owner))) })
+    Ok(unsafe { HostRegionMut::new(address, bytes, Owner::of(owner)) })
 }
 
 /// The tensor's name or the entry's index, the first index of the box, its shape, the address of its
@@ -159,15 +159,7 @@ pub(crate) fn fill(fill: NativeFill) -> PyResult<Fill> {
     let strides = strides.as_deref();
     // SAFETY: as for `target`, with the strides and the item size of the same object: every item
     // they reach is its own.
-    let into = unsafe {
-        HostArrayMut::new(
-            address,
-            item_bytes,
-            &shape,
-            strides,
-            Box::new(Owner::of(owner)),
-        )
-    };
+    let into = unsafe { HostArrayMut::new(address, item_bytes, &shape, strides, Owner::of(owner)) };
     let into = into.ok_or_else(|| invalid("items of the memory to fill lie in each other"))?;
     Ok(Fill { of, start, into })
 }
@@ -283,20 +275,13 @@ pub(crate) fn landing(array: NativeArray) -> PyResult<Landing> {
     let (address, shape, strides, item_bytes, owner) = array;
     if bytes == 0 || strides.is_none() {
         // SAFETY: as for `target`.
-        let region = unsafe { HostRegionMut::new(address, bytes, Box::new(Owner::of(owner))) };
+        let region = unsafe { HostRegionMut::new(address, bytes, Owner::of(owner)) };
         return Ok(Landing::Window(region.into_buf()));
     }
     let strides = strides.as_deref();
     // SAFETY: as for `fill`.
-    let array = unsafe {
-        HostArrayMut::new(
-            address,
-            item_bytes,
-            &shape,
-            strides,
-            Box::new(Owner::of(owner)),
-        )
-    };
+    let array =
+        unsafe { HostArrayMut::new(address, item_bytes, &shape, strides, Owner::of(owner)) };
     let array = array.ok_or_else(|| PyValueError::new_err("its items lie in each other"))?;
     Ok(match array.into_region() {
         Ok(region) => Landing::Window(region.into_buf()),
@@ -318,7 +303,7 @@ pub(crate) fn contiguous(array: NativeArray) -> PyResult<HostRegion> {
         return Err(PyValueError::new_err("it has to be contiguous"));
     }
     // SAFETY: as for `source`.
-    Ok(unsafe { HostRegion::contiguous(address, bytes, Box::new(Owner::of(owner))) })
+    Ok(unsafe { HostRegion::contiguous(address, bytes, Owner::of(owner)) })
 }
 
 /// A copy of an array of `uint32` without gaps.
@@ -334,7 +319,7 @@ pub(crate) fn words(array: NativeArray) -> PyResult<Vec<u32>> {
 pub(crate) fn supply(array: NativeArray) -> PyResult<Source> {
     let bytes = checked_bytes(&array)?;
     let (address, shape, strides, item_bytes, owner) = array;
-    let owner = Box::new(Owner::of(owner));
+    let owner = Owner::of(owner);
     Ok(match strides.filter(|_| bytes > 0) {
         None => {
             // SAFETY: the package passes the data pointer and size of a live, contiguous tensor or
