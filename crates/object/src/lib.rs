@@ -26,6 +26,7 @@ mod credentials;
 mod engine;
 mod handle;
 mod kin;
+mod meaning;
 mod objects;
 mod probe;
 mod profile;

@@ -11,8 +11,8 @@ use std::time::Duration;
 use http::StatusCode;
 use http::header::{HeaderMap, RETRY_AFTER};
 use object_store::client::{HttpError, HttpErrorKind};
-use serde::Deserialize;
 
+use crate::meaning::{Body, NO_UPLOAD, is_passing, meaning};
 use crate::provider::Provider;
 
 /// See the module's description.
@@ -25,15 +25,6 @@ pub(crate) struct Refusal {
     pub(crate) is_passing: bool,
     /// For how long the store asks to be left alone.
     pub(crate) pause: Option<Duration>,
-}
-
-/// What a store sends with an answer that refuses; of an answer of anybody else's nothing is known.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "PascalCase", default)]
-struct Body {
-    code: String,
-    message: String,
-    region: Option<String>,
 }
 
 impl Refusal {
@@ -254,6 +245,9 @@ impl fmt::Display for Refusal {
 
 impl Error for Refusal {}
 
+/// An object that was made of other bytes than its parts were to have, and is gone again.
+const OTHER_BYTES: &str = "OtherBytes";
+
 /// Whether an error is what a store of objects said, whose text says what to do about it.
 pub fn says_what_to_do(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<Refusal>())
@@ -269,250 +263,6 @@ pub fn is_of_lost_upload(error: &io::Error) -> bool {
 impl From<Refusal> for io::Error {
     fn from(refusal: Refusal) -> io::Error {
         io::Error::new(refusal.kind, refusal)
-    }
-}
-
-/// What stores call it that there is no object by a key; to a request for its head there is no body.
-const NOTHING: [&str; 7] = [
-    "",
-    "NoSuchKey",
-    "NoSuchVersion",
-    "NoSuchObject",
-    "NotFound",
-    "BlobNotFound",
-    "ResourceNotFound",
-];
-
-/// What they call it that there is no upload, or not what was sent of it.
-const NO_UPLOAD: [&str; 2] = ["NoSuchUpload", "InvalidBlockList"];
-
-/// An object that was made of other bytes than its parts were to have, and is gone again.
-const OTHER_BYTES: &str = "OtherBytes";
-
-/// Words of what S3 and its kin say of an object that must not be removed.
-const LOCKS: [&str; 6] = [
-    "object lock",
-    "worm",
-    "retention",
-    "legal hold",
-    "based hold",
-    "immutable",
-];
-
-/// What an answer is for who asked.
-fn meaning(
-    provider: Provider,
-    status: StatusCode,
-    body: &Body,
-    region: Option<&str>,
-) -> (io::ErrorKind, String) {
-    let is_misdirected = status.is_redirection() || status == StatusCode::BAD_REQUEST;
-    if let (Some(region), true) = (region, is_misdirected) {
-        let text = format!("the bucket is in another region: set the region to {region}");
-        return (io::ErrorKind::InvalidInput, text);
-    }
-    let of_provider = match provider {
-        Provider::Amazon => of_amazon(&body.code),
-        Provider::Google => of_google(status, &body.code),
-        Provider::Azure => of_azure(body),
-    };
-    match of_provider.or_else(|| of_any(provider, body)) {
-        Some((kind, text)) => (kind, text.to_owned()),
-        None => by_status(provider, status, body),
-    }
-}
-
-type Meaning = (io::ErrorKind, &'static str);
-
-const EXPIRED: &str = "the credentials have expired: renew them";
-
-fn of_amazon(code: &str) -> Option<Meaning> {
-    use io::ErrorKind::{InvalidInput, PermissionDenied};
-    Some(match code {
-        "InvalidAccessKeyId" | "XAdminUserNotFound" => (
-            PermissionDenied,
-            "the store does not know the access key: correct its id (AWS_ACCESS_KEY_ID)",
-        ),
-        "SignatureDoesNotMatch" => (
-            PermissionDenied,
-            "the secret is not that of the access key: correct it (AWS_SECRET_ACCESS_KEY)",
-        ),
-        "ExpiredToken" | "TokenRefreshRequired" => (
-            PermissionDenied,
-            "the credentials have expired: renew them (AWS_SESSION_TOKEN)",
-        ),
-        "InvalidToken" => (
-            PermissionDenied,
-            "the session token is not valid: renew the credentials (AWS_SESSION_TOKEN)",
-        ),
-        "PermanentRedirect" | "AuthorizationHeaderMalformed" => (
-            InvalidInput,
-            "the bucket is in another region: set that (AWS_REGION)",
-        ),
-        _ => return None,
-    })
-}
-
-fn of_google(status: StatusCode, code: &str) -> Option<Meaning> {
-    use io::ErrorKind::{InvalidInput, PermissionDenied};
-    Some(match (code, status) {
-        ("ExpiredToken", _) => (PermissionDenied, EXPIRED),
-        (_, StatusCode::UNAUTHORIZED) => (
-            PermissionDenied,
-            "the store does not accept the token: renew the credentials \
-             (GOOGLE_APPLICATION_CREDENTIALS)",
-        ),
-        ("UserProjectMissing", _) => (
-            InvalidInput,
-            "the bucket has who asks pay for it, which is not done here: save to another one",
-        ),
-        _ => return None,
-    })
-}
-
-fn of_azure(body: &Body) -> Option<Meaning> {
-    use io::ErrorKind::{InvalidData, InvalidInput, PermissionDenied};
-    Some(match body.code.as_str() {
-        "ContainerNotFound" => (
-            InvalidInput,
-            "there is no such container: create it, or correct its name",
-        ),
-        "ContainerBeingDeleted" => (
-            InvalidInput,
-            "the container is being deleted: save to another one, or wait and create it anew",
-        ),
-        "InvalidAuthenticationInfo" if body.message.contains("expired") => {
-            (PermissionDenied, EXPIRED)
-        }
-        "AuthenticationFailed" | "InvalidAuthenticationInfo" | "NoAuthenticationInformation" => (
-            PermissionDenied,
-            "the store does not accept the key or the signature: correct AZURE_STORAGE_ACCOUNT_KEY, or \
-             renew the token or SAS, and see that the clock of this machine is right",
-        ),
-        "BlobArchived" | "BlobBeingRehydrated" => {
-            (PermissionDenied, "the blob is archived: rehydrate it first")
-        }
-        "PublicAccessNotPermitted" => (
-            PermissionDenied,
-            "the account lets nobody in without a key: set AZURE_STORAGE_ACCOUNT_KEY, or give a token",
-        ),
-        "KeyBasedAuthenticationNotPermitted" => (
-            PermissionDenied,
-            "the account takes no keys: give a penstock.Token, or have an identity that it knows",
-        ),
-        "AuthorizationFailure" => (
-            PermissionDenied,
-            "the store does not let this request in: correct AZURE_STORAGE_ACCOUNT_KEY, or look at the \
-             rights of the token or SAS and at the firewall of the account",
-        ),
-        "AccountIsDisabled" => (PermissionDenied, "the account is disabled: enable it"),
-        "Md5Mismatch" | "Crc64Mismatch" => {
-            (InvalidData, "the bytes changed on their way to the store")
-        }
-        "LeaseIdMissing" | "BlobImmutableDueToPolicy" | "BlobUsesCustomerSpecifiedEncryption" => (
-            PermissionDenied,
-            "it is under a lease, a policy of immutability or another key: wait for its end, or have it \
-             lifted",
-        ),
-        _ => return None,
-    })
-}
-
-fn of_any(provider: Provider, body: &Body) -> Option<Meaning> {
-    use io::ErrorKind::{InvalidData, InvalidInput, PermissionDenied, StorageFull};
-    let code = body.code.as_str();
-    let message = body.message.to_ascii_lowercase();
-    let says = |words: &str| message.contains(words);
-    Some(match code {
-        "NoSuchBucket" => (
-            InvalidInput,
-            "there is no such bucket: create it, or correct its name",
-        ),
-        _ if code == "RequestTimeTooSkewed"
-            || (provider == Provider::Amazon && (says("has expired") || says("not valid yet"))) =>
-        {
-            (
-                PermissionDenied,
-                "the clock of this machine is not that of the store: set it",
-            )
-        }
-        "BadDigest" | "XAmzContentChecksumMismatch" => {
-            (InvalidData, "the bytes changed on their way to the store")
-        }
-        _ if NO_UPLOAD.contains(&code) => (
-            io::ErrorKind::Other,
-            "the upload is gone: somebody has ended it, or a rule of the bucket; save again",
-        ),
-        _ if code == "ObjectLocked" || LOCKS.iter().any(|lock| says(lock)) => (
-            PermissionDenied,
-            "it is under an object lock or a legal hold: wait for its end, or have it lifted",
-        ),
-        "QuotaExceeded" | "XMinioStorageFull" | "XMinioAdminBucketQuotaExceeded" => {
-            (StorageFull, "the store has no room left")
-        }
-        _ => return None,
-    })
-}
-
-fn by_status(provider: Provider, status: StatusCode, body: &Body) -> (io::ErrorKind, String) {
-    let mut said = status.as_u16().to_string();
-    match body.code.as_str() {
-        "" => said.extend(status.canonical_reason().map(|reason| format!(" {reason}"))),
-        code => said = format!("{said} {code}"),
-    }
-    match status {
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => (
-            io::ErrorKind::PermissionDenied,
-            format!(
-                "the store does not allow it ({said}): the key has to have {}",
-                provider.words().rights
-            ),
-        ),
-        StatusCode::NOT_IMPLEMENTED | StatusCode::METHOD_NOT_ALLOWED => (
-            io::ErrorKind::Unsupported,
-            match body.message.as_str() {
-                "" => format!("the store cannot do it ({said})"),
-                message => format!("the store cannot do it ({said}: {message})"),
-            },
-        ),
-        // Others say with this status that they know no such user.
-        StatusCode::NOT_FOUND if NOTHING.contains(&body.code.as_str()) => (
-            io::ErrorKind::NotFound,
-            "there is no such object".to_owned(),
-        ),
-        StatusCode::INSUFFICIENT_STORAGE => (
-            io::ErrorKind::StorageFull,
-            "the store has no room left".to_owned(),
-        ),
-        StatusCode::RANGE_NOT_SATISFIABLE => (
-            io::ErrorKind::UnexpectedEof,
-            "the object has become shorter".to_owned(),
-        ),
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => (
-            io::ErrorKind::ResourceBusy,
-            format!("the store has too much to do ({said})"),
-        ),
-        status if status.is_server_error() => {
-            (io::ErrorKind::Other, format!("the store failed ({said})"))
-        }
-        _ => (
-            io::ErrorKind::Other,
-            match body.message.as_str() {
-                "" => format!("the store refused it ({said})"),
-                message => format!("the store refused it ({said}: {message})"),
-            },
-        ),
-    }
-}
-
-fn is_passing(status: StatusCode, code: &str) -> bool {
-    match status {
-        StatusCode::NOT_IMPLEMENTED | StatusCode::INSUFFICIENT_STORAGE => false,
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => true,
-        // S3 sends these two with 400: a body that came too slowly, or not all of it.
-        StatusCode::BAD_REQUEST => matches!(code, "RequestTimeout" | "IncompleteBody"),
-        StatusCode::CONFLICT => code == "OperationAborted",
-        status => status.is_server_error(),
     }
 }
 
