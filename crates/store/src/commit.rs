@@ -376,8 +376,10 @@ impl Drop for Attempt {
         for path in &self.made {
             let _ = self.file_system.change(Change::RemoveFile(path));
         }
-        // Not under another attempt that is about to write its first file there.
-        if self.made_directory && self.lease.try_upgrade(&self.path, self.files()) {
+        // Of one that has not voted nothing can become a checkpoint, and whoever made its directory may
+        // be gone by now. Not under another attempt that is about to write its first file there.
+        let is_last = self.made_directory || self.is_joined && self.voted.is_empty();
+        if is_last && self.lease.try_upgrade(&self.path, self.files()) {
             let _ = self.file_system.change(Change::RemoveDirectory(&self.path));
         }
     }
@@ -413,6 +415,11 @@ mod tests {
     fn begin(path: &Path, overwrite: bool) -> Result<Attempt> {
         let file_system: Arc<dyn FileSystem> = Arc::new(Native);
         Attempt::begin(path, overwrite, &file_system, &Progress::default())
+    }
+
+    fn join(path: &Path, id: &str) -> Attempt {
+        let file_system: Arc<dyn FileSystem> = Arc::new(Native);
+        Attempt::join(path, id, &file_system, &Progress::default()).unwrap()
     }
 
     fn names(path: &Path) -> Vec<String> {
@@ -453,6 +460,31 @@ mod tests {
         assert_eq!(fs::read(path.join(MANIFEST)).unwrap(), b"first");
         assert_eq!(names(&path), [MANIFEST]);
         assert!(matches!(begin(&path, false), Err(Error::Exists { .. })));
+    }
+
+    #[test]
+    fn whoever_leaves_a_failed_attempt_last_takes_its_directory_away() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("ckpt");
+        let first = begin(&path, false).unwrap();
+        let mut member = join(&path, first.id());
+        let name = name::shard_file(1, 0, member.id());
+        member.create(&name, Direct::Auto).unwrap();
+        drop(first);
+        assert_eq!(names(&path), [name]);
+        drop(member);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_member_that_has_voted_leaves_its_files() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("ckpt");
+        let first = begin(&path, false).unwrap();
+        let mut member = join(&path, first.id());
+        member.write_part(1, b"{}").unwrap();
+        drop((member, first));
+        assert_eq!(names(&path).len(), 1);
     }
 
     #[test]
