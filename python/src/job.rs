@@ -93,7 +93,7 @@ impl Job {
         // fork at that moment is a child that waits for it for ever.
         let written = call::beside(py, work, || self.inner.wait_staged(None));
         // Whoever stages must not wait for a write that could not begin.
-        written.inspect_err(|_| self.inner.cancel())
+        written.inspect_err(|_| detached(py, || self.inner.cancel()))
     }
 
     fn report<'py>(&self, py: Python<'py>, written: &Written) -> PyResult<Bound<'py, PyDict>> {
@@ -148,7 +148,7 @@ impl Job {
     /// Copies what is not yet copied; when it returns the tensors may be changed. An exception that
     /// a signal handler raises meanwhile cancels the job.
     fn stage(&self, py: Python<'_>) -> PyResult<()> {
-        if self.inner.is_staged() {
+        if self.is_staged(py) {
             return Ok(());
         }
         call::run_until(py, || self.stop(), || self.inner.stage(None))
@@ -219,8 +219,8 @@ impl Job {
         (self.progress.bytes().0, self.inner.bytes())
     }
 
-    /// Stops the job: a write under way ends with `KeyboardInterrupt`.
-    fn cancel(&self) {
-        self.stop();
+    /// Stops the job: a write under way ends with `KeyboardInterrupt`. What it held on to is let go of.
+    fn cancel(&self, py: Python<'_>) {
+        detached(py, || self.stop());
     }
 }

@@ -174,13 +174,15 @@ def test_an_error_does_not_keep_the_state(disk_path, lazy):
             pending.result()
         return pending, leaves
 
-    pending, leaves = fail_to_save()
-    kept = pending.exception().with_traceback(None)
-    del pending
-    # The frame of whoever caught the error was in its traceback.
-    gc.collect()
-    assert [leaf() for leaf in leaves] == [None, None]
-    assert isinstance(kept, penstock.StorageError)
+    # Whether it fails while somebody copies, or before, is for the scheduler to say.
+    for _ in range(20):
+        pending, leaves = fail_to_save()
+        kept = pending.exception().with_traceback(None)
+        del pending
+        # The frame of whoever caught the error was in its traceback.
+        gc.collect()
+        assert [leaf() for leaf in leaves] == [None, None]
+        assert isinstance(kept, penstock.StorageError)
 
 
 def test_failures_that_were_heard_of_do_not_pile_up(disk_path):
