@@ -1,0 +1,123 @@
+//! Modules, functions and launches.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr;
+
+use super::stream::context_of;
+use super::{Out, put, wanted};
+use crate::driver::{Needs, call};
+use crate::executor::submit;
+use crate::handle;
+use crate::kernel::{Kernel, Launch};
+use crate::operation::{Kind, Operation, Work};
+use crate::status::{Answer, Status};
+
+/// How the ELF of a cubin begins, and a fatbin: both hold code of a device, which nothing here can run.
+const BINARIES: [[u8; 4]; 2] = [*b"\x7fELF", [0x50, 0xED, 0x55, 0xBA]];
+
+#[unsafe(no_mangle)]
+extern "C" fn cuModuleLoadData(module: Out<'_, u64>, image: *const c_void) -> i32 {
+    call("cuModuleLoadData", Needs::Context, |session| {
+        session.captures.refuse_unsafe_call()?;
+        wanted(&module)?;
+        if image.is_null() {
+            return Err(Status::INVALID_VALUE);
+        }
+        // SAFETY: the caller gives a text that ends with a zero, or a binary, which has more than four bytes;
+        // neither of the two kinds has a zero among these.
+        let text = unsafe { CStr::from_ptr(image.cast::<c_char>()) };
+        if BINARIES
+            .iter()
+            .any(|magic| text.to_bytes().starts_with(magic))
+        {
+            return Err(Status::NO_BINARY_FOR_GPU);
+        }
+        let text = text.to_str().map_err(|_| Status::INVALID_PTX)?;
+        let id = handle::next();
+        let current = session.current;
+        session.modules.load(id, current, text)?;
+        put(module, id)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuModuleUnload(module: u64) -> i32 {
+    call("cuModuleUnload", Needs::Cleanup, |session| {
+        session.modules.unload(module)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuModuleGetFunction(function: Out<'_, u64>, module: u64, name: *const c_char) -> i32 {
+    call("cuModuleGetFunction", Needs::Context, |session| {
+        wanted(&function)?;
+        if name.is_null() {
+            return Err(Status::INVALID_VALUE);
+        }
+        // SAFETY: the caller gives a text that ends with a zero.
+        let name = unsafe { CStr::from_ptr(name) };
+        let name = name.to_str().map_err(|_| Status::NOT_FOUND)?;
+        put(
+            function,
+            session.modules.function(handle::next(), module, name)?,
+        )
+    })
+}
+
+// The signature is that of `cuda.h`.
+#[allow(clippy::too_many_arguments)]
+#[unsafe(no_mangle)]
+extern "C" fn cuLaunchKernel(
+    function: u64,
+    grid_x: u32,
+    grid_y: u32,
+    grid_z: u32,
+    block_x: u32,
+    block_y: u32,
+    block_z: u32,
+    _shared_bytes: u32,
+    stream: u64,
+    parameters: *const *const c_void,
+    extra: *const *const c_void,
+) -> i32 {
+    call("cuLaunchKernel", Needs::Context, |session| {
+        let found = session.modules.get(function)?;
+        let id = session.stream(stream)?;
+        let context = context_of(session, id)?;
+        if context != session.current || found.context != context {
+            return Err(Status::INVALID_HANDLE);
+        }
+        let threads = [block_x, block_y, block_z]
+            .map(u64::from)
+            .iter()
+            .product::<u64>();
+        let is_empty = [grid_x, grid_y, grid_z].contains(&0) || threads == 0;
+        if is_empty || threads > 1024 || !extra.is_null() || parameters.is_null() {
+            return Err(Status::INVALID_VALUE);
+        }
+        let arguments = arguments(found.kernel, parameters)?;
+        let launch = Launch {
+            kernel: found.kernel,
+            arguments,
+        };
+        let operation = Operation::new(Kind::Kernel, Work::Kernel(launch), context);
+        submit(session, id, operation).map(|_| ())
+    })
+}
+
+/// The values behind the caller's pointers, which are only good for the call.
+fn arguments(kernel: &Kernel, parameters: *const *const c_void) -> Answer<Vec<u64>> {
+    let read = |(index, bytes): (usize, &usize)| {
+        let parameter = parameters.wrapping_add(index);
+        // SAFETY: the caller gives as many pointers as the kernel has arguments.
+        let pointer = unsafe { parameter.read() };
+        if pointer.is_null() {
+            return Err(Status::INVALID_VALUE);
+        }
+        let mut value = [0_u8; 8];
+        // SAFETY: it points to an argument of so many bytes, eight at most.
+        unsafe { ptr::copy_nonoverlapping(pointer.cast(), value.as_mut_ptr(), *bytes) };
+        Ok(u64::from_le_bytes(value))
+    };
+    kernel.argument_bytes.iter().enumerate().map(read).collect()
+}

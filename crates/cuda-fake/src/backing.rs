@@ -1,0 +1,105 @@
+//! The pages behind device memory and pinned host memory, and the addresses by which callers know the first.
+//!
+//! A device address lies in a reserved range that nobody may read or write, and is not given again until the
+//! range is used up: a caller who follows one gets a fault. The bytes lie elsewhere, in a file in memory, so
+//! that the system counts them as shared and not as the caller's own (`RssShmem`, not `RssAnon`).
+
+use std::ffi::c_void;
+use std::ptr;
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+
+use crate::status::{Answer, Status};
+
+/// What is reserved at a time; a reservation takes addresses and no memory.
+const RESERVED_BYTES: u64 = 1 << 36;
+/// Between two allocations, so that none can be left for the next.
+const GAP_BYTES: u64 = 1 << 16;
+/// What fresh device memory holds, which on a device is anything.
+const FRESH: u8 = 0xC5;
+
+/// A mapping of our own.
+pub(crate) struct Backing {
+    address: usize,
+    bytes: usize,
+}
+
+impl Backing {
+    /// Pages of a file in memory, full of `FRESH`.
+    pub(crate) fn device(bytes: usize) -> Answer<Backing> {
+        let file = memfd_create("cuda-fake", MemfdFlags::CLOEXEC).map_err(no_memory)?;
+        ftruncate(&file, bytes as u64).map_err(no_memory)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a mapping at an address of the system's choice replaces none.
+        let mapped = unsafe { mmap(ptr::null_mut(), bytes, access, MapFlags::SHARED, &file, 0) };
+        let pointer = mapped.map_err(no_memory)?;
+        // SAFETY: these are the bytes of the mapping of above, and nobody else knows of it.
+        unsafe { ptr::write_bytes(pointer.cast::<u8>(), FRESH, bytes) };
+        Ok(Backing {
+            address: pointer as usize,
+            bytes,
+        })
+    }
+
+    /// Pages that the caller uses as well.
+    pub(crate) fn host(bytes: usize) -> Answer<Backing> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a mapping at an address of the system's choice replaces none.
+        let mapped = unsafe { mmap_anonymous(ptr::null_mut(), bytes, access, MapFlags::PRIVATE) };
+        let pointer = mapped.map_err(no_memory)?;
+        Ok(Backing {
+            address: pointer as usize,
+            bytes,
+        })
+    }
+
+    pub(crate) fn address(&self) -> usize {
+        self.address
+    }
+}
+
+impl Drop for Backing {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours. Whoever drops it has waited for the operations that use it.
+        let unmapped = unsafe { munmap(self.address as *mut c_void, self.bytes) };
+        debug_assert!(unmapped.is_ok(), "our own mapping can be taken back");
+    }
+}
+
+/// Gives addresses that cannot be followed.
+#[derive(Default)]
+pub(crate) struct Addresses {
+    next: u64,
+    end: u64,
+}
+
+impl Addresses {
+    /// An address of `bytes` bytes, at the beginning of a page.
+    pub(crate) fn take(&mut self, bytes: u64) -> Answer<u64> {
+        let whole = bytes.checked_add(GAP_BYTES).ok_or(Status::OUT_OF_MEMORY)?;
+        let whole = whole.next_multiple_of(GAP_BYTES);
+        if self.end - self.next < whole {
+            let reserved = whole.max(RESERVED_BYTES);
+            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+            // SAFETY: a mapping at an address of the system's choice replaces none.
+            let mapped = unsafe {
+                mmap_anonymous(
+                    ptr::null_mut(),
+                    reserved as usize,
+                    ProtFlags::empty(),
+                    flags,
+                )
+            };
+            self.next = mapped.map_err(no_memory)? as u64;
+            self.end = self.next + reserved;
+        }
+        let address = self.next;
+        self.next += whole;
+        Ok(address)
+    }
+}
+
+fn no_memory(_: rustix::io::Errno) -> Status {
+    Status::OUT_OF_MEMORY
+}

@@ -1,0 +1,219 @@
+//! Stream capture: which streams take part, what they may not do meanwhile, and whether all of them come
+//! together again before the end.
+//!
+//! What is captured is counted and dropped. Graphs cannot be launched.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::status::{Answer, Status};
+use crate::thread::{self, MODE_GLOBAL, MODE_RELAXED};
+
+/// How many nodes of each stream something comes after.
+type Clock = HashMap<u64, u64>;
+
+/// What an event says that was recorded in a capture.
+#[derive(Clone)]
+pub(crate) struct Mark {
+    capture: u64,
+    seen: Clock,
+}
+
+struct Capture {
+    mode: i32,
+    /// The stream that it began in.
+    origin: u64,
+    thread: u64,
+    is_invalid: bool,
+    /// The nodes that each stream's next one comes after.
+    members: HashMap<u64, Clock>,
+}
+
+/// `CUstreamCaptureStatus`.
+#[derive(Clone, Copy)]
+#[repr(i32)]
+pub(crate) enum CaptureStatus {
+    None = 0,
+    Active = 1,
+    Invalidated = 2,
+}
+
+/// All captures under way.
+#[derive(Default)]
+pub(crate) struct Captures {
+    captures: BTreeMap<u64, Capture>,
+}
+
+impl Captures {
+    pub(crate) fn begin(&mut self, id: u64, stream: u64, mode: i32) -> Answer {
+        if self.of(stream).is_some() {
+            return Err(Status::ILLEGAL_STATE);
+        }
+        let members = HashMap::from([(stream, Clock::new())]);
+        let thread = thread::id();
+        let capture = Capture {
+            mode,
+            origin: stream,
+            thread,
+            is_invalid: false,
+            members,
+        };
+        self.captures.insert(id, capture);
+        Ok(())
+    }
+
+    /// Ends the capture that began in a stream.
+    pub(crate) fn end(&mut self, stream: u64) -> Answer {
+        let id = self.of(stream).ok_or(Status::ILLEGAL_STATE)?;
+        let capture = &self.captures[&id];
+        if capture.origin != stream {
+            self.invalidate(id);
+            return Err(Status::CAPTURE_UNMATCHED);
+        }
+        if capture.mode != MODE_RELAXED && capture.thread != thread::id() {
+            return Err(Status::CAPTURE_WRONG_THREAD);
+        }
+        let is_joined = capture.is_joined();
+        let is_invalid = capture.is_invalid;
+        self.captures.remove(&id);
+        match (is_invalid, is_joined) {
+            (true, _) => Err(Status::CAPTURE_INVALIDATED),
+            (false, false) => Err(Status::CAPTURE_UNJOINED),
+            (false, true) => Ok(()),
+        }
+    }
+
+    pub(crate) fn status(&self, stream: u64) -> CaptureStatus {
+        match self.of(stream).map(|id| self.captures[&id].is_invalid) {
+            None => CaptureStatus::None,
+            Some(false) => CaptureStatus::Active,
+            Some(true) => CaptureStatus::Invalidated,
+        }
+    }
+
+    /// Takes work of a stream that is capturing; says whether it is.
+    pub(crate) fn take(&mut self, stream: u64) -> Answer<bool> {
+        let Some(capture) = self.valid(stream)? else {
+            return Ok(false);
+        };
+        if let Some(seen) = capture.members.get_mut(&stream) {
+            *seen.entry(stream).or_default() += 1;
+        }
+        Ok(true)
+    }
+
+    /// What an event is to say that is recorded in this stream; none if the stream is not capturing.
+    pub(crate) fn mark(&mut self, stream: u64) -> Answer<Option<Mark>> {
+        let capture = self.of(stream).unwrap_or_default();
+        let valid = self.valid(stream)?;
+        let seen = valid
+            .and_then(|capture| capture.members.get(&stream))
+            .cloned();
+        Ok(seen.map(|seen| Mark { capture, seen }))
+    }
+
+    /// Has a stream come after what was marked. One that does not capture begins to.
+    pub(crate) fn join(&mut self, stream: u64, mark: &Mark) -> Answer {
+        if let Some(id) = self.of(stream)
+            && id != mark.capture
+        {
+            self.invalidate(id);
+            self.invalidate(mark.capture);
+            return Err(Status::CAPTURE_MERGE);
+        }
+        let capture = self
+            .captures
+            .get_mut(&mark.capture)
+            .ok_or(Status::CAPTURED_EVENT)?;
+        if capture.is_invalid {
+            return Err(Status::CAPTURE_INVALIDATED);
+        }
+        let seen = capture.members.entry(stream).or_default();
+        for (other, count) in &mark.seen {
+            let own = seen.entry(*other).or_default();
+            *own = (*own).max(*count);
+        }
+        Ok(())
+    }
+
+    /// Refuses a call that no capture could record, where a capture is in its way, and spoils that one.
+    pub(crate) fn refuse_unsafe_call(&mut self) -> Answer {
+        let (thread, thread_mode) = (thread::id(), thread::capture_mode());
+        let in_the_way = |capture: &Capture| match (thread_mode, capture.mode) {
+            (MODE_RELAXED, _) | (_, MODE_RELAXED) => false,
+            (MODE_GLOBAL, MODE_GLOBAL) => true,
+            _ => capture.thread == thread,
+        };
+        let mut outcome = Ok(());
+        for capture in self
+            .captures
+            .values_mut()
+            .filter(|capture| in_the_way(capture))
+        {
+            capture.is_invalid = true;
+            outcome = Err(Status::CAPTURE_UNSUPPORTED);
+        }
+        outcome
+    }
+
+    /// Spoils the capture that a stream takes part in.
+    pub(crate) fn spoil(&mut self, stream: u64) {
+        if let Some(id) = self.of(stream) {
+            self.invalidate(id);
+        }
+    }
+
+    /// Spoils the capture that a mark is of.
+    pub(crate) fn spoil_marked(&mut self, mark: &Mark) {
+        self.invalidate(mark.capture);
+    }
+
+    pub(crate) fn includes(&self, stream: u64) -> bool {
+        self.of(stream).is_some()
+    }
+
+    /// Forgets the captures that a stream takes part in, which is destroyed.
+    pub(crate) fn leave(&mut self, stream: u64) {
+        if let Some(id) = self.of(stream) {
+            self.invalidate(id);
+            if self.captures[&id].origin == stream {
+                self.captures.remove(&id);
+            }
+        }
+    }
+
+    fn of(&self, stream: u64) -> Option<u64> {
+        let mut captures = self.captures.iter();
+        captures
+            .find(|(_, capture)| capture.members.contains_key(&stream))
+            .map(|(id, _)| *id)
+    }
+
+    /// The capture that a stream takes part in, unless it is spoiled.
+    fn valid(&mut self, stream: u64) -> Answer<Option<&mut Capture>> {
+        let Some(id) = self.of(stream) else {
+            return Ok(None);
+        };
+        let capture = self.captures.get_mut(&id);
+        match capture {
+            Some(capture) if capture.is_invalid => Err(Status::CAPTURE_INVALIDATED),
+            capture => Ok(capture),
+        }
+    }
+
+    fn invalidate(&mut self, id: u64) {
+        if let Some(capture) = self.captures.get_mut(&id) {
+            capture.is_invalid = true;
+        }
+    }
+}
+
+impl Capture {
+    /// Whether the stream that it began in comes after all nodes of the others.
+    fn is_joined(&self) -> bool {
+        let joined = &self.members[&self.origin];
+        self.members.iter().all(|(stream, seen)| {
+            let last = seen.get(stream).copied().unwrap_or_default();
+            *stream == self.origin || joined.get(stream).copied().unwrap_or_default() >= last
+        })
+    }
+}

@@ -1,0 +1,218 @@
+//! The driver of this process, and what every call has to do first: a lock, a count, a fault on order, and
+//! whether it may be made at all.
+
+use std::ops::{Deref, DerefMut};
+use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::operation::Position;
+use crate::state::State;
+use crate::status::{Answer, Status};
+use crate::stream::{Order, PER_THREAD};
+use crate::thread;
+
+struct Driver {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver {
+    state: Mutex::new(State::new()),
+    changed: Condvar::new(),
+});
+
+/// The process that initialised the driver; 0 for none.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// A call that waits for what a test holds gives up after this long: nobody is left to let it go.
+const HELD: Duration = Duration::from_secs(60);
+
+/// What a call needs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Needs {
+    Nothing,
+    /// `cuInit`.
+    Init,
+    /// A current context that has not failed.
+    Context,
+    /// A current context. What is to be let go is let go even if that has failed, which is the answer then.
+    Cleanup,
+}
+
+/// Makes a call of the driver: `CUresult` as a number.
+pub(crate) fn call(
+    function: &'static str,
+    needs: Needs,
+    body: impl FnOnce(&mut Session) -> Answer,
+) -> i32 {
+    match attempt(function, needs, body) {
+        Ok(()) => 0,
+        Err(status) => status.0,
+    }
+}
+
+fn attempt(
+    function: &'static str,
+    needs: Needs,
+    body: impl FnOnce(&mut Session) -> Answer,
+) -> Answer {
+    // A child has none of the threads that would do the work, and perhaps a lock that nobody gives back.
+    if is_forked() {
+        return Err(Status::NOT_INITIALIZED);
+    }
+    if thread::in_host_function() {
+        return Err(Status::NOT_PERMITTED);
+    }
+    let mut session = Session::begin();
+    session.faults.call(function)?;
+    if needs != Needs::Nothing && !session.is_initialized {
+        return Err(Status::NOT_INITIALIZED);
+    }
+    if matches!(needs, Needs::Context | Needs::Cleanup) {
+        session.current = thread::current_context().ok_or(Status::INVALID_CONTEXT)?;
+        let context = session.contexts.get(&session.current);
+        let usable = context.ok_or(Status::CONTEXT_IS_DESTROYED)?.is_usable();
+        if needs == Needs::Context {
+            usable?;
+        }
+    }
+    body(&mut session)?;
+    match session.contexts.get(&session.current) {
+        Some(context) if needs == Needs::Cleanup => context.is_usable(),
+        _ => Ok(()),
+    }
+}
+
+/// Takes the driver for this process. A fork of a process that did so before is refused for ever.
+pub(crate) fn own() {
+    OWNER.store(process::id(), Ordering::Release);
+}
+
+/// As if it had just been loaded.
+pub(crate) fn disown() {
+    OWNER.store(0, Ordering::Release);
+}
+
+fn is_forked() -> bool {
+    let owner = OWNER.load(Ordering::Acquire);
+    owner != 0 && owner != process::id()
+}
+
+/// The driver's state, locked; and the context that a call is made in.
+pub(crate) struct Session {
+    /// None only while this thread waits.
+    state: Option<MutexGuard<'static, State>>,
+    /// 0 unless the call needs a context.
+    pub(crate) current: u64,
+}
+
+impl Session {
+    pub(crate) fn begin() -> Session {
+        Session {
+            state: Some(lock()),
+            current: 0,
+        }
+    }
+
+    /// Lets others have the state for a while.
+    pub(crate) fn unlocked(&mut self, body: impl FnOnce()) {
+        self.state = None;
+        body();
+        self.state = Some(lock());
+    }
+
+    /// Waits until something changes.
+    pub(crate) fn wait(&mut self) {
+        if let Some(state) = self.state.take() {
+            let waited = DRIVER.changed.wait(state);
+            self.state = Some(waited.unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    /// Waits for something that streams bring about.
+    pub(crate) fn wait_until(&mut self, mut is_so: impl FnMut(&State) -> bool) {
+        while !is_so(self) {
+            let Some(state) = self.state.take() else {
+                return;
+            };
+            let waited = DRIVER.changed.wait_timeout(state, HELD);
+            let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            if timeout.timed_out() && state.holds.is_any() && !is_so(&state) {
+                eprintln!("penstock-cuda-fake: a call waits for a stream that is held");
+                process::abort();
+            }
+            self.state = Some(state);
+        }
+    }
+
+    /// Waits for streams to come so far, and says whether a context failed meanwhile.
+    pub(crate) fn wait_for(&mut self, positions: &[Position], context: u64) -> Answer {
+        self.wait_until(|state| state.have_reached(positions, context) != Ok(false));
+        self.have_reached(positions, context).map(|_| ())
+    }
+
+    /// Has those look again who wait.
+    pub(crate) fn changed(&self) {
+        DRIVER.changed.notify_all();
+    }
+
+    /// Refuses what a driver of this version does not have yet.
+    pub(crate) fn needs_version(&self, version: i32) -> Answer {
+        let is_new_enough = self.config.driver_version >= version;
+        is_new_enough.then_some(()).ok_or(Status::NOT_SUPPORTED)
+    }
+
+    /// The stream that a caller means, in the current context where it is one of those by default.
+    pub(crate) fn stream(&mut self, stream: u64) -> Answer<u64> {
+        let current = self.current;
+        match stream {
+            0 | 1 => self.contexts.get(&current).map(|context| context.legacy),
+            PER_THREAD => Some(self.per_thread(current)),
+            _ => Some(stream),
+        }
+        .filter(|id| {
+            self.streams
+                .get(*id)
+                .is_some_and(|stream| !stream.is_destroyed)
+        })
+        .ok_or(Status::INVALID_HANDLE)
+    }
+
+    fn per_thread(&mut self, current: u64) -> u64 {
+        let thread = thread::id();
+        let known = self.contexts.get(&current);
+        if let Some(stream) = known.and_then(|context| context.per_thread.get(&thread)) {
+            return *stream;
+        }
+        let stream = self.new_stream(Some(PER_THREAD), current, Order::Blocking);
+        if let Some(context) = self.contexts.get_mut(&current) {
+            context.per_thread.insert(thread, stream);
+        }
+        stream
+    }
+}
+
+impl Deref for Session {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        self.state
+            .as_deref()
+            .expect("only a thread that waits is without the state")
+    }
+}
+
+impl DerefMut for Session {
+    fn deref_mut(&mut self) -> &mut State {
+        self.state
+            .as_deref_mut()
+            .expect("only a thread that waits is without the state")
+    }
+}
+
+/// A panic within a call ends the process, so what a poisoned lock protects is never seen.
+fn lock() -> MutexGuard<'static, State> {
+    DRIVER.state.lock().unwrap_or_else(PoisonError::into_inner)
+}

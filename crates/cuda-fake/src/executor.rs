@@ -1,0 +1,119 @@
+//! The threads of streams: begun when a stream has its first work, ended with the stream. A process that
+//! exits does not wait for them.
+
+use std::thread::{Builder, JoinHandle};
+
+use crate::driver::{self, Session};
+use crate::operation::Operation;
+use crate::state::{Next, State};
+use crate::status::{Answer, Status};
+use crate::thread;
+
+/// Gives an operation to a stream, which may be capturing. Says whether it is queued.
+pub(crate) fn submit(session: &mut Session, stream: u64, operation: Operation) -> Answer<bool> {
+    let is_queued = session.submit(stream, operation)?;
+    if is_queued {
+        start(session, stream)?;
+        session.changed();
+    }
+    Ok(is_queued)
+}
+
+fn start(session: &mut Session, id: u64) -> Answer {
+    let Some(stream) = session.streams.get_mut(id) else {
+        return Ok(());
+    };
+    if stream.thread.is_none() {
+        let thread = Builder::new()
+            .name("cuda-fake".to_owned())
+            .spawn(move || run(id));
+        stream.thread = Some(thread.map_err(|_| Status::OPERATING_SYSTEM)?);
+    }
+    Ok(())
+}
+
+/// Works off a stream.
+fn run(id: u64) {
+    let mut session = Session::begin();
+    loop {
+        match session.next(id) {
+            Next::Run {
+                operation,
+                space,
+                fault,
+            } => {
+                let mut outcome = fault;
+                session.unlocked(|| outcome = outcome.and_then(|()| operation.execute(&space)));
+                session.finish(id, &operation, outcome);
+                session.changed();
+            }
+            Next::Wait => session.wait(),
+            Next::End => return,
+        }
+    }
+}
+
+/// Destroys a stream: what is queued is finished, and nobody can name it any more.
+pub(crate) fn destroy_stream(session: &mut Session, id: u64) {
+    session.captures.leave(id);
+    if let Some(stream) = session.streams.get_mut(id) {
+        stream.is_destroyed = true;
+        if stream.thread.is_none() {
+            session.streams.remove(id);
+        }
+    }
+    session.changed();
+}
+
+/// Ends a context when all its work is done, with all that was made in it.
+pub(crate) fn destroy_context(session: &mut Session, id: u64) {
+    let ends = session.streams.ends(id);
+    session.wait_until(|state| state.streams.have_reached(&ends));
+    let Some(context) = session.contexts.remove(&id) else {
+        return;
+    };
+    join(session, context.ended, |_, stream| stream == id);
+    session.remove_context(id);
+}
+
+/// Forgets everything, work that is queued as well. What is running comes to its end first.
+pub(crate) fn reset() {
+    let mut session = Session::begin();
+    session.holds.release_all();
+    session
+        .streams
+        .values_mut()
+        .for_each(|stream| stream.drop_queue());
+    let mut ended = Vec::new();
+    for context in session.contexts.values_mut() {
+        ended.append(&mut context.ended);
+    }
+    session.contexts.clear();
+    join(&mut session, ended, |_, _| true);
+    *session = State::new();
+    thread::reset();
+    driver::disown();
+}
+
+/// Removes the streams of some contexts, and waits for their threads to be gone.
+fn join(
+    session: &mut Session,
+    mut threads: Vec<JoinHandle<()>>,
+    is_theirs: impl Fn(u64, u64) -> bool,
+) {
+    let streams = session
+        .streams
+        .iter()
+        .filter(|(id, stream)| is_theirs(*id, stream.context));
+    for id in streams.map(|(id, _)| id).collect::<Vec<_>>() {
+        session.captures.leave(id);
+        threads.extend(session.streams.remove(id).and_then(|stream| stream.thread));
+    }
+    session.changed();
+    session.unlocked(|| {
+        for thread in threads {
+            // A stream's thread that panicked has ended as well, and has said so.
+            let _ = thread.join();
+        }
+    });
+}

@@ -1,0 +1,52 @@
+//! What was executed, in the order in which it was done.
+
+use std::collections::VecDeque;
+
+use crate::operation::Kind;
+
+/// The oldest entries are dropped beyond so many.
+const ENTRIES_MAX: usize = 1 << 18;
+
+/// An operation that was executed, or that failed to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Entry {
+    /// What it was.
+    pub kind: Kind,
+    /// 0, or the code that it failed with.
+    pub status: i32,
+    /// The handle of its stream; 0 for a legacy stream, 2 for that of a thread.
+    pub stream: u64,
+    /// What it copied or filled; 0 for all others.
+    pub bytes: u64,
+    /// Where its first copy read; 0 if that was taken during the call.
+    pub source: u64,
+    /// Where its first copy wrote.
+    pub destination: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Journal {
+    entries: VecDeque<Entry>,
+}
+
+impl Journal {
+    pub(crate) fn push(&mut self, entry: Entry) {
+        if self.entries.len() == ENTRIES_MAX {
+            self.entries.pop_front();
+        }
+        self.entries.push_back(entry);
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.entries.len() as u64
+    }
+
+    pub(crate) fn get(&self, index: u64) -> Option<Entry> {
+        self.entries.get(usize::try_from(index).ok()?).copied()
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.entries.clear();
+    }
+}

@@ -1,0 +1,32 @@
+//! Where the library lies that tests load.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+const NAME: &str = "libpenstock_cuda_fake.so";
+
+/// The path of the library, for whoever loads a driver by path.
+///
+/// Cargo builds it whenever something that uses this crate is built, tests among them, and puts it into
+/// `target/<profile>/deps`, where the executables of tests are. Only when this crate itself is asked for
+/// (`cargo build -p penstock-cuda-fake`) there is a copy beside that folder, for programs in other languages.
+/// This looks beside the running executable, and one folder above.
+///
+/// # Panics
+///
+/// If the library is in neither place.
+pub fn library() -> PathBuf {
+    let executable = env::current_exe().expect("a running executable has a path");
+    let folders = executable.ancestors().skip(1).take(2);
+    // In `deps` first: the copy may be of an older build.
+    let deps = executable
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|folder| folder.join("deps"));
+    let places = deps.chain(folders.map(Path::to_path_buf));
+    let found = places
+        .map(|folder| folder.join(NAME))
+        .find(|path| path.is_file());
+    found.unwrap_or_else(|| panic!("{NAME} is not near {}", executable.display()))
+}

@@ -1,0 +1,149 @@
+//! Copies: rows of bytes from one place to another. A source is read in one go, and later its destination is
+//! written in one go.
+
+use crate::memory::AddressSpace;
+use crate::status::{Answer, Status};
+
+/// What the destination of a copy holds from the call on until the copy is done.
+const POISON: u8 = 0xA5;
+
+/// Where bytes are.
+pub(crate) enum Place {
+    /// At an address of a device.
+    Device(u64),
+    /// At an address of the host; pinned at the time of the call, or not.
+    Host { address: u64, pinned: bool },
+    /// Taken at the time of the call, row after row.
+    Staged(Vec<u8>),
+}
+
+/// One end of a copy.
+pub(crate) struct Side {
+    pub(crate) place: Place,
+    /// From the beginning of a row to that of the next.
+    pub(crate) pitch: u64,
+}
+
+impl Side {
+    /// Where the first byte is, if all rows can be reached.
+    fn reach(&self, space: &AddressSpace, extent: u64, context: u64) -> Answer<*mut u8> {
+        match self.place {
+            Place::Device(address) => space.reach(address, extent).ok_or(Status::ILLEGAL_ADDRESS),
+            Place::Host { address, pinned } => {
+                let still = !pinned || space.is_pinned(address, extent, context) == Ok(true);
+                still
+                    .then_some(address as *mut u8)
+                    .ok_or(Status::ILLEGAL_ADDRESS)
+            }
+            Place::Staged(_) => Err(Status::ILLEGAL_ADDRESS),
+        }
+    }
+
+    pub(crate) fn is_pageable(&self) -> bool {
+        matches!(self.place, Place::Host { pinned: false, .. })
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        match self.place {
+            Place::Device(address) | Place::Host { address, .. } => address,
+            Place::Staged(_) => 0,
+        }
+    }
+}
+
+/// A copy of rows.
+pub(crate) struct Piece {
+    pub(crate) source: Side,
+    pub(crate) destination: Side,
+    pub(crate) width: u64,
+    pub(crate) rows: u64,
+}
+
+impl Piece {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.width * self.rows
+    }
+
+    /// The bytes from the first to the last of a side.
+    fn extent(&self, side: &Side) -> u64 {
+        (self.rows - 1) * side.pitch + self.width
+    }
+
+    /// The source's bytes, row after row.
+    pub(crate) fn read(&self, space: &AddressSpace, context: u64) -> Answer<Vec<u8>> {
+        if let Place::Staged(bytes) = &self.source.place {
+            return Ok(bytes.clone());
+        }
+        let from = self
+            .source
+            .reach(space, self.extent(&self.source), context)?;
+        let mut bytes = vec![0; self.bytes() as usize];
+        for row in 0..self.rows {
+            let taken = (row * self.width) as usize;
+            let skipped = (row * self.source.pitch) as usize;
+            let into = bytes[taken..].as_mut_ptr();
+            let from = from.wrapping_add(skipped);
+            // SAFETY: the source reaches over all rows, and `bytes` has room for all. That the caller's memory
+            // stays until the copy is done is what the driver asks of callers.
+            unsafe { into.copy_from_nonoverlapping(from, self.width as usize) };
+        }
+        Ok(bytes)
+    }
+
+    /// Writes what was read to the destination.
+    pub(crate) fn write(&self, bytes: &[u8], space: &AddressSpace, context: u64) -> Answer {
+        let to = self
+            .destination
+            .reach(space, self.extent(&self.destination), context)?;
+        self.write_rows(to, |row| &bytes[(row * self.width) as usize..]);
+        Ok(())
+    }
+
+    /// Reads the source now, from memory that is not pinned, or that the caller wants back at once.
+    pub(crate) fn stage(&mut self, space: &AddressSpace, context: u64) -> Answer {
+        let bytes = self.read(space, context)?;
+        self.source = Side {
+            place: Place::Staged(bytes),
+            pitch: self.width,
+        };
+        Ok(())
+    }
+
+    /// Spoils the destination on the host, until the copy is done.
+    pub(crate) fn poison(&self) {
+        if let Place::Host { address, .. } = self.destination.place {
+            let poison = vec![POISON; self.width as usize];
+            self.write_rows(address as *mut u8, |_| &poison);
+        }
+    }
+
+    fn write_rows<'a>(&self, to: *mut u8, row_bytes: impl Fn(u64) -> &'a [u8]) {
+        for row in 0..self.rows {
+            let from = &row_bytes(row)[..self.width as usize];
+            let to = to.wrapping_add((row * self.destination.pitch) as usize);
+            // SAFETY: both callers know that the destination reaches over all rows: it was looked up, or is
+            // what the caller of the driver gave. It is no memory of ours, as `from` is.
+            unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+        }
+    }
+
+    /// The host memory that the copy uses while it is queued, by first address and end.
+    pub(crate) fn host_ranges(&self) -> impl Iterator<Item = (u64, u64)> {
+        [&self.source, &self.destination]
+            .into_iter()
+            .filter_map(|side| match side.place {
+                Place::Host { address, .. } => Some((address, address + self.extent(side))),
+                Place::Device(_) | Place::Staged(_) => None,
+            })
+    }
+
+    /// Where the copy writes on the host, by first address and end.
+    pub(crate) fn host_destination(&self) -> Option<(u64, u64)> {
+        match self.destination.place {
+            Place::Host { address, .. } => {
+                Some((address, address + self.extent(&self.destination)))
+            }
+            Place::Device(_) | Place::Staged(_) => None,
+        }
+    }
+}
