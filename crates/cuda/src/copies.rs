@@ -1,0 +1,237 @@
+//! Copies between a device and memory of the host.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::ptr;
+
+use crate::device::Entered;
+use crate::error::Result;
+use crate::raw::{self, Copy2D, CopyAttributes, Location};
+use crate::stream::Stream;
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the device to the host.
+    ToHost,
+    /// From the host to the device.
+    ToDevice,
+}
+
+/// Bytes that lie together on both sides, or rows of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Where the first byte is, on the host.
+    pub host: usize,
+    /// Where the first byte is, on the device.
+    pub device: u64,
+    /// Bytes of each row.
+    pub row_bytes: usize,
+    /// How many rows, at least one.
+    pub rows: usize,
+    /// From one row to the next on the host, at least `row_bytes`.
+    pub host_pitch: usize,
+    /// From one row to the next on the device, at least `row_bytes`.
+    pub device_pitch: usize,
+}
+
+impl Piece {
+    /// Bytes in one run.
+    pub fn run(host: usize, device: u64, bytes: usize) -> Piece {
+        Piece {
+            host,
+            device,
+            row_bytes: bytes,
+            rows: 1,
+            host_pitch: bytes,
+            device_pitch: bytes,
+        }
+    }
+
+    /// How many bytes it has.
+    pub fn bytes(&self) -> usize {
+        self.row_bytes * self.rows
+    }
+
+    /// One of its rows.
+    fn row(&self, row: usize) -> Piece {
+        Piece::run(
+            self.host + row * self.host_pitch,
+            self.device + (row * self.device_pitch) as u64,
+            self.row_bytes,
+        )
+    }
+}
+
+/// From so many on, runs are queued by one call, where the driver has it.
+const BATCH_MIN: usize = 2;
+
+impl Stream {
+    /// Queues copies. They read their sources and write their destinations some time before an event that
+    /// is recorded later comes. Memory of the host that is not pinned is copied before this returns.
+    ///
+    /// # Errors
+    /// What the driver says. Some may have been queued then.
+    ///
+    /// # Safety
+    /// Until such an event has come, or the stream is synchronized, the memory on either side stays where
+    /// it is; nobody else reads or writes the destinations, nor writes the sources, but work that is ordered
+    /// before or after by events.
+    pub unsafe fn copy(&self, direction: Direction, pieces: &[Piece]) -> Result<()> {
+        let entered = self.device().enter()?;
+        let queue = Queue {
+            stream: self,
+            entered: &entered,
+            direction,
+        };
+        let (runs, rows): (Vec<&Piece>, Vec<&Piece>) = pieces
+            .iter()
+            .filter(|piece| piece.bytes() > 0)
+            .partition(|piece| piece.rows == 1);
+        // SAFETY: the caller's promise is handed on.
+        unsafe { queue.runs(&runs) }?;
+        for piece in rows {
+            // SAFETY: as above.
+            unsafe { queue.rows(piece) }?;
+        }
+        Ok(())
+    }
+}
+
+struct Queue<'a> {
+    stream: &'a Stream,
+    entered: &'a Entered<'a>,
+    direction: Direction,
+}
+
+impl Queue<'_> {
+    /// # Safety
+    /// As [`Stream::copy`].
+    unsafe fn runs(&self, runs: &[&Piece]) -> Result<()> {
+        if runs.len() >= BATCH_MIN {
+            // SAFETY: the caller's promise is handed on.
+            match unsafe { self.batch(runs) } {
+                // A driver may know the call and not do it.
+                None => {}
+                Some(Err(error)) if error.code() == Some(raw::NOT_SUPPORTED) => {}
+                Some(done) => return done,
+            }
+        }
+        for run in runs {
+            // SAFETY: as above.
+            unsafe { self.run(run) }?;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`Stream::copy`].
+    unsafe fn run(&self, run: &Piece) -> Result<()> {
+        let (bytes, stream) = (run.row_bytes, self.stream.handle());
+        match self.direction {
+            Direction::ToHost => {
+                let to: *mut c_void = ptr::with_exposed_provenance_mut(run.host);
+                // SAFETY: the caller's promise.
+                unsafe { self.entered.copy_to_host(to, run.device, bytes, stream) }
+            }
+            Direction::ToDevice => {
+                let from: *const c_void = ptr::with_exposed_provenance(run.host);
+                // SAFETY: the caller's promise.
+                unsafe { self.entered.copy_to_device(run.device, from, bytes, stream) }
+            }
+        }
+    }
+
+    /// All by one call; None where the driver has none.
+    ///
+    /// # Safety
+    /// As [`Stream::copy`].
+    unsafe fn batch(&self, runs: &[&Piece]) -> Option<Result<()>> {
+        // The host's addresses are the device's too.
+        let host: Vec<u64> = runs.iter().map(|run| run.host as u64).collect();
+        let device: Vec<u64> = runs.iter().map(|run| run.device).collect();
+        let mut bytes: Vec<usize> = runs.iter().map(|run| run.row_bytes).collect();
+        let (mut to, mut from) = match self.direction {
+            Direction::ToHost => (host, device),
+            Direction::ToDevice => (device, host),
+        };
+        let nowhere = Location { kind: 0, id: 0 };
+        let mut attributes = CopyAttributes {
+            source_access_order: raw::SOURCE_ACCESS_ORDER_STREAM,
+            src_location_hint: nowhere,
+            dst_location_hint: nowhere,
+            flags: 0,
+        };
+        let mut attribute_at = 0;
+        let stream = self.stream.handle();
+        let (to, from) = (to.as_mut_ptr(), from.as_mut_ptr());
+        let (count, bytes) = (bytes.len(), bytes.as_mut_ptr());
+        let (attributes, at) = (&raw mut attributes, &raw mut attribute_at);
+        // SAFETY: the arrays have so many numbers, and one attribute is for all of them; what they say is
+        // the caller's promise.
+        let done = unsafe {
+            self.entered
+                .copy_batch(to, from, bytes, count, attributes, at, 1, stream)
+        };
+        done.or_else(|| {
+            let mut failed = 0;
+            // SAFETY: as above; it writes one number.
+            unsafe {
+                self.entered.copy_batch_12(
+                    to,
+                    from,
+                    bytes,
+                    count,
+                    attributes,
+                    at,
+                    1,
+                    &raw mut failed,
+                    stream,
+                )
+            }
+        })
+    }
+
+    /// # Safety
+    /// As [`Stream::copy`].
+    unsafe fn rows(&self, piece: &Piece) -> Result<()> {
+        let pitch_max = self.stream.device().pitch_max();
+        if piece.host_pitch.max(piece.device_pitch) > pitch_max {
+            let rows: Vec<Piece> = (0..piece.rows).map(|row| piece.row(row)).collect();
+            // SAFETY: the caller's promise is handed on.
+            return unsafe { self.runs(&rows.iter().collect::<Vec<_>>()) };
+        }
+        let is_out = self.direction == Direction::ToHost;
+        let host = ptr::with_exposed_provenance_mut(piece.host);
+        let sides = match is_out {
+            true => (raw::MEMORY_DEVICE, raw::MEMORY_HOST),
+            false => (raw::MEMORY_HOST, raw::MEMORY_DEVICE),
+        };
+        let pitches = match is_out {
+            true => (piece.device_pitch, piece.host_pitch),
+            false => (piece.host_pitch, piece.device_pitch),
+        };
+        let copy = Copy2D {
+            src_x_bytes: 0,
+            src_y: 0,
+            src_type: sides.0,
+            src_host: host,
+            src_device: piece.device,
+            src_array: ptr::null_mut(),
+            src_pitch: pitches.0,
+            dst_x_bytes: 0,
+            dst_y: 0,
+            dst_type: sides.1,
+            dst_host: host,
+            dst_device: piece.device,
+            dst_array: ptr::null_mut(),
+            dst_pitch: pitches.1,
+            width_bytes: piece.row_bytes,
+            height: piece.rows,
+        };
+        // SAFETY: it reads the description before it returns; what that says is the caller's promise.
+        unsafe { self.entered.copy_2d(&raw const copy, self.stream.handle()) }
+    }
+}
+
+const _: () = assert!(size_of::<Copy2D>() == 128, "as `cuda.h` has it");

@@ -1,0 +1,196 @@
+//! A device and its primary context.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::raw;
+use crate::table::Table;
+
+/// A device, used through the context that PyTorch uses it through.
+pub struct Device {
+    table: Arc<Table>,
+    process: u32,
+    ordinal: u32,
+    handle: raw::Ordinal,
+    context: raw::Context,
+    pitch_max: usize,
+}
+
+// SAFETY: a context is made for use by all threads of a process.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    pub(crate) fn open(table: &Arc<Table>, process: u32, ordinal: u32) -> Result<Device> {
+        check_process(process)?;
+        let mut handle: raw::Ordinal = 0;
+        // SAFETY: it writes one number.
+        unsafe { table.device_get(&raw mut handle, ordinal.cast_signed()) }?;
+        let attribute = |which: c_int| {
+            let mut value: c_int = 0;
+            // SAFETY: it writes one number.
+            unsafe { table.device_attribute(&raw mut value, which, handle) }.map(|()| value)
+        };
+        if attribute(raw::ATTRIBUTE_UNIFIED_ADDRESSING)? == 0 {
+            let reason = "it does not share addresses with the host".to_owned();
+            return Err(Error::Unusable { ordinal, reason });
+        }
+        let pitch_max = attribute(raw::ATTRIBUTE_MAX_PITCH)?.unsigned_abs() as usize;
+        let mut context = ptr::null_mut();
+        // SAFETY: it writes one pointer; what is retained is released when this is dropped.
+        unsafe { table.primary_context_retain(&raw mut context, handle) }?;
+        Ok(Device {
+            table: Arc::clone(table),
+            process,
+            ordinal,
+            handle,
+            context,
+            pitch_max,
+        })
+    }
+
+    /// Its number in this process.
+    pub fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    /// What its maker calls it.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn name(&self) -> Result<String> {
+        self.text(|table, to, len| {
+            // SAFETY: it writes so many bytes at the most, a zero at their end.
+            unsafe { table.device_name(to, len, self.handle) }
+        })
+    }
+
+    /// Where on the bus it is, as in `0000:3b:00.0`.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn pci_bus_id(&self) -> Result<String> {
+        self.text(|table, to, len| {
+            // SAFETY: as above.
+            unsafe { table.device_pci_bus_id(to, len, self.handle) }
+        })
+    }
+
+    /// Bytes of its memory that are free, and all of them.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn memory_bytes(&self) -> Result<(usize, usize)> {
+        let entered = self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: it writes two numbers.
+        unsafe { entered.memory_info(&raw mut free, &raw mut total) }?;
+        Ok((free, total))
+    }
+
+    /// The most bytes from one row to the next that a copy of rows can have.
+    pub(crate) fn pitch_max(&self) -> usize {
+        self.pitch_max
+    }
+
+    /// Makes its context the current one of this thread, and has what this thread calls void nobody's
+    /// capture, until what comes back is dropped.
+    pub(crate) fn enter(&self) -> Result<Entered<'_>> {
+        check_process(self.process)?;
+        // SAFETY: the context is retained, and popped by the drop.
+        unsafe { self.table.context_push(self.context) }?;
+        let mut mode = raw::CAPTURE_MODE_RELAXED;
+        // SAFETY: it reads and writes one number.
+        let exchanged = unsafe { self.table.capture_mode_exchange(&raw mut mode) };
+        let entered = Entered {
+            table: &self.table,
+            mode,
+            _stays: PhantomData,
+        };
+        exchanged?;
+        Ok(entered)
+    }
+
+    fn text(&self, ask: impl Fn(&Table, *mut c_char, c_int) -> Result<()>) -> Result<String> {
+        let mut text: [c_char; 256] = [0; 256];
+        ask(&self.table, text.as_mut_ptr(), text.len() as c_int - 1)?;
+        // SAFETY: the last byte is zero still.
+        let text = unsafe { CStr::from_ptr(text.as_ptr()) };
+        Ok(text.to_string_lossy().into_owned())
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if check_process(self.process).is_ok() {
+            // SAFETY: it was retained once by this value; streams, events and memory of the context
+            // hold on to the device. There is nobody to tell what goes wrong.
+            let _ = unsafe { self.table.primary_context_release(self.handle) };
+        }
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("ordinal", &self.ordinal)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Calls that fail one after the other before a device has.
+const SETTLE_TRIES: usize = 20;
+const SETTLE_PAUSE: Duration = Duration::from_millis(1);
+
+/// See [`Event::settle`](crate::Event::settle).
+pub(crate) fn settle(wait: impl Fn() -> Result<()>) {
+    for _ in 0..SETTLE_TRIES {
+        match wait() {
+            Ok(()) | Err(Error::Forked { .. }) => return,
+            Err(_) => thread::sleep(SETTLE_PAUSE),
+        }
+    }
+}
+
+fn check_process(process: u32) -> Result<()> {
+    match process == std::process::id() {
+        true => Ok(()),
+        false => Err(Error::Forked { process }),
+    }
+}
+
+/// The functions, on a thread whose current context is the device's.
+pub(crate) struct Entered<'a> {
+    table: &'a Table,
+    /// What the thread's calls did to captures before.
+    mode: c_int,
+    /// The current context is the thread's.
+    _stays: PhantomData<*const ()>,
+}
+
+impl std::ops::Deref for Entered<'_> {
+    type Target = Table;
+
+    fn deref(&self) -> &Table {
+        self.table
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        // Neither fails but in a process that is about to end.
+        // SAFETY: it reads and writes one number.
+        let _ = unsafe { self.table.capture_mode_exchange(&raw mut self.mode) };
+        let mut context = ptr::null_mut();
+        // SAFETY: it writes one pointer; the context on top is the one that was pushed.
+        let _ = unsafe { self.table.context_pop(&raw mut context) };
+    }
+}

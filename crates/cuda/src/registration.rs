@@ -1,0 +1,58 @@
+//! Memory of the host that devices reach by themselves.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::raw;
+
+/// A claim on memory of the host that is pinned: devices copy to it and from it while the host does
+/// something else. Dropped, it is plain memory again.
+#[derive(Debug)]
+pub struct Registration {
+    device: Arc<Device>,
+    address: usize,
+}
+
+impl Registration {
+    /// Pins memory for all devices. It costs the more the more memory there is, and others that pin wait
+    /// meanwhile: it is for memory that is kept.
+    ///
+    /// # Errors
+    /// One that [is out of memory](crate::Error::is_out_of_memory) where the system lets no more be
+    /// pinned, one that [is not permitted](crate::Error::is_not_permitted), and what else the driver says.
+    ///
+    /// # Safety
+    /// The pages from `address` on are the caller's and stay mapped, in this process, until this is
+    /// dropped.
+    pub unsafe fn new(device: &Arc<Device>, address: usize, bytes: usize) -> Result<Registration> {
+        let entered = device.enter()?;
+        let start: *mut c_void = ptr::with_exposed_provenance_mut(address);
+        // SAFETY: the pages are mapped, and stay so.
+        unsafe { entered.host_register(start, bytes, raw::REGISTER_PORTABLE) }?;
+        Ok(Registration {
+            device: Arc::clone(device),
+            address,
+        })
+    }
+
+    /// Whether it was made by this device; it serves all others as well.
+    pub fn is_of(&self, device: &Arc<Device>) -> bool {
+        Arc::ptr_eq(&self.device, device)
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // A fork cannot, and has not the pages either.
+        if let Ok(entered) = self.device.enter() {
+            // SAFETY: it was registered by this value, and is mapped still. There is nobody to tell what
+            // goes wrong.
+            let _ =
+                unsafe { entered.host_unregister(ptr::with_exposed_provenance_mut(self.address)) };
+        }
+    }
+}
