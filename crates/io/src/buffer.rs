@@ -15,6 +15,8 @@
 mod array;
 mod available;
 mod bounds;
+mod cuda;
+mod lent;
 mod memory;
 mod pool;
 mod region;
@@ -33,6 +35,8 @@ use std::sync::Arc;
 pub use array::{HostArrayMut, Scatter};
 pub use available::available_bytes;
 pub use bounds::{Bounds, Tangled, find_overlap};
+pub use cuda::{Arriving, DeviceCopies, DeviceRegion, Lane};
+pub use lent::Region;
 pub use memory::{Memory, MemoryHandle};
 pub use pool::Pool;
 pub use region::{HostRegion, HostRegionMut};

@@ -78,6 +78,9 @@ pub enum Error {
         /// The process that does.
         process: u32,
     },
+    /// A driver of devices, or the lack of one, is in the way.
+    #[error(transparent)]
+    Cuda(#[from] penstock_cuda::Error),
     /// A word that is none of those a setting takes.
     #[error("{setting} cannot be {word:?}: expected {expected}")]
     UnknownWord {

@@ -18,6 +18,7 @@ pub mod crash;
 mod engine;
 mod file_system;
 mod lent;
+mod lent_device;
 mod log;
 
 use std::fmt;
@@ -30,6 +31,7 @@ use crate::engine::{Op, OpKind};
 pub use engine::Faulty;
 pub use file_system::FaultyFileSystem;
 pub use lent::Lent;
+pub use lent_device::LentDevice;
 pub use log::{Log, Logged, Node, Record};
 
 /// Called before an operation with its number, counted from 1, what it does, and to which path.

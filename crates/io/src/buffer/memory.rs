@@ -24,6 +24,8 @@ pub struct Memory {
     address: NonNull<u8>,
     len: usize,
     mapped_bytes: usize,
+    /// Who has it, where forks of that process do not.
+    only: Option<u32>,
 }
 
 // SAFETY: `Memory` owns its pages alone and gives out bytes only through borrows of itself.
@@ -81,6 +83,7 @@ impl Memory {
             address: unsafe { start.add(run.start) },
             len,
             mapped_bytes: run.len(),
+            only: None,
         };
         Ok(runs.into_iter().map(memory).collect())
     }
@@ -165,14 +168,46 @@ impl Memory {
         Ok(locked?)
     }
 
+    /// Keeps it from forks: what is pinned for a device cannot be shared with one until somebody writes,
+    /// and is copied for each. A fork must not touch it.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(in crate::buffer) fn keep_from_forks(&mut self) -> std::io::Result<()> {
+        // SAFETY: the range is the mapping of this value; what it holds does not change, and the pages are
+        // missing in forks alone.
+        unsafe {
+            rustix::mm::madvise(
+                self.address.as_ptr().cast(),
+                self.mapped_bytes,
+                Advice::LinuxDontFork,
+            )
+        }?;
+        self.only = Some(std::process::id());
+        Ok(())
+    }
+
+    /// Whether this process has it.
+    pub(in crate::buffer) fn is_ours(&self) -> bool {
+        self.only
+            .is_none_or(|process| process == std::process::id())
+    }
+
     /// The start of the mapping, for the pool that cuts it up.
-    pub(super) fn as_non_null(&self) -> NonNull<u8> {
+    pub(in crate::buffer) fn as_non_null(&self) -> NonNull<u8> {
         self.address
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        if self
+            .only
+            .is_some_and(|process| process != std::process::id())
+        {
+            // Something else may lie there by now.
+            return;
+        }
         // Unmapping part of a merged mapping can fail for want of kernel memory. The bytes are then
         // leaked, which is safe, and there is nobody to tell.
         // SAFETY: the range is exactly the pages that this value owns, and no borrow of them can

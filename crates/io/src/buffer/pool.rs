@@ -8,17 +8,19 @@
 
 #![allow(unsafe_code)]
 
+mod slab;
+
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{IoBuf, Memory};
-use crate::Result;
-use crate::trace::meter;
+use penstock_cuda::Device;
 
-/// Slabs of this size keep the number of mappings small; a larger buffer has a slab of its own.
-const SLAB_BYTES: usize = 16 << 20;
+use super::IoBuf;
+use crate::trace::meter;
+use crate::{Error, Result};
+use slab::Slab;
 
 /// Buffers of one size within a byte budget. Clones share the buffers and the budget.
 #[derive(Clone)]
@@ -30,14 +32,27 @@ struct Shared {
     buffer_bytes: usize,
     /// Distance between buffers of a slab: `buffer_bytes` rounded up to whole pages.
     stride_bytes: usize,
+    /// Whose devices copy to the buffers and from them, if any do.
+    pinned: Option<Pinned>,
     state: Mutex<State>,
     returned: Condvar,
+}
+
+/// How buffers are pinned.
+struct Pinned {
+    device: Arc<Device>,
+    /// Who has them: a fork does not.
+    process: u32,
+    /// Whether slabs outlive the pool.
+    is_kept: bool,
 }
 
 struct State {
     /// The budget in buffers.
     buffers_max: usize,
-    slabs: Vec<Memory>,
+    slabs: Vec<Slab>,
+    /// Why one of them is not pinned that should be.
+    unpinned: Option<String>,
     /// Buffers cut from slabs already.
     buffers: usize,
     free: Vec<FreeBuffer>,
@@ -58,6 +73,38 @@ impl Pool {
     /// # Panics
     /// If `buffer_bytes` is zero or beyond half the address space.
     pub fn new(buffer_bytes: usize, budget_bytes: usize) -> Pool {
+        Pool::made(buffer_bytes, budget_bytes, None)
+    }
+
+    /// A pool as from [`new`](Pool::new) whose buffers are pinned, so that devices copy to them and from
+    /// them by themselves. Where the system lets no more be pinned they are not, and copies are slower; see
+    /// [`unpinned`](Pool::unpinned). It is of use to this process alone, and to no fork of it.
+    ///
+    /// # Panics
+    /// As [`new`](Pool::new).
+    pub fn pinned(buffer_bytes: usize, budget_bytes: usize, device: &Arc<Device>) -> Pool {
+        Pool::of(buffer_bytes, budget_bytes, device, false)
+    }
+
+    /// A pool as from [`pinned`](Pool::pinned) that leaves its memory to the next one of this process: what
+    /// is pinned once is kept.
+    ///
+    /// # Panics
+    /// As [`new`](Pool::new).
+    pub fn pinned_and_kept(buffer_bytes: usize, budget_bytes: usize, device: &Arc<Device>) -> Pool {
+        Pool::of(buffer_bytes, budget_bytes, device, true)
+    }
+
+    fn of(buffer_bytes: usize, budget_bytes: usize, device: &Arc<Device>, is_kept: bool) -> Pool {
+        let pinned = Pinned {
+            device: Arc::clone(device),
+            process: std::process::id(),
+            is_kept,
+        };
+        Pool::made(buffer_bytes, budget_bytes, Some(pinned))
+    }
+
+    fn made(buffer_bytes: usize, budget_bytes: usize, pinned: Option<Pinned>) -> Pool {
         assert!(buffer_bytes > 0, "a pool of empty buffers");
         assert!(
             buffer_bytes <= usize::MAX / 2,
@@ -67,6 +114,7 @@ impl Pool {
         let state = State {
             buffers_max: (budget_bytes / stride_bytes).max(1),
             slabs: Vec::new(),
+            unpinned: None,
             buffers: 0,
             free: Vec::new(),
             taken: 0,
@@ -75,6 +123,7 @@ impl Pool {
         let shared = Shared {
             buffer_bytes,
             stride_bytes,
+            pinned,
             state: Mutex::new(state),
             returned: Condvar::new(),
         };
@@ -88,8 +137,10 @@ impl Pool {
     /// waits forever.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) when the system has no memory for a slab.
+    /// [`Error::OutOfMemory`] when the system has no memory for a slab, [`Error::Forked`] in a fork of the
+    /// process that pinned it.
     pub fn take(&self) -> Result<IoBuf> {
+        self.check_process()?;
         let mut state = self.shared.lock();
         while !state.has_room() {
             state = self
@@ -114,6 +165,7 @@ impl Pool {
     /// # Errors
     /// As [`take`](Pool::take).
     pub fn take_timeout(&self, timeout: Duration) -> Result<Option<IoBuf>> {
+        self.check_process()?;
         let mut state = self.shared.lock();
         if !state.has_room() && !timeout.is_zero() {
             let returned = &self.shared.returned;
@@ -140,6 +192,30 @@ impl Pool {
         let released = self.shared.lock().split_off_free(self.shared.stride_bytes);
         // Unmapping takes its time; nobody has to wait for it.
         drop(released);
+    }
+
+    /// Whether its buffers are to be pinned.
+    pub fn is_pinned(&self) -> bool {
+        self.shared.pinned.is_some()
+    }
+
+    /// Why some of its buffers are not pinned that were to be.
+    pub fn unpinned(&self) -> Option<String> {
+        self.shared.lock().unpinned.clone()
+    }
+
+    /// Whether this process has the buffers, and is not a fork of the one that has.
+    pub fn is_ours(&self) -> bool {
+        self.check_process().is_ok()
+    }
+
+    fn check_process(&self) -> Result<()> {
+        match &self.shared.pinned {
+            Some(Pinned { process, .. }) if *process != std::process::id() => {
+                Err(Error::Forked { process: *process })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The size of each buffer.
@@ -194,8 +270,22 @@ impl Shared {
 
     /// Maps one more slab and puts its buffers on the free list, the first one on top.
     fn add_slab(&self, state: &mut State) -> Result<()> {
-        let buffers = (SLAB_BYTES / self.stride_bytes).clamp(1, state.buffers_max - state.buffers);
-        let slab = Memory::allocate(buffers * self.stride_bytes)?;
+        let slab_bytes = Slab::suited_bytes(self.pinned.is_some());
+        let buffers = (slab_bytes / self.stride_bytes).clamp(1, state.buffers_max - state.buffers);
+        let bytes = buffers * self.stride_bytes;
+        let kept = match &self.pinned {
+            Some(pinned) if pinned.is_kept => slab::take_kept(bytes, &pinned.device),
+            _ => None,
+        };
+        let slab = match (kept, &self.pinned) {
+            (Some(slab), _) => slab,
+            (None, None) => Slab::plain(bytes)?,
+            (None, Some(pinned)) => {
+                let (slab, unpinned) = Slab::pinned(bytes, &pinned.device)?;
+                state.unpinned = unpinned.or(state.unpinned.take());
+                slab
+            }
+        };
         let start = slab.as_non_null();
         state.free.extend((0..buffers).rev().map(|index| {
             // SAFETY: `index < buffers`, so the buffer lies inside the slab.
@@ -207,15 +297,24 @@ impl Shared {
     }
 }
 
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.pinned.as_ref().is_some_and(|pinned| pinned.is_kept) {
+            let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+            slab::keep(std::mem::take(&mut state.slabs));
+        }
+    }
+}
+
 impl State {
     fn has_room(&self) -> bool {
         self.taken < self.buffers_max
     }
 
     /// Takes out the slabs whose buffers are all free.
-    fn split_off_free(&mut self, stride_bytes: usize) -> Vec<Memory> {
-        self.slabs.sort_unstable_by_key(Memory::address);
-        let starts: Vec<usize> = self.slabs.iter().map(Memory::address).collect();
+    fn split_off_free(&mut self, stride_bytes: usize) -> Vec<Slab> {
+        self.slabs.sort_unstable_by_key(Slab::address);
+        let starts: Vec<usize> = self.slabs.iter().map(Slab::address).collect();
         let slab_of = |buffer: &FreeBuffer| {
             let address = buffer.0.as_ptr() as usize;
             starts.partition_point(|&start| start <= address) - 1
@@ -386,6 +485,7 @@ mod tests {
 
     #[test]
     fn free_slabs_are_given_back_and_made_again() {
+        const SLAB_BYTES: usize = 16 << 20;
         let buffer_bytes = SLAB_BYTES / 2;
         let pool = Pool::new(buffer_bytes, 3 * SLAB_BYTES);
         let mut taken: Vec<_> = (0..6).map(|_| pool.take().unwrap()).collect();

@@ -205,7 +205,7 @@ fn span(address: usize, item_bytes: usize, shape: &[usize], strides: &[isize]) -
     low..high + item_bytes
 }
 
-fn content_bytes(item_bytes: usize, shape: &[usize]) -> u64 {
+pub(super) fn content_bytes(item_bytes: usize, shape: &[usize]) -> u64 {
     // An empty dimension empties the array, however large the others are.
     if shape.contains(&0) {
         return 0;

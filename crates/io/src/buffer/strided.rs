@@ -35,6 +35,19 @@ struct Dim {
     blocks: u64,
 }
 
+/// Rows of the source, each as long as the next, which lie together in the content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rows {
+    /// Where in the content the first begins.
+    pub(super) content: u64,
+    /// Where in the source, in bytes from the first item.
+    pub(super) offset: isize,
+    pub(super) row_bytes: usize,
+    pub(super) count: usize,
+    /// From one to the next in the source.
+    pub(super) stride: isize,
+}
+
 /// Strides of an array whose items lie together in row-major order.
 pub(super) fn row_major(item_bytes: usize, shape: &[usize]) -> Vec<isize> {
     let mut stride = item_bytes;
@@ -156,6 +169,43 @@ impl Strided {
             // SAFETY: the first bytes of block `end`, inside the caller's range.
             unsafe { ptr::copy_nonoverlapping(src, dst, left as usize) };
         }
+    }
+
+    /// Tells of the rows that the content of `range` is made of, in its order; for a destination that is
+    /// the content itself.
+    pub(super) fn find_rows(&self, range: Range<u64>, found: &mut dyn FnMut(Rows)) {
+        let block_bytes = self.block_bytes as u64;
+        let inner = self.dims.last();
+        let mut content = range.start;
+        while content < range.end {
+            let (block, skipped) = (content / block_bytes, content % block_bytes);
+            let left = range.end - content;
+            // Part of a block, or as many whole ones as lie in a row.
+            let (row_bytes, count) = match inner {
+                Some(inner) if skipped == 0 && left >= block_bytes => {
+                    let behind = inner.size as u64 - block % inner.size as u64;
+                    (block_bytes, behind.min(left / block_bytes))
+                }
+                _ => ((block_bytes - skipped).min(left), 1),
+            };
+            found(Rows {
+                content,
+                offset: self.offset(block) + skipped as isize,
+                row_bytes: row_bytes as usize,
+                count: count as usize,
+                stride: inner.map_or(0, |inner| inner.src_stride),
+            });
+            content += row_bytes * count;
+        }
+    }
+
+    /// Where a block lies in the source, in bytes from the first item.
+    fn offset(&self, block: u64) -> isize {
+        let index = |dim: &Dim| (block / dim.blocks % dim.size as u64) as isize;
+        self.dims
+            .iter()
+            .map(|dim| index(dim) * dim.src_stride)
+            .sum()
     }
 
     /// Tells of the content within `range` whose source lies in `window`, in bytes from the first

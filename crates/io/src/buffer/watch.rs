@@ -31,7 +31,7 @@ use std::thread;
 
 use rustix::param::page_size;
 
-use super::HostRegion;
+use super::{HostRegion, Region};
 use edges::Edge;
 pub use edges::Edges;
 use kernel::Kernel;
@@ -48,7 +48,7 @@ const PROTECT_THREADS_MAX: usize = 4;
 /// Memory in which writes are noticed until this is dropped.
 pub struct Watch {
     /// Held, so that the addresses stand for the same memory all the time.
-    regions: Arc<Vec<HostRegion>>,
+    regions: Arc<Vec<Region>>,
     /// Whole pages of regions, without overlaps, by address.
     pages: Vec<Range<usize>>,
     edges: Arc<Edges>,
@@ -59,17 +59,20 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Watches the regions, all but those of the indices in `without`, which ascend.
+    /// Watches the regions, all but those of the indices in `without`, which ascend, and those of devices.
     ///
     /// # Errors
     /// Why that is not possible: nothing is watched then.
-    pub fn begin(regions: Arc<Vec<HostRegion>>, without: &[usize]) -> Result<Watch, Unwatchable> {
+    pub fn begin(regions: Arc<Vec<Region>>, without: &[usize]) -> Result<Watch, Unwatchable> {
         let turn = Turn::take().ok_or(Unwatchable::Busy)?;
         let mappings = mappings()?;
-        let watched = |index: &usize| without.binary_search(index).is_err();
+        let watched = |&index: &usize| {
+            regions[index].host().is_some() && without.binary_search(&index).is_err()
+        };
+        let watched: Vec<usize> = (0..regions.len()).filter(watched).collect();
         let mut pages = Vec::new();
-        for index in (0..regions.len()).filter(watched) {
-            let span = regions[index].span();
+        for &index in &watched {
+            let span = span_of(&regions[index]);
             for mapping in within(&mappings, &span) {
                 match mapping.kind {
                     MappingKind::Anonymous => {}
@@ -95,8 +98,10 @@ impl Watch {
         }
         watch.protect()?;
         // Later than the protection, so that a write in between is in them.
-        let indices = (0..watch.regions.len()).filter(watched);
-        let edges = indices.flat_map(|index| watch.edges_of(index)).collect();
+        let edges = watched
+            .into_iter()
+            .flat_map(|index| watch.edges_of(index))
+            .collect();
         watch.edges = Arc::new(Edges(edges));
         Ok(watch)
     }
@@ -107,7 +112,7 @@ impl Watch {
     /// Why it does not.
     pub fn probe() -> Result<(), Unwatchable> {
         let memory = vec![0; 4 * page_size()];
-        let watch = match Watch::begin(Arc::new(vec![HostRegion::from(memory)]), &[]) {
+        let watch = match Watch::begin(Arc::new(vec![HostRegion::from(memory).into()]), &[]) {
             // It does so for somebody else at the moment.
             Err(Unwatchable::Busy) => return Ok(()),
             watch => watch?,
@@ -167,13 +172,13 @@ impl Watch {
             Ok(Some(written)) => written,
             Err(_) => pages.clone(),
         };
-        let is_hit = |region: &HostRegion| overlaps(&written, &region.span());
+        let is_hit = |region: &Region| overlaps(&written, &span_of(region));
         self.regions.iter().position(is_hit)
     }
 
     /// What a region has in pages that are not its alone.
     fn edges_of(&self, index: usize) -> Vec<Edge> {
-        let span = self.regions[index].span();
+        let span = span_of(&self.regions[index]);
         let pages = whole_pages(&span);
         let parts = match pages.is_empty() {
             true => [span, 0..0],
@@ -198,6 +203,11 @@ impl Watch {
         unsafe { ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), len) };
         bytes
     }
+}
+
+/// Where a region of the host lies; one of a device lies nowhere.
+fn span_of(region: &Region) -> Range<usize> {
+    region.host().map_or(0..0, HostRegion::span)
 }
 
 impl Drop for Watch {
@@ -258,6 +268,7 @@ mod tests {
 
     /// `None` with a message where the kernel cannot.
     fn watch(regions: Vec<HostRegion>, without: &[usize]) -> Option<Watch> {
+        let regions = regions.into_iter().map(Region::from).collect();
         match Watch::begin(Arc::new(regions), without) {
             Err(error @ Unwatchable::Refused { .. }) => {
                 eprintln!("skipped: {error}");
@@ -289,8 +300,9 @@ mod tests {
             lent.write(place);
             let found = watch.find_written();
             let mut copy = vec![9; inside.len()];
-            watch.regions[1].copy_to(0, &mut copy);
-            watch.edges().put_over(1, &watch.regions[1], 0, &mut copy);
+            let region = watch.regions[1].host().unwrap();
+            region.copy_to(0, &mut copy);
+            watch.edges().put_over(1, region, 0, &mut copy);
             let is_whole = copy.iter().all(|&byte| byte == 0);
             assert_eq!(
                 (found, is_whole),
@@ -338,7 +350,7 @@ mod tests {
         let Some(first) = watch(vec![lent.region(0..MIB)], &[]) else {
             return;
         };
-        let second = || Watch::begin(Arc::new(vec![HostRegion::from(vec![1; MIB])]), &[]);
+        let second = || Watch::begin(Arc::new(vec![HostRegion::from(vec![1; MIB]).into()]), &[]);
         assert!(matches!(second(), Err(Unwatchable::Busy)));
         drop(first);
         second().unwrap();

@@ -1,0 +1,16 @@
+//! Memory of devices, as far as it is copied to the host and from it.
+//!
+//! All copies of one direction go through one stream of a device ([`Lane`]): a device copies one way at a
+//! time anyway, and what was queued first is done first. The stream waits for what a caller's stream has
+//! queued when the caller hands its memory over, so that nobody waits on the host.
+//!
+//! A [`DeviceRegion`] stands for memory to copy from; dropped, it waits for the copies. A buffer that a
+//! device copies to is an [`Arriving`], which nobody reaches before it is there.
+
+mod arriving;
+mod lane;
+mod region;
+
+pub use arriving::{Arriving, DeviceCopies};
+pub use lane::Lane;
+pub use region::DeviceRegion;

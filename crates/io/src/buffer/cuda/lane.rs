@@ -1,0 +1,68 @@
+//! The streams of one device that everybody in a process shares.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use penstock_cuda::{Device, Driver, Foreign, Stream};
+
+use crate::Result;
+
+/// A device and the stream on which it copies to the host.
+#[derive(Debug)]
+pub struct Lane {
+    out: Stream,
+}
+
+/// Those of this process, by the numbers of their devices.
+static LANES: Mutex<Vec<Arc<Lane>>> = Mutex::new(Vec::new());
+
+impl Lane {
+    /// That of a device of this process, which all share; made where nobody has asked before.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`](crate::Error::Cuda): there is no such device, or no driver.
+    pub fn of(ordinal: u32) -> Result<Arc<Lane>> {
+        let mut lanes = LANES.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = lanes.iter().find(|lane| lane.device().ordinal() == ordinal);
+        if let Some(lane) = found {
+            return Ok(Arc::clone(lane));
+        }
+        let device = Driver::shared()?.device(ordinal)?;
+        let lane = Arc::new(Lane::new(&device)?);
+        lanes.push(Arc::clone(&lane));
+        Ok(lane)
+    }
+
+    /// One of its own for a device.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`](crate::Error::Cuda).
+    pub fn new(device: &Arc<Device>) -> Result<Lane> {
+        let out = Stream::new(device)?;
+        Ok(Lane { out })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        self.out.device()
+    }
+
+    /// Has copies that begin from now on see what `stream` has queued until now.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`](crate::Error::Cuda), notably where the stream is captured into a graph.
+    pub fn follow(&self, stream: &Foreign) -> Result<()> {
+        Ok(self.out.wait_for(&stream.record()?)?)
+    }
+
+    /// Has what `stream` gets from now on wait for the copies that have begun until now.
+    ///
+    /// # Errors
+    /// As [`Lane::follow`].
+    pub fn hold(&self, stream: &Foreign) -> Result<()> {
+        Ok(stream.wait_for(&self.out.record()?)?)
+    }
+
+    pub(super) fn out(&self) -> &Stream {
+        &self.out
+    }
+}

@@ -1,0 +1,148 @@
+//! Memory of a device that a caller lends.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use penstock_cuda::{Event, Piece};
+
+use super::Lane;
+use crate::Result;
+use crate::buffer::region::content_bytes;
+use crate::buffer::strided::{Rows, Strided};
+
+/// Borrowed memory of a device to copy from, contiguous or strided. Dropped, it waits until nothing is
+/// copied from it any more.
+pub struct DeviceRegion {
+    lane: Arc<Lane>,
+    address: u64,
+    len: u64,
+    /// `None` for contiguous memory.
+    strided: Option<Strided>,
+    /// When the last copy from it that has begun is done.
+    last: Mutex<Option<Arc<Event>>>,
+    /// Held to be dropped last.
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+impl DeviceRegion {
+    /// A strided array of `shape` with items of `item_bytes`, its first item at `address`. Strides may be
+    /// zero or negative.
+    ///
+    /// # Panics
+    /// If `shape` and `strides_bytes` differ in length, or the content exceeds `u64` bytes.
+    ///
+    /// # Safety
+    /// Every item reachable through the shape and the strides is memory of the lane's device and stays
+    /// so while `owner` lives. What is to be seen in it is queued on streams that the lane follows.
+    #[expect(unsafe_code, reason = "the memory is somebody else's")]
+    pub unsafe fn new(
+        lane: &Arc<Lane>,
+        address: u64,
+        item_bytes: usize,
+        shape: &[usize],
+        strides_bytes: &[isize],
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> DeviceRegion {
+        assert_eq!(shape.len(), strides_bytes.len(), "a stride per dimension");
+        let len = content_bytes(item_bytes, shape);
+        let strided = (len > 0).then(|| Strided::to_content(item_bytes, shape, strides_bytes));
+        DeviceRegion {
+            lane: Arc::clone(lane),
+            address,
+            len,
+            strided: strided.filter(|strided| !strided.is_contiguous()),
+            last: Mutex::default(),
+            _owner: owner,
+        }
+    }
+
+    /// The length of the content: items times their size, wherever they lie.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there is no content.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Its device's.
+    pub fn lane(&self) -> &Arc<Lane> {
+        &self.lane
+    }
+
+    /// The copies of the content from byte `start` on to `bytes` bytes at `host`.
+    pub(super) fn pieces(&self, start: u64, host: usize, bytes: usize, found: &mut Vec<Piece>) {
+        let range = start..start + bytes as u64;
+        assert!(
+            range.end <= self.len,
+            "{range:?} reaches beyond {}",
+            self.len
+        );
+        let Some(strided) = &self.strided else {
+            found.push(Piece::run(host, self.address + start, bytes));
+            return;
+        };
+        strided.find_rows(range, &mut |rows: Rows| {
+            let host = host + (rows.content - start) as usize;
+            let device = self.address.wrapping_add_signed(rows.offset as i64);
+            let pitch = usize::try_from(rows.stride).unwrap_or(0);
+            if pitch >= rows.row_bytes {
+                found.push(Piece {
+                    host,
+                    device,
+                    row_bytes: rows.row_bytes,
+                    rows: rows.count,
+                    host_pitch: rows.row_bytes,
+                    device_pitch: pitch,
+                });
+                return;
+            }
+            // Rows that lie over each other, or backwards, are none that a device knows.
+            for row in 0..rows.count {
+                let device = device.wrapping_add_signed((rows.stride * row as isize) as i64);
+                let host = host + row * rows.row_bytes;
+                found.push(Piece::run(host, device, rows.row_bytes));
+            }
+        });
+    }
+
+    /// Whether nothing is copied from it any more, of what has begun.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`](crate::Error::Cuda): the device has failed.
+    pub fn is_idle(&self) -> Result<bool> {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(match last.as_ref() {
+            Some(event) => event.is_done()?,
+            None => true,
+        })
+    }
+
+    /// Notes when the last copy is done that has begun.
+    pub(super) fn is_copied_at(&self, event: &Arc<Event>) {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        *last = Some(Arc::clone(event));
+    }
+}
+
+impl Drop for DeviceRegion {
+    fn drop(&mut self) {
+        let last = self.last.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(event) = last.take() {
+            event.settle();
+        }
+    }
+}
+
+impl fmt::Debug for DeviceRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceRegion")
+            .field("device", &self.lane.device())
+            .field("address", &self.address)
+            .field("len", &self.len)
+            .field("strided", &self.strided)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,136 @@
+//! The mappings that a pool cuts its buffers from.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use penstock_cuda::{Device, Registration};
+
+use crate::Result;
+use crate::buffer::Memory;
+
+/// Keeps the number of mappings small; a larger buffer has a slab of its own.
+const PLAIN_BYTES: usize = 16 << 20;
+
+/// Pinning takes a lock that all processes share: seldom, and never for a second.
+const PINNED_BYTES: usize = 256 << 20;
+
+/// What a thread touches at once before memory is pinned.
+const TOUCH_BYTES: usize = 16 << 20;
+const TOUCH_THREADS_MAX: usize = 8;
+
+/// One mapping in huge pages.
+pub(super) struct Slab {
+    /// Given up before the memory is.
+    pinned: Option<Registration>,
+    memory: Memory,
+}
+
+impl Slab {
+    /// The size of one that is neither too small nor too large.
+    pub(super) fn suited_bytes(is_pinned: bool) -> usize {
+        match is_pinned {
+            true => PINNED_BYTES,
+            false => PLAIN_BYTES,
+        }
+    }
+
+    pub(super) fn plain(bytes: usize) -> Result<Slab> {
+        Ok(Slab {
+            pinned: None,
+            memory: Memory::allocate(bytes)?,
+        })
+    }
+
+    /// One that devices reach, and that no fork has; with why it is not, where it is not.
+    pub(super) fn pinned(bytes: usize, device: &Arc<Device>) -> Result<(Slab, Option<String>)> {
+        let mut memory = Memory::allocate(bytes)?;
+        let pinned = match memory.keep_from_forks() {
+            Ok(()) => {
+                // Pinning touches page after page itself, several times slower.
+                touch(&memory);
+                // SAFETY: the pages are this slab's, which gives the claim up first.
+                unsafe { Registration::new(device, memory.address(), bytes) }
+                    .map_err(|error| error.to_string())
+            }
+            Err(error) => Err(format!("madvise: {error}")),
+        };
+        let (pinned, unpinned) = match pinned {
+            Ok(pinned) => (Some(pinned), None),
+            Err(reason) => (None, Some(reason)),
+        };
+        Ok((Slab { pinned, memory }, unpinned))
+    }
+
+    /// Whether this process has pinned it by this device. A fork has it in name alone.
+    fn is_of(&self, device: &Arc<Device>) -> bool {
+        self.memory.is_ours()
+            && self
+                .pinned
+                .as_ref()
+                .is_some_and(|pinned| pinned.is_of(device))
+    }
+
+    pub(super) fn as_non_null(&self) -> NonNull<u8> {
+        self.memory.as_non_null()
+    }
+
+    pub(super) fn address(&self) -> usize {
+        self.memory.address()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.memory.len()
+    }
+}
+
+/// Pinned slabs that no pool has, the one kept last at the end.
+static KEPT: Mutex<Vec<Slab>> = Mutex::new(Vec::new());
+
+/// The most that is kept.
+const KEPT_BYTES_MAX: usize = 1 << 30;
+
+/// A slab of that size that was kept.
+pub(super) fn take_kept(bytes: usize, device: &Arc<Device>) -> Option<Slab> {
+    let mut kept = lock();
+    let fits = |slab: &Slab| slab.len() == bytes && slab.is_of(device);
+    let at = kept.iter().rposition(fits)?;
+    Some(kept.remove(at))
+}
+
+/// Keeps slabs for later; those that were kept for longest go where there are too many.
+pub(super) fn keep(slabs: Vec<Slab>) {
+    let mut kept = lock();
+    kept.extend(slabs.into_iter().filter(|slab| slab.pinned.is_some()));
+    let mut bytes: usize = kept.iter().map(Slab::len).sum();
+    let mut gone = 0;
+    while bytes > KEPT_BYTES_MAX {
+        bytes -= kept[gone].len();
+        gone += 1;
+    }
+    let gone: Vec<Slab> = kept.drain(..gone).collect();
+    drop(kept);
+    drop(gone);
+}
+
+fn lock() -> MutexGuard<'static, Vec<Slab>> {
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Has pages put behind all of it, by several threads.
+fn touch(memory: &Memory) {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let threads = (memory.len() / TOUCH_BYTES).clamp(1, cores.min(TOUCH_THREADS_MAX));
+    let share = memory.len().div_ceil(threads);
+    thread::scope(|scope| {
+        let starts = (0..memory.len()).step_by(share.max(1));
+        for start in starts.skip(1) {
+            let range = start..memory.len().min(start + share);
+            let work = move || memory.populate(range);
+            // Where the system has no more threads to give, pinning touches the rest.
+            let _ = thread::Builder::new().spawn_scoped(scope, work);
+        }
+        memory.populate(0..share.min(memory.len()));
+    });
+}
