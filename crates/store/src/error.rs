@@ -388,9 +388,28 @@ impl Error {
             Error::Io(penstock_io::Error::OutOfMemory { .. }) => {
                 "free memory or raise its limit; staging_bytes bounds what a call adds to the state"
             }
+            Error::Io(penstock_io::Error::Cuda(error)) => device_remedy(error),
             Error::Io(_) => "see the system's message",
             Error::Interrupted => "what was stored is as it was",
         }
+    }
+}
+
+/// What to do about a device. Nothing is committed of a save that it fails.
+fn device_remedy(error: &penstock_cuda::Error) -> &'static str {
+    use penstock_cuda::Error as Cuda;
+    match error {
+        Cuda::Capturing => "save outside of the capture, before it or after it",
+        Cuda::Forked { .. } => {
+            "start processes with spawn or forkserver where they save what a device has"
+        }
+        Cuda::NotFound { .. } | Cuda::Incomplete { .. } | Cuda::TooOld { .. } => {
+            "install a driver, or name one by PENSTOCK_CUDA_DRIVER; copied to the host, tensors are saved \
+             without one"
+        }
+        error if error.is_out_of_memory() => "free memory of the device, or let more be pinned",
+        error if error.is_not_permitted() => "check who may use the device",
+        _ => "the device may need the process to be started anew; what was stored is as it was",
     }
 }
 

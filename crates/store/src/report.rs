@@ -13,6 +13,8 @@ pub enum FallbackKind {
     Buffered,
     /// A lazy save copies the state at its call.
     Eager,
+    /// Memory that devices copy to is not pinned: they copy to it more slowly.
+    Unpinned,
     /// Space is not reserved before it is written.
     Unreserved,
     /// A file that was to be linked to has no second name: its blocks are shared, or it is copied.
@@ -32,6 +34,7 @@ impl FallbackKind {
             FallbackKind::Engine => "engine",
             FallbackKind::Buffered => "buffered",
             FallbackKind::Eager => "eager",
+            FallbackKind::Unpinned => "unpinned",
             FallbackKind::Unreserved => "unreserved",
             FallbackKind::Unlinked => "unlinked",
             FallbackKind::Leftover => "leftover",

@@ -36,7 +36,7 @@ fn state(lent: &[Lent]) -> State {
     };
     State {
         tensors: SIZES.iter().enumerate().map(spec).collect(),
-        sources: lent.iter().map(Lent::region).collect(),
+        sources: lent.iter().map(|lent| lent.region().into()).collect(),
         linked: Linked::default(),
         aliases: Vec::new(),
         tree: RawValue::from_string("{}".into()).unwrap(),

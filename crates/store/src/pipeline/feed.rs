@@ -8,6 +8,9 @@
 //! under way: where the pool is smaller than the state, the two sides take turns and never block each
 //! other. All waits end within a [`TURN`] of the save's end, however it ends.
 //!
+//! What a device has is copied by the device: a thread queues the copies of an extent and goes on, and
+//! the extent can be written when it has arrived. The sources are let go of when the last copy is done.
+//!
 //! Where the sources are watched, the last copy is followed by the question whether anybody has
 //! written to them, and only then is the caller told that they may be changed.
 
@@ -17,7 +20,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use penstock_io::buffer::{Edges, HostRegion, IoBuf, Pool, Watch};
+use penstock_io::buffer::{
+    Arriving, DeviceCopies, DeviceRegion, Edges, IoBuf, Lane, Pool, Region, Watch,
+};
 use penstock_io::trace::{self, Role};
 
 use super::Halt;
@@ -28,13 +33,16 @@ use crate::plan::write::{Piece, WritePlan};
 /// How often a thread that waits looks whether its work is still wanted.
 const TURN: Duration = Duration::from_millis(20);
 
+/// How often a thread that waits for a device looks.
+const LOOK: Duration = Duration::from_micros(200);
+
 /// What a stager takes on at once: neighbours, so that it reads in one direction for long.
 const RUN_BYTES: u64 = 4 << 20;
 
-/// An extent whose bytes are in a buffer, padded with zeros to a whole page.
+/// An extent whose bytes are in a buffer, or on their way to it, padded with zeros to a whole page.
 pub(crate) struct Filled {
     pub(crate) number: u64,
-    pub(crate) buf: IoBuf,
+    pub(crate) buf: Arriving,
 }
 
 /// What a worker that asks for an extent gets.
@@ -54,6 +62,8 @@ pub(crate) struct Feed {
     edges: Option<Arc<Edges>>,
     /// Whether workers copy what nobody has staged.
     is_lazy: bool,
+    /// Whether a device has some of the sources.
+    is_on_device: bool,
     state: Mutex<State>,
     /// There may be something for a worker.
     supplied: Condvar,
@@ -63,7 +73,7 @@ pub(crate) struct Feed {
 
 struct State {
     /// Dropped with the last copy.
-    sources: Option<Arc<Vec<HostRegion>>>,
+    sources: Option<Arc<Vec<Region>>>,
     /// Tells whether they changed before that; ends with them.
     watch: Option<Watch>,
     /// The tensor that did, where one did: the save is over then.
@@ -78,6 +88,8 @@ struct State {
     /// until everything is copied or a stager needs their buffers.
     is_open: bool,
     is_released: bool,
+    /// Whether nobody is kept waiting for devices who does not ask to.
+    is_deferred: bool,
     /// Failed or cancelled: nothing is copied or written any more.
     is_over: bool,
 }
@@ -85,12 +97,13 @@ struct State {
 impl Feed {
     pub(crate) fn new(
         plan: Arc<WritePlan>,
-        sources: Arc<Vec<HostRegion>>,
+        sources: Arc<Vec<Region>>,
         watch: Option<Watch>,
         pool: Pool,
         is_lazy: bool,
     ) -> Feed {
         let edges = watch.as_ref().map(Watch::edges);
+        let is_on_device = sources.iter().any(|source| source.device().is_some());
         let state = State {
             sources: Some(sources),
             watch,
@@ -101,6 +114,7 @@ impl Feed {
             staged: VecDeque::new(),
             is_open: is_lazy,
             is_released: false,
+            is_deferred: false,
             is_over: false,
         };
         let feed = Feed {
@@ -108,6 +122,7 @@ impl Feed {
             pool,
             edges,
             is_lazy,
+            is_on_device,
             state: Mutex::new(state),
             supplied: Condvar::new(),
             released: Condvar::new(),
@@ -144,12 +159,54 @@ impl Feed {
         copied.into_iter().collect()
     }
 
+    /// Has everything copied that is not yet: when it returns, the host has copied what it has to copy, and
+    /// has queued the copies of devices. Those who write wait for them.
+    pub(crate) fn queue(&self) -> Result<()> {
+        self.lock().is_deferred = true;
+        self.copy_runs()?;
+        let mut state = self.lock();
+        while state.sources.is_some() && !state.is_over && state.staging + state.filling > 0 {
+            state = wait_timeout(&self.supplied, state, TURN);
+        }
+        Ok(())
+    }
+
+    /// Devices that have some of the sources, as long as those are copied.
+    pub(crate) fn lanes(&self) -> Vec<Arc<Lane>> {
+        let sources = self.lock().sources.clone();
+        let mut lanes: Vec<Arc<Lane>> = Vec::new();
+        for lane in sources
+            .iter()
+            .flat_map(|sources| sources.iter())
+            .filter_map(lane_of)
+        {
+            if !lanes.iter().any(|known| Arc::ptr_eq(known, lane)) {
+                lanes.push(Arc::clone(lane));
+            }
+        }
+        lanes
+    }
+
     /// Waits until nobody reads the sources any more; tells whether that is so.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> bool {
         // A time too far off to be written down is no bound.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut state = self.lock();
         while !state.is_released {
+            if state.is_deferred && state.sources.is_some() && self.is_last(&state) {
+                // Only devices are waited for, who wake nobody.
+                if timeout.is_none() || is_idle(&state) {
+                    self.let_go(state);
+                } else {
+                    drop(state);
+                    if deadline.is_none_or(|deadline| Instant::now() >= deadline) {
+                        return false;
+                    }
+                    thread::sleep(LOOK);
+                }
+                state = self.lock();
+                continue;
+            }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             state = match left {
                 Some(Duration::ZERO) => return false,
@@ -170,6 +227,11 @@ impl Feed {
         let staged = std::mem::take(&mut state.staged);
         self.release_sources(state);
         drop(staged);
+    }
+
+    /// Whether a device has some of the sources.
+    pub(super) fn is_on_device(&self) -> bool {
+        self.is_on_device
     }
 
     /// The tensor that was changed before it was copied, if one was.
@@ -200,6 +262,9 @@ impl Feed {
                     return Ok(Next::Filled(filled));
                 }
                 if is_exhausted && state.staging == 0 {
+                    if state.is_deferred && self.is_last(&state) {
+                        self.let_go(state);
+                    }
                     return Ok(Next::End);
                 }
             }
@@ -209,7 +274,7 @@ impl Feed {
                 let taken = self.pool.take_timeout(patience)?;
                 drop(span);
                 if let Some(buf) = taken
-                    && let Some(filled) = self.fill(buf)
+                    && let Some(filled) = self.fill(buf)?
                 {
                     return Ok(Next::Filled(filled));
                 }
@@ -225,21 +290,23 @@ impl Feed {
     }
 
     /// Copies the next extent on behalf of a worker, if there is one left.
-    fn fill(&self, mut buf: IoBuf) -> Option<Filled> {
-        let mut claim = self.claim(1, false)?;
+    fn fill(&self, buf: IoBuf) -> Result<Option<Filled>> {
+        let Some(mut claim) = self.claim(1, false) else {
+            return Ok(None);
+        };
         let number = claim.numbers.start;
-        claim.copy(&mut buf);
-        Some(Filled { number, buf })
+        let buf = claim.copy(buf)?;
+        Ok(Some(Filled { number, buf }))
     }
 
     /// What one stager does: run after run, until none is left or the save is over.
     fn copy_runs(&self) -> Result<()> {
         while let Some(mut claim) = self.claim(self.run_extents(), true) {
             while let Some(number) = claim.numbers.clone().next() {
-                let Some(mut buf) = self.take_buffer()? else {
+                let Some(buf) = self.take_buffer()? else {
                     return Ok(());
                 };
-                claim.copy(&mut buf);
+                let buf = claim.copy(buf)?;
                 self.push(Filled { number, buf });
             }
         }
@@ -299,37 +366,57 @@ impl Feed {
         }
     }
 
-    /// Drops the sources after the last copy, and lets everybody look again.
-    fn release_sources(&self, mut state: MutexGuard<'_, State>) {
+    /// Whether all is copied, or will not be, and nobody copies any more but a device.
+    fn is_last(&self, state: &State) -> bool {
         let is_last = state.is_over || state.next == self.plan.extents();
-        if is_last && state.staging + state.filling == 0 {
-            let (sources, watch) = (state.sources.take(), state.watch.take());
-            let is_over = state.is_over;
-            // Owners are somebody else's code.
-            drop(state);
-            if let Some(sources) = sources {
-                let written = watch.as_ref().filter(|_| !is_over).map(Watch::find_written);
-                drop((watch, sources));
-                let mut state = self.lock();
-                state.torn = written.flatten();
-                state.is_over |= state.torn.is_some();
-                state.is_released = true;
-                state.is_open = true;
-                let staged = state.is_over.then(|| std::mem::take(&mut state.staged));
-                drop(state);
-                drop(staged);
-                self.released.notify_all();
-            }
+        is_last && state.staging + state.filling == 0
+    }
+
+    /// Drops the sources after the last copy, and lets everybody look again.
+    fn release_sources(&self, state: MutexGuard<'_, State>) {
+        if self.is_last(&state) && (state.is_over || !state.is_deferred) {
+            self.let_go(state);
         } else {
             drop(state);
         }
         self.supplied.notify_all();
     }
 
+    /// Drops the sources, which waits for devices that copy from them.
+    fn let_go(&self, mut state: MutexGuard<'_, State>) {
+        let (sources, watch) = (state.sources.take(), state.watch.take());
+        let is_over = state.is_over;
+        // Owners are somebody else's code.
+        drop(state);
+        let Some(sources) = sources else { return };
+        let written = watch.as_ref().filter(|_| !is_over).map(Watch::find_written);
+        drop((watch, sources));
+        let mut state = self.lock();
+        state.torn = written.flatten();
+        state.is_over |= state.torn.is_some();
+        state.is_released = true;
+        state.is_open = true;
+        let staged = state.is_over.then(|| std::mem::take(&mut state.staged));
+        drop(state);
+        drop(staged);
+        self.released.notify_all();
+    }
+
     /// No panic can leave the state half changed, so a poisoned lock is as good as any.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn lane_of(source: &Region) -> Option<&Arc<Lane>> {
+    source.device().map(DeviceRegion::lane)
+}
+
+/// Whether no device copies from the sources any more. One that has failed does not.
+fn is_idle(state: &State) -> bool {
+    let sources = state.sources.iter().flat_map(|sources| sources.iter());
+    let mut of_devices = sources.filter_map(Region::device);
+    of_devices.all(|source| source.is_idle().unwrap_or(true))
 }
 
 fn wait_timeout<'a>(
@@ -345,15 +432,15 @@ fn wait_timeout<'a>(
 struct Claim<'a> {
     feed: &'a Feed,
     /// `None` only while dropping.
-    sources: Option<Arc<Vec<HostRegion>>>,
+    sources: Option<Arc<Vec<Region>>>,
     /// Not yet copied.
     numbers: Range<u64>,
     is_stager: bool,
 }
 
 impl Claim<'_> {
-    /// Copies the next extent into the buffer and pads it to a whole page.
-    fn copy(&mut self, buf: &mut IoBuf) {
+    /// Copies the next extent into the buffer, or has devices do it, and pads it to a whole page.
+    fn copy(&mut self, mut buf: IoBuf) -> Result<Arriving> {
         let _span = trace::span("copy");
         let plan = &self.feed.plan;
         let sources = self.sources.as_ref().expect("the claim is not dropped");
@@ -361,32 +448,41 @@ impl Claim<'_> {
         let bytes = extent.bytes();
         buf.set_len(bytes.next_multiple_of(PAGE_BYTES as usize));
         let (mut rest, padding) = buf.as_mut_slice().split_at_mut(bytes);
+        let mut copies = DeviceCopies::default();
         plan.pieces(&extent, |piece| match piece {
             Piece::Header(header) => take(&mut rest, header.len()).copy_from_slice(header),
             Piece::Tensor {
                 tensor,
                 start,
-                bytes,
+                bytes: piece_bytes,
             } => {
-                let (source, place) = (&sources[tensor], take(&mut rest, bytes as usize));
-                // A worker digests and writes it at once; what is staged waits for that.
-                match self.is_stager {
-                    true => source.stream_to(start, place),
-                    false => source.copy_to(start, place),
-                }
-                if let Some(edges) = &self.feed.edges {
-                    edges.put_over(tensor, source, start, place);
+                let at = bytes - rest.len();
+                let place = take(&mut rest, piece_bytes as usize);
+                match &sources[tensor] {
+                    Region::Device(source) => copies.add(source, start, at..at + place.len()),
+                    Region::Host(source) => {
+                        // A worker digests and writes it at once; what is staged waits for that.
+                        match self.is_stager {
+                            true => source.stream_to(start, place),
+                            false => source.copy_to(start, place),
+                        }
+                        if let Some(edges) = &self.feed.edges {
+                            edges.put_over(tensor, source, start, place);
+                        }
+                    }
                 }
             }
         });
         padding.fill(0);
+        let arriving = copies.begin(buf)?;
         self.numbers.start += 1;
+        Ok(arriving)
     }
 }
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        // Before the count says so.
+        // Before the count says so. Who holds them last waits for devices.
         self.sources = None;
         let mut state = self.feed.lock();
         match self.is_stager {
@@ -428,7 +524,8 @@ mod tests {
         let plan = plan(&[spec], u64::MAX, EXTENT_BYTES as u64).unwrap();
         assert_eq!(plan.extents(), 4);
         let pool = Pool::new(EXTENT_BYTES, 8 * EXTENT_BYTES);
-        Feed::new(Arc::new(plan), Arc::new(vec![source]), None, pool, true)
+        let sources = Arc::new(vec![Region::from(source)]);
+        Feed::new(Arc::new(plan), sources, None, pool, true)
     }
 
     fn lent() -> Lent {
@@ -439,7 +536,7 @@ mod tests {
     fn staging_waits_for_the_copy_of_a_worker() {
         let lent = lent();
         let feed = feed(&lent);
-        let mut buf = feed.pool.take().unwrap();
+        let buf = feed.pool.take().unwrap();
         let mut claim = feed.claim(1, false).unwrap();
         thread::scope(|scope| {
             let staging = scope.spawn(|| feed.stage(2));
@@ -448,7 +545,7 @@ mod tests {
             }
             assert!(!feed.wait(Some(Duration::from_millis(10))));
             assert!(!staging.is_finished() && !lent.is_returned());
-            claim.copy(&mut buf);
+            claim.copy(buf).unwrap();
             drop(claim);
             staging.join().unwrap().unwrap();
             assert!(lent.is_returned());
@@ -465,8 +562,7 @@ mod tests {
         let mut claim = feed.claim(4, true).unwrap();
         assert!(matches!(feed.next(false, &halt), Ok(Next::Later)));
         for number in 0..4 {
-            let mut buf = feed.pool.take().unwrap();
-            claim.copy(&mut buf);
+            let buf = claim.copy(feed.pool.take().unwrap()).unwrap();
             feed.push(Filled { number, buf });
         }
         drop(claim);

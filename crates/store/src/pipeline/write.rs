@@ -3,11 +3,13 @@
 //! The copy into the buffer is the only one (see `super::feed`). The digest is taken in the
 //! buffer, by the worker that writes it. While the queue is full, some extents more are filled: a
 //! device that finishes many requests at once finds the next ones ready. Few of them, as staging
-//! memory that was used a moment ago is still in a cache.
+//! memory that was used a moment ago is still in a cache. What a device copies is on its way meanwhile, so more
+//! of that is asked for.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use penstock_io::buffer::IoBuf;
 use penstock_io::engine::{Completion, Engine, Op, OpKind};
 use penstock_io::file::File;
 use penstock_io::priority;
@@ -21,6 +23,9 @@ use crate::options::Settings;
 use crate::plan::write::WritePlan;
 use crate::progress::Progress;
 use crate::report::Run;
+
+/// Extents that a device copies to a worker at once, at the least: one alone would have it wait.
+const ARRIVING_MIN: usize = 8;
 
 /// What one worker digested: extents by number, with the digests of their chunks.
 type Digested = Vec<(u64, Vec<Digest>)>;
@@ -51,6 +56,7 @@ pub(crate) fn write(
             halt,
             engine: open_engine(settings, &mut run)?,
             completed: Vec::new(),
+            arriving: VecDeque::new(),
             filled: VecDeque::new(),
             digested: Vec::new(),
         };
@@ -84,25 +90,33 @@ struct Worker<'a> {
     halt: &'a Halt<'a>,
     engine: penstock_io::transfer::WholeTransfers,
     completed: Vec<Completion>,
+    /// Extents that may still be on their way from a device.
+    arriving: VecDeque<Filled>,
     /// Extents that wait for room in the queue.
-    filled: VecDeque<Filled>,
+    filled: VecDeque<(u64, IoBuf)>,
     digested: Digested,
 }
 
 impl Worker<'_> {
     fn run(&mut self) -> Result<()> {
         let mut has_more = true;
+        let ahead_max = match self.feed.is_on_device() {
+            true => self.settings.filled_ahead_max().max(ARRIVING_MIN),
+            false => self.settings.filled_ahead_max(),
+        };
         while self.halt.go_on()? {
             self.feed.check()?;
+            self.take_in()?;
             self.submit_filled();
             if self.collect(0)? {
                 continue;
             }
+            let has_none = self.engine.in_flight() == 0 && self.arriving.is_empty();
             // The device has what it can take: time to fill what it gets next.
-            if has_more && self.filled.len() < self.settings.filled_ahead_max() {
-                match self.feed.next(self.engine.in_flight() == 0, self.halt)? {
+            if has_more && self.arriving.len() + self.filled.len() < ahead_max {
+                match self.feed.next(has_none, self.halt)? {
                     Next::Filled(filled) => {
-                        self.digest(filled);
+                        self.arriving.push_back(filled);
                         continue;
                     }
                     Next::Later => {}
@@ -112,30 +126,51 @@ impl Worker<'_> {
                     }
                 }
             }
-            if self.engine.in_flight() == 0 {
+            if has_none {
                 break;
             }
-            self.collect(1)?;
+            match self.engine.in_flight() {
+                0 => self.digest_next()?,
+                _ => _ = self.collect(1)?,
+            }
         }
         Ok(())
     }
 
-    fn digest(&mut self, filled: Filled) {
+    /// Digests what has arrived, in its order.
+    fn take_in(&mut self) -> Result<()> {
+        while let Some(filled) = self.arriving.front()
+            && filled.buf.is_here()?
+        {
+            self.digest_next()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for what comes next, and digests it.
+    fn digest_next(&mut self) -> Result<()> {
+        if let Some(Filled { number, buf }) = self.arriving.pop_front() {
+            self.digest(number, buf.wait()?);
+        }
+        Ok(())
+    }
+
+    fn digest(&mut self, number: u64, buf: IoBuf) {
         let _span = trace::span("digest");
-        let extent = self.plan.extent(filled.number);
+        let extent = self.plan.extent(number);
         let bytes = extent.bytes();
-        let digests = digest_chunks(&filled.buf.as_slice()[..bytes]);
+        let digests = digest_chunks(&buf.as_slice()[..bytes]);
         let file = &self.files[extent.shard];
         file.expect(extent.range.start, || {
             Digest::of_chunks(&digests, bytes as u64).0
         });
-        self.digested.push((filled.number, digests));
-        self.filled.push_back(filled);
+        self.digested.push((number, digests));
+        self.filled.push_back((number, buf));
     }
 
     fn submit_filled(&mut self) {
         while self.engine.in_flight() < self.settings.queue_depth {
-            let Some(Filled { number, mut buf }) = self.filled.pop_front() else {
+            let Some((number, mut buf)) = self.filled.pop_front() else {
                 break;
             };
             let extent = self.plan.extent(number);

@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use penstock_cuda::Device;
 use penstock_io::buffer::{Pool, available_bytes};
 
 /// Memory that states are staged in, kept from save to save: pages that were touched once are never
@@ -67,15 +68,16 @@ impl Arena {
     }
 
     /// Buffers of `buffer_bytes` for a save that could use `wanted_bytes` of them, and cannot do
-    /// without `least_bytes`.
+    /// without `least_bytes`; pinned, where a device copies to them.
     pub(crate) fn pool(
         &self,
         buffer_bytes: usize,
         wanted_bytes: usize,
         least_bytes: usize,
+        device: Option<&Arc<Device>>,
     ) -> Pool {
         let mut pools = self.lock();
-        pools.retire_unless(buffer_bytes);
+        pools.retire_unless(buffer_bytes, device.is_some());
         let others_bytes: usize = pools.retired.iter().map(Pool::held_bytes).sum();
         let budget_bytes = match self.budget_bytes {
             Some(budget_bytes) => budget_bytes.saturating_sub(others_bytes),
@@ -88,9 +90,10 @@ impl Arena {
             }
         };
         let budget_bytes = budget_bytes.max(least_bytes);
-        let pool = pools
-            .current
-            .get_or_insert_with(|| Pool::new(buffer_bytes, budget_bytes));
+        let pool = pools.current.get_or_insert_with(|| match device {
+            None => Pool::new(buffer_bytes, budget_bytes),
+            Some(device) => Pool::pinned(buffer_bytes, budget_bytes, device),
+        });
         pool.raise_budget(budget_bytes);
         pool.clone()
     }
@@ -106,9 +109,15 @@ impl Pools {
         self.retired.iter().chain(&self.current)
     }
 
-    /// Puts a pool of other buffers aside, and forgets those that nobody uses any more.
-    fn retire_unless(&mut self, buffer_bytes: usize) {
-        let is_other = |pool: &mut Pool| pool.buffer_bytes() != buffer_bytes;
+    /// Puts a pool of other buffers aside, and forgets those that nobody uses any more. Pinned buffers serve
+    /// the host as well.
+    fn retire_unless(&mut self, buffer_bytes: usize, for_device: bool) {
+        // A fork has pinned buffers in name alone.
+        self.current.take_if(|pool| !pool.is_ours());
+        self.retired.retain(Pool::is_ours);
+        let is_other = |pool: &mut Pool| {
+            pool.buffer_bytes() != buffer_bytes || for_device && !pool.is_pinned()
+        };
         self.retired.extend(self.current.take_if(is_other));
         self.retired.retain(|pool| {
             pool.release_free();
@@ -126,14 +135,14 @@ mod tests {
     #[test]
     fn without_a_budget_it_grows_and_keeps_what_it_has() {
         let arena = Arena::new(None);
-        let pool = arena.pool(MIB, 3 * MIB, 2 * MIB);
+        let pool = arena.pool(MIB, 3 * MIB, 2 * MIB, None);
         let address = pool.take().unwrap().address();
         let held_bytes = arena.held_bytes();
         assert!(held_bytes >= MIB);
-        let larger = arena.pool(MIB, 40 * MIB, 2 * MIB);
+        let larger = arena.pool(MIB, 40 * MIB, 2 * MIB, None);
         assert_eq!(larger.budget_bytes(), 40 * MIB);
         assert_eq!(larger.take().unwrap().address(), address);
-        let smaller = arena.pool(MIB, 0, 2 * MIB);
+        let smaller = arena.pool(MIB, 0, 2 * MIB, None);
         assert_eq!(smaller.budget_bytes(), 40 * MIB);
         assert_eq!(arena.held_bytes(), held_bytes);
         assert_eq!(arena.peak_bytes(), MIB);
@@ -144,7 +153,7 @@ mod tests {
     #[test]
     fn a_state_beyond_any_memory_gets_half_of_it() {
         let half = available_bytes().unwrap_or(usize::MAX / 2) / 2;
-        let pool = Arena::new(None).pool(MIB, usize::MAX, 2 * MIB);
+        let pool = Arena::new(None).pool(MIB, usize::MAX, 2 * MIB, None);
         // Others take and give memory meanwhile.
         assert!(pool.budget_bytes() <= half.saturating_mul(2));
     }
@@ -155,25 +164,25 @@ mod tests {
         let sharers = NonZeroUsize::new(8).unwrap();
         let pool = Arena::new(None)
             .shared_by(sharers)
-            .pool(MIB, usize::MAX, 2 * MIB);
+            .pool(MIB, usize::MAX, 2 * MIB, None);
         // Others take and give memory meanwhile.
         assert!(pool.budget_bytes() <= half / 4);
         let given = Arena::new(Some(10 * MIB)).shared_by(sharers);
-        let pool = given.pool(MIB, 100 * MIB, 2 * MIB);
+        let pool = given.pool(MIB, 100 * MIB, 2 * MIB, None);
         assert_eq!(pool.budget_bytes(), 10 * MIB);
     }
 
     #[test]
     fn a_budget_is_kept_whatever_the_buffers() {
         let arena = Arena::new(Some(10 * MIB));
-        let small = arena.pool(MIB, 100 * MIB, 2 * MIB);
+        let small = arena.pool(MIB, 100 * MIB, 2 * MIB, None);
         assert_eq!(small.budget_bytes(), 10 * MIB);
         let kept: Vec<_> = (0..3).map(|_| small.take().unwrap()).collect();
-        let large = arena.pool(4 * MIB, 100 * MIB, 2 * 4 * MIB);
+        let large = arena.pool(4 * MIB, 100 * MIB, 2 * 4 * MIB, None);
         assert_eq!(large.budget_bytes(), 8 * MIB, "what one worker needs");
         assert!(arena.held_bytes() >= 3 * MIB, "what is still in use counts");
         drop((kept, small));
-        let large = arena.pool(2 * MIB, 100 * MIB, 2 * MIB);
+        let large = arena.pool(2 * MIB, 100 * MIB, 2 * MIB, None);
         assert_eq!(large.budget_bytes(), 10 * MIB);
         assert_eq!(arena.held_bytes(), 0);
     }

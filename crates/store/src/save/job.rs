@@ -15,7 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use penstock_io::buffer::{HostRegion, Memory, Unwatchable, Watch};
+use penstock_cuda::{Device, Foreign};
+use penstock_io::buffer::{HostRegion, Lane, Memory, Pool, Region, Unwatchable, Watch};
 use penstock_io::trace;
 use serde_json::value::RawValue;
 
@@ -97,7 +98,9 @@ impl Job {
         if is_lazy {
             copied = small(&sources);
             let mut asked = staging.at_once.clone();
-            asked.retain(|index| copied.binary_search(index).is_err());
+            asked.retain(|&index| {
+                sources[index].host().is_some() && copied.binary_search(&index).is_err()
+            });
             if bytes_of(&sources, &asked) <= AT_ONCE_BYTES_MAX {
                 copied.extend(asked);
                 copied.sort_unstable();
@@ -109,7 +112,8 @@ impl Job {
         }
         let sources = Arc::new(sources);
         let mut watch = None;
-        if is_lazy && staging.is_watched && copied.len() < sources.len() {
+        let of_host = sources.iter().filter(|source| source.host().is_some());
+        if is_lazy && staging.is_watched && copied.len() < of_host.count() {
             let _span = trace::span("watch");
             match Watch::begin(Arc::clone(&sources), &copied) {
                 Ok(begun) => watch = Some(begun),
@@ -125,7 +129,12 @@ impl Job {
             let extents = usize::try_from(planned.plan.extents()).unwrap_or(usize::MAX);
             let wanted_bytes = extents.saturating_mul(extent_bytes);
             // One extent in flight and one being filled.
-            settings.pool = arena.pool(extent_bytes, wanted_bytes, 2 * extent_bytes);
+            settings.pool = arena.pool(
+                extent_bytes,
+                wanted_bytes,
+                2 * extent_bytes,
+                device(&sources),
+            );
         }
         let job = Job::of(planned, sources, watch, is_lazy, begun);
         Ok(Job {
@@ -143,13 +152,18 @@ impl Job {
     ) -> Result<Job> {
         let _span = trace::span("plan");
         let begun = Instant::now();
-        let (planned, sources) = PlannedWrite::new(state, missing, path, options)?;
+        let (mut planned, sources) = PlannedWrite::new(state, missing, path, options)?;
+        if let Some(device) = device(&sources) {
+            let pool = &mut planned.settings.pool;
+            let (buffer_bytes, budget_bytes) = (pool.buffer_bytes(), pool.budget_bytes());
+            *pool = Pool::pinned_and_kept(buffer_bytes, budget_bytes, device);
+        }
         Ok(Job::of(planned, Arc::new(sources), None, true, begun))
     }
 
     fn of(
         planned: PlannedWrite,
-        sources: Arc<Vec<HostRegion>>,
+        sources: Arc<Vec<Region>>,
         watch: Option<Watch>,
         is_lazy: bool,
         begun: Instant,
@@ -201,6 +215,30 @@ impl Job {
         let mut seconds = self.lock_stage_seconds();
         *seconds = Some(seconds.unwrap_or(0.0) + begun.elapsed().as_secs_f64());
         staged
+    }
+
+    /// Has everything copied that is not yet, and has `streams` wait for what devices copy: work that they
+    /// get from now on may change what devices have of the state, and the caller what the host has. Nobody
+    /// waits for a device here, unless staging memory is smaller than what is left of the state.
+    ///
+    /// # Errors
+    /// As [`Job::stage`], and those of devices. The job has failed then.
+    pub fn hold(&self, streams: &[Foreign]) -> Result<()> {
+        let _span = trace::span("hold");
+        let lanes = self.feed.lanes();
+        self.feed.queue()?;
+        for stream in streams {
+            let is_of = |lane: &&Arc<Lane>| lane.device().ordinal() == stream.device().ordinal();
+            for lane in lanes.iter().filter(is_of) {
+                lane.hold(stream).inspect_err(|_| self.cancel())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a device has some of the state, and may not have copied it yet.
+    pub fn is_on_device(&self) -> bool {
+        !self.feed.lanes().is_empty()
     }
 
     /// Waits, without copying, until the state may be changed; tells whether that is so. It is also
@@ -308,6 +346,9 @@ impl Job {
         shards.chunks = pipeline::write::write(plan, &self.feed, &files, settings, progress, run)?;
         // Whoever copied last may still be asking whether anybody wrote meanwhile.
         self.feed.wait(None);
+        if let Some(reason) = settings.pool.unpinned() {
+            run.note(FallbackKind::Unpinned, reason);
+        }
         self.feed.check()?;
         let links = &shards.links;
         if let Some(damage) = pipeline::copy::copy(&links.copies, settings, progress, run)? {
@@ -433,16 +474,22 @@ fn because(reason: &Unwatchable, name: impl Fn(usize) -> String) -> String {
     }
 }
 
-fn bytes_of(sources: &[HostRegion], indices: &[usize]) -> u64 {
+/// The device that copies some of the sources, if one does.
+fn device(sources: &[Region]) -> Option<&Arc<Device>> {
+    let device = sources.iter().find_map(Region::device);
+    device.map(|region| region.lane().device())
+}
+
+fn bytes_of(sources: &[Region], indices: &[usize]) -> u64 {
     indices.iter().map(|&index| sources[index].len()).sum()
 }
 
 /// Small sources until the bound is reached, in order. The smallest come first: they are what changes
 /// on the way, such as counters and running statistics.
-fn small(sources: &[HostRegion]) -> Vec<usize> {
+fn small(sources: &[Region]) -> Vec<usize> {
     let is_small = |source: &HostRegion| (1..=SMALL_BYTES_MAX).contains(&source.len());
     let mut small: Vec<usize> = (0..sources.len())
-        .filter(|&index| is_small(&sources[index]))
+        .filter(|&index| sources[index].host().is_some_and(is_small))
         .collect();
     small.sort_by_key(|&index| sources[index].len());
     let mut total_bytes = 0;
@@ -456,11 +503,11 @@ fn small(sources: &[HostRegion]) -> Vec<usize> {
     small
 }
 
-fn replace_by_copies(sources: &mut [HostRegion], indices: &[usize]) -> Result<()> {
+fn replace_by_copies(sources: &mut [Region], indices: &[usize]) -> Result<()> {
     let mut memory = Memory::allocate(bytes_of(sources, indices) as usize)?;
     let mut rest = memory.as_mut_slice();
     for &index in indices {
-        let source = &sources[index];
+        let source = sources[index].host().expect("they are the host's");
         let copy = rest.split_off_mut(..source.len() as usize);
         source.copy_to(0, copy.expect("there is room for all of them"));
     }
@@ -468,7 +515,7 @@ fn replace_by_copies(sources: &mut [HostRegion], indices: &[usize]) -> Result<()
     let mut start = 0;
     for &index in indices {
         let end = start + sources[index].len() as usize;
-        sources[index] = HostRegion::within(&memory, start..end);
+        sources[index] = HostRegion::within(&memory, start..end).into();
         start = end;
     }
     Ok(())

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use penstock_io::buffer::HostRegion;
+use penstock_io::buffer::Region;
 use penstock_io::file::File;
 use penstock_io::file_system::FileSystem;
 use serde_json::value::RawValue;
@@ -46,11 +46,11 @@ impl PlannedWrite {
         missing: Vec<Missing>,
         path: &Path,
         options: &Options,
-    ) -> Result<(PlannedWrite, Vec<HostRegion>)> {
+    ) -> Result<(PlannedWrite, Vec<Region>)> {
         check_names(&state)?;
         state.linked.check()?;
         let holders = std::mem::take(&mut state.linked.holders);
-        let bytes = state.sources.iter().map(HostRegion::len);
+        let bytes = state.sources.iter().map(Region::len);
         let settings = options.choose(path, bytes.sum());
         let plan = plan(
             &state.tensors,

@@ -1,6 +1,6 @@
 //! What is to be saved.
 
-use penstock_io::buffer::HostRegion;
+use penstock_io::buffer::Region;
 use serde_json::value::RawValue;
 
 use super::linked::Linked;
@@ -12,7 +12,7 @@ pub struct State {
     /// The tensors in memory, by name, type and shape.
     pub tensors: Vec<TensorSpec>,
     /// Their bytes, in the same order.
-    pub sources: Vec<HostRegion>,
+    pub sources: Vec<Region>,
     /// Those in files, which are counted behind the others.
     pub linked: Linked,
     /// Further names of tensors, and views into them.

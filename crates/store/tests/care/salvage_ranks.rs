@@ -62,7 +62,7 @@ fn state_of(rank: u32) -> State {
             region: None,
             group: None,
         });
-        sources.push(HostRegion::from(bytes));
+        sources.push(HostRegion::from(bytes).into());
     }
     for (name, rows) in SHARED {
         let (first, end) = rows[rank as usize];
@@ -83,7 +83,7 @@ fn state_of(rank: u32) -> State {
             }),
             group: None,
         });
-        sources.push(HostRegion::from(bytes));
+        sources.push(HostRegion::from(bytes).into());
     }
     let shared: Vec<_> = SHARED.iter().map(|(name, _)| reference(name)).collect();
     let own = [

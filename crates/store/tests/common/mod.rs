@@ -136,7 +136,8 @@ impl Sample {
     }
 
     pub fn state(&self) -> State {
-        let sources = self.bytes.iter().cloned().map(HostRegion::from).collect();
+        let region = |bytes: Vec<u8>| HostRegion::from(bytes).into();
+        let sources = self.bytes.iter().cloned().map(region).collect();
         State {
             tensors: self.specs.clone(),
             sources,

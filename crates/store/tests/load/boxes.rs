@@ -133,10 +133,10 @@ fn save(path: &Path, ranks: &[Vec<(&Global, Bounds)>]) {
             region: None,
             group: None,
         }];
-        let mut sources = vec![HostRegion::from(noise(rank + 1, 1000))];
+        let mut sources = vec![HostRegion::from(noise(rank + 1, 1000)).into()];
         for (number, (global, part)) in held.iter().enumerate() {
             tensors.push(global.spec(&format!("{}.{number}", global.name), part));
-            sources.push(HostRegion::from(global.content(part)));
+            sources.push(HostRegion::from(global.content(part)).into());
         }
         let state = State {
             tensors,
@@ -690,7 +690,7 @@ fn boxes_that_share_items_are_not_saved() {
     let state = State {
         tensors: vec![global.spec("one", &one), global.spec("other", &other)],
         sources: [&one, &other]
-            .map(|part| HostRegion::from(global.content(part)))
+            .map(|part| HostRegion::from(global.content(part)).into())
             .into(),
         linked: Linked::default(),
         aliases: Vec::new(),

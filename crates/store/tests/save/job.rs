@@ -44,7 +44,7 @@ impl Tensors {
         };
         State {
             tensors: self.1.iter().enumerate().map(spec).collect(),
-            sources: self.0.iter().map(Lent::region).collect(),
+            sources: self.0.iter().map(|lent| lent.region().into()).collect(),
             linked: Linked::default(),
             aliases: Vec::new(),
             tree: RawValue::from_string("{\"a\":1}".into()).unwrap(),

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use penstock_io::buffer::HostRegion;
+use penstock_io::buffer::{HostRegion, Region};
 use serde_json::value::RawValue;
 
 use crate::care::references::{Place, Renumbering, renumber};
@@ -114,7 +114,7 @@ impl<'a> Salvage<'a> {
         let sources = self.load(entries, &mut missing, progress)?;
         let mut state = self.assemble(rank, &mut missing)?;
         state.sources = sources;
-        self.recovered_bytes += state.sources.iter().map(HostRegion::len).sum::<u64>();
+        self.recovered_bytes += state.sources.iter().map(Region::len).sum::<u64>();
         let own = state.tensors.iter().filter(|spec| spec.region.is_none());
         self.own += own.count();
         let several = self.found.world_size() > 1;
@@ -133,7 +133,7 @@ impl<'a> Salvage<'a> {
         entries: Range<usize>,
         missing: &mut Vec<Missing>,
         progress: &Progress,
-    ) -> Result<Vec<HostRegion>> {
+    ) -> Result<Vec<Region>> {
         let taken: Vec<usize> = entries.filter(|&entry| self.is_taken[entry]).collect();
         let found = &self.found;
         let tensors = || taken.iter().map(|&entry| &found.part.tensors[entry]);
@@ -173,7 +173,11 @@ impl<'a> Salvage<'a> {
             }
             Placement::Empty | Placement::Target => HostRegion::from(Vec::new()),
         };
-        let regions: Vec<HostRegion> = tensors().zip(placements).map(region).collect();
+        let regions: Vec<_> = tensors()
+            .zip(placements)
+            .map(region)
+            .map(Region::from)
+            .collect();
         drop(sources);
         for damage in &outcome.damage {
             self.found.hit(numbers[damage.file], damage);

@@ -1,0 +1,550 @@
+//! States that a device has: what is stored is what the device had when its owner was told that it may go
+//! on, whatever the order in which a driver does its work.
+
+mod common;
+
+use std::path::Path;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use common::{bytes_of, load, publication, within_a_minute};
+use penstock_cuda::{Device, Driver, Stream};
+use penstock_cuda_fake::{Control, Kind};
+use penstock_io::buffer::{HostRegion, Lane, Region};
+use penstock_io::faulty::LentDevice;
+use penstock_store::options::Options;
+use penstock_store::plan::write::TensorSpec;
+use penstock_store::save::{
+    Arena, Attempt, Job, Linked, Publication, Staging, State, commit, save,
+};
+use penstock_store::{Error, Progress, Result};
+use proptest::prelude::*;
+use serde_json::value::RawValue;
+
+const MIB: usize = 1 << 20;
+
+/// The driver for tests, its first device, and a stream of a training's.
+struct Machine {
+    control: Control,
+    device: Arc<Device>,
+    lane: Arc<Lane>,
+    theirs: Arc<Stream>,
+}
+
+/// One driver serves all tests, as it does in a program; each has it alone.
+fn machine() -> MutexGuard<'static, Machine> {
+    static MACHINE: LazyLock<Mutex<Machine>> = LazyLock::new(|| {
+        let control = Control::new();
+        let driver = Driver::open(&penstock_cuda_fake::library()).unwrap();
+        let device = driver.device(0).unwrap();
+        let machine = Machine {
+            control,
+            device: Arc::clone(&device),
+            lane: Arc::new(Lane::new(&device).unwrap()),
+            theirs: Arc::new(Stream::new(&device).unwrap()),
+        };
+        Mutex::new(machine)
+    });
+    let mut machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    machine.control.clear_faults();
+    machine.draw(1, 0);
+    machine
+}
+
+impl Machine {
+    /// Has streams take times that are drawn anew.
+    fn draw(&mut self, seed: u64, delay_us_max: u64) {
+        self.control.set_seed(seed);
+        self.control.set_delay_us_max(delay_us_max);
+        self.lane = Arc::new(Lane::new(&self.device).unwrap());
+        self.theirs = Arc::new(Stream::new(&self.device).unwrap());
+    }
+
+    fn lent(&self, content: &[u8]) -> LentDevice {
+        LentDevice::new(&self.lane, &self.theirs, content).unwrap()
+    }
+
+    /// Tensors of a training, as it was at `seed`.
+    fn tensors(&self, seed: u64, sizes: &[usize]) -> Tensors {
+        let lent = |(index, &bytes)| self.lent(&content(seed, index, bytes));
+        Tensors {
+            lent: sizes.iter().enumerate().map(lent).collect(),
+            sizes: sizes.to_vec(),
+        }
+    }
+
+    /// What copies see from now on is what the training has queued until now.
+    fn follow(&self, tensors: &Tensors) {
+        if let Some(lent) = tensors.lent.first() {
+            self.lane.follow(&lent.foreign()).unwrap();
+        }
+    }
+}
+
+fn content(seed: u64, index: usize, bytes: usize) -> Vec<u8> {
+    common::noise(seed * 1000 + index as u64, bytes)
+}
+
+/// Memory of a device that its owner goes on changing.
+struct Tensors {
+    lent: Vec<LentDevice>,
+    sizes: Vec<usize>,
+}
+
+impl Tensors {
+    fn state(&self) -> State {
+        let regions = self.lent.iter().map(|lent| lent.region().into());
+        state(&self.sizes, regions.collect())
+    }
+
+    /// A step of the optimizer.
+    fn change(&mut self, seed: u64) {
+        for (index, lent) in self.lent.iter_mut().enumerate() {
+            let content = content(seed, index, self.sizes[index]);
+            // A call that is to fail may be one of these.
+            while lent.change(&content).is_err() {}
+        }
+    }
+
+    #[track_caller]
+    fn assert_at(&self, path: &Path, seed: u64) {
+        let loaded = load(path, &Options::default()).unwrap();
+        for (index, &bytes) in self.sizes.iter().enumerate() {
+            let found = bytes_of(&loaded, index, bytes);
+            assert!(
+                found == &content(seed, index, bytes)[..],
+                "tensor {index} is torn"
+            );
+        }
+    }
+}
+
+fn spec(name: String, item_bytes: usize, shape: &[usize]) -> TensorSpec {
+    TensorSpec {
+        name,
+        dtype: if item_bytes == 1 { "uint8" } else { "int32" }.to_owned(),
+        shape: shape.iter().map(|&size| size as u64).collect(),
+        item_bytes,
+        region: None,
+        group: None,
+    }
+}
+
+fn state(sizes: &[usize], sources: Vec<Region>) -> State {
+    let specs = sizes.iter().enumerate();
+    State {
+        tensors: specs
+            .map(|(index, &bytes)| spec(format!("t{index}"), 1, &[bytes]))
+            .collect(),
+        sources,
+        linked: Linked::default(),
+        aliases: Vec::new(),
+        tree: RawValue::from_string("{\"a\":1}".into()).unwrap(),
+    }
+}
+
+fn options() -> Options {
+    Options {
+        extent_bytes: Some(MIB),
+        io_threads: Some(2),
+        queue_depth: Some(2),
+        ..Options::default()
+    }
+}
+
+fn save_at_once(state: State, path: &Path) -> Result<penstock_store::report::SaveReport> {
+    save(state, &publication(path), &options(), &Progress::default())
+}
+
+fn begin(path: &Path) -> Attempt {
+    let options = Options::default();
+    Attempt::begin(path, true, &options.file_system, &Progress::default()).unwrap()
+}
+
+fn write(job: &Job, path: &Path) -> Result<()> {
+    let mut attempt = begin(path);
+    let written = job.write(&mut attempt, 0, &Progress::default())?;
+    let publication = Publication {
+        overwrite: true,
+        ..publication(path)
+    };
+    commit(attempt, &publication, vec![written.part])?;
+    Ok(())
+}
+
+fn staging(arena: &Arena, is_lazy: bool) -> Staging {
+    Staging {
+        arena: Some(arena.clone()),
+        is_lazy,
+        ..Staging::default()
+    }
+}
+
+const SIZES: [usize; 6] = [3 * MIB + 7, 1, 0, 2 * MIB, 500, 5 * MIB - 3];
+
+#[test]
+fn what_device_and_host_have_is_saved_together() {
+    let mut machine = machine();
+    let root = tempfile::tempdir().unwrap();
+    for seed in 0..4 {
+        machine.draw(seed, 300 * (seed % 2));
+        let path = root.path().join(format!("{seed}"));
+        let tensors = machine.tensors(seed, &SIZES);
+        machine.follow(&tensors);
+        let source = |(index, lent): (usize, &LentDevice)| match index % 2 {
+            0 => Region::from(lent.region()),
+            _ => HostRegion::from(content(seed, index, SIZES[index])).into(),
+        };
+        let sources = tensors.lent.iter().enumerate().map(source).collect();
+        save_at_once(state(&SIZES, sources), &path).unwrap();
+        tensors.assert_at(&path, seed);
+        assert!(tensors.lent.iter().all(LentDevice::is_returned));
+    }
+}
+
+#[test]
+fn memory_is_pinned_once_and_stays_within_its_bounds() {
+    let machine = machine();
+    let root = tempfile::tempdir().unwrap();
+    let tensors = machine.tensors(1, &[20 * MIB]);
+    let options = Options {
+        staging_bytes: Some(8 * MIB),
+        ..options()
+    };
+    let mut pinned = Vec::new();
+    for number in 0..3 {
+        machine.follow(&tensors);
+        let path = root.path().join(format!("{number}"));
+        let publication = publication(&path);
+        let saved = save(
+            tensors.state(),
+            &publication,
+            &options,
+            &Progress::default(),
+        )
+        .unwrap();
+        let fallbacks = &saved.transport.fallbacks;
+        assert!(
+            !fallbacks.iter().any(|one| one.kind.name() == "unpinned"),
+            "{fallbacks:?}"
+        );
+        assert!(saved.transport.staging_peak_bytes <= 8 * MIB);
+        tensors.assert_at(&path, 1);
+        pinned.push(machine.control.calls("cuMemHostRegister_v2"));
+    }
+    assert_eq!(pinned[1..], [pinned[1], pinned[1]]);
+}
+
+#[test]
+fn a_training_goes_on_once_an_eager_save_is_staged() {
+    let mut machine = machine();
+    let root = tempfile::tempdir().unwrap();
+    let arena = Arena::new(None);
+    for seed in 0..10 {
+        machine.draw(seed, 200);
+        let path = root.path().join(format!("{seed}"));
+        let mut tensors = machine.tensors(seed, &SIZES);
+        machine.follow(&tensors);
+        let job = Job::new(tensors.state(), &path, &options(), &staging(&arena, false)).unwrap();
+        thread::scope(|scope| {
+            let writing = scope.spawn(|| write(&job, &path));
+            job.stage(None).unwrap();
+            assert!(tensors.lent.iter().all(LentDevice::is_returned));
+            tensors.change(seed + 100);
+            writing.join().unwrap().unwrap();
+        });
+        tensors.assert_at(&path, seed);
+    }
+}
+
+/// The host is free while nothing is copied at all; what the training's stream gets then comes later.
+#[test]
+fn a_stream_waits_for_a_lazy_save_and_the_host_does_not() {
+    within_a_minute("a lazy save of a device", || {
+        let machine = machine();
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("ckpt");
+        let arena = Arena::new(None);
+        let mut tensors = machine.tensors(1, &SIZES);
+        machine.theirs.synchronize().unwrap();
+        machine.follow(&tensors);
+        let hold = machine.control.hold();
+        let job = Job::new(tensors.state(), &path, &options(), &staging(&arena, true)).unwrap();
+        job.hold(&[tensors.lent[0].foreign()]).unwrap();
+        tensors.change(2);
+        assert!(!job.is_staged());
+        drop(hold);
+        write(&job, &path).unwrap();
+        assert!(job.is_staged());
+        tensors.assert_at(&path, 1);
+        // And the change came through.
+        machine.follow(&tensors);
+        save_at_once(tensors.state(), &root.path().join("next")).unwrap();
+        tensors.assert_at(&root.path().join("next"), 2);
+    });
+}
+
+/// Steps of an optimizer beside saves, with the delays of another seed each time.
+#[test]
+fn no_save_is_torn_by_a_training_that_goes_on() {
+    let rounds = common::number("PENSTOCK_TORTURE_DEVICE_SAVES", 100);
+    let mut machine = machine();
+    let root = tempfile::tempdir().unwrap();
+    let arena = Arena::new(Some(6 * MIB));
+    let sizes = [2 * MIB + 5, 300, MIB, 70_000];
+    for seed in 0..rounds {
+        machine.draw(seed, 100);
+        let mut tensors = machine.tensors(seed, &sizes);
+        let path = root.path().join("ckpt");
+        machine.follow(&tensors);
+        let is_lazy = seed % 2 == 0;
+        let job = Job::new(
+            tensors.state(),
+            &path,
+            &options(),
+            &staging(&arena, is_lazy),
+        )
+        .unwrap();
+        thread::scope(|scope| {
+            let writing = scope.spawn(|| write(&job, &path));
+            match is_lazy {
+                true => job.hold(&[tensors.lent[0].foreign()]).unwrap(),
+                false => job.stage(None).unwrap(),
+            }
+            tensors.change(seed + 1);
+            writing.join().unwrap().unwrap();
+        });
+        tensors.assert_at(&path, seed);
+    }
+}
+
+/// The calls that a save makes. One that fails may fail the save: with its name, and nothing is stored or left.
+/// Or it does not, and then all is stored as it was.
+const CALLS: &[&str] = &[
+    "cuCtxPushCurrent_v2",
+    "cuThreadExchangeStreamCaptureMode",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuEventSynchronize",
+    "cuEventDestroy_v2",
+    "cuStreamWaitEvent",
+    "cuStreamIsCapturing",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyBatchAsync_v2",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+];
+
+#[test]
+fn a_call_that_fails_tears_no_save_and_leaves_nothing() {
+    let calls = common::number("PENSTOCK_TORTURE_DEVICE_FAULTS", 12);
+    let mut machine = machine();
+    let root = tempfile::tempdir().unwrap();
+    let sizes = [MIB + 5, 300, 70_000];
+    let mut failed = 0;
+    for call in CALLS {
+        for is_lazy in [false, true] {
+            // How often it is called changes from run to run.
+            for nth in 1..=calls {
+                machine.draw(nth, 50);
+                let mut tensors = machine.tensors(nth, &sizes);
+                let path = root.path().join("ckpt");
+                let outcome = save_beside(&machine, &mut tensors, &path, is_lazy, &|| {
+                    machine.control.fail_call(call, nth, 999);
+                });
+                machine.control.clear_faults();
+                match outcome {
+                    Ok(()) => tensors.assert_at(&path, nth),
+                    Err(Error::Io(penstock_io::Error::Cuda(error))) => {
+                        assert!(error.to_string().contains(call), "{error}");
+                        failed += 1;
+                    }
+                    // Whoever stages or holds knows why.
+                    Err(Error::Interrupted) => failed += 1,
+                    Err(error) => panic!("{call}: {error}"),
+                }
+                if path.exists() {
+                    std::fs::remove_dir_all(&path).unwrap();
+                }
+                assert!(
+                    tensors.lent.iter().all(LentDevice::is_returned),
+                    "{call} {nth}"
+                );
+            }
+        }
+    }
+    assert!(failed > 20, "{failed}");
+    let tensors = machine.tensors(1, &sizes);
+    machine.follow(&tensors);
+    let path = root.path().join("last");
+    save_at_once(tensors.state(), &path).unwrap();
+    tensors.assert_at(&path, 1);
+}
+
+/// A save beside a training that takes its next step as soon as it may; something goes wrong `meanwhile`.
+fn save_beside(
+    machine: &Machine,
+    tensors: &mut Tensors,
+    path: &Path,
+    is_lazy: bool,
+    meanwhile: &dyn Fn(),
+) -> Result<()> {
+    let seed = 1_000_000;
+    let arena = Arena::new(None);
+    machine.follow(tensors);
+    let foreign = tensors.lent[0].foreign();
+    let job = Job::new(tensors.state(), path, &options(), &staging(&arena, is_lazy))?;
+    meanwhile();
+    thread::scope(|scope| {
+        let writing = scope.spawn(|| write(&job, path));
+        let staged = match is_lazy {
+            true => job.hold(&[foreign]),
+            false => job.stage(None),
+        };
+        if staged.is_ok() {
+            tensors.change(seed);
+        } else {
+            job.cancel();
+        }
+        let written = writing.join().unwrap();
+        staged.and(written)
+    })
+}
+
+#[test]
+fn memory_that_cannot_be_pinned_will_do() {
+    let machine = machine();
+    let root = tempfile::tempdir().unwrap();
+    let arena = Arena::new(None);
+    let tensors = machine.tensors(1, &SIZES);
+    machine.follow(&tensors);
+    machine.control.set_pinned_bytes_max(0);
+    let path = root.path().join("ckpt");
+    let job = Job::new(tensors.state(), &path, &options(), &staging(&arena, true)).unwrap();
+    let mut attempt = begin(&path);
+    let written = job.write(&mut attempt, 0, &Progress::default());
+    machine.control.set_pinned_bytes_max(u64::MAX);
+    let written = written.unwrap();
+    let fallbacks = &written.transport.fallbacks;
+    assert!(
+        fallbacks.iter().any(|one| one.kind.name() == "unpinned"),
+        "{fallbacks:?}"
+    );
+    commit(attempt, &publication(&path), vec![written.part]).unwrap();
+    tensors.assert_at(&path, 1);
+}
+
+/// Any array that PyTorch can have, and a few that it cannot.
+fn views() -> impl Strategy<Value = (usize, Vec<usize>, Vec<isize>)> {
+    let dims = prop::collection::vec((1_usize..7, 1_isize..4, any::<bool>()), 0..4);
+    let order = any::<u64>();
+    (prop::sample::select(vec![1, 4]), dims, order).prop_map(|(item_bytes, dims, order)| {
+        let mut stride = item_bytes as isize;
+        let mut shape = Vec::new();
+        let mut strides = Vec::new();
+        for (size, step, is_expanded) in dims {
+            shape.push(size);
+            strides.push(if is_expanded { 0 } else { stride * step });
+            stride *= step * size as isize;
+        }
+        // Dimensions in another order.
+        let mut left: Vec<usize> = (0..shape.len()).collect();
+        let (mut order, mut drawn) = (order, Vec::new());
+        while !left.is_empty() {
+            drawn.push(left.swap_remove(order as usize % left.len()));
+            order /= 7;
+        }
+        let shape = drawn.iter().map(|&dim| shape[dim]).collect();
+        let strides = drawn.iter().map(|&dim| strides[dim]).collect();
+        (item_bytes, shape, strides)
+    })
+}
+
+/// The row-major content, item by item.
+fn row_major(memory: &[u8], item_bytes: usize, shape: &[usize], strides: &[isize]) -> Vec<u8> {
+    let mut found = Vec::new();
+    for number in 0..shape.iter().product() {
+        let (mut at, mut rest): (isize, usize) = (0, number);
+        for (&size, &stride) in shape.iter().zip(strides).rev() {
+            at += (rest % size) as isize * stride;
+            rest /= size;
+        }
+        found.extend_from_slice(&memory[at as usize..][..item_bytes]);
+    }
+    found
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn whatever_the_strides_the_content_is_stored(
+        arrays in prop::collection::vec(views(), 1..12),
+        seed: u64,
+    ) {
+        let machine = machine();
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("ckpt");
+        let memory = common::noise(seed % 1000, 200_000);
+        let lent = machine.lent(&memory);
+        machine.lane.follow(&lent.foreign()).unwrap();
+        let specs = arrays.iter().enumerate();
+        let specs = specs.map(|(index, (item_bytes, shape, _))| {
+            spec(format!("a{index}"), *item_bytes, shape)
+        });
+        let sources = arrays.iter().map(|(item_bytes, shape, strides)| {
+            lent.view(0, *item_bytes, shape, strides).into()
+        });
+        let state = State { tensors: specs.collect(), ..state(&[], sources.collect()) };
+        save_at_once(state, &path).unwrap();
+        let loaded = load(&path, &Options::default()).unwrap();
+        for (index, (item_bytes, shape, strides)) in arrays.iter().enumerate() {
+            let expected = row_major(&memory, *item_bytes, shape, strides);
+            let found = bytes_of(&loaded, index, expected.len());
+            prop_assert!(found == &expected[..], "array {}", index);
+        }
+    }
+}
+
+#[test]
+fn a_device_that_fails_under_way_fails_the_save() {
+    // A context that has failed is gone for good: a process of its own.
+    let executable = std::env::current_exe().unwrap();
+    let mut child = std::process::Command::new(executable);
+    child.args([
+        "--exact",
+        "child_whose_device_fails",
+        "--ignored",
+        "--nocapture",
+    ]);
+    let output = child.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{text}"
+    );
+}
+
+#[test]
+#[ignore = "run by another test"]
+fn child_whose_device_fails() {
+    let machine = machine();
+    let root = tempfile::tempdir().unwrap();
+    let tensors = machine.tensors(1, &SIZES);
+    machine.theirs.synchronize().unwrap();
+    machine.follow(&tensors);
+    machine
+        .control
+        .fail_operation(Some(Kind::DeviceToHost), 2, 700);
+    let path = root.path().join("ckpt");
+    let error = save_at_once(tensors.state(), &path).unwrap_err();
+    assert!(
+        matches!(&error, Error::Io(penstock_io::Error::Cuda(_))),
+        "{error}"
+    );
+    assert!(!path.exists());
+    // What the host has can be saved all the same.
+    let kept = HostRegion::from(content(1, 0, SIZES[0])).into();
+    save_at_once(state(&SIZES[..1], vec![kept]), &path).unwrap();
+}
