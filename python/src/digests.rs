@@ -10,9 +10,9 @@ use crate::tensor::{self, TensorSource};
 /// CRC-64/NVME of the elements of each tensor, in row-major order.
 #[pyfunction]
 pub(crate) fn digests(py: Python<'_>, tensors: Vec<TensorSource>) -> PyResult<Vec<u64>> {
-    let sources = tensors.into_iter().map(tensor::source);
+    let sources = tensors.into_iter();
     let regions: Vec<_> = sources
-        .map(|source| source.map(|(_, region)| region))
+        .map(|source| tensor::on_host(py, source))
         .collect::<PyResult<_>>()?;
     call::without_gil(py, || {
         let found = regions.iter().map(|region| Digest::of_memory(region).0);
@@ -23,7 +23,7 @@ pub(crate) fn digests(py: Python<'_>, tensors: Vec<TensorSource>) -> PyResult<Ve
 /// CRC-64/NVME of each chunk of the elements of a tensor, in row-major order.
 #[pyfunction]
 pub(crate) fn chunk_digests(py: Python<'_>, tensor: TensorSource) -> PyResult<Vec<u64>> {
-    let (_, region) = tensor::source(tensor)?;
+    let region = tensor::on_host(py, tensor)?;
     call::without_gil(py, || {
         let found = Digest::chunks_of_memory(&region);
         Ok(found.iter().map(|digest| digest.0).collect())

@@ -308,6 +308,10 @@ fn io_error(fields: &Bound<'_, PyDict>, error: &penstock_io::Error) -> PyResult<
         }
         Io::Engine { source, .. } => storage(fields, OsString::new(), errno(source)),
         Io::OutOfMemory { .. } => storage(fields, OsString::new(), ENOMEM),
+        Io::Cuda(error) => {
+            fields.set_item("code", error.code())?;
+            Ok("DeviceError")
+        }
         _ => storage(fields, OsString::new(), EIO),
     }
 }

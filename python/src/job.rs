@@ -12,11 +12,13 @@ use pyo3::types::PyDict;
 
 use crate::attempt::Attempt;
 use crate::call;
+use crate::errors;
 use crate::options::NativeOptions;
 use crate::owner::{detached, let_go};
 use crate::report;
 use crate::save::{NativeAlias, NativeGrouped, NativeLinked, json, state};
 use crate::tensor::TensorSource;
+use crate::tensor::device::{NativeDevice, streams as streams_of};
 
 /// Staging memory that is kept from save to save.
 #[pyclass(frozen, module = "penstock._native")]
@@ -127,7 +129,7 @@ impl Job {
         watched: bool,
         at_once: Vec<usize>,
     ) -> PyResult<Job> {
-        let state = state(tensors, aliases, tree, linked, grouped)?;
+        let state = state(py, tensors, aliases, tree, linked, grouped)?;
         let mut options = options.at(py, &path)?;
         options.nice = nice;
         let staging = Staging {
@@ -152,6 +154,19 @@ impl Job {
             return Ok(());
         }
         call::run_until(py, || self.stop(), || self.inner.stage(None))
+    }
+
+    /// Copies what is not yet copied of the host's tensors, and has streams wait for the copies of their
+    /// devices' tensors: these may be changed by what the streams get from now on.
+    fn hold(&self, py: Python<'_>, streams: Vec<NativeDevice>) -> PyResult<()> {
+        let streams = streams_of(streams).map_err(|error| errors::raise(py, &error.into()))?;
+        call::run_until(py, || self.stop(), || self.inner.hold(&streams))
+    }
+
+    /// Whether a device has some of the tensors, and has not copied them yet.
+    #[getter]
+    fn is_on_device(&self) -> bool {
+        self.inner.is_on_device()
     }
 
     /// Waits, without copying, until the tensors may be changed; tells whether that is so.

@@ -89,6 +89,8 @@ mod _native {
     #[pymodule_export]
     use crate::tensor::HostBuffer;
     #[pymodule_export]
+    use crate::tensor::device::cuda_problem;
+    #[pymodule_export]
     use crate::trace::{
         trace_beside, trace_forget, trace_is_on, trace_now, trace_span, trace_start, trace_stop,
     };

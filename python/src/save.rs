@@ -15,6 +15,7 @@ use crate::call::{self, Callback};
 use crate::options::NativeOptions;
 use crate::owner::Owner;
 use crate::report;
+use crate::tensor::device::Followed;
 use crate::tensor::{self, NativeBox, TensorSource};
 
 /// `(name, tensor, view)` with `view` either nothing or `(shape, strides, offset)` in items.
@@ -69,7 +70,7 @@ pub fn save<'py>(
     options: NativeOptions,
     progress: Callback,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let state = state(tensors, aliases, tree, linked, grouped)?;
+    let state = state(py, tensors, aliases, tree, linked, grouped)?;
     let publication = Publication {
         path,
         step,
@@ -86,6 +87,7 @@ pub fn save<'py>(
 
 /// The state that a flattened one stands for.
 pub(crate) fn state(
+    py: Python<'_>,
     tensors: Vec<TensorSource>,
     aliases: Vec<NativeAlias>,
     tree: String,
@@ -99,8 +101,9 @@ pub(crate) fn state(
         aliases: aliases.into_iter().map(alias).collect(),
         tree: json(tree, "tree")?,
     };
+    let mut followed = Followed::default();
     for tensor in tensors {
-        let (spec, region) = tensor::source(tensor)?;
+        let (spec, region) = tensor::source(py, tensor, &mut followed)?;
         state.tensors.push(spec);
         state.sources.push(region);
     }

@@ -5,10 +5,12 @@
 //! from live `torch` and NumPy objects, and holds on to those for the length of the call.
 #![allow(unsafe_code)]
 
+pub(crate) mod device;
+
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use penstock_io::buffer::{HostArrayMut, HostRegion, HostRegionMut, Memory, Stocked};
+use penstock_io::buffer::{HostArrayMut, HostRegion, HostRegionMut, Memory, Region, Stocked};
 use penstock_io::executor::{Landing, Source};
 use penstock_store::format::part::TensorBox;
 use penstock_store::load::fill::{Fill, Whole};
@@ -17,12 +19,15 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::{PyErr, ffi};
 
+use crate::errors;
 use crate::owner::Owner;
+use device::{Followed, NativeDevice};
 
 /// `(global name, global shape, start)`.
 pub(crate) type NativeBox = (String, Vec<u64>, Vec<u64>);
 
-/// `(name, dtype, shape, address, strides in bytes or None, bytes an item, owner, box)`.
+/// `(name, dtype, shape, address, strides in bytes or None, bytes an item, owner, box, device)`; the host has
+/// it where there is no device.
 pub(crate) type TensorSource = (
     String,
     String,
@@ -32,14 +37,19 @@ pub(crate) type TensorSource = (
     usize,
     Py<PyAny>,
     Option<NativeBox>,
+    Option<NativeDevice>,
 );
 
 /// `(address, bytes, owner)` of C-contiguous memory to fill.
 pub(crate) type TensorTarget = (usize, usize, Py<PyAny>);
 
 /// Splits a source into its description and its bytes.
-pub(crate) fn source(source: TensorSource) -> PyResult<(TensorSpec, HostRegion)> {
-    let (name, dtype, shape, address, strides, item_bytes, owner, region) = source;
+pub(crate) fn source(
+    py: Python<'_>,
+    source: TensorSource,
+    followed: &mut Followed,
+) -> PyResult<(TensorSpec, Region)> {
+    let (name, dtype, shape, address, strides, item_bytes, owner, region, device) = source;
     let sizes: Vec<usize> = shape.iter().map(|&dim| dim as usize).collect();
     let owner = Owner::of(owner);
     let items = sizes
@@ -56,17 +66,35 @@ pub(crate) fn source(source: TensorSource) -> PyResult<(TensorSpec, HostRegion)>
             "{name}: {bytes} bytes at a null address"
         )));
     }
-    let memory = match &strides {
+    if strides
+        .as_ref()
+        .is_some_and(|strides| strides.len() != sizes.len())
+    {
+        return Err(PyValueError::new_err(format!(
+            "{name}: one stride a dimension is needed"
+        )));
+    }
+    let memory = match (device, &strides) {
+        (Some(device), strides) => {
+            let lane = followed.lane(device);
+            let lane = lane.map_err(|error| errors::raise(py, &error.into()))?;
+            device::region(
+                &lane,
+                address,
+                item_bytes,
+                &sizes,
+                strides.as_deref(),
+                owner,
+            )
+            .into()
+        }
         // SAFETY: the package passes the data pointer of a live, contiguous tensor or array of
         // this shape and item size, with the object itself as the owner.
-        None => unsafe { HostRegion::contiguous(address, bytes, owner) },
-        Some(strides) if strides.len() != sizes.len() => {
-            return Err(PyValueError::new_err(format!(
-                "{name}: one stride a dimension is needed"
-            )));
+        (None, None) => unsafe { HostRegion::contiguous(address, bytes, owner) }.into(),
+        (None, Some(strides)) => {
+            // SAFETY: as above, with the strides of the same object: every item they reach is its own.
+            unsafe { HostRegion::new(address, item_bytes, &sizes, strides, owner) }.into()
         }
-        // SAFETY: as above, with the strides of the same object: every item they reach is its own.
-        Some(strides) => unsafe { HostRegion::new(address, item_bytes, &sizes, strides, owner) },
     };
     Ok((
         TensorSpec {
@@ -79,6 +107,17 @@ pub(crate) fn source(source: TensorSource) -> PyResult<(TensorSpec, HostRegion)>
         },
         memory,
     ))
+}
+
+/// The bytes of a source that the host has.
+pub(crate) fn on_host(py: Python<'_>, source: TensorSource) -> PyResult<HostRegion> {
+    match self::source(py, source, &mut Followed::default())? {
+        (_, Region::Host(region)) => Ok(region),
+        (spec, Region::Device(_)) => Err(PyValueError::new_err(format!(
+            "{}: the host does not have it",
+            spec.name
+        ))),
+    }
 }
 
 /// What a tensor is of a global one.

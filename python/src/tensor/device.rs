@@ -1,0 +1,84 @@
+//! Memory of devices that Python owns.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use penstock_cuda::Foreign;
+use penstock_io::Result;
+use penstock_io::buffer::{DeviceRegion, Lane};
+use pyo3::prelude::*;
+
+use super::Owner;
+
+/// A device by its number, and the stream on which its memory is what it should be, by its handle.
+pub(crate) type NativeDevice = (u32, usize);
+
+/// Devices and streams of one call: what a stream has queued is waited for once.
+#[derive(Default)]
+pub(crate) struct Followed {
+    lanes: Vec<(NativeDevice, Arc<Lane>)>,
+}
+
+impl Followed {
+    /// The lane of a device, which sees what the stream has queued until now.
+    pub(crate) fn lane(&mut self, device: NativeDevice) -> Result<Arc<Lane>> {
+        if let Some((_, lane)) = self.lanes.iter().find(|(known, _)| *known == device) {
+            return Ok(Arc::clone(lane));
+        }
+        let lane = Lane::of(device.0)?;
+        lane.follow(&foreign(&lane, device.1))?;
+        self.lanes.push((device, Arc::clone(&lane)));
+        Ok(lane)
+    }
+}
+
+/// Streams of callers, to be held up.
+pub(crate) fn streams(devices: Vec<NativeDevice>) -> Result<Vec<Foreign>> {
+    let stream = |(ordinal, handle)| Ok(foreign(&*Lane::of(ordinal)?, handle));
+    devices.into_iter().map(stream).collect()
+}
+
+/// Why devices cannot be reached, if they cannot.
+#[pyfunction]
+pub fn cuda_problem() -> Option<String> {
+    let problem = penstock_cuda::Driver::shared().err();
+    problem.map(|problem| problem.to_string())
+}
+
+/// The memory of a source.
+pub(super) fn region(
+    lane: &Arc<Lane>,
+    address: usize,
+    item_bytes: usize,
+    shape: &[usize],
+    strides: Option<&[isize]>,
+    owner: Box<Owner>,
+) -> DeviceRegion {
+    let contiguous;
+    let strides = match strides {
+        Some(strides) => strides,
+        None => {
+            contiguous = row_major(item_bytes, shape);
+            &contiguous
+        }
+    };
+    // SAFETY: the package passes the data pointer and the strides of a live tensor of this device, shape
+    // and item size, with the object itself as the owner, and the stream that its user works on.
+    unsafe { DeviceRegion::new(lane, address as u64, item_bytes, shape, strides, owner) }
+}
+
+fn foreign(lane: &Lane, handle: usize) -> Foreign {
+    // SAFETY: the package passes the handle of the current stream of a device, which PyTorch never
+    // destroys.
+    unsafe { Foreign::new(lane.device(), handle) }
+}
+
+fn row_major(item_bytes: usize, shape: &[usize]) -> Vec<isize> {
+    let mut stride = item_bytes.cast_signed();
+    let mut strides = vec![0; shape.len()];
+    for (place, &size) in strides.iter_mut().zip(shape).rev() {
+        *place = stride;
+        stride = stride.wrapping_mul(size.cast_signed());
+    }
+    strides
+}
