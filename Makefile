@@ -31,7 +31,7 @@ TORTURE_SEED ?= $(shell date +%s)
 # Whose trainings `make torture-frameworks` kills, and how often each.
 FRAMEWORKS := LIGHTNING TRANSFORMERS ACCELERATE DEEPSPEED TITAN RAY JAX DCP
 FRAMEWORK_KILLS ?= 100
-RUST_PACKAGES := -p penstock-io -p penstock-object -p penstock-object-server -p penstock-store \
+RUST_PACKAGES := -p penstock-cuda -p penstock-cuda-fake -p penstock-io -p penstock-object -p penstock-object-server -p penstock-store \
 	-p penstock-gather -p penstock-bench \
 	--features penstock-store/objects
 # Processes that test beside each other: each has ranks of its own, some gigabytes.
@@ -109,15 +109,20 @@ test-rust: test-toolchain | objects-server ## Run the Rust tests, with and witho
 	cargo test --locked $(RUST_PACKAGES) --no-default-features --test gather
 	cargo test --locked $(RUST_PACKAGES) --no-default-features --test load -- round_trip:: damage::
 
+# The driver of a GPU that there is none of.
+.PHONY: cuda-fake
+cuda-fake:
+	cargo build --quiet --release --locked -p penstock-cuda-fake
+
 .PHONY: test-python
-test-python: $(VENV)/.develop $(NATIVE) ## Run the Python tests against a release build, but for the slow ones.
+test-python: $(VENV)/.develop $(NATIVE) cuda-fake ## Run the Python tests against a release build, but for the slow ones.
 	$(VENV)/bin/python -m pytest -m 'not slow' $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
 # Trainings in frameworks that are killed and resumed, several ranks of them, whole benchmarks, pages of
 # the documentation that do such things. Of each framework `make test` has what takes seconds. Before them,
 # what goes wrong with requests to a bucket, of which `make test` has some.
 .PHONY: test-slow
-test-slow: test-toolchain $(VENV)/.develop $(NATIVE) ## Run the slow tests: frameworks, their ranks and kills, whole benchmarks, more faults.
+test-slow: test-toolchain $(VENV)/.develop $(NATIVE) cuda-fake ## Run the slow tests: frameworks, their ranks and kills, whole benchmarks, more faults.
 	PENSTOCK_TORTURE_STRIDE=4 PENSTOCK_TORTURE_FAULTS=16 \
 		cargo test --locked $(RUST_PACKAGES) --test objects_explorer -- no_fault
 	PENSTOCK_TORTURE_STORE=google PENSTOCK_TORTURE_STRIDE=4 PENSTOCK_TORTURE_FAULTS=16 \

@@ -18,6 +18,7 @@ __all__ = [
     "CheckpointNotFoundError",
     "CommitUndecidedError",
     "CorruptCheckpointError",
+    "DeviceError",
     "FormatVersionError",
     "IncompleteCheckpointError",
     "MissingDependencyError",
@@ -295,6 +296,22 @@ class StorageError(PenstockError, OSError):
         self.errno = errno
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
+
+
+class DeviceError(PenstockError, RuntimeError):
+    """A device, or its driver, is in the way of a save or a load.
+
+    Nothing is committed of a save that fails so, and what was stored before is as it was.
+
+    Attributes:
+        code: The driver's number for it (``CUresult``); None where the driver was not asked.
+    """
+
+    _fields: ClassVar[tuple[str, ...]] = ("code",)
+
+    def __init__(self, message: str, *, code: int | None) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class CommitUndecidedError(StorageError):

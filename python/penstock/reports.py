@@ -84,6 +84,8 @@ class SaveReport:
         staging_peak_bytes: Most memory that was staged at one time.
         linked_bytes: Bytes of the files that became part of it without being written: those of an
             optimizer that keeps its state on storage. They are not among ``bytes``.
+        device_bytes: Bytes of tensor data that GPUs copied out of their memory, to pinned memory of
+            the host. What another device has counts as the host's: PyTorch copies it.
         rank: Number of the rank that this is the report of; bytes, tensors and files are its own.
         world_size: How many ranks saved together.
     """
@@ -108,6 +110,7 @@ class SaveReport:
     extent_bytes: int
     staging_peak_bytes: int
     linked_bytes: int = 0
+    device_bytes: int = 0
     rank: int = 0
     world_size: int = 1
 
@@ -118,6 +121,7 @@ class SaveReport:
 
     def __str__(self) -> str:
         linked = f", and {in_bytes(self.linked_bytes)} linked" if self.linked_bytes else ""
+        of_gpus = f", {in_bytes(self.device_bytes)} from GPUs" if self.device_bytes else ""
         return aligned(
             ("saved", _titled(self.path, self.step)),
             ("rank", f"{self.rank} of {self.world_size}" if self.world_size > 1 else ""),
@@ -129,7 +133,7 @@ class SaveReport:
             (
                 "tensors",
                 f"{self.tensors:,}, {in_bytes(self.tensor_bytes)},"
-                f" in {counted(self.files, 'file')}{linked}",
+                f" in {counted(self.files, 'file')}{of_gpus}{linked}",
             ),
             *_how(self),
         )

@@ -19,6 +19,7 @@ pub(crate) fn of_save<'py>(py: Python<'py>, report: &SaveReport) -> PyResult<Bou
     dict.set_item("bytes", report.bytes)?;
     dict.set_item("tensor_bytes", report.tensor_bytes)?;
     dict.set_item("linked_bytes", report.linked_bytes)?;
+    dict.set_item("device_bytes", report.device_bytes)?;
     dict.set_item("tensors", report.tensors)?;
     dict.set_item("files", report.files)?;
     dict.set_item("seconds", report.seconds)?;
@@ -38,6 +39,7 @@ pub(crate) fn of_written<'py>(
     dict.set_item("bytes", written.bytes)?;
     dict.set_item("tensor_bytes", written.tensor_bytes)?;
     dict.set_item("linked_bytes", written.linked_bytes)?;
+    dict.set_item("device_bytes", written.device_bytes)?;
     dict.set_item("tensors", written.tensors)?;
     dict.set_item("files", written.files)?;
     set_phases(&dict, &written.phases)?;

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use penstock_cuda::Foreign;
 use penstock_store::format::digest::Digest;
 use penstock_store::format::part::{Alias, View};
 use penstock_store::plan::write::{Grouped, TensorSpec};
@@ -70,7 +71,7 @@ pub fn save<'py>(
     options: NativeOptions,
     progress: Callback,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let state = state(py, tensors, aliases, tree, linked, grouped)?;
+    let (state, _) = state(py, tensors, aliases, tree, linked, grouped)?;
     let publication = Publication {
         path,
         step,
@@ -85,7 +86,7 @@ pub fn save<'py>(
     report::of_save(py, &saved)
 }
 
-/// The state that a flattened one stands for.
+/// The state that a flattened one stands for, and the streams that work on what devices have of it.
 pub(crate) fn state(
     py: Python<'_>,
     tensors: Vec<TensorSource>,
@@ -93,7 +94,7 @@ pub(crate) fn state(
     tree: String,
     linked: Option<NativeLinked>,
     grouped: Vec<NativeGrouped>,
-) -> PyResult<State> {
+) -> PyResult<(State, Vec<Foreign>)> {
     let mut state = State {
         tensors: Vec::with_capacity(tensors.len()),
         sources: Vec::with_capacity(tensors.len()),
@@ -119,7 +120,7 @@ pub(crate) fn state(
         };
         spec.group = Some(Grouped { group, name });
     }
-    Ok(state)
+    Ok((state, followed.streams()))
 }
 
 /// Small files that go with a checkpoint, and the group of which there is an index among them.

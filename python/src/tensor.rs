@@ -113,7 +113,7 @@ pub(crate) fn source(
 pub(crate) fn on_host(py: Python<'_>, source: TensorSource) -> PyResult<HostRegion> {
     match self::source(py, source, &mut Followed::default())? {
         (_, Region::Host(region)) => Ok(region),
-        (spec, Region::Device(_)) => Err(PyValueError::new_err(format!(
+        (spec, _) => Err(PyValueError::new_err(format!(
             "{}: the host does not have it",
             spec.name
         ))),

@@ -25,7 +25,7 @@ import pytest
 import forks
 import penstock
 
-pytest_plugins = ["buckets", "dispositions", "leftovers", "turns"]
+pytest_plugins = ["buckets", "dispositions", "gpu", "leftovers", "turns"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -6,6 +6,7 @@
 
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
@@ -67,37 +68,33 @@ impl Drop for Backing {
     }
 }
 
-/// Gives addresses that cannot be followed.
-#[derive(Default)]
-pub(crate) struct Addresses {
+/// What is left of the range that was reserved last. A reset does not give addresses back.
+struct Reserved {
     next: u64,
     end: u64,
 }
 
-impl Addresses {
-    /// An address of `bytes` bytes, at the beginning of a page.
-    pub(crate) fn take(&mut self, bytes: u64) -> Answer<u64> {
-        let whole = bytes.checked_add(GAP_BYTES).ok_or(Status::OUT_OF_MEMORY)?;
-        let whole = whole.next_multiple_of(GAP_BYTES);
-        if self.end - self.next < whole {
-            let reserved = whole.max(RESERVED_BYTES);
-            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-            // SAFETY: a mapping at an address of the system's choice replaces none.
-            let mapped = unsafe {
-                mmap_anonymous(
-                    ptr::null_mut(),
-                    reserved as usize,
-                    ProtFlags::empty(),
-                    flags,
-                )
-            };
-            self.next = mapped.map_err(no_memory)? as u64;
-            self.end = self.next + reserved;
-        }
-        let address = self.next;
-        self.next += whole;
-        Ok(address)
+static RESERVED: Mutex<Reserved> = Mutex::new(Reserved { next: 0, end: 0 });
+
+/// An address that cannot be followed, at the beginning of a page, for `bytes` bytes.
+pub(crate) fn device_address(bytes: u64) -> Answer<u64> {
+    let whole = bytes
+        .checked_add(2 * GAP_BYTES)
+        .ok_or(Status::OUT_OF_MEMORY)?;
+    let whole = whole / GAP_BYTES * GAP_BYTES;
+    let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
+    if reserved.end - reserved.next < whole {
+        let bytes = whole.max(RESERVED_BYTES);
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let none = ProtFlags::empty();
+        // SAFETY: a mapping at an address of the system's choice replaces none.
+        let mapped = unsafe { mmap_anonymous(ptr::null_mut(), bytes as usize, none, flags) };
+        reserved.next = mapped.map_err(no_memory)? as u64;
+        reserved.end = reserved.next + bytes;
     }
+    let address = reserved.next;
+    reserved.next += whole;
+    Ok(address)
 }
 
 fn no_memory(_: rustix::io::Errno) -> Status {

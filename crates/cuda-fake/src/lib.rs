@@ -7,6 +7,13 @@
 //! `PENSTOCK_FAKE_MEMORY_BYTES`, `PENSTOCK_FAKE_DELAY_US`, `PENSTOCK_FAKE_DRIVER_VERSION` and
 //! `PENSTOCK_FAKE_PINNED_BYTES`.
 //!
+//! ```no_run
+//! let control = penstock_cuda_fake::Control::new();
+//! control.set_delay_us_max(500);
+//! // What loads a driver by a path gets `penstock_cuda_fake::library()`, and runs in this scope.
+//! assert_eq!(control.leaks(), penstock_cuda_fake::Leaks::default());
+//! ```
+//!
 //! It is made to catch callers that rely on what a driver does not promise:
 //! - Device memory cannot be reached by its address, and is full of a pattern at first.
 //! - Each stream is a thread. Its operations take times drawn from a seed, or wait to be let go. A copy reads

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rustix::mm::{MsyncFlags, msync};
 
-use crate::backing::{Addresses, Backing};
+use crate::backing::{Backing, device_address};
 use crate::status::{Answer, Status};
 
 /// `CU_MEMHOSTREGISTER_PORTABLE`, and the same of `cuMemHostAlloc`.
@@ -129,7 +129,6 @@ impl AddressSpace {
 pub(crate) struct Memory {
     space: Arc<AddressSpace>,
     backings: HashMap<u64, Backing>,
-    addresses: Addresses,
 }
 
 impl Memory {
@@ -149,7 +148,7 @@ impl Memory {
         if bytes > available_bytes {
             return Err(Status::OUT_OF_MEMORY);
         }
-        let start = self.addresses.take(bytes)?;
+        let start = device_address(bytes)?;
         let backing = Backing::device(bytes as usize)?;
         let address = backing.address();
         let home = Home::Device(device);
@@ -188,7 +187,7 @@ impl Memory {
         let end = end
             .checked_next_multiple_of(page)
             .ok_or(Status::INVALID_VALUE)?;
-        if self.shares_page(first, end, page) {
+        if self.space.overlaps(first, end) {
             return Err(Status::ALREADY_REGISTERED);
         }
         // SAFETY: to write back asynchronously does nothing on Linux, but to say whether all of it is mapped.
@@ -203,11 +202,6 @@ impl Memory {
             address: start as usize,
         });
         Ok(())
-    }
-
-    fn shares_page(&self, first: u64, end: u64, page: u64) -> bool {
-        let before = self.space.ranges.range(..end).next_back();
-        before.is_some_and(|(_, range)| range.end().next_multiple_of(page) > first)
     }
 
     fn insert(&mut self, range: Range) {

@@ -171,7 +171,22 @@ impl Streams {
         Position { stream: id, done }
     }
 
-    /// The same of all streams of a context.
+    /// The same, with what the legacy stream would wait for: who waits for it waits for that as well.
+    pub(crate) fn whole_end(&self, id: u64) -> Vec<Position> {
+        let is_legacy = self
+            .streams
+            .get(&id)
+            .is_some_and(|own| own.order == Order::Legacy);
+        let mut positions = if is_legacy {
+            self.implicit(id)
+        } else {
+            Vec::new()
+        };
+        positions.push(self.end(id));
+        positions
+    }
+
+    /// The end of each stream of a context.
     pub(crate) fn ends(&self, context: u64) -> Vec<Position> {
         let theirs = self.iter().filter(|(_, stream)| stream.context == context);
         theirs.map(|(id, _)| self.end(id)).collect()

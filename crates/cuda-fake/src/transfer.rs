@@ -95,7 +95,12 @@ impl Piece {
         let to = self
             .destination
             .reach(space, self.extent(&self.destination), context)?;
-        self.write_rows(to, |row| &bytes[(row * self.width) as usize..]);
+        for row in 0..self.rows {
+            let from = &bytes[(row * self.width) as usize..][..self.width as usize];
+            let to = to.wrapping_add((row * self.destination.pitch) as usize);
+            // SAFETY: the destination reaches over all rows, and is no memory of ours, as `from` is.
+            unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+        }
         Ok(())
     }
 
@@ -109,21 +114,36 @@ impl Piece {
         Ok(())
     }
 
-    /// Spoils the destination on the host, until the copy is done.
-    pub(crate) fn poison(&self) {
-        if let Place::Host { address, .. } = self.destination.place {
-            let poison = vec![POISON; self.width as usize];
-            self.write_rows(address as *mut u8, |_| &poison);
+    /// Reads and writes in one go, row by row.
+    pub(crate) fn copy(&self, space: &AddressSpace, context: u64) -> Answer {
+        if let Place::Staged(bytes) = &self.source.place {
+            return self.write(bytes, space, context);
         }
+        let from = self
+            .source
+            .reach(space, self.extent(&self.source), context)?;
+        let to = self
+            .destination
+            .reach(space, self.extent(&self.destination), context)?;
+        for row in 0..self.rows {
+            let from = from.wrapping_add((row * self.source.pitch) as usize);
+            let to = to.wrapping_add((row * self.destination.pitch) as usize);
+            // SAFETY: both sides reach over all rows, and may overlap. That the caller's memory stays until the
+            // copy is done is what the driver asks of callers.
+            unsafe { to.copy_from(from, self.width as usize) };
+        }
+        Ok(())
     }
 
-    fn write_rows<'a>(&self, to: *mut u8, row_bytes: impl Fn(u64) -> &'a [u8]) {
+    /// Spoils the destination on the host, until the copy is done.
+    pub(crate) fn poison(&self) {
+        let Place::Host { address, .. } = self.destination.place else {
+            return;
+        };
         for row in 0..self.rows {
-            let from = &row_bytes(row)[..self.width as usize];
-            let to = to.wrapping_add((row * self.destination.pitch) as usize);
-            // SAFETY: both callers know that the destination reaches over all rows: it was looked up, or is
-            // what the caller of the driver gave. It is no memory of ours, as `from` is.
-            unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+            let to = (address + row * self.destination.pitch) as *mut u8;
+            // SAFETY: the caller of the driver says that the copy may write here from now on.
+            unsafe { to.write_bytes(POISON, self.width as usize) };
         }
     }
 

@@ -35,7 +35,7 @@ use std::sync::Arc;
 pub use array::{HostArrayMut, Scatter};
 pub use available::available_bytes;
 pub use bounds::{Bounds, Tangled, find_overlap};
-pub use cuda::{Arriving, DeviceCopies, DeviceRegion, Lane};
+pub use cuda::{Arriving, DeviceCopies, DeviceRegion, Lane, Snapshot};
 pub use lent::Region;
 pub use memory::{Memory, MemoryHandle};
 pub use pool::Pool;

@@ -143,6 +143,8 @@ pub struct SaveReport {
     pub tensor_bytes: u64,
     /// Bytes of the files that were linked to instead, or whose blocks are shared.
     pub linked_bytes: u64,
+    /// Bytes of tensor data that devices copied out of their memory.
+    pub device_bytes: u64,
     /// Tensors stored.
     pub tensors: usize,
     /// Files of the checkpoint, the manifest included.

@@ -6,6 +6,7 @@
 //! for saves in the background. Completeness is the votes of all ranks, never a directory listing.
 
 mod arena;
+mod at_once;
 mod beside;
 mod job;
 mod linked;
@@ -109,6 +110,7 @@ pub fn save(
         bytes: written.bytes + committed.manifest_bytes,
         tensor_bytes: written.tensor_bytes,
         linked_bytes: written.linked_bytes,
+        device_bytes: written.device_bytes,
         tensors: written.tensors,
         files: written.files + 1,
         seconds: begun.elapsed().as_secs_f64(),

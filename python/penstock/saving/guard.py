@@ -17,19 +17,19 @@ class Unstaged(Protocol):
     def is_ours(self) -> bool:
         """Whether this process saves, and not the one that it is a fork of."""
 
-    def stage(self) -> None:
-        """Copies what is not copied yet."""
+    def hold(self) -> None:
+        """Has it copied before anything that this thread does or queues from now on."""
 
 
 unstaged: set[Unstaged] = set()
 """All of them."""
 
 
-def stage_all() -> None:
-    """Copies what any lazy save of this process has not copied yet."""
+def hold_all() -> None:
+    """Has copied what any lazy save of this process has not, before it is changed."""
     for pending in list(unstaged):
         if pending.is_ours:
-            pending.stage()
+            pending.hold()
 
 
 class Guard:
@@ -59,7 +59,7 @@ class Guard:
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if unstaged:
             began = time.perf_counter()
-            stage_all()
+            hold_all()
             self.waited_seconds += time.perf_counter() - began
 
 

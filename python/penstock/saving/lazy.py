@@ -81,4 +81,4 @@ def _held(source: TensorSource) -> TensorSource:
     if isinstance(owner, np.ndarray):
         return source
     held = (owner[0].detach(), *owner[1:]) if type(owner) is tuple else owner.detach()
-    return (*source[:6], held, source[7])
+    return (*source[:6], held, *source[7:])

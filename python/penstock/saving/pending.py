@@ -102,8 +102,27 @@ class PendingSave:
         try:
             with call("stall", "stage", self.path):
                 self._job.stage()
+                self._settle()
         except BaseException:
             # A Ctrl-C, or no memory: the save is given up, and this caller knows.
+            self._see()
+            raise
+        unstaged.discard(self)
+
+    def hold(self) -> None:
+        """Sees to it that what an optimizer queues from now on comes after the copy.
+
+        What devices have is waited for by their streams, and not here; the host's is copied.
+        """
+        save = self._save
+        if save is None or not self._job.is_on_device:
+            self.stage()
+            return
+        self._check_process()
+        try:
+            with call("stall", "hold", self.path):
+                save.hold()
+        except BaseException:
             self._see()
             raise
         unstaged.discard(self)
@@ -124,6 +143,7 @@ class PendingSave:
             is_staged = self._job.wait_staged(timeout_seconds)
         if not is_staged:
             return False
+        self._settle()
         unstaged.discard(self)
         return True
 
@@ -225,6 +245,12 @@ class PendingSave:
         if not self._done.is_set():
             return f"{self.path} was still being saved: it is lost unless it is listed"
         return None if self._error is None else f"{self.path} was not saved: {self._error}"
+
+    def _settle(self) -> None:
+        """All is copied: what changes from now on does no harm."""
+        save = self._save
+        if save is not None:
+            save.settle()
 
     def _see(self) -> None:
         """Somebody knows what becomes of it: nobody else has to hear of that."""

@@ -13,6 +13,7 @@ from penstock.errors import (
     PenstockError,
     RankError,
     SaveCancelledError,
+    StateMismatchError,
 )
 from penstock.found import has_bytes
 from penstock.layout.sharding import Sharder, discord, is_balanced
@@ -20,6 +21,8 @@ from penstock.ranks.entering import or_give_up
 from penstock.ranks.round import Vote
 from penstock.reports import Fallback, SaveReport
 from penstock.saving.lazy import LazySources, lazy_sources
+from penstock.saving.versions import Versions
+from penstock.state.devices import current_streams
 from penstock.state.flatten import flatten
 from penstock.state.frozen import Frozen
 from penstock.state.live import captured
@@ -112,6 +115,12 @@ class Save:
                 at_once=tensors.at_once,
             )
             self.is_lazy = self.job.is_lazy
+            is_counted = is_watched and self.is_lazy
+            self._versions = Versions(
+                destination.path,
+                tensors.sources if is_counted else (),
+                copied=[*self.job.snapshots, *tensors.at_once],
+            )
 
     def _take_apart(self, state: Any, *, finds_overlaps: bool) -> Flattened:
         state = captured(state)
@@ -130,6 +139,23 @@ class Save:
         self._balance = flat.balance.sum
         self._copies = flat.balance.copies
         return flat
+
+    def hold(self) -> None:
+        """Has the streams that this thread works on wait for what is not copied yet.
+
+        What they get from now on may change what devices have, and the caller what the host has.
+        """
+        self.job.hold(current_streams(self._versions.ordinals))
+        self.settle()
+
+    def settle(self) -> None:
+        """Ends the save where a device's tensor has changed too early; `run` says so then."""
+        with contextlib.suppress(StateMismatchError):
+            try:
+                self._versions.settle()
+            except StateMismatchError:
+                self.job.cancel()
+                raise
 
     def cancel(self) -> None:
         """Gives up, unless the commit has begun; from any thread."""
@@ -172,18 +198,27 @@ class Save:
         destination.give_way()
         attempt = _native.Attempt.begin(destination.path, overwrite=destination.overwrite)
         try:
-            written = self.job.write(attempt, _RANK_ALONE)
+            written = self._write_alone(attempt)
             file, nbytes, digest = written["vote"]
             return self._commit(attempt, written, [(_RANK_ALONE, file, nbytes, digest)])
         finally:
             attempt.abandon()
 
+    def _write_alone(self, attempt: _native.Attempt) -> dict[str, Any]:
+        try:
+            return self.job.write(attempt, _RANK_ALONE, self._versions.settle)
+        except KeyboardInterrupt:
+            # What has changed too early says more.
+            self._versions.settle()
+            raise
+
     def _write(self, attempt: _native.Attempt, one: Round) -> dict[str, Any]:
         """Writes what this rank has to write of a save of many, unless another one fails."""
         try:
             with one.listening(self.job.cancel):
-                return self.job.write(attempt, one.rank)
+                return self.job.write(attempt, one.rank, self._versions.settle)
         except KeyboardInterrupt:
+            self._versions.settle()
             # Of what cancelled the job, another rank's failure says more.
             one.check_failed()
             raise

@@ -25,6 +25,7 @@ from penstock.state.flatten import Flattener
 from penstock.state.flattened import Flattened, Overlap
 from penstock.state.gcpause import gc_paused
 from penstock.state.linked import mark_of, place_of, type_of
+from penstock.state.devices import place_of
 from penstock.state.memory import CPU, Memory, narrow, of_tensor, to_source
 from penstock.state.tree import ROOT, Node, unique_names
 
@@ -426,7 +427,7 @@ def _compare_files(leaves: Sequence[_FileLeaf], balance: Balance) -> None:
 def _source(leaf: _MemoryLeaf, piece: Piece, name: str) -> TensorSource:
     """What the native module reads of a piece."""
     memory, box = leaf.memory, piece.box
-    if memory.device == CPU:
+    if memory.device == CPU or place_of(memory) is not None:
         memory = narrow(memory, box.at, box.shape)
     else:
         # Only what this rank writes comes to the host.
@@ -438,7 +439,7 @@ def _source(leaf: _MemoryLeaf, piece: Piece, name: str) -> TensorSource:
     if source[6] is leaf.value:
         return source
     # Changes of a `DTensor` are counted by itself, and not by what it holds.
-    return (*source[:6], (source[6], leaf.value), source[7])
+    return (*source[:6], (source[6], leaf.value), *source[7:])
 
 
 def _is_generator_state(memory: Memory) -> bool:

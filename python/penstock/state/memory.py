@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.errors import UnsupportedStateError
 from penstock.state import dtypes
+from penstock.state.devices import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -202,7 +203,7 @@ def _span(
 
 
 def narrow(memory: Memory, at: Sequence[int], shape: tuple[int, ...]) -> Memory:
-    """A block of a memory of the host.
+    """A block of a memory that has an address.
 
     Args:
         memory: Where the elements are.
@@ -235,16 +236,19 @@ def narrow(memory: Memory, at: Sequence[int], shape: tuple[int, ...]) -> Memory:
 
 
 def to_source(memory: Memory, name: str, box: GlobalBox | None = None) -> TensorSource:
-    """What the native module reads; elements of other devices are copied to the host here.
+    """What the native module reads; of a device that it has no driver for, copied to the host here.
 
     Args:
         memory: Where the elements are.
         name: The tensor's name in the part.
         box: What it is of a global tensor, if it is a box.
     """
+    place = None
     if memory.device != CPU:
-        host = memory.owner.detach().to(CPU)
-        memory = of_tensor(host, name)
+        place = place_of(memory)
+        if place is None:
+            host = memory.owner.detach().to(CPU)
+            memory = of_tensor(host, name)
     return (
         name,
         memory.dtype,
@@ -254,6 +258,7 @@ def to_source(memory: Memory, name: str, box: GlobalBox | None = None) -> Tensor
         memory.item_bytes,
         memory.owner,
         box,
+        place,
     )
 
 

@@ -30,6 +30,14 @@ impl Followed {
         self.lanes.push((device, Arc::clone(&lane)));
         Ok(lane)
     }
+
+    /// All of the streams.
+    pub(crate) fn streams(&self) -> Vec<Foreign> {
+        let streams = self.lanes.iter();
+        streams
+            .map(|((_, stream), lane)| foreign(lane, *stream))
+            .collect()
+    }
 }
 
 /// Streams of callers, to be held up.

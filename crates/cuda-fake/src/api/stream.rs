@@ -59,9 +59,9 @@ extern "C" fn cuStreamDestroy_v2(stream: u64) -> i32 {
 extern "C" fn cuStreamSynchronize(stream: u64) -> i32 {
     call("cuStreamSynchronize", Needs::Context, |session| {
         let id = not_capturing(session, stream)?;
-        let end = session.streams.end(id);
+        let end = session.streams.whole_end(id);
         let context = context_of(session, id)?;
-        session.wait_for(&[end], context)
+        session.wait_for(&end, context)
     })
 }
 
@@ -70,7 +70,7 @@ extern "C" fn cuStreamQuery(stream: u64) -> i32 {
     call("cuStreamQuery", Needs::Context, |session| {
         let id = not_capturing(session, stream)?;
         let context = context_of(session, id)?;
-        let is_done = session.have_reached(&[session.streams.end(id)], context)?;
+        let is_done = session.have_reached(&session.streams.whole_end(id), context)?;
         is_done.then_some(()).ok_or(Status::NOT_READY)
     })
 }

@@ -2,6 +2,8 @@
 
 use std::env;
 use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
 use crate::device::Device;
 use crate::raw::CUDA;
@@ -57,6 +59,26 @@ fn shown(is_awaited: bool) -> usize {
 fn a_missing_wait_shows() {
     assert!(shown(false) > 0);
     assert_eq!(shown(true), 0);
+}
+
+#[test]
+fn a_source_that_is_changed_too_early_shows() {
+    let shows = |seed: u64| {
+        let device = Device::new();
+        device.control.set_seed(seed);
+        device.control.set_delay_us_max(5_000);
+        let (stream, address) = (device.stream(), device.memory(64, 0));
+        let pinned = device.pinned(64, 1);
+        assert_eq!(
+            (CUDA.cuMemcpyHtoDAsync_v2)(address, pinned.pointer, 64, stream),
+            0
+        );
+        thread::sleep(Duration::from_micros(500));
+        device.control.poke(pinned.address(), &[2; 64]);
+        assert_eq!((CUDA.cuStreamSynchronize)(stream), 0);
+        device.peek(address, 64) == [2; 64]
+    };
+    assert!((0..20).any(shows));
 }
 
 #[test]

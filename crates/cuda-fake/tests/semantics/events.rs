@@ -102,6 +102,7 @@ fn timed_events_tell_the_time_between_them() {
     let stream = device.stream();
     let [start, end, never] = [(); 3].map(|()| made(|event| (CUDA.cuEventCreate)(event, 0)));
     let untimed = device.record(stream);
+    assert_eq!((CUDA.cuStreamSynchronize)(stream), 0);
     let hold = device.control.hold();
     assert_eq!((CUDA.cuEventRecord)(start, stream), 0);
     assert_eq!((CUDA.cuEventRecord)(end, stream), 0);
@@ -112,6 +113,13 @@ fn timed_events_tell_the_time_between_them() {
     );
     assert_eq!((CUDA.cuEventElapsedTime)(&mut elapsed, start, never), 400);
     assert_eq!((CUDA.cuEventElapsedTime)(&mut elapsed, untimed, end), 400);
+    assert_eq!((CUDA.cuEventRecord)(end, stream), 0);
+    hold.step(stream, 2);
+    // The first record was reached, which is not the last.
+    assert_eq!(
+        (CUDA.cuEventElapsedTime)(&mut elapsed, start, end),
+        NOT_READY
+    );
     drop(hold);
     assert_eq!((CUDA.cuEventSynchronize)(end), 0);
     assert_eq!((CUDA.cuEventElapsedTime_v2)(&mut elapsed, start, end), 0);

@@ -1,5 +1,9 @@
 //! Faults on order, and what is left of a context after one.
 
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
 use penstock_cuda_fake::Kind;
 
 use crate::device::{Device, made};
@@ -106,4 +110,37 @@ fn a_failure_is_told_when_no_copy_writes_any_more() {
         assert_eq!((CUDA.cuStreamSynchronize)(failing), 700);
         assert_eq!(device.control.pending(copying), 0, "seed {seed}");
     }
+}
+
+static BEGAN: AtomicBool = AtomicBool::new(false);
+static RETURNS: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn wait_to_return(_: *mut c_void) {
+    BEGAN.store(true, Ordering::Release);
+    while !RETURNS.load(Ordering::Acquire) {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn what_is_dropped_is_awaited_by_nobody() {
+    let device = Device::new();
+    let (busy, failing) = (device.stream(), device.stream());
+    let address = device.memory(64, 7);
+    assert_eq!(
+        (CUDA.cuLaunchHostFunc)(busy, wait_to_return, std::ptr::null_mut()),
+        0
+    );
+    for _ in 0..3 {
+        assert_eq!((CUDA.cuMemsetD8Async)(address, 1, 64, busy), 0);
+    }
+    device
+        .control
+        .fail_operation(Some(Kind::EventRecord), 1, 700);
+    device.record(failing);
+    // A host function is not waited for: it may wait for this thread.
+    assert_eq!((CUDA.cuStreamSynchronize)(failing), 700);
+    RETURNS.store(true, Ordering::Release);
+    assert_eq!((CUDA.cuMemFree_v2)(address), 700);
+    assert_eq!(device.control.pending(busy), 0);
 }

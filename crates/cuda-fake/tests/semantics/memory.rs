@@ -1,5 +1,6 @@
 //! Device memory: how much there is, who reaches it, and what a pointer says.
 
+use std::collections::HashSet;
 use std::fs;
 
 use crate::device::{Device, made};
@@ -33,6 +34,22 @@ fn nobody_can_follow_a_device_address() {
     };
     let line = maps.lines().find(of_address).unwrap();
     assert_eq!(line.split(' ').nth(1).unwrap(), "---p");
+}
+
+#[test]
+fn addresses_outlast_resets() {
+    let mut given = HashSet::new();
+    for _ in 0..3_000 {
+        assert!(given.insert(Device::new().memory(64, 1)));
+    }
+}
+
+#[test]
+fn memory_that_no_machine_has_is_refused() {
+    let device = Device::new();
+    device.control.set_memory_bytes(u64::MAX);
+    assert_eq!((CUDA.cuMemAlloc_v2)(&mut 0, usize::MAX), 2);
+    assert_eq!((CUDA.cuMemAlloc_v2)(&mut 0, usize::MAX / 2), 2);
 }
 
 #[test]

@@ -1,5 +1,8 @@
 //! Pinned memory of the host: what may be pinned, and who sees it as pinned.
 
+use std::thread;
+use std::time::Duration;
+
 use crate::device::{Device, made};
 use crate::raw::CUDA;
 
@@ -105,6 +108,31 @@ fn a_copy_from_memory_that_is_no_longer_registered_fails() {
     assert_eq!((CUDA.cuMemHostUnregister)(pointer), 0);
     drop(hold);
     assert_eq!((CUDA.cuStreamSynchronize)(stream), 700);
+}
+
+#[test]
+fn what_has_begun_is_done_when_memory_is_no_longer_registered() {
+    for seed in 0..20 {
+        let device = Device::new();
+        device.control.set_seed(seed);
+        device.control.set_delay_us_max(2_000);
+        let stream = device.stream();
+        let address = device.memory(PAGE, 7);
+        let mut pages = Pages::new(1);
+        let pointer = pages.at(0);
+        assert_eq!((CUDA.cuMemHostRegister_v2)(pointer, PAGE, 0), 0);
+        assert_eq!(
+            (CUDA.cuMemcpyDtoHAsync_v2)(pointer, address, PAGE, stream),
+            0
+        );
+        // Time for the copy to begin, which it need not take.
+        thread::sleep(Duration::from_micros(200));
+        assert_eq!((CUDA.cuMemHostUnregister)(pointer), 0);
+        let skipped = pages.skipped;
+        let is_copied = pages.bytes[skipped..skipped + PAGE] == [7; PAGE];
+        let expected = if is_copied { 0 } else { 700 };
+        assert_eq!((CUDA.cuStreamSynchronize)(stream), expected, "seed {seed}");
+    }
 }
 
 #[test]

@@ -69,6 +69,20 @@ fn the_legacy_stream_waits_for_blocking_streams_and_they_for_it() {
 }
 
 #[test]
+fn who_waits_for_the_legacy_stream_waits_for_blocking_streams() {
+    let device = Device::new();
+    let (blocking, other) = (device.blocking_stream(), device.stream());
+    let hold = device.control.hold();
+    fill(&device, 1, other);
+    assert_eq!((CUDA.cuStreamQuery)(0), 0);
+    fill(&device, 2, blocking);
+    assert_eq!((CUDA.cuStreamQuery)(0), NOT_READY);
+    hold.step(blocking, 1);
+    assert_eq!((CUDA.cuStreamSynchronize)(0), 0);
+    assert_eq!(device.control.pending(other), 1);
+}
+
+#[test]
 fn the_stream_of_a_thread_is_its_own_and_blocking() {
     let device = Device::new();
     let hold = device.control.hold_stream(2);

@@ -10,7 +10,9 @@
 mod arriving;
 mod lane;
 mod region;
+mod snapshot;
 
 pub use arriving::{Arriving, DeviceCopies};
 pub use lane::Lane;
 pub use region::DeviceRegion;
+pub use snapshot::Snapshot;

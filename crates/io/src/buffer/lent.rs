@@ -1,6 +1,6 @@
 //! Memory that a caller lends, of the host or of a device.
 
-use super::{DeviceRegion, HostRegion};
+use super::{DeviceRegion, HostRegion, Snapshot};
 
 /// Borrowed memory to copy from, wherever it is.
 #[derive(Debug)]
@@ -9,6 +9,8 @@ pub enum Region {
     Host(HostRegion),
     /// A device's.
     Device(DeviceRegion),
+    /// A device's, as it was at one moment.
+    Snapshot(Snapshot),
 }
 
 impl Region {
@@ -17,6 +19,7 @@ impl Region {
         match self {
             Region::Host(region) => region.len(),
             Region::Device(region) => region.len(),
+            Region::Snapshot(snapshot) => snapshot.len(),
         }
     }
 
@@ -29,15 +32,15 @@ impl Region {
     pub fn host(&self) -> Option<&HostRegion> {
         match self {
             Region::Host(region) => Some(region),
-            Region::Device(_) => None,
+            _ => None,
         }
     }
 
     /// The region, if a device has it.
     pub fn device(&self) -> Option<&DeviceRegion> {
         match self {
-            Region::Host(_) => None,
             Region::Device(region) => Some(region),
+            _ => None,
         }
     }
 }
@@ -51,5 +54,11 @@ impl From<HostRegion> for Region {
 impl From<DeviceRegion> for Region {
     fn from(region: DeviceRegion) -> Region {
         Region::Device(region)
+    }
+}
+
+impl From<Snapshot> for Region {
+    fn from(snapshot: Snapshot) -> Region {
+        Region::Snapshot(snapshot)
     }
 }

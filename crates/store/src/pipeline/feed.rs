@@ -64,6 +64,8 @@ pub(crate) struct Feed {
     is_lazy: bool,
     /// Whether a device has some of the sources.
     is_on_device: bool,
+    /// Devices that copy them when it is their turn.
+    lanes: Vec<Arc<Lane>>,
     state: Mutex<State>,
     /// There may be something for a worker.
     supplied: Condvar,
@@ -103,7 +105,13 @@ impl Feed {
         is_lazy: bool,
     ) -> Feed {
         let edges = watch.as_ref().map(Watch::edges);
-        let is_on_device = sources.iter().any(|source| source.device().is_some());
+        let mut lanes: Vec<Arc<Lane>> = Vec::new();
+        for lane in sources.iter().filter_map(lane_of) {
+            if !lanes.iter().any(|known| Arc::ptr_eq(known, lane)) {
+                lanes.push(Arc::clone(lane));
+            }
+        }
+        let is_on_device = sources.iter().any(|source| source.host().is_none());
         let state = State {
             sources: Some(sources),
             watch,
@@ -123,6 +131,7 @@ impl Feed {
             edges,
             is_lazy,
             is_on_device,
+            lanes,
             state: Mutex::new(state),
             supplied: Condvar::new(),
             released: Condvar::new(),
@@ -171,20 +180,13 @@ impl Feed {
         Ok(())
     }
 
-    /// Devices that have some of the sources, as long as those are copied.
-    pub(crate) fn lanes(&self) -> Vec<Arc<Lane>> {
-        let sources = self.lock().sources.clone();
-        let mut lanes: Vec<Arc<Lane>> = Vec::new();
-        for lane in sources
-            .iter()
-            .flat_map(|sources| sources.iter())
-            .filter_map(lane_of)
-        {
-            if !lanes.iter().any(|known| Arc::ptr_eq(known, lane)) {
-                lanes.push(Arc::clone(lane));
-            }
+    /// Devices that have some of the sources and may not have copied them yet.
+    pub(crate) fn lanes(&self) -> &[Arc<Lane>] {
+        // Sources may be gone, and what drops them still waiting for the last copy.
+        match self.lock().is_released {
+            true => &[],
+            false => &self.lanes,
         }
-        lanes
     }
 
     /// Waits until nobody reads the sources any more; tells whether that is so.
@@ -390,6 +392,12 @@ impl Feed {
         drop(state);
         let Some(sources) = sources else { return };
         let written = watch.as_ref().filter(|_| !is_over).map(Watch::find_written);
+        for source in sources.iter() {
+            if let Region::Snapshot(snapshot) = source {
+                // Whoever needs it is told of a failure.
+                let _ = snapshot.wait();
+            }
+        }
         drop((watch, sources));
         let mut state = self.lock();
         state.torn = written.flatten();
@@ -414,9 +422,12 @@ fn lane_of(source: &Region) -> Option<&Arc<Lane>> {
 
 /// Whether no device copies from the sources any more. One that has failed does not.
 fn is_idle(state: &State) -> bool {
-    let sources = state.sources.iter().flat_map(|sources| sources.iter());
-    let mut of_devices = sources.filter_map(Region::device);
-    of_devices.all(|source| source.is_idle().unwrap_or(true))
+    let mut sources = state.sources.iter().flat_map(|sources| sources.iter());
+    sources.all(|source| match source {
+        Region::Host(_) => true,
+        Region::Device(region) => region.is_idle().unwrap_or(true),
+        Region::Snapshot(snapshot) => snapshot.is_here().unwrap_or(true),
+    })
 }
 
 fn wait_timeout<'a>(
@@ -459,6 +470,9 @@ impl Claim<'_> {
                 let at = bytes - rest.len();
                 let place = take(&mut rest, piece_bytes as usize);
                 match &sources[tensor] {
+                    Region::Snapshot(source) => {
+                        copies.add_snapshot(source, start, at..at + place.len());
+                    }
                     Region::Device(source) => copies.add(source, start, at..at + place.len()),
                     Region::Host(source) => {
                         // A worker digests and writes it at once; what is staged waits for that.

@@ -15,12 +15,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use penstock_cuda::{Device, Foreign};
-use penstock_io::buffer::{HostRegion, Lane, Memory, Pool, Region, Unwatchable, Watch};
+use penstock_cuda::Foreign;
+use penstock_io::buffer::{Pool, Region, Unwatchable, Watch};
 use penstock_io::trace;
 use serde_json::value::RawValue;
 
 use super::arena::Arena;
+use super::at_once::{bytes_of, device, hold, replace_by_copies, replace_by_snapshots, small};
 use super::linked::Links;
 use super::planned::PlannedWrite;
 use super::state::State;
@@ -37,11 +38,7 @@ use crate::report::{FallbackKind, Run};
 
 /// Threads that stage: more do not make memory faster, and the caller has work for the others.
 const STAGE_THREADS_MAX: usize = 4;
-/// What a lazy job copies at once, so that its caller may change what is small without a thought for
-/// staging: counters, losses, states of random number generators.
-const SMALL_BYTES_MAX: u64 = 64 << 10;
-/// The bound on all of that.
-const SMALL_TOTAL_BYTES_MAX: u64 = 64 << 20;
+
 /// The bound on what else a lazy job copies at once, outside of the memory for staging.
 const AT_ONCE_BYTES_MAX: u64 = 64 << 20;
 const TOO_MUCH_AT_ONCE: &str = "it has more than 64 MiB that has to be copied at the call";
@@ -56,8 +53,11 @@ pub struct Staging {
     /// Of a lazy job, whether it fails where a tensor is changed before it is copied.
     pub is_watched: bool,
     /// Indices of tensors that a lazy job copies at once as well, whatever their size. With more than
-    /// 64 MiB of them beside the small ones it is an eager one.
+    /// 64 MiB of them beside the small ones it is an eager one. Where a device has one of them, all is
+    /// queued at once that devices copy, see [`Job::hold`].
     pub at_once: Vec<usize>,
+    /// Streams that work on what devices have, which wait for what is copied at once.
+    pub streams: Vec<Foreign>,
 }
 
 /// A rank's write in two halves. Every method may be called from any thread.
@@ -68,6 +68,8 @@ pub struct Job {
     is_lazy: bool,
     /// Why it is eager, where it was to be lazy.
     eager_because: Option<String>,
+    /// What devices have and copied at the call.
+    snapshots: Vec<usize>,
     /// Time spent in [`Job::stage`]; `None` before the first call.
     stage_seconds: Mutex<Option<f64>>,
     is_begun: AtomicBool,
@@ -95,8 +97,11 @@ impl Job {
         let mut is_lazy = staging.is_lazy;
         let mut eager_because = None;
         let mut copied = Vec::new();
+        let mut snapshots = Vec::new();
+        let is_device_at_once = |&index: &usize| sources[index].device().is_some();
+        let is_all_at_once = is_lazy && staging.at_once.iter().any(is_device_at_once);
         if is_lazy {
-            copied = small(&sources);
+            copied = small(&sources, |source| source.host().is_some());
             let mut asked = staging.at_once.clone();
             asked.retain(|&index| {
                 sources[index].host().is_some() && copied.binary_search(&index).is_err()
@@ -109,6 +114,11 @@ impl Job {
                 eager_because = Some(TOO_MUCH_AT_ONCE.to_owned());
             }
             replace_by_copies(&mut sources, &copied)?;
+            snapshots = replace_by_snapshots(&mut sources, &staging.streams)?;
+        }
+        if is_all_at_once {
+            let is_beyond_host = |&index: &usize| sources[index].host().is_none();
+            snapshots = (0..sources.len()).filter(is_beyond_host).collect();
         }
         let sources = Arc::new(sources);
         let mut watch = None;
@@ -136,11 +146,15 @@ impl Job {
                 device(&sources),
             );
         }
-        let job = Job::of(planned, sources, watch, is_lazy, begun);
-        Ok(Job {
+        let job = Job {
             eager_because,
-            ..job
-        })
+            snapshots,
+            ..Job::of(planned, sources, watch, is_lazy, begun)
+        };
+        if is_all_at_once && is_lazy {
+            job.hold(&staging.streams)?;
+        }
+        Ok(job)
     }
 
     /// The job of a sync save of a state that lacks something, or nothing.
@@ -155,7 +169,11 @@ impl Job {
         let (mut planned, sources) = PlannedWrite::new(state, missing, path, options)?;
         if let Some(device) = device(&sources) {
             let pool = &mut planned.settings.pool;
-            let (buffer_bytes, budget_bytes) = (pool.buffer_bytes(), pool.budget_bytes());
+            let buffer_bytes = pool.buffer_bytes();
+            // One being filled beside the last.
+            let extents = usize::try_from(planned.plan.extents()).unwrap_or(usize::MAX);
+            let wanted_bytes = extents.saturating_add(1).saturating_mul(buffer_bytes);
+            let budget_bytes = pool.budget_bytes().min(wanted_bytes.max(2 * buffer_bytes));
             *pool = Pool::pinned_and_kept(buffer_bytes, budget_bytes, device);
         }
         Ok(Job::of(planned, Arc::new(sources), None, true, begun))
@@ -177,6 +195,7 @@ impl Job {
             plan_seconds: begun.elapsed().as_secs_f64(),
             is_lazy,
             eager_because: None,
+            snapshots: Vec::new(),
             stage_seconds: Mutex::default(),
             is_begun: AtomicBool::new(false),
         }
@@ -225,15 +244,14 @@ impl Job {
     /// As [`Job::stage`], and those of devices. The job has failed then.
     pub fn hold(&self, streams: &[Foreign]) -> Result<()> {
         let _span = trace::span("hold");
-        let lanes = self.feed.lanes();
         self.feed.queue()?;
-        for stream in streams {
-            let is_of = |lane: &&Arc<Lane>| lane.device().ordinal() == stream.device().ordinal();
-            for lane in lanes.iter().filter(is_of) {
-                lane.hold(stream).inspect_err(|_| self.cancel())?;
-            }
-        }
-        Ok(())
+        hold(streams, self.feed.lanes().iter()).inspect_err(|_| self.cancel())
+    }
+
+    /// Indices of tensors that a device has, and that a lazy job has copied at the call: streams that work on
+    /// them wait for that.
+    pub fn snapshots(&self) -> &[usize] {
+        &self.snapshots
     }
 
     /// Whether a device has some of the state, and may not have copied it yet.
@@ -472,51 +490,4 @@ fn because(reason: &Unwatchable, name: impl Fn(usize) -> String) -> String {
         }
         _ => reason.to_string(),
     }
-}
-
-/// The device that copies some of the sources, if one does.
-fn device(sources: &[Region]) -> Option<&Arc<Device>> {
-    let device = sources.iter().find_map(Region::device);
-    device.map(|region| region.lane().device())
-}
-
-fn bytes_of(sources: &[Region], indices: &[usize]) -> u64 {
-    indices.iter().map(|&index| sources[index].len()).sum()
-}
-
-/// Small sources until the bound is reached, in order. The smallest come first: they are what changes
-/// on the way, such as counters and running statistics.
-fn small(sources: &[Region]) -> Vec<usize> {
-    let is_small = |source: &HostRegion| (1..=SMALL_BYTES_MAX).contains(&source.len());
-    let mut small: Vec<usize> = (0..sources.len())
-        .filter(|&index| sources[index].host().is_some_and(is_small))
-        .collect();
-    small.sort_by_key(|&index| sources[index].len());
-    let mut total_bytes = 0;
-    small.retain(|&index| {
-        let bytes = sources[index].len();
-        let fits = total_bytes + bytes <= SMALL_TOTAL_BYTES_MAX;
-        total_bytes += if fits { bytes } else { 0 };
-        fits
-    });
-    small.sort_unstable();
-    small
-}
-
-fn replace_by_copies(sources: &mut [Region], indices: &[usize]) -> Result<()> {
-    let mut memory = Memory::allocate(bytes_of(sources, indices) as usize)?;
-    let mut rest = memory.as_mut_slice();
-    for &index in indices {
-        let source = sources[index].host().expect("they are the host's");
-        let copy = rest.split_off_mut(..source.len() as usize);
-        source.copy_to(0, copy.expect("there is room for all of them"));
-    }
-    let memory = Arc::new(memory);
-    let mut start = 0;
-    for &index in indices {
-        let end = start + sources[index].len() as usize;
-        sources[index] = HostRegion::within(&memory, start..end).into();
-        start = end;
-    }
-    Ok(())
 }

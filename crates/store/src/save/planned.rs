@@ -33,6 +33,7 @@ pub(super) struct PlannedWrite {
     aliases: Vec<Alias>,
     tree: Box<RawValue>,
     missing: Vec<Missing>,
+    device_bytes: u64,
     pub(super) plan: Arc<WritePlan>,
     pub(super) settings: Settings,
     pub(super) file_system: Arc<dyn FileSystem>,
@@ -50,6 +51,11 @@ impl PlannedWrite {
         check_names(&state)?;
         state.linked.check()?;
         let holders = std::mem::take(&mut state.linked.holders);
+        let of_devices = state
+            .sources
+            .iter()
+            .filter(|source| source.host().is_none());
+        let device_bytes = of_devices.map(Region::len).sum();
         let bytes = state.sources.iter().map(Region::len);
         let settings = options.choose(path, bytes.sum());
         let plan = plan(
@@ -64,6 +70,7 @@ impl PlannedWrite {
             aliases: state.aliases,
             tree: state.tree,
             missing,
+            device_bytes,
             plan: Arc::new(plan),
             settings,
             file_system: Arc::clone(&options.file_system),
@@ -198,6 +205,7 @@ impl PlannedWrite {
             part,
             tensor_bytes: self.plan.bytes() - headers.sum::<usize>() as u64,
             linked_bytes: links.linked_bytes,
+            device_bytes: self.device_bytes,
             tensors: self.tensors.len() + self.linked.tensors.len(),
             files: self.plan.shards.len() + self.linked.files.len() + 1,
             transport: Transport::new(&self.settings, run, is_direct),

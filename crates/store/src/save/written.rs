@@ -16,6 +16,8 @@ pub struct Written {
     pub tensor_bytes: u64,
     /// Bytes of the files that were linked to instead, or whose blocks are shared.
     pub linked_bytes: u64,
+    /// Bytes of tensor data that devices copied out of their memory.
+    pub device_bytes: u64,
     /// Tensors stored.
     pub tensors: usize,
     /// The rank's files, the part included.

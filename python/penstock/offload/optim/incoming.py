@@ -226,7 +226,7 @@ class Incoming(Filler):
             for low, high in pairwise([offset, *ends, end]):
                 cuts.append((arriving.parts[file], low, high))
                 size = (high - low,)
-                sources.append(("part", "uint8", size, address + low, None, 1, flat, None))
+                sources.append(("part", "uint8", size, address + low, None, 1, flat, None, None))
             requests.append((flat, arriving.rooms[file].path, offset))
         for (parts, low, high), digest in zip(cuts, _native.digests(sources), strict=True):
             parts.append((low, high, digest))

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use penstock_cuda::{Direction, Event, Piece};
 
-use super::{DeviceRegion, Lane};
+use super::{DeviceRegion, Lane, Snapshot};
 use crate::Result;
 use crate::buffer::IoBuf;
 
@@ -14,12 +14,21 @@ use crate::buffer::IoBuf;
 #[derive(Debug, Default)]
 pub struct DeviceCopies<'a> {
     copies: Vec<(&'a DeviceRegion, u64, Range<usize>)>,
+    late: Vec<Late>,
 }
+
+/// Content of a snapshot from some byte on, and where it belongs in a buffer.
+type Late = (Snapshot, u64, Range<usize>);
 
 impl<'a> DeviceCopies<'a> {
     /// Adds one: a region's content from byte `start` on, to a range of the buffer.
     pub fn add(&mut self, region: &'a DeviceRegion, start: u64, into: Range<usize>) {
         self.copies.push((region, start, into));
+    }
+
+    /// Adds what has been copied to another buffer, or is on its way there, in the same way.
+    pub fn add_snapshot(&mut self, snapshot: &Snapshot, start: u64, into: Range<usize>) {
+        self.late.push((snapshot.clone(), start, into));
     }
 
     /// Begins them.
@@ -33,6 +42,7 @@ impl<'a> DeviceCopies<'a> {
         let mut arriving = Arriving {
             buf: Some(buf),
             events: Vec::new(),
+            late: self.late,
         };
         let mut rest = self.copies.as_slice();
         while let Some((first, ..)) = rest.first() {
@@ -55,6 +65,8 @@ pub struct Arriving {
     buf: Option<IoBuf>,
     /// When all is there.
     events: Vec<Arc<Event>>,
+    /// What the host copies then.
+    late: Vec<Late>,
 }
 
 impl Arriving {
@@ -63,6 +75,7 @@ impl Arriving {
         Arriving {
             buf: Some(buf),
             events: Vec::new(),
+            late: Vec::new(),
         }
     }
 
@@ -76,6 +89,11 @@ impl Arriving {
                 return Ok(false);
             }
         }
+        for (snapshot, ..) in &self.late {
+            if !snapshot.is_here()? {
+                return Ok(false);
+            }
+        }
         Ok(true)
     }
 
@@ -84,11 +102,26 @@ impl Arriving {
     /// # Errors
     /// As [`Arriving::is_here`].
     pub fn wait(mut self) -> Result<IoBuf> {
+        self.wait_here()?;
+        let late = std::mem::take(&mut self.late);
+        let mut buf = self.take();
+        for (snapshot, start, into) in late {
+            snapshot.copy_to(start, &mut buf.as_mut_slice()[into])?;
+        }
+        Ok(buf)
+    }
+
+    pub(super) fn wait_here(&self) -> Result<()> {
         for event in &self.events {
             event.wait()?;
         }
+        Ok(())
+    }
+
+    /// The buffer, for whoever knows that all of it is there.
+    pub(super) fn take(mut self) -> IoBuf {
         self.events.clear();
-        Ok(self.buf.take().expect("it is there until it is given"))
+        self.buf.take().expect("it is there until it is given")
     }
 
     /// Begins copies by one device.

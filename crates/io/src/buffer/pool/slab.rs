@@ -25,6 +25,8 @@ pub(super) struct Slab {
     /// Given up before the memory is.
     pinned: Option<Registration>,
     memory: Memory,
+    /// What a pool has cut buffers from.
+    used_bytes: usize,
 }
 
 impl Slab {
@@ -40,18 +42,20 @@ impl Slab {
         Ok(Slab {
             pinned: None,
             memory: Memory::allocate(bytes)?,
+            used_bytes: bytes,
         })
     }
 
-    /// One that devices reach, and that no fork has; with why it is not, where it is not.
+    /// One that devices reach, and that no fork has; with why it is not, where it is not. Its size is one of
+    /// few, so that another pool can use it later.
     pub(super) fn pinned(bytes: usize, device: &Arc<Device>) -> Result<(Slab, Option<String>)> {
-        let mut memory = Memory::allocate(bytes)?;
+        let mut memory = Memory::allocate(bytes.next_power_of_two())?;
         let pinned = match memory.keep_from_forks() {
             Ok(()) => {
                 // Pinning touches page after page itself, several times slower.
                 touch(&memory);
                 // SAFETY: the pages are this slab's, which gives the claim up first.
-                unsafe { Registration::new(device, memory.address(), bytes) }
+                unsafe { Registration::new(device, memory.address(), memory.len()) }
                     .map_err(|error| error.to_string())
             }
             Err(error) => Err(format!("madvise: {error}")),
@@ -60,7 +64,15 @@ impl Slab {
             Ok(pinned) => (Some(pinned), None),
             Err(reason) => (None, Some(reason)),
         };
-        Ok((Slab { pinned, memory }, unpinned))
+        let used_bytes = bytes;
+        Ok((
+            Slab {
+                pinned,
+                memory,
+                used_bytes,
+            },
+            unpinned,
+        ))
     }
 
     /// Whether this process has pinned it by this device. A fork has it in name alone.
@@ -80,8 +92,9 @@ impl Slab {
         self.memory.address()
     }
 
+    /// How much of it buffers are cut from.
     pub(super) fn len(&self) -> usize {
-        self.memory.len()
+        self.used_bytes
     }
 }
 
@@ -91,22 +104,26 @@ static KEPT: Mutex<Vec<Slab>> = Mutex::new(Vec::new());
 /// The most that is kept.
 const KEPT_BYTES_MAX: usize = 1 << 30;
 
-/// A slab of that size that was kept.
+/// The smallest slab that was kept and has room for so many bytes.
 pub(super) fn take_kept(bytes: usize, device: &Arc<Device>) -> Option<Slab> {
     let mut kept = lock();
-    let fits = |slab: &Slab| slab.len() == bytes && slab.is_of(device);
-    let at = kept.iter().rposition(fits)?;
-    Some(kept.remove(at))
+    let fits = |&at: &usize| kept[at].memory.len() >= bytes && kept[at].is_of(device);
+    let at = (0..kept.len())
+        .filter(fits)
+        .min_by_key(|&at| kept[at].memory.len())?;
+    let mut slab = kept.remove(at);
+    slab.used_bytes = bytes;
+    Some(slab)
 }
 
 /// Keeps slabs for later; those that were kept for longest go where there are too many.
 pub(super) fn keep(slabs: Vec<Slab>) {
     let mut kept = lock();
     kept.extend(slabs.into_iter().filter(|slab| slab.pinned.is_some()));
-    let mut bytes: usize = kept.iter().map(Slab::len).sum();
+    let mut bytes: usize = kept.iter().map(|slab| slab.memory.len()).sum();
     let mut gone = 0;
     while bytes > KEPT_BYTES_MAX {
-        bytes -= kept[gone].len();
+        bytes -= kept[gone].memory.len();
         gone += 1;
     }
     let gone: Vec<Slab> = kept.drain(..gone).collect();

@@ -1,0 +1,116 @@
+//! What a job copies before anything else, of the host and of devices.
+
+use std::sync::Arc;
+
+use penstock_cuda::{Device, Foreign};
+use penstock_io::buffer::{HostRegion, Lane, Memory, Pool, Region, Snapshot};
+
+use crate::error::Result;
+
+/// What a lazy job copies at once, so that its caller may change what is small without a thought for
+/// staging: counters, losses, states of random number generators.
+const SMALL_BYTES_MAX: u64 = 64 << 10;
+
+/// The bound on all of that.
+const SMALL_TOTAL_BYTES_MAX: u64 = 64 << 20;
+
+/// What small tensors of devices are gathered in.
+const SNAPSHOT_BYTES: u64 = 1 << 20;
+
+/// The device that copies some of the sources, if one does.
+pub(super) fn device(sources: &[Region]) -> Option<&Arc<Device>> {
+    let device = sources.iter().find_map(Region::device);
+    device.map(|region| region.lane().device())
+}
+
+pub(super) fn bytes_of(sources: &[Region], indices: &[usize]) -> u64 {
+    indices.iter().map(|&index| sources[index].len()).sum()
+}
+
+/// Small sources until the bound is reached, in order. The smallest come first: they are what changes
+/// on the way, such as counters and running statistics.
+pub(super) fn small(sources: &[Region], is_asked: impl Fn(&Region) -> bool) -> Vec<usize> {
+    let is_small = |source: &Region| (1..=SMALL_BYTES_MAX).contains(&source.len());
+    let mut small: Vec<usize> = (0..sources.len())
+        .filter(|&index| is_small(&sources[index]) && is_asked(&sources[index]))
+        .collect();
+    small.sort_by_key(|&index| sources[index].len());
+    let mut total_bytes = 0;
+    small.retain(|&index| {
+        let bytes = sources[index].len();
+        let fits = total_bytes + bytes <= SMALL_TOTAL_BYTES_MAX;
+        total_bytes += if fits { bytes } else { 0 };
+        fits
+    });
+    small.sort_unstable();
+    small
+}
+
+/// The same of what devices have, without waiting for them: streams that get something later wait. Tells
+/// which they are.
+pub(super) fn replace_by_snapshots(
+    sources: &mut [Region],
+    streams: &[Foreign],
+) -> Result<Vec<usize>> {
+    let indices = small(sources, |source| source.device().is_some());
+    let Some(first) = indices.first().and_then(|&index| sources[index].device()) else {
+        return Ok(indices);
+    };
+    // What is left free at the end of a buffer is less than the largest of them.
+    let buffers = bytes_of(sources, &indices).div_ceil(SNAPSHOT_BYTES - SMALL_BYTES_MAX) + 1;
+    let budget_bytes = buffers * SNAPSHOT_BYTES;
+    let device = first.lane().device();
+    let pool = Pool::pinned_and_kept(SNAPSHOT_BYTES as usize, budget_bytes as usize, device);
+    let mut lanes = Vec::new();
+    let mut regions = Vec::with_capacity(indices.len());
+    for &index in &indices {
+        let taken = std::mem::replace(&mut sources[index], HostRegion::from(Vec::new()).into());
+        if let Region::Device(region) = taken {
+            lanes.push(Arc::clone(region.lane()));
+            regions.push(region);
+        }
+    }
+    let snapshots = Snapshot::take(regions, &pool)?;
+    hold(streams, lanes.iter())?;
+    for (&index, snapshot) in indices.iter().zip(snapshots) {
+        sources[index] = snapshot.into();
+    }
+    Ok(indices)
+}
+
+/// Has streams wait for what lanes of their devices have begun to copy.
+pub(super) fn hold<'a>(
+    streams: &[Foreign],
+    lanes: impl Iterator<Item = &'a Arc<Lane>>,
+) -> Result<()> {
+    let mut known: Vec<&Arc<Lane>> = Vec::new();
+    for lane in lanes {
+        if known.iter().any(|known| Arc::ptr_eq(known, lane)) {
+            continue;
+        }
+        known.push(lane);
+        let is_of = |stream: &&Foreign| stream.device().ordinal() == lane.device().ordinal();
+        for stream in streams.iter().filter(is_of) {
+            lane.hold(stream)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn replace_by_copies(sources: &mut [Region], indices: &[usize]) -> Result<()> {
+    let mut memory = Memory::allocate(bytes_of(sources, indices) as usize)?;
+    let mut rest = memory.as_mut_slice();
+    for &index in indices {
+        let source = sources[index].host().expect("they are the host's");
+        let copy = rest.split_off_mut(..source.len() as usize);
+        source.copy_to(0, copy.expect("there is room for all of them"));
+    }
+    let memory = Arc::new(memory);
+    let mut start = 0;
+    for &index in indices {
+        let end = start + sources[index].len() as usize;
+        sources[index] = HostRegion::within(&memory, start..end).into();
+        start = end;
+    }
+    Ok(())
+}

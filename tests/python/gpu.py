@@ -1,0 +1,200 @@
+"""A GPU without one: tensors whose memory only the driver for tests can reach.
+
+`make test-python` builds the driver (``crates/cuda-fake``). Penstock uses it as it uses NVIDIA's, by the path
+in ``PENSTOCK_CUDA_DRIVER``. PyTorch does not know it: a `GpuTensor` has the device, the strides and the address
+of a tensor of ``cuda:0``, and is taken for one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from penstock.state.flatten import Flattener
+
+DRIVER = Path(__file__).resolve().parents[2] / "target/release/libpenstock_cuda_fake.so"
+VARIABLE = "PENSTOCK_CUDA_DRIVER"
+
+_NON_BLOCKING = 1
+
+
+class GpuTensor(torch.Tensor):
+    """A tensor of ``cuda:0``, as far as Penstock looks at one."""
+
+    @staticmethod
+    def __new__(cls, gpu, address, like):
+        tensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            like.shape,
+            strides=like.stride(),
+            storage_offset=like.storage_offset(),
+            dtype=like.dtype,
+            device="cuda:0",
+        )
+        tensor.gpu = gpu
+        tensor.storage_address = address
+        return tensor
+
+    def data_ptr(self):
+        return self.storage_address + self.storage_offset() * self.element_size()
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        aten = torch.ops.aten
+        if func is aten.detach.default:
+            return GpuTensor(args[0].gpu, args[0].storage_address, args[0])
+        if func is aten._to_copy.default:
+            return args[0].gpu.read(args[0])
+        if func in (aten._neg_view.default, aten._conj.default):
+            raise AssertionError("views of that kind are not made here")
+        raise NotImplementedError(str(func))
+
+
+class Gpu:
+    """The driver's first device, and the stream of a training on it."""
+
+    def __init__(self):
+        self.driver = ctypes.CDLL(str(DRIVER))
+        context = ctypes.c_void_p()
+        self.call("cuInit", 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self.call("cuCtxPushCurrent_v2", context)
+        self._context = context
+        self.stream = self.new_stream()
+        self._kept = []
+
+    def call(self, name, *arguments):
+        """Calls a function of the driver's that has to succeed."""
+        assert getattr(self.driver, name)(*arguments) == 0, name
+
+    def calls(self, name):
+        """How often a function was called."""
+        count = self.driver.penstock_fake_calls
+        count.restype = ctypes.c_uint64
+        return count(name.encode())
+
+    def new_stream(self):
+        """A stream whose delays are drawn from here on."""
+        stream = ctypes.c_void_p()
+        self.call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+        return stream
+
+    def draw(self, seed, delay_us_max):
+        """Has the training's stream take times that are drawn anew."""
+        self.driver.penstock_fake_seed(ctypes.c_uint64(seed))
+        self.driver.penstock_fake_delay_us_max(ctypes.c_uint64(delay_us_max))
+        self.stream = self.new_stream()
+
+    def put(self, host):
+        """A tensor of the device with the storage and the strides of one of the host."""
+        address = ctypes.c_uint64()
+        nbytes = max(host.untyped_storage().nbytes(), 1)
+        self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
+        tensor = GpuTensor(self, address.value, host)
+        self._write(address.value, host.untyped_storage())
+        return tensor
+
+    def put_pageable(self, host):
+        """The same, where nothing can be pinned."""
+        address, nbytes = ctypes.c_uint64(), ctypes.c_size_t(host.untyped_storage().nbytes())
+        self.call("cuMemAlloc_v2", ctypes.byref(address), nbytes)
+        source = ctypes.c_void_p(host.untyped_storage().data_ptr())
+        self.call("cuMemcpyHtoD_v2", address, source, nbytes)
+        return GpuTensor(self, address.value, host)
+
+    def change(self, tensor, host):
+        """What an optimizer does: queued, and counted by PyTorch."""
+        assert host.untyped_storage().nbytes() >= host.nbytes
+        self._write(tensor.storage_address, host.untyped_storage())
+        torch.autograd.graph.increment_version(tensor)
+
+    def _write(self, address, storage):
+        # Pinned, so that the host does not wait for the stream.
+        pinned = ctypes.c_void_p()
+        nbytes = ctypes.c_size_t(max(storage.nbytes(), 1))
+        self.call("cuMemAllocHost_v2", ctypes.byref(pinned), nbytes)
+        ctypes.memmove(pinned, storage.data_ptr(), storage.nbytes())
+        source = ctypes.c_uint64(address)
+        size = ctypes.c_size_t(storage.nbytes())
+        if storage.nbytes():
+            self.call("cuMemcpyHtoDAsync_v2", source, pinned, size, self.stream)
+        self._kept.append(pinned)
+
+    def read(self, tensor):
+        """What PyTorch does to copy a tensor to the host: it waits."""
+        self.call("cuStreamSynchronize", self.stream)
+        items = 1 + sum(
+            (size - 1) * stride
+            for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )
+        nbytes = (tensor.storage_offset() + items) * tensor.element_size()
+        raw = torch.empty(nbytes, dtype=torch.uint8)
+        if tensor.numel():
+            source = ctypes.c_uint64(tensor.storage_address)
+            size = ctypes.c_size_t(nbytes)
+            self.call("cuMemcpyDtoH_v2", ctypes.c_void_p(raw.data_ptr()), source, size)
+        typed = raw.view(tensor.dtype) if tensor.numel() else torch.empty(0, dtype=tensor.dtype)
+        where = (tensor.shape, tensor.stride(), tensor.storage_offset())
+        return typed.as_strided(*where).clone() if tensor.numel() else typed.reshape(tensor.shape)
+
+    @contextmanager
+    def capturing(self):
+        """The training's stream goes into a graph; the capture has to survive."""
+        self.call("cuStreamBeginCapture_v2", self.stream, 0)
+        yield
+        graph = ctypes.c_void_p()
+        self.call("cuStreamEndCapture", self.stream, ctypes.byref(graph))
+        self.call("cuGraphDestroy", graph)
+
+    def forget(self):
+        """Frees what new contents came from."""
+        self.call("cuStreamSynchronize", self.stream)
+        for pinned in self._kept:
+            self.call("cuMemFreeHost", pinned)
+        self._kept.clear()
+
+
+_gpu = None
+
+
+def have_gpu():
+    """The one of this process; makes PyTorch and Penstock take it for one."""
+    global _gpu
+    if _gpu is None:
+        os.environ.setdefault(VARIABLE, str(DRIVER))
+        _gpu = Gpu()
+    return _gpu
+
+
+@contextmanager
+def taken_for_real():
+    """Has `GpuTensor` pass for a tensor, and the training's stream for the current one."""
+    gpu = have_gpu()
+    make, stream = Flattener.__init__, torch.cuda.current_stream
+
+    def make_with_more(self, *arguments, **keywords):
+        make(self, *arguments, **keywords)
+        self._handlers[GpuTensor] = type(self)._tensor
+
+    Flattener.__init__ = make_with_more
+    torch.cuda.current_stream = lambda ordinal=0: SimpleNamespace(cuda_stream=gpu.stream.value)
+    try:
+        yield gpu
+    finally:
+        Flattener.__init__, torch.cuda.current_stream = make, stream
+        gpu.forget()
+
+
+@pytest.fixture
+def gpu():
+    if not DRIVER.exists():
+        pytest.skip(f"there is no driver for tests at {DRIVER}: make test-python builds it")
+    with taken_for_real() as gpu:
+        gpu.draw(1, 0)
+        yield gpu
