@@ -10,6 +10,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::raw;
 use crate::table::Table;
+use crate::version::Version;
 
 /// The environment variable that names a driver in place of the system's.
 pub const DRIVER_VARIABLE: &str = "PENSTOCK_CUDA_DRIVER";
@@ -18,24 +19,7 @@ pub const DRIVER_VARIABLE: &str = "PENSTOCK_CUDA_DRIVER";
 const DEFAULT: &str = "libcuda.so.1";
 
 /// Primary contexts are retained and released, and captures exchanged, in the way of 11.0 on.
-const OLDEST: Version = Version(11_000);
-
-/// The version of CUDA that a driver is made for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version(u32);
-
-impl Version {
-    /// A version by its two numbers.
-    pub const fn new(major: u32, minor: u32) -> Version {
-        Version(major * 1000 + minor * 10)
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.0 / 1000, self.0 % 1000 / 10)
-    }
-}
+const OLDEST: Version = Version::new(11, 0);
 
 /// A driver that is found, whether or not it can be used.
 pub struct Library {
@@ -56,7 +40,7 @@ impl Library {
         unsafe { table.driver_version(&raw mut version) }?;
         Ok(Library {
             table,
-            version: Version(version.unsigned_abs()),
+            version: Version::of(version.unsigned_abs()),
         })
     }
 

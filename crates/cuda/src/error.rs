@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::raw;
+use crate::version::Version;
 
 /// What a driver, or the lack of one, says.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -28,9 +29,9 @@ pub enum Error {
     #[error("the CUDA driver is of version {found}, and {needed} is the first that works here")]
     TooOld {
         /// Its version.
-        found: crate::Version,
+        found: Version,
         /// The first that works.
-        needed: crate::Version,
+        needed: Version,
     },
     /// A driver without devices.
     #[error("the CUDA driver finds no device")]

@@ -26,15 +26,17 @@ mod raw;
 mod registration;
 mod stream;
 mod table;
+mod version;
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
 
 pub use copies::{Direction, Piece};
 pub use device::Device;
-pub use driver::{DRIVER_VARIABLE, Driver, Library, Version};
+pub use driver::{DRIVER_VARIABLE, Driver, Library};
 pub use error::{Error, Result};
 pub use event::Event;
 pub use memory::DeviceMemory;
 pub use registration::Registration;
 pub use stream::{Foreign, Stream};
+pub use version::Version;
