@@ -53,6 +53,7 @@ fn watched(lent: &[Lent], path: &Path, at_once: &[usize]) -> Job {
         is_lazy: true,
         is_watched: true,
         at_once: at_once.to_vec(),
+        ..Staging::default()
     };
     Job::new(state(lent), path, &Options::default(), &staging).unwrap()
 }

@@ -8,6 +8,7 @@
 //! device copies to is an [`Arriving`], which nobody reaches before it is there.
 
 mod arriving;
+mod flight;
 mod lane;
 mod region;
 mod snapshot;

@@ -1,8 +1,10 @@
 //! Small tensors of devices, copied together before anything else.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::{Arriving, DeviceCopies, DeviceRegion};
+use super::DeviceRegion;
+use super::flight::{Copy, Flight};
 use crate::Result;
 use crate::buffer::{IoBuf, Pool};
 
@@ -10,7 +12,7 @@ use crate::buffer::{IoBuf, Pool};
 #[derive(Debug)]
 struct Shared {
     /// Until somebody has waited for it, with what it comes from.
-    arriving: Mutex<Option<(Arriving, Vec<DeviceRegion>)>>,
+    arriving: Mutex<Option<(Flight, Vec<DeviceRegion>)>>,
     here: OnceLock<IoBuf>,
 }
 
@@ -43,11 +45,9 @@ impl Snapshot {
                 taken.push(region);
             }
             assert!(!taken.is_empty(), "a region is larger than a buffer");
-            let mut copies = DeviceCopies::default();
-            for (region, range) in taken.iter().zip(&ranges) {
-                copies.add(region, 0, range.clone());
-            }
-            let arriving = copies.begin(buf)?;
+            let copy = |(region, range): (_, &Range<usize>)| (region, 0, range.clone());
+            let copies: Vec<Copy<'_>> = taken.iter().zip(&ranges).map(copy).collect();
+            let arriving = Flight::begin(buf, &copies)?;
             let shared = Arc::new(Shared {
                 arriving: Mutex::new(Some((arriving, taken))),
                 here: OnceLock::new(),
@@ -109,7 +109,7 @@ impl Snapshot {
         let mut waiting = self.lock();
         if let Some((arriving, _)) = waiting.as_ref() {
             // Where this fails it stays there, and fails again.
-            arriving.wait_here()?;
+            arriving.wait()?;
         }
         let mut regions = None;
         if let Some((arriving, from)) = waiting.take() {
@@ -126,7 +126,7 @@ impl Snapshot {
             .expect("whoever took it has put it here"))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<(Arriving, Vec<DeviceRegion>)>> {
+    fn lock(&self) -> MutexGuard<'_, Option<(Flight, Vec<DeviceRegion>)>> {
         self.shared
             .arriving
             .lock()
