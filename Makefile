@@ -25,7 +25,8 @@ TORTURE_TRANSFERS ?= 10000
 TORTURE_STEPS ?= 500
 TORTURE_FAULTS ?= 1000
 TORTURE_MIRROR_KILLS ?= 500
-TORTURE_TESTS := --features objects --test crash --test every_step --test power_cut --test kill --test care \
+TORTURE_DEVICE_SAVES ?= 10000
+TORTURE_TESTS := --features objects --test device --test crash --test every_step --test power_cut --test kill --test care \
 	--test objects_explorer --test mirror
 TORTURE_SEED ?= $(shell date +%s)
 # Whose trainings `make torture-frameworks` kills, and how often each.
@@ -309,6 +310,7 @@ torture: test-toolchain $(VENV)/.develop $(NATIVE) ## Cut the power 500 times on
 		PENSTOCK_TORTURE_FLIPS=$(TORTURE_FLIPS) PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \
 		PENSTOCK_TORTURE_MIRROR_KILLS=$(TORTURE_MIRROR_KILLS) PENSTOCK_TORTURE_MIRROR_FAULTS=1 \
 		PENSTOCK_TORTURE_SALVAGES=$(TORTURE_SALVAGES) \
+		PENSTOCK_TORTURE_DEVICE_SAVES=$(TORTURE_DEVICE_SAVES) PENSTOCK_TORTURE_DEVICE_FAULTS=60 \
 		cargo test --locked --release -p penstock-store $(TORTURE_TESTS) -- \
 		--nocapture --test-threads=1
 	PENSTOCK_TORTURE_KILLS=$(TORTURE_PYTHON_KILLS) PENSTOCK_TORTURE_SEED=$(TORTURE_SEED) \

@@ -37,6 +37,7 @@ __all__ = [
     "block_checks",
     "chunk_digests",
     "combine_digests",
+    "cuda_problem",
     "digests",
     "dtypes",
     "has_file",

@@ -1,8 +1,8 @@
 """A GPU without one: tensors whose memory only the driver for tests can reach.
 
-`make test-python` builds the driver (``crates/cuda-fake``). Penstock uses it as it uses NVIDIA's, by the path
-in ``PENSTOCK_CUDA_DRIVER``. PyTorch does not know it: a `GpuTensor` has the device, the strides and the address
-of a tensor of ``cuda:0``, and is taken for one.
+`make test-python` builds the driver (``crates/cuda-fake``). Penstock uses it as it uses NVIDIA's,
+by the path in ``PENSTOCK_CUDA_DRIVER``. PyTorch does not know it: a `GpuTensor` has the device, the
+strides and the address of a tensor of ``cuda:0``, and is taken for one.
 """
 
 from __future__ import annotations
@@ -130,8 +130,7 @@ class Gpu:
         """What PyTorch does to copy a tensor to the host: it waits."""
         self.call("cuStreamSynchronize", self.stream)
         items = 1 + sum(
-            (size - 1) * stride
-            for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
         )
         nbytes = (tensor.storage_offset() + items) * tensor.element_size()
         raw = torch.empty(nbytes, dtype=torch.uint8)

@@ -252,11 +252,11 @@ def sources():
     matrix = np.arange(6, dtype=np.float32).reshape(2, 3)
     raw = np.arange(20, dtype=np.uint8)
     return [
-        ("m", "float32", (2, 3), matrix.ctypes.data, None, 4, matrix, None),
-        ("t", "numpy:<U5", (1,), raw.ctypes.data, None, 20, raw, None),
-        ("odd", "numpy:O", (1,), raw.ctypes.data, None, 20, raw, None),
-        ("long", "numpy:<U9", (1,), raw.ctypes.data, None, 20, raw, None),
-        ("b", "uint8", (20,), raw.ctypes.data, None, 1, raw, None),
+        ("m", "float32", (2, 3), matrix.ctypes.data, None, 4, matrix, None, None),
+        ("t", "numpy:<U5", (1,), raw.ctypes.data, None, 20, raw, None, None),
+        ("odd", "numpy:O", (1,), raw.ctypes.data, None, 20, raw, None, None),
+        ("long", "numpy:<U9", (1,), raw.ctypes.data, None, 20, raw, None, None),
+        ("b", "uint8", (20,), raw.ctypes.data, None, 1, raw, None, None),
     ]
 
 

@@ -50,14 +50,14 @@ def commit(path, trees, *, boxes=True):
         joined = attempt if rank == 0 else _native.Attempt.join(str(path), attempt.id)
         own = np.full(2 + rank, rank, np.float32)
         place = (own.ctypes.data, None, 4, own)
-        tensors = [("own", "float32", own.shape, *place, None)]
+        tensors = [("own", "float32", own.shape, *place, None, None)]
         for name, held in HELD.items():
             if held[rank] is not None and boxes:
                 first, end = held[rank]
                 data = np.ascontiguousarray(WHOLES[name][first:end])
                 place = (data.ctypes.data, None, 4, data)
                 box = (name, (6, 4), (first, 0))
-                tensors.append((name, "float32", data.shape, *place, box))
+                tensors.append((name, "float32", data.shape, *place, box, None))
         text = node if isinstance(node, str) else json.dumps(node, separators=(",", ":"))
         aliases = [("tied", 0, None)]
         job = _native.Job(

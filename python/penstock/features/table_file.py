@@ -206,7 +206,7 @@ def _digests(memory: np.ndarray[Any, Any], ranges: list[tuple[int, int]]) -> lis
     address = memory.ctypes.data
     return _native.digests(
         [
-            ("rows", "uint8", (end - begin,), address + begin, None, 1, memory, None)
+            ("rows", "uint8", (end - begin,), address + begin, None, 1, memory, None, None)
             for begin, end in ranges
         ]
     )

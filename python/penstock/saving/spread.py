@@ -21,11 +21,11 @@ from penstock.layout.sharding import Balance, Sharder, check_local
 from penstock.layout.sharing import HeldBox, Piece, share_out
 from penstock.saving.groups import NO_GROUPS, Groups
 from penstock.state import ties
+from penstock.state.devices import direct_place
 from penstock.state.flatten import Flattener
 from penstock.state.flattened import Flattened, Overlap
 from penstock.state.gcpause import gc_paused
 from penstock.state.linked import mark_of, place_of, type_of
-from penstock.state.devices import place_of
 from penstock.state.memory import CPU, Memory, narrow, of_tensor, to_source
 from penstock.state.tree import ROOT, Node, unique_names
 
@@ -427,7 +427,7 @@ def _compare_files(leaves: Sequence[_FileLeaf], balance: Balance) -> None:
 def _source(leaf: _MemoryLeaf, piece: Piece, name: str) -> TensorSource:
     """What the native module reads of a piece."""
     memory, box = leaf.memory, piece.box
-    if memory.device == CPU or place_of(memory) is not None:
+    if memory.device == CPU or direct_place(memory) is not None:
         memory = narrow(memory, box.at, box.shape)
     else:
         # Only what this rank writes comes to the host.

@@ -1,8 +1,8 @@
 """`Versions`: whether PyTorch has changed what a device had not copied yet of a lazy save.
 
-No kernel tells of writes to the memory of a device. PyTorch counts the changes in place of each tensor, and
-an operation is counted by the thread that queues it. What is not counted is not seen: ``tensor.data``,
-replays of CUDA graphs, kernels that are given addresses.
+No kernel tells of writes to the memory of a device. PyTorch counts the changes in place of each
+tensor, and an operation is counted by the thread that queues it. What is not counted is not seen:
+``tensor.data``, replays of CUDA graphs, kernels that are given addresses.
 """
 
 from __future__ import annotations

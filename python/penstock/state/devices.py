@@ -1,7 +1,7 @@
 """Which memory of devices the native module reads where it is.
 
-That of CUDA devices, with the addresses and streams that PyTorch has. Other devices have no driver here:
-their tensors are copied to the host by PyTorch.
+That of CUDA devices, with the addresses and streams that PyTorch has. Other devices have no
+driver here: their tensors are copied to the host by PyTorch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Place: TypeAlias = "_native._Device"
 """Number of a device, and the handle of a stream on which its memory is what it should be."""
 
 
-def place_of(memory: Memory) -> Place | None:
+def direct_place(memory: Memory) -> Place | None:
     """Where the native module reads a memory, on the stream that its user works on at the moment.
 
     Args:

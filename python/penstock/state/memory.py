@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.errors import UnsupportedStateError
 from penstock.state import dtypes
-from penstock.state.devices import place_of
+from penstock.state.devices import direct_place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -245,7 +245,7 @@ def to_source(memory: Memory, name: str, box: GlobalBox | None = None) -> Tensor
     """
     place = None
     if memory.device != CPU:
-        place = place_of(memory)
+        place = direct_place(memory)
         if place is None:
             host = memory.owner.detach().to(CPU)
             memory = of_tensor(host, name)

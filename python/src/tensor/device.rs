@@ -8,7 +8,7 @@ use penstock_io::Result;
 use penstock_io::buffer::{DeviceRegion, Lane};
 use pyo3::prelude::*;
 
-use super::Owner;
+use crate::owner::Owner;
 
 /// A device by its number, and the stream on which its memory is what it should be, by its handle.
 pub(crate) type NativeDevice = (u32, usize);

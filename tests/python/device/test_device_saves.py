@@ -63,7 +63,8 @@ def layouts(dtype):
 def same(one, other):
     assert (one.dtype, one.shape) == (other.dtype, other.shape)
     return torch.equal(
-        one.contiguous().reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8)
+        one.contiguous().reshape(-1).view(torch.uint8),
+        other.contiguous().reshape(-1).view(torch.uint8),
     )
 
 
@@ -71,7 +72,9 @@ def same(one, other):
 def test_every_dtype_and_layout_comes_back(gpu, disk_path, dtype):
     gpu.draw(3, 200)
     hosts = layouts(dtype)
-    state = {name: gpu.put(host.clone() if name == "scalar" else host) for name, host in hosts.items()}
+    state = {
+        name: gpu.put(host.clone() if name == "scalar" else host) for name, host in hosts.items()
+    }
     report = penstock.save(disk_path / "a", {"on": state, "beside": hosts["rows"], "n": 3})
     loaded = penstock.load(disk_path / "a")
     for name, host in hosts.items():
@@ -97,7 +100,7 @@ def test_tensors_that_share_memory_are_stored_once(gpu, disk_path):
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_a_training_that_goes_on_tears_nothing(gpu, disk_path, lazy):
-    """Steps of an optimizer are queued behind the copies that are not done; the host does not wait."""
+    """Steps of an optimizer are queued behind the copies that are not done."""
     store = penstock.CheckpointStore(disk_path / "store")
     host = torch.nn.Parameter(torch.zeros(1))
     host.grad = torch.zeros(1)
@@ -120,7 +123,9 @@ def test_a_training_that_goes_on_tears_nothing(gpu, disk_path, lazy):
 
 
 def test_a_change_that_nobody_held_up_fails_the_save(gpu, disk_path):
-    store = penstock.CheckpointStore(disk_path / "store", options=penstock.Options(staging_bytes=4 * MIB))
+    store = penstock.CheckpointStore(
+        disk_path / "store", options=penstock.Options(staging_bytes=4 * MIB)
+    )
     store.save(0, {"w": 0})
     host = drawn((8 * MIB,), torch.float32)
     tensor = gpu.put(host)

@@ -45,11 +45,11 @@ def commit(path, ranks):
     for rank, (node, names) in enumerate(ranks):
         joined = attempt if rank == 0 else _native.Attempt.join(str(path), attempt.id)
         own = np.full(2, rank, np.float32)
-        tensors = [("own", "float32", (2,), own.ctypes.data, None, 4, own, None)]
+        tensors = [("own", "float32", (2,), own.ctypes.data, None, 4, own, None, None)]
         for name in names:
             data = np.full(3, number_of(name), np.float32)
             place = (data.ctypes.data, None, 4, data)
-            tensors.append((f"{name}.", "float32", (3,), *place, (name, (3,), (0,))))
+            tensors.append((f"{name}.", "float32", (3,), *place, (name, (3,), (0,)), None))
         text = node if isinstance(node, str) else json.dumps(node, separators=(",", ":"))
         job = _native.Job(
             str(path), tensors, [], text, options=OPTIONS, arena=None, lazy=True, nice=None

@@ -19,7 +19,7 @@ def chunk_digests(memory: Any) -> list[int]:
         memory: What begins where a chunk of a file does; the last one may be shorter.
     """
     count = memory.numel()
-    source = ("memory", "uint8", (count,), memory.data_ptr(), None, 1, memory, None)
+    source = ("memory", "uint8", (count,), memory.data_ptr(), None, 1, memory, None, None)
     return _native.chunk_digests(source)
 
 
