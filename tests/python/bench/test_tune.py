@@ -266,7 +266,7 @@ def test_defaults_that_fail_are_an_error_that_says_why(disk_path, monkeypatch):
 def test_the_command_writes_a_file_and_results_of_the_usual_form(disk_path, tmp_path):
     out, output = tmp_path / "options.json", tmp_path / "results.json"
     done = bench_io(
-        disk_path, "--tune", out, "--size", "1M", "--tune-seconds", 8, "--json",
+        disk_path, "--tune", out, "--size", "1M", "--tune-seconds", 20, "--json",
         "--output", output,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
