@@ -59,23 +59,24 @@ impl Config {
 }
 
 const ATTRIBUTES: &[(i32, i32)] = &[
-    (1, 1024),     // MAX_THREADS_PER_BLOCK
-    (2, 1024),     // MAX_BLOCK_DIM_X
-    (5, i32::MAX), // MAX_GRID_DIM_X
-    (10, 32),      // WARP_SIZE
-    (16, 132),     // MULTIPROCESSOR_COUNT
-    (19, 1),       // CAN_MAP_HOST_MEMORY
-    (31, 1),       // CONCURRENT_KERNELS
-    (39, 2048),    // MAX_THREADS_PER_MULTIPROCESSOR
-    (40, 3),       // ASYNC_ENGINE_COUNT
-    (41, 1),       // UNIFIED_ADDRESSING
-    (75, 9),       // COMPUTE_CAPABILITY_MAJOR
-    (76, 0),       // COMPUTE_CAPABILITY_MINOR
-    (78, 1),       // STREAM_PRIORITIES_SUPPORTED
-    (91, 1),       // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
-    (99, 1),       // HOST_REGISTER_SUPPORTED
-    (113, 1),      // READ_ONLY_HOST_REGISTER_SUPPORTED
-    (134, -1),     // HOST_NUMA_ID: no node
+    (1, 1024),      // MAX_THREADS_PER_BLOCK
+    (2, 1024),      // MAX_BLOCK_DIM_X
+    (5, i32::MAX),  // MAX_GRID_DIM_X
+    (10, 32),       // WARP_SIZE
+    (11, i32::MAX), // MAX_PITCH
+    (16, 132),      // MULTIPROCESSOR_COUNT
+    (19, 1),        // CAN_MAP_HOST_MEMORY
+    (31, 1),        // CONCURRENT_KERNELS
+    (39, 2048),     // MAX_THREADS_PER_MULTIPROCESSOR
+    (40, 3),        // ASYNC_ENGINE_COUNT
+    (41, 1),        // UNIFIED_ADDRESSING
+    (75, 9),        // COMPUTE_CAPABILITY_MAJOR
+    (76, 0),        // COMPUTE_CAPABILITY_MINOR
+    (78, 1),        // STREAM_PRIORITIES_SUPPORTED
+    (91, 1),        // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+    (99, 1),        // HOST_REGISTER_SUPPORTED
+    (113, 1),       // READ_ONLY_HOST_REGISTER_SUPPORTED
+    (134, -1),      // HOST_NUMA_ID: no node
 ];
 
 /// A number of the environment. What is no number counts as not set: a driver has nobody to tell.
