@@ -17,6 +17,7 @@ mod available;
 mod bounds;
 mod cuda;
 mod lent;
+mod lent_mut;
 mod memory;
 mod pool;
 mod region;
@@ -35,8 +36,12 @@ use std::sync::Arc;
 pub use array::{HostArrayMut, Scatter};
 pub use available::available_bytes;
 pub use bounds::{Bounds, Tangled, find_overlap};
-pub use cuda::{Arriving, DeviceCopies, DeviceRegion, Lane, Snapshot};
+pub use cuda::{
+    Arriving, Departing, DeviceArrayMut, DeviceCopies, DeviceFills, DeviceRegion, DeviceScatter,
+    Lane, Snapshot,
+};
 pub use lent::Region;
+pub use lent_mut::{ArrayMut, RegionMut};
 pub use memory::{Memory, MemoryHandle};
 pub use pool::Pool;
 pub use region::{HostRegion, HostRegionMut};

@@ -31,7 +31,7 @@ use crate::engine::{Op, OpKind};
 pub use engine::Faulty;
 pub use file_system::FaultyFileSystem;
 pub use lent::Lent;
-pub use lent_device::LentDevice;
+pub use lent_device::{LentDevice, Look};
 pub use log::{Log, Logged, Node, Record};
 
 /// Called before an operation with its number, counted from 1, what it does, and to which path.

@@ -182,7 +182,7 @@ impl fmt::Debug for HostArrayMut {
 
 /// Whether no two items share memory, and all lie in one address space. Going from the closest
 /// dimension to the farthest, each has to step over all that the closer ones reach.
-fn is_apart(item_bytes: usize, shape: &[usize], strides: &[isize]) -> bool {
+pub(super) fn is_apart(item_bytes: usize, shape: &[usize], strides: &[isize]) -> bool {
     assert_eq!(shape.len(), strides.len(), "a stride per dimension");
     let fits = |bytes: usize| isize::try_from(bytes).is_ok();
     if shape.contains(&0) || item_bytes == 0 {

@@ -6,14 +6,22 @@
 //!
 //! A [`DeviceRegion`] stands for memory to copy from; dropped, it waits for the copies. A buffer that a
 //! device copies to is an [`Arriving`], which nobody reaches before it is there.
+//!
+//! A [`DeviceArrayMut`] stands for memory to copy to. It goes into the copies, and with them into a
+//! [`Departing`], which has the buffers that devices copy from too: dropped, that waits, so neither side is
+//! let go of before the last copy is done.
 
+mod array;
 mod arriving;
+mod departing;
 mod flight;
 mod lane;
 mod region;
 mod snapshot;
 
+pub use array::{DeviceArrayMut, DeviceScatter};
 pub use arriving::{Arriving, DeviceCopies};
+pub use departing::{Departing, DeviceFills};
 pub use lane::Lane;
 pub use region::DeviceRegion;
 pub use snapshot::Snapshot;

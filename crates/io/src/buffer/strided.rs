@@ -35,17 +35,19 @@ struct Dim {
     blocks: u64,
 }
 
-/// Rows of the source, each as long as the next, which lie together in the content.
+/// Rows of the content, each as long as the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rows {
-    /// Where in the content the first begins.
-    pub(super) content: u64,
-    /// Where in the source, in bytes from the first item.
-    pub(super) offset: isize,
+    /// Where the first begins in the source, in bytes from the first item.
+    pub(super) src_offset: isize,
+    /// And where in the destination.
+    pub(super) dst_offset: isize,
     pub(super) row_bytes: usize,
     pub(super) count: usize,
     /// From one to the next in the source.
-    pub(super) stride: isize,
+    pub(super) src_stride: isize,
+    /// And in the destination.
+    pub(super) dst_stride: isize,
 }
 
 /// Strides of an array whose items lie together in row-major order.
@@ -171,8 +173,7 @@ impl Strided {
         }
     }
 
-    /// Tells of the rows that the content of `range` is made of, in its order; for a destination that is
-    /// the content itself.
+    /// Tells of the rows that the content of `range` is made of, in its order.
     pub(super) fn find_rows(&self, range: Range<u64>, found: &mut dyn FnMut(Rows)) {
         let block_bytes = self.block_bytes as u64;
         let inner = self.dims.last();
@@ -188,24 +189,25 @@ impl Strided {
                 }
                 _ => ((block_bytes - skipped).min(left), 1),
             };
+            let (src_offset, dst_offset) = self.offsets(block);
             found(Rows {
-                content,
-                offset: self.offset(block) + skipped as isize,
+                src_offset: src_offset + skipped as isize,
+                dst_offset: dst_offset + skipped as isize,
                 row_bytes: row_bytes as usize,
                 count: count as usize,
-                stride: inner.map_or(0, |inner| inner.src_stride),
+                src_stride: inner.map_or(0, |inner| inner.src_stride),
+                dst_stride: inner.map_or(0, |inner| inner.dst_stride),
             });
             content += row_bytes * count;
         }
     }
 
-    /// Where a block lies in the source, in bytes from the first item.
-    fn offset(&self, block: u64) -> isize {
-        let index = |dim: &Dim| (block / dim.blocks % dim.size as u64) as isize;
-        self.dims
-            .iter()
-            .map(|dim| index(dim) * dim.src_stride)
-            .sum()
+    /// Where a block lies in the source and in the destination, in bytes from the first item.
+    fn offsets(&self, block: u64) -> (isize, isize) {
+        self.dims.iter().fold((0, 0), |(src, dst), dim| {
+            let index = (block / dim.blocks % dim.size as u64) as isize;
+            (src + index * dim.src_stride, dst + index * dim.dst_stride)
+        })
     }
 
     /// Tells of the content within `range` whose source lies in `window`, in bytes from the first

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use penstock_cuda::{DeviceMemory, Direction, Foreign, Piece, Stream};
 
 use crate::Result;
-use crate::buffer::{DeviceRegion, IoBuf, Lane, Pool};
+use crate::buffer::{DeviceArrayMut, DeviceRegion, IoBuf, Lane, Pool};
 
-/// Memory of a device that is lent to a save, and changed on a stream of its owner's: what a training loop
-/// does with its tensors. The host never waits for the stream.
+/// Memory of a device that is lent to a save or a load, and changed and looked at on a stream of its owner's:
+/// what a training loop does with its tensors. The host waits for the stream where it asks to.
 pub struct LentDevice {
     lane: Arc<Lane>,
     stream: Arc<Stream>,
@@ -62,7 +62,12 @@ impl LentDevice {
         Ok(())
     }
 
-    /// Its owner's stream, as a save knows it.
+    /// Where it begins, for the device.
+    pub fn address(&self) -> u64 {
+        self.memory.address()
+    }
+
+    /// Its owner's stream, as a save or a load knows it.
     pub fn foreign(&self) -> Foreign {
         // SAFETY: the stream is there as long as this is, and a test lets go of this last.
         unsafe { Foreign::new(self.lane.device(), self.stream.raw()) }
@@ -84,27 +89,112 @@ impl LentDevice {
         shape: &[usize],
         strides_bytes: &[isize],
     ) -> DeviceRegion {
-        if !shape.contains(&0) {
-            let (mut low, mut high) = (offset as isize, (offset + item_bytes) as isize);
-            for (&size, &stride) in shape.iter().zip(strides_bytes) {
-                let reach = stride * (size as isize - 1);
-                low += reach.min(0);
-                high += reach.max(0);
-            }
-            assert!(
-                low >= 0 && high <= self.memory.len() as isize,
-                "beyond the memory"
-            );
-        }
+        self.check(offset, item_bytes, shape, strides_bytes);
         let address = self.memory.address() + offset as u64;
         let owner = Box::new(Arc::clone(&self.memory));
         // SAFETY: every item is in the memory (checked above), which lives as long as the owner.
         unsafe { DeviceRegion::new(&self.lane, address, item_bytes, shape, strides_bytes, owner) }
     }
 
+    /// Lends all of it to be filled, as bytes.
+    ///
+    /// # Panics
+    /// Never: see [`LentDevice::array`].
+    pub fn target(&self) -> DeviceArrayMut {
+        self.array(0, 1, &[self.memory.len()], &[1])
+    }
+
+    /// Lends an array in it to be filled, which begins at byte `offset`.
+    ///
+    /// # Panics
+    /// If some of the array lies beyond the memory, or two of its items share some.
+    pub fn array(
+        &self,
+        offset: usize,
+        item_bytes: usize,
+        shape: &[usize],
+        strides_bytes: &[isize],
+    ) -> DeviceArrayMut {
+        self.check(offset, item_bytes, shape, strides_bytes);
+        let address = self.memory.address() + offset as u64;
+        let (strides, owner) = (Some(strides_bytes), Box::new(Arc::clone(&self.memory)));
+        // SAFETY: every item is in the memory (checked above), which lives as long as the owner. A test
+        // that uses it meanwhile tests just that this does no harm.
+        let array =
+            unsafe { DeviceArrayMut::new(&self.lane, address, item_bytes, shape, strides, owner) };
+        array.expect("no two items share memory")
+    }
+
+    fn check(&self, offset: usize, item_bytes: usize, shape: &[usize], strides_bytes: &[isize]) {
+        if shape.contains(&0) {
+            return;
+        }
+        let (mut low, mut high) = (offset as isize, (offset + item_bytes) as isize);
+        for (&size, &stride) in shape.iter().zip(strides_bytes) {
+            let reach = stride * (size as isize - 1);
+            low += reach.min(0);
+            high += reach.max(0);
+        }
+        assert!(
+            low >= 0 && high <= self.memory.len() as isize,
+            "beyond the memory"
+        );
+    }
+
+    /// Has its owner look at it, on the stream, when all is done that the stream has.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`](crate::Error::Cuda).
+    pub fn look(&self) -> Result<Look> {
+        let pool = Pool::pinned(self.memory.len(), self.memory.len(), self.lane.device());
+        let buf = pool.take()?;
+        let piece = Piece::run(buf.address(), self.memory.address(), self.memory.len());
+        let look = Look {
+            buf,
+            stream: Arc::clone(&self.stream),
+            _memory: Arc::clone(&self.memory),
+        };
+        // SAFETY: both sides live until the stream is synchronized by the drop, and nobody else has the
+        // buffer.
+        unsafe { self.stream.copy(Direction::ToHost, &[piece]) }?;
+        Ok(look)
+    }
+
+    /// What it holds when all is done that the stream has.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`](crate::Error::Cuda).
+    pub fn content(&self) -> Result<Vec<u8>> {
+        self.look()?.content()
+    }
+
     /// Whether every region on it is gone.
     pub fn is_returned(&self) -> bool {
         Arc::strong_count(&self.memory) == 1
+    }
+}
+
+/// What the owner of memory of a device sees in it, once its stream has come so far.
+pub struct Look {
+    buf: IoBuf,
+    stream: Arc<Stream>,
+    _memory: Arc<DeviceMemory>,
+}
+
+impl Look {
+    /// What was seen.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`](crate::Error::Cuda).
+    pub fn content(self) -> Result<Vec<u8>> {
+        self.stream.synchronize()?;
+        Ok(self.buf.as_slice().to_vec())
+    }
+}
+
+impl Drop for Look {
+    fn drop(&mut self) {
+        self.stream.settle();
     }
 }
 

@@ -6,10 +6,11 @@ use penstock_cuda::{Device, Driver, Foreign, Stream};
 
 use crate::Result;
 
-/// A device and the stream on which it copies to the host.
+/// A device, the stream on which it copies to the host, and the one on which it copies from there.
 #[derive(Debug)]
 pub struct Lane {
     out: Stream,
+    back: Stream,
 }
 
 /// Those of this process, by the numbers of their devices.
@@ -37,8 +38,10 @@ impl Lane {
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
     pub fn new(device: &Arc<Device>) -> Result<Lane> {
-        let out = Stream::new(device)?;
-        Ok(Lane { out })
+        Ok(Lane {
+            out: Stream::new(device)?,
+            back: Stream::new(device)?,
+        })
     }
 
     /// The device.
@@ -46,7 +49,7 @@ impl Lane {
         self.out.device()
     }
 
-    /// Has copies that begin from now on see what `stream` has queued until now.
+    /// Has copies to the host that begin from now on see what `stream` has queued until now.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda), notably where the stream is captured into a graph.
@@ -54,7 +57,7 @@ impl Lane {
         Ok(self.out.wait_for(&stream.record()?)?)
     }
 
-    /// Has what `stream` gets from now on wait for the copies that have begun until now.
+    /// Has what `stream` gets from now on wait for the copies to the host that have begun until now.
     ///
     /// # Errors
     /// As [`Lane::follow`].
@@ -62,7 +65,28 @@ impl Lane {
         Ok(stream.wait_for(&self.out.record()?)?)
     }
 
+    /// Has copies to the device that begin from now on come after what `stream` has queued until now:
+    /// it may still use the memory that they fill, also where that has just been allocated.
+    ///
+    /// # Errors
+    /// As [`Lane::follow`].
+    pub fn fill_after(&self, stream: &Foreign) -> Result<()> {
+        Ok(self.back.wait_for(&stream.record()?)?)
+    }
+
+    /// Has what `stream` gets from now on see the copies to the device that have begun until now.
+    ///
+    /// # Errors
+    /// As [`Lane::follow`].
+    pub fn hold_for_fills(&self, stream: &Foreign) -> Result<()> {
+        Ok(stream.wait_for(&self.back.record()?)?)
+    }
+
     pub(super) fn out(&self) -> &Stream {
         &self.out
+    }
+
+    pub(super) fn back(&self) -> &Stream {
+        &self.back
     }
 }

@@ -85,9 +85,9 @@ impl DeviceRegion {
             return;
         };
         strided.find_rows(range, &mut |rows: Rows| {
-            let host = host + (rows.content - start) as usize;
-            let device = self.address.wrapping_add_signed(rows.offset as i64);
-            let pitch = usize::try_from(rows.stride).unwrap_or(0);
+            let host = host + (rows.dst_offset as u64 - start) as usize;
+            let device = self.address.wrapping_add_signed(rows.src_offset as i64);
+            let pitch = usize::try_from(rows.src_stride).unwrap_or(0);
             if pitch >= rows.row_bytes {
                 found.push(Piece {
                     host,
@@ -101,7 +101,7 @@ impl DeviceRegion {
             }
             // Rows that lie over each other, or backwards, are none that a device knows.
             for row in 0..rows.count {
-                let device = device.wrapping_add_signed((rows.stride * row as isize) as i64);
+                let device = device.wrapping_add_signed((rows.src_stride * row as isize) as i64);
                 let host = host + row * rows.row_bytes;
                 found.push(Piece::run(host, device, rows.row_bytes));
             }

@@ -1,0 +1,267 @@
+//! Memory of a device that a caller lends to be filled: as a whole, box by box, or run by run of a file
+//! that holds such a box. The counterpart of `HostArrayMut`.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use penstock_cuda::Piece;
+
+use super::Lane;
+use crate::buffer::array::is_apart;
+use crate::buffer::bounds::{Bounds, Tangled, find_overlap};
+use crate::buffer::strided::{Rows, Strided, row_major};
+
+/// A borrowed array of a device to fill; its items share no memory. It gives out no address but to copies
+/// that have begun, and these hold its owner until they are done.
+pub struct DeviceArrayMut {
+    lane: Arc<Lane>,
+    address: u64,
+    item_bytes: usize,
+    shape: Vec<usize>,
+    strides: Vec<isize>,
+    owner: Arc<dyn Any + Send + Sync>,
+}
+
+impl DeviceArrayMut {
+    /// An array of `shape` with items of `item_bytes`, its first item at `address`; in row-major
+    /// order without `strides_bytes`, which may be negative. `None` where two items share memory,
+    /// or lie too oddly to exclude it; slices and transposes of plain arrays do not.
+    ///
+    /// # Safety
+    /// Every item is memory of the lane's device and stays so while `owner` lives. Nothing else reads or
+    /// writes it until this array and all that is made of it are dropped, but what is ordered before or
+    /// after the copies: by [`Lane::fill_after`] and [`Lane::hold_for_fills`], or by who waits.
+    #[expect(unsafe_code, reason = "the memory is somebody else's")]
+    pub unsafe fn new(
+        lane: &Arc<Lane>,
+        address: u64,
+        item_bytes: usize,
+        shape: &[usize],
+        strides_bytes: Option<&[isize]>,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Option<DeviceArrayMut> {
+        let strides = match strides_bytes {
+            Some(strides) => strides.to_vec(),
+            None => row_major(item_bytes, shape),
+        };
+        is_apart(item_bytes, shape, &strides).then(|| DeviceArrayMut {
+            lane: Arc::clone(lane),
+            address,
+            item_bytes,
+            shape: shape.to_vec(),
+            strides,
+            owner: Arc::new(owner),
+        })
+    }
+
+    /// Its device's.
+    pub fn lane(&self) -> &Arc<Lane> {
+        &self.lane
+    }
+
+    /// Bytes of an item.
+    pub fn item_bytes(&self) -> usize {
+        self.item_bytes
+    }
+
+    /// Dimensions, outermost first.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Bytes between neighbours along each dimension.
+    pub fn strides_bytes(&self) -> &[isize] {
+        &self.strides
+    }
+
+    /// Bytes to fill.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.item_bytes
+    }
+
+    /// Whether there is nothing to fill.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Takes boxes out of it; what is in none is left alone.
+    ///
+    /// # Errors
+    /// [`Tangled`] where it would take too long to make sure that no two overlap.
+    ///
+    /// # Panics
+    /// If a box reaches beyond the array or overlaps another.
+    pub fn split(self, boxes: &[Bounds]) -> Result<Vec<DeviceArrayMut>, Tangled> {
+        let shape: Vec<u64> = self.shape.iter().map(|&size| size as u64).collect();
+        assert!(
+            boxes.iter().all(|part| part.fits(&shape)),
+            "boxes fit the array"
+        );
+        let overlap = find_overlap(boxes)?;
+        assert!(overlap.is_none(), "boxes {overlap:?} overlap");
+        let part = |part: &Bounds| {
+            let places = part.start.iter().zip(&self.strides);
+            let address = places.fold(self.address, |address, (&start, &stride)| {
+                address.wrapping_add_signed((start as i64).wrapping_mul(stride as i64))
+            });
+            DeviceArrayMut {
+                lane: Arc::clone(&self.lane),
+                address,
+                item_bytes: self.item_bytes,
+                shape: part.shape.iter().map(|&size| size as usize).collect(),
+                strides: self.strides.clone(),
+                owner: Arc::clone(&self.owner),
+            }
+        };
+        Ok(boxes.iter().map(part).collect())
+    }
+
+    /// To be filled out of a run of bytes that holds its items at other strides.
+    ///
+    /// # Panics
+    /// If the array is empty, or the items do not come in row-major order in the run, one after the
+    /// other.
+    pub fn into_scatter(self, source_strides_bytes: &[usize]) -> DeviceScatter {
+        assert!(!self.is_empty(), "there is something to fill");
+        let source: Vec<isize> = source_strides_bytes
+            .iter()
+            .map(|s| s.cast_signed())
+            .collect();
+        let strided = Strided::new(self.item_bytes, &self.shape, &source, &self.strides);
+        assert!(strided.is_in_order(), "items come in row-major order");
+        let reach = self.shape.iter().zip(source_strides_bytes);
+        let last: usize = reach.map(|(size, stride)| (size - 1) * stride).sum();
+        DeviceScatter {
+            range: 0..(last + self.item_bytes) as u64,
+            to: Arc::new(Destination {
+                lane: self.lane,
+                address: self.address,
+                strided,
+                _owner: self.owner,
+            }),
+        }
+    }
+
+    /// To be filled out of its content, in row-major order.
+    ///
+    /// # Panics
+    /// If the array is empty.
+    pub fn into_content(self) -> DeviceScatter {
+        let strides = row_major(self.item_bytes, &self.shape);
+        let strides: Vec<usize> = strides.iter().map(|s| s.cast_unsigned()).collect();
+        self.into_scatter(&strides)
+    }
+}
+
+impl fmt::Debug for DeviceArrayMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceArrayMut")
+            .field("device", &self.lane.device())
+            .field("address", &self.address)
+            .field("item_bytes", &self.item_bytes)
+            .field("shape", &self.shape)
+            .field("strides", &self.strides)
+            .finish_non_exhaustive()
+    }
+}
+
+struct Destination {
+    lane: Arc<Lane>,
+    address: u64,
+    strided: Strided,
+    /// Held to be dropped last.
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+/// Items of a borrowed array of a device that a run of bytes holds, with others or gaps between them
+/// perhaps. Ranges of two never overlap, so copies to them may be under way side by side.
+pub struct DeviceScatter {
+    /// The bytes of the run that are to come.
+    range: Range<u64>,
+    to: Arc<Destination>,
+}
+
+impl DeviceScatter {
+    /// The bytes of the run that it takes, the first of the box being byte 0.
+    pub fn range(&self) -> Range<u64> {
+        self.range.clone()
+    }
+
+    /// Its device's.
+    pub fn lane(&self) -> &Arc<Lane> {
+        &self.to.lane
+    }
+
+    /// Cuts it in two: `self` takes the bytes of the run before `at`, the result the others.
+    ///
+    /// # Panics
+    /// If `at` lies outside the range.
+    pub fn split_off(&mut self, at: u64) -> DeviceScatter {
+        assert!(
+            self.range.start <= at && at <= self.range.end,
+            "cut at {at} of {:?}",
+            self.range
+        );
+        let range = at..self.range.end;
+        self.range.end = at;
+        DeviceScatter {
+            range,
+            to: Arc::clone(&self.to),
+        }
+    }
+
+    /// The copies that put the items in place which `bytes` bytes at `host` hold, those of the run from
+    /// byte `at` on; returns how many bytes they have.
+    pub(super) fn pieces(&self, at: u64, host: usize, bytes: usize, found: &mut Vec<Piece>) -> u64 {
+        let end = at + bytes as u64;
+        assert!(
+            self.range.start <= at && end <= self.range.end,
+            "bytes {at}..{end} of {:?}",
+            self.range
+        );
+        let Destination {
+            address, strided, ..
+        } = &*self.to;
+        let content = strided.content_before(at)..strided.content_before(end);
+        let copied = content.end - content.start;
+        let first = host.wrapping_sub(at as usize);
+        strided.find_rows(content, &mut |rows: Rows| {
+            let host = first.wrapping_add_signed(rows.src_offset);
+            let device = address.wrapping_add_signed(rows.dst_offset as i64);
+            let pitches = usize::try_from(rows.src_stride)
+                .ok()
+                .zip(usize::try_from(rows.dst_stride).ok());
+            if let Some((host_pitch, device_pitch)) = pitches {
+                found.push(Piece {
+                    host,
+                    device,
+                    row_bytes: rows.row_bytes,
+                    rows: rows.count,
+                    // Of a row by itself nothing is said.
+                    host_pitch: host_pitch.max(rows.row_bytes),
+                    device_pitch: device_pitch.max(rows.row_bytes),
+                });
+                return;
+            }
+            // Rows that go backwards are none that a device knows.
+            for row in (0..rows.count).map(usize::cast_signed) {
+                let host = host.wrapping_add_signed(rows.src_stride * row);
+                let device = device.wrapping_add_signed((rows.dst_stride * row) as i64);
+                found.push(Piece::run(host, device, rows.row_bytes));
+            }
+        });
+        copied
+    }
+}
+
+impl fmt::Debug for DeviceScatter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceScatter")
+            .field("range", &self.range)
+            .field("device", &self.to.lane.device())
+            .field("address", &self.to.address)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,113 @@
+//! Memory that a caller lends to be filled, of the host or of a device.
+
+use super::{Bounds, DeviceArrayMut, HostArrayMut, HostRegionMut, Tangled};
+
+/// Borrowed memory to fill with one content, wherever it is.
+#[derive(Debug)]
+pub enum RegionMut {
+    /// The host's, in one piece.
+    Host(HostRegionMut),
+    /// A device's, whatever its strides.
+    Device(DeviceArrayMut),
+}
+
+impl RegionMut {
+    /// Bytes to fill.
+    pub fn len(&self) -> usize {
+        match self {
+            RegionMut::Host(region) => region.len(),
+            RegionMut::Device(array) => array.len(),
+        }
+    }
+
+    /// Whether there is nothing to fill.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl From<HostRegionMut> for RegionMut {
+    fn from(region: HostRegionMut) -> RegionMut {
+        RegionMut::Host(region)
+    }
+}
+
+impl From<DeviceArrayMut> for RegionMut {
+    fn from(array: DeviceArrayMut) -> RegionMut {
+        RegionMut::Device(array)
+    }
+}
+
+/// A borrowed array to fill, wherever it is.
+#[derive(Debug)]
+pub enum ArrayMut {
+    /// The host's.
+    Host(HostArrayMut),
+    /// A device's.
+    Device(DeviceArrayMut),
+}
+
+impl ArrayMut {
+    /// Bytes of an item.
+    pub fn item_bytes(&self) -> usize {
+        match self {
+            ArrayMut::Host(array) => array.item_bytes(),
+            ArrayMut::Device(array) => array.item_bytes(),
+        }
+    }
+
+    /// Dimensions, outermost first.
+    pub fn shape(&self) -> &[usize] {
+        match self {
+            ArrayMut::Host(array) => array.shape(),
+            ArrayMut::Device(array) => array.shape(),
+        }
+    }
+
+    /// Bytes between neighbours along each dimension.
+    pub fn strides_bytes(&self) -> &[isize] {
+        match self {
+            ArrayMut::Host(array) => array.strides_bytes(),
+            ArrayMut::Device(array) => array.strides_bytes(),
+        }
+    }
+
+    /// Bytes to fill.
+    pub fn len(&self) -> usize {
+        match self {
+            ArrayMut::Host(array) => array.len(),
+            ArrayMut::Device(array) => array.len(),
+        }
+    }
+
+    /// Whether there is nothing to fill.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Takes boxes out of it; what is in none is left alone.
+    ///
+    /// # Errors
+    /// [`Tangled`] where it would take too long to make sure that no two overlap.
+    ///
+    /// # Panics
+    /// If a box reaches beyond the array or overlaps another.
+    pub fn split(self, boxes: &[Bounds]) -> Result<Vec<ArrayMut>, Tangled> {
+        Ok(match self {
+            ArrayMut::Host(array) => array.split(boxes)?.into_iter().map(Into::into).collect(),
+            ArrayMut::Device(array) => array.split(boxes)?.into_iter().map(Into::into).collect(),
+        })
+    }
+}
+
+impl From<HostArrayMut> for ArrayMut {
+    fn from(array: HostArrayMut) -> ArrayMut {
+        ArrayMut::Host(array)
+    }
+}
+
+impl From<DeviceArrayMut> for ArrayMut {
+    fn from(array: DeviceArrayMut) -> ArrayMut {
+        ArrayMut::Device(array)
+    }
+}
