@@ -227,7 +227,7 @@ impl Checkpoint {
         options: NativeOptions,
         progress: Callback,
     ) -> PyResult<Loaded<'py>> {
-        let convert = |(index, memory)| Ok((index, tensor::target(memory)?));
+        let convert = |(index, memory)| Ok((index, tensor::target(memory)?.into()));
         let targets: PyResult<HashMap<_, _>> = targets
             .unwrap_or_default()
             .into_iter()

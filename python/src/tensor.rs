@@ -200,6 +200,7 @@ pub(crate) fn fill(fill: NativeFill) -> PyResult<Fill> {
     // they reach is its own.
     let into = unsafe { HostArrayMut::new(address, item_bytes, &shape, strides, Owner::of(owner)) };
     let into = into.ok_or_else(|| invalid("items of the memory to fill lie in each other"))?;
+    let into = into.into();
     Ok(Fill { of, start, into })
 }
 

@@ -301,6 +301,15 @@ impl Options {
 }
 
 impl Settings {
+    /// Has devices copy from staging and to it by themselves, for so many extents; what is pinned is kept.
+    pub(crate) fn pin(&mut self, device: &Arc<penstock_cuda::Device>, extents: usize) {
+        let buffer_bytes = self.pool.buffer_bytes();
+        // One being filled beside the last.
+        let wanted_bytes = extents.saturating_add(1).saturating_mul(buffer_bytes);
+        let budget_bytes = self.pool.budget_bytes().min(wanted_bytes);
+        self.pool = Pool::pinned_and_kept(buffer_bytes, budget_bytes, device);
+    }
+
     /// Extents that a saving worker fills while its queue is full.
     pub(crate) fn filled_ahead_max(&self) -> usize {
         filled_ahead(self.queue_depth)

@@ -164,8 +164,10 @@ pub struct LoadReport {
     pub bytes: u64,
     /// Bytes read from the shards.
     pub bytes_read: u64,
-    /// Bytes that were copied on their way to their place.
+    /// Bytes that the host copied on their way to their place.
     pub bounced_bytes: u64,
+    /// Bytes that devices copied to their memory.
+    pub device_bytes: u64,
     /// Tensors handed out.
     pub tensors: usize,
     /// Shards read from.

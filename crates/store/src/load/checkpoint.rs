@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use penstock_io::buffer::{HostRegionMut, Memory};
+use penstock_io::buffer::{Memory, RegionMut};
 use penstock_io::file::{Direct, File};
 use penstock_io::file_system::{FileSystem, Files};
 use penstock_io::trace;
@@ -249,17 +249,18 @@ impl Checkpoint {
     }
 
     /// Loads the tensors with the indices in `selection`, or all of them and with them every byte
-    /// of every file. Those with an entry in `targets` fill that memory, the others fresh memory.
+    /// of every file. Those with an entry in `targets` fill that memory, the others fresh memory. What devices
+    /// copy is in place when this returns.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for bytes that do not match their digest: no fresh memory is handed out
     /// then, but targets may have been filled in part. [`Error::Mismatch`] for a target of another
     /// size, before anything is read. [`Error::Replaced`] where an overwrite was faster.
-    /// [`Error::Interrupted`], and the system's errors.
+    /// [`Error::Interrupted`], and the system's errors, those of devices among them.
     pub fn load(
         &self,
         selection: Option<&[usize]>,
-        targets: HashMap<usize, HostRegionMut>,
+        targets: HashMap<usize, RegionMut>,
         options: &Options,
         progress: &Progress,
     ) -> Result<Loaded> {
@@ -272,8 +273,9 @@ impl Checkpoint {
                 file: entry.file,
                 range: entry.range.0..entry.range.1,
                 goal: match target {
+                    Target::Fresh => Goal::Fresh,
                     Target::Plain(memory) => Goal::Plain(memory.address()),
-                    _ => Goal::Fresh,
+                    Target::Scattered(_) => Goal::Scattered,
                 },
             }
         };
@@ -307,7 +309,7 @@ impl Checkpoint {
             tensors,
             is_all,
         } = fetch;
-        let settings = options.choose(&self.path, self.bytes_to_read(&requests));
+        let mut settings = options.choose(&self.path, self.bytes_to_read(&requests));
         let used = self.used_files(&requests, is_all);
         let mut run = Run::default();
         let opened = self.open_files(&used, settings.direct, &mut run);
@@ -322,7 +324,9 @@ impl Checkpoint {
         let item_bytes = |item: &Item| item.range.end - item.range.start;
         progress.expect(plan.items.iter().map(item_bytes).sum());
         let placements = plan.placements.clone();
-
+        if let Some(lane) = targets.iter().find_map(Target::lane) {
+            settings.pin(lane.device(), plan.items.len());
+        }
         drop(span);
 
         let _span = trace::span("read");
@@ -332,11 +336,15 @@ impl Checkpoint {
         if let Some(damage) = outcome.damage.first() {
             return Err(self.corrupt(used[damage.file], damage, &entries));
         }
+        if let Some(reason) = settings.pool.unpinned() {
+            run.note(FallbackKind::Unpinned, reason);
+        }
         let direct_io = !sources.is_empty() && sources.iter().all(|s| s.file.is_direct());
         let report = LoadReport {
             bytes,
             bytes_read: outcome.bytes_read,
             bounced_bytes: outcome.bounced_bytes,
+            device_bytes: outcome.device_bytes,
             tensors,
             files: sources.len(),
             seconds: begun.elapsed().as_secs_f64(),
@@ -364,7 +372,7 @@ impl Checkpoint {
     fn arrange_targets(
         &self,
         entries: &[usize],
-        mut targets: HashMap<usize, HostRegionMut>,
+        mut targets: HashMap<usize, RegionMut>,
     ) -> Result<Vec<Target>> {
         let mismatch = |key: String, detail: String| Error::Mismatch { key, detail };
         let mut seen = vec![false; self.part.tensors.len()];
@@ -391,7 +399,8 @@ impl Checkpoint {
                 let detail = format!("{stored} bytes are stored, the target takes {given}");
                 return Err(mismatch(tensor.name.clone(), detail));
             }
-            arranged.push(target.map_or(Target::Fresh, Target::Plain));
+            arranged
+                .push(target.map_or(Target::Fresh, |target| Target::of(target, tensor.range.0)));
         }
         Ok(arranged)
     }

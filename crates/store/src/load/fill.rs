@@ -7,12 +7,12 @@
 use std::fmt;
 use std::ops::Range;
 
-use penstock_io::buffer::{Bounds, HostArrayMut, Tangled};
+use penstock_io::buffer::{ArrayMut, Bounds, Tangled};
 
 use crate::error::{Error, Result};
 use crate::load::checkpoint::{Checkpoint, Fetch};
 use crate::options::Options;
-use crate::pipeline::target::{Sink, Target};
+use crate::pipeline::target::{Places, Sink, Target};
 use crate::plan::read::{Goal, Request};
 use crate::plan::reshard::{Fragment, GlobalTensor, WantedBox, text};
 use crate::progress::Progress;
@@ -35,7 +35,7 @@ pub struct Fill {
     /// Its first index along each dimension.
     pub start: Vec<u64>,
     /// The memory it is to be put in, of its shape.
-    pub into: HostArrayMut,
+    pub into: ArrayMut,
 }
 
 /// A fragment with its memory.
@@ -44,26 +44,37 @@ struct PlacedFragment {
     entry: usize,
     range: Range<u64>,
     source_strides: Vec<usize>,
-    into: HostArrayMut,
+    into: ArrayMut,
 }
 
 impl PlacedFragment {
     fn into_sink(self) -> Sink {
+        let places = match self.into {
+            ArrayMut::Host(array) => Places::Host(array.into_scatter(&self.source_strides)),
+            ArrayMut::Device(array) => Places::Device(array.into_scatter(&self.source_strides)),
+        };
         Sink {
             start: self.range.start,
-            scatter: self.into.into_scatter(&self.source_strides),
+            places,
         }
     }
 
-    /// In one piece where it lies so on both sides.
+    /// In one piece where it lies so on both sides, and storage reaches it.
     fn into_target(self) -> (Goal, Target) {
         let bytes = self.range.end - self.range.start;
         if self.into.len() as u64 != bytes {
             return scattered(vec![self]);
         }
-        match self.into.into_region() {
+        let into = match self.into {
+            ArrayMut::Host(array) => array.into_region(),
+            ArrayMut::Device(_) => return scattered(vec![self]),
+        };
+        match into {
             Ok(memory) => (Goal::Plain(memory.address()), Target::Plain(memory)),
-            Err(into) => scattered(vec![PlacedFragment { into, ..self }]),
+            Err(array) => {
+                let into = array.into();
+                scattered(vec![PlacedFragment { into, ..self }])
+            }
         }
     }
 }
@@ -75,7 +86,8 @@ fn scattered(placed: Vec<PlacedFragment>) -> (Goal, Target) {
 
 impl Checkpoint {
     /// Puts boxes of tensors into the caller's memory. No two of the memories may overlap; boxes
-    /// may, and each byte of a file is read once for all of them.
+    /// may, and each byte of a file is read once for all of them. What devices copy is in place when this
+    /// returns.
     ///
     /// # Errors
     /// [`Error::Mismatch`] for a box that the tensor has no place for, [`Error::Malformed`] for one

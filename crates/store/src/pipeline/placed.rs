@@ -4,12 +4,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use penstock_io::buffer::{IoBuf, Memory};
+use penstock_io::buffer::{Departing, DeviceFills, IoBuf, Memory};
 use penstock_io::engine::{Op, OpKind};
 use penstock_io::file::{Direct, File};
 
 use super::damage::Damage;
 use super::target::{Region, Rest, Window};
+use crate::error::Result;
 use crate::format::digest::{CHUNK_BYTES, Digest};
 use crate::format::shard::PAGE_BYTES;
 use crate::plan::read::{Destination, Item, Owner, floor};
@@ -319,16 +320,18 @@ impl PlacedItem {
         starts.map(chunk).collect()
     }
 
-    /// Copies what was staged to its place; returns how many bytes that was.
-    pub(super) fn unstage(&mut self) -> u64 {
+    /// Copies what was staged to its place; returns how many bytes that was, and what devices still copy
+    /// out of the staging buffer, if they have anything to copy.
+    pub(super) fn unstage(mut self) -> Result<(u64, Option<Departing>)> {
         let mut copied = 0;
+        let mut fills = DeviceFills::default();
         for landing in &mut self.landings {
             if let Place::Staged {
-                run,
+                run: number,
                 window: Some(window),
             } = &mut landing.place
             {
-                let run = &self.runs[*run];
+                let run = &self.runs[*number];
                 let first = (landing.range.start - run.read.start) as usize;
                 let staged = run
                     .buf
@@ -336,10 +339,15 @@ impl PlacedItem {
                     .expect("all reads of the item are back")
                     .as_slice();
                 let bytes = (landing.range.end - landing.range.start) as usize;
-                copied += window.fill(&landing.range, &staged[first..first + bytes]);
+                let bytes = &staged[first..first + bytes];
+                copied += window.fill(&landing.range, bytes, (*number, first), &mut fills);
             }
         }
-        copied
+        if fills.is_empty() {
+            return Ok((copied, None));
+        }
+        let bufs = self.runs.into_iter().filter_map(|run| run.buf);
+        Ok((copied, Some(fills.begin(bufs.collect())?)))
     }
 }
 

@@ -8,13 +8,16 @@
 //! An item whose digest does not match is read once more, past the page cache, since a transfer can
 //! go wrong where the stored bytes are right; then it is damage. Bytes that go through staging reach the caller's
 //! memory only after they were found right.
+//!
+//! What belongs to a device goes through staging, from which the device copies it by itself: a worker goes on,
+//! and gets the buffer back when it has nothing else to do or finds that the copy is done.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use penstock_io::buffer::{Memory, MemoryHandle};
+use penstock_io::buffer::{Departing, Memory, MemoryHandle};
 use penstock_io::engine::{Completion, Engine, Op};
 use penstock_io::file::File;
 use penstock_io::trace::{self, Role};
@@ -81,9 +84,11 @@ pub(crate) struct Outcome {
     pub(crate) segments: Vec<Memory>,
     /// Damage found, by file and offset; if it was to stop at it, perhaps not all.
     pub(crate) damage: Vec<Damage>,
-    /// Bytes that went through staging on their way to their place.
+    /// Bytes that the host copied out of staging to their place.
     pub(crate) bounced_bytes: u64,
-    /// Bytes requested from the device.
+    /// Bytes that devices copied to their memory.
+    pub(crate) device_bytes: u64,
+    /// Bytes requested from storage.
     pub(crate) bytes_read: u64,
 }
 
@@ -115,6 +120,7 @@ pub(crate) fn read(
         run.merge(worker_run);
         tally.damage.extend(worker_tally.damage);
         tally.bounced_bytes += worker_tally.bounced_bytes;
+        tally.device_bytes += worker_tally.device_bytes;
         tally.bytes_read += worker_tally.bytes_read;
         tally.mended.extend(worker_tally.mended);
     }
@@ -144,6 +150,7 @@ pub(crate) fn read(
         segments,
         damage: tally.damage,
         bounced_bytes: tally.bounced_bytes,
+        device_bytes: tally.device_bytes,
         bytes_read: tally.bytes_read,
     })
 }
@@ -221,6 +228,7 @@ impl<'a> Pages<'a> {
 struct Tally {
     damage: Vec<Damage>,
     bounced_bytes: u64,
+    device_bytes: u64,
     bytes_read: u64,
     /// File and offset of chunks that another copy had.
     mended: Vec<(usize, u64)>,
@@ -240,6 +248,8 @@ struct Worker<'a> {
     slots: Vec<Option<PlacedItem>>,
     /// Items that were read and are to be verified.
     arrived: VecDeque<PlacedItem>,
+    /// Staging that devices copy from, in the order in which that began.
+    departing: VecDeque<Departing>,
     /// Operations that wait for room in the queue.
     waiting: VecDeque<Op>,
     /// What the device said of the last item that it could not give back.
@@ -267,6 +277,7 @@ impl<'a> Worker<'a> {
             taken: VecDeque::new(),
             slots: Vec::new(),
             arrived: VecDeque::new(),
+            departing: VecDeque::new(),
             waiting: VecDeque::new(),
             lost: None,
             tally: Tally::default(),
@@ -275,6 +286,7 @@ impl<'a> Worker<'a> {
 
     fn run(&mut self, queue: &Mutex<VecDeque<PlacedItem>>) -> Result<()> {
         while self.halt.go_on()? {
+            self.take_back()?;
             self.fill_queue(queue)?;
             let is_behind = self.arrived.len() >= self.settings.queue_depth;
             if self.collect(0)? && !is_behind {
@@ -289,10 +301,25 @@ impl<'a> Worker<'a> {
                 self.finish(item)?;
                 continue;
             }
-            if self.engine.in_flight() == 0 {
-                break;
+            if self.engine.in_flight() > 0 {
+                self.collect(1)?;
+                continue;
             }
-            self.collect(1)?;
+            let Some(departing) = self.departing.pop_front() else {
+                break;
+            };
+            let _span = trace::span("wait for device");
+            departing.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Takes back the staging that devices have copied from.
+    fn take_back(&mut self) -> Result<()> {
+        while let Some(departing) = self.departing.front()
+            && departing.is_done()?
+        {
+            self.departing.pop_front();
         }
         Ok(())
     }
@@ -308,7 +335,9 @@ impl<'a> Worker<'a> {
                 break;
             };
             if item.needs_staging() {
-                let has_own = self.engine.in_flight() > 0 || !self.arrived.is_empty();
+                let has_own = self.engine.in_flight() > 0
+                    || !self.arrived.is_empty()
+                    || !self.departing.is_empty();
                 let Some(buf) = take_buffer(&self.settings.pool, has_own)? else {
                     self.taken.push_front(item);
                     break;
@@ -445,13 +474,17 @@ impl<'a> Worker<'a> {
                 return Ok(());
             }
         }
+        let bytes = item.range.end - item.range.start;
         if damaged.is_empty() || self.on_damage == OnDamage::Survey {
             let _span = trace::span("copy");
-            self.tally.bounced_bytes += item.unstage();
+            let (bounced_bytes, departing) = item.unstage()?;
+            self.tally.bounced_bytes += bounced_bytes;
+            if let Some(departing) = departing {
+                self.tally.device_bytes += departing.bytes();
+                self.departing.push_back(departing);
+            }
         }
-        self.halt
-            .progress
-            .advance(item.range.end - item.range.start);
+        self.halt.progress.advance(bytes);
         Ok(())
     }
 }

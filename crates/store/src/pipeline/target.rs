@@ -2,8 +2,11 @@
 //! workers fill it side by side.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use penstock_io::buffer::{HostRegionMut, IoBuf, Scatter};
+use penstock_io::buffer::{
+    DeviceFills, DeviceScatter, HostRegionMut, IoBuf, Lane, RegionMut, Scatter,
+};
 
 /// The memory that a request fills.
 pub(crate) enum Target {
@@ -11,28 +14,75 @@ pub(crate) enum Target {
     Fresh,
     /// The caller's, in one piece.
     Plain(HostRegionMut),
-    /// The caller's, in places that lie apart.
+    /// The caller's, in places that lie apart or that only a device reaches.
     Scattered(Vec<Sink>),
+}
+
+impl Target {
+    /// The caller's memory for what a file has from byte `start` on.
+    pub(crate) fn of(memory: RegionMut, start: u64) -> Target {
+        match memory {
+            RegionMut::Host(memory) => Target::Plain(memory),
+            RegionMut::Device(array) if array.is_empty() => Target::Scattered(Vec::new()),
+            RegionMut::Device(array) => {
+                let places = Places::Device(array.into_content());
+                Target::Scattered(vec![Sink { start, places }])
+            }
+        }
+    }
+
+    /// The device that has some of it, if one has.
+    pub(crate) fn lane(&self) -> Option<&Arc<Lane>> {
+        let Target::Scattered(sinks) = self else {
+            return None;
+        };
+        sinks.iter().find_map(|sink| match &sink.places {
+            Places::Host(_) => None,
+            Places::Device(scatter) => Some(scatter.lane()),
+        })
+    }
 }
 
 /// Items of the caller's memory that a run of a file holds.
 pub(crate) struct Sink {
     /// Where in the file the run starts.
     pub(crate) start: u64,
-    pub(crate) scatter: Scatter,
+    pub(crate) places: Places,
+}
+
+/// Where the items of a sink go.
+pub(crate) enum Places {
+    Host(Scatter),
+    Device(DeviceScatter),
+}
+
+impl Places {
+    fn range(&self) -> Range<u64> {
+        match self {
+            Places::Host(scatter) => scatter.range(),
+            Places::Device(scatter) => scatter.range(),
+        }
+    }
+
+    fn split_off(&mut self, at: u64) -> Places {
+        match self {
+            Places::Host(scatter) => Places::Host(scatter.split_off(at)),
+            Places::Device(scatter) => Places::Device(scatter.split_off(at)),
+        }
+    }
 }
 
 impl Sink {
     /// The bytes of the file that it takes.
     pub(crate) fn range(&self) -> Range<u64> {
-        let range = self.scatter.range();
+        let range = self.places.range();
         self.start + range.start..self.start + range.end
     }
 
     fn split_off(&mut self, at: u64) -> Sink {
         Sink {
             start: self.start,
-            scatter: self.scatter.split_off(at - self.start),
+            places: self.places.split_off(at - self.start),
         }
     }
 }
@@ -101,24 +151,40 @@ pub(super) enum Window {
     Scattered(Vec<Sink>),
 }
 
+/// Bytes of a staging buffer: its number, and where in it they begin.
+pub(super) type Staged = (usize, usize);
+
 impl Window {
-    /// Takes in the bytes of the piece; returns how many found a place.
-    pub(super) fn fill(&mut self, range: &Range<u64>, bytes: &[u8]) -> u64 {
-        match self {
-            Window::Plain(buf) => {
-                buf.as_mut_slice().copy_from_slice(bytes);
-                bytes.len() as u64
+    /// Takes in the bytes of the piece, `staged` for devices; returns how many the host found a place for.
+    /// What is a device's is left to `fills`, and the window is empty then.
+    pub(super) fn fill(
+        &mut self,
+        range: &Range<u64>,
+        bytes: &[u8],
+        (buf, first): Staged,
+        fills: &mut DeviceFills,
+    ) -> u64 {
+        let sinks = match self {
+            Window::Plain(window) => {
+                window.as_mut_slice().copy_from_slice(bytes);
+                return bytes.len() as u64;
             }
-            Window::Scattered(sinks) => sinks
-                .iter_mut()
-                .map(|sink| {
-                    let taken = sink.range();
-                    let first = (taken.start - range.start) as usize;
-                    let bytes = &bytes[first..first + (taken.end - taken.start) as usize];
-                    sink.scatter.fill(taken.start - sink.start, bytes)
-                })
-                .sum(),
+            Window::Scattered(sinks) => std::mem::take(sinks),
+        };
+        let mut copied = 0;
+        for sink in sinks {
+            let taken = sink.range();
+            let (start, at) = (taken.start - range.start, taken.start - sink.start);
+            let end = start + taken.end - taken.start;
+            let within = start as usize..end as usize;
+            match sink.places {
+                Places::Host(mut scatter) => copied += scatter.fill(at, &bytes[within]),
+                Places::Device(scatter) => {
+                    fills.add(scatter, at, buf, first + within.start..first + within.end);
+                }
+            }
         }
+        copied
     }
 }
 

@@ -12,6 +12,7 @@ pub mod forge;
 pub mod held;
 pub mod hook;
 pub mod ledger;
+pub mod machine;
 pub mod saver;
 #[cfg(feature = "objects")]
 pub mod served;

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::common::{self, engines, forge, noise, options_matrix, publication};
-use penstock_io::buffer::{Bounds, HostArrayMut, HostRegion};
+use penstock_io::buffer::{ArrayMut, Bounds, HostArrayMut, HostRegion};
 use penstock_io::file::Direct;
 use penstock_store::care::verify::verify;
 use penstock_store::format::part::TensorBox;
@@ -193,7 +193,7 @@ impl Memory {
         Memory::new(item_bytes, shape, &order, &vec![(1, false); shape.len()])
     }
 
-    fn array(&mut self, item_bytes: usize, shape: &[u64]) -> HostArrayMut {
+    fn array(&mut self, item_bytes: usize, shape: &[u64]) -> ArrayMut {
         let shape: Vec<usize> = shape.iter().map(|&size| size as usize).collect();
         let address = self.bytes.as_mut_ptr().expose_provenance() + self.first;
         let strides = Some(self.strides.as_slice());
@@ -201,7 +201,7 @@ impl Memory {
         // the fill that this is for is over.
         let array =
             unsafe { HostArrayMut::new(address, item_bytes, &shape, strides, Box::new(())) };
-        array.expect("the items lie apart")
+        array.expect("the items lie apart").into()
     }
 
     /// The items in row-major order; all else has to be untouched.
