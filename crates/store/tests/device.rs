@@ -4,13 +4,12 @@
 mod common;
 
 use std::path::Path;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
+use common::machine::{Machine, machine};
 use common::{bytes_of, load, publication, within_a_minute};
-use penstock_cuda::{Device, Driver, Stream};
-use penstock_cuda_fake::{Control, Kind};
-use penstock_io::buffer::{HostRegion, Lane, Region};
+use penstock_cuda_fake::Kind;
+use penstock_io::buffer::{HostRegion, Region};
 use penstock_io::faulty::LentDevice;
 use penstock_store::options::Options;
 use penstock_store::plan::write::TensorSpec;
@@ -23,47 +22,7 @@ use serde_json::value::RawValue;
 
 const MIB: usize = 1 << 20;
 
-/// The driver for tests, its first device, and a stream of a training's.
-struct Machine {
-    control: Control,
-    device: Arc<Device>,
-    lane: Arc<Lane>,
-    theirs: Arc<Stream>,
-}
-
-/// One driver serves all tests, as it does in a program; each has it alone.
-fn machine() -> MutexGuard<'static, Machine> {
-    static MACHINE: LazyLock<Mutex<Machine>> = LazyLock::new(|| {
-        let control = Control::new();
-        let driver = Driver::open(&penstock_cuda_fake::library()).unwrap();
-        let device = driver.device(0).unwrap();
-        let machine = Machine {
-            control,
-            device: Arc::clone(&device),
-            lane: Arc::new(Lane::new(&device).unwrap()),
-            theirs: Arc::new(Stream::new(&device).unwrap()),
-        };
-        Mutex::new(machine)
-    });
-    let mut machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
-    machine.control.clear_faults();
-    machine.draw(1, 0);
-    machine
-}
-
 impl Machine {
-    /// Has streams take times that are drawn anew.
-    fn draw(&mut self, seed: u64, delay_us_max: u64) {
-        self.control.set_seed(seed);
-        self.control.set_delay_us_max(delay_us_max);
-        self.lane = Arc::new(Lane::new(&self.device).unwrap());
-        self.theirs = Arc::new(Stream::new(&self.device).unwrap());
-    }
-
-    fn lent(&self, content: &[u8]) -> LentDevice {
-        LentDevice::new(&self.lane, &self.theirs, content).unwrap()
-    }
-
     /// Tensors of a training, as it was at `seed`.
     fn tensors(&self, seed: u64, sizes: &[usize]) -> Tensors {
         let lent = |(index, &bytes)| self.lent(&content(seed, index, bytes));
