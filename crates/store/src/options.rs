@@ -306,7 +306,10 @@ impl Settings {
         let buffer_bytes = self.pool.buffer_bytes();
         // One being filled beside the last.
         let wanted_bytes = extents.saturating_add(1).saturating_mul(buffer_bytes);
-        let budget_bytes = self.pool.budget_bytes().min(wanted_bytes);
+        let budget_bytes = self
+            .pool
+            .budget_bytes()
+            .min(wanted_bytes.max(2 * buffer_bytes));
         self.pool = Pool::pinned_and_kept(buffer_bytes, budget_bytes, device);
     }
 

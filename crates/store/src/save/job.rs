@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use penstock_cuda::Foreign;
-use penstock_io::buffer::{Pool, Region, Unwatchable, Watch};
+use penstock_io::buffer::{Region, Unwatchable, Watch};
 use penstock_io::trace;
 use serde_json::value::RawValue;
 
@@ -168,13 +168,8 @@ impl Job {
         let begun = Instant::now();
         let (mut planned, sources) = PlannedWrite::new(state, missing, path, options)?;
         if let Some(device) = device(&sources) {
-            let pool = &mut planned.settings.pool;
-            let buffer_bytes = pool.buffer_bytes();
-            // One being filled beside the last.
             let extents = usize::try_from(planned.plan.extents()).unwrap_or(usize::MAX);
-            let wanted_bytes = extents.saturating_add(1).saturating_mul(buffer_bytes);
-            let budget_bytes = pool.budget_bytes().min(wanted_bytes.max(2 * buffer_bytes));
-            *pool = Pool::pinned_and_kept(buffer_bytes, budget_bytes, device);
+            planned.settings.pin(device, extents);
         }
         Ok(Job::of(planned, Arc::new(sources), None, true, begun))
     }
