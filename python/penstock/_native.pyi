@@ -100,7 +100,14 @@ _Linked: TypeAlias = tuple[list[_LinkedFile], list[_LinkedTensor]]
 _Grouped: TypeAlias = tuple[int, str, str]
 _Beside: TypeAlias = tuple[str, bytes]
 _Fill: TypeAlias = tuple[
-    str | int, tuple[int, ...], tuple[int, ...], int, tuple[int, ...] | None, int, object
+    str | int,
+    tuple[int, ...],
+    tuple[int, ...],
+    int,
+    tuple[int, ...] | None,
+    int,
+    object,
+    _Device | None,
 ]
 _Array: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...] | None, int, object]
 _MissingRow: TypeAlias = tuple[str, str, tuple[int, ...], str, str, int | None]

@@ -18,6 +18,7 @@ use crate::errors;
 use crate::options::NativeOptions;
 use crate::owner::detached;
 use crate::report::{self, MissingRow};
+use crate::tensor::device::Followed;
 use crate::tensor::{self, HostBuffer, NativeFill, TensorTarget};
 
 /// Buffers, where each tensor is in them, and the report.
@@ -257,7 +258,9 @@ impl Checkpoint {
         options: NativeOptions,
         progress: Callback,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let fills: PyResult<Vec<_>> = requests.into_iter().map(tensor::fill).collect();
+        let mut followed = Followed::default();
+        let fill = |request| tensor::fill(py, request, &mut followed);
+        let fills: PyResult<Vec<_>> = requests.into_iter().map(fill).collect();
         let (fills, options) = (fills?, options.at(py, self.inner.path())?);
         let filled = call::run(py, &progress, |progress| {
             self.inner.fill(fills, &options, progress)

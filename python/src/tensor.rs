@@ -10,7 +10,9 @@ pub(crate) mod device;
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use penstock_io::buffer::{HostArrayMut, HostRegion, HostRegionMut, Memory, Region, Stocked};
+use penstock_io::buffer::{
+    ArrayMut, HostArrayMut, HostRegion, HostRegionMut, Memory, Region, Stocked,
+};
 use penstock_io::executor::{Landing, Source};
 use penstock_store::format::part::TensorBox;
 use penstock_store::load::fill::{Fill, Whole};
@@ -144,7 +146,8 @@ pub(crate) fn target(target: TensorTarget) -> PyResult<HostRegionMut> {
 }
 
 /// The tensor's name or the entry's index, the first index of the box, its shape, the address of its
-/// first item in memory, strides in bytes or None, bytes an item of that memory, owner.
+/// first item in memory, strides in bytes or None, bytes an item of that memory, owner, device; the host has it
+/// where there is no device.
 pub(crate) type NativeFill = (
     NativeWhole,
     Vec<u64>,
@@ -153,6 +156,7 @@ pub(crate) type NativeFill = (
     Option<Vec<isize>>,
     usize,
     Py<PyAny>,
+    Option<NativeDevice>,
 );
 
 /// A global tensor by name, or an entry by index.
@@ -175,8 +179,8 @@ impl From<NativeWhole> for Whole {
 
 /// The memory of a box that is wanted. Its items have the size that the memory's owner says, never
 /// what the file says: the engine refuses the box where the two differ.
-pub(crate) fn fill(fill: NativeFill) -> PyResult<Fill> {
-    let (of, start, shape, address, strides, item_bytes, owner) = fill;
+pub(crate) fn fill(py: Python<'_>, fill: NativeFill, followed: &mut Followed) -> PyResult<Fill> {
+    let (of, start, shape, address, strides, item_bytes, owner, device) = fill;
     let of = Whole::from(of);
     let invalid = |detail: &str| PyValueError::new_err(format!("{of}: {detail}"));
     if strides
@@ -196,11 +200,22 @@ pub(crate) fn fill(fill: NativeFill) -> PyResult<Fill> {
         return Err(invalid("no size of memory to fill"));
     }
     let strides = strides.as_deref();
-    // SAFETY: as for `target`, with the strides and the item size of the same object: every item
-    // they reach is its own.
-    let into = unsafe { HostArrayMut::new(address, item_bytes, &shape, strides, Owner::of(owner)) };
+    let owner = Owner::of(owner);
+    let into = match device {
+        Some(device) => {
+            let lane = followed.lane_to_fill(device);
+            let lane = lane.map_err(|error| errors::raise(py, &error.into()))?;
+            let array = device::array(&lane, address, item_bytes, &shape, strides, owner);
+            array.map(ArrayMut::from)
+        }
+        None => {
+            // SAFETY: as for `target`, with the strides and the item size of the same object: every item
+            // they reach is its own.
+            let array = unsafe { HostArrayMut::new(address, item_bytes, &shape, strides, owner) };
+            array.map(ArrayMut::from)
+        }
+    };
     let into = into.ok_or_else(|| invalid("items of the memory to fill lie in each other"))?;
-    let into = into.into();
     Ok(Fill { of, start, into })
 }
 

@@ -87,7 +87,7 @@ def whole_request(key: str | int, row: Row) -> tuple[np.ndarray[Any, Any], _Fill
     memory = np.empty(end - begin, np.uint8)
     item_bytes = memory.nbytes // math.prod(shape)
     zeros = (0,) * len(shape)
-    return memory, (key, zeros, shape, memory.ctypes.data, None, item_bytes, memory)
+    return memory, (key, zeros, shape, memory.ctypes.data, None, item_bytes, memory, None)
 
 
 def merged(reads: list[dict[str, Any]]) -> dict[str, Any]:

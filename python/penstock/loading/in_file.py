@@ -170,7 +170,7 @@ class Filling:
                 if part.shape != box.shape:
                     strides = contiguous_strides(box.shape, item_bytes)
                     first += sum(map(int.__mul__, at, strides))
-                where = (first, strides, item_bytes, memory)
+                where = (first, strides, item_bytes, memory, None)
                 requests.append((key, part.start, part.shape, *where))
         if requests:
             self._note(self._checkpoint.fill(requests, options=self._options, progress=None))

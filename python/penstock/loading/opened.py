@@ -260,6 +260,7 @@ class OpenCheckpoint:
                 memory.strides,
                 memory.item_bytes,
                 memory.owner,
+                None,
             )
             for tensor, start, memory in boxes
             if 0 not in memory.shape

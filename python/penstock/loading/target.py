@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.layout.boxes import Box
+from penstock.state.devices import direct_place
 from penstock.state.memory import CPU, Memory, contiguous_strides, narrow
 from penstock.state.per_rank import PerRank
 
@@ -53,12 +54,13 @@ class Target:
     @property
     def is_direct(self) -> bool:
         """Whether the native module can fill it in place, byte for byte."""
-        return self._is_reachable and self.memory.strides is None and not self._is_boxed
+        is_plain = self.memory.strides is None and not self._is_boxed
+        return is_plain and self._is_reachable and self.memory.device == CPU
 
     @property
     def is_filled(self) -> bool:
-        """Whether the native module can fill it in place, box by box."""
-        return self._is_reachable and self._is_boxed
+        """Whether the native module can fill it in place, box by box, or by a device."""
+        return self._is_reachable and (self._is_boxed or self.memory.device != CPU)
 
     @property
     def is_staged(self) -> bool:
@@ -74,7 +76,9 @@ class Target:
     @property
     def _is_reachable(self) -> bool:
         memory = self.memory
-        return memory.device == CPU and memory.high > memory.low and self.window is None
+        if memory.high <= memory.low or self.window is not None:
+            return False
+        return memory.device == CPU or direct_place(memory) is not None
 
     @property
     def _is_boxed(self) -> bool:
@@ -84,10 +88,11 @@ class Target:
         """What the native module fills: of the tensor ``key``, boxes and where they go."""
         zeros = (0,) * len(memory.shape)
         boxes = [Box(zeros, memory.shape, zeros)] if self.boxes is None else self.boxes
+        device = None if memory.device == CPU else direct_place(memory)
         found: list[_Fill] = []
         for box in boxes:
             part = narrow(memory, box.at, box.shape)
-            place = (part.address, part.strides, part.item_bytes, part.owner)
+            place = (part.address, part.strides, part.item_bytes, part.owner, device)
             found.append((key, box.start, box.shape, *place))
         return found
 

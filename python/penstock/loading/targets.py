@@ -1,9 +1,9 @@
 """`Targets`: the tensors and arrays that ``load(into=…)`` fills, matched with a checkpoint.
 
 Everything is matched before anything is written (`penstock.loading.matching`). Contiguous host
-memory is then filled by the native module itself, and so is that of a `DTensor`, box by box. For
-one on another device, host memory of what this rank holds stands in. The rest is loaded beside, in
-full, and copied.
+memory is then filled by the native module itself, and so is that of a `DTensor`, box by box, and
+that of devices which have a driver here. For a `DTensor` on another device, host memory of what
+this rank holds stands in. The rest is loaded beside, in full, and copied.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class Targets:
             for target in self._found
             if not (target.is_direct or target.is_filled or target.is_staged or target.is_nothing)
             and target.index not in self._direct
+            and target.claim not in self._filled
         }
 
     @property

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use penstock_cuda::Foreign;
 use penstock_io::Result;
-use penstock_io::buffer::{DeviceRegion, Lane};
+use penstock_io::buffer::{DeviceArrayMut, DeviceRegion, Lane};
 use pyo3::prelude::*;
 
 use crate::owner::Owner;
@@ -13,7 +13,7 @@ use crate::owner::Owner;
 /// A device by its number, and the stream on which its memory is what it should be, by its handle.
 pub(crate) type NativeDevice = (u32, usize);
 
-/// Devices and streams of one call: what a stream has queued is waited for once.
+/// Devices and streams of one call, a save or a load: what a stream has queued is waited for once.
 #[derive(Default)]
 pub(crate) struct Followed {
     lanes: Vec<(NativeDevice, Arc<Lane>)>,
@@ -27,6 +27,17 @@ impl Followed {
         }
         let lane = Lane::of(device.0)?;
         lane.follow(&foreign(&lane, device.1))?;
+        self.lanes.push((device, Arc::clone(&lane)));
+        Ok(lane)
+    }
+
+    /// The lane of a device, which fills memory once the stream has done what it has queued until now.
+    pub(crate) fn lane_to_fill(&mut self, device: NativeDevice) -> Result<Arc<Lane>> {
+        if let Some((_, lane)) = self.lanes.iter().find(|(known, _)| *known == device) {
+            return Ok(Arc::clone(lane));
+        }
+        let lane = Lane::of(device.0)?;
+        lane.fill_after(&foreign(&lane, device.1))?;
         self.lanes.push((device, Arc::clone(&lane)));
         Ok(lane)
     }
@@ -73,6 +84,21 @@ pub(super) fn region(
     // SAFETY: the package passes the data pointer and the strides of a live tensor of this device, shape
     // and item size, with the object itself as the owner, and the stream that its user works on.
     unsafe { DeviceRegion::new(lane, address as u64, item_bytes, shape, strides, owner) }
+}
+
+/// The memory of a device that is to be filled.
+pub(super) fn array(
+    lane: &Arc<Lane>,
+    address: usize,
+    item_bytes: usize,
+    shape: &[usize],
+    strides: Option<&[isize]>,
+    owner: Box<Owner>,
+) -> Option<DeviceArrayMut> {
+    // SAFETY: the package passes the data pointer and the strides of a live, writable tensor of this
+    // device, shape and item size, with the object as the owner, and no two targets that share memory.
+    // What its user's stream has queued comes before, and what it gets when this has returned after.
+    unsafe { DeviceArrayMut::new(lane, address as u64, item_bytes, shape, strides, owner) }
 }
 
 fn foreign(lane: &Lane, handle: usize) -> Foreign {

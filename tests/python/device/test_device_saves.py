@@ -7,65 +7,11 @@ import torch
 
 import penstock
 from background import run_to_its_end
-from gpu import DRIVER, VARIABLE
+from gpu import DRIVER, DTYPES, VARIABLE, drawn, layouts, same
 
 MIB = 1 << 20
 
 torch.set_num_threads(1)
-
-DTYPES = [
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.int8,
-    torch.uint8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.bool,
-    torch.complex64,
-    torch.complex128,
-]
-
-
-def drawn(shape, dtype, seed=0):
-    """A tensor whose bytes tell places apart."""
-    generator = torch.Generator().manual_seed(seed)
-    items = torch.empty(shape, dtype=dtype).numel()
-    if dtype is torch.bool:
-        return torch.randint(0, 2, shape, generator=generator).to(dtype)
-    nbytes = items * torch.empty((), dtype=dtype).element_size()
-    # Without an exponent of all ones: what is no number is not equal to itself.
-    raw = torch.randint(0, 60, (nbytes,), generator=generator, dtype=torch.uint8)
-    return raw.view(dtype).reshape(shape) if nbytes else torch.empty(shape, dtype=dtype)
-
-
-def layouts(dtype):
-    base = drawn((12, 10, 7), dtype)
-    return {
-        "whole": base,
-        "transposed": base.transpose(0, 2),
-        "rows": base[2:9],
-        "columns": base[:, 3:8],
-        "items": base[..., 1:6],
-        "steps": base[::3, :, ::2],
-        "inner": base.permute(2, 0, 1)[1:5],
-        "expanded": drawn((5, 1, 4), dtype, 1).expand(5, 6, 4),
-        "scalar": drawn((), dtype, 2),
-        "one": drawn((1, 1), dtype, 3),
-        "empty": torch.empty((3, 0, 2), dtype=dtype),
-    }
-
-
-def same(one, other):
-    assert (one.dtype, one.shape) == (other.dtype, other.shape)
-    return torch.equal(
-        one.contiguous().reshape(-1).view(torch.uint8),
-        other.contiguous().reshape(-1).view(torch.uint8),
-    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -27,7 +27,7 @@ UNTOUCHED = 0xEE
 def fill(path, shape, item_bytes, strides=None):
     """Asks for the first box of the only tensor; what came into the memory."""
     memory = np.full(4096, UNTOUCHED, np.uint8)
-    place = (memory.ctypes.data, strides, item_bytes, memory)
+    place = (memory.ctypes.data, strides, item_bytes, memory, None)
     request = (0, (0,) * len(shape), shape, *place)
     _native.open(str(path)).fill([request], options=OPTIONS, progress=None)
     return memory
