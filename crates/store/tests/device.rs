@@ -66,7 +66,10 @@ impl Tensors {
     }
 
     fn are_at(&self, path: &Path, seed: u64) -> bool {
-        let loaded = load(path, &Options::default()).unwrap();
+        // Bytes that change between digest and write are damage.
+        let Ok(loaded) = load(path, &Options::default()) else {
+            return false;
+        };
         let mut sizes = self.sizes.iter().enumerate();
         sizes.all(|(index, &bytes)| {
             bytes_of(&loaded, index, bytes) == &content(seed, index, bytes)[..]
