@@ -16,7 +16,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from penstock.loading import matching
 from penstock.state.flatten import Flattener
+from penstock.state.memory import of_tensor
 
 DRIVER = Path(__file__).resolve().parents[2] / "target/release/libpenstock_cuda_fake.so"
 VARIABLE = "PENSTOCK_CUDA_DRIVER"
@@ -230,18 +232,22 @@ def have_gpu():
 def taken_for_real():
     """Has `GpuTensor` pass for a tensor, and the training's stream for the current one."""
     gpu = have_gpu()
-    make, stream = Flattener.__init__, torch.cuda.current_stream
+    make, read, stream = Flattener.__init__, matching._memory_of, torch.cuda.current_stream
 
     def make_with_more(self, *arguments, **keywords):
         make(self, *arguments, **keywords)
         self._handlers[GpuTensor] = type(self)._tensor
 
-    Flattener.__init__ = make_with_more
+    def read_more(value, name):
+        return of_tensor(value, name) if type(value) is GpuTensor else read(value, name)
+
+    Flattener.__init__, matching._memory_of = make_with_more, read_more
     torch.cuda.current_stream = lambda ordinal=0: SimpleNamespace(cuda_stream=gpu.stream.value)
     try:
         yield gpu
     finally:
-        Flattener.__init__, torch.cuda.current_stream = make, stream
+        Flattener.__init__, matching._memory_of = make, read
+        torch.cuda.current_stream = stream
         gpu.forget()
 
 

@@ -29,6 +29,8 @@ def copy_built(builder: Builder, target: Target) -> None:
 
 def copy_elements(value: Any, source: Any) -> None:
     """Fills a tensor from one of the same type and shape."""
+    if not value.numel():
+        return
     torch = sys.modules["torch"]
     with torch.inference_mode(value.is_inference()), torch.no_grad():
         if value.itemsize == 1:

@@ -82,7 +82,7 @@ def elsewhere(request, monkeypatch):
 
     def moved(value, name):
         memory, shape, boxes = held(value, name)
-        memory = replace(memory, device="cuda:0")
+        memory = replace(memory, device="xpu:0")
         if request.param == "no addresses":
             memory = replace(memory, address=0, low=0, high=0, strides=None)
         return memory, shape, boxes
