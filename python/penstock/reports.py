@@ -168,6 +168,7 @@ class LoadReport:
         extent_bytes: Bytes of one request, at most.
         staging_peak_bytes: Most memory that was staged at one time.
         bounced_bytes: Bytes that had to be copied after reading, for want of alignment.
+        device_bytes: Bytes that GPUs copied into their memory, out of pinned memory of the host.
         verified: Whether everything handed out was checked against its digest.
         skipped: Newer steps that `CheckpointStore.load` passed over for want of a good one, each
             with the reason.
@@ -195,6 +196,7 @@ class LoadReport:
     staging_peak_bytes: int
     bounced_bytes: int
     verified: bool
+    device_bytes: int = 0
     skipped: tuple[tuple[int, str], ...] = ()
     world_size: int = 1
 
@@ -216,7 +218,8 @@ class LoadReport:
             (
                 "read",
                 f"{in_bytes(self.bytes_read)}: {counted(self.tensors, 'tensor')}"
-                f" from {counted(self.files, 'file')}",
+                f" from {counted(self.files, 'file')}"
+                + (f", {in_bytes(self.device_bytes)} to GPUs" if self.device_bytes else ""),
             ),
             *(("skipped", f"step {step}: {reason}") for step, reason in self.skipped),
             ("copied", in_bytes(self.bounced_bytes) if self.bounced_bytes else ""),

@@ -66,6 +66,7 @@ pub(crate) fn of_load<'py>(py: Python<'py>, report: &LoadReport) -> PyResult<Bou
     dict.set_item("bytes", report.bytes)?;
     dict.set_item("bytes_read", report.bytes_read)?;
     dict.set_item("bounced_bytes", report.bounced_bytes)?;
+    dict.set_item("device_bytes", report.device_bytes)?;
     dict.set_item("tensors", report.tensors)?;
     dict.set_item("files", report.files)?;
     dict.set_item("seconds", report.seconds)?;

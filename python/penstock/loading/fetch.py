@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.loading.view import View
     from penstock.state.references import Place, Row
 
-_SUMS = ("bytes", "bytes_read", "bounced_bytes", "tensors", "files", "seconds")
+_SUMS = ("bytes", "bytes_read", "bounced_bytes", "device_bytes", "tensors", "files", "seconds")
 """What adds up in the reports of two reads."""
 
 

@@ -23,7 +23,11 @@ def test_every_dtype_and_layout_is_filled(gpu, disk_path, dtype):
     penstock.save(disk_path / "a", {**hosts, "n": 3})
     state = {name: gpu.put(torch.zeros_like(host)) for name, host in hosts.items()}
     versions = {name: tensor._version for name, tensor in state.items()}
-    loaded = penstock.load(disk_path / "a", into={**state, "n": 0})
+    reports = []
+    loaded = penstock.load(disk_path / "a", into={**state, "n": 0}, report=reports.append)
+    nbytes = sum(host.numel() * host.element_size() for host in hosts.values())
+    assert reports[0].device_bytes == nbytes
+    assert "to GPUs" in str(reports[0])
     assert loaded["n"] == 3
     for name, host in hosts.items():
         assert loaded[name] is state[name]
