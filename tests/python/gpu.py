@@ -101,6 +101,23 @@ class GpuTensor(torch.Tensor):
     def data_ptr(self):
         return self.storage_address + self.storage_offset() * self.element_size()
 
+    # What PyTorch does by a kernel.
+
+    def contiguous(self):
+        return self.gpu.put(self.gpu.read(self).contiguous())
+
+    def copy_(self, source):
+        view = self.gpu.view_of(self)
+        view.copy_(source)
+        self.gpu.change(self, view)
+        return self
+
+    def view(self, dtype):
+        assert dtype.itemsize == self.itemsize
+        like = torch.empty(0, dtype=dtype, device="meta")
+        where = (self.shape, self.stride(), self.storage_offset())
+        return GpuTensor(self.gpu, self.storage_address, like.as_strided(*where))
+
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         aten = torch.ops.aten
@@ -185,19 +202,20 @@ class Gpu:
 
     def read(self, tensor):
         """What PyTorch does to copy a tensor to the host: it waits."""
+        return self.view_of(tensor).clone()
+
+    def view_of(self, tensor):
+        """A view, of the same strides, on a copy of the storage up to the tensor's end."""
         self.call("cuStreamSynchronize", self.stream)
-        items = 1 + sum(
-            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        )
-        nbytes = (tensor.storage_offset() + items) * tensor.element_size()
-        raw = torch.empty(nbytes, dtype=torch.uint8)
-        if tensor.numel():
-            source = ctypes.c_uint64(tensor.storage_address)
-            size = ctypes.c_size_t(nbytes)
-            self.call("cuMemcpyDtoH_v2", ctypes.c_void_p(raw.data_ptr()), source, size)
-        typed = raw.view(tensor.dtype) if tensor.numel() else torch.empty(0, dtype=tensor.dtype)
+        if not tensor.numel():
+            return torch.empty(tensor.shape, dtype=tensor.dtype)
+        reach = zip(tensor.shape, tensor.stride(), strict=True)
+        items = tensor.storage_offset() + 1 + sum((size - 1) * stride for size, stride in reach)
+        raw = torch.empty(items * tensor.element_size(), dtype=torch.uint8)
+        source, size = ctypes.c_uint64(tensor.storage_address), ctypes.c_size_t(raw.numel())
+        self.call("cuMemcpyDtoH_v2", ctypes.c_void_p(raw.data_ptr()), source, size)
         where = (tensor.shape, tensor.stride(), tensor.storage_offset())
-        return typed.as_strided(*where).clone() if tensor.numel() else typed.reshape(tensor.shape)
+        return raw.view(tensor.dtype).as_strided(*where)
 
     @contextmanager
     def capturing(self):

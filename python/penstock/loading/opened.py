@@ -251,7 +251,7 @@ class OpenCheckpoint:
         Raises:
             CorruptCheckpointError: The bytes of one are damaged.
         """
-        requests = [
+        requests: list[_Fill] = [
             (
                 tensor.of,
                 start,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.layout.boxes import Box
-from penstock.state.devices import direct_place
+from penstock.state.devices import direct_place, is_scattered
 from penstock.state.memory import CPU, Memory, contiguous_strides, narrow
 from penstock.state.per_rank import PerRank
 
@@ -78,7 +78,9 @@ class Target:
         memory = self.memory
         if memory.high <= memory.low or self.window is not None:
             return False
-        return memory.device == CPU or direct_place(memory) is not None
+        # What is scattered PyTorch puts in place, by one kernel.
+        is_together = not is_scattered(memory)
+        return memory.device == CPU or (is_together and direct_place(memory) is not None)
 
     @property
     def _is_boxed(self) -> bool:

@@ -21,7 +21,7 @@ from penstock.layout.sharding import Balance, Sharder, check_local
 from penstock.layout.sharing import HeldBox, Piece, share_out
 from penstock.saving.groups import NO_GROUPS, Groups
 from penstock.state import ties
-from penstock.state.devices import direct_place
+from penstock.state.devices import direct_place, is_scattered
 from penstock.state.flatten import Flattener
 from penstock.state.flattened import Flattened, Overlap
 from penstock.state.gcpause import gc_paused
@@ -427,8 +427,10 @@ def _compare_files(leaves: Sequence[_FileLeaf], balance: Balance) -> None:
 def _source(leaf: _MemoryLeaf, piece: Piece, name: str) -> TensorSource:
     """What the native module reads of a piece."""
     memory, box = leaf.memory, piece.box
-    if memory.device == CPU or direct_place(memory) is not None:
-        memory = narrow(memory, box.at, box.shape)
+    is_there = memory.device == CPU or direct_place(memory) is not None
+    narrowed = narrow(memory, box.at, box.shape) if is_there else memory
+    if memory.device == CPU or (is_there and not is_scattered(narrowed)):
+        memory = narrowed
     else:
         # Only what this rank writes comes to the host.
         part = memory.owner.detach()

@@ -15,6 +15,8 @@ from penstock import _native
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import torch
+
     from penstock.state.memory import Memory
 
 Place: TypeAlias = "_native._Device"
@@ -36,6 +38,40 @@ def direct_place(memory: Memory) -> Place | None:
     torch = sys.modules["torch"]
     ordinal = int(number or torch.cuda.current_device())
     return ordinal, torch.cuda.current_stream(ordinal).cuda_stream
+
+
+_RUN_BYTES_MIN = 512
+"""What lies together in a tensor's rows, at the least, for a device to copy it row by row.
+
+A copy of rows takes some microseconds, and a transposed matrix has a row for each element.
+"""
+
+
+def is_scattered(memory: Memory) -> bool:
+    """Whether so little of it lies together that rows are too many to be copied one by one."""
+    if memory.strides is None:
+        return False
+    run_bytes = memory.item_bytes
+    for dim, stride in zip(reversed(memory.shape), reversed(memory.strides), strict=True):
+        if dim == 1:
+            continue
+        if stride != run_bytes:
+            return memory.nbytes // run_bytes > 1 and run_bytes < _RUN_BYTES_MIN
+        run_bytes *= dim
+    return False
+
+
+def packed(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The same elements one after the other, on the device, by a kernel of PyTorch's.
+
+    Returns:
+        None where the device has no memory for it.
+    """
+    out_of_memory = sys.modules["torch"].OutOfMemoryError
+    try:
+        return tensor.detach().contiguous()
+    except out_of_memory:
+        return None
 
 
 @functools.cache

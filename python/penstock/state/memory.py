@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.errors import UnsupportedStateError
 from penstock.state import dtypes
-from penstock.state.devices import direct_place
+from penstock.state.devices import direct_place, is_scattered, packed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -239,7 +239,7 @@ def to_source(memory: Memory, name: str, box: GlobalBox | None = None) -> Tensor
     """What the native module reads; of a device that it has no driver for, copied to the host here.
 
     Args:
-        memory: Where the elements are.
+        memory: Where the elements are; on a device all of its owner, unless they lie together.
         name: The tensor's name in the part.
         box: What it is of a global tensor, if it is a box.
     """
@@ -247,8 +247,10 @@ def to_source(memory: Memory, name: str, box: GlobalBox | None = None) -> Tensor
     if memory.device != CPU:
         place = direct_place(memory)
         if place is None:
-            host = memory.owner.detach().to(CPU)
-            memory = of_tensor(host, name)
+            memory = of_tensor(memory.owner.detach().to(CPU), name)
+        elif is_scattered(memory):
+            tensor = packed(memory.owner)
+            memory = memory if tensor is None else of_tensor(tensor, name)
     return (
         name,
         memory.dtype,
