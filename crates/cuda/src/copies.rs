@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::ptr;
 
 use crate::device::Entered;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::raw::{self, Copy2D, CopyAttributes, Location};
 use crate::stream::Stream;
 
@@ -98,6 +98,11 @@ impl Stream {
     }
 }
 
+/// Whether the same may be had by single calls, which say what is wrong otherwise.
+fn is_declined(error: &Error) -> bool {
+    matches!(error.code(), Some(raw::NOT_SUPPORTED | raw::INVALID_VALUE))
+}
+
 struct Queue<'a> {
     stream: &'a Stream,
     entered: &'a Entered<'a>,
@@ -111,9 +116,9 @@ impl Queue<'_> {
         if runs.len() >= BATCH_MIN {
             // SAFETY: the caller's promise is handed on.
             match unsafe { self.batch(runs) } {
-                // A driver may know the call and not do it.
+                // A driver may know the call and not do it, or not for memory that is not pinned.
                 None => {}
-                Some(Err(error)) if error.code() == Some(raw::NOT_SUPPORTED) => {}
+                Some(Err(error)) if is_declined(&error) => {}
                 Some(done) => return done,
             }
         }

@@ -6,6 +6,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -21,6 +22,8 @@ pub struct Device {
     handle: raw::Ordinal,
     context: raw::Context,
     pitch_max: usize,
+    /// Whether calls failed one after the other: work that is queued is not done any more.
+    has_failed: AtomicBool,
 }
 
 // SAFETY: a context is made for use by all threads of a process.
@@ -54,6 +57,7 @@ impl Device {
             handle,
             context,
             pitch_max,
+            has_failed: AtomicBool::new(false),
         })
     }
 
@@ -119,6 +123,19 @@ impl Device {
         Ok(entered)
     }
 
+    /// See [`Event::settle`](crate::Event::settle).
+    pub(crate) fn settle(&self, wait: impl Fn() -> Result<()>) {
+        for _ in 0..SETTLE_TRIES {
+            match wait() {
+                Ok(()) | Err(Error::Forked { .. }) => return,
+                // Once is enough for the next.
+                Err(_) if self.has_failed.load(Ordering::Relaxed) => return,
+                Err(_) => thread::sleep(SETTLE_PAUSE),
+            }
+        }
+        self.has_failed.store(true, Ordering::Relaxed);
+    }
+
     fn text(&self, ask: impl Fn(&Table, *mut c_char, c_int) -> Result<()>) -> Result<String> {
         let mut text: [c_char; 256] = [0; 256];
         ask(&self.table, text.as_mut_ptr(), text.len() as c_int - 1)?;
@@ -149,16 +166,6 @@ impl fmt::Debug for Device {
 /// Calls that fail one after the other before a device has.
 const SETTLE_TRIES: usize = 20;
 const SETTLE_PAUSE: Duration = Duration::from_millis(1);
-
-/// See [`Event::settle`](crate::Event::settle).
-pub(crate) fn settle(wait: impl Fn() -> Result<()>) {
-    for _ in 0..SETTLE_TRIES {
-        match wait() {
-            Ok(()) | Err(Error::Forked { .. }) => return,
-            Err(_) => thread::sleep(SETTLE_PAUSE),
-        }
-    }
-}
 
 fn check_process(process: u32) -> Result<()> {
     match process == std::process::id() {

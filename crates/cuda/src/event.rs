@@ -4,7 +4,7 @@
 use std::ptr;
 use std::sync::Arc;
 
-use crate::device::{self, Device};
+use crate::device::Device;
 use crate::error::Result;
 use crate::raw;
 
@@ -67,7 +67,7 @@ impl Event {
     /// says nothing of the work, so it is made again; a device that has failed fails them all, and copies
     /// nothing any more.
     pub fn settle(&self) {
-        device::settle(|| self.wait());
+        self.device.settle(|| self.wait());
     }
 
     pub(crate) fn handle(&self) -> raw::EventHandle {

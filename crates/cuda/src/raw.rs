@@ -19,6 +19,7 @@ pub(crate) type Graph = *mut c_void;
 pub(crate) type Address = u64;
 
 pub(crate) const SUCCESS: Code = 0;
+pub(crate) const INVALID_VALUE: Code = 1;
 pub(crate) const OUT_OF_MEMORY: Code = 2;
 pub(crate) const NO_DEVICE: Code = 100;
 pub(crate) const NOT_READY: Code = 600;

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::ptr;
 use std::sync::Arc;
 
-use crate::device::{self, Device};
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::raw;
@@ -74,7 +74,7 @@ impl Stream {
 
     /// As [`Event::settle`], for all that it has.
     pub fn settle(&self) {
-        device::settle(|| self.synchronize());
+        self.device.settle(|| self.synchronize());
     }
 
     /// `CUstream`, for others who use the driver; as long as this is there.

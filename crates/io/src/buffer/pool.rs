@@ -194,6 +194,11 @@ impl Pool {
         drop(released);
     }
 
+    /// Gives pinned memory that pools of this process have left for others back to the system.
+    pub fn release_kept() {
+        slab::release_kept();
+    }
+
     /// Whether its buffers are to be pinned.
     pub fn is_pinned(&self) -> bool {
         self.shared.pinned.is_some()

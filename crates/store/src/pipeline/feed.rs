@@ -92,6 +92,8 @@ struct State {
     is_released: bool,
     /// Whether nobody is kept waiting for devices who does not ask to.
     is_deferred: bool,
+    /// Whether somebody is asking at the moment who has changed the sources.
+    is_asking: bool,
     /// Failed or cancelled: nothing is copied or written any more.
     is_over: bool,
 }
@@ -123,6 +125,7 @@ impl Feed {
             is_open: is_lazy,
             is_released: false,
             is_deferred: false,
+            is_asking: false,
             is_over: false,
         };
         let feed = Feed {
@@ -174,9 +177,22 @@ impl Feed {
         self.lock().is_deferred = true;
         self.copy_runs()?;
         let mut state = self.lock();
-        while state.sources.is_some() && !state.is_over && state.staging + state.filling > 0 {
+        while !state.is_over && (state.staging + state.filling > 0 || state.is_asking) {
             state = wait_timeout(&self.supplied, state, TURN);
         }
+        // The host's part is copied, and may be changed from now on: what is asked later is asked too late.
+        let watch = (!state.is_over && self.is_last(&state)).then(|| state.watch.take());
+        drop(state);
+        if let Some(watch) = watch.flatten() {
+            let written = watch.find_written();
+            drop(watch);
+            let mut state = self.lock();
+            state.torn = state.torn.or(written);
+            state.is_over |= written.is_some();
+            self.release_sources(state);
+        }
+        // Who waits for the end waits for devices now.
+        self.released.notify_all();
         Ok(())
     }
 
@@ -388,10 +404,15 @@ impl Feed {
     fn let_go(&self, mut state: MutexGuard<'_, State>) {
         let (sources, watch) = (state.sources.take(), state.watch.take());
         let is_over = state.is_over;
+        state.is_asking |= watch.is_some();
         // Owners are somebody else's code.
         drop(state);
         let Some(sources) = sources else { return };
         let written = watch.as_ref().filter(|_| !is_over).map(Watch::find_written);
+        if watch.is_some() {
+            self.lock().is_asking = false;
+            self.supplied.notify_all();
+        }
         for source in sources.iter() {
             if let Region::Snapshot(snapshot) = source {
                 // Whoever needs it is told of a failure.
@@ -400,7 +421,7 @@ impl Feed {
         }
         drop((watch, sources));
         let mut state = self.lock();
-        state.torn = written.flatten();
+        state.torn = state.torn.or(written.flatten());
         state.is_over |= state.torn.is_some();
         state.is_released = true;
         state.is_open = true;

@@ -50,8 +50,10 @@ impl Arena {
         self.budget_bytes
     }
 
-    /// Gives memory that no save uses at the moment back to the system.
+    /// Gives memory that no save uses at the moment back to the system, also what other saves and loads
+    /// have pinned and left.
     pub fn release(&self) {
+        Pool::release_kept();
         let pools = self.lock();
         pools.all().for_each(Pool::release_free);
     }

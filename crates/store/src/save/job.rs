@@ -41,6 +41,7 @@ const STAGE_THREADS_MAX: usize = 4;
 
 /// The bound on what else a lazy job copies at once, outside of the memory for staging.
 const AT_ONCE_BYTES_MAX: u64 = 64 << 20;
+const UNCOUNTED: &str = "nobody tells of changes to some tensors that a device has";
 const TOO_MUCH_AT_ONCE: &str = "it has more than 64 MiB that has to be copied at the call";
 
 /// Where and when a job copies the state.
@@ -53,8 +54,7 @@ pub struct Staging {
     /// Of a lazy job, whether it fails where a tensor is changed before it is copied.
     pub is_watched: bool,
     /// Indices of tensors that a lazy job copies at once as well, whatever their size. With more than
-    /// 64 MiB of them beside the small ones it is an eager one. Where a device has one of them, all is
-    /// queued at once that devices copy, see [`Job::hold`].
+    /// 64 MiB of them beside the small ones it is an eager one, and so it is where a device has one.
     pub at_once: Vec<usize>,
     /// Streams that work on what devices have, which wait for what is copied at once.
     pub streams: Vec<Foreign>,
@@ -98,8 +98,6 @@ impl Job {
         let mut eager_because = None;
         let mut copied = Vec::new();
         let mut snapshots = Vec::new();
-        let is_device_at_once = |&index: &usize| sources[index].device().is_some();
-        let is_all_at_once = is_lazy && staging.at_once.iter().any(is_device_at_once);
         if is_lazy {
             copied = small(&sources, |source| source.host().is_some());
             let mut asked = staging.at_once.clone();
@@ -115,10 +113,11 @@ impl Job {
             }
             replace_by_copies(&mut sources, &copied)?;
             snapshots = replace_by_snapshots(&mut sources, &staging.streams)?;
-        }
-        if is_all_at_once {
-            let is_beyond_host = |&index: &usize| sources[index].host().is_none();
-            snapshots = (0..sources.len()).filter(is_beyond_host).collect();
+            let is_device = |&index: &usize| sources[index].device().is_some();
+            if staging.at_once.iter().any(is_device) {
+                is_lazy = false;
+                eager_because = Some(UNCOUNTED.to_owned());
+            }
         }
         let sources = Arc::new(sources);
         let mut watch = None;
@@ -146,15 +145,11 @@ impl Job {
                 device(&sources),
             );
         }
-        let job = Job {
+        Ok(Job {
             eager_because,
             snapshots,
             ..Job::of(planned, sources, watch, is_lazy, begun)
-        };
-        if is_all_at_once && is_lazy {
-            job.hold(&staging.streams)?;
-        }
-        Ok(job)
+        })
     }
 
     /// The job of a sync save of a state that lacks something, or nothing.

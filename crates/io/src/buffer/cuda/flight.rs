@@ -73,6 +73,8 @@ impl Flight {
             assert!(is_inside, "beyond the buffer");
             region.pieces(*start, buf.address() + into.start, into.len(), &mut pieces);
         }
+        // Without it a thread could note an earlier moment over a later one, and a region be let go of early.
+        let turn = lane.turn();
         // SAFETY: the buffer is nobody else's until it is waited for, also where this is dropped; a
         // region's memory stays where it is until its last copy is done, which the drop of the region
         // waits for; that nobody writes to it meanwhile is the promise of whoever lent it.
@@ -86,6 +88,7 @@ impl Flight {
         for (region, ..) in copies {
             region.is_copied_at(&event);
         }
+        drop(turn);
         self.events.push(event);
         Ok(())
     }

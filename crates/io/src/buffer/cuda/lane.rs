@@ -1,6 +1,6 @@
 //! The streams of one device that everybody in a process shares.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use penstock_cuda::{Device, Driver, Foreign, Stream};
 
@@ -10,6 +10,8 @@ use crate::Result;
 #[derive(Debug)]
 pub struct Lane {
     out: Stream,
+    /// Whose copies to the host are being queued and noted: the last noted is the last queued.
+    turn: Mutex<()>,
     back: Stream,
 }
 
@@ -40,6 +42,7 @@ impl Lane {
     pub fn new(device: &Arc<Device>) -> Result<Lane> {
         Ok(Lane {
             out: Stream::new(device)?,
+            turn: Mutex::default(),
             back: Stream::new(device)?,
         })
     }
@@ -80,6 +83,11 @@ impl Lane {
     /// As [`Lane::follow`].
     pub fn hold_for_fills(&self, stream: &Foreign) -> Result<()> {
         Ok(stream.wait_for(&self.back.record()?)?)
+    }
+
+    /// Held from the first copy that is queued until its moment is noted.
+    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn out(&self) -> &Stream {

@@ -76,7 +76,10 @@ impl Snapshot {
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda): the device has failed.
     pub fn is_here(&self) -> Result<bool> {
-        let arriving = self.lock();
+        // Whoever has it at the moment waits for it.
+        let Ok(arriving) = self.shared.arriving.try_lock() else {
+            return Ok(false);
+        };
         let is_here = arriving.as_ref().map(|(arriving, _)| arriving.is_here());
         is_here.unwrap_or(Ok(true))
     }

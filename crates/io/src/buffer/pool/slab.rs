@@ -16,6 +16,9 @@ const PLAIN_BYTES: usize = 16 << 20;
 /// Pinning takes a lock that all processes share: seldom, and never for a second.
 const PINNED_BYTES: usize = 256 << 20;
 
+/// Sizes are multiples of it, so that later pools find what they need.
+const STEP_BYTES: usize = 4 << 20;
+
 /// What a thread touches at once before memory is pinned.
 const TOUCH_BYTES: usize = 16 << 20;
 const TOUCH_THREADS_MAX: usize = 8;
@@ -49,7 +52,7 @@ impl Slab {
     /// One that devices reach, and that no fork has; with why it is not, where it is not. Its size is one of
     /// few, so that another pool can use it later.
     pub(super) fn pinned(bytes: usize, device: &Arc<Device>) -> Result<(Slab, Option<String>)> {
-        let mut memory = Memory::allocate(bytes.next_power_of_two())?;
+        let mut memory = Memory::allocate(bytes.next_multiple_of(STEP_BYTES))?;
         let pinned = match memory.keep_from_forks() {
             Ok(()) => {
                 // Pinning touches page after page itself, several times slower.
@@ -129,6 +132,12 @@ pub(super) fn keep(slabs: Vec<Slab>) {
     let gone: Vec<Slab> = kept.drain(..gone).collect();
     drop(kept);
     drop(gone);
+}
+
+/// Gives what is kept back to the system.
+pub(super) fn release_kept() {
+    let kept = std::mem::take(&mut *lock());
+    drop(kept);
 }
 
 fn lock() -> MutexGuard<'static, Vec<Slab>> {
