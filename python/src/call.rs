@@ -97,13 +97,11 @@ pub(crate) fn without_gil<T: Send>(
 }
 
 /// Runs `work` as [`without_gil`] does, on a thread of its own: this one is back with Python in
-/// between, when `pause` is over. That has to end with the work at the latest. Python has its say `then`;
-/// an exception of its counts for more than what comes of the work, which it has to stop.
+/// between, when `pause` is over. That has to end with the work at the latest.
 pub(crate) fn beside<T: Send, U: Send>(
     py: Python<'_>,
     work: impl FnOnce() -> Result<T, Error> + Send,
     pause: impl FnOnce() -> U + Send,
-    then: impl FnOnce() -> PyResult<()>,
 ) -> PyResult<T> {
     let row = Row::of_caller();
     let outcome = thread::scope(|scope| {
@@ -114,12 +112,9 @@ pub(crate) fn beside<T: Send, U: Send>(
         });
         let worker = spawned.map_err(no_thread)?;
         detached(py, pause);
-        let said = then();
-        Ok((detached(py, || worker.join()), said))
+        Ok(detached(py, || worker.join()))
     });
-    let (outcome, said) = outcome.unwrap_or_else(|error| (Ok(Err(error)), Ok(())));
-    said?;
-    value_or_exception(py, outcome)
+    value_or_exception(py, outcome.unwrap_or_else(|error| Ok(Err(error))))
 }
 
 /// The value or the exception.

@@ -73,12 +73,11 @@ impl Job {
     }
 
     /// Runs a write without the GIL. References to tensors that it lets go of are dropped as soon
-    /// as all are copied, not when the write ends; `staged` is called then, and stops it by an exception.
+    /// as all are copied, not when the write ends.
     fn run<T: Send>(
         &self,
         py: Python<'_>,
         attempt: &Attempt,
-        staged: Option<Bound<'_, PyAny>>,
         work: impl FnOnce(&mut save::Attempt) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
         let mut lent = attempt.lend()?;
@@ -88,18 +87,13 @@ impl Job {
             drop(lent);
             result
         };
-        let then = || match staged {
-            Some(staged) => staged.call0().map(drop).inspect_err(|_| self.stop()),
-            None => Ok(()),
-        };
         if self.inner.is_staged() {
-            then()?;
             return call::without_gil(py, work);
         }
         // The references stay until this thread is back with Python. No thread of ours may go there
         // in its place: one that Python does not know takes a lock of the interpreter first, and a
         // fork at that moment is a child that waits for it for ever.
-        let written = call::beside(py, work, || self.inner.wait_staged(None), then);
+        let written = call::beside(py, work, || self.inner.wait_staged(None));
         // Whoever stages must not wait for a write that could not begin.
         written.inspect_err(|_| detached(py, || self.inner.cancel()))
     }
@@ -200,17 +194,15 @@ impl Job {
     }
 
     /// Writes everything and casts the vote. For a thread in the background: it takes no signals.
-    #[pyo3(signature = (attempt, rank, staged=None))]
     fn write<'py>(
         &self,
         py: Python<'py>,
         attempt: &Attempt,
         rank: u32,
-        staged: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let progress = &self.progress;
         let write = |attempt: &mut save::Attempt| self.inner.write(attempt, rank, progress);
-        let written = self.run(py, attempt, staged, write)?;
+        let written = self.run(py, attempt, write)?;
         self.report(py, &written)
     }
 
@@ -218,7 +210,7 @@ impl Job {
     fn write_shards(&self, py: Python<'_>, attempt: &Attempt, rank: u32) -> PyResult<()> {
         let progress = &self.progress;
         let write = |attempt: &mut save::Attempt| self.inner.write_shards(attempt, rank, progress);
-        *self.shards() = Some(self.run(py, attempt, None, write)?);
+        *self.shards() = Some(self.run(py, attempt, write)?);
         Ok(())
     }
 
@@ -234,7 +226,7 @@ impl Job {
             return Err(PyRuntimeError::new_err("there are no shards to describe"));
         };
         let describe = |attempt: &mut save::Attempt| shards.describe(attempt, tree);
-        let written = self.run(py, attempt, None, describe)?;
+        let written = self.run(py, attempt, describe)?;
         self.report(py, &written)
     }
 

@@ -63,6 +63,7 @@ def layouts(dtype):
         "transposed": base.transpose(0, 2),
         "rows": base[2:9],
         "columns": base[:, 3:8],
+        "long rows": drawn((6, 1200), dtype, 4)[:, 100:1000],
         "items": base[..., 1:6],
         "steps": base[::3, :, ::2],
         "inner": base.permute(2, 0, 1)[1:5],
@@ -182,11 +183,12 @@ class Gpu:
         self.call("cuMemcpyHtoD_v2", address, source, nbytes)
         return GpuTensor(self, address.value, host)
 
-    def change(self, tensor, host):
-        """What an optimizer does: queued, and counted by PyTorch."""
+    def change(self, tensor, host, *, is_counted=True):
+        """What an optimizer does: queued, and counted by PyTorch, if it is not a fused one."""
         assert host.untyped_storage().nbytes() >= host.nbytes
         self._write(tensor.storage_address, host.untyped_storage())
-        torch.autograd.graph.increment_version(tensor)
+        if is_counted:
+            torch.autograd.graph.increment_version(tensor)
 
     def _write(self, address, storage):
         # Pinned, so that the host does not wait for the stream.

@@ -26,6 +26,7 @@ from penstock.state.build import Builder
 from penstock.state.gcpause import gc_paused
 from penstock.state.live import LiveState
 from penstock.state.references import BYTES_TAGS, Place, needed
+from penstock.state.unstaged import hold_devices
 from penstock.tracing import call, span
 
 if TYPE_CHECKING:
@@ -197,6 +198,9 @@ class _Reading:
             if targets is not None:
                 with span("fill files"), source.reading():
                     in_files = targets.fill_files(checkpoint, self._options)
+            if targets is not None:
+                # What is filled may be on its way into a save: copies that fill come after those.
+                hold_devices()
             with shown(self._wanted.progress, "loading") as update:
                 fetched = fetch(
                     checkpoint, seen, selection, targets, options=self._options, progress=update

@@ -4,32 +4,12 @@ from __future__ import annotations
 
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+from penstock.state.unstaged import hold_all, hold_devices, unstaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-
-class Unstaged(Protocol):
-    """A lazy save whose state must not change yet."""
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether this process saves, and not the one that it is a fork of."""
-
-    def hold(self) -> None:
-        """Has it copied before anything that this thread does or queues from now on."""
-
-
-unstaged: set[Unstaged] = set()
-"""All of them."""
-
-
-def hold_all() -> None:
-    """Has copied what any lazy save of this process has not, before it is changed."""
-    for pending in list(unstaged):
-        if pending.is_ours:
-            pending.hold()
 
 
 class Guard:
@@ -61,6 +41,26 @@ class Guard:
             began = time.perf_counter()
             hold_all()
             self.waited_seconds += time.perf_counter() - began
+
+
+def hold_before_steps() -> None:
+    """Has every optimizer of PyTorch hold what devices have, from now on, guarded or not.
+
+    Fused ones change tensors that PyTorch does not count.
+    """
+    global _is_hooked
+    if not _is_hooked:
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        register_optimizer_step_pre_hook(_before_any_step)
+        _is_hooked = True
+
+
+_is_hooked = False
+
+
+def _before_any_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    hold_devices()
 
 
 _guarded: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -45,7 +45,8 @@ def lazy_sources(flat: Flattened) -> LazySources:
     # What is copied by the call itself need not be held.
     held_from = 0 if small_bytes > _SMALL_TOTAL_BYTES_MAX else _SMALL_BYTES_MAX
     sources = [
-        _held(source) if size > held_from else source
+        # A device copies when its turn comes, whatever the size.
+        _held(source) if size > held_from or source[8] is not None else source
         for source, size in zip(flat.tensors, sizes, strict=True)
     ]
     return LazySources(sources, sorted(_unguarded(flat)))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.calls import events
 from penstock.errors import PenstockError, RankError, SaveCancelledError
-from penstock.saving.guard import unstaged
+from penstock.saving.guard import hold_before_steps
+from penstock.state.unstaged import unstaged
 from penstock.tracing import call, span
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class PendingSave:
         self._thread = threading.Thread(target=self._run, name="penstock-save", daemon=False)
         if lazy:
             unstaged.add(self)
+            if self._job.is_on_device:
+                hold_before_steps()
         _live.add(self)
         try:
             self._thread.start()
@@ -108,6 +111,11 @@ class PendingSave:
             self._see()
             raise
         unstaged.discard(self)
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether a device has some of the state, and has not copied it yet."""
+        return self._job.is_on_device
 
     def hold(self) -> None:
         """Sees to it that what an optimizer queues from now on comes after the copy.

@@ -100,6 +100,8 @@ class Save:
             self._flatten_seconds = time.perf_counter() - self._began
 
             tensors = lazy_sources(flat) if is_watched else LazySources(flat.tensors, [])
+            # Counted before the copies see what streams have queued.
+            self._versions = Versions(destination.path, tensors.sources if is_watched else ())
             self.job = _native.Job(
                 destination.path,
                 tensors.sources,
@@ -115,12 +117,10 @@ class Save:
                 at_once=tensors.at_once,
             )
             self.is_lazy = self.job.is_lazy
-            is_counted = is_watched and self.is_lazy
-            self._versions = Versions(
-                destination.path,
-                tensors.sources if is_counted else (),
-                copied=[*self.job.snapshots, *tensors.at_once],
-            )
+            if self.is_lazy:
+                self._versions.leave_out(self.job.snapshots)
+            else:
+                self._versions.clear()
 
     def _take_apart(self, state: Any, *, finds_overlaps: bool) -> Flattened:
         state = captured(state)
@@ -159,6 +159,7 @@ class Save:
 
     def cancel(self) -> None:
         """Gives up, unless the commit has begun; from any thread."""
+        self._versions.clear()
         self.job.cancel()
         if self._round is not None:
             self._round.cancel()
@@ -206,22 +207,26 @@ class Save:
 
     def _write_alone(self, attempt: _native.Attempt) -> dict[str, Any]:
         try:
-            return self.job.write(attempt, _RANK_ALONE, self._versions.settle)
+            written = self.job.write(attempt, _RANK_ALONE)
         except KeyboardInterrupt:
             # What has changed too early says more.
             self._versions.settle()
             raise
+        self._versions.settle()
+        return written
 
     def _write(self, attempt: _native.Attempt, one: Round) -> dict[str, Any]:
         """Writes what this rank has to write of a save of many, unless another one fails."""
         try:
             with one.listening(self.job.cancel):
-                return self.job.write(attempt, one.rank, self._versions.settle)
+                written = self.job.write(attempt, one.rank)
         except KeyboardInterrupt:
-            self._versions.settle()
-            # Of what cancelled the job, another rank's failure says more.
+            # Another rank's failure says more, and so does what changed too early.
             one.check_failed()
+            self._versions.settle()
             raise
+        self._versions.settle()
+        return written
 
     def _commit(
         self,

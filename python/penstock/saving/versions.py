@@ -1,8 +1,9 @@
 """`Versions`: whether PyTorch has changed what a device had not copied yet of a lazy save.
 
 No kernel tells of writes to the memory of a device. PyTorch counts the changes in place of each
-tensor, and an operation is counted by the thread that queues it. What is not counted is not seen:
-``tensor.data``, replays of CUDA graphs, kernels that are given addresses.
+tensor, once they are queued. What it does not count is not seen: fused optimizers, which all call
+`penstock.saving.guard` before they step, collectives, ``tensor.data``, replays of CUDA graphs,
+kernels that are given addresses.
 """
 
 from __future__ import annotations
@@ -24,35 +25,45 @@ class Versions:
     Args:
         path: The checkpoint's directory.
         sources: The tensors of the save, each held by an owner that shares its count.
-        copied: Indices of those that are copied before anything can change them.
     """
 
-    def __init__(
-        self, path: str, sources: Sequence[TensorSource], *, copied: Sequence[int]
-    ) -> None:
+    def __init__(self, path: str, sources: Sequence[TensorSource]) -> None:
         self._path = path
         self._lock = threading.Lock()
         self._error: StateMismatchError | None = None
-        skipped = set(copied)
-        self._counted: list[tuple[str, Any, int]] = [
-            (source[0], tensor, tensor._version)
+        self._counted: list[tuple[int, str, Any, int]] = [
+            (index, source[0], tensor, tensor._version)
             for index, source in enumerate(sources)
-            if source[8] is not None and index not in skipped
+            if source[8] is not None
             for tensor in _tensors(source[6])
+            if not tensor.is_inference()
         ]
         self.ordinals = {source[8][0] for source in sources if source[8] is not None}
         """Numbers of the devices."""
 
+    def leave_out(self, copied: Sequence[int]) -> None:
+        """Forgets tensors that are copied before anything can change them, by their indices."""
+        skipped = set(copied)
+        with self._lock:
+            self._counted = [one for one in self._counted if one[0] not in skipped]
+
+    def clear(self) -> None:
+        """Forgets all of them: what becomes of the save is decided."""
+        with self._lock:
+            self._counted.clear()
+
     def settle(self) -> None:
         """Looks whether anything has changed, the first time; what changes later does no harm.
 
-        To be called when all is copied, or everything that changes it has to wait for that.
+        To be called by whoever is about to be told that the state is free, and at the end of the
+        write. Not when the last copy ends: an operation is counted after it is queued, and what has
+        changed by then may be counted a moment later.
 
         Raises:
             StateMismatchError: Something has; the save has failed.
         """
         with self._lock:
-            for name, tensor, version in self._counted:
+            for _, name, tensor, version in self._counted:
                 if tensor._version != version and self._error is None:
                     self._error = StateMismatchError(
                         f"{self._path}: {name} was changed before it was copied; call "

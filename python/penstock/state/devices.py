@@ -11,11 +11,10 @@ import sys
 from typing import TYPE_CHECKING, TypeAlias
 
 from penstock import _native
+from penstock.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    import torch
 
     from penstock.state.memory import Memory
 
@@ -31,14 +30,28 @@ def direct_place(memory: Memory) -> Place | None:
 
     Returns:
         None where PyTorch has to copy it to the host.
+
+    Raises:
+        DeviceError: This is a fork of a process that has used CUDA.
     """
     kind, _, number = memory.device.partition(":")
     if kind != "cuda" or not memory.address or not is_direct():
         return None
     torch = sys.modules["torch"]
+    if torch.cuda._is_in_bad_fork():
+        raise DeviceError(
+            "CUDA was used before this process was forked: no fork of it can use it; start "
+            "processes with spawn or forkserver where they save or load what a device has",
+            code=None,
+        )
     ordinal = int(number or torch.cuda.current_device())
-    return ordinal, torch.cuda.current_stream(ordinal).cuda_stream
+    stream = torch.cuda.current_stream(ordinal).cuda_stream
+    # Each thread has another one by that handle, and others queue here.
+    return None if stream == _PER_THREAD else (ordinal, stream)
 
+
+_PER_THREAD = 2
+"""``CU_STREAM_PER_THREAD``."""
 
 _RUN_BYTES_MIN = 512
 """What lies together in a tensor's rows, at the least, for a device to copy it row by row.
@@ -59,19 +72,6 @@ def is_scattered(memory: Memory) -> bool:
             return memory.nbytes // run_bytes > 1 and run_bytes < _RUN_BYTES_MIN
         run_bytes *= dim
     return False
-
-
-def packed(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The same elements one after the other, on the device, by a kernel of PyTorch's.
-
-    Returns:
-        None where the device has no memory for it.
-    """
-    out_of_memory = sys.modules["torch"].OutOfMemoryError
-    try:
-        return tensor.detach().contiguous()
-    except out_of_memory:
-        return None
 
 
 @functools.cache

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.errors import UnsupportedStateError
 from penstock.state import dtypes
-from penstock.state.devices import direct_place, is_scattered, packed
+from penstock.state.devices import direct_place, is_scattered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -245,12 +245,9 @@ def to_source(memory: Memory, name: str, box: GlobalBox | None = None) -> Tensor
     """
     place = None
     if memory.device != CPU:
-        place = direct_place(memory)
+        place = None if is_scattered(memory) else direct_place(memory)
         if place is None:
             memory = of_tensor(memory.owner.detach().to(CPU), name)
-        elif is_scattered(memory):
-            tensor = packed(memory.owner)
-            memory = memory if tensor is None else of_tensor(tensor, name)
     return (
         name,
         memory.dtype,

@@ -12,7 +12,9 @@ from penstock.loading.fetch import merged
 
 
 def read(bytes_read, *, is_direct):
-    sums = dict.fromkeys(("bytes", "bounced_bytes", "tensors", "files", "seconds"), 1)
+    sums = dict.fromkeys(
+        ("bytes", "bounced_bytes", "device_bytes", "tensors", "files", "seconds"), 1
+    )
     return {
         **sums, "bytes_read": bytes_read, "phases": {}, "fallbacks": [], "direct_io": is_direct,
         "staging_peak_bytes": 1,
