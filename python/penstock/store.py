@@ -220,9 +220,12 @@ class CheckpointStore(MirroredSteps):
         watches the memory. Where it does not (before Linux 6.7, in containers that are refused
         ``userfaultfd``, while another state is watched, for memory that processes share or that a
         file is mapped to), the state is copied at the call, as without ``lazy``, and
-        `SaveReport.fallbacks` says why. Tensors of up to 64 KiB are copied at the call in any case,
-        the smallest first and up to 64 MiB, and so are arrays, pinned tensors and tensors of
-        inference mode; with more than 64 MiB of those, all is.
+        `SaveReport.fallbacks` says why. No kernel watches the memory of a GPU: there every
+        optimizer of PyTorch waits for the copy by its stream, and of other changes those are
+        noticed that PyTorch counts; `PendingSave.hold` comes before the rest. Tensors of up to
+        64 KiB are copied at the call in any case, the smallest first and up to 64 MiB, and so are
+        arrays, pinned tensors and tensors of inference mode; with more than 64 MiB of those, or one
+        of a GPU, all is.
 
         Among many ranks, a rank whose state has plain tensors reads them at the call, lazy or not,
         and waits until all ranks have come: they find out who holds the same ones. What it holds

@@ -45,6 +45,7 @@ class PendingSave:
         step: The training step.
         stall_seconds: How long the call that returned this took: what training lost.
         is_told: Whether its end is that of a call of which observers are told.
+        is_on_device: Whether a GPU had some of the state to copy when the call returned.
 
     Example:
         >>> import numpy as np, penstock, tempfile
@@ -66,6 +67,8 @@ class PendingSave:
         self.stall_seconds = 0.0
         self._save: Save | None = save
         self._job = save.job
+        # Also when all is copied: somebody has to say so before the state changes.
+        self.is_on_device = save.job.is_on_device
         self._after = after
         self.is_told = is_told
         self._report: SaveReport | None = None
@@ -78,7 +81,7 @@ class PendingSave:
         self._thread = threading.Thread(target=self._run, name="penstock-save", daemon=False)
         if lazy:
             unstaged.add(self)
-            if self._job.is_on_device:
+            if self.is_on_device:
                 hold_before_steps()
         _live.add(self)
         try:
@@ -111,11 +114,6 @@ class PendingSave:
             self._see()
             raise
         unstaged.discard(self)
-
-    @property
-    def is_on_device(self) -> bool:
-        """Whether a device has some of the state, and has not copied it yet."""
-        return self._job.is_on_device
 
     def hold(self) -> None:
         """Sees to it that what an optimizer queues from now on comes after the copy.

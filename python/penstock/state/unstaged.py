@@ -12,9 +12,8 @@ class Unstaged(Protocol):
     def is_ours(self) -> bool:
         """Whether this process saves, and not the one that it is a fork of."""
 
-    @property
-    def is_on_device(self) -> bool:
-        """Whether a device has some of it, and has not copied it yet."""
+    is_on_device: bool
+    """Whether a device had some of it to copy at first."""
 
     def hold(self) -> None:
         """Has it copied before anything that this thread does or queues from now on."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -107,8 +109,10 @@ def test_small_tensors_may_change_after_the_call(gpu, disk_path):
     assert same(store.load(1)["mean"], mean)
 
 
-def test_an_optimizer_without_a_guard_waits_too(gpu, disk_path):
-    """Fused ones change tensors that PyTorch does not count."""
+@pytest.mark.parametrize("is_counted", [False, True])
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_an_optimizer_without_a_guard_waits_too(gpu, disk_path, is_counted, is_copied):
+    """Fused ones change tensors that PyTorch does not count; others do, also when all is copied."""
     store = penstock.CheckpointStore(
         disk_path / "store", options=penstock.Options(staging_bytes=4 * MIB)
     )
@@ -120,8 +124,10 @@ def test_an_optimizer_without_a_guard_waits_too(gpu, disk_path):
         before = drawn((2 * MIB,), torch.float32, seed)
         tensor = gpu.put(before)
         pending = store.save_async(seed, {"w": tensor}, lazy=True)
+        while is_copied and pending._job.is_on_device:
+            time.sleep(0.0005)
         optimizer.step()
-        gpu.change(tensor, torch.zeros(2 * MIB), is_counted=False)
+        gpu.change(tensor, torch.zeros(2 * MIB), is_counted=is_counted)
         pending.result()
         assert same(store.load(seed)["w"], before)
         gpu.forget()
