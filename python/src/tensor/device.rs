@@ -73,14 +73,6 @@ pub(super) fn region(
     strides: Option<&[isize]>,
     owner: Box<Owner>,
 ) -> DeviceRegion {
-    let contiguous;
-    let strides = match strides {
-        Some(strides) => strides,
-        None => {
-            contiguous = row_major(item_bytes, shape);
-            &contiguous
-        }
-    };
     // SAFETY: the package passes the data pointer and the strides of a live tensor of this device, shape
     // and item size, with the object itself as the owner, and the stream that its user works on.
     unsafe { DeviceRegion::new(lane, address as u64, item_bytes, shape, strides, owner) }
@@ -105,14 +97,4 @@ fn foreign(lane: &Lane, handle: usize) -> Foreign {
     // SAFETY: the package passes the handle of the current stream of a device, which PyTorch never
     // destroys.
     unsafe { Foreign::new(lane.device(), handle) }
-}
-
-fn row_major(item_bytes: usize, shape: &[usize]) -> Vec<isize> {
-    let mut stride = item_bytes.cast_signed();
-    let mut strides = vec![0; shape.len()];
-    for (place, &size) in strides.iter_mut().zip(shape).rev() {
-        *place = stride;
-        stride = stride.wrapping_mul(size.cast_signed());
-    }
-    strides
 }

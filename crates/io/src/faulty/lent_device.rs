@@ -93,7 +93,16 @@ impl LentDevice {
         let address = self.memory.address() + offset as u64;
         let owner = Box::new(Arc::clone(&self.memory));
         // SAFETY: every item is in the memory (checked above), which lives as long as the owner.
-        unsafe { DeviceRegion::new(&self.lane, address, item_bytes, shape, strides_bytes, owner) }
+        unsafe {
+            DeviceRegion::new(
+                &self.lane,
+                address,
+                item_bytes,
+                shape,
+                Some(strides_bytes),
+                owner,
+            )
+        }
     }
 
     /// Lends all of it to be filled, as bytes.

@@ -26,8 +26,8 @@ pub struct DeviceRegion {
 }
 
 impl DeviceRegion {
-    /// A strided array of `shape` with items of `item_bytes`, its first item at `address`. Strides may be
-    /// zero or negative.
+    /// An array of `shape` with items of `item_bytes`, its first item at `address`; in row-major order
+    /// without `strides_bytes`, which may be zero or negative.
     ///
     /// # Panics
     /// If `shape` and `strides_bytes` differ in length, or the content exceeds `u64` bytes.
@@ -41,12 +41,14 @@ impl DeviceRegion {
         address: u64,
         item_bytes: usize,
         shape: &[usize],
-        strides_bytes: &[isize],
+        strides_bytes: Option<&[isize]>,
         owner: Box<dyn Any + Send + Sync>,
     ) -> DeviceRegion {
-        assert_eq!(shape.len(), strides_bytes.len(), "a stride per dimension");
         let len = content_bytes(item_bytes, shape);
-        let strided = (len > 0).then(|| Strided::to_content(item_bytes, shape, strides_bytes));
+        let strided = strides_bytes.filter(|_| len > 0).map(|strides| {
+            assert_eq!(shape.len(), strides.len(), "a stride per dimension");
+            Strided::to_content(item_bytes, shape, strides)
+        });
         DeviceRegion {
             lane: Arc::clone(lane),
             address,
