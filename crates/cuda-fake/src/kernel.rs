@@ -1,55 +1,118 @@
-//! What a kernel is: a function of the host, which runs on its stream's thread, all of the grid in one call,
-//! and reaches memory through [`Reach`] alone. Those that there are stand in `kernels.rs`.
+//! What a kernel is: the same text that is compiled for devices, compiled for the host. A warp is a thread, of
+//! which there are some few whatever the grid, and reaches memory through the driver alone.
+
+use std::cell::RefCell;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use crate::memory::AddressSpace;
 use crate::status::{Answer, Status};
 
+/// A kernel by its entry: all have five arguments, of 64 bits each.
+pub(crate) type Entry = unsafe extern "C" fn(u64, u64, u64, u64, u64);
+
+/// Arguments of every kernel.
+pub(crate) const ARGUMENTS: usize = 5;
+
+const LANES: u64 = 32;
+
+/// Warps that run side by side, at most: they share the work of a grid out among themselves.
+const WARPS_MAX: u64 = 8;
+
 /// What can be found in a module.
 pub(crate) struct Kernel {
     pub(crate) name: &'static str,
-    /// Bytes of each argument, 4 or 8, in order.
-    pub(crate) argument_bytes: &'static [usize],
-    /// Gets the arguments as unsigned numbers, whatever their type.
-    pub(crate) run: fn(&[u64], &Reach<'_>) -> Answer,
+    pub(crate) entry: Entry,
 }
 
 /// A kernel with the arguments that it was launched with.
 pub(crate) struct Launch {
     pub(crate) kernel: &'static Kernel,
-    pub(crate) arguments: Vec<u64>,
+    pub(crate) arguments: [u64; ARGUMENTS],
+    /// Of all blocks.
+    pub(crate) threads: u64,
 }
 
 impl Launch {
-    pub(crate) fn run(&self, space: &AddressSpace) -> Answer {
-        (self.kernel.run)(&self.arguments, &Reach { space })
+    pub(crate) fn run(&self, space: &Arc<AddressSpace>) -> Answer {
+        let warps = (self.threads / LANES).clamp(1, WARPS_MAX);
+        let has_strayed = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for number in 0..warps {
+                let warp = Warp {
+                    space: Arc::clone(space),
+                    number,
+                    warps,
+                    has_strayed: false,
+                };
+                let has_strayed = &has_strayed;
+                scope.spawn(move || {
+                    if self.run_warp(warp) {
+                        has_strayed.store(true, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        match has_strayed.into_inner() {
+            true => Err(Status::ILLEGAL_ADDRESS),
+            false => Ok(()),
+        }
+    }
+
+    /// Says whether it left its memory.
+    fn run_warp(&self, warp: Warp) -> bool {
+        WARP.with_borrow_mut(|here| *here = Some(warp));
+        let [a, b, c, d, e] = self.arguments;
+        // SAFETY: the entry has these arguments, and reaches memory through `penstock_host_reach`.
+        unsafe { (self.kernel.entry)(a, b, c, d, e) };
+        let warp = WARP.take();
+        warp.is_some_and(|warp| warp.has_strayed)
     }
 }
 
-/// Memory as a kernel sees it: that of devices, and mapped pinned memory of the host.
-pub(crate) struct Reach<'a> {
-    space: &'a AddressSpace,
+struct Warp {
+    space: Arc<AddressSpace>,
+    number: u64,
+    warps: u64,
+    has_strayed: bool,
 }
 
-impl Reach<'_> {
-    /// Copies within that memory.
-    pub(crate) fn copy(&self, to: u64, from: u64, bytes: u64) -> Answer {
-        let source = self.find(from, bytes)?;
-        let destination = self.find(to, bytes)?;
-        // SAFETY: both were found to be mapped over all bytes, and stay so while the kernel runs.
-        unsafe { destination.copy_from(source, bytes as usize) };
-        Ok(())
-    }
+thread_local! {
+    /// The one that this thread runs.
+    static WARP: RefCell<Option<Warp>> = const { RefCell::new(None) };
+}
 
-    /// The number at an address.
-    pub(crate) fn number(&self, address: u64) -> Answer<u64> {
-        let source = self.find(address, 8)?;
-        // SAFETY: eight bytes were found to be mapped there, and stay so while the kernel runs.
-        Ok(unsafe { source.cast::<u64>().read_unaligned() })
-    }
+/// What a warp is asked for; 0 on a thread that runs none.
+fn with_warp(ask: impl FnOnce(&Warp) -> u64) -> u64 {
+    WARP.with_borrow(|warp| warp.as_ref().map_or(0, ask))
+}
 
-    fn find(&self, address: u64, bytes: u64) -> Answer<*mut u8> {
-        self.space
-            .reach(address, bytes)
-            .ok_or(Status::ILLEGAL_ADDRESS)
-    }
+#[unsafe(no_mangle)]
+extern "C" fn penstock_host_reach(address: u64, bytes: u64) -> *mut c_void {
+    WARP.with_borrow_mut(|warp| {
+        let Some(warp) = warp else {
+            return ptr::null_mut();
+        };
+        let reached = warp.space.reach(address, bytes);
+        warp.has_strayed |= reached.is_none();
+        reached.map_or(ptr::null_mut(), <*mut u8>::cast)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn penstock_warp() -> u64 {
+    with_warp(|warp| warp.number)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn penstock_warps() -> u64 {
+    with_warp(|warp| warp.warps)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn penstock_pause() {
+    thread::yield_now();
 }

@@ -1,13 +1,21 @@
 //! All kernels that there are, by the name of their entry in a module.
 //!
-//! **To add one**: a file in `kernels/` with its function, and a row here with the width of each argument.
-
-mod pack;
+//! **To add one**: its text in `crates/io/kernels/gather.cu`, and a row here.
 
 use crate::kernel::Kernel;
 
-pub(crate) const KERNELS: &[Kernel] = &[Kernel {
-    name: "penstock_pack",
-    argument_bytes: &[8, 8, 8, 8, 8],
-    run: pack::run,
-}];
+unsafe extern "C" {
+    fn penstock_gather(fifo: u64, ids: u64, id_bytes: u64, count: u64, out: u64);
+    fn penstock_pack(out: u64, table: u64, ids: u64, count: u64, row_bytes: u64);
+}
+
+pub(crate) const KERNELS: &[Kernel] = &[
+    Kernel {
+        name: "penstock_gather",
+        entry: penstock_gather,
+    },
+    Kernel {
+        name: "penstock_pack",
+        entry: penstock_pack,
+    },
+];

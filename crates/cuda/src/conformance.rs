@@ -4,11 +4,22 @@
 #![allow(unsafe_code)]
 
 use std::alloc::{self, Layout};
+use std::ffi::CStr;
 use std::sync::Arc;
 use std::thread;
 
 use crate::raw;
-use crate::{Device, DeviceMemory, Direction, Driver, Error, Foreign, Piece, Registration, Stream};
+use crate::{
+    Device, DeviceMemory, Direction, Driver, Error, Foreign, Module, Piece, Registration, Stream,
+};
+
+/// Those that are launched, as they are built into who does.
+const KERNELS: &CStr = match CStr::from_bytes_with_nul(
+    concat!(include_str!("../../io/kernels/gather.ptx"), "\0").as_bytes(),
+) {
+    Ok(text) => text,
+    Err(_) => panic!("the text has no zero"),
+};
 
 /// A check by its name.
 pub type Check = (&'static str, fn(&Driver));
@@ -34,6 +45,11 @@ pub const CHECKS: &[Check] = &[
     ),
     ("the default stream can be waited for", the_default_stream),
     ("memory is pinned once", memory_is_pinned_once),
+    ("kernels reach memory of the host", kernels_reach_the_host),
+    (
+        "a kernel that there is not is refused",
+        no_kernel_of_another_name,
+    ),
     ("too much memory is an error", too_much_memory),
     ("threads share a device", threads_share_a_device),
     ("what is dropped early is done all the same", dropped_early),
@@ -302,6 +318,50 @@ fn memory_is_pinned_once(driver: &Driver) {
     drop(unsafe { Registration::new(&device, host.address(), 1 << 20) }.unwrap());
     // SAFETY: as above.
     drop(unsafe { Registration::new(&device, host.address(), 1 << 20) }.unwrap());
+}
+
+/// Rows of a table on the host, by ids on the device, packed by a kernel and copied back.
+fn kernels_reach_the_host(driver: &Driver) {
+    const ROWS: usize = 100;
+    const ROW_BYTES: usize = 48;
+    let device = first(driver);
+    let stream = Stream::new(&device).unwrap();
+    let mut table = Host::plain(ROWS * ROW_BYTES).filled(3);
+    // SAFETY: the pages are there until the drop, which gives the claim up first.
+    let mapped =
+        unsafe { Registration::mapped(&device, table.address(), table.layout.size()) }.unwrap();
+    let at = mapped.device_address().unwrap();
+    table.pinned = Some(mapped);
+    let wanted = [7_u64, 0, 99, 7];
+    let ids = DeviceMemory::allocate(&device, size_of_val(&wanted)).unwrap();
+    let address = wanted.as_ptr().expose_provenance();
+    let piece = Piece::run(address, ids.address(), ids.len());
+    copy(&stream, Direction::ToDevice, &[piece]);
+    let out = DeviceMemory::allocate(&device, wanted.len() * ROW_BYTES).unwrap();
+    let kernel = Module::load(&device, KERNELS).unwrap();
+    let kernel = kernel.kernel(c"penstock_pack").unwrap();
+    let count = wanted.len() as u64;
+    let arguments = [out.address(), at, ids.address(), count, ROW_BYTES as u64];
+    // SAFETY: the stream is there until it has ended, and so is the memory.
+    unsafe {
+        let stream = Foreign::new(&device, stream.raw());
+        kernel.launch(&stream, 2, 64, arguments).unwrap();
+    }
+    let back = Host::pinned(&device, out.len());
+    let piece = Piece::run(back.address(), out.address(), out.len());
+    copy(&stream, Direction::ToHost, &[piece]);
+    stream.synchronize().unwrap();
+    for (row, &id) in back.bytes().chunks(ROW_BYTES).zip(&wanted) {
+        assert!(row == &table.bytes()[id as usize * ROW_BYTES..][..ROW_BYTES]);
+    }
+}
+
+fn no_kernel_of_another_name(driver: &Driver) {
+    let device = first(driver);
+    let module = Module::load(&device, KERNELS).unwrap();
+    let error = module.kernel(c"penstock_other").unwrap_err();
+    assert_eq!(error.code(), Some(500));
+    assert!(Module::load(&device, c"no kernels").is_err());
 }
 
 fn too_much_memory(driver: &Driver) {

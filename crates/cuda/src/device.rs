@@ -100,6 +100,16 @@ impl Device {
         Ok((free, total))
     }
 
+    /// Waits until all is done that anybody in this process has queued, on all streams.
+    ///
+    /// # Errors
+    /// What went wrong on the device, and what the driver says.
+    pub fn synchronize(&self) -> Result<()> {
+        let entered = self.enter()?;
+        // SAFETY: the context is the current one.
+        unsafe { entered.context_synchronize() }
+    }
+
     /// The most bytes from one row to the next that a copy of rows can have.
     pub(crate) fn pitch_max(&self) -> usize {
         self.pitch_max

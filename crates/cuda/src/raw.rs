@@ -12,6 +12,10 @@ pub(crate) type Context = *mut c_void;
 pub(crate) type StreamHandle = *mut c_void;
 /// `CUevent`.
 pub(crate) type EventHandle = *mut c_void;
+/// `CUmodule`.
+pub(crate) type ModuleHandle = *mut c_void;
+/// `CUfunction`.
+pub(crate) type FunctionHandle = *mut c_void;
 /// `CUgraph`.
 #[cfg(feature = "conformance")]
 pub(crate) type Graph = *mut c_void;
@@ -34,6 +38,8 @@ pub(crate) const EVENT_BLOCKING_SYNC: c_uint = 1;
 pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
 /// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for all devices.
 pub(crate) const REGISTER_PORTABLE: c_uint = 1;
+/// `CU_MEMHOSTREGISTER_DEVICEMAP`: kernels reach it.
+pub(crate) const REGISTER_DEVICEMAP: c_uint = 2;
 /// `CU_STREAM_CAPTURE_STATUS_NONE`.
 pub(crate) const CAPTURE_STATUS_NONE: c_int = 0;
 /// `CU_STREAM_CAPTURE_MODE_GLOBAL`.

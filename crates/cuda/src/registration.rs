@@ -1,7 +1,7 @@
 //! Memory of the host that devices reach by themselves.
 #![allow(unsafe_code)]
 
-use std::ffi::c_void;
+use std::ffi::{c_uint, c_void};
 use std::ptr;
 use std::sync::Arc;
 
@@ -29,14 +29,57 @@ impl Registration {
     /// The pages from `address` on are the caller's and stay mapped, in this process, until this is
     /// dropped.
     pub unsafe fn new(device: &Arc<Device>, address: usize, bytes: usize) -> Result<Registration> {
+        // SAFETY: the caller's promise is handed on.
+        unsafe { Registration::with(device, address, bytes, raw::REGISTER_PORTABLE) }
+    }
+
+    /// As [`Registration::new`], of memory that kernels of the device read and write as well. It takes some
+    /// memory of the device.
+    ///
+    /// # Errors
+    /// As [`Registration::new`].
+    ///
+    /// # Safety
+    /// As [`Registration::new`].
+    pub unsafe fn mapped(
+        device: &Arc<Device>,
+        address: usize,
+        bytes: usize,
+    ) -> Result<Registration> {
+        let flags = raw::REGISTER_PORTABLE | raw::REGISTER_DEVICEMAP;
+        // SAFETY: the caller's promise is handed on.
+        unsafe { Registration::with(device, address, bytes, flags) }
+    }
+
+    /// # Safety
+    /// As [`Registration::new`].
+    unsafe fn with(
+        device: &Arc<Device>,
+        address: usize,
+        bytes: usize,
+        flags: c_uint,
+    ) -> Result<Registration> {
         let entered = device.enter()?;
         let start: *mut c_void = ptr::with_exposed_provenance_mut(address);
         // SAFETY: the pages are mapped, and stay so.
-        unsafe { entered.host_register(start, bytes, raw::REGISTER_PORTABLE) }?;
+        unsafe { entered.host_register(start, bytes, flags) }?;
         Ok(Registration {
             device: Arc::clone(device),
             address,
         })
+    }
+
+    /// Where kernels find the memory, if they reach it at all.
+    ///
+    /// # Errors
+    /// What the driver says, notably of memory that is not mapped.
+    pub fn device_address(&self) -> Result<u64> {
+        let entered = self.device.enter()?;
+        let host: *mut c_void = ptr::with_exposed_provenance_mut(self.address);
+        let mut address = 0;
+        // SAFETY: it writes one number; the memory is registered.
+        unsafe { entered.host_device_pointer(&raw mut address, host, 0) }?;
+        Ok(address)
     }
 
     /// Whether it was made by this device; it serves all others as well.

@@ -144,7 +144,7 @@ impl Foreign {
 
     /// Refuses one whose work goes into a graph: what it has "queued" is not done when it is, and an event
     /// of it belongs to the graph.
-    fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let entered = self.device.enter()?;
         let mut status: c_int = 0;
         // SAFETY: it writes one number; the stream is there by the promise that was made.
@@ -155,7 +155,7 @@ impl Foreign {
         }
     }
 
-    fn handle(&self) -> raw::StreamHandle {
+    pub(crate) fn handle(&self) -> raw::StreamHandle {
         ptr::with_exposed_provenance_mut(self.handle)
     }
 }

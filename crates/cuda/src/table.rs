@@ -15,7 +15,8 @@ use crate::error::{Error, Result};
 #[cfg(feature = "conformance")]
 use crate::raw::Graph;
 use crate::raw::{
-    Address, Code, Context, Copy2D, CopyAttributes, EventHandle, Ordinal, SUCCESS, StreamHandle,
+    Address, Code, Context, Copy2D, CopyAttributes, EventHandle, FunctionHandle, ModuleHandle,
+    Ordinal, SUCCESS, StreamHandle,
 };
 
 macro_rules! table {
@@ -95,6 +96,16 @@ table! {
         memory_free = "cuMemFree_v2"(address: Address);
         host_register = "cuMemHostRegister_v2"(address: *mut c_void, bytes: usize, flags: c_uint);
         host_unregister = "cuMemHostUnregister"(address: *mut c_void);
+        host_device_pointer = "cuMemHostGetDevicePointer_v2"(address: *mut Address, host: *mut c_void, flags: c_uint);
+        context_synchronize = "cuCtxSynchronize"();
+        module_load = "cuModuleLoadData"(module: *mut ModuleHandle, image: *const c_void);
+        module_unload = "cuModuleUnload"(module: ModuleHandle);
+        module_function = "cuModuleGetFunction"(function: *mut FunctionHandle, module: ModuleHandle, name: *const c_char);
+        launch = "cuLaunchKernel"(
+            function: FunctionHandle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
+            block_y: c_uint, block_z: c_uint, shared_bytes: c_uint, stream: StreamHandle,
+            arguments: *mut *mut c_void, extra: *mut *mut c_void
+        );
         copy_to_device = "cuMemcpyHtoDAsync_v2"(to: Address, from: *const c_void, bytes: usize, stream: StreamHandle);
         copy_to_host = "cuMemcpyDtoHAsync_v2"(to: *mut c_void, from: Address, bytes: usize, stream: StreamHandle);
         copy_2d = "cuMemcpy2DAsync_v2"(copy: *const Copy2D, stream: StreamHandle);

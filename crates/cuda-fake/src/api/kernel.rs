@@ -1,14 +1,13 @@
 //! Modules, functions and launches.
 
 use std::ffi::{CStr, c_char, c_void};
-use std::ptr;
 
 use super::stream::context_of;
 use super::{Out, put, wanted};
 use crate::driver::{Needs, call};
 use crate::executor::submit;
 use crate::handle;
-use crate::kernel::{Kernel, Launch};
+use crate::kernel::{ARGUMENTS, Launch};
 use crate::operation::{Kind, Operation, Work};
 use crate::status::{Answer, Status};
 
@@ -95,10 +94,14 @@ extern "C" fn cuLaunchKernel(
         if is_empty || threads > 1024 || !extra.is_null() || parameters.is_null() {
             return Err(Status::INVALID_VALUE);
         }
-        let arguments = arguments(found.kernel, parameters)?;
+        let blocks = [grid_x, grid_y, grid_z]
+            .map(u64::from)
+            .iter()
+            .product::<u64>();
         let launch = Launch {
             kernel: found.kernel,
-            arguments,
+            arguments: arguments(parameters)?,
+            threads: threads * blocks,
         };
         let operation = Operation::new(Kind::Kernel, Work::Kernel(launch), context);
         submit(session, id, operation).map(|_| ())
@@ -106,18 +109,16 @@ extern "C" fn cuLaunchKernel(
 }
 
 /// The values behind the caller's pointers, which are only good for the call.
-fn arguments(kernel: &Kernel, parameters: *const *const c_void) -> Answer<Vec<u64>> {
-    let read = |(index, bytes): (usize, &usize)| {
-        let parameter = parameters.wrapping_add(index);
-        // SAFETY: the caller gives as many pointers as the kernel has arguments.
-        let pointer = unsafe { parameter.read() };
+fn arguments(parameters: *const *const c_void) -> Answer<[u64; ARGUMENTS]> {
+    let mut values = [0; ARGUMENTS];
+    for (index, value) in values.iter_mut().enumerate() {
+        // SAFETY: the caller gives as many pointers as kernels have arguments.
+        let pointer = unsafe { parameters.wrapping_add(index).read() };
         if pointer.is_null() {
             return Err(Status::INVALID_VALUE);
         }
-        let mut value = [0_u8; 8];
-        // SAFETY: it points to an argument of so many bytes, eight at most.
-        unsafe { ptr::copy_nonoverlapping(pointer.cast(), value.as_mut_ptr(), *bytes) };
-        Ok(u64::from_le_bytes(value))
-    };
-    kernel.argument_bytes.iter().enumerate().map(read).collect()
+        // SAFETY: it points to an argument, of eight bytes.
+        *value = unsafe { pointer.cast::<u64>().read_unaligned() };
+    }
+    Ok(values)
 }
