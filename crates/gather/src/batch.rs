@@ -78,6 +78,26 @@ impl Batch {
         Ok(true)
     }
 
+    /// Whether all rows are there, so that [`wait`](Batch::wait) has nothing left to do.
+    pub(crate) fn is_good(&self) -> bool {
+        self.parts.iter().all(Part::is_good)
+    }
+
+    /// Gives it to a function when nothing of it is under way, on a thread of the executor or right now.
+    /// That must not wait.
+    pub(crate) fn hand_over(self, to: Box<dyn FnOnce(Batch) + Send>) {
+        let states: Vec<Arc<State>> = self
+            .parts
+            .iter()
+            .map(|one| Arc::clone(&one.state))
+            .collect();
+        let last = Arc::new(Last(Mutex::new(Some(Box::new(move || to(self))))));
+        for state in states {
+            let last = Arc::clone(&last);
+            state.on_ended(Box::new(move || drop(last)));
+        }
+    }
+
     /// Has a function called when nothing of it is under way, on a thread of the executor or right
     /// now. It must not wait.
     pub fn on_done(&self, watcher: Box<dyn FnOnce() + Send>) {
@@ -103,6 +123,12 @@ impl Drop for Last {
 }
 
 impl Part {
+    fn is_good(&self) -> bool {
+        let has_come =
+            |transfer: &Transfer| matches!(transfer.wait(Some(Duration::ZERO)), Ok(Some(_)));
+        self.state.is_whole() && self.transfers().iter().all(has_come)
+    }
+
     fn wait(&self, until: Option<Instant>) -> Result<bool> {
         loop {
             if until.is_none_or(|until| until > Instant::now() + LOOKOUT) {

@@ -4,6 +4,8 @@
 //! [`Cache`] has is copied, the rest is read with as few requests as bandwidth and latency of the
 //! device ask for, each row once, and lands in the result itself where direct I/O can reach that.
 //!
+//! A [`Proxy`] serves what kernels of a device ask for.
+//!
 //! A [`ChangingTable`] is one whose rows are written anew.
 //!
 //! Promised: a batch that ends well has every row, in the caller's order; where a table has
@@ -22,6 +24,7 @@ mod index;
 mod key;
 mod landing;
 mod lookup;
+mod proxy;
 mod reader;
 mod requests;
 mod runs;
@@ -35,6 +38,7 @@ pub use changing::{ChangingTable, Folded, Form, Frozen, NewTable, Opening, Stora
 pub use checks::{BLOCK_BYTES, Checks};
 pub use error::{Error, Result};
 pub use index::{Index, Policy, Slot, replay};
+pub use proxy::{Proxy, Serving};
 pub use reader::Reader;
 pub use runs::Merging;
 pub use shared::Counts;

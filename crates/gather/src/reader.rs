@@ -22,8 +22,8 @@ use crate::shared::{Counts, Number, Shared};
 use crate::state::Place;
 use crate::table::Table;
 
-/// A table, a claim on an executor to read it with, and perhaps a cache.
-#[derive(Debug)]
+/// A table, a claim on an executor to read it with, and perhaps a cache. Clones are the same one.
+#[derive(Clone, Debug)]
 pub struct Reader {
     shared: Arc<Shared>,
 }

@@ -80,6 +80,12 @@ impl State {
         self.lock().left == 0
     }
 
+    /// Whether nothing is expected, lost or damaged.
+    pub(crate) fn is_whole(&self) -> bool {
+        let progress = self.lock();
+        progress.left == 0 && progress.lost.is_empty() && progress.damaged.is_none()
+    }
+
     /// Waits until nothing is expected any more.
     ///
     /// # Returns

@@ -1,110 +1,19 @@
 //! Batches have their rows whatever reads do: short, late, failing, damaged, shared, cached.
 
+mod common;
+
 use std::fs;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
-use penstock_gather::{
-    BLOCK_BYTES, Batch, Cache, Checks, Error, Merging, Policy, Reader, Segment, Table,
-};
+use penstock_gather::{Batch, Error, Reader};
 use penstock_io::buffer::{Memory, MemoryHandle};
-use penstock_io::engine::{self, EngineChoice, EngineConfig};
-use penstock_io::executor::{Executor, ExecutorConfig, OpenEngine, Target};
-use penstock_io::faulty::{Failure, Faults, Faulty, OpClass, Repeat};
-use penstock_io::file::{Direct, File};
+use penstock_io::engine::EngineChoice;
+use penstock_io::faulty::{Failure, Faults, OpClass, Repeat};
+use penstock_io::file::Direct;
 use proptest::prelude::*;
 
-/// Nothing here takes near that long: what does hangs.
-const HANG: Duration = Duration::from_secs(120);
-const EIO: i32 = 5;
-
-const SMALL: ExecutorConfig = ExecutorConfig {
-    engine: EngineChoice::Auto,
-    workers: 2,
-    queue_depth: 4,
-    in_flight_bytes: 4 * (32 << 10),
-    block_bytes: 32 << 10,
-    staging_bytes: 1 << 20,
-    queued_max: 8,
-};
-
-fn directory() -> tempfile::TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
-}
-
-fn executor(engine: EngineChoice, faults: Faults) -> Executor {
-    let faults = Arc::new(faults);
-    let config = EngineConfig {
-        choice: engine,
-        queue_depth: SMALL.queue_depth,
-    };
-    let open: OpenEngine = Arc::new(move || {
-        let inner = engine::open(&config)?.engine;
-        Ok(Box::new(Faulty::new(inner, Arc::clone(&faults))))
-    });
-    Executor::open_with(&SMALL, &open).unwrap()
-}
-
-/// Byte `at` of a row.
-fn byte(row: u64, at: u64) -> u8 {
-    (row.wrapping_mul(2_654_435_761).wrapping_add(at * 131) >> 5) as u8
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Shape {
-    rows: u64,
-    row_bytes: u64,
-    value_bytes: u64,
-    offset: u64,
-    parts: u64,
-    is_checked: bool,
-    direct: Direct,
-}
-
-impl Shape {
-    fn plain(rows: u64, row_bytes: u64) -> Shape {
-        Shape {
-            rows,
-            row_bytes,
-            value_bytes: row_bytes,
-            offset: 0,
-            parts: 1,
-            is_checked: false,
-            direct: Direct::Auto,
-        }
-    }
-}
-
-fn table(directory: &Path, shape: Shape) -> Table {
-    let mut segments = Vec::new();
-    let each = shape.rows.div_ceil(shape.parts);
-    for part in 0..shape.parts {
-        let first = (part * each).min(shape.rows);
-        let last = shape.rows.min(first + each);
-        let mut content = vec![0xee; shape.offset as usize];
-        for row in first..last {
-            content.extend((0..shape.row_bytes).map(|at| byte(row, at)));
-        }
-        let rows = &content[shape.offset as usize..];
-        let sums = rows.chunks(BLOCK_BYTES as usize).map(Checks::of);
-        let checks = Checks::new(sums);
-        let path = directory.join(format!("part-{part}"));
-        fs::write(&path, &content).unwrap();
-        segments.push(Segment {
-            target: Target {
-                file: Arc::new(File::open(&path, shape.direct).unwrap()),
-                edges: None,
-            },
-            offset: shape.offset,
-            rows: last - first,
-            checks: shape.is_checked.then(|| Arc::new(checks)),
-        });
-    }
-    Table::new(segments, shape.row_bytes, shape.value_bytes)
-}
+use common::{EIO, HANG, Shape, byte, directory, executor, reader, table};
 
 fn begin(reader: &Reader, ids: &[u64]) -> (Batch, MemoryHandle) {
     let bytes = ids.len() * reader.table().value_bytes() as usize;
@@ -129,18 +38,6 @@ fn end(ids: &[u64], value_bytes: u64, batch: Batch, handle: MemoryHandle) -> Res
 fn gather(reader: &Reader, ids: &[u64]) -> Result<(), Error> {
     let (batch, handle) = begin(reader, ids);
     end(ids, reader.table().value_bytes(), batch, handle)
-}
-
-fn reader(table: Table, executor: &Executor, cached: Option<u32>, gap_bytes: u64) -> Reader {
-    let cache = cached.map(|slots| {
-        let row_bytes = table.value_bytes() as usize;
-        Arc::new(Cache::new(slots, row_bytes, Policy::Sieve).unwrap())
-    });
-    let merging = Merging {
-        gap_bytes,
-        run_bytes_max: 16 << 10,
-    };
-    Reader::new(table, Arc::new(executor.share(1).unwrap()), cache, merging)
 }
 
 fn shape() -> impl Strategy<Value = Shape> {

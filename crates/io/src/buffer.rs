@@ -38,7 +38,7 @@ pub use available::available_bytes;
 pub use bounds::{Bounds, Tangled, find_overlap};
 pub use cuda::{
     Arriving, Departing, DeviceArrayMut, DeviceCopies, DeviceFills, DeviceRegion, DeviceScatter,
-    Lane, Snapshot,
+    Lane, Snapshot, Words,
 };
 pub use lent::Region;
 pub use lent_mut::{ArrayMut, RegionMut};

@@ -81,6 +81,12 @@ pub enum Error {
     /// A driver of devices, or the lack of one, is in the way.
     #[error(transparent)]
     Cuda(#[from] penstock_cuda::Error),
+    /// A kernel has asked for more rows at once than its FIFO has room for.
+    #[error("a kernel has posted more than {most} ids at once")]
+    Posted {
+        /// What a post can have.
+        most: usize,
+    },
     /// A word that is none of those a setting takes.
     #[error("{setting} cannot be {word:?}: expected {expected}")]
     UnknownWord {

@@ -10,6 +10,7 @@
 //!   where it cannot;
 //! - [`file_system`]: the one way in which files and directories are changed;
 //! - [`buffer`]: page-aligned memory, a bounded pool of buffers, and memory borrowed from a caller;
+//! - [`fifo`]: requests that kernels of a device make;
 //! - [`priority`]: threads in the background that step back;
 //! - [`trace`]: where the time goes, in a file that viewers open.
 //!
@@ -28,6 +29,7 @@ mod error;
 pub mod executor;
 #[cfg(feature = "faulty")]
 pub mod faulty;
+pub mod fifo;
 pub mod file;
 pub mod file_system;
 pub mod priority;

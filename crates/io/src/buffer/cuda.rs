@@ -16,12 +16,16 @@ mod arriving;
 mod departing;
 mod flight;
 mod lane;
+mod mapped;
 mod region;
 mod snapshot;
+mod words;
 
 pub use array::{DeviceArrayMut, DeviceScatter};
 pub use arriving::{Arriving, DeviceCopies};
 pub use departing::{Departing, DeviceFills};
 pub use lane::Lane;
+pub(super) use mapped::Mapped;
 pub use region::DeviceRegion;
 pub use snapshot::Snapshot;
+pub use words::Words;

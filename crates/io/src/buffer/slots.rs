@@ -7,6 +7,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
+use penstock_cuda::Device;
+
+use super::cuda::Mapped;
 use super::{IoBuf, Memory};
 use crate::Result;
 
@@ -15,13 +18,42 @@ use crate::Result;
 /// Reading costs no more than a look at a flag of each slot. For that nobody claims a slot while
 /// anybody reads, of whichever: reading is for copies, and short.
 pub struct Slots {
-    memory: Memory,
+    memory: Backing,
     start: NonNull<u8>,
     stride_bytes: usize,
     /// Of each, whether somebody writes to it.
     claimed: Box<[AtomicBool]>,
     /// Read by who reads, written by who claims.
     gate: RwLock<()>,
+}
+
+enum Backing {
+    Plain(Memory),
+    Mapped(Mapped),
+}
+
+impl Backing {
+    fn len(&self) -> usize {
+        match self {
+            Backing::Plain(memory) => memory.len(),
+            Backing::Mapped(memory) => memory.len(),
+        }
+    }
+
+    fn as_non_null(&self) -> NonNull<u8> {
+        match self {
+            Backing::Plain(memory) => memory.as_non_null(),
+            Backing::Mapped(memory) => memory.as_non_null(),
+        }
+    }
+
+    /// Whether this process has it.
+    fn is_ours(&self) -> bool {
+        match self {
+            Backing::Plain(_) => true,
+            Backing::Mapped(memory) => memory.is_ours(),
+        }
+    }
 }
 
 // SAFETY: the bytes of a slot are reached through the one `IoBuf` of its claim, and through
@@ -38,13 +70,37 @@ impl Slots {
     pub fn allocate(count: u32, stride_bytes: usize) -> Result<Arc<Slots>> {
         let bytes = (count as usize).saturating_mul(stride_bytes);
         let memory = Memory::allocate(bytes)?;
-        Ok(Arc::new(Slots {
+        Ok(Slots::of(Backing::Plain(memory), count, stride_bytes))
+    }
+
+    /// As [`allocate`](Slots::allocate), in pinned memory that kernels of a device read as well: those that
+    /// nobody has claimed. No fork has it.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), and [`Error::Cuda`](crate::Error::Cuda) where it
+    /// cannot be pinned.
+    pub fn mapped(device: &Arc<Device>, count: u32, stride_bytes: usize) -> Result<Arc<Slots>> {
+        let bytes = (count as usize).saturating_mul(stride_bytes);
+        let memory = Mapped::allocate(device, bytes)?;
+        Ok(Slots::of(Backing::Mapped(memory), count, stride_bytes))
+    }
+
+    fn of(memory: Backing, count: u32, stride_bytes: usize) -> Arc<Slots> {
+        Arc::new(Slots {
             start: memory.as_non_null(),
             memory,
             stride_bytes,
             claimed: (0..count).map(|_| AtomicBool::new(false)).collect(),
             gate: RwLock::new(()),
-        }))
+        })
+    }
+
+    /// Where kernels find the first slot, if they do.
+    pub fn device_address(&self) -> Option<u64> {
+        match &self.memory {
+            Backing::Plain(_) => None,
+            Backing::Mapped(memory) => Some(memory.device_address()),
+        }
     }
 
     /// How many there are.
@@ -63,13 +119,13 @@ impl Slots {
     }
 
     /// Takes a slot to write to it, until the last window on it is dropped; `None` where somebody
-    /// writes to it. Waits for whoever reads.
+    /// writes to it, and in a fork that does not have it. Waits for whoever reads.
     ///
     /// # Panics
     /// If there is no such slot.
     pub fn claim(self: &Arc<Self>, slot: u32) -> Option<IoBuf> {
         let gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
-        if self.claimed[slot as usize].swap(true, Ordering::Acquire) {
+        if !self.memory.is_ours() || self.claimed[slot as usize].swap(true, Ordering::Acquire) {
             return None;
         }
         drop(gate);
@@ -138,12 +194,13 @@ pub struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    /// The bytes of a slot; `None` where somebody writes to it.
+    /// The bytes of a slot; `None` where somebody writes to it, and in a fork that does not have it.
     ///
     /// # Panics
     /// If there is no such slot.
     pub fn slot(&self, slot: u32) -> Option<&[u8]> {
-        if self.slots.claimed[slot as usize].load(Ordering::Acquire) {
+        if self.slots.claimed[slot as usize].load(Ordering::Acquire) || !self.slots.memory.is_ours()
+        {
             return None;
         }
         let address = self.slots.address(slot).as_ptr();

@@ -8,6 +8,7 @@ use penstock_cuda::{DeviceMemory, Direction, Foreign, Piece, Stream};
 
 use crate::Result;
 use crate::buffer::{DeviceArrayMut, DeviceRegion, IoBuf, Lane, Pool};
+use crate::fifo::Fifo;
 
 /// Memory of a device that is lent to a save or a load, and changed and looked at on a stream of its owner's:
 /// what a training loop does with its tensors. The host waits for the stream where it asks to.
@@ -71,6 +72,31 @@ impl LentDevice {
     pub fn foreign(&self) -> Foreign {
         // SAFETY: the stream is there as long as this is, and a test lets go of this last.
         unsafe { Foreign::new(self.lane.device(), self.stream.raw()) }
+    }
+
+    /// Has a kernel gather rows to the beginning of this, by ids that another one has, on the stream.
+    ///
+    /// # Errors
+    /// As [`Fifo::gather`].
+    ///
+    /// # Panics
+    /// If there is no room, or there are not so many ids.
+    pub fn gather(
+        &self,
+        fifo: &Fifo,
+        ids: &LentDevice,
+        id_bytes: usize,
+        count: usize,
+    ) -> Result<()> {
+        assert!(
+            count * id_bytes <= ids.memory.len(),
+            "there are so many ids"
+        );
+        let bytes = count * fifo.row_bytes();
+        assert!(bytes <= self.memory.len(), "there is room for the rows");
+        let (from, to) = (ids.address(), self.address());
+        // SAFETY: both have the room, and are freed when all is done that the device has.
+        unsafe { fifo.gather(&self.foreign(), from, id_bytes, count, to) }
     }
 
     /// Lends all of it, as bytes.

@@ -1,0 +1,217 @@
+//! The host's side of the FIFO: which posts are there, and what is answered.
+//!
+//! Both sides count turns of a slot, so nothing is ever cleared. A post is there when the word of its slot has
+//! the turn that its ticket has: whoever loads that (acquire) sees the ids that were stored before (release).
+//! An answer goes the same way back. The other side stands in `kernels/fifo.cuh`.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What becomes of a post, as `kernels/fifo.cuh` has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The rows are there.
+    Done = 0,
+    /// They are not.
+    Failed = 1,
+}
+
+/// Which of a post's bits say how many ids it has, and which one that a launch of ours has posted it.
+const COUNT: u64 = 127;
+const OWN: u64 = 128;
+
+/// A number that both sides reach.
+pub(super) trait Word {
+    fn load_relaxed(&self) -> u64;
+    fn load_acquire(&self) -> u64;
+    fn store_release(&self, value: u64);
+}
+
+impl Word for AtomicU64 {
+    fn load_relaxed(&self) -> u64 {
+        self.load(Ordering::Relaxed)
+    }
+
+    fn load_acquire(&self) -> u64 {
+        self.load(Ordering::Acquire)
+    }
+
+    fn store_release(&self, value: u64) {
+        self.store(value, Ordering::Release);
+    }
+}
+
+/// The words of all slots.
+#[derive(Clone, Copy)]
+pub(super) struct Desk<'a, W> {
+    pub(super) posted: &'a [W],
+    pub(super) done: &'a [W],
+    pub(super) ids: &'a [W],
+}
+
+/// Ids that are there.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    /// `None` where there are more than a post can have.
+    pub(super) ids: Option<Vec<u64>>,
+    pub(super) is_own: bool,
+}
+
+impl<W: Word> Desk<'_, W> {
+    fn slot(&self, ticket: u64) -> usize {
+        ticket as usize & (self.posted.len() - 1)
+    }
+
+    fn turn(&self, ticket: u64) -> u64 {
+        ticket / self.posted.len() as u64 + 1
+    }
+
+    /// What was posted with a ticket, if it is there.
+    pub(super) fn find(&self, ticket: u64) -> Option<Found> {
+        let slot = self.slot(ticket);
+        let word = self.posted[slot].load_acquire();
+        if word >> 8 != self.turn(ticket) {
+            return None;
+        }
+        let room = self.ids.len() / self.posted.len();
+        let ids = &self.ids[slot * room..][..room];
+        let ids = ids.get(..(word & COUNT) as usize);
+        Some(Found {
+            ids: ids.map(|ids| ids.iter().map(Word::load_relaxed).collect()),
+            is_own: word & OWN != 0,
+        })
+    }
+
+    /// Answers what was posted with a ticket: what was written to the slot's rows before is seen by who posted.
+    pub(super) fn answer(&self, ticket: u64, answer: Answer) {
+        let word = self.turn(ticket) << 8 | answer as u64;
+        self.done[self.slot(ticket)].store_release(word);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicU64;
+    use loom::thread;
+
+    use super::*;
+
+    impl Word for AtomicU64 {
+        fn load_relaxed(&self) -> u64 {
+            self.load(Ordering::Relaxed)
+        }
+
+        fn load_acquire(&self) -> u64 {
+            self.load(Ordering::Acquire)
+        }
+
+        fn store_release(&self, value: u64) {
+            self.store(value, Ordering::Release);
+        }
+    }
+
+    /// A FIFO of one slot, which all posts want, with room for one id and its row.
+    struct Machine {
+        head: AtomicU64,
+        left: AtomicU64,
+        posted: [AtomicU64; 1],
+        done: [AtomicU64; 1],
+        ids: [AtomicU64; 1],
+        row: UnsafeCell<u64>,
+    }
+
+    impl Machine {
+        fn new() -> Machine {
+            Machine {
+                head: AtomicU64::new(0),
+                left: AtomicU64::new(0),
+                posted: [AtomicU64::new(0)],
+                done: [AtomicU64::new(0)],
+                ids: [AtomicU64::new(0)],
+                row: UnsafeCell::new(0),
+            }
+        }
+
+        fn desk(&self) -> Desk<'_, AtomicU64> {
+            Desk {
+                posted: &self.posted,
+                done: &self.done,
+                ids: &self.ids,
+            }
+        }
+
+        /// What a warp does, as in `fifo.cuh`, but that it gives up where that would wait: `release` is what it
+        /// leaves the slot with. Says whether it got its row.
+        fn gather(&self, id: u64, release: Ordering) -> bool {
+            let turn = self.head.fetch_add(1, Ordering::Relaxed);
+            if self.left.load(Ordering::Acquire) != turn {
+                return false;
+            }
+            self.ids[0].store(id, Ordering::Relaxed);
+            self.posted[0].store((turn + 1) << 8 | OWN | 1, Ordering::Release);
+            if self.done[0].load(Ordering::Acquire) >> 8 != turn + 1 {
+                return false;
+            }
+            // SAFETY: loom tells where somebody writes meanwhile.
+            let row = self.row.with(|row| unsafe { *row });
+            assert_eq!(row, 100 * id);
+            self.left.store(turn + 1, release);
+            true
+        }
+
+        /// What the host does with a post, if it is there.
+        fn serve(&self, ticket: u64) {
+            let Some(found) = self.desk().find(ticket) else {
+                return;
+            };
+            assert!(found.is_own);
+            let id = found.ids.unwrap()[0];
+            // SAFETY: loom tells where somebody reads or writes meanwhile.
+            self.row.with_mut(|row| unsafe { *row = 100 * id });
+            self.desk().answer(ticket, Answer::Done);
+        }
+    }
+
+    /// Goes through all orders of two warps and the host, and says in how many both warps got their rows.
+    fn explore(release: Ordering) -> usize {
+        let served = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let counted = std::sync::Arc::clone(&served);
+        loom::model(move || {
+            let machine = Arc::new(Machine::new());
+            let warps = [1, 2].map(|id| {
+                let machine = Arc::clone(&machine);
+                thread::spawn(move || machine.gather(id, release))
+            });
+            machine.serve(0);
+            machine.serve(1);
+            if warps.map(|warp| warp.join().unwrap()) == [true, true] {
+                counted.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        served.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn each_warp_gets_its_own_rows_in_every_order_of_things() {
+        assert!(explore(Ordering::Release) > 0);
+    }
+
+    #[test]
+    #[should_panic = "Causality violation"]
+    fn a_slot_that_is_left_too_early_is_found() {
+        explore(Ordering::Relaxed);
+    }
+
+    #[test]
+    fn more_ids_than_there_is_room_for_are_told() {
+        loom::model(|| {
+            let machine = Machine::new();
+            machine.posted[0].store(1 << 8 | 2, Ordering::Release);
+            let found = machine.desk().find(0);
+            let (ids, is_own) = (None, false);
+            assert_eq!(found, Some(Found { ids, is_own }));
+            assert_eq!(machine.desk().find(1), None);
+        });
+    }
+}
