@@ -66,6 +66,7 @@ CARGO_FUZZ := .cache/cargo-fuzz-$(CARGO_FUZZ_VERSION)
 
 VENV := .venv
 OBJECTS_VENV := .cache/objects-venv
+KERNELS_VENV := .cache/kernels-venv
 # Absolute, as maturin and uv find the environment by it. Others' settings must not leak in.
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 unexport CONDA_PREFIX PYTHONHOME PYTHONPATH
@@ -250,7 +251,7 @@ charts: $(VENV)/.develop ## Draw the charts of the documentation anew, from the 
 	$(VENV)/bin/python -m docs.charts
 
 .PHONY: check
-check: check-rust check-python check-docs ## Run formatters, linters and type checkers; change nothing.
+check: check-rust check-python check-docs check-kernels ## Run formatters, linters and type checkers; change nothing.
 
 .PHONY: check-rust
 check-rust: lint-toolchain $(VENV)/.created
@@ -277,6 +278,14 @@ check-python: $(VENV)/.develop $(NATIVE)
 .PHONY: check-docs
 check-docs: $(VENV)/.docs $(NATIVE)
 	$(VENV)/bin/python -m docs.site --check
+
+.PHONY: check-kernels
+check-kernels: $(KERNELS_VENV)/.kernels
+	$(KERNELS_VENV)/bin/python scripts/compile_kernels.py --check
+
+.PHONY: kernels
+kernels: $(KERNELS_VENV)/.kernels ## Compile the kernels for GPUs, which needs no GPU.
+	$(KERNELS_VENV)/bin/python scripts/compile_kernels.py
 
 .PHONY: fmt
 fmt: lint-toolchain $(VENV)/.develop ## Format everything and apply the linters' safe fixes.
@@ -372,6 +381,7 @@ lock: $(VENV)/.uv ## Bring the lock files up to the manifests; UPGRADE=1 takes t
 		--constraint requirements/develop.txt -o requirements/release.txt
 	$(UV_COMPILE) pyproject.toml --group build --group docs \
 		--constraint requirements/develop.txt -o requirements/docs.txt
+	$(UV_COMPILE) --group kernels -o requirements/kernels.txt
 	cargo update $(if $(UPGRADE),,--workspace)
 	cargo update --manifest-path fuzz/Cargo.toml $(if $(UPGRADE),,--workspace)
 
@@ -437,6 +447,13 @@ $(OBJECTS_VENV)/.objects: requirements/objects.txt $(VENV)/.uv
 	rm -rf $(OBJECTS_VENV)
 	$(VENV)/bin/python -m venv --without-pip $(OBJECTS_VENV)
 	$(VENV)/bin/uv pip install --quiet --require-hashes --python $(OBJECTS_VENV)/bin/python -r $<
+	touch $@
+
+# What compiles kernels for GPUs.
+$(KERNELS_VENV)/.kernels: requirements/kernels.txt $(VENV)/.uv
+	rm -rf $(KERNELS_VENV)
+	$(VENV)/bin/python -m venv --without-pip $(KERNELS_VENV)
+	$(VENV)/bin/uv pip install --quiet --require-hashes --python $(KERNELS_VENV)/bin/python -r $<
 	touch $@
 
 # What runs the checks of an HPC site: packages beside the same versions.
