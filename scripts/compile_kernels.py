@@ -91,7 +91,7 @@ def assemble(ptx: str, gpu: str) -> None:
     """
     with tempfile.TemporaryDirectory() as directory:
         source = Path(directory) / "kernel.ptx"
-        source.write_text(ptx)
+        source.write_text(ptx, "utf-8")
         command = [str(installed("cuda_nvcc/bin/ptxas")), "-arch", gpu, str(source)]
         ended = subprocess.run(
             [*command, "-o", str(source.with_suffix(".cubin"))],
@@ -109,15 +109,15 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     is_check = parser.parse_args().check
     compiler = Nvrtc()
-    ptx = compiler.compile((KERNELS / "gather.cu").read_text(), "gather.cu")
+    ptx = compiler.compile((KERNELS / "gather.cu").read_text("utf-8"), "gather.cu")
     if not is_check:
-        COMPILED.write_text(ptx)
+        COMPILED.write_text(ptx, "utf-8")
         return
-    if COMPILED.read_text() != ptx:
+    if COMPILED.read_text("utf-8") != ptx:
         raise SystemExit(
             f"{COMPILED.relative_to(ROOT)} is not what comes of its sources: make kernels"
         )
-    examples = re.findall(r"^```cuda\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    examples = re.findall(r"^```cuda\n(.*?)^```", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     if not examples:
         raise SystemExit(f"{GUIDE.relative_to(ROOT)} has no kernel")
     compiled = [compiler.compile(example, GUIDE.name) for example in examples]

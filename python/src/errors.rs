@@ -52,7 +52,9 @@ pub(crate) fn raise_gather(py: Python<'_>, error: &penstock_gather::Error) -> Py
     use penstock_gather::Error as Gather;
     match error {
         Gather::Io(error) => return raise_transfer(py, error),
-        Gather::OutOfRange { .. } => return PyIndexError::new_err(error.to_string()),
+        Gather::OutOfRange { .. } | Gather::NoSuchRow { .. } => {
+            return PyIndexError::new_err(error.to_string());
+        }
         _ => {}
     }
     let message = format!("{error}; {}", gather_remedy(error));

@@ -226,6 +226,10 @@ impl RowReader {
 }
 
 impl RowReader {
+    pub(crate) fn shared(&self) -> Reader {
+        self.inner.clone()
+    }
+
     fn tell<T: Send>(
         &self,
         py: Python<'_>,

@@ -26,6 +26,7 @@ mod options;
 mod owner;
 mod remote;
 mod report;
+mod row_proxy;
 mod salvage;
 mod save;
 mod store;
@@ -78,6 +79,8 @@ mod _native {
     use crate::offload::{Bell, DataFile, Executor, Share, Stock, Transfer, reserve};
     #[pymodule_export]
     use crate::remote::{Listener, Question, Questions, probe_bucket, reach};
+    #[pymodule_export]
+    use crate::row_proxy::{RowProxy, RowServing, fifo_header};
     #[pymodule_export]
     use crate::salvage::{salvage, survey};
     #[pymodule_export]

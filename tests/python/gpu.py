@@ -253,6 +253,7 @@ def taken_for_real():
     """Has `GpuTensor` pass for a tensor, and the training's stream for the current one."""
     gpu = have_gpu()
     make, read, stream = Flattener.__init__, matching._memory_of, torch.cuda.current_stream
+    device = torch.cuda.current_device
 
     def make_with_more(self, *arguments, **keywords):
         make(self, *arguments, **keywords)
@@ -263,9 +264,11 @@ def taken_for_real():
 
     Flattener.__init__, matching._memory_of = make_with_more, read_more
     torch.cuda.current_stream = lambda ordinal=0: SimpleNamespace(cuda_stream=gpu.stream.value)
+    torch.cuda.current_device = lambda: 0
     try:
         yield gpu
     finally:
+        torch.cuda.current_device = device
         Flattener.__init__, matching._memory_of = make, read
         torch.cuda.current_stream = stream
         gpu.forget()

@@ -22,6 +22,14 @@ pub enum Error {
         /// Rows that the table has.
         rows: u64,
     },
+    /// A kernel has asked for a row that there is not.
+    #[error("a kernel has asked for row {id}: the table has rows 0 to {}", rows.saturating_sub(1))]
+    NoSuchRow {
+        /// The id.
+        id: i64,
+        /// Rows that the table has.
+        rows: u64,
+    },
     /// What was read, twice, is not what was written.
     #[error(
         "row {row} is damaged: bytes {offset} to {} of {} are not those that were written",

@@ -1,9 +1,10 @@
 //! Serves what kernels ask for: the host's side of a FIFO, and a reader.
 
 use std::fmt;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -25,7 +26,8 @@ const SLEEP_PART: u32 = 16;
 pub struct Proxy {
     shared: Arc<Shared>,
     fifo: Arc<Fifo>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    waking: Thread,
     process: u32,
 }
 
@@ -68,7 +70,8 @@ impl Proxy {
         Ok(Proxy {
             shared,
             fifo,
-            thread: Some(thread),
+            waking: thread.thread().clone(),
+            thread: Mutex::new(Some(thread)),
             process: std::process::id(),
         })
     }
@@ -80,9 +83,7 @@ impl Proxy {
 
     /// Has it look out for the posts of a kernel that has been launched.
     pub fn wake(&self) {
-        if let Some(thread) = &self.thread {
-            thread.thread().unpark();
-        }
+        self.waking.unpark();
     }
 
     /// Has it look out for posts of kernels that the FIFO has not launched, until what comes back is dropped.
@@ -90,6 +91,21 @@ impl Proxy {
         self.shared.servings.fetch_add(1, Ordering::Relaxed);
         self.wake();
         Serving(Arc::clone(self))
+    }
+
+    /// Ends it: kernels that run get no more rows. Waits for those that are on their way.
+    pub fn stop(&self) {
+        // No fork has the thread.
+        if self.process != std::process::id() {
+            return;
+        }
+        self.shared.is_stopped.store(true, Ordering::Relaxed);
+        self.wake();
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = thread.take() {
+            // One that panicked has ended as well.
+            let _ = thread.join();
+        }
     }
 
     /// The first thing that went wrong since this was asked last: whoever asked for those rows does not have
@@ -108,18 +124,8 @@ impl fmt::Debug for Proxy {
 }
 
 impl Drop for Proxy {
-    /// Kernels that run get no more rows. Waits for those that are on their way.
     fn drop(&mut self) {
-        // No fork has the thread.
-        if self.process != std::process::id() {
-            return;
-        }
-        self.shared.is_stopped.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            // One that panicked has ended as well.
-            let _ = thread.join();
-        }
+        self.stop();
     }
 }
 
@@ -170,7 +176,10 @@ struct Worker {
 impl Worker {
     fn run(mut self) {
         // Whatever ends it, kernels hear of it.
-        let _ended = Ended(Arc::clone(self.posts.fifo()));
+        let _ended = Ended {
+            fifo: Arc::clone(self.posts.fifo()),
+            shared: Arc::clone(&self.shared),
+        };
         let mut idle_since = None;
         while !self.shared.is_stopped.load(Ordering::Relaxed) {
             if self.serve_all() {
@@ -213,7 +222,15 @@ impl Worker {
 
     fn begin(&self, post: &Post) -> Result<Batch> {
         let ids = post.ids()?;
-        self.reader.gather(ids, post.memory()?)
+        let begun = self.reader.gather(ids, post.memory()?);
+        begun.map_err(|error| match error {
+            // Where in its ids a kernel has it nobody knows here.
+            Error::OutOfRange { position, rows, .. } => Error::NoSuchRow {
+                id: ids[position].cast_signed(),
+                rows,
+            },
+            error => error,
+        })
     }
 
     /// Answers when the rows are there, from whichever thread has brought the last.
@@ -244,11 +261,21 @@ impl Worker {
 }
 
 /// Stops a FIFO when it is dropped.
-struct Ended(Arc<Fifo>);
+struct Ended {
+    fifo: Arc<Fifo>,
+    shared: Arc<Shared>,
+}
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        self.0.stop();
+        if thread::panicking() {
+            let failed = penstock_io::Error::Engine {
+                operation: "the proxy's thread",
+                source: io::Error::other("it panicked"),
+            };
+            self.shared.failed().get_or_insert(failed.into());
+        }
+        self.fifo.stop();
     }
 }
 

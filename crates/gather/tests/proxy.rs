@@ -210,11 +210,7 @@ fn ids_that_are_none_are_told_and_the_others_come() {
             "the post without it"
         );
         match proxy.take_error() {
-            Some(Error::OutOfRange {
-                position: 8,
-                id,
-                rows: 50,
-            }) => assert_eq!(id as u64 as i64, wrong),
+            Some(Error::NoSuchRow { id, rows: 50 }) => assert_eq!(id, wrong),
             other => panic!("{other:?}"),
         }
         assert!(proxy.take_error().is_none(), "told once");

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from penstock.features.cache import Cache
+from penstock.features.device import DeviceFeatures, cuda_header
 from penstock.features.features import Features, FeaturesStats
 from penstock.features.foreseen import ForeseenRows
 from penstock.features.opening import open
@@ -25,6 +26,7 @@ from penstock.features.write import WriteReport, write
 
 __all__ = [
     "Cache",
+    "DeviceFeatures",
     "Features",
     "FeaturesStats",
     "FoldReport",
@@ -35,6 +37,7 @@ __all__ = [
     "Table",
     "TableStats",
     "WriteReport",
+    "cuda_header",
     "open",
     "rank",
     "write",

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import math
 import os
+import weakref
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import numpy as np
 
 from penstock import _native
 from penstock.errors import CorruptCheckpointError, PenstockError
+from penstock.features.device import STAGING, STAGING_BYTES, DeviceFeatures, ordinal_of
 from penstock.features.foreseen import ForeseenRows
 from penstock.features.ids import Ids, ids_of
 from penstock.features.pending import PendingRows
@@ -139,6 +141,7 @@ class Features:
         self._results = Results(source.dtype, item_bytes)
         self._process = os.getpid()
         self._pinned: list[Ids] = []
+        self._served: weakref.WeakSet[DeviceFeatures] = weakref.WeakSet()
         self._io: TensorIO | None = for_rows() if io is None else io._another()
         self._marks = {segment.path: segment.mark for segment in source.segments}
         opened = {path: self._io.open(path) for path in self._marks}
@@ -360,6 +363,32 @@ class Features:
             lambda: None if number is None else reader.forget(number),
         )
 
+    def on_device(
+        self, device: Any = "cuda", *, staging_bytes: int = STAGING_BYTES
+    ) -> DeviceFeatures:
+        """Has kernels of a GPU ask for rows: for ids that are on it.
+
+        Args:
+            device: A CUDA device, as PyTorch names it.
+            staging_bytes: Pinned memory that rows are read into, about so much; what is under way
+                at a time is no more than that.
+
+        Returns:
+            What gathers there, until it or this is closed.
+
+        Raises:
+            DeviceError: There is no driver, it is too old for the kernels, or lets no memory be
+                pinned.
+            ValueError: It is no CUDA device, a value is out of range, or this is closed.
+        """
+        self._check_open()
+        STAGING.check("staging_bytes", staging_bytes)
+        ordinal = ordinal_of(device)
+        native = _native.RowProxy(self._reader, ordinal, staging_bytes)
+        served = DeviceFeatures(native, self.source, ordinal, self._check_files, self._check_open)
+        self._served.add(served)
+        return served
+
     def stats(self) -> FeaturesStats:
         """What was done since it was opened."""
         rows, hits, shared, read_rows, requests, read_bytes, again = self._reader.counts()
@@ -383,6 +412,8 @@ class Features:
         io, self._io = self._io, None
         if io is None:
             return
+        for served in list(self._served):
+            served.close()
         if self._process == os.getpid():
             for numbers in self._pinned:
                 self._reader.unpin(numbers.array, numbers.is_signed)

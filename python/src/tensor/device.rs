@@ -6,6 +6,7 @@ use std::sync::Arc;
 use penstock_cuda::Foreign;
 use penstock_io::Result;
 use penstock_io::buffer::{DeviceArrayMut, DeviceRegion, Lane};
+use penstock_io::fifo::Fifo;
 use pyo3::prelude::*;
 
 use crate::owner::Owner;
@@ -91,6 +92,22 @@ pub(super) fn array(
     // device, shape and item size, with the object as the owner, and no two targets that share memory.
     // What its user's stream has queued comes before, and what it gets when this has returned after.
     unsafe { DeviceArrayMut::new(lane, address as u64, item_bytes, shape, strides, owner) }
+}
+
+/// Has a kernel gather rows by a FIFO.
+pub(crate) fn gather_by(
+    fifo: &Fifo,
+    device: NativeDevice,
+    ids: u64,
+    id_bytes: usize,
+    count: usize,
+    out: u64,
+) -> Result<()> {
+    let lane = Lane::of(device.0)?;
+    // SAFETY: the package passes the data pointers of live, contiguous tensors of this device, of so many
+    // ids and with room for their rows, and the stream that its user works on: what PyTorch gives their
+    // memory to later comes after it on that stream.
+    unsafe { fifo.gather(&foreign(&lane, device.1), ids, id_bytes, count, out) }
 }
 
 fn foreign(lane: &Lane, handle: usize) -> Foreign {
