@@ -117,7 +117,9 @@ def main() -> None:
         raise SystemExit(
             f"{COMPILED.relative_to(ROOT)} is not what comes of its sources: make kernels"
         )
-    examples = re.findall(r"^```cuda\n(.*?)^```", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    examples = re.findall(
+        r"^```cuda\n(.*?)^```", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
     if not examples:
         raise SystemExit(f"{GUIDE.relative_to(ROOT)} has no kernel")
     compiled = [compiler.compile(example, GUIDE.name) for example in examples]
