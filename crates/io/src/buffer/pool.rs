@@ -55,6 +55,8 @@ struct State {
     unpinned: Option<String>,
     /// Buffers cut from slabs already.
     buffers: usize,
+    /// Whether somebody makes a slab, which takes long where it is pinned: without the lock.
+    is_growing: bool,
     free: Vec<FreeBuffer>,
     taken: usize,
     taken_max: usize,
@@ -116,6 +118,7 @@ impl Pool {
             slabs: Vec::new(),
             unpinned: None,
             buffers: 0,
+            is_growing: false,
             free: Vec::new(),
             taken: 0,
             taken_max: 0,
@@ -216,7 +219,7 @@ impl Pool {
 
     fn check_process(&self) -> Result<()> {
         match &self.shared.pinned {
-            Some(Pinned { process, .. }) if *process != std::process::id() => {
+            Some(Pinned { process, .. }) if self.shared.is_foreign() => {
                 Err(Error::Forked { process: *process })
             }
             _ => Ok(()),
@@ -248,9 +251,9 @@ impl Pool {
         self.shared.lock().taken_max * self.shared.stride_bytes
     }
 
-    fn take_from(&self, mut state: MutexGuard<'_, State>) -> Result<IoBuf> {
+    fn take_from<'a>(&'a self, mut state: MutexGuard<'a, State>) -> Result<IoBuf> {
         if state.free.is_empty() {
-            self.shared.add_slab(&mut state)?;
+            state = self.shared.add_slab(state)?;
         }
         let FreeBuffer(address) = state.free.pop().expect("a slab holds at least one buffer");
         state.taken += 1;
@@ -268,29 +271,32 @@ impl Pool {
 }
 
 impl Shared {
+    /// Whether its memory is another process's, of which this one is a fork.
+    fn is_foreign(&self) -> bool {
+        let pinned = self.pinned.as_ref();
+        pinned.is_some_and(|pinned| pinned.process != std::process::id())
+    }
+
     /// No panic can leave the state half changed, so a poisoned lock is as good as any.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Maps one more slab and puts its buffers on the free list, the first one on top.
-    fn add_slab(&self, state: &mut State) -> Result<()> {
+    fn add_slab<'a>(&'a self, mut state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>> {
         let slab_bytes = Slab::suited_bytes(self.pinned.is_some());
         let buffers = (slab_bytes / self.stride_bytes).clamp(1, state.buffers_max - state.buffers);
-        let bytes = buffers * self.stride_bytes;
-        let kept = match &self.pinned {
-            Some(pinned) if pinned.is_kept => slab::take_kept(bytes, &pinned.device),
-            _ => None,
-        };
-        let slab = match (kept, &self.pinned) {
-            (Some(slab), _) => slab,
-            (None, None) => Slab::plain(bytes)?,
-            (None, Some(pinned)) => {
-                let (slab, unpinned) = Slab::pinned(bytes, &pinned.device)?;
-                state.unpinned = unpinned.or(state.unpinned.take());
-                slab
-            }
-        };
+        state.is_growing = true;
+        drop(state);
+        let growing = Growing(self);
+        let made = self.make_slab(buffers * self.stride_bytes);
+        let mut state = self.lock();
+        state.is_growing = false;
+        std::mem::forget(growing);
+        // There is more than one buffer for those who wait, or somebody else has to try.
+        self.returned.notify_all();
+        let (slab, unpinned) = made?;
+        state.unpinned = unpinned.or(state.unpinned.take());
         let start = slab.as_non_null();
         state.free.extend((0..buffers).rev().map(|index| {
             // SAFETY: `index < buffers`, so the buffer lies inside the slab.
@@ -298,7 +304,32 @@ impl Shared {
         }));
         state.slabs.push(slab);
         state.buffers += buffers;
-        Ok(())
+        Ok(state)
+    }
+
+    /// A slab, with why it is not pinned that should be.
+    fn make_slab(&self, bytes: usize) -> Result<(Slab, Option<String>)> {
+        let Some(pinned) = &self.pinned else {
+            return Ok((Slab::plain(bytes)?, None));
+        };
+        let is_kept = pinned.is_kept;
+        match is_kept
+            .then(|| slab::take_kept(bytes, &pinned.device))
+            .flatten()
+        {
+            Some(slab) => Ok((slab, None)),
+            None => Slab::pinned(bytes, &pinned.device),
+        }
+    }
+}
+
+/// Lets others make a slab where making one has panicked.
+struct Growing<'a>(&'a Shared);
+
+impl Drop for Growing<'_> {
+    fn drop(&mut self) {
+        self.0.lock().is_growing = false;
+        self.0.returned.notify_all();
     }
 }
 
@@ -312,8 +343,9 @@ impl Drop for Shared {
 }
 
 impl State {
+    /// Whether a buffer can be had at once, or made.
     fn has_room(&self) -> bool {
-        self.taken < self.buffers_max
+        self.taken < self.buffers_max && !(self.free.is_empty() && self.is_growing)
     }
 
     /// Takes out the slabs whose buffers are all free.
@@ -367,6 +399,10 @@ unsafe impl Sync for Slot {}
 
 impl Drop for Slot {
     fn drop(&mut self) {
+        // A fork does not have the memory, and whoever held the lock is not there to let it go.
+        if self.shared.is_foreign() {
+            return;
+        }
         let mut state = self.shared.lock();
         state.free.push(FreeBuffer(self.address));
         state.taken -= 1;
