@@ -342,11 +342,10 @@ fn kernels_reach_the_host(driver: &Driver) {
     let kernel = kernel.kernel(c"penstock_pack").unwrap();
     let count = wanted.len() as u64;
     let arguments = [out.address(), at, ids.address(), count, ROW_BYTES as u64];
-    // SAFETY: the stream is there until it has ended, and so is the memory.
-    unsafe {
-        let stream = Foreign::new(&device, stream.raw());
-        kernel.launch(&stream, 2, 64, arguments).unwrap();
-    }
+    // SAFETY: the stream is there as long as this is used.
+    let foreign = unsafe { Foreign::new(&device, stream.raw()) };
+    // SAFETY: the memory is there until the stream is synchronized.
+    unsafe { kernel.launch(&foreign, 2, 64, arguments) }.unwrap();
     let back = Host::pinned(&device, out.len());
     let piece = Piece::run(back.address(), out.address(), out.len());
     copy(&stream, Direction::ToHost, &[piece]);

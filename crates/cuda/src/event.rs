@@ -3,6 +3,7 @@
 
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::device::Device;
 use crate::error::Result;
@@ -14,6 +15,8 @@ use crate::raw;
 pub struct Event {
     device: Arc<Device>,
     handle: raw::EventHandle,
+    /// Whether it is known to have come: many may ask, and the driver takes a while to answer.
+    has_come: AtomicBool,
 }
 
 // SAFETY: events are made for use by all threads of a process.
@@ -33,6 +36,7 @@ impl Event {
         let event = Event {
             device: Arc::clone(device),
             handle,
+            has_come: AtomicBool::new(false),
         };
         // SAFETY: the event is there; the stream is the caller's, who says that it is.
         unsafe { entered.event_record(handle, stream) }?;
@@ -44,10 +48,16 @@ impl Event {
     /// # Errors
     /// What went wrong on the device before it, and what the driver says.
     pub fn is_done(&self) -> Result<bool> {
+        if self.has_come.load(Ordering::Acquire) {
+            return Ok(true);
+        }
         let entered = self.device.enter()?;
         // SAFETY: the event is there.
         match unsafe { entered.event_query(self.handle) } {
-            Ok(()) => Ok(true),
+            Ok(()) => {
+                self.has_come.store(true, Ordering::Release);
+                Ok(true)
+            }
             Err(error) if error.code() == Some(raw::NOT_READY) => Ok(false),
             Err(error) => Err(error),
         }

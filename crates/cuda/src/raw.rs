@@ -29,6 +29,8 @@ pub(crate) const NO_DEVICE: Code = 100;
 pub(crate) const NOT_READY: Code = 600;
 pub(crate) const NOT_PERMITTED: Code = 800;
 pub(crate) const NOT_SUPPORTED: Code = 801;
+/// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`.
+pub(crate) const CAPTURE_IMPLICIT: Code = 906;
 
 /// `CU_STREAM_NON_BLOCKING`: does not wait for the stream 0, nor that for it.
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;

@@ -148,7 +148,14 @@ impl Foreign {
         let entered = self.device.enter()?;
         let mut status: c_int = 0;
         // SAFETY: it writes one number; the stream is there by the promise that was made.
-        unsafe { entered.stream_is_capturing(self.handle(), &raw mut status) }?;
+        let asked = unsafe { entered.stream_is_capturing(self.handle(), &raw mut status) };
+        match asked {
+            // Of the default stream, where one that waits for it is captured.
+            Err(error) if error.code() == Some(raw::CAPTURE_IMPLICIT) => {
+                return Err(Error::Capturing);
+            }
+            asked => asked?,
+        }
         match status {
             raw::CAPTURE_STATUS_NONE => Ok(()),
             _ => Err(Error::Capturing),

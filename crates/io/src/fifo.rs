@@ -6,7 +6,7 @@
 //! depend on anything that might wait for kernels.
 //!
 //! The device's side stands in [`HEADER`], for kernels of others too. The kernel that this launches has been
-//! compiled from it: [`PTX`].
+//! compiled from it.
 //!
 //! Promised: rows of an answer that says so are there, whole; each post is answered, if by nothing else then
 //! by the end of the FIFO; its memory is not freed while a kernel may use it.
@@ -91,7 +91,7 @@ impl Fifo {
     /// One for rows of so many bytes, with as many slots as about `staging_bytes` of memory allow.
     ///
     /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda): memory cannot be pinned, or the driver does not take the kernels.
+    /// [`Error::Cuda`]: memory cannot be pinned, or the driver does not take the kernels.
     ///
     /// # Panics
     /// If rows have no bytes.
@@ -188,7 +188,7 @@ impl Fifo {
     /// `out`. Whoever serves the posts has to look out for them from now on: see [`Posts::is_over`].
     ///
     /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda), notably where the stream is captured into a graph: who replays it
+    /// [`Error::Cuda`], notably where the stream is captured into a graph: who replays it
     /// does not say so.
     ///
     /// # Panics
