@@ -94,7 +94,7 @@ impl Control {
     }
 
     /// Has the `nth` operation that begins from now on, of a kind or of all, fail with `status`, and its
-    /// context with it. 1 is the next.
+    /// context with it. 1 is the next. With status 0 it does nothing and says that all is well.
     pub fn fail_operation(&self, kind: Option<Kind>, nth: u64, status: i32) {
         (self.symbols.fail_operation)(kind.map_or(0, |kind| kind as u32), nth, status);
     }

@@ -202,7 +202,9 @@ impl State {
             source: first.map_or(0, |piece| piece.source.address()),
             destination: first.map_or(0, |piece| piece.destination.address()),
         });
-        if let (Err(status), Some(context)) = (outcome, self.contexts.get_mut(&context)) {
+        // One that did nothing and says that all is well does no harm to others.
+        let failed = outcome.err().filter(|status| status.0 != 0);
+        if let (Some(status), Some(context)) = (failed, self.contexts.get_mut(&context)) {
             context.failing.get_or_insert(status);
         }
         self.settle_failure(context);

@@ -9,7 +9,7 @@ use std::thread;
 use common::machine::{Machine, machine};
 use common::{bytes_of, load, publication, within_a_minute};
 use penstock_cuda_fake::Kind;
-use penstock_io::buffer::{HostRegion, Region};
+use penstock_io::buffer::{HostRegion, Lane, Region};
 use penstock_io::faulty::{Lent, LentDevice};
 use penstock_store::options::Options;
 use penstock_store::plan::write::TensorSpec;
@@ -750,4 +750,21 @@ fn child_whose_device_fails() {
     // What the host has can be saved all the same.
     let kept = HostRegion::from(content(1, 0, SIZES[0])).into();
     save_at_once(state(&SIZES[..1], vec![kept]), &path).unwrap();
+}
+
+#[test]
+fn a_device_that_does_not_give_back_what_it_was_given_is_not_used() {
+    let machine = machine();
+    Lane::checked(&machine.device).unwrap();
+    for kind in [Kind::HostToDevice, Kind::DeviceToHost] {
+        // It says that it is done, and has done nothing.
+        machine.control.fail_operation(Some(kind), 1, 0);
+        let refused = Lane::checked(&machine.device).unwrap_err();
+        let words = refused.to_string();
+        assert!(words.contains("does not come back"), "{words}");
+        machine.control.clear_faults();
+    }
+    // There need not be room for that.
+    machine.control.fail_call("cuMemAlloc_v2", 1, 2);
+    Lane::checked(&machine.device).unwrap();
 }

@@ -1,10 +1,15 @@
 //! The streams of one device that everybody in a process shares.
+#![allow(unsafe_code)]
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use penstock_cuda::{Device, Driver, Foreign, Stream};
+use penstock_cuda::{Device, DeviceMemory, Direction, Driver, Foreign, Piece, Stream};
 
 use crate::Result;
+use crate::buffer::{IoBuf, Pool};
+
+/// What is copied to a device and back before it is used.
+const CHECKED_BYTES: usize = 64 << 10;
 
 /// A device, the stream on which it copies to the host, and the one on which it copies from there.
 #[derive(Debug)]
@@ -30,7 +35,7 @@ impl Lane {
             return Ok(Arc::clone(lane));
         }
         let device = Driver::shared()?.device(ordinal)?;
-        let lane = Arc::new(Lane::new(&device)?);
+        let lane = Arc::new(Lane::checked(&device)?);
         lanes.push(Arc::clone(&lane));
         Ok(lane)
     }
@@ -45,6 +50,51 @@ impl Lane {
             turn: Mutex::default(),
             back: Stream::new(device)?,
         })
+    }
+
+    /// One of its own, once it is known that what the device is given comes back: in confidential computing,
+    /// addresses of the host may be of memory that is not what it seems, and copies bring rubbish.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`](crate::Error::Cuda).
+    pub fn checked(device: &Arc<Device>) -> Result<Lane> {
+        let lane = Lane::new(device)?;
+        // A device without memory left is used all the same.
+        if let Ok(memory) = DeviceMemory::allocate(device, CHECKED_BYTES) {
+            lane.check(&memory)?;
+        }
+        Ok(lane)
+    }
+
+    /// Copies to memory of the device and back.
+    fn check(&self, memory: &DeviceMemory) -> Result<()> {
+        let pool = Pool::pinned_and_kept(CHECKED_BYTES, 2 * CHECKED_BYTES, self.device());
+        let (mut given, mut back) = (pool.take()?, pool.take()?);
+        for (at, byte) in given.as_mut_slice().iter_mut().enumerate() {
+            *byte = (at * 31 + 7) as u8;
+        }
+        back.as_mut_slice().fill(0);
+        let piece = |buf: &IoBuf| Piece::run(buf.address(), memory.address(), CHECKED_BYTES);
+        // SAFETY: both sides are there, and nobody else's, until both streams are done: see below.
+        let gone = unsafe { self.back.copy(Direction::ToDevice, &[piece(&given)]) };
+        let followed = gone.and_then(|()| self.out.wait_for(&self.back.record()?));
+        let copied = followed.and_then(|()| {
+            // SAFETY: as above.
+            unsafe { self.out.copy(Direction::ToHost, &[piece(&back)]) }
+        });
+        self.back.settle();
+        self.out.settle();
+        copied?;
+        if given.as_slice() != back.as_slice() {
+            let reason =
+                "what is copied to it does not come back (is it in confidential computing?)";
+            return Err(penstock_cuda::Error::Unusable {
+                ordinal: self.device().ordinal(),
+                reason: reason.to_owned(),
+            }
+            .into());
+        }
+        Ok(())
     }
 
     /// The device.
