@@ -47,12 +47,17 @@ __all__ = [
     "is_part_file",
     "list_names",
     "look",
+    "measure_link",
+    "measure_pinning",
     "mirror",
     "open",
     "parse_step",
     "part_file",
+    "pinned_bytes",
     "probe_bucket",
+    "probe_copies",
     "probe_directory",
+    "probe_gpus",
     "probe_io_uring",
     "probe_watch",
     "rank_of_file",
@@ -387,6 +392,11 @@ def salvage(
     options: dict[str, object],
     progress: _Progress,
 ) -> dict[str, Any]: ...
+def probe_gpus() -> str: ...
+def probe_copies(device: int) -> str: ...
+def measure_link(device: int, job: str) -> str: ...
+def measure_pinning(device: int, nbytes: int) -> str: ...
+def pinned_bytes() -> int: ...
 def probe_directory(path: str) -> dict[str, Any]: ...
 def probe_io_uring() -> list[tuple[str, int | None, str | None]]: ...
 def probe_watch() -> str | None: ...

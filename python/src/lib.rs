@@ -17,6 +17,7 @@ mod digests;
 mod errors;
 mod features;
 mod files;
+mod gpu;
 mod ids;
 mod job;
 mod mirror;
@@ -67,6 +68,8 @@ mod _native {
     use crate::features::{RowBatch, RowCache, RowIndex, RowReader, block_checks};
     #[pymodule_export]
     use crate::files::{has_file, list_names, look, read_start};
+    #[pymodule_export]
+    use crate::gpu::{measure_link, measure_pinning, pinned_bytes, probe_copies, probe_gpus};
     #[pymodule_export]
     use crate::job::{Arena, Job};
     #[pymodule_export]

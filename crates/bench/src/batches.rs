@@ -133,7 +133,9 @@ impl Batches {
         let memory = memory.expect("what has ended holds on to nothing");
         let slots = memory.as_slice().chunks_exact(self.slot_bytes);
         for (request, slot) in batch.requests.iter().zip(slots) {
-            worker.count(request, request.bytes as usize, slot, batch.begun);
+            let moved = request.bytes as usize;
+            worker.count(moved, batch.begun);
+            worker.check(request, moved, slot);
         }
         Ok(memory)
     }

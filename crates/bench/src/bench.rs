@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use penstock_io::buffer::Memory;
+use penstock_io::buffer::{Lane, Memory};
 use penstock_io::file::{Direct, File};
 use penstock_store::{Error, Result};
 use rustix::time::{ClockId, clock_gettime};
@@ -27,6 +27,7 @@ pub struct Bench {
     files: Vec<Arc<File>>,
     tags: Vec<Tag>,
     source: Option<Memory>,
+    lane: Option<Arc<Lane>>,
     metadata: Metadata,
     open_seconds: f64,
     stop: AtomicBool,
@@ -37,11 +38,23 @@ impl Bench {
     ///
     /// # Errors
     /// [`Error::Io`] from the file system, notably where a file to make is there already, or where
-    /// it has no direct I/O and that is asked for.
+    /// it has no direct I/O and that is asked for; and those of a driver, where the job has a device.
     ///
     /// # Panics
     /// If the job does not pass [`Job::check`].
     pub fn prepare(job: Job) -> Result<Bench> {
+        let lane = job.device.map(Lane::of).transpose()?;
+        Bench::prepare_with(job, lane)
+    }
+
+    /// As [`prepare`](Bench::prepare), with a device of another driver than this process shares.
+    ///
+    /// # Errors
+    /// As [`prepare`](Bench::prepare).
+    ///
+    /// # Panics
+    /// As [`prepare`](Bench::prepare).
+    pub fn prepare_with(job: Job, lane: Option<Arc<Lane>>) -> Result<Bench> {
         if let Err(problem) = job.check() {
             panic!("{problem}");
         }
@@ -56,7 +69,9 @@ impl Bench {
         };
         let tags = (0..).take(files.len());
         let tags = tags.map(|file| Tag::new(job.seed, process, file)).collect();
-        let source = match job.copies && job.pattern == Pattern::Write {
+        // Copies out of a device are in place of it.
+        let copies = job.copies && lane.is_none();
+        let source = match copies && job.pattern == Pattern::Write {
             true => Some(source(&job)?),
             false => None,
         };
@@ -66,6 +81,7 @@ impl Bench {
             files,
             tags,
             source,
+            lane,
             metadata,
             open_seconds,
             stop: AtomicBool::new(false),
@@ -97,6 +113,7 @@ impl Bench {
             files: &self.files,
             tags: &self.tags,
             source: self.source.as_ref(),
+            lane: self.lane.as_ref(),
             stop: &self.stop,
         };
         let callers = self.job.method.callers(self.job.threads);

@@ -97,6 +97,10 @@ pub struct Job {
     /// After how long to stop, going over the files again and again until then; `None` to go over
     /// them once.
     pub seconds: Option<f64>,
+    /// The device whose memory bytes are read into or written from, through pinned memory; none for memory
+    /// of the host.
+    #[serde(default)]
+    pub device: Option<u32>,
     /// Decides which blocks are read at random, and what is written.
     pub seed: u64,
 }
@@ -124,6 +128,11 @@ impl Job {
             (
                 self.depth == 1 || self.method != Method::Posix,
                 "posix has one request in flight on each thread: depth must be 1".to_owned(),
+            ),
+            (
+                self.device.is_none()
+                    || !matches!(self.method, Method::Executor | Method::UringRegistered),
+                "posix, threads and uring move bytes of a device".to_owned(),
             ),
             (
                 (1..=1024).contains(&self.threads),

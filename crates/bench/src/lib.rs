@@ -5,14 +5,18 @@
 //! runs them, and an [`Outcome`](outcome::Outcome) has what came of it. The loop is as bare as that
 //! of fio, so that the two agree where they are told to do the same.
 //!
+//! What lies between a disk and a GPU, [`gpu`] measures.
+//!
 //! Nothing here decides what is worth measuring, starts processes or draws: that is the caller's.
 #![forbid(unsafe_code)]
 
 mod batches;
 pub mod bench;
 mod content;
+pub mod gpu;
 pub mod job;
 mod method;
 pub mod outcome;
 pub mod plan;
+mod staged;
 mod worker;

@@ -15,13 +15,20 @@ pub(crate) fn run(mut worker: Worker<'_>, go: impl FnOnce() -> Instant) -> Resul
         Method::Posix => {
             worker.tally.setup = "pread, pwrite".to_owned();
             worker.start(go);
-            worker.run_blocking()?;
+            match worker.staged.take() {
+                Some(staged) => staged.run_blocking(&mut worker)?,
+                None => worker.run_blocking()?,
+            }
         }
         Method::Threads | Method::Uring | Method::UringRegistered => {
             let engine = worker.open_engine();
             // Whatever comes of it: the other threads wait for this one.
             worker.start(go);
-            worker.run_engine(engine?.as_mut())?;
+            let mut engine = engine?;
+            match worker.staged.take() {
+                Some(staged) => staged.run_engine(&mut worker, engine.as_mut())?,
+                None => worker.run_engine(engine.as_mut())?,
+            }
         }
         Method::Executor => {
             let batches = Batches::open(worker.shared);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use penstock_io::buffer::{IoBuf, Memory};
+use penstock_io::buffer::{IoBuf, Lane, Memory};
 use penstock_io::engine::{
     self, Capabilities, Completion, Engine, EngineChoice, EngineConfig, Op, OpKind,
 };
@@ -18,9 +18,10 @@ use crate::content::Tag;
 use crate::job::{ALIGNMENT, Job, Method, Pattern};
 use crate::outcome::Tally;
 use crate::plan::{Plan, Request};
+use crate::staged::Staged;
 
 /// How long a thread waits before it looks whether it is to stop.
-const TURN: Duration = Duration::from_millis(100);
+pub(crate) const TURN: Duration = Duration::from_millis(100);
 
 /// What all threads of a process share.
 pub(crate) struct Shared<'a> {
@@ -30,6 +31,8 @@ pub(crate) struct Shared<'a> {
     pub(crate) tags: &'a [Tag],
     /// Memory of the tensors, shorter than these: it is gone over again and again.
     pub(crate) source: Option<&'a Memory>,
+    /// Of the device whose memory bytes come from or go to.
+    pub(crate) lane: Option<&'a Arc<Lane>>,
     pub(crate) stop: &'a AtomicBool,
 }
 
@@ -38,7 +41,9 @@ pub(crate) struct Worker<'a> {
     pub(crate) shared: &'a Shared<'a>,
     requests: &'a [Request],
     next: usize,
-    free: Vec<IoBuf>,
+    pub(crate) free: Vec<IoBuf>,
+    /// Memory of a device for as many requests.
+    pub(crate) staged: Option<Staged>,
     pub(crate) tally: Tally,
     begun: Instant,
     deadline: Option<Instant>,
@@ -56,24 +61,29 @@ impl<'a> Worker<'a> {
             (_, Some(_)) => job.depth,
             (_, None) => job.depth.min(requests.len().max(1)),
         };
-        let mut memory = Memory::allocate(slot_bytes * depth)?;
-        // In place before anything is timed, and not all zeros, which some devices do not write.
-        Tag::new(job.seed, u32::MAX, 0).fill(memory.as_mut_slice(), 0);
-        let (_, mut rest) = memory.share();
-        let mut free = Vec::with_capacity(depth);
-        for _ in 0..depth {
-            let behind = rest.split_off(slot_bytes);
-            free.push(std::mem::replace(&mut rest, behind));
-        }
+        let mut tally = Tally::new();
+        let (free, staged) = match shared.lane {
+            Some(lane) => {
+                let (staged, free) = Staged::open(lane, slot_bytes, depth, job.seed)?;
+                tally.fallback = staged.unpinned();
+                (free, Some(staged))
+            }
+            None => (buffers(slot_bytes, depth, job.seed)?, None),
+        };
         Ok(Worker {
             shared,
             requests,
             next: 0,
             free,
-            tally: Tally::new(),
+            staged,
+            tally,
             begun: Instant::now(),
             deadline: None,
         })
+    }
+
+    pub(crate) fn is_write(&self) -> bool {
+        self.shared.job.pattern == Pattern::Write
     }
 
     pub(crate) fn start(&mut self, go: impl FnOnce() -> Instant) {
@@ -127,7 +137,7 @@ impl<'a> Worker<'a> {
     /// Gives a buffer what a request writes.
     pub(crate) fn fill(&self, request: &Request, buf: &mut IoBuf) {
         buf.set_len(request.bytes as usize);
-        if self.shared.job.pattern != Pattern::Write {
+        if !self.is_write() {
             return;
         }
         if self.shared.job.verifies {
@@ -158,12 +168,16 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Counts what is done, and looks at it.
-    pub(crate) fn count(&mut self, request: &Request, moved: usize, buf: &[u8], begun: Instant) {
+    /// Counts what is done.
+    pub(crate) fn count(&mut self, moved: usize, begun: Instant) {
         let now = Instant::now();
         let nanoseconds = u64::try_from((now - begun).as_nanos()).unwrap_or(u64::MAX);
         let elapsed = (now - self.begun).as_secs_f64();
         self.tally.count(moved as u64, nanoseconds, elapsed);
+    }
+
+    /// Looks at what was read, where that is asked for.
+    pub(crate) fn check(&mut self, request: &Request, moved: usize, buf: &[u8]) {
         let job = self.shared.job;
         if job.verifies && job.pattern != Pattern::Write {
             self.tally.checked += 1;
@@ -186,15 +200,16 @@ impl<'a> Worker<'a> {
             self.fill(&request, &mut buf);
             let begun = Instant::now();
             let moved = self.transfer(&request, &mut buf)?;
-            self.count(&request, moved, buf.as_slice(), begun);
+            self.count(moved, begun);
+            self.check(&request, moved, buf.as_slice());
         }
         Ok(())
     }
 
     /// One request by `pread` or `pwrite`, carried on where it is cut short.
-    fn transfer(&mut self, request: &Request, buf: &mut IoBuf) -> Result<usize> {
+    pub(crate) fn transfer(&mut self, request: &Request, buf: &mut IoBuf) -> Result<usize> {
         let file = &self.shared.files[request.file as usize];
-        let is_write = self.shared.job.pattern == Pattern::Write;
+        let is_write = self.is_write();
         let bytes = buf.as_mut_slice();
         let mut done = 0;
         while done < bytes.len() {
@@ -221,7 +236,7 @@ impl<'a> Worker<'a> {
         let mut flying: Vec<Option<(Request, Instant)>> = vec![None; depth];
         let mut slots: Vec<usize> = (0..depth).rev().collect();
         let mut completed: Vec<Completion> = Vec::with_capacity(depth);
-        let is_write = self.shared.job.pattern == Pattern::Write;
+        let is_write = self.is_write();
         let mut failed = None;
         loop {
             while failed.is_none() && !slots.is_empty() {
@@ -252,7 +267,10 @@ impl<'a> Worker<'a> {
                 let (request, begun) = flying[slot].take().expect("it was in flight");
                 let buf = completion.buf.expect("transfers have buffers");
                 match completion.result {
-                    Ok(moved) => self.count(&request, moved, buf.as_slice(), begun),
+                    Ok(moved) => {
+                        self.count(moved, begun);
+                        self.check(&request, moved, buf.as_slice());
+                    }
                     Err(error) => failed = failed.or(Some(self.failed(&request, error))),
                 }
                 self.free.push(buf);
@@ -261,7 +279,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn failed(&self, request: &Request, source: std::io::Error) -> Error {
+    pub(crate) fn failed(&self, request: &Request, source: std::io::Error) -> Error {
         let path = self.shared.files[request.file as usize].path().to_owned();
         let operation = match self.shared.job.pattern {
             Pattern::Write => "write",
@@ -274,4 +292,18 @@ impl<'a> Worker<'a> {
         }
         .into()
     }
+}
+
+/// Memory for requests that are under way at a time.
+fn buffers(slot_bytes: usize, depth: usize, seed: u64) -> Result<Vec<IoBuf>> {
+    let mut memory = Memory::allocate(slot_bytes * depth)?;
+    // In place before anything is timed, and not all zeros, which some devices do not write.
+    Tag::new(seed, u32::MAX, 0).fill(memory.as_mut_slice(), 0);
+    let (_, mut rest) = memory.share();
+    let mut buffers = Vec::with_capacity(depth);
+    for _ in 0..depth {
+        let behind = rest.split_off(slot_bytes);
+        buffers.push(std::mem::replace(&mut rest, behind));
+    }
+    Ok(buffers)
 }

@@ -41,6 +41,7 @@ fn job(directory: &Path) -> Job {
         syncs: true,
         verifies: true,
         seconds: None,
+        device: None,
         seed: 7,
     }
 }

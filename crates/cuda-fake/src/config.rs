@@ -23,6 +23,8 @@ pub(crate) struct Config {
     pub(crate) pinned_bytes_max: u64,
     /// Whether host memory may be pinned at all.
     pub(crate) pinning_permitted: bool,
+    /// Whether copies to pinned memory bring something else, and nobody is told.
+    pub(crate) garbles: bool,
 }
 
 impl Config {
@@ -38,7 +40,8 @@ impl Config {
                 .unwrap_or(13_020),
             attributes: HashMap::new(),
             pinned_bytes_max: number("PENSTOCK_FAKE_PINNED_BYTES").unwrap_or(u64::MAX),
-            pinning_permitted: true,
+            pinning_permitted: number("PENSTOCK_FAKE_PINNING_PERMITTED") != Some(0),
+            garbles: number("PENSTOCK_FAKE_GARBLES") == Some(1),
         }
     }
 

@@ -87,6 +87,12 @@ impl Control {
         (self.symbols.pinning_permitted)(i32::from(is_permitted));
     }
 
+    /// Sets whether copies to pinned memory bring something else, and nobody is told: what a guest of
+    /// confidential computing gets that does not go through the buffers of the driver.
+    pub fn set_garbles(&self, does: bool) {
+        (self.symbols.garbles)(i32::from(does));
+    }
+
     /// Has the `nth` next call of a function, by its exported name, answer `status` and do nothing. 1 is the
     /// next.
     pub fn fail_call(&self, function: &str, nth: u64, status: i32) {
@@ -283,6 +289,7 @@ symbols! {
     attribute(i32, i32, i32);
     pinned_bytes_max(u64);
     pinning_permitted(i32);
+    garbles(i32);
     fail_call(*const c_char, u64, i32);
     fail_operation(u32, u64, i32);
     clear_faults();

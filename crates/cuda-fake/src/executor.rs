@@ -43,7 +43,13 @@ fn run(id: u64) {
                 fault,
             } => {
                 let mut outcome = fault;
-                session.unlocked(|| outcome = outcome.and_then(|()| operation.execute(&space)));
+                let garbles = session.config.garbles;
+                session.unlocked(|| {
+                    outcome = outcome.and_then(|()| operation.execute(&space));
+                    if garbles && outcome.is_ok() {
+                        operation.garble();
+                    }
+                });
                 session.finish(id, &operation, outcome);
                 session.changed();
             }

@@ -4,8 +4,8 @@
 //! signatures of `cuda.h` 13.2. Code under test loads it by the path that [`library()`] gives, and by no other way.
 //! A test steers it by a [`Control`]; one in another language by the symbols `penstock_fake_*`
 //! (`symbols.rs`) and the environment: `PENSTOCK_FAKE_SEED`, `PENSTOCK_FAKE_DEVICES`,
-//! `PENSTOCK_FAKE_MEMORY_BYTES`, `PENSTOCK_FAKE_DELAY_US`, `PENSTOCK_FAKE_DRIVER_VERSION` and
-//! `PENSTOCK_FAKE_PINNED_BYTES`.
+//! `PENSTOCK_FAKE_MEMORY_BYTES`, `PENSTOCK_FAKE_DELAY_US`, `PENSTOCK_FAKE_DRIVER_VERSION`,
+//! `PENSTOCK_FAKE_PINNED_BYTES`, `PENSTOCK_FAKE_PINNING_PERMITTED` and `PENSTOCK_FAKE_GARBLES`.
 //!
 //! ```no_run
 //! let control = penstock_cuda_fake::Control::new();

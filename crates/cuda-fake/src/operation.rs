@@ -128,6 +128,11 @@ impl Operation {
         Ok(())
     }
 
+    /// Has what it has brought to the host be something else.
+    pub(crate) fn garble(&self) {
+        self.pieces().iter().for_each(Piece::garble);
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         match &self.work {
             Work::Copy(pieces) => pieces.iter().map(Piece::bytes).sum(),

@@ -60,6 +60,11 @@ extern "C" fn penstock_fake_pinning_permitted(is_permitted: i32) {
     Session::begin().config.pinning_permitted = is_permitted != 0;
 }
 
+#[unsafe(no_mangle)]
+extern "C" fn penstock_fake_garbles(does: i32) {
+    Session::begin().config.garbles = does != 0;
+}
+
 /// Has the `nth` next call of a function (1 is the next) answer a code and do nothing.
 #[unsafe(no_mangle)]
 extern "C" fn penstock_fake_fail_call(function: *const c_char, nth: u64, status: i32) {

@@ -147,6 +147,22 @@ impl Piece {
         }
     }
 
+    /// Changes the first byte that was written to pinned memory.
+    pub(crate) fn garble(&self) {
+        let Place::Host {
+            address,
+            pinned: true,
+        } = self.destination.place
+        else {
+            return;
+        };
+        let to = address as *mut u8;
+        // SAFETY: the copy has just written there, and is not done for its caller.
+        let byte = unsafe { to.read() };
+        // SAFETY: as above.
+        unsafe { to.write(!byte) };
+    }
+
     /// The host memory that the copy uses while it is queued, by first address and end.
     pub(crate) fn host_ranges(&self) -> impl Iterator<Item = (u64, u64)> {
         [&self.source, &self.destination]

@@ -10,7 +10,8 @@ use std::thread;
 
 use crate::raw;
 use crate::{
-    Device, DeviceMemory, Direction, Driver, Error, Foreign, Module, Piece, Registration, Stream,
+    Device, DeviceMemory, Direction, Driver, Error, Foreign, HostMemory, Module, Piece,
+    Registration, Stream,
 };
 
 /// Those that are launched, as they are built into who does.
@@ -49,6 +50,10 @@ pub const CHECKS: &[Check] = &[
     (
         "a kernel that there is not is refused",
         no_kernel_of_another_name,
+    ),
+    (
+        "memory that the driver allocates is pinned",
+        memory_of_the_driver,
     ),
     ("too much memory is an error", too_much_memory),
     ("threads share a device", threads_share_a_device),
@@ -361,6 +366,31 @@ fn no_kernel_of_another_name(driver: &Driver) {
     let error = module.kernel(c"penstock_other").unwrap_err();
     assert_eq!(error.code(), Some(500));
     assert!(Module::load(&device, c"no kernels").is_err());
+}
+
+fn memory_of_the_driver(driver: &Driver) {
+    const BYTES: usize = 1 << 20;
+    let device = first(driver);
+    let stream = Stream::new(&device).unwrap();
+    let there = DeviceMemory::allocate(&device, BYTES).unwrap();
+    let from = Host::pinned(&device, BYTES).filled(7);
+    let to = HostMemory::allocate(&device, BYTES).unwrap();
+    copy(
+        &stream,
+        Direction::ToDevice,
+        &[Piece::run(from.address(), there.address(), BYTES)],
+    );
+    copy(
+        &stream,
+        Direction::ToHost,
+        &[Piece::run(to.address(), there.address(), to.len())],
+    );
+    stream.synchronize().unwrap();
+    // SAFETY: so many bytes are there, and the copy to them has ended.
+    let found = unsafe {
+        std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(to.address()), BYTES)
+    };
+    assert!(from.bytes() == found);
 }
 
 fn too_much_memory(driver: &Driver) {

@@ -42,6 +42,8 @@ pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
 pub(crate) const REGISTER_PORTABLE: c_uint = 1;
 /// `CU_MEMHOSTREGISTER_DEVICEMAP`: kernels reach it.
 pub(crate) const REGISTER_DEVICEMAP: c_uint = 2;
+/// `CU_MEMHOSTALLOC_PORTABLE`: the same.
+pub(crate) const HOST_ALLOC_PORTABLE: c_uint = 1;
 /// `CU_STREAM_CAPTURE_STATUS_NONE`.
 pub(crate) const CAPTURE_STATUS_NONE: c_int = 0;
 /// `CU_STREAM_CAPTURE_MODE_GLOBAL`.

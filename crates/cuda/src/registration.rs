@@ -4,6 +4,7 @@
 use std::ffi::{c_uint, c_void};
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::device::Device;
 use crate::error::Result;
@@ -17,7 +18,15 @@ pub struct Registration {
     address: usize,
 }
 
+/// All that was ever pinned.
+static TOTAL_BYTES: AtomicU64 = AtomicU64::new(0);
+
 impl Registration {
+    /// Bytes that this process has pinned since it began, those among them that it has given back.
+    pub fn total_bytes() -> u64 {
+        TOTAL_BYTES.load(Ordering::Relaxed)
+    }
+
     /// Pins memory for all devices. It costs the more the more memory there is, and others that pin wait
     /// meanwhile: it is for memory that is kept.
     ///
@@ -63,6 +72,7 @@ impl Registration {
         let start: *mut c_void = ptr::with_exposed_provenance_mut(address);
         // SAFETY: the pages are mapped, and stay so.
         unsafe { entered.host_register(start, bytes, flags) }?;
+        TOTAL_BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
         Ok(Registration {
             device: Arc::clone(device),
             address,

@@ -94,6 +94,8 @@ table! {
         memory_info = "cuMemGetInfo_v2"(free_bytes: *mut usize, total_bytes: *mut usize);
         memory_alloc = "cuMemAlloc_v2"(address: *mut Address, bytes: usize);
         memory_free = "cuMemFree_v2"(address: Address);
+        host_alloc = "cuMemHostAlloc"(address: *mut *mut c_void, bytes: usize, flags: c_uint);
+        host_free = "cuMemFreeHost"(address: *mut c_void);
         host_register = "cuMemHostRegister_v2"(address: *mut c_void, bytes: usize, flags: c_uint);
         host_unregister = "cuMemHostUnregister"(address: *mut c_void);
         host_device_pointer = "cuMemHostGetDevicePointer_v2"(address: *mut Address, host: *mut c_void, flags: c_uint);

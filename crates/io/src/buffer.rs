@@ -37,8 +37,8 @@ pub use array::{HostArrayMut, Scatter};
 pub use available::available_bytes;
 pub use bounds::{Bounds, Tangled, find_overlap};
 pub use cuda::{
-    Arriving, Departing, DeviceArrayMut, DeviceCopies, DeviceFills, DeviceRegion, DeviceScatter,
-    Lane, Snapshot, Words,
+    Arriving, Cut, Departing, DeviceArrayMut, DeviceBlock, DeviceCopies, DeviceFills, DeviceRegion,
+    DeviceScatter, Lane, Moving, Snapshot, Words,
 };
 pub use lent::Region;
 pub use lent_mut::{ArrayMut, RegionMut};

@@ -13,6 +13,7 @@
 
 mod array;
 mod arriving;
+mod block;
 mod departing;
 mod flight;
 mod lane;
@@ -23,6 +24,7 @@ mod words;
 
 pub use array::{DeviceArrayMut, DeviceScatter};
 pub use arriving::{Arriving, DeviceCopies};
+pub use block::{Cut, DeviceBlock, Moving};
 pub use departing::{Departing, DeviceFills};
 pub use lane::Lane;
 pub(super) use mapped::Mapped;

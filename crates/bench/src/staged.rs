@@ -1,0 +1,292 @@
+//! The loop that is measured where the bytes are a device's: they go through pinned memory, by its copy engine.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use penstock_io::buffer::{Cut, DeviceBlock, IoBuf, Lane, Moving, Pool};
+use penstock_io::engine::{Completion, Engine, Op, OpKind};
+use penstock_store::Result;
+
+use crate::content::Tag;
+use crate::plan::Request;
+use crate::worker::{TURN, Worker};
+
+/// Memory of a device for as many requests as a worker has under way.
+pub(crate) struct Staged {
+    block: DeviceBlock,
+    slot_bytes: usize,
+    unpinned: Option<String>,
+}
+
+/// A request that a device copies for, before it is written or after it was read.
+struct Copying {
+    slot: usize,
+    request: Request,
+    begun: Instant,
+    moved: usize,
+    moving: Moving,
+}
+
+impl Staged {
+    /// Takes memory on both sides, with something in it.
+    pub(crate) fn open(
+        lane: &Arc<Lane>,
+        slot_bytes: usize,
+        depth: usize,
+        seed: u64,
+    ) -> Result<(Staged, Vec<IoBuf>)> {
+        let pool = Pool::pinned(slot_bytes, slot_bytes * depth, lane.device());
+        let block = DeviceBlock::allocate(lane, slot_bytes * depth)?;
+        let mut free = Vec::with_capacity(depth);
+        let tag = Tag::new(seed, u32::MAX, 0);
+        for slot in 0..depth {
+            let mut buf = pool.take()?;
+            tag.fill(buf.as_mut_slice(), (slot * slot_bytes) as u64);
+            free.push(
+                block
+                    .fill(slot * slot_bytes, buf, whole(slot_bytes))?
+                    .wait()?,
+            );
+        }
+        let staged = Staged {
+            block,
+            slot_bytes,
+            unpinned: pool.unpinned().map(|reason| format!("unpinned: {reason}")),
+        };
+        Ok((staged, free))
+    }
+
+    /// Why the memory of the host is not pinned, where it is not.
+    pub(crate) fn unpinned(&self) -> Option<String> {
+        self.unpinned.clone()
+    }
+
+    fn to_device(&self, slot: usize, buf: IoBuf) -> Result<Moving> {
+        let bytes = self.slot_bytes;
+        Ok(self.block.fill(slot * bytes, buf, whole(bytes))?)
+    }
+
+    fn to_host(&self, slot: usize, buf: IoBuf) -> Result<Moving> {
+        let bytes = self.slot_bytes;
+        Ok(self.block.read(slot * bytes, buf, whole(bytes))?)
+    }
+
+    /// Gives the device what a request writes, where that matters.
+    fn fill(
+        &self,
+        worker: &Worker<'_>,
+        request: &Request,
+        slot: usize,
+        mut buf: IoBuf,
+    ) -> Result<IoBuf> {
+        worker.fill(request, &mut buf);
+        if !(worker.is_write() && worker.shared.job.verifies) {
+            return Ok(buf);
+        }
+        let mut buf = self.to_device(slot, buf)?.wait()?;
+        buf.as_mut_slice().fill(0);
+        Ok(buf)
+    }
+
+    /// Looks at what the device has of a request that was read, where that is asked for.
+    fn check(
+        &self,
+        worker: &mut Worker<'_>,
+        request: &Request,
+        moved: usize,
+        slot: usize,
+        mut buf: IoBuf,
+    ) -> Result<IoBuf> {
+        if worker.is_write() || !worker.shared.job.verifies {
+            return Ok(buf);
+        }
+        buf.as_mut_slice().fill(0);
+        let buf = self.to_host(slot, buf)?.wait()?;
+        worker.check(request, moved, buf.as_slice());
+        Ok(buf)
+    }
+
+    /// One request after the other, with its copy.
+    pub(crate) fn run_blocking(&self, worker: &mut Worker<'_>) -> Result<()> {
+        let mut buf = worker.free.pop().expect("one for each request in flight");
+        worker.tally.setup += ", each copied by itself";
+        while let Some(request) = worker.next() {
+            buf = self.fill(worker, &request, 0, buf)?;
+            let begun = Instant::now();
+            let moved;
+            if worker.is_write() {
+                buf = self.to_host(0, buf)?.wait()?;
+                moved = worker.transfer(&request, &mut buf)?;
+            } else {
+                moved = worker.transfer(&request, &mut buf)?;
+                buf = self.to_device(0, buf)?.wait()?;
+            }
+            worker.count(moved, begun);
+            buf = self.check(worker, &request, moved, 0, buf)?;
+        }
+        Ok(())
+    }
+
+    /// Many at a time: what is copied and what is read or written are under way together.
+    pub(crate) fn run_engine(
+        &self,
+        worker: &mut Worker<'_>,
+        engine: &mut dyn Engine,
+    ) -> Result<()> {
+        worker.tally.setup += ", copied while others are under way";
+        let depth = worker.free.len();
+        let mut queue = Queue {
+            staged: self,
+            reading_or_writing: vec![None; depth],
+            slots: (0..depth).rev().collect(),
+            copying: VecDeque::with_capacity(depth),
+        };
+        let mut completed: Vec<Completion> = Vec::with_capacity(depth);
+        let mut failed = None;
+        loop {
+            while failed.is_none() && queue.begin(worker, engine)? {}
+            if engine.in_flight() == 0 && queue.copying.is_empty() {
+                return failed.map_or(Ok(()), Err);
+            }
+            if engine.in_flight() > 0 {
+                engine.poll(
+                    usize::from(queue.copying.is_empty()),
+                    Some(TURN),
+                    &mut completed,
+                )?;
+            }
+            let has_none = completed.is_empty();
+            for completion in completed.drain(..) {
+                let ended = queue.completed(worker, completion);
+                failed = failed.or(ended.err());
+            }
+            queue.copied(worker, engine, has_none)?;
+        }
+    }
+}
+
+struct Queue<'a> {
+    staged: &'a Staged,
+    /// By slots.
+    reading_or_writing: Vec<Option<(Request, Instant)>>,
+    /// Those that nothing is under way in.
+    slots: Vec<usize>,
+    /// In the order in which the device makes them.
+    copying: VecDeque<Copying>,
+}
+
+impl Queue<'_> {
+    /// Begins the next request; false where there is no room for one, or none left.
+    fn begin(&mut self, worker: &mut Worker<'_>, engine: &mut dyn Engine) -> Result<bool> {
+        if self.slots.is_empty() {
+            return Ok(false);
+        }
+        let Some(request) = worker.next() else {
+            return Ok(false);
+        };
+        let slot = self.slots.pop().expect("there is one");
+        let buf = worker.free.pop().expect("one for each slot");
+        let buf = self.staged.fill(worker, &request, slot, buf)?;
+        let begun = Instant::now();
+        if worker.is_write() {
+            let moving = self.staged.to_host(slot, buf)?;
+            self.copying.push_back(Copying {
+                slot,
+                request,
+                begun,
+                moved: 0,
+                moving,
+            });
+        } else {
+            self.submit(worker, engine, slot, (request, begun), buf);
+        }
+        Ok(true)
+    }
+
+    fn submit(
+        &mut self,
+        worker: &Worker<'_>,
+        engine: &mut dyn Engine,
+        slot: usize,
+        (request, begun): (Request, Instant),
+        buf: IoBuf,
+    ) {
+        let offset = request.offset;
+        let kind = match worker.is_write() {
+            true => OpKind::Write { offset, buf },
+            false => OpKind::Read { offset, buf },
+        };
+        self.reading_or_writing[slot] = Some((request, begun));
+        let file = Arc::clone(&worker.shared.files[request.file as usize]);
+        let token = slot as u64;
+        engine
+            .submit(Op { token, file, kind })
+            .expect("there is a slot for it");
+    }
+
+    /// Goes on with a request that was read or written.
+    fn completed(&mut self, worker: &mut Worker<'_>, completion: Completion) -> Result<()> {
+        let slot = completion.token as usize;
+        let begun = self.reading_or_writing[slot].take();
+        let (request, begun) = begun.expect("it was in flight");
+        let buf = completion.buf.expect("transfers have buffers");
+        let ended = match completion.result {
+            Ok(moved) if !worker.is_write() => {
+                let moving = self.staged.to_device(slot, buf)?;
+                self.copying.push_back(Copying {
+                    slot,
+                    request,
+                    begun,
+                    moved,
+                    moving,
+                });
+                return Ok(());
+            }
+            Ok(moved) => {
+                worker.count(moved, begun);
+                Ok(())
+            }
+            Err(error) => Err(worker.failed(&request, error)),
+        };
+        worker.free.push(buf);
+        self.slots.push(slot);
+        ended
+    }
+
+    /// Goes on with requests that were copied; waits for the first, where nothing else is to be done.
+    fn copied(
+        &mut self,
+        worker: &mut Worker<'_>,
+        engine: &mut dyn Engine,
+        mut waits: bool,
+    ) -> Result<()> {
+        while let Some(first) = self.copying.front() {
+            if !waits && !first.moving.is_done()? {
+                break;
+            }
+            waits = false;
+            let copied = self.copying.pop_front().expect("there is a first");
+            let (slot, request, begun) = (copied.slot, copied.request, copied.begun);
+            let buf = copied.moving.wait()?;
+            if worker.is_write() {
+                self.submit(worker, engine, slot, (request, begun), buf);
+                continue;
+            }
+            worker.count(copied.moved, begun);
+            let buf = self
+                .staged
+                .check(worker, &request, copied.moved, slot, buf)?;
+            worker.free.push(buf);
+            self.slots.push(slot);
+        }
+        Ok(())
+    }
+}
+
+fn whole(bytes: usize) -> Cut {
+    Cut {
+        piece_bytes: bytes,
+        is_batched: false,
+    }
+}

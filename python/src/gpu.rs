@@ -1,0 +1,51 @@
+//! What lies between the host and a GPU: found, tried and measured without PyTorch.
+
+use penstock_bench::gpu::{self, Found, LinkJob};
+use penstock_cuda::Registration;
+use penstock_io::buffer::Lane;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::call;
+use crate::owner::detached;
+
+/// Looks for a driver and devices; what there is, in JSON.
+#[pyfunction]
+pub fn probe_gpus(py: Python<'_>) -> String {
+    let found = detached(py, Found::look);
+    serde_json::to_string(&found).expect("what is found always serialises")
+}
+
+/// Sends bytes to a device and back; what came of it, in JSON.
+#[pyfunction]
+pub fn probe_copies(py: Python<'_>, device: u32) -> PyResult<String> {
+    let tried = call::without_gil(py, || Ok(gpu::self_test(&Lane::of(device)?)?))?;
+    Ok(serde_json::to_string(&tried).expect("what was tried always serialises"))
+}
+
+/// Measures the link of a device, by a job in JSON; what it gives, in JSON.
+#[pyfunction]
+pub fn measure_link(py: Python<'_>, device: u32, job: &str) -> PyResult<String> {
+    let invalid = |problem: String| PyValueError::new_err(problem);
+    let job: LinkJob = serde_json::from_str(job).map_err(|error| invalid(error.to_string()))?;
+    job.check().map_err(invalid)?;
+    let measured = call::without_gil(py, || Ok(gpu::link(&Lane::of(device)?, &job)?))?;
+    Ok(serde_json::to_string(&measured).expect("what was measured always serialises"))
+}
+
+/// Measures what it costs to pin memory; in JSON.
+#[pyfunction]
+pub fn measure_pinning(py: Python<'_>, device: u32, nbytes: usize) -> PyResult<String> {
+    if nbytes == 0 {
+        return Err(PyValueError::new_err("nbytes must be positive"));
+    }
+    let measure = || Ok(gpu::pinning(Lane::of(device)?.device(), nbytes)?);
+    let measured = call::without_gil(py, measure)?;
+    Ok(serde_json::to_string(&measured).expect("what was measured always serialises"))
+}
+
+/// Bytes that this process has pinned since it began, those among them that it has given back.
+#[pyfunction]
+pub fn pinned_bytes() -> u64 {
+    Registration::total_bytes()
+}
