@@ -130,7 +130,9 @@ fn a_link_without_pinned_memory_says_so() {
 #[test]
 fn what_is_garbled_on_its_way_is_found() {
     let machine = machine();
-    assert!(self_test(&machine.lane).unwrap().wrong.is_none());
+    let tested = self_test(&machine.lane).unwrap();
+    assert!(tested.wrong.is_none() && tested.unpinned.is_none());
+    assert_eq!(tested.pinned_bytes, 64 << 20);
     machine.control.set_garbles(true);
     let wrong = self_test(&machine.lane).unwrap().wrong.unwrap();
     assert_eq!((wrong.offset, wrong.is_batched), (0, false));

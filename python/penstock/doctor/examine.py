@@ -55,7 +55,8 @@ def examine(
     if of_bucket(url):
         return Examination(url, tuple(bucket.check(url, measures=measures, progress=progress)))
     directory = Path(directory)
-    findings = [*system.check(), *storage.check(directory), *gpu.check()]
+    looked = [*system.check(), *storage.check(directory)]
+    findings = [*looked, *gpu.check(directory, measures=measures, progress=progress)]
     is_usable = all(one.status != "fail" for one in findings)
     if measures and is_usable:
         free = shutil.disk_usage(directory).free

@@ -13,6 +13,7 @@ from penstock.bench.running import BenchError, run
 from penstock.doctor.findings import Finding
 from penstock.doctor.storage import device_of, stack
 from penstock.machine.facts import rotates, transport
+from penstock.machine.gpus import LANE_GB_PER_SECOND
 from penstock.machine.kernel import read
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ SIZE_BYTES_MAX = 2 << 30
 _NEEDED = ("ring", "ext_arg", "nodrop", "read_write_fsync", "transfer")
 _SECONDS = 3.0
 _SYNCS_MAX = 200
-
-_LANE_GB_PER_SECOND = {"2.5": 0.25, "5.0": 0.5, "8.0": 0.985, "16.0": 1.969, "32.0": 3.938}
-"""Of a PCIe lane by its transfers, after the encoding (PCI Express Base Specification)."""
 
 
 class Expected(NamedTuple):
@@ -69,7 +67,7 @@ def _expected_of_one(device: Path) -> Expected:
         for place in (device / "device", *(device / "device").resolve().parents):
             speed, lanes = read(place / "current_link_speed"), read(place / "current_link_width")
             if speed and lanes and lanes.isdecimal():
-                lane = _LANE_GB_PER_SECOND.get(speed.split()[0], 0.985)
+                lane = LANE_GB_PER_SECOND.get(speed.split()[0], 0.985)
                 link = lane * int(lanes)
                 return Expected(f"NVMe on {link:.1f} GB/s of PCIe", link / 6, link / 2, 80_000, 5)
         return Expected("NVMe", 0.6, 1.5, 80_000, 5)

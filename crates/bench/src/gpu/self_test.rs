@@ -10,6 +10,8 @@ use penstock_io::buffer::{Cut, DeviceBlock, IoBuf, Lane, Pool};
 use serde::Serialize;
 
 const BYTES: usize = 4 << 20;
+/// Pinned for it: more than a process may lock where nobody has raised that limit, which tells whether it counts.
+const PINNED_BYTES: usize = 64 << 20;
 /// Neither a power of two nor a multiple of a page.
 const PIECE_BYTES: usize = 100_003;
 
@@ -18,6 +20,8 @@ const PIECE_BYTES: usize = 100_003;
 pub struct SelfTest {
     /// The first byte that is another, by how copies were queued; none where all is right.
     pub wrong: Option<Wrong>,
+    /// How much memory of the host was pinned at once.
+    pub pinned_bytes: usize,
     /// Why memory of the host was not pinned, where it was not: then nothing is said of pinned memory.
     pub unpinned: Option<String>,
 }
@@ -36,10 +40,17 @@ pub struct Wrong {
 /// # Errors
 /// [`Error::Cuda`](penstock_io::Error::Cuda).
 pub fn self_test(lane: &Arc<Lane>) -> Result<SelfTest> {
-    let pool = Pool::pinned(BYTES, 2 * BYTES, lane.device());
+    let pool = Pool::pinned(BYTES, PINNED_BYTES, lane.device());
     let block = DeviceBlock::allocate(lane, BYTES)?;
     let (mut there, mut back) = (pool.take()?, pool.take()?);
-    let unpinned = pool.unpinned();
+    let mut tested = SelfTest {
+        wrong: None,
+        pinned_bytes: pool.held_bytes(),
+        unpinned: pool.unpinned(),
+    };
+    if tested.unpinned.is_some() {
+        tested.pinned_bytes = 0;
+    }
     for is_batched in [false, true] {
         let cut = Cut {
             piece_bytes: PIECE_BYTES,
@@ -56,14 +67,11 @@ pub fn self_test(lane: &Arc<Lane>) -> Result<SelfTest> {
             .enumerate()
             .position(|(offset, (&sent, &came))| sent != came || !is_kept(offset, came));
         if let Some(offset) = wrong {
-            let wrong = Some(Wrong { offset, is_batched });
-            return Ok(SelfTest { wrong, unpinned });
+            tested.wrong = Some(Wrong { offset, is_batched });
+            break;
         }
     }
-    Ok(SelfTest {
-        wrong: None,
-        unpinned,
-    })
+    Ok(tested)
 }
 
 fn write(buf: &mut IoBuf, is_batched: bool) {

@@ -1,0 +1,182 @@
+"""GPUDirect Storage: found, usable, or by way of memory of the host.
+
+cuFile moves bytes between a file and a GPU past the memory of the host in two ways: by the kernel
+module ``nvidia-fs``, or by the kernel's own transfers from peer to peer, for which a list of
+conditions has to hold. Where neither is there, it copies through memory of the host (compat mode),
+which Penstock does by itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import platform
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.doctor.findings import Finding
+from penstock.doctor.storage import device_of, stack
+from penstock.machine.facts import transport
+from penstock.machine.kernel import read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LIBRARY = "libcufile.so.0"
+_SETTINGS = "/etc/cufile.json"
+_CHECK = "GPUDirect Storage"
+_COMPAT = "compat mode: cuFile copies through memory of the host, as Penstock does by itself"
+_DRIVER_MIN = (565, 47)
+_KERNEL_MIN = (6, 2)
+_REGISTRY = ("RMForceStaticBar1=1", "RmForceDisableIomapWC=1")
+
+
+class Places(NamedTuple):
+    """Where it is looked, for tests to choose.
+
+    Attributes:
+        root: In front of all paths of the kernel and of the system.
+    """
+
+    root: Path = Path("/")
+
+    def text(self, path: str) -> str | None:
+        """The text of a file; None where there is none for us."""
+        return read(self.root / path.lstrip("/"))
+
+
+def check(directory: Path, places: Places | None = None) -> Iterator[Finding]:
+    """All findings about GPUDirect Storage.
+
+    Args:
+        directory: Where checkpoints are to be.
+        places: Where to look.
+    """
+    places = places or Places()
+    if not _has_library():
+        yield Finding(
+            _CHECK,
+            "ok",
+            f"not found: no {_LIBRARY}. Data goes through memory of the host",
+            "",
+            "pip install nvidia-cufile",
+        )
+        return
+    settings, problem = _settings(places)
+    if problem is not None:
+        yield Finding(
+            _CHECK,
+            "warn",
+            f"found; {problem}",
+            "cuFile does not start with settings that it cannot read",
+            "compare the file with the one that NVIDIA ships",
+        )
+        return
+    properties = settings.get("properties", {})
+    module = places.text("/proc/driver/nvidia-fs/version")
+    if module is not None:
+        version = module.partition(":")[2].strip() or module
+        yield Finding(_CHECK, "ok", f"usable: nvidia-fs {version} is loaded")
+        return
+    missing = list(_missing(directory, places, properties))
+    if not missing:
+        yield Finding(_CHECK, "ok", "usable: by transfers from peer to peer, without nvidia-fs")
+        return
+    if properties.get("allow_compat_mode", True) is False:
+        yield Finding(
+            _CHECK,
+            "warn",
+            "found, not usable, and cufile.json forbids compat mode",
+            "cuFile fails here; Penstock does not use it",
+            'set "allow_compat_mode": true, or: modprobe nvidia-fs',
+        )
+        return
+    lacks = "; ".join(missing)
+    yield Finding(
+        _CHECK,
+        "ok",
+        f"found, not usable, {_COMPAT}. nvidia-fs is not loaded; and for the way without it: "
+        f"{lacks}",
+    )
+
+
+def _has_library() -> bool:
+    """Whether the loader finds it, or a package of NVIDIA's brings it, as PyTorch's do."""
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError:
+        pass
+    else:
+        return True
+    found = importlib.util.find_spec("nvidia")
+    places = (found.submodule_search_locations if found else None) or []
+    return any(list(Path(place).glob(f"*/lib/{_LIBRARY}")) for place in places)
+
+
+def _settings(places: Places) -> tuple[dict[str, Any], str | None]:
+    """What cuFile is told, and what is wrong with that."""
+    path = os.environ.get("CUFILE_ENV_PATH_JSON") or _SETTINGS
+    text = places.text(path) if path == _SETTINGS else read(path)
+    if text is None:
+        return {}, None if path == _SETTINGS else f"{path} cannot be read"
+    # Comments from two slashes to the end of a line, which may lie in texts as well.
+    bare = re.sub(r'("(?:[^"\\]|\\.)*")|//[^\n]*', lambda match: match[1] or "", text)
+    try:
+        found = json.loads(bare)
+    except ValueError as error:
+        return {}, f"{path} is no JSON: {error}"
+    if not isinstance(found, dict) or not isinstance(found.get("properties", {}), dict):
+        return {}, f"{path} has no properties"
+    return found, None
+
+
+def _missing(directory: Path, places: Places, properties: dict[str, Any]) -> Iterator[str]:
+    """What is in the way of transfers from peer to peer, after NVIDIA's guide."""
+    if platform.machine() != "x86_64":
+        yield "the processor is no x86-64"
+    release = platform.release()
+    if _numbers(release) < _KERNEL_MIN:
+        yield f"Linux {release} is older than 6.2"
+    else:
+        config = places.text(f"/boot/config-{release}")
+        if config is not None and "CONFIG_PCI_P2PDMA=y" not in config:
+            yield "the kernel has no PCI_P2PDMA"
+    driver = places.text("/proc/driver/nvidia/version") or ""
+    if "Open Kernel Module" not in driver:
+        yield "the driver is not the open one"
+    elif _numbers(driver.partition("Module")[2]) < _DRIVER_MIN:
+        yield "the driver is older than 565.47"
+    parameters = places.text("/proc/driver/nvidia/params") or ""
+    lacking = [one for one in _REGISTRY if one.lower() not in parameters.lower()]
+    if lacking:
+        yield f"the driver was loaded without {' and '.join(lacking)}"
+    if not properties.get("use_pci_p2pdma", False):
+        yield 'cufile.json has no "use_pci_p2pdma": true'
+    if (places.text("/sys/module/nvme_core/parameters/multipath") or "N") != "N":
+        yield "nvme_core.multipath is on"
+    groups = (places.root / "sys/kernel/iommu_groups").glob("*/type")
+    if any(read(group) != "identity" for group in groups):
+        yield "the IOMMU translates (iommu=pt)"
+    yield from _disks(directory)
+
+
+def _disks(directory: Path) -> Iterator[str]:
+    device = device_of(directory)
+    kinds = {transport(one) for one in stack(device) if not _parts(one)} if device else set()
+    if kinds != {"nvme"}:
+        yield "the directory is on no NVMe drive"
+    elif device is not None and any(read(one / "md/level") for one in stack(device)):
+        yield "the drives are an array"
+
+
+def _parts(device: Path) -> list[Path]:
+    return list((device / "slaves").glob("*"))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """The first version in a text."""
+    found = re.search(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
