@@ -36,6 +36,7 @@ class Case:
         tensors: Whether the bytes are tensors of a model, which are copied into the buffers.
         seconds: For how long, over and over; None for once.
         syncs: Whether what was written is synced.
+        device: The GPU whose memory is read into or written from; None for memory of the host.
     """
 
     pattern: Pattern = "write"
@@ -50,6 +51,7 @@ class Case:
     tensors: bool = False
     seconds: float | None = None
     syncs: bool = True
+    device: int | None = None
 
     @property
     def label(self) -> str:
@@ -67,6 +69,8 @@ class Case:
         if self.tensors:
             words.append(self.layout.replace("_", " "))
             words.append("aggregated" if self.aggregated else "tensor by tensor")
+        if self.device is not None:
+            words.append(f"{'from' if self.pattern == 'write' else 'to'} cuda:{self.device}")
         return ", ".join(words)
 
     def as_json(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
+from penstock.bench import gpu_paths
 from penstock.bench.cases import share_bytes
 from penstock.bench.rest import settle_after
 from penstock.bench.results import Measurement
@@ -79,6 +80,8 @@ def run(
         round_index: The round.
     """
     made = Measurement(case=case.label, by="fio", round_index=round_index)
+    if case.device is not None:
+        made.path = gpu_paths.HOST
     if case.tensors or case.method == "threads":
         made.error = "fio has no tensors" if case.tensors else "fio has no pool of threads"
         return made

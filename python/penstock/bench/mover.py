@@ -39,7 +39,7 @@ def main() -> None:
         if job["seconds"] is None or seconds >= job["seconds"]:
             break
     cpu_seconds = time.process_time() - used
-    sync_seconds = _synced(path) if is_write and job["syncs"] else 0.0
+    sync_seconds = synced(path) if is_write and job["syncs"] else 0.0
     found = {
         "nbytes": moved,
         "requests": -(-moved // job["block_bytes"]),
@@ -91,17 +91,23 @@ def _theirs(job: dict[str, Any]) -> tuple[Any, Callable[[], object], str]:
 def _make(path: str, array: Any, *, is_empty: bool) -> None:
     """The file to read; or the space of the one to write, as every other method has it."""
     if is_empty:
-        fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, array.nbytes)
-        finally:
-            os.close(fd)
+        make_empty(path, array.nbytes)
         return
     with TensorIO() as io:
         io.write(array, path, sync=True).result()
 
 
-def _synced(path: str) -> float:
+def make_empty(path: str, nbytes: int) -> None:
+    """A file that has its space and no content."""
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    finally:
+        os.close(fd)
+
+
+def synced(path: str) -> float:
+    """Makes a file durable; how long that took, in seconds."""
     begun = time.perf_counter()
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

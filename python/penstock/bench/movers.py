@@ -18,14 +18,21 @@ if TYPE_CHECKING:
 
     from penstock.bench.cases import Case
 
-TENSOR_IO, DEEPSPEED = "tensor_io", "deepspeed"
+TENSOR_IO, DEEPSPEED, KVIKIO, CUFILE = "tensor_io", "deepspeed", "kvikio", "cufile"
+OF_GPUS = (KVIKIO, CUFILE)
+"""Those that move memory of a GPU, and none of the host: kvikio by itself, and cuFile by kvikio."""
 
-MISSING = "DeepSpeed is not installed: pip install deepspeed"
+MISSING = {
+    DEEPSPEED: "DeepSpeed is not installed: pip install deepspeed",
+    KVIKIO: "kvikio is not installed: pip install kvikio-cu13",
+    CUFILE: "kvikio, which calls cuFile, is not installed: pip install kvikio-cu13",
+}
+_PACKAGES = {DEEPSPEED: "deepspeed", KVIKIO: "kvikio", CUFILE: "kvikio"}
 
 
 def is_there(library: str) -> bool:
     """Whether a library is installed."""
-    return library == TENSOR_IO or importlib.util.find_spec("deepspeed") is not None
+    return library == TENSOR_IO or importlib.util.find_spec(_PACKAGES[library]) is not None
 
 
 def run(
@@ -37,7 +44,7 @@ def run(
 
     Args:
         case: What to measure; its method is the library's.
-        library: `TENSOR_IO` or `DEEPSPEED`.
+        library: One of the names above.
         directory: Where; must not exist, and does not afterwards.
         total_bytes: Of the tensor.
         round_index: The round.
@@ -63,6 +70,8 @@ def run(
 def _refusal(case: Case, library: str) -> str | None:
     if case.tensors or case.processes > 1 or case.pattern == "random_read":
         return f"{library} is measured with one tensor, in order, in one process"
+    if (library in OF_GPUS) != (case.device is not None):
+        return f"{library} moves memory of {'GPUs' if library in OF_GPUS else 'the host'} alone"
     if library == DEEPSPEED and not case.direct:
         return "DeepSpeed has no way through the page cache"
     return None
@@ -72,7 +81,7 @@ def _child(case: Case, library: str, directory: Path, nbytes: int) -> dict[str, 
     job = {"library": library, "path": str(directory / "tensor"), "nbytes": nbytes}
     job |= case.as_json()
     done = subprocess.run(
-        interpreter("penstock.bench.mover"),
+        interpreter(f"penstock.bench.{'gpu_mover' if library in OF_GPUS else 'mover'}"),
         input=json.dumps(job),
         capture_output=True,
         text=True,

@@ -52,6 +52,7 @@ class Measurement:
         metadata: How often files were made, opened, allocated, cut, synced.
         is_direct: Whether the page cache was passed by.
         setup: How requests reached the kernel.
+        path: Of cases with a GPU, the way that each byte took, by its name (`gpu_paths`).
         notes: What is not as it was asked for.
         rate_spread: GB/s of each process by itself.
         checked: Requests, or of checkpoints tensors, whose content was checked.
@@ -87,6 +88,7 @@ class Measurement:
     metadata: dict[str, int] = field(default_factory=dict)
     is_direct: bool = False
     setup: str = ""
+    path: str = ""
     notes: list[str] = field(default_factory=list)
     rate_spread: list[float] = field(default_factory=list)
     checked: int = 0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import penstock
+from penstock.bench import gpu_paths
 from penstock.bench.cases import WRITTEN_DEPTH, share_bytes, tensor_sizes
 from penstock.bench.rest import settle_after
 from penstock.bench.results import Measurement
@@ -75,7 +76,7 @@ def run(
     try:
         if case.pattern != "write":
             written = {**_job(case, directory, total_bytes, seed), "pattern": "write"}
-            written |= {"seconds": None, "verifies": verifies, "copies": False}
+            written |= {"seconds": None, "verifies": verifies, "copies": False, "device": None}
             if case.method in ("posix", "threads"):
                 written |= {"method": "threads", "depth": WRITTEN_DEPTH, "threads": 1}
             _launch(written, case.processes, seed)
@@ -105,6 +106,7 @@ def _job(case: Case, directory: Path, total_bytes: int, seed: int) -> dict[str, 
         "allocates": True,
         "syncs": case.syncs,
         "seconds": case.seconds,
+        "device": case.device,
         "seed": seed,
     }
 
@@ -178,6 +180,7 @@ def _summed_up(case: Case, outcomes: list[dict[str, Any]], round_index: int) -> 
     metadata = {
         name: sum(one["metadata"][name] for one in outcomes) for name in outcomes[0]["metadata"]
     }
+    is_direct = all(one["is_direct"] for one in outcomes)
     return Measurement(
         case=case.label,
         by="penstock",
@@ -191,8 +194,9 @@ def _summed_up(case: Case, outcomes: list[dict[str, Any]], round_index: int) -> 
         latency_us=percentiles(pairs),
         timeline_bytes=timeline.tolist(),
         metadata=metadata,
-        is_direct=all(one["is_direct"] for one in outcomes),
+        is_direct=is_direct,
         setup=outcomes[0]["setup"],
+        path="" if case.device is None else gpu_paths.of_ours(case, is_direct=is_direct),
         notes=[one["fallback"] for one in outcomes[:1] if one["fallback"]],
         rate_spread=[one["bytes"] / one["seconds"] / 1e9 for one in outcomes],
         checked=sum(one["checked"] for one in outcomes),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.bench import cases, fio, movers, scaling
+from penstock.bench import cases, fio, gpu_paths, movers, scaling
 from penstock.bench.cases import PRESETS, Case
 from penstock.bench.compare import rounds_needed
 from penstock.bench.percentiles import latencies
@@ -24,7 +24,7 @@ from penstock.cli.outputs import output_option, report_option, writable
 from penstock.cli.tune import tune_io
 from penstock.cli.units import Finite, Size
 from penstock.console import PATH, console, json_option, print_json, table
-from penstock.machine import facts
+from penstock.machine import facts, gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,8 +66,25 @@ def _preset(_: click.Context, __: click.Parameter, name: str | None) -> str | No
     return name
 
 
-_PEERS = ("fio", movers.TENSOR_IO, movers.DEEPSPEED)
+_PEERS = ("fio", movers.TENSOR_IO, movers.DEEPSPEED, *movers.OF_GPUS)
+
+
+class _Gpu(click.ParamType[int]):
+    """``gpu``, or ``gpu:1``."""
+
+    name = "gpu"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        word, _, number = str(value).partition(":")
+        if word not in ("gpu", "cuda") or not (number or "0").isdecimal():
+            self.fail(f"{value!r} is neither gpu nor gpu:1", param, ctx)
+        return int(number or "0")
+
+
 _METHODS = click.Choice(["posix", "threads", "uring", "uring_registered", "executor"])
+_OF_GPUS = ("posix", "threads", "uring")
 _PATTERNS = click.Choice(["write", "read", "random_read"])
 _LAYOUTS = click.Choice(["file_per_tensor", "file_per_process", "shared_file"])
 
@@ -89,6 +106,7 @@ _LAYOUTS = click.Choice(["file_per_tensor", "file_per_process", "shared_file"])
 @click.option("--depth", "depths", type=_Several(click.IntRange(1, 4096)), help="[16]")
 @click.option("--threads", type=_Several(click.IntRange(1, 1024)), help="Of a process. [1]")
 @click.option("--processes", type=_Several(click.IntRange(1, 1024)), help="[1]")
+@click.option("--to", "device", type=_Gpu(), metavar="gpu[:N]", help="Move memory of a GPU.")
 @click.option("--size", type=Size(), default="1G", show_default=True, help="Bytes of a case.")
 @click.option("--seconds", type=Finite(min=0.1), help="Of a case; else once over all.")
 @click.option(
@@ -131,9 +149,14 @@ def bench_io(
     A preset is a set of cases; options choose others, or change those of the preset. All cases are
     measured once before any is measured again.
 
+    With --to gpu what is read ends in memory of a GPU, and what is written begins there, by way of
+    pinned memory; which way each byte took stands below the table, by the names of gdsio.
+
     With --tune, saves and loads of --size bytes are measured with one setting after the other.
     """
     outputs.check_distinct(output, report, tune)
+    if axes["device"] is not None:
+        _check_gpu(axes["device"], tunes=tune is not None)
     chosen = _cases(axes)
     place = directory.absolute()
     if not place.is_dir():
@@ -184,9 +207,20 @@ def _peers(vs: list[str] | None, preset: str | None) -> list[str]:
         if is_there:
             found.append(by)
         elif vs is not None:
-            missing = fio.MISSING if by == "fio" else movers.MISSING
+            missing = fio.MISSING if by == "fio" else movers.MISSING[by]
             console(stderr=True).print(f"without {by}: {missing}")
     return found
+
+
+def _check_gpu(device: int, *, tunes: bool) -> None:
+    """Refuses a GPU that cannot be used, and what has nothing of one."""
+    if tunes:
+        raise click.UsageError(
+            "--tune measures saves and loads of the host's memory: leave --to out"
+        )
+    problem = gpus.usable(device)
+    if problem is not None:
+        raise click.UsageError(f"--to gpu: {problem}. `penstock doctor` says what there is")
 
 
 def _beside(by: str, case: Case, number: int, *, work: Path, size: int, seed: int) -> Measurement:
@@ -210,9 +244,10 @@ def _cases(axes: dict[str, Any]) -> list[Case]:
         "seconds": axes["seconds"] and [axes["seconds"]],
         "tensors": [True] if axes["layouts"] or axes["aggregated"] else None,
         "syncs": [False] if axes["no_fsync"] else None,
+        "device": None if axes["device"] is None else [axes["device"]],
     }
     given = {axis: list(dict.fromkeys(some)) for axis, some in values.items() if some}
-    chooses = given.keys() - {"seconds", "syncs"}
+    chooses = given.keys() - {"seconds", "syncs", "device"}
     based = cases.preset(name) if name else [] if chooses else cases.preset("quick")
     if not based:
         based = [Case()] if "pattern" in given else [Case(), Case(pattern="read")]
@@ -222,6 +257,11 @@ def _cases(axes: dict[str, Any]) -> list[Case]:
             one = dataclasses.replace(case, **dict(zip(given, combined, strict=True)))
             if one.method == "posix":
                 one = dataclasses.replace(one, depth=1)
+            if one.device is not None and one.method not in _OF_GPUS:
+                raise click.UsageError(
+                    f"{one.method} moves memory of the host alone: with --to gpu choose a "
+                    f"--method of {', '.join(_OF_GPUS)}"
+                )
             unit = 4096 if one.direct else 8
             if one.block_bytes < unit or one.block_bytes % unit:
                 raise click.UsageError(
@@ -295,13 +335,20 @@ def _print(results: Results) -> None:
     notes = {f"{one.case}: {note}" for one in results.measurements for note in one.notes}
     for line in sorted(failed | notes):
         out.print(line)
+    took: dict[str, set[str]] = {}
+    for one in results.measurements:
+        if one.path and not one.error:
+            took.setdefault(one.path, set()).add(one.by)
+    for path, who in sorted(took.items()):
+        out.print(f"{path} ({', '.join(sorted(who))}): {gpu_paths.PATHS[path]}")
 
 
 def _table(results: Results, *, is_wide: bool) -> Table:
     """A row of each case by each who measured it, without columns that are empty."""
     names = list(dict.fromkeys(one.by for one in results.measurements))
     is_shared = len(names) > 1
-    peer = next((by for by in ("fio", movers.DEEPSPEED) if by in names), None)
+    peers = ("fio", movers.DEEPSPEED, *movers.OF_GPUS)
+    peer = next((by for by in peers if by in names), None)
     made: list[tuple[str, str, dict[str, str]]] = []
     for case in results.cases:
         for by in names:
