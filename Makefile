@@ -208,6 +208,12 @@ bench-objects: $(OBJECTS_VENV)/.objects $(NATIVE) objects-server ## Save to buck
 	cp -r $(VENV)/lib/python3*/site-packages/penstock* $(OBJECTS_VENV)/lib/python3*/site-packages/
 	$(OBJECTS_VENV)/bin/python -m benches.objects $(BENCH_ARGS)
 
+# PyTorch with CUDA is what `make test` has as well. On the driver for tests (PENSTOCK_CUDA_DRIVER) it shows
+# that everything runs.
+.PHONY: gpu
+gpu: $(VENV)/.gpu $(NATIVE) ## Measure what is promised of GPUs on this machine's: a table and JSON, 20 minutes.
+	$(VENV)/bin/python -m benches.gpu $(BENCH_ARGS)
+
 .PHONY: bench-frameworks
 bench-frameworks: $(VENV)/.develop $(NATIVE) ## Save with each framework, by its own means and by the plug-in: how long training waits.
 	for name in lightning transformers accelerate deepspeed torchtitan ray jax dcp; do \
@@ -373,6 +379,8 @@ lock: $(VENV)/.uv ## Bring the lock files up to the manifests; UPGRADE=1 takes t
 		--constraint requirements/develop.txt -o requirements/fuzz.txt
 	$(UV_COMPILE) pyproject.toml --extra torch --group build --group bench --group peers \
 		--constraint requirements/develop.txt -o requirements/bench.txt
+	$(UV_COMPILE) pyproject.toml --extra torch --group build --group bench --group peers-gpu \
+		--constraint requirements/develop.txt -o requirements/gpu.txt
 	$(UV_COMPILE) pyproject.toml --extra torch --group bench --group peers-objects \
 		--constraint requirements/demo.txt -o requirements/objects.txt
 	$(UV_COMPILE) pyproject.toml --group build --group reframe \
@@ -439,6 +447,11 @@ $(VENV)/.fuzz: requirements/fuzz.txt $(VENV)/.develop
 
 # What is compared with in the benchmark: more packages beside the same versions.
 $(VENV)/.bench: requirements/bench.txt $(VENV)/.develop
+	$(UV_INSTALL) -r $<
+	touch $@
+
+# What is compared with on a GPU.
+$(VENV)/.gpu: requirements/gpu.txt $(VENV)/.develop
 	$(UV_INSTALL) -r $<
 	touch $@
 

@@ -1,0 +1,202 @@
+"""The command behind `make gpu`."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import torch
+
+from benches import machine, progress
+from benches.gpu import coming, link, loading, promises, report, saving
+from benches.gpu.accelerators import NoGpuError, accelerator
+from benches.gpu.results import Results
+from benches.gpu.run import OverError, Run
+from benches.options import QUICK_ROUNDS, ROOT, common, output_directory
+from benches.workplace import workplace
+from penstock.bench import scaling
+from penstock.machine import gpus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benches.gpu.accelerators import Accelerator
+
+GROUPS: dict[str, tuple[Callable[[Run], None], tuple[str, ...]]] = {
+    "link": (link.measure, ()),
+    "pinning": (link.pinning, ("pinning",)),
+    "conformance": (promises.conformance, ("conformance",)),
+    "stalls": (
+        saving.stalls,
+        ("staging", "stall", "stall_dcp", "lazy_stall", "pinned_again"),
+    ),
+    "load-memory": (
+        loading.from_memory,
+        ("load_memory", "load_fastsafetensors", "load_safetensors", "load_instanttensor"),
+    ),
+    "saves": (saving.whole, ("save_memory", "save_disk")),
+    "load-disk": (loading.from_disk, ("load_fio", "load_kvikio", "load_cufile")),
+    "steps": (saving.steps, ("lazy_steps",)),
+    "graphs": (promises.graphs, ("graphs",)),
+    "torn": (promises.torn, ("torn",)),
+    "leaks": (promises.leaks, ("leaks",)),
+    "gather": (coming.gather, ("gather",)),
+    "ring": (coming.ring, ("ring_latency", "ring_rate", "ring_reads")),
+}
+"""What is measured together, in this order, and the rows that it answers."""
+
+_ROUNDS = 3
+_SIZE_BYTES, _SMALL_BYTES = 10_000_000_000, 48 << 20
+_FREE_BYTES = 4 * _SMALL_BYTES
+_PARTS_OF_GPU, _PARTS_OF_MEMORY, _PARTS_OF_PLACE = 3, 8, 3
+"""A state, one that is loaded, and what PyTorch keeps; copies; checkpoints side by side."""
+
+
+def _groups(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
+    chosen = tuple(GROUPS) if value is None else tuple(value.split(","))
+    unknown = [name for name in chosen if name not in GROUPS]
+    if unknown:
+        raise click.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(GROUPS)}")
+    return chosen
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--only", "groups", callback=_groups, metavar="LIST", help=f"Some of {', '.join(GROUPS)}."
+)
+@common
+@click.option("--memory", type=click.Path(path_type=Path), default="/dev/shm", help="A tmpfs.")
+@click.option("--minutes", type=click.FloatRange(min=0.1), default=20.0, show_default=True)
+@click.option("--gigabytes", type=click.FloatRange(min=0.01), help="Of the large state. [10]")
+def main(
+    groups: tuple[str, ...],
+    rounds: int | None,
+    quick: bool,
+    directory: Path,
+    output: Path | None,
+    memory: Path,
+    minutes: float,
+    gigabytes: float | None,
+) -> None:
+    """Everything that is promised of GPUs, measured on this one."""
+    begun = time.monotonic()
+    directory = directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(memory).free < _FREE_BYTES:
+        raise click.UsageError(
+            f"{memory} has {shutil.disk_usage(memory).free / 1e6:.0f} MB free: name a larger tmpfs "
+            "by --memory (in a container: docker run --shm-size 32g)"
+        )
+    try:
+        with accelerator() as device:
+            is_small = quick or device.is_stand_in
+            size = _SMALL_BYTES if is_small else int((gigabytes or _SIZE_BYTES / 1e9) * 1e9)
+            # What there is room for on all sides.
+            with (
+                workplace(memory, _FREE_BYTES) as in_memory,
+                workplace(directory, _FREE_BYTES) as on_disk,
+            ):
+                room, what = _room(in_memory, on_disk)
+                if room < size:
+                    size = room
+                    click.echo(f"{size / 1e9:.2f} GB at a time: {what} has no more room", err=True)
+                results = _results(device, in_memory, on_disk)
+                results.settings = {
+                    "command": sys.argv[1:],
+                    "rounds": rounds or (QUICK_ROUNDS if is_small else _ROUNDS),
+                    "size_bytes": size,
+                    "room_bytes": room,
+                    "room_of": what,
+                    "minutes": minutes,
+                }
+                with progress.shown(len(groups), "groups") as tell:
+                    run = Run(
+                        device=device,
+                        results=results,
+                        size_bytes=size,
+                        rounds=results.settings["rounds"],
+                        memory=in_memory,
+                        disk=on_disk,
+                        deadline=begun + minutes * 60,
+                        is_small=is_small,
+                        tell=lambda text: tell(text, 0),
+                    )
+                    for name in GROUPS:
+                        _measure(run, name, is_chosen=name in groups)
+                        tell("", int(name in groups))
+    except NoGpuError as error:
+        raise click.UsageError(
+            f"there is no GPU to measure on: {error}. `penstock doctor` says more; "
+            "PENSTOCK_CUDA_DRIVER with the driver for tests shows that everything runs"
+        ) from error
+    results.settings["seconds"] = time.monotonic() - begun
+    where = output_directory(output)
+    results.write(where / "gpu.json")
+    text = report.markdown(results)
+    (where / "gpu.md").write_text(text)
+    click.echo(text)
+    click.echo(f"{where}: gpu.json, gpu.md")
+
+
+def _measure(run: Run, name: str, *, is_chosen: bool) -> None:
+    """One group; whatever goes wrong is the reason of its rows."""
+    measure, rows = GROUPS[name]
+    reason = "it was left out by --only"
+    if is_chosen:
+        try:
+            measure(run)
+        except OverError:
+            reason = f"the {run.results.settings['minutes']:g} minutes were over"
+        except Exception as error:
+            reason = f"failed: {type(error).__name__}: {error}"
+            click.echo(f"{name} {reason}", err=True)
+    for row in rows:
+        run.results.skip(row, reason)
+    gc.collect()
+    run.device.release()
+
+
+def _room(in_memory: Path, on_disk: Path) -> tuple[int, str]:
+    """The largest state that fits everywhere, and where it is tightest."""
+    rooms = {
+        "the GPU": gpus.look().gpus[0].free_bytes // _PARTS_OF_GPU,
+        "memory": scaling.memory_bytes() // _PARTS_OF_MEMORY,
+        "tmpfs (--memory)": shutil.disk_usage(in_memory).free // _PARTS_OF_PLACE,
+        "the disk (--directory)": shutil.disk_usage(on_disk).free // _PARTS_OF_PLACE,
+    }
+    return min((room, what) for what, room in rooms.items())
+
+
+def _results(device: Accelerator, in_memory: Path, on_disk: Path) -> Results:
+    driver = gpus.look()
+    gpu = driver.gpus[0]
+    return Results(
+        machine={
+            **machine.describe(ROOT),
+            "peers": {name: machine.package_version(name) for name in PEERS},
+        },
+        gpu={
+            "name": gpu.name,
+            "pci_bus_id": gpu.pci_bus_id,
+            "memory_bytes": gpu.total_bytes,
+            "cuda": driver.version,
+            "driver": driver.path,
+            "bus_gb_per_second": gpus.bus_gb_per_second(gpu.pci_bus_id),
+            "torch": torch.__version__,
+            "is_stand_in": device.is_stand_in,
+        },
+        places={"tmpfs": machine.disk(in_memory), "disk": machine.disk(on_disk)},
+        settings={},
+    )
+
+
+PEERS = ("safetensors", "fastsafetensors", "instanttensor", "kvikio-cu13", "cupy-cuda13x")
+
+
+if __name__ == "__main__":
+    main()

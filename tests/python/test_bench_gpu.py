@@ -1,0 +1,116 @@
+"""`make gpu`: it runs on the driver for tests, says what it did not run, and refuses without."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benches.gpu import report
+from benches.gpu.__main__ import GROUPS
+from benches.gpu.results import Results
+from benches.gpu.rows import ROWS
+from gpu import DRIVER, VARIABLE
+
+ROOT = Path(__file__).parents[2]
+
+OF_CUDA = {
+    "stall_dcp", "lazy_steps", "load_fastsafetensors", "load_safetensors", "load_instanttensor",
+    "load_kvikio", "load_cufile", "conformance",
+}  # fmt: skip
+"""Rows that take PyTorch's CUDA, libraries that do, or a driver that is none for tests."""
+COMING = {"gather", "ring_latency", "ring_rate", "ring_reads"}
+
+
+def make_gpu(*arguments, driver, **fake):
+    variables = {f"PENSTOCK_FAKE_{name.upper()}": str(value) for name, value in fake.items()}
+    return subprocess.run(
+        [sys.executable, "-m", "benches.gpu", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, VARIABLE: str(driver), **variables},
+    )
+
+
+def test_all_of_it_runs_and_every_row_has_a_value_or_a_reason(disk_path):
+    if not DRIVER.exists():
+        pytest.skip(f"there is no driver for tests at {DRIVER}: make test-python builds it")
+    output = disk_path / "output"
+    done = make_gpu(
+        "--directory", disk_path / "work", "--output", output, "--rounds", 1, driver=DRIVER
+    )
+    assert done.returncode == 0, done.stderr
+    assert "failed" not in done.stderr
+    found = json.loads((output / "gpu.json").read_text())
+    assert found["gpu"]["is_stand_in"]
+    rows = {one["row"]: one for one in found["rows"]}
+    assert list(rows) == list(ROWS)
+    not_run = {name for name, row in rows.items() if row["found"] is None}
+    may_not = {"load_fio"}
+    assert not_run - may_not == OF_CUDA | COMING
+    for name in not_run:
+        assert rows[name]["not_run"]
+    # What has no rate holds on any driver.
+    for name in ("pinned_again", "graphs", "torn", "leaks"):
+        assert rows[name]["is_met"], rows[name]
+    table = (output / "gpu.md").read_text()
+    assert report.SMOKE in table
+    assert table in done.stdout
+    for row in ROWS.values():
+        assert f"| {row.title} | {row.bar} |" in table
+    assert list((disk_path / "work").iterdir()) == []
+
+
+def test_without_a_gpu_it_is_refused_with_words(tmp_path):
+    done = make_gpu("--directory", tmp_path, driver="/nowhere/libcuda.so")
+    assert done.returncode == 2
+    assert "there is no GPU to measure on: no CUDA driver /nowhere/libcuda.so" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_group_that_nobody_has_is_refused(tmp_path):
+    done = make_gpu("--only", "links", driver="/nowhere/libcuda.so")
+    assert done.returncode == 2
+    assert "links: choose from link, pinning" in done.stderr
+
+
+def test_every_row_is_answered_by_one_group():
+    answered = [row for _, rows in GROUPS.values() for row in rows]
+    assert sorted(answered) == sorted(ROWS)
+
+
+def results():
+    return Results(
+        machine={"processor": "one", "cores_usable": 2, "kernel": "6.8"},
+        gpu={"name": "H100", "cuda": "13.2", "torch": "2.15.0", "is_stand_in": False},
+        places={},
+        settings={"size_bytes": 10**10, "rounds": 3, "seconds": 700.0},
+    )
+
+
+def test_a_row_is_judged_by_its_median_and_a_missing_one_has_its_first_reason():
+    made = results()
+    for value in (0.9, 0.96, 0.97):
+        made.add("staging", value)
+    made.add("stall", 1.2)
+    made.skip("load_kvikio", "kvikio is not installed")
+    made.skip("load_kvikio", "the time was over")
+    made.skip("staging", "the time was over")
+    found = {row["row"]: row for row in made.as_json()}
+    assert found["staging"]["is_met"] is True
+    assert found["staging"]["not_run"] is None
+    assert found["stall"]["is_met"] is False
+    assert found["load_kvikio"]["not_run"] == "kvikio is not installed"
+    assert found["gather"]["not_run"] == "the run ended before"
+    table = report.markdown(made)
+    assert "| staging out of the GPU, of its link | >= 0.95 | 0.96 [0.9, 0.97] | met |" in table
+    assert "| 1.2 | **missed** |" in table
+    assert "not run: kvikio is not installed" in table
+    with pytest.raises(KeyError):
+        made.add("staging out", 1.0)
