@@ -53,9 +53,9 @@ def _fastsafetensors(device: Accelerator, path: Path, nbytes: int) -> State:
 def _instanttensor(device: Accelerator, path: Path, nbytes: int) -> State:
     from instanttensor import safe_open
 
-    # What it gives out is a view of memory that it uses again.
+    # From 0.2 on what it gives out is no view of memory that it uses again.
     with safe_open(str(path), framework="pt", device=0) as file:
-        return {name: tensor.clone() for name, tensor in file.tensors()}
+        return dict(file.tensors())
 
 
 def _kvikio(device: Accelerator, path: Path, nbytes: int) -> State:
