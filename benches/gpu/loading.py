@@ -33,7 +33,7 @@ _PACKAGES = {
     "kvikio": "kvikio",
     "cufile": "kvikio",
 }
-_SECONDS_MAX = 180.0
+_SECONDS_MAX = 90.0
 
 
 def from_memory(run: Run) -> None:
@@ -187,4 +187,5 @@ def _child(who: str, path: Path, run: Run, *, checks: bool) -> dict[str, Any]:
     if done.returncode == 0 and last.startswith("{"):
         found: dict[str, Any] = json.loads(last)
         return found
-    return {"error": f"it ended with {done.returncode}: {' '.join(done.stderr.split())[-250:]}"}
+    said = done.stderr.strip().rpartition("\n")[2]
+    return {"error": f"it ended with {done.returncode}: {said}"}

@@ -9,10 +9,10 @@ use pyo3::prelude::*;
 use crate::call;
 use crate::owner::detached;
 
-/// Looks for a driver and devices; what there is, in JSON.
+/// Looks for a driver and at one of its devices, or all; what there is, in JSON.
 #[pyfunction]
-pub fn probe_gpus(py: Python<'_>) -> String {
-    let found = detached(py, Found::look);
+pub fn probe_gpus(py: Python<'_>, only: Option<u32>) -> String {
+    let found = detached(py, || Found::look(only));
     serde_json::to_string(&found).expect("what is found always serialises")
 }
 

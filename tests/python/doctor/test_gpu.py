@@ -99,7 +99,7 @@ def test_without_a_driver_there_is_none(disk_path):
 def test_devices_without_a_driver_are_a_warning(tmp_path, monkeypatch):
     (tmp_path / "nvidia0").touch()
     monkeypatch.setattr(gpu, "_DEVICES", tmp_path)
-    driver = gpus.Driver("libcuda.so.1", False, None, "no CUDA driver", [])
+    driver = gpus.Driver("libcuda.so.1", False, None, "no CUDA driver", 0, [])
     monkeypatch.setattr(gpus, "look", lambda: driver)
     (found,) = gpu.check(tmp_path, measures=False)
     assert found.status == "warn"
@@ -109,7 +109,7 @@ def test_devices_without_a_driver_are_a_warning(tmp_path, monkeypatch):
 def test_of_amd_it_is_said_who_copies(tmp_path, monkeypatch):
     (tmp_path / "kfd").touch()
     monkeypatch.setattr(gpu, "_DEVICES", tmp_path)
-    driver = gpus.Driver("libcuda.so.1", False, None, "no CUDA driver", [])
+    driver = gpus.Driver("libcuda.so.1", False, None, "no CUDA driver", 0, [])
     monkeypatch.setattr(gpus, "look", lambda: driver)
     (found,) = gpu.check(tmp_path, measures=False)
     assert found.found.startswith("AMD: PyTorch copies its tensors")

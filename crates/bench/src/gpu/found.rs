@@ -14,7 +14,9 @@ pub struct Found {
     pub version: Option<String>,
     /// Why it cannot be used, where it cannot.
     pub problem: Option<String>,
-    /// Its devices.
+    /// How many devices it has.
+    pub count: u32,
+    /// Those of them that were looked at.
     pub devices: Vec<DeviceFound>,
 }
 
@@ -36,14 +38,16 @@ pub struct DeviceFound {
 }
 
 impl Found {
-    /// Looks for the driver that this process shares, and at its devices.
-    pub fn look() -> Found {
+    /// Looks for the driver that this process shares, and at one of its devices, or all. Whoever is looked
+    /// at makes a context, which takes its time and some of its memory.
+    pub fn look(only: Option<u32>) -> Found {
         let path = Driver::path();
         let mut found = Found {
             path: path.display().to_string(),
             is_found: false,
             version: None,
             problem: None,
+            count: 0,
             devices: Vec::new(),
         };
         match Library::load(&path) {
@@ -57,26 +61,27 @@ impl Found {
             }
         }
         match Driver::shared() {
-            Ok(driver) => found.devices = devices(driver),
+            Ok(driver) => {
+                found.count = driver.devices();
+                let all = 0..found.count;
+                let looked_at = all.filter(|&ordinal| only.is_none_or(|only| only == ordinal));
+                found.devices = looked_at.map(|ordinal| describe(driver, ordinal)).collect();
+            }
             Err(error) => found.problem = Some(error.to_string()),
         }
         found
     }
 }
 
-fn devices(driver: &Driver) -> Vec<DeviceFound> {
-    (0..driver.devices())
-        .map(|ordinal| {
-            look_at(driver, ordinal).unwrap_or_else(|error| DeviceFound {
-                ordinal,
-                name: String::new(),
-                pci_bus_id: String::new(),
-                free_bytes: 0,
-                total_bytes: 0,
-                problem: Some(error.to_string()),
-            })
-        })
-        .collect()
+fn describe(driver: &Driver, ordinal: u32) -> DeviceFound {
+    look_at(driver, ordinal).unwrap_or_else(|error| DeviceFound {
+        ordinal,
+        name: String::new(),
+        pci_bus_id: String::new(),
+        free_bytes: 0,
+        total_bytes: 0,
+        problem: Some(error.to_string()),
+    })
 }
 
 fn look_at(driver: &Driver, ordinal: u32) -> Result<DeviceFound, Error> {
