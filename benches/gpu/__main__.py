@@ -13,7 +13,7 @@ import click
 import torch
 
 from benches import machine, progress
-from benches.gpu import coming, link, loading, promises, report, saving
+from benches.gpu import asking, coming, link, loading, promises, report, saving
 from benches.gpu.accelerators import NoGpuError, accelerator
 from benches.gpu.results import Results
 from benches.gpu.run import OverError, Run
@@ -46,7 +46,7 @@ GROUPS: dict[str, tuple[Callable[[Run], None], tuple[str, ...]]] = {
     "torn": (promises.torn, ("torn",)),
     "leaks": (promises.leaks, ("leaks",)),
     "gather": (coming.gather, ("gather",)),
-    "ring": (coming.ring, ("ring_latency", "ring_rate", "ring_reads")),
+    "ring": (asking.ring, ("ring_latency", "ring_rate", "ring_reads")),
 }
 """What is measured together, in this order, and the rows that it answers."""
 

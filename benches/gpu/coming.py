@@ -1,9 +1,8 @@
 """Rows that wait for calls of Penstock's: each says what its measurement needs.
 
-`table.gather(ids, out=tensor)` with a tensor of the GPU, for the first: rows of 1 KiB and 4 KiB
-from a table in memory, beside kernel reads of pinned memory and the copy engine, and from the disk
-beside fio's random reads. A ring that the GPU writes requests to, for the others: round trips of
-one warp, entries a second of all, and reads by it beside those that the processor submits.
+`table.gather(ids, out=tensor)` with a tensor of the GPU: rows of 1 KiB and 4 KiB from a table in
+memory, beside kernel reads of pinned memory and the copy engine, and from the disk beside fio's
+random reads.
 """
 
 from __future__ import annotations
@@ -17,9 +16,3 @@ if TYPE_CHECKING:
 def gather(run: Run) -> None:
     """Rows by id into memory of the GPU."""
     run.results.skip("gather", "`gather` has no tensors of a GPU for its `out` yet")
-
-
-def ring(run: Run) -> None:
-    """Requests that the GPU makes."""
-    for row in ("ring_latency", "ring_rate", "ring_reads"):
-        run.results.skip(row, "there is no ring for requests of a GPU yet")

@@ -1,8 +1,11 @@
 //! What lies between the host and a GPU: found, tried and measured without PyTorch.
 
+use std::sync::Arc;
+
 use penstock_bench::gpu::{self, Found, LinkJob};
-use penstock_cuda::Registration;
+use penstock_cuda::{Driver, Registration};
 use penstock_io::buffer::Lane;
+use penstock_io::fifo;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -19,7 +22,12 @@ pub fn probe_gpus(py: Python<'_>, only: Option<u32>) -> String {
 /// Sends bytes to a device and back; what came of it, in JSON.
 #[pyfunction]
 pub fn probe_copies(py: Python<'_>, device: u32) -> PyResult<String> {
-    let tried = call::without_gil(py, || Ok(gpu::self_test(&Lane::of(device)?)?))?;
+    let tried = call::without_gil(py, || {
+        // Not the one that saves use, which is not made where this finds something wrong.
+        let device = Driver::shared().and_then(|driver| driver.device(device));
+        let lane = Lane::new(&device.map_err(penstock_io::Error::from)?)?;
+        Ok(gpu::self_test(&Arc::new(lane))?)
+    })?;
     Ok(serde_json::to_string(&tried).expect("what was tried always serialises"))
 }
 
@@ -42,6 +50,17 @@ pub fn measure_pinning(py: Python<'_>, device: u32, nbytes: usize) -> PyResult<S
     let measure = || Ok(gpu::pinning(Lane::of(device)?.device(), nbytes)?);
     let measured = call::without_gil(py, measure)?;
     Ok(serde_json::to_string(&measured).expect("what was measured always serialises"))
+}
+
+/// Seconds that posts of kernels take, so many of so many warps, which are answered at once.
+#[pyfunction]
+pub fn measure_posts(py: Python<'_>, device: u32, warps: usize, posts: usize) -> PyResult<f64> {
+    if warps == 0 || posts == 0 {
+        return Err(PyValueError::new_err("warps and posts must be positive"));
+    }
+    let measure = || Ok(fifo::echo(Lane::of(device)?.device(), warps, posts)?);
+    let took = call::without_gil(py, measure)?;
+    Ok(took.as_secs_f64())
 }
 
 /// Bytes that this process has pinned since it began, those among them that it has given back.

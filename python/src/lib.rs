@@ -69,7 +69,9 @@ mod _native {
     #[pymodule_export]
     use crate::files::{has_file, list_names, look, read_start};
     #[pymodule_export]
-    use crate::gpu::{measure_link, measure_pinning, pinned_bytes, probe_copies, probe_gpus};
+    use crate::gpu::{
+        measure_link, measure_pinning, measure_posts, pinned_bytes, probe_copies, probe_gpus,
+    };
     #[pymodule_export]
     use crate::job::{Arena, Job};
     #[pymodule_export]

@@ -23,7 +23,7 @@ OF_CUDA = {
     "load_kvikio", "load_cufile", "conformance",
 }  # fmt: skip
 """Rows that take PyTorch's CUDA, libraries that do, or a driver that is none for tests."""
-COMING = {"gather", "ring_latency", "ring_rate", "ring_reads"}
+COMING = {"gather"}
 
 
 def make_gpu(*arguments, driver, **fake):

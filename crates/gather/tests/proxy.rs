@@ -16,7 +16,7 @@ use penstock_io::buffer::Lane;
 use penstock_io::engine::EngineChoice;
 use penstock_io::executor::Executor;
 use penstock_io::faulty::{Failure, Faults, LentDevice, OpClass, Repeat};
-use penstock_io::fifo::Fifo;
+use penstock_io::fifo::{self, Fifo};
 
 use common::{EIO, Shape, byte, directory, executor, reader, table};
 
@@ -335,6 +335,15 @@ fn a_launch_that_is_refused_is_not_waited_for() {
     let since = Instant::now();
     drop(proxy);
     assert!(since.elapsed() < common::HANG);
+}
+
+#[test]
+fn posts_that_are_answered_at_once_take_some_time() {
+    let machine = machine();
+    for (warps, posts) in [(1, 1), (1, 100), (8, 300), (10_000, 5000)] {
+        let took = fifo::echo(&machine.device, warps, posts).unwrap();
+        assert!(took > Duration::ZERO);
+    }
 }
 
 #[test]

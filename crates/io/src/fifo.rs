@@ -13,6 +13,7 @@
 #![allow(unsafe_code)]
 
 mod desk;
+mod echo;
 
 use std::ffi::CStr;
 use std::fmt;
@@ -29,6 +30,7 @@ use crate::{Error, Result};
 use desk::Desk;
 
 pub use desk::Answer;
+pub use echo::echo;
 
 /// What kernels post and take with: CUDA C++ for NVRTC and nvcc.
 pub const HEADER: &str = include_str!("../kernels/fifo.cuh");
@@ -205,19 +207,36 @@ impl Fifo {
         count: usize,
         out: u64,
     ) -> Result<()> {
+        // SAFETY: the caller's promise is handed on. More warps than find slots would only wait.
+        unsafe { self.launch(stream, ids, id_bytes, count, out, self.slots()) }
+    }
+
+    /// As [`gather`](Fifo::gather), by so many warps at most.
+    ///
+    /// # Safety
+    /// As [`gather`](Fifo::gather).
+    unsafe fn launch(
+        &self,
+        stream: &Foreign,
+        ids: u64,
+        id_bytes: usize,
+        count: usize,
+        out: u64,
+        warps_max: usize,
+    ) -> Result<()> {
         assert!(matches!(id_bytes, 4 | 8), "ids of {id_bytes} bytes");
         if count == 0 {
             return Ok(());
         }
         let posts = count.div_ceil(self.post_rows);
-        // As many warps as find slots: more would only wait.
-        let warps = posts.min(self.slots()) as u32;
-        let blocks = (warps * LANES).div_ceil(BLOCK_THREADS);
+        let warps = posts.min(warps_max) as u32;
+        let threads = (warps * LANES).min(BLOCK_THREADS);
+        let blocks = (warps * LANES).div_ceil(threads);
         let arguments = [self.address(), ids, id_bytes as u64, count as u64, out];
         self.expected.fetch_add(posts as u64, Ordering::Relaxed);
         // SAFETY: the kernel has these arguments; the description is there until this is dropped, which waits
         // for kernels, and the rest is the caller's promise.
-        let launched = unsafe { self.kernel.launch(stream, blocks, BLOCK_THREADS, arguments) };
+        let launched = unsafe { self.kernel.launch(stream, blocks, threads, arguments) };
         if launched.is_err() {
             self.expected.fetch_sub(posts as u64, Ordering::Relaxed);
         }

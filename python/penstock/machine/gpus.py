@@ -209,3 +209,20 @@ def copies(ordinal: int) -> Copies:
         DeviceError: The device cannot be used, or fails.
     """
     return Copies(**json.loads(_native.probe_copies(ordinal)))
+
+
+def posts(ordinal: int, *, warps: int, posts: int) -> float:
+    """Has kernels post ids that are answered at once, without rows.
+
+    Args:
+        ordinal: Which device.
+        warps: That post beside each other, each one post after the other.
+        posts: Of all of them.
+
+    Returns:
+        Seconds that it takes, with the launch.
+
+    Raises:
+        DeviceError: The device cannot be used, or no memory can be pinned.
+    """
+    return _native.measure_posts(ordinal, warps, posts)
