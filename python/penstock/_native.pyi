@@ -108,6 +108,10 @@ _LinkedTensor: TypeAlias = tuple[str, str, tuple[int, ...], int, int, int, str, 
 _Linked: TypeAlias = tuple[list[_LinkedFile], list[_LinkedTensor]]
 _Grouped: TypeAlias = tuple[int, str, str]
 _Beside: TypeAlias = tuple[str, bytes]
+_Target: TypeAlias = (
+    tuple[int, int, object]
+    | tuple[tuple[int, ...], int, tuple[int, ...] | None, int, object, _Device]
+)
 _Fill: TypeAlias = tuple[
     str | int,
     tuple[int, ...],
@@ -165,7 +169,7 @@ class Checkpoint:
     def load(
         self,
         indices: list[int] | None,
-        targets: dict[int, tuple[int, int, object]] | None,
+        targets: dict[int, _Target] | None,
         *,
         options: dict[str, object],
         progress: _Progress,

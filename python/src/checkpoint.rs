@@ -19,7 +19,7 @@ use crate::options::NativeOptions;
 use crate::owner::detached;
 use crate::report::{self, MissingRow};
 use crate::tensor::device::Followed;
-use crate::tensor::{self, HostBuffer, NativeFill, TensorTarget};
+use crate::tensor::{self, HostBuffer, LoadTarget, NativeFill, TensorTarget};
 
 /// Buffers, where each tensor is in them, and the report.
 type Loaded<'py> = (
@@ -224,11 +224,15 @@ impl Checkpoint {
         &self,
         py: Python<'py>,
         indices: Option<Vec<usize>>,
-        targets: Option<HashMap<usize, TensorTarget>>,
+        targets: Option<HashMap<usize, LoadTarget>>,
         options: NativeOptions,
         progress: Callback,
     ) -> PyResult<Loaded<'py>> {
-        let convert = |(index, memory)| Ok((index, tensor::target(memory)?.into()));
+        let mut followed = Followed::default();
+        let convert = |(index, memory)| {
+            let target = tensor::load_target(py, index, memory, &mut followed)?;
+            Ok((index, target))
+        };
         let targets: PyResult<HashMap<_, _>> = targets
             .unwrap_or_default()
             .into_iter()

@@ -11,7 +11,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use penstock_io::buffer::{
-    ArrayMut, HostArrayMut, HostRegion, HostRegionMut, Memory, Region, Stocked,
+    ArrayMut, HostArrayMut, HostRegion, HostRegionMut, Memory, Region, RegionMut, Stocked,
 };
 use penstock_io::executor::{Landing, Source};
 use penstock_store::format::part::TensorBox;
@@ -42,8 +42,27 @@ pub(crate) type TensorSource = (
     Option<NativeDevice>,
 );
 
-/// `(address, bytes, owner)` of C-contiguous memory to fill.
+/// `(address, bytes, owner)` of C-contiguous memory of the host to fill.
 pub(crate) type TensorTarget = (usize, usize, Py<PyAny>);
+
+/// `(shape, address, strides in bytes or None, bytes an item, owner, device)` of a device's memory to fill.
+type DeviceTarget = (
+    Vec<usize>,
+    usize,
+    Option<Vec<isize>>,
+    usize,
+    Py<PyAny>,
+    NativeDevice,
+);
+
+/// Memory to fill with all of a tensor.
+#[derive(FromPyObject)]
+pub(crate) enum LoadTarget {
+    #[pyo3(transparent)]
+    Host(TensorTarget),
+    #[pyo3(transparent)]
+    Device(DeviceTarget),
+}
 
 /// Splits a source into its description and its bytes.
 pub(crate) fn source(
@@ -131,6 +150,27 @@ pub(crate) fn region((tensor, shape, start): NativeBox) -> TensorBox {
     }
 }
 
+/// The memory of a target of a load.
+pub(crate) fn load_target(
+    py: Python<'_>,
+    index: usize,
+    target: LoadTarget,
+    followed: &mut Followed,
+) -> PyResult<RegionMut> {
+    let (shape, address, strides, item_bytes, owner, device) = match target {
+        LoadTarget::Host(target) => return Ok(self::target(target)?.into()),
+        LoadTarget::Device(target) => target,
+    };
+    let invalid = |detail: &str| PyValueError::new_err(format!("tensor {index}: {detail}"));
+    let strides = strides.as_deref();
+    check_array(&shape, address, strides, item_bytes).map_err(invalid)?;
+    let lane = followed.lane_to_fill(device);
+    let lane = lane.map_err(|error| errors::raise(py, &error.into()))?;
+    let owner = Owner::of(owner);
+    let array = device::array(&lane, address, item_bytes, &shape, strides, owner);
+    array.map(Into::into).ok_or_else(|| invalid(TANGLED))
+}
+
 /// The memory of a target.
 pub(crate) fn target(target: TensorTarget) -> PyResult<HostRegionMut> {
     let (address, bytes, owner) = target;
@@ -183,23 +223,8 @@ pub(crate) fn fill(py: Python<'_>, fill: NativeFill, followed: &mut Followed) ->
     let (of, start, shape, address, strides, item_bytes, owner, device) = fill;
     let of = Whole::from(of);
     let invalid = |detail: &str| PyValueError::new_err(format!("{of}: {detail}"));
-    if strides
-        .as_ref()
-        .is_some_and(|strides| strides.len() != shape.len())
-    {
-        return Err(invalid("one stride a dimension is needed"));
-    }
-    if address == 0 && !shape.contains(&0) {
-        return Err(invalid("bytes to fill at a null address"));
-    }
-    let items = shape
-        .iter()
-        .try_fold(1usize, |items, &dim| items.checked_mul(dim));
-    let bytes = items.and_then(|items| items.checked_mul(item_bytes));
-    if item_bytes == 0 || bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
-        return Err(invalid("no size of memory to fill"));
-    }
     let strides = strides.as_deref();
+    check_array(&shape, address, strides, item_bytes).map_err(invalid)?;
     let owner = Owner::of(owner);
     let into = match device {
         Some(device) => {
@@ -215,8 +240,33 @@ pub(crate) fn fill(py: Python<'_>, fill: NativeFill, followed: &mut Followed) ->
             array.map(ArrayMut::from)
         }
     };
-    let into = into.ok_or_else(|| invalid("items of the memory to fill lie in each other"))?;
+    let into = into.ok_or_else(|| invalid(TANGLED))?;
     Ok(Fill { of, start, into })
+}
+
+const TANGLED: &str = "items of the memory to fill lie in each other";
+
+/// What makes no sense of an array to fill, whatever is there.
+fn check_array(
+    shape: &[usize],
+    address: usize,
+    strides: Option<&[isize]>,
+    item_bytes: usize,
+) -> Result<(), &'static str> {
+    if strides.is_some_and(|strides| strides.len() != shape.len()) {
+        return Err("one stride a dimension is needed");
+    }
+    if address == 0 && !shape.contains(&0) {
+        return Err("bytes to fill at a null address");
+    }
+    let items = shape
+        .iter()
+        .try_fold(1usize, |items, &dim| items.checked_mul(dim));
+    let bytes = items.and_then(|items| items.checked_mul(item_bytes));
+    if item_bytes == 0 || bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+        return Err("no size of memory to fill");
+    }
+    Ok(())
 }
 
 /// Page-aligned memory that tensors live in; freed, or given back to where it is from, with the last
