@@ -12,7 +12,7 @@ from penstock.errors import DeviceError
 from penstock.loading.copying import bump_versions
 from penstock.option_kinds import Number
 from penstock.state import dtypes
-from penstock.state.devices import direct_place
+from penstock.state.devices import DirectPlaces
 from penstock.state.memory import of_tensor
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class DeviceFeatures:
             ValueError: It is on another device.
             DeviceError: The native module does not reach it there.
         """
-        place = direct_place(of_tensor(tensor, name)) if not tensor.is_cpu else None
+        place = None if tensor.is_cpu else DirectPlaces().of(of_tensor(tensor, name))
         if place is None or place[0] != self.ordinal:
             raise ValueError(f"{name}: on {tensor.device}: needed is one on cuda:{self.ordinal}")
         return place

@@ -17,6 +17,7 @@ from penstock.layout.sharding import boxes_of
 from penstock.loading.in_file import InFile, description, is_in_file
 from penstock.loading.target import NEW, Target, is_sharded, local_of, unwrapped
 from penstock.state import ties
+from penstock.state.devices import DirectPlaces
 from penstock.state.memory import Memory, of_array, of_tensor
 from penstock.state.references import is_data, needed, reference
 from penstock.state.refusals import refusal
@@ -56,6 +57,7 @@ class Matching:
         found: Every target in memory.
         in_files: Every one in a file.
         new: Indices of the tensors in what is built anew.
+        places: Where the native module fills what devices have, in this call.
 
     Raises:
         StateMismatchError: Something does not fit.
@@ -68,6 +70,7 @@ class Matching:
         self.new: set[int] = set()
         self._seen = seen
         self._path = path
+        self.places = DirectPlaces()
         self._is_partial = is_partial
         self._mismatches: list[tuple[str, str]] = []
         self._remedies: dict[str, None] = {}
@@ -151,7 +154,10 @@ class Matching:
             self._add(name, "the target is expanded: its elements share memory", _COPY)
         else:
             is_whole = index in self._seen.wholes
-            self.found.append(Target(name, state, memory, node, index, window, boxes, is_whole))
+            place = self.places.of(memory)
+            self.found.append(
+                Target(name, state, memory, node, index, window, boxes, is_whole, place)
+            )
 
     def _match_file(self, found: InFile, dtype: str, shape: tuple[int, ...]) -> None:
         name = found.name

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.layout.boxes import Box
-from penstock.state.devices import direct_place, is_scattered
+from penstock.state.devices import Place, is_scattered
 from penstock.state.memory import CPU, Memory, contiguous_strides, narrow
 from penstock.state.per_rank import PerRank
 
@@ -40,6 +40,7 @@ class Target:
         window: Which part of it.
         boxes: For a `DTensor`, what this rank holds of it; the memory is that of its local tensor.
         is_whole: Whether the stored tensor has to be put together from boxes.
+        place: Where the native module fills it, if a device has it and that is so.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Target:
     window: Window | None
     boxes: list[Box] | None
     is_whole: bool
+    place: Place | None
 
     @property
     def is_direct(self) -> bool:
@@ -79,8 +81,7 @@ class Target:
         if memory.high <= memory.low or self.window is not None:
             return False
         # What is scattered PyTorch puts in place, by one kernel.
-        is_together = not is_scattered(memory)
-        return memory.device == CPU or (is_together and direct_place(memory) is not None)
+        return memory.device == CPU or (self.place is not None and not is_scattered(memory))
 
     @property
     def _is_boxed(self) -> bool:
@@ -90,7 +91,7 @@ class Target:
         """What the native module fills: of the tensor ``key``, boxes and where they go."""
         zeros = (0,) * len(memory.shape)
         boxes = [Box(zeros, memory.shape, zeros)] if self.boxes is None else self.boxes
-        device = None if memory.device == CPU else direct_place(memory)
+        device = None if memory.device == CPU else self.place
         found: list[_Fill] = []
         for box in boxes:
             part = narrow(memory, box.at, box.shape)

@@ -21,7 +21,7 @@ from penstock.layout.sharding import Balance, Sharder, check_local
 from penstock.layout.sharing import HeldBox, Piece, share_out
 from penstock.saving.groups import NO_GROUPS, Groups
 from penstock.state import ties
-from penstock.state.devices import direct_place, is_scattered
+from penstock.state.devices import DirectPlaces, is_scattered
 from penstock.state.flatten import Flattener
 from penstock.state.flattened import Flattened, Overlap
 from penstock.state.gcpause import gc_paused
@@ -207,8 +207,9 @@ class _Spreader(Flattener):
         wanted = [leaves[piece.tensor].name for piece in pieces]
         wanted += [leaf.name for leaf, _ in in_files]
         names = unique_names(taken + wanted)[len(taken) :]
+        places = DirectPlaces()
         tensors = own + [
-            _source(leaves[piece.tensor], piece, name)
+            _source(leaves[piece.tensor], piece, name, places)
             for piece, name in zip(pieces, names[: len(pieces)], strict=True)
         ]
         for (leaf, box), name in zip(in_files, names[len(pieces) :], strict=True):
@@ -424,10 +425,10 @@ def _compare_files(leaves: Sequence[_FileLeaf], balance: Balance) -> None:
             balance.add_copy(leaf.global_name, mark, "file", leaf.how.replicas)
 
 
-def _source(leaf: _MemoryLeaf, piece: Piece, name: str) -> TensorSource:
+def _source(leaf: _MemoryLeaf, piece: Piece, name: str, places: DirectPlaces) -> TensorSource:
     """What the native module reads of a piece."""
     memory, box = leaf.memory, piece.box
-    is_there = memory.device == CPU or direct_place(memory) is not None
+    is_there = memory.device == CPU or places.of(memory) is not None
     narrowed = narrow(memory, box.at, box.shape) if is_there else memory
     if memory.device == CPU or (is_there and not is_scattered(narrowed)):
         memory = narrowed
@@ -437,7 +438,7 @@ def _source(leaf: _MemoryLeaf, piece: Piece, name: str) -> TensorSource:
         for dim, (at, size) in enumerate(zip(box.at, box.shape, strict=True)):
             part = part.narrow(dim, at, size)
         memory = of_tensor(part.to(CPU), name)
-    source = to_source(memory, name, (leaf.global_name, leaf.how.shape, box.start))
+    source = to_source(memory, name, (leaf.global_name, leaf.how.shape, box.start), places)
     if source[6] is leaf.value:
         return source
     # Changes of a `DTensor` are counted by itself, and not by what it holds.

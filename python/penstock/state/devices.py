@@ -22,32 +22,61 @@ Place: TypeAlias = "_native._Device"
 """Number of a device, and the handle of a stream on which its memory is what it should be."""
 
 
-def direct_place(memory: Memory) -> Place | None:
-    """Where the native module reads a memory, on the stream that its user works on at the moment.
+class DirectPlaces:
+    """Where the native module reads and fills memory of devices, in one call.
 
-    Args:
-        memory: One of a tensor, on any device but the host.
+    A call has one thread, and that has one current stream of each device: PyTorch is asked once
+    for each, and not for every tensor.
+    """
 
-    Returns:
-        None where PyTorch has to copy it to the host.
+    def __init__(self) -> None:
+        self._known: dict[str, Place | None] = {}
+
+    def of(self, memory: Memory) -> Place | None:
+        """The place of a memory, on the stream that its user works on at the moment.
+
+        Args:
+            memory: One of a tensor or array.
+
+        Returns:
+            None for the host's, and where PyTorch has to copy it to or from there.
+
+        Raises:
+            DeviceError: This is a fork of a process that has used CUDA.
+        """
+        return self.on(memory.device) if memory.address else None
+
+    def on(self, device: str) -> Place | None:
+        """The place of whatever memory a device has that shows its addresses; else as `of`."""
+        if device not in self._known:
+            self._known[device] = _place(device)
+        return self._known[device]
+
+
+def _place(device: str) -> Place | None:
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or not is_direct():
+        return None
+    check_fork()
+    torch = sys.modules["torch"]
+    ordinal = int(number or torch.cuda.current_device())
+    stream = torch.cuda.current_stream(ordinal).cuda_stream
+    # Each thread has another one by that handle, and others queue here.
+    return None if stream == _PER_THREAD else (ordinal, stream)
+
+
+def check_fork() -> None:
+    """Refuses to go on with devices where these cannot be used.
 
     Raises:
         DeviceError: This is a fork of a process that has used CUDA.
     """
-    kind, _, number = memory.device.partition(":")
-    if kind != "cuda" or not memory.address or not is_direct():
-        return None
-    torch = sys.modules["torch"]
-    if torch.cuda._is_in_bad_fork():
+    if sys.modules["torch"].cuda._is_in_bad_fork():
         raise DeviceError(
             "CUDA was used before this process was forked: no fork of it can use it; start "
             "processes with spawn or forkserver where they save or load what a device has",
             code=None,
         )
-    ordinal = int(number or torch.cuda.current_device())
-    stream = torch.cuda.current_stream(ordinal).cuda_stream
-    # Each thread has another one by that handle, and others queue here.
-    return None if stream == _PER_THREAD else (ordinal, stream)
 
 
 _PER_THREAD = 2

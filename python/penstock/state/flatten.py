@@ -26,6 +26,7 @@ import numpy as np
 from penstock.errors import UnsupportedStateError
 from penstock.state import dtypes, ties
 from penstock.state.boxes import Boxes
+from penstock.state.devices import DirectPlaces
 from penstock.state.file_tensor import FileTensor
 from penstock.state.flattened import Flattened, Overlap
 from penstock.state.gcpause import gc_paused
@@ -368,12 +369,13 @@ class Flattener:
         aliases: list[_Alias] = []
         tensor_of: dict[int, int] = {}
         further = []
+        places = DirectPlaces()
         for (_, node, memory), name in zip(self._leaves, names[: len(leaves)], strict=True):
             if memory in tied or memory in tensor_of:
                 further.append((node, memory, name))
             else:
                 tensor_of[memory] = node["i"] = len(tensors)
-                tensors.append(to_source(self._memories[memory], name))
+                tensors.append(to_source(self._memories[memory], name, places=places))
         for node, memory, name in further:
             stored, window = tied.get(memory, (memory, None))
             if node["$"] in ("bytes", "bytearray"):

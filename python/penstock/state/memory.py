@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.errors import UnsupportedStateError
 from penstock.state import dtypes
-from penstock.state.devices import direct_place, is_scattered
+from penstock.state.devices import DirectPlaces, is_scattered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -235,17 +235,21 @@ def narrow(memory: Memory, at: Sequence[int], shape: tuple[int, ...]) -> Memory:
     )
 
 
-def to_source(memory: Memory, name: str, box: GlobalBox | None = None) -> TensorSource:
+def to_source(
+    memory: Memory, name: str, box: GlobalBox | None = None, places: DirectPlaces | None = None
+) -> TensorSource:
     """What the native module reads; of a device that it has no driver for, copied to the host here.
 
     Args:
         memory: Where the elements are; on a device all of its owner, unless they lie together.
         name: The tensor's name in the part.
         box: What it is of a global tensor, if it is a box.
+        places: Those of the call that this is for, where it has several tensors.
     """
     place = None
     if memory.device != CPU:
-        place = None if is_scattered(memory) else direct_place(memory)
+        places = places or DirectPlaces()
+        place = None if is_scattered(memory) else places.of(memory)
         if place is None:
             memory = of_tensor(memory.owner.detach().to(CPU), name)
     return (

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from penstock.errors import UnsupportedStateError
 from penstock.state import dtypes
+from penstock.state.devices import DirectPlaces
 from penstock.state.file_tensor import FileTensor
 from penstock.state.flatten import Flattener
 from penstock.state.memory import of_tensor, to_source
@@ -90,8 +91,9 @@ class _Packer:
     def tensors(self) -> list[TensorSource]:
         """Everything to write. Elements on other devices are copied to the host here."""
         names = unique_names([name for name, _, _ in self._entries])
+        places = DirectPlaces()
         return [
-            to_source(memory, name, box)
+            to_source(memory, name, box, places)
             for (_, memory, box), name in zip(self._entries, names, strict=True)
         ]
 
