@@ -132,8 +132,7 @@ def _fill(text: str, rows: list[references.Row]) -> None:
     state = _built(node, rows, _FILLED)
     seen = View(node, rows, _ALIASES, {}, {}, is_shared=False, tree_chars=len(text), lost=())
     targets = Targets(node, state, seen, _PATH, is_partial=False)
-    places = {**_places(rows, _READ), **targets.places()}
-    targets.finish(node, state, build.Builder(rows, _ALIASES, places))
+    targets.finish(node, state, targets.builder(_places(rows, _READ)))
 
 
 class _TwoRanks:

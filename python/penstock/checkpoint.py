@@ -180,8 +180,10 @@ def load(
             the structure: containers that are left without a leaf are dropped, lists and tuples
             close up. With ``into``, only these leaves are touched. The only leaf of a state that
             is no container is called ``"value"``.
-        device: Where to put tensors, as for `torch.Tensor.to`; None for the host. Arrays stay on
-            the host.
+        device: Where new tensors shall be, as for `torch.Tensor.to`; None for the host. Arrays stay
+            on the host. A CUDA device copies what was verified to tensors that are allocated there
+            at first, after all that the current stream has queued; for other devices the state is
+            read to the host, and PyTorch copies it.
         options: How bytes move; None for ``Options()``.
         allow_partial: Of a checkpoint that `penstock.salvage` made, load what is there; what is
             missing is left out as with ``keys``, and left alone in ``into``.
@@ -212,6 +214,9 @@ def load(
             makes no single state, as where pipeline stages use the same keys.
         MissingDependencyError: The state holds values of a package that is not installed, or that
             the version of it here does not have, such as a dtype.
+        DeviceError: A GPU, or its driver, failed; the current stream of one is being captured into
+            a graph; or this is a fork of a process that has used CUDA.
+        ValueError: ``device`` cannot be used, or is given with ``into``.
         StorageError: The operating system failed an operation.
 
     Example:

@@ -168,7 +168,8 @@ class LoadReport:
         extent_bytes: Bytes of one request, at most.
         staging_peak_bytes: Most memory that was staged at one time.
         bounced_bytes: Bytes that had to be copied after reading, for want of alignment.
-        device_bytes: Bytes that GPUs copied into their memory, out of pinned memory of the host.
+        device_bytes: Bytes that GPUs copied into their memory, out of pinned memory of the host, to
+            tensors that were filled and to new ones. It is 0 where PyTorch made the copies.
         verified: Whether everything handed out was checked against its digest.
         skipped: Newer steps that `CheckpointStore.load` passed over for want of a good one, each
             with the reason.

@@ -325,7 +325,7 @@ class CheckpointStore(MirroredSteps):
             into: A state to fill; see `penstock.load`. With ``fallback``, targets that a bad step
                 has filled in part are filled whole by the good one.
             keys: What to load; see `penstock.load`. Only that is checked.
-            device: Where to put tensors; None for the host.
+            device: Where new tensors shall be; see `penstock.load`.
             fallback: Go back to the newest step that turns out to be good, from ``step`` on if it
                 is given; digests are checked whatever the options say. Each step passed over is a
                 `PenstockWarning`, and in the report's ``skipped``; so are those that the user may
@@ -345,6 +345,7 @@ class CheckpointStore(MirroredSteps):
             CorruptCheckpointError: Data is damaged; the message names the step to go back to.
             FormatVersionError: A newer Penstock wrote it.
             StateMismatchError: A key matches nothing, or ``into`` does not fit.
+            DeviceError: A GPU is in the way; see `penstock.load`.
             RankError: Another rank has not come to load.
             StorageError: The operating system failed an operation.
         """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import weakref
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,7 +87,7 @@ class GpuTensor(torch.Tensor):
     """A tensor of ``cuda:0``, as far as Penstock looks at one."""
 
     @staticmethod
-    def __new__(cls, gpu, address, like):
+    def __new__(cls, gpu, address, like, block=None):
         tensor = torch.Tensor._make_wrapper_subclass(
             cls,
             like.shape,
@@ -97,6 +98,8 @@ class GpuTensor(torch.Tensor):
         )
         tensor.gpu = gpu
         tensor.storage_address = address
+        # What is in use as long as a tensor of it is.
+        tensor.block = block
         return tensor
 
     def data_ptr(self):
@@ -109,23 +112,32 @@ class GpuTensor(torch.Tensor):
 
     def copy_(self, source):
         view = self.gpu.view_of(self)
-        view.copy_(source)
+        view.copy_(self.gpu.read(source) if type(source) is GpuTensor else source)
         self.gpu.change(self, view)
         return self
+
+    # And what it does without one: other tensors of the same memory.
+
+    def alias(self, like):
+        return GpuTensor(self.gpu, self.storage_address, like, self.block)
 
     def view(self, dtype):
         assert dtype.itemsize == self.itemsize
         like = torch.empty(0, dtype=dtype, device="meta")
-        where = (self.shape, self.stride(), self.storage_offset())
-        return GpuTensor(self.gpu, self.storage_address, like.as_strided(*where))
+        return self.alias(like.as_strided(self.shape, self.stride(), self.storage_offset()))
+
+    def as_strided(self, *where):
+        return self.alias(torch.empty(0, dtype=self.dtype, device="meta").as_strided(*where))
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         aten = torch.ops.aten
         if func is aten.detach.default:
-            return GpuTensor(args[0].gpu, args[0].storage_address, args[0])
+            return args[0].alias(args[0])
         if func is aten._to_copy.default:
             return args[0].gpu.read(args[0])
+        if func is aten.copy_.default:
+            return args[0].copy_(args[1].gpu.read(args[1]))
         if func in (aten._neg_view.default, aten._conj.default):
             raise AssertionError("views of that kind are not made here")
         raise NotImplementedError(str(func))
@@ -142,6 +154,9 @@ class Gpu:
         self.call("cuCtxPushCurrent_v2", context)
         self._context = context
         self.stream = self.new_stream()
+        self.asked = []
+        self.fresh = Fresh()
+        self._allocated = []
         self._kept = []
 
     def call(self, name, *arguments):
@@ -168,20 +183,30 @@ class Gpu:
 
     def put(self, host):
         """A tensor of the device with the storage and the strides of one of the host."""
+        address = self._allocate(host)
+        self._write(address, host.untyped_storage())
+        return GpuTensor(self, address, host)
+
+    def _allocate(self, host):
         address = ctypes.c_uint64()
         nbytes = max(host.untyped_storage().nbytes(), 1)
         self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
-        tensor = GpuTensor(self, address.value, host)
-        self._write(address.value, host.untyped_storage())
+        self._allocated.append(address)
+        return address.value
+
+    def empty(self, shape, dtype):
+        """New memory, which work that is queued on the training's stream still writes to."""
+        tensor = self.put(drawn(shape, dtype, 77))
+        if tensor.numel():
+            tensor.block = _Block(self.fresh, tensor.nbytes)
         return tensor
 
     def put_pageable(self, host):
         """The same, where nothing can be pinned."""
-        address, nbytes = ctypes.c_uint64(), ctypes.c_size_t(host.untyped_storage().nbytes())
-        self.call("cuMemAlloc_v2", ctypes.byref(address), nbytes)
+        address, nbytes = self._allocate(host), ctypes.c_size_t(host.untyped_storage().nbytes())
         source = ctypes.c_void_p(host.untyped_storage().data_ptr())
-        self.call("cuMemcpyHtoD_v2", address, source, nbytes)
-        return GpuTensor(self, address.value, host)
+        self.call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), source, nbytes)
+        return GpuTensor(self, address, host)
 
     def change(self, tensor, host, *, is_counted=True):
         """What an optimizer does: queued, and counted by PyTorch, if it is not a fused one."""
@@ -235,6 +260,32 @@ class Gpu:
             self.call("cuMemFreeHost", pinned)
         self._kept.clear()
 
+    def free(self):
+        """Frees all tensors as well."""
+        self.forget()
+        for address in self._allocated:
+            self.call("cuMemFree_v2", address)
+        self._allocated.clear()
+
+
+class Fresh:
+    """How much new memory is in use, and was at most."""
+
+    def __init__(self):
+        self.nbytes = self.nbytes_max = 0
+
+    def use(self, nbytes):
+        self.nbytes += nbytes
+        self.nbytes_max = max(self.nbytes_max, self.nbytes)
+
+
+class _Block:
+    """New memory, from when it was made until no tensor of it is left."""
+
+    def __init__(self, fresh, nbytes):
+        fresh.use(nbytes)
+        weakref.finalize(self, fresh.use, -nbytes)
+
 
 _gpu = None
 
@@ -250,10 +301,12 @@ def have_gpu():
 
 @contextmanager
 def taken_for_real():
-    """Has `GpuTensor` pass for a tensor, and the training's stream for the current one."""
+    """Has `GpuTensor` pass for a tensor of PyTorch's, and its stream for the current one."""
     gpu = have_gpu()
     make, read, stream = Flattener.__init__, matching._memory_of, torch.cuda.current_stream
     device = torch.cuda.current_device
+    empty, to = torch.empty, torch.Tensor.to
+    gpu.fresh = Fresh()
 
     def make_with_more(self, *arguments, **keywords):
         make(self, *arguments, **keywords)
@@ -263,15 +316,30 @@ def taken_for_real():
         return of_tensor(value, name) if type(value) is GpuTensor else read(value, name)
 
     Flattener.__init__, matching._memory_of = make_with_more, read_more
-    torch.cuda.current_stream = lambda ordinal=0: SimpleNamespace(cuda_stream=gpu.stream.value)
+
+    def current_stream(ordinal=0):
+        gpu.asked.append(ordinal)
+        return SimpleNamespace(cuda_stream=gpu.stream.value)
+
+    def make_empty(*shape, device=None, **keywords):
+        if device is None or torch.device(device).type != "cuda":
+            return empty(*shape, device=device, **keywords)
+        sizes = shape[0] if isinstance(shape[0], tuple) else shape
+        return gpu.empty(sizes, keywords.get("dtype", torch.float32))
+
+    def move(tensor, *arguments, **keywords):
+        to_gpu = arguments and getattr(arguments[0], "type", None) == "cuda"
+        return gpu.put(tensor) if to_gpu else to(tensor, *arguments, **keywords)
+
+    torch.cuda.current_stream, torch.empty, torch.Tensor.to = current_stream, make_empty, move
     torch.cuda.current_device = lambda: 0
     try:
         yield gpu
     finally:
         torch.cuda.current_device = device
         Flattener.__init__, matching._memory_of = make, read
-        torch.cuda.current_stream = stream
-        gpu.forget()
+        torch.cuda.current_stream, torch.empty, torch.Tensor.to = stream, empty, to
+        gpu.free()
 
 
 @pytest.fixture

@@ -6,10 +6,11 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import UnsupportedStateError
+from penstock.errors import DeviceError, UnsupportedStateError
 from penstock.options import Options
 from penstock.paths import check_local, tidy
 from penstock.state import dtypes
+from penstock.state.devices import check_fork
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -114,16 +115,22 @@ def check_device(device: Any) -> Any:
 
     Raises:
         ValueError: It cannot be used.
+        DeviceError: This is a fork of a process that has used CUDA.
     """
     if device is None or device == "cpu":
         return None
     torch = dtypes.import_torch()
     try:
-        torch.empty(0, device=device)
+        place = torch.device(device)
+        if place.type == "cuda":
+            check_fork()
+        # With its number, where it was the current one of its kind.
+        place = torch.empty(0, device=place).device
+    except DeviceError:
+        raise
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(f"device={device!r} cannot be used: {reason}") from error
-    place = torch.device(device)
     return None if place.type == "cpu" else place
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock import _native
     from penstock._native import _Fill
     from penstock.calls.progress import Progress
+    from penstock.loading.device_tensors import DeviceTensors
     from penstock.loading.targets import Targets
     from penstock.loading.view import View
     from penstock.state.references import Place, Row
@@ -37,7 +41,7 @@ def fetch(
     checkpoint: _native.Checkpoint,
     seen: View,
     selection: set[int] | None,
-    targets: Targets | None,
+    targets: Targets | DeviceTensors,
     *,
     options: dict[str, Any],
     progress: Progress | None,
@@ -48,13 +52,12 @@ def fetch(
         checkpoint: The checkpoint, open.
         seen: The view of it that indices belong to.
         selection: Indices of the tensors to read; None for everything in every file.
-        targets: Memory for some of them, and for boxes of others.
+        targets: Memory for some of them, and for boxes of others and of what is not selected.
         options: How bytes move.
         progress: Called with the bytes done and in all; anew for each of two reads.
     """
     stored = None if selection is None else sorted(selection - seen.wholes.keys())
-    native = None if targets is None else targets.native()
-    requests = [] if targets is None else targets.requests()
+    requests = targets.requests()
     places: dict[int, Place] = {}
     for index in sorted(seen.wholes.keys() & (selection or set())):
         if seen.tensors[index][5]:
@@ -63,7 +66,10 @@ def fetch(
             requests.append(request)
     reads = []
     if stored or stored is None or not requests:
-        buffers, found, fields = checkpoint.load(stored, native, options=options, progress=progress)
+        # Not held here: the frame of an error may be kept for long, and what it holds with it.
+        buffers, found, fields = checkpoint.load(
+            stored, targets.native(), options=options, progress=progress
+        )
         reads.append(fields)
         indices = range(len(seen.tensors)) if stored is None else stored
         places |= {
@@ -72,7 +78,10 @@ def fetch(
             if place is not None
         }
     if requests:
-        reads.append(checkpoint.fill(requests, options=options, progress=progress))
+        try:
+            reads.append(checkpoint.fill(requests, options=options, progress=progress))
+        finally:
+            requests.clear()
     return Fetched(places, merged(reads), stored is None)
 
 
@@ -90,11 +99,12 @@ def whole_request(key: str | int, row: Row) -> tuple[np.ndarray[Any, Any], _Fill
     return memory, (key, zeros, shape, memory.ctypes.data, None, item_bytes, memory, None)
 
 
-def merged(reads: list[dict[str, Any]]) -> dict[str, Any]:
-    """One report of one read or two."""
-    if len(reads) == 1:
-        return reads[0]
-    one, other = reads
+def merged(reads: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One report of several reads."""
+    return functools.reduce(_merged, reads)
+
+
+def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     merged = {**one, **other}
     merged |= {name: one[name] + other[name] for name in _SUMS}
     merged["phases"] = {
@@ -103,7 +113,7 @@ def merged(reads: list[dict[str, Any]]) -> dict[str, Any]:
     }
     merged["fallbacks"] = list(dict.fromkeys(one["fallbacks"] + other["fallbacks"]))
     # Only of what was read at all: of one that read nothing no file was opened.
-    moved = [read["direct_io"] for read in reads if read["bytes_read"]]
+    moved = [read["direct_io"] for read in (one, other) if read["bytes_read"]]
     merged["direct_io"] = bool(moved) and all(moved)
     merged["staging_peak_bytes"] = max(one["staging_peak_bytes"], other["staging_peak_bytes"])
     return merged

@@ -13,6 +13,7 @@ from penstock.calls.events import observed
 from penstock.calls.progress import shown
 from penstock.errors import CheckpointNotFoundError, StateMismatchError
 from penstock.found import is_there
+from penstock.loading.device_tensors import DeviceTensors
 from penstock.loading.fetch import fetch, merged
 from penstock.loading.opened import OpenCheckpoint
 from penstock.loading.partial import loadable
@@ -23,6 +24,7 @@ from penstock.process import own_rank, own_size
 from penstock.reports import LoadReport
 from penstock.state import tree
 from penstock.state.build import Builder
+from penstock.state.devices import DirectPlaces
 from penstock.state.gcpause import gc_paused
 from penstock.state.live import LiveState
 from penstock.state.references import BYTES_TAGS, Place, needed
@@ -192,26 +194,31 @@ class _Reading:
         try:
             with span("plan"), source.reading():
                 seen, targets = self._look(checkpoint)
-                selection = self._select(seen, targets)
+                made = self._make(seen, targets)
+                selection = self._select(seen, targets, made)
             opened = time.perf_counter()
-            in_files = None
-            if targets is not None:
-                with span("fill files"), source.reading():
-                    in_files = targets.fill_files(checkpoint, self._options)
-            if targets is not None:
-                # What is filled may be on its way into a save: copies that fill come after those.
-                hold_devices()
-            with shown(self._wanted.progress, "loading") as update:
+            reports: list[dict[str, Any]] = []
+            with made, shown(self._wanted.progress, "loading") as update:
+                if targets is not None:
+                    with span("fill files"), source.reading():
+                        reports += targets.fill_files(checkpoint, self._options)
+                    # What is filled may be on its way into a save: copies come after those.
+                    hold_devices()
+                into = made if targets is None else targets
                 fetched = fetch(
-                    checkpoint, seen, selection, targets, options=self._options, progress=update
+                    checkpoint, seen, selection, into, options=self._options, progress=update
                 )
+                reports.append(fetched.fields)
+                if targets is not None:
+                    with source.reading():
+                        reports += targets.pass_on(checkpoint, self._options, update)
         finally:
             # An exception keeps this frame, and must not keep the files from being deleted.
             source.release()
-        fields = fetched.fields if in_files is None else merged([in_files, fetched.fields])
+        fields = merged(reports)
         loaded = time.perf_counter()
         with span("build"), source.reading():
-            state = self._build(seen, targets, fetched.places)
+            state = self._build(seen, targets, made, fetched.places)
         ended = time.perf_counter()
         phases = {
             "open": opened - began,
@@ -298,19 +305,35 @@ class _Reading:
             path=self._path,
         )
 
-    def _select(self, seen: View, targets: Targets | None) -> set[int] | None:
+    def _make(self, seen: View, targets: Targets | None) -> DeviceTensors:
+        """New tensors of devices, for the state or to fill targets from."""
+        if targets is not None:
+            return targets.take()
+        made = DeviceTensors(seen, DirectPlaces())
+        if self._device is not None:
+            made.make_all(self._device)
+        return made
+
+    def _select(self, seen: View, targets: Targets | None, made: DeviceTensors) -> set[int] | None:
         """Indices of the tensors to read as they are; None for everything in every file."""
         if targets is None:
             if self._patterns is None and not seen.is_shared:
                 return None
-            return set(needed(seen.node, seen.tensors, seen.aliases))
+            selected = set(needed(seen.node, seen.tensors, seen.aliases))
+            return selected - (seen.wholes.keys() & made.made.keys())
         if self._patterns is None and not seen.is_shared and not targets.has_parts:
             return None
         beside = needed(seen.node, seen.tensors, seen.aliases, BYTES_TAGS)
-        return {*beside, *targets.beside(), *targets.native()}
+        return {*beside, *targets.beside(), *targets.indices()}
 
-    def _build(self, seen: View, targets: Targets | None, places: dict[int, Place]) -> Any:
-        if targets is None:
-            return Builder(seen.tensors, seen.aliases, places, self._device).build(seen.node)
-        builder = Builder(seen.tensors, seen.aliases, {**places, **targets.places()})
-        return targets.finish(seen.node, self._into, builder)
+    def _build(
+        self,
+        seen: View,
+        targets: Targets | None,
+        made: DeviceTensors,
+        places: dict[int, Place],
+    ) -> Any:
+        if targets is not None:
+            return targets.finish(seen.node, self._into, targets.builder(places))
+        builder = Builder(seen.tensors, seen.aliases, places, self._device, made.made)
+        return builder.build(seen.node)

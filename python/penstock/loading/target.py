@@ -12,7 +12,7 @@ from penstock.state.memory import CPU, Memory, contiguous_strides, narrow
 from penstock.state.per_rank import PerRank
 
 if TYPE_CHECKING:
-    from penstock._native import _Fill
+    from penstock._native import _Fill, _Target
     from penstock.state.ties import Window
     from penstock.state.tree import Node
 
@@ -55,20 +55,25 @@ class Target:
 
     @property
     def is_direct(self) -> bool:
-        """Whether the native module can fill it in place, byte for byte."""
-        is_plain = self.memory.strides is None and not self._is_boxed
-        return is_plain and self._is_reachable and self.memory.device == CPU
+        """Whether the native module can fill it in place with an entry."""
+        is_run = self.memory.strides is None or self.place is not None
+        return is_run and self._is_reachable and not self._is_boxed
 
     @property
     def is_filled(self) -> bool:
-        """Whether the native module can fill it in place, box by box, or by a device."""
-        return self._is_reachable and (self._is_boxed or self.memory.device != CPU)
+        """Whether the native module can fill it in place, box by box."""
+        return self._is_reachable and self._is_boxed
 
     @property
     def is_staged(self) -> bool:
         """Whether it is a `DTensor` that is filled from host memory of what this rank holds."""
         is_part = self.boxes is not None and self.window is None
         return is_part and not self._is_reachable and not self.is_nothing
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no elements, or none that anybody else could reach."""
+        return self.memory.high <= self.memory.low
 
     @property
     def is_nothing(self) -> bool:
@@ -78,7 +83,7 @@ class Target:
     @property
     def _is_reachable(self) -> bool:
         memory = self.memory
-        if memory.high <= memory.low or self.window is not None:
+        if self.is_empty or self.window is not None:
             return False
         # What is scattered PyTorch puts in place, by one kernel.
         return memory.device == CPU or (self.place is not None and not is_scattered(memory))
@@ -86,6 +91,14 @@ class Target:
     @property
     def _is_boxed(self) -> bool:
         return self.boxes is not None or self.is_whole
+
+    def native(self) -> _Target:
+        """Where the native module puts an entry."""
+        memory = self.memory
+        if self.place is None:
+            return (memory.address, memory.nbytes, self.value)
+        layout = (memory.shape, memory.address, memory.strides, memory.item_bytes)
+        return (*layout, memory.owner, self.place)
 
     def requests(self, key: str | int, memory: Memory) -> list[_Fill]:
         """What the native module fills: of the tensor ``key``, boxes and where they go."""

@@ -3,7 +3,9 @@
 Everything is matched before anything is written (`penstock.loading.matching`). Contiguous host
 memory is then filled by the native module itself, and so is that of a `DTensor`, box by box, and
 that of devices which have a driver here. For a `DTensor` on another device, host memory of what
-this rank holds stands in. The rest is loaded beside, in full, and copied.
+this rank holds stands in. What is scattered in such a device's memory PyTorch copies there, out of
+contiguous memory of the device, of which there is so much at a time. The rest is loaded beside, in
+full, and copied.
 """
 
 from __future__ import annotations
@@ -12,19 +14,26 @@ import sys
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from penstock.loading.copying import bump_versions, bytes_of, copy_built, copy_elements
 from penstock.loading.in_file import Filling, is_in_file, place
 from penstock.loading.matching import Matching
+from penstock.loading.passing import PASSING_BYTES, Passing
 from penstock.loading.target import NEW, Target, local_of, unwrapped
+from penstock.state.build import Builder
 from penstock.state.memory import CPU, Memory, of_tensor
-from penstock.state.references import Place, is_data
+from penstock.state.references import BYTES_TAGS, Place, is_data, needed
 from penstock.state.tree import SKIPPED, Node, branches
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from penstock import _native
-    from penstock._native import _Fill
+    from penstock._native import _Fill, _Target
+    from penstock.calls.progress import Progress
+    from penstock.loading.device_tensors import DeviceTensors
     from penstock.loading.view import View
-    from penstock.state.build import Builder
     from penstock.state.file_tensor import FileTensor
 
 
@@ -63,34 +72,81 @@ class Targets:
         self._staged: dict[tuple[Any, ...], Target] = {}
         self._hosts: dict[tuple[Any, ...], Memory] = {}
         for target in self._found:
-            if target.is_direct:
+            if target.is_direct and target.place is None:
                 self._direct.setdefault(target.index, target)
             elif target.is_filled:
                 self._filled.setdefault(target.claim, target)
             elif target.is_staged:
                 # Not by claim: some devices tell no addresses.
                 self._staged.setdefault(target.held, target)
+        in_bytes = needed(node, seen.tensors, seen.aliases, BYTES_TAGS)
+        devices = self._choose_on_devices(self._new.union(in_bytes))
+        self._passing = Passing(seen, matching.places, devices)
+        self._beside = self._new | {
+            target.index
+            for target in self._found
+            if self._is_to_copy(target) and target.index not in devices
+        }
+        # Claims of those that were copied to their places before the end.
+        self._passed: set[tuple[Any, ...]] = set()
+
+    def _choose_on_devices(self, on_host: set[int]) -> dict[int, Any]:
+        """Finds what the native module fills of devices.
+
+        Args:
+            on_host: Indices of what the host needs in memory of its own in any case.
+
+        Returns:
+            What comes to its place through other memory of a device: index -> device.
+        """
+        on_device = [one for one in self._found if one.place is not None and not one.is_empty]
+        if not on_device:
+            return {}
+        on_host = on_host | {one.index for one in self._found if isinstance(one.value, np.ndarray)}
+        windows = {one.index for one in self._found if one.window is not None}
+        on_device = [one for one in on_device if one.index not in on_host]
+        for target in on_device:
+            # What windows are copied from has to lie together.
+            is_run = target.memory.strides is None or target.index not in windows
+            if target.is_direct and is_run:
+                self._direct.setdefault(target.index, target)
+        found: dict[int, Any] = {}
+        for target in on_device:
+            if target.boxes is None and self._is_to_copy(target):
+                *_, begin, end = self._seen.tensors[target.index]
+                # The whole of a window may be as large as anything: then the host has it.
+                if target.window is None or end - begin <= PASSING_BYTES:
+                    found[target.index] = target.memory.owner.device
+        return found
+
+    def _is_to_copy(self, target: Target) -> bool:
+        """Whether neither the native module fills it, nor one that fills what it is tied to."""
+        if target.index in self._direct or target.is_filled:
+            return False
+        return not (target.is_staged or target.is_nothing or target.claim in self._filled)
 
     def beside(self) -> set[int]:
         """Indices of the tensors that have to be loaded beside the targets, in full."""
-        return self._new | {
-            target.index
-            for target in self._found
-            if not (target.is_direct or target.is_filled or target.is_staged or target.is_nothing)
-            and target.index not in self._direct
-            and target.claim not in self._filled
-        }
+        return self._beside
+
+    def indices(self) -> set[int]:
+        """Those of the entries that are read into targets, or on the way there."""
+        return self._direct.keys() | self._passing.entries()
 
     @property
     def has_parts(self) -> bool:
-        """Whether of some tensors only a part may be wanted."""
-        return bool(self._in_files) or any(target.boxes is not None for target in self._found)
+        """Whether of some tensors only a part may be wanted, or some are read later."""
+        is_boxed = any(target.boxes is not None for target in self._found)
+        return bool(self._in_files) or self._passing.is_in_parts or is_boxed
+
+    def take(self) -> DeviceTensors:
+        """Takes the memory that stands in for what is filled; returns that of devices."""
+        for held, target in self._staged.items():
+            self._hosts[held] = _host_of(target)
+        return self._passing.take()
 
     def requests(self) -> list[_Fill]:
-        """What the native module fills box by box; takes the host memory that stands in."""
-        for held, target in self._staged.items():
-            if held not in self._hosts:
-                self._hosts[held] = _host_of(target)
+        """What the native module fills box by box."""
         memories = [(target, target.memory) for target in self._filled.values()]
         memories += [(self._staged[held], host) for held, host in self._hosts.items()]
         wholes = self._seen.wholes
@@ -98,22 +154,58 @@ class Targets:
             request
             for target, memory in memories
             for request in target.requests(wholes.get(target.index, target.index), memory)
-        ]
+        ] + self._passing.memory.requests()
 
-    def native(self) -> dict[int, tuple[int, int, object]]:
-        """Memory for the native module to fill: index -> (address, bytes, owner)."""
-        return {
-            index: (target.memory.address, target.memory.nbytes, target.value)
-            for index, target in self._direct.items()
-        }
+    def native(self) -> dict[int, _Target]:
+        """Memory for the native module to fill with entries, by their indices."""
+        direct = {index: target.native() for index, target in self._direct.items()}
+        return direct | self._passing.memory.native()
 
-    def places(self) -> dict[int, Place]:
-        """Where the tensors that the native module filled are, for those that tie to them."""
-        return {index: (bytes_of(target.value), 0) for index, target in self._direct.items()}
+    def builder(self, places: dict[int, Place]) -> Builder:
+        """What builds the rest, out of what was read and what was filled.
+
+        Args:
+            places: Where each tensor's bytes are, of those that were not read into targets.
+        """
+        made = {}
+        for index, target in self._direct.items():
+            if target.place is None:
+                places[index] = (bytes_of(target.value), 0)
+            else:
+                made[index] = target.value.detach()
+        return Builder(self._seen.tensors, self._seen.aliases, places, made=made)
+
+    def pass_on(
+        self,
+        checkpoint: _native.Checkpoint,
+        options: dict[str, Any],
+        progress: Progress | None,
+    ) -> list[dict[str, Any]]:
+        """Fills what goes through other memory of devices, after what is filled in place.
+
+        Args:
+            checkpoint: The checkpoint, open.
+            options: How bytes move.
+            progress: Called with the bytes done and in all, anew for each part.
+
+        Returns:
+            What is to be reported of what was read.
+
+        Raises:
+            CorruptCheckpointError: Something is damaged.
+        """
+
+        def copy(indices: Collection[int], builder: Builder) -> None:
+            for target in self._found:
+                if target.index in indices and self._is_to_copy(target):
+                    copy_built(builder, target)
+                    self._passed.add(target.claim)
+
+        return self._passing.pass_on(checkpoint, copy, options=options, progress=progress)
 
     def fill_files(
         self, checkpoint: _native.Checkpoint, options: dict[str, Any]
-    ) -> dict[str, Any] | None:
+    ) -> list[dict[str, Any]]:
         """Puts tensors into files; no memory of the state is changed.
 
         Args:
@@ -121,14 +213,14 @@ class Targets:
             options: How bytes move.
 
         Returns:
-            What is to be reported of it, if there is anything.
+            What is to be reported of it.
 
         Raises:
             CorruptCheckpointError: One is damaged.
         """
         filling = Filling(checkpoint, self._seen, options)
         self._filled_files = filling.fill(self._in_files)
-        return filling.fields
+        return [] if filling.fields is None else [filling.fields]
 
     def finish(self, node: Node, state: Any, builder: Builder) -> Any:
         """Fills what the native module did not, and the plain leaves; returns the state."""
@@ -136,6 +228,7 @@ class Targets:
         assignments: list[tuple[Any, Any, Any]] = []
         state = self._rebuild(node, state, builder, assignments)
         filled = {target.claim for target in self._direct.values()} | set(self._filled)
+        filled |= self._passed
         for target in self._found:
             if target.is_staged:
                 copy_elements(local_of(target.value), self._hosts[target.held].owner)

@@ -47,6 +47,7 @@ class Builder:
         aliases: Its aliases.
         places: Where the bytes of each tensor that will be needed are.
         device: Where tensors shall be; None for the host.
+        made: Tensors that are there already, contiguous.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class Builder:
         aliases: Sequence[_Alias],
         places: Mapping[int, Place],
         device: Any = None,
+        made: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
         self._tensors = tensors
         self._aliases = aliases
         self._places = places
         self._device = device
+        self._made = made or {}
         self._built: dict[tuple[str, int, str, str], Any] = {}
         self._torch_types: dict[str, tuple[torch.dtype, int]] = {}
         self._numpy_types: dict[str, np.dtype[Any]] = {}
@@ -229,6 +232,9 @@ class Builder:
             except (RuntimeError, ValueError, OverflowError) as error:
                 raise TreeError(f"a view of it is impossible: {error}") from None
             return tensor
+        made = self._made.get(index)
+        if made is not None:
+            return made
         _, name, shape, _, begin, end = self._tensors[index]
         dtype, item_bytes = self._torch_type(name)
         items = math.prod(shape)
