@@ -5,15 +5,16 @@ use std::sync::{Arc, Barrier, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use penstock_cuda::{CuFile, CuFileHandle};
 use penstock_io::buffer::{Lane, Memory};
 use penstock_io::file::{Direct, File};
 use penstock_store::{Error, Result};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::content::Tag;
-use crate::job::{Job, Layout, Pattern};
+use crate::job::{Job, Layout, Method, Pattern};
 use crate::method;
-use crate::outcome::{Metadata, Outcome, Tally};
+use crate::outcome::{CufileCounts, Metadata, Outcome, Tally};
 use crate::plan::{Plan, Request};
 use crate::worker::{Shared, Worker};
 
@@ -28,6 +29,8 @@ pub struct Bench {
     tags: Vec<Tag>,
     source: Option<Memory>,
     lane: Option<Arc<Lane>>,
+    cufile: Option<Arc<CuFile>>,
+    handles: Vec<CuFileHandle>,
     metadata: Metadata,
     open_seconds: f64,
     stop: AtomicBool,
@@ -44,17 +47,26 @@ impl Bench {
     /// If the job does not pass [`Job::check`].
     pub fn prepare(job: Job) -> Result<Bench> {
         let lane = job.device.map(Lane::of).transpose()?;
-        Bench::prepare_with(job, lane)
+        let cufile = match job.method {
+            Method::Cufile => Some(CuFile::shared().map_err(penstock_io::Error::from)?),
+            _ => None,
+        };
+        Bench::prepare_with(job, lane, cufile)
     }
 
-    /// As [`prepare`](Bench::prepare), with a device of another driver than this process shares.
+    /// As [`prepare`](Bench::prepare), with a device of another driver than this process shares, and with
+    /// another cuFile.
     ///
     /// # Errors
     /// As [`prepare`](Bench::prepare).
     ///
     /// # Panics
     /// As [`prepare`](Bench::prepare).
-    pub fn prepare_with(job: Job, lane: Option<Arc<Lane>>) -> Result<Bench> {
+    pub fn prepare_with(
+        job: Job,
+        lane: Option<Arc<Lane>>,
+        cufile: Option<Arc<CuFile>>,
+    ) -> Result<Bench> {
         if let Err(problem) = job.check() {
             panic!("{problem}");
         }
@@ -62,6 +74,10 @@ impl Bench {
         let begun = Instant::now();
         let mut metadata = Metadata::default();
         let files = open(&job, &plan, &mut metadata)?;
+        let handles = match (&cufile, &lane) {
+            (Some(cufile), Some(lane)) => handles(cufile, lane, &files)?,
+            _ => Vec::new(),
+        };
         let open_seconds = begun.elapsed().as_secs_f64();
         let process = match job.layout {
             Layout::SharedFile => 0,
@@ -82,6 +98,8 @@ impl Bench {
             tags,
             source,
             lane,
+            cufile,
+            handles,
             metadata,
             open_seconds,
             stop: AtomicBool::new(false),
@@ -114,8 +132,11 @@ impl Bench {
             tags: &self.tags,
             source: self.source.as_ref(),
             lane: self.lane.as_ref(),
+            handles: &self.handles,
             stop: &self.stop,
         };
+        let counts = || self.cufile.as_ref().and_then(|cufile| cufile.counts());
+        let before = counts();
         let callers = self.job.method.callers(self.job.threads);
         let gate = Gate::new(callers, start_at);
         let tallies: Vec<Result<Tally>> = thread::scope(|scope| {
@@ -174,6 +195,11 @@ impl Bench {
             fallback: tally.fallback,
             checked: tally.checked,
             damaged: tally.damaged,
+            cufile: counts().zip(before).map(|(now, before)| CufileCounts {
+                by_peers: now.by_peers - before.by_peers,
+                by_module: now.by_module - before.by_module,
+                by_host: now.by_host - before.by_host,
+            }),
         })
     }
 }
@@ -266,6 +292,19 @@ fn open(job: &Job, plan: &Plan, metadata: &mut Metadata) -> Result<Vec<Arc<File>
         files.push(Arc::new(file));
     }
     Ok(files)
+}
+
+fn handles(
+    cufile: &Arc<CuFile>,
+    lane: &Arc<Lane>,
+    files: &[Arc<File>],
+) -> Result<Vec<CuFileHandle>> {
+    let mut handles = Vec::with_capacity(files.len());
+    for file in files {
+        let handle = CuFileHandle::new(cufile, lane.device(), Arc::clone(file) as _);
+        handles.push(handle.map_err(penstock_io::Error::from)?);
+    }
+    Ok(handles)
 }
 
 /// Memory that stands for the tensors.

@@ -19,6 +19,8 @@ pub enum Method {
     Uring,
     /// The same, with buffers and files registered.
     UringRegistered,
+    /// Requests by cuFile, one at a time on each thread; of a device alone.
+    Cufile,
     /// Batches of requests that an executor of as many threads gets from one.
     Executor,
 }
@@ -126,13 +128,18 @@ impl Job {
                 "depth must be between 1 and 4096".to_owned(),
             ),
             (
-                self.depth == 1 || self.method != Method::Posix,
-                "posix has one request in flight on each thread: depth must be 1".to_owned(),
+                self.depth == 1 || !matches!(self.method, Method::Posix | Method::Cufile),
+                "posix and cufile have one request in flight on each thread: depth must be 1"
+                    .to_owned(),
+            ),
+            (
+                self.device.is_some() || self.method != Method::Cufile,
+                "cufile moves bytes of a device".to_owned(),
             ),
             (
                 self.device.is_none()
                     || !matches!(self.method, Method::Executor | Method::UringRegistered),
-                "posix, threads and uring move bytes of a device".to_owned(),
+                "posix, threads, uring and cufile move bytes of a device".to_owned(),
             ),
             (
                 (1..=1024).contains(&self.threads),

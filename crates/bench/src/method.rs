@@ -20,6 +20,13 @@ pub(crate) fn run(mut worker: Worker<'_>, go: impl FnOnce() -> Instant) -> Resul
                 None => worker.run_blocking()?,
             }
         }
+        Method::Cufile => {
+            worker.tally.setup = "cuFileRead, cuFileWrite".to_owned();
+            let staged = worker.staged.take();
+            worker.start(go);
+            let staged = staged.expect("it is of devices alone");
+            staged.run_cufile(&mut worker)?;
+        }
         Method::Threads | Method::Uring | Method::UringRegistered => {
             let engine = worker.open_engine();
             // Whatever comes of it: the other threads wait for this one.

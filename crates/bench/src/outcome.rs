@@ -41,6 +41,19 @@ pub struct Outcome {
     pub checked: u64,
     /// The first bytes that were not what was written there: the file and the offset.
     pub damaged: Option<(String, u64)>,
+    /// Which ways cuFile has gone, where it moved the bytes and counts them.
+    pub cufile: Option<CufileCounts>,
+}
+
+/// How many requests of cuFile went which way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct CufileCounts {
+    /// From peer to peer.
+    pub by_peers: u64,
+    /// By `nvidia-fs`.
+    pub by_module: u64,
+    /// Through memory of the host: compat mode.
+    pub by_host: u64,
 }
 
 /// How often a file was made, opened, and so on.

@@ -128,6 +128,34 @@ impl Staged {
         Ok(())
     }
 
+    /// One request after the other by cuFile, which needs no memory of the host from here.
+    pub(crate) fn run_cufile(&self, worker: &mut Worker<'_>) -> Result<()> {
+        let mut buf = worker.free.pop().expect("one for each request in flight");
+        while let Some(request) = worker.next() {
+            buf = self.fill(worker, &request, 0, buf)?;
+            let handle = &worker.shared.handles[request.file as usize];
+            let memory = self.block.memory();
+            let bytes = request.bytes as usize;
+            let begun = Instant::now();
+            let mut moved = 0;
+            while moved < bytes {
+                let (left, offset) = (bytes - moved, request.offset + moved as u64);
+                let more = match worker.is_write() {
+                    true => handle.write(memory, moved, left, offset),
+                    false => handle.read(memory, moved, left, offset),
+                };
+                match more.map_err(penstock_io::Error::from)? {
+                    0 => break,
+                    more => moved += more,
+                }
+                worker.tally.short += u64::from(moved < bytes);
+            }
+            worker.count(moved, begun);
+            buf = self.check(worker, &request, moved, 0, buf)?;
+        }
+        Ok(())
+    }
+
     /// Many at a time: what is copied and what is read or written are under way together.
     pub(crate) fn run_engine(
         &self,

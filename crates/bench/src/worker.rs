@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use penstock_cuda::CuFileHandle;
 use penstock_io::buffer::{IoBuf, Lane, Memory};
 use penstock_io::engine::{
     self, Capabilities, Completion, Engine, EngineChoice, EngineConfig, Op, OpKind,
@@ -33,6 +34,8 @@ pub(crate) struct Shared<'a> {
     pub(crate) source: Option<&'a Memory>,
     /// Of the device whose memory bytes come from or go to.
     pub(crate) lane: Option<&'a Arc<Lane>>,
+    /// The files as cuFile knows them, where it moves the bytes.
+    pub(crate) handles: &'a [CuFileHandle],
     pub(crate) stop: &'a AtomicBool,
 }
 
@@ -96,7 +99,9 @@ impl<'a> Worker<'a> {
         let job = self.shared.job;
         let choice = match job.method {
             Method::Uring | Method::UringRegistered => EngineChoice::Uring,
-            Method::Posix | Method::Threads | Method::Executor => EngineChoice::Threads,
+            Method::Posix | Method::Threads | Method::Cufile | Method::Executor => {
+                EngineChoice::Threads
+            }
         };
         let opened = engine::open(&EngineConfig {
             choice,

@@ -7,7 +7,7 @@ use penstock_bench::bench::Bench;
 use penstock_bench::gpu::{LinkJob, Way, link, pinning, self_test};
 use penstock_bench::job::{Job, Layout, Method, Pattern};
 use penstock_bench::outcome::Outcome;
-use penstock_cuda::Driver;
+use penstock_cuda::{CuFile, Driver};
 use penstock_cuda_fake::{Control, Leaks};
 use penstock_io::buffer::Lane;
 use penstock_store::Result;
@@ -16,6 +16,7 @@ use penstock_store::Result;
 struct Machine {
     control: Control,
     lane: Arc<Lane>,
+    cufile: Arc<CuFile>,
 }
 
 fn machine() -> MutexGuard<'static, Machine> {
@@ -23,7 +24,12 @@ fn machine() -> MutexGuard<'static, Machine> {
         let control = Control::new();
         let driver = Driver::open(&penstock_cuda_fake::library()).unwrap();
         let lane = Arc::new(Lane::new(&driver.device(0).unwrap()).unwrap());
-        Mutex::new(Machine { control, lane })
+        let cufile = Arc::new(CuFile::open(&penstock_cuda_fake::library()).unwrap());
+        Mutex::new(Machine {
+            control,
+            lane,
+            cufile,
+        })
     });
     let machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
     machine.control.clear_faults();
@@ -44,7 +50,8 @@ impl Machine {
     }
 
     fn run(&self, job: &Job) -> Result<Outcome> {
-        Bench::prepare_with(job.clone(), Some(Arc::clone(&self.lane)))?.run(0.0)
+        let cufile = (job.method == Method::Cufile).then(|| Arc::clone(&self.cufile));
+        Bench::prepare_with(job.clone(), Some(Arc::clone(&self.lane)), cufile)?.run(0.0)
     }
 }
 
@@ -189,6 +196,7 @@ fn what_a_device_writes_is_read_back_by_it_and_by_the_host() {
         (Method::Posix, 1),
         (Method::Threads, 1),
         (Method::Threads, 8),
+        (Method::Cufile, 1),
     ] {
         for threads in [1, 3] {
             let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -219,6 +227,7 @@ fn what_a_device_writes_is_read_back_by_it_and_by_the_host() {
             }
             let of_host = Job {
                 device: None,
+                method: Method::Threads,
                 ..read
             };
             let found = Bench::prepare(of_host).unwrap().run(0.0).unwrap();
@@ -294,4 +303,45 @@ fn a_ring_that_has_nothing_of_devices_is_refused() {
         };
         assert!(refused.check().is_err());
     }
+}
+
+#[test]
+fn the_way_that_cufile_went_is_counted() {
+    let machine = machine();
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let written = Job {
+        method: Method::Cufile,
+        ..job(directory.path())
+    };
+    for pattern in [Pattern::Write, Pattern::Read] {
+        let outcome = machine
+            .run(&Job {
+                pattern,
+                ..written.clone()
+            })
+            .unwrap();
+        let counts = outcome.cufile.unwrap();
+        assert_eq!((counts.by_peers, counts.by_module), (0, 0));
+        assert_eq!(counts.by_host, outcome.requests);
+    }
+}
+
+#[test]
+fn a_cufile_that_fails_ends_the_job_with_its_words() {
+    let machine = machine();
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let written = Job {
+        method: Method::Cufile,
+        ..job(directory.path())
+    };
+    machine.control.fail_call("cuFileWrite", 3, 8);
+    let error = machine.run(&written).unwrap_err().to_string();
+    assert!(error.contains("cuFileWrite: cuFile error 5008"), "{error}");
+    assert!(error.contains("does not work on this file"), "{error}");
+    let missing = CuFile::open(Path::new("/nowhere/libcufile.so.0")).unwrap_err();
+    assert!(
+        missing
+            .to_string()
+            .starts_with("no cuFile /nowhere/libcufile.so.0: ")
+    );
 }

@@ -10,6 +10,7 @@ mod batch;
 mod capture;
 mod context;
 mod copy;
+mod cufile;
 mod device;
 mod error;
 mod event;

@@ -23,6 +23,8 @@ pub(crate) struct Config {
     pub(crate) pinned_bytes_max: u64,
     /// Whether host memory may be pinned at all.
     pub(crate) pinning_permitted: bool,
+    /// Whether cuFile goes past memory of the host.
+    pub(crate) cufile_is_direct: bool,
     /// Whether copies to pinned memory bring something else, and nobody is told.
     pub(crate) garbles: bool,
 }
@@ -41,6 +43,7 @@ impl Config {
             attributes: HashMap::new(),
             pinned_bytes_max: number("PENSTOCK_FAKE_PINNED_BYTES").unwrap_or(u64::MAX),
             pinning_permitted: number("PENSTOCK_FAKE_PINNING_PERMITTED") != Some(0),
+            cufile_is_direct: number("PENSTOCK_FAKE_CUFILE_DIRECT") == Some(1),
             garbles: number("PENSTOCK_FAKE_GARBLES") == Some(1),
         }
     }

@@ -5,7 +5,8 @@
 //! A test steers it by a [`Control`]; one in another language by the symbols `penstock_fake_*`
 //! (`symbols.rs`) and the environment: `PENSTOCK_FAKE_SEED`, `PENSTOCK_FAKE_DEVICES`,
 //! `PENSTOCK_FAKE_MEMORY_BYTES`, `PENSTOCK_FAKE_DELAY_US`, `PENSTOCK_FAKE_DRIVER_VERSION`,
-//! `PENSTOCK_FAKE_PINNED_BYTES`, `PENSTOCK_FAKE_PINNING_PERMITTED` and `PENSTOCK_FAKE_GARBLES`.
+//! `PENSTOCK_FAKE_PINNED_BYTES`, `PENSTOCK_FAKE_PINNING_PERMITTED`, `PENSTOCK_FAKE_GARBLES` and
+//! `PENSTOCK_FAKE_CUFILE_DIRECT`. It has what Penstock uses of `libcufile.so.0` as well.
 //!
 //! ```no_run
 //! let control = penstock_cuda_fake::Control::new();

@@ -25,6 +25,14 @@ pub enum Error {
         /// The function that it lacks.
         symbol: &'static str,
     },
+    /// There is no cuFile, or one that lacks what every one has.
+    #[error("no cuFile {path}: {reason}", path = path.display())]
+    NoCuFile {
+        /// Where it was looked for: a path, or a name that the loader knows.
+        path: PathBuf,
+        /// The loader's words, or what is missing.
+        reason: String,
+    },
     /// A driver that is too old.
     #[error("the CUDA driver is of version {found}, and {needed} is the first that works here")]
     TooOld {

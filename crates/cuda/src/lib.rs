@@ -17,6 +17,7 @@
 //! It stands beside `penstock-io` at the bottom, and knows no file and no tensor.
 
 mod copies;
+mod cufile;
 mod device;
 mod driver;
 mod error;
@@ -34,6 +35,7 @@ mod version;
 pub mod conformance;
 
 pub use copies::{Direction, Piece};
+pub use cufile::{CUFILE_VARIABLE, CuFile, CuFileCounts, CuFileHandle};
 pub use device::Device;
 pub use driver::{DRIVER_VARIABLE, Driver, Library};
 pub use error::{Error, Result};

@@ -200,7 +200,7 @@ fn words(ask: Words, code: Code) -> String {
 }
 
 /// What the loader says, without the path that the error has already.
-fn reason(error: &libloading::Error) -> String {
+pub(crate) fn reason(error: &libloading::Error) -> String {
     let mut error: &dyn std::error::Error = error;
     while let Some(source) = error.source() {
         error = source;

@@ -407,6 +407,10 @@ fn device_remedy(error: &penstock_cuda::Error) -> &'static str {
             "install a driver, or name one by PENSTOCK_CUDA_DRIVER; copied to the host, tensors are saved \
              without one"
         }
+        Cuda::NoCuFile { .. } => {
+            "pip install nvidia-cufile, or name the library by PENSTOCK_CUFILE; nothing but \
+             `penstock bench io` uses it"
+        }
         error if error.is_out_of_memory() => "free memory of the device, or let more be pinned",
         error if error.is_not_permitted() => "check who may use the device",
         _ => "the device may need the process to be started anew; what was stored is as it was",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 Pattern = Literal["write", "read", "random_read"]
-Method = Literal["posix", "threads", "uring", "uring_registered", "executor"]
+Method = Literal["posix", "threads", "uring", "uring_registered", "executor", "cufile"]
 Layout = Literal["file_per_tensor", "file_per_process", "shared_file"]
 
 
@@ -25,7 +25,8 @@ class Case:
     Attributes:
         pattern: What is asked of the files.
         method: How requests reach the kernel; ``"posix"`` has one in flight on each thread,
-            ``"threads"`` a pool for them, ``"executor"`` batches of up to 1024 from one caller.
+            ``"threads"`` a pool for them, ``"executor"`` batches of up to 1024 from one caller;
+            ``"cufile"`` is one at a time on each thread, for memory of a GPU.
         direct: Whether they go past the page cache.
         layout: Which files the bytes lie in.
         aggregated: Whether tensors are packed into blocks; else no request spans two.
@@ -194,7 +195,7 @@ def buffer_bytes(case: Case, size: int) -> int:
         # Two batches of its own.
         batch = min(1024, max(1, 64 * MIB // case.block_bytes))
         return 2 * case.block_bytes * max(each, batch) * case.processes
-    if case.method in ("posix", "threads") and case.pattern != "write":
+    if case.method in ("posix", "threads", "cufile") and case.pattern != "write":
         each = max(each, WRITTEN_DEPTH)
     in_flight = case.block_bytes * each * case.processes
     # With a time to go on for, a queue is filled whatever the files have.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MISSING = "fio is not on PATH: install it (Debian, Ubuntu: apt-get install fio)"
 
+_NOT_OF_FIO = {"threads": "fio has no pool of threads", "cufile": "fio is not asked for cuFile"}
 _RW = {"write": "write", "read": "read", "random_read": "randread"}
 _PERCENTILES = (50, 90, 99, 99.9, 99.99)
 
@@ -82,8 +83,8 @@ def run(
     made = Measurement(case=case.label, by="fio", round_index=round_index)
     if case.device is not None:
         made.path = gpu_paths.HOST
-    if case.tensors or case.method == "threads":
-        made.error = "fio has no tensors" if case.tensors else "fio has no pool of threads"
+    if case.tensors or case.method in _NOT_OF_FIO:
+        made.error = "fio has no tensors" if case.tensors else _NOT_OF_FIO[case.method]
         return made
     settle_after(directory.parent, total_bytes)
     directory.mkdir()

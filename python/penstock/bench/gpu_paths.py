@@ -27,13 +27,18 @@ PATHS = {
 """What each is, from or to storage."""
 
 
-def of_ours(case: Case, *, is_direct: bool) -> str:
+def of_ours(case: Case, is_direct: bool, counts: list[dict[str, int] | None]) -> str:
     """The way that requests of ours took.
 
     Args:
         case: What was measured, with a GPU.
         is_direct: Whether the page cache was passed by.
+        counts: Of cuFile, what it counted in each process; None where it does not count.
     """
+    if case.method == "cufile":
+        if None in counts:
+            return UNKNOWN
+        return COMPAT if any(one["by_host"] for one in counts if one) else DIRECT
     if not is_direct:
         return CACHED
     return COPIED if case.method == "posix" else OVERLAPPED

@@ -77,7 +77,7 @@ def run(
         if case.pattern != "write":
             written = {**_job(case, directory, total_bytes, seed), "pattern": "write"}
             written |= {"seconds": None, "verifies": verifies, "copies": False, "device": None}
-            if case.method in ("posix", "threads"):
+            if case.method in ("posix", "threads", "cufile"):
                 written |= {"method": "threads", "depth": WRITTEN_DEPTH, "threads": 1}
             _launch(written, case.processes, seed)
             settle_after(directory, total_bytes)
@@ -181,6 +181,7 @@ def _summed_up(case: Case, outcomes: list[dict[str, Any]], round_index: int) -> 
         name: sum(one["metadata"][name] for one in outcomes) for name in outcomes[0]["metadata"]
     }
     is_direct = all(one["is_direct"] for one in outcomes)
+    counts = [one["cufile"] for one in outcomes]
     return Measurement(
         case=case.label,
         by="penstock",
@@ -196,7 +197,7 @@ def _summed_up(case: Case, outcomes: list[dict[str, Any]], round_index: int) -> 
         metadata=metadata,
         is_direct=is_direct,
         setup=outcomes[0]["setup"],
-        path="" if case.device is None else gpu_paths.of_ours(case, is_direct=is_direct),
+        path="" if case.device is None else gpu_paths.of_ours(case, is_direct, counts),
         notes=[one["fallback"] for one in outcomes[:1] if one["fallback"]],
         rate_spread=[one["bytes"] / one["seconds"] / 1e9 for one in outcomes],
         checked=sum(one["checked"] for one in outcomes),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import shutil
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -83,8 +84,9 @@ class _Gpu(click.ParamType[int]):
         return int(number or "0")
 
 
-_METHODS = click.Choice(["posix", "threads", "uring", "uring_registered", "executor"])
-_OF_GPUS = ("posix", "threads", "uring")
+_METHODS = click.Choice(["posix", "threads", "uring", "uring_registered", "executor", "cufile"])
+_OF_GPUS = ("posix", "threads", "uring", "cufile")
+_ONE_BY_ONE = ("posix", "cufile")
 _PATTERNS = click.Choice(["write", "read", "random_read"])
 _LAYOUTS = click.Choice(["file_per_tensor", "file_per_process", "shared_file"])
 
@@ -97,7 +99,7 @@ _LAYOUTS = click.Choice(["file_per_tensor", "file_per_process", "shared_file"])
     "--method",
     "methods",
     type=_Several(_METHODS),
-    help="posix,threads,uring,uring_registered,executor",
+    help="posix,threads,uring,uring_registered,executor; with --to gpu cufile",
 )
 @click.option("--direct", type=_Several(click.Choice(["on", "off"])), help="on,off")
 @click.option("--layout", "layouts", type=_Several(_LAYOUTS), help="Files for tensors.")
@@ -158,6 +160,10 @@ def bench_io(
     if axes["device"] is not None:
         _check_gpu(axes["device"], tunes=tune is not None)
     chosen = _cases(axes)
+    found = gpus.cufile()
+    if found is not None and any(case.method == "cufile" for case in chosen):
+        # For the processes that move the bytes.
+        os.environ["PENSTOCK_CUFILE"] = found
     place = directory.absolute()
     if not place.is_dir():
         raise click.UsageError(f"{directory} is no directory")
@@ -255,13 +261,15 @@ def _cases(axes: dict[str, Any]) -> list[Case]:
     for case in based:
         for combined in itertools.product(*given.values()):
             one = dataclasses.replace(case, **dict(zip(given, combined, strict=True)))
-            if one.method == "posix":
+            if one.method in _ONE_BY_ONE:
                 one = dataclasses.replace(one, depth=1)
             if one.device is not None and one.method not in _OF_GPUS:
                 raise click.UsageError(
                     f"{one.method} moves memory of the host alone: with --to gpu choose a "
                     f"--method of {', '.join(_OF_GPUS)}"
                 )
+            if one.device is None and one.method == "cufile":
+                raise click.UsageError("cufile moves memory of a GPU alone: add --to gpu")
             unit = 4096 if one.direct else 8
             if one.block_bytes < unit or one.block_bytes % unit:
                 raise click.UsageError(

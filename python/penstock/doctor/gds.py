@@ -8,8 +8,6 @@ which Penstock does by itself.
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import json
 import os
 import platform
@@ -19,13 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.doctor.findings import Finding
 from penstock.doctor.storage import device_of, stack
+from penstock.machine import gpus
 from penstock.machine.facts import transport
 from penstock.machine.kernel import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_LIBRARY = "libcufile.so.0"
 _SETTINGS = "/etc/cufile.json"
 _CHECK = "GPUDirect Storage"
 _COMPAT = "compat mode: cuFile copies through memory of the host, as Penstock does by itself"
@@ -56,11 +54,11 @@ def check(directory: Path, places: Places | None = None) -> Iterator[Finding]:
         places: Where to look.
     """
     places = places or Places()
-    if not _has_library():
+    if gpus.cufile() is None:
         yield Finding(
             _CHECK,
             "ok",
-            f"not found: no {_LIBRARY}. Data goes through memory of the host",
+            "not found: no libcufile.so.0. Data goes through memory of the host",
             "",
             "pip install nvidia-cufile",
         )
@@ -101,19 +99,6 @@ def check(directory: Path, places: Places | None = None) -> Iterator[Finding]:
         f"found, not usable, {_COMPAT}. nvidia-fs is not loaded; and for the way without it: "
         f"{lacks}",
     )
-
-
-def _has_library() -> bool:
-    """Whether the loader finds it, or a package of NVIDIA's brings it, as PyTorch's do."""
-    try:
-        ctypes.CDLL(_LIBRARY)
-    except OSError:
-        pass
-    else:
-        return True
-    found = importlib.util.find_spec("nvidia")
-    places = (found.submodule_search_locations if found else None) or []
-    return any(list(Path(place).glob(f"*/lib/{_LIBRARY}")) for place in places)
 
 
 def _settings(places: Places) -> tuple[dict[str, Any], str | None]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import json
+import os
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +19,7 @@ LANE_GB_PER_SECOND = {
 }  # fmt: skip
 """Of a PCIe lane by its transfers, after the encoding (PCI Express Base Specification)."""
 
+_CUFILE = "libcufile.so.0"
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
@@ -47,7 +51,7 @@ class Driver(NamedTuple):
         is_found: Whether there is one.
         version: The version of CUDA that it is made for.
         problem: Why it cannot be used, if so.
-        count: How many devices it has.
+        device_count: How many devices it has.
         gpus: Those of them that were looked at.
     """
 
@@ -55,7 +59,7 @@ class Driver(NamedTuple):
     is_found: bool
     version: str | None
     problem: str | None
-    count: int
+    device_count: int
     gpus: list[Gpu]
 
 
@@ -76,9 +80,27 @@ def usable(ordinal: int) -> str | None:
     if driver.problem is not None:
         return driver.problem
     if not driver.gpus:
-        devices = f"{driver.count} device{'s'[: driver.count != 1]}"
+        devices = f"{driver.device_count} device{'s'[: driver.device_count != 1]}"
         return f"the driver has {devices}: there is no cuda:{ordinal}"
     return driver.gpus[0].problem
+
+
+def cufile() -> str | None:
+    """Where cuFile is: a path, or a name that the loader knows; None where it is nowhere.
+
+    What ``PENSTOCK_CUFILE`` names comes first, NVIDIA's package, which PyTorch brings, last.
+    """
+    given = os.environ.get("PENSTOCK_CUFILE")
+    if given:
+        return given
+    try:
+        ctypes.CDLL(_CUFILE)
+    except OSError:
+        package = importlib.util.find_spec("nvidia")
+        places = (package.submodule_search_locations if package else None) or []
+        found = [path for place in places for path in Path(place).glob(f"*/lib/{_CUFILE}")]
+        return str(found[0]) if found else None
+    return _CUFILE
 
 
 def bus_gb_per_second(pci_bus_id: str) -> float | None:

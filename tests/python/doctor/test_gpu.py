@@ -157,7 +157,7 @@ WORKING = {
 
 @pytest.fixture
 def examined(tmp_path, monkeypatch):
-    monkeypatch.setattr(gds, "_has_library", lambda: True)
+    monkeypatch.setattr(gpus, "cufile", lambda: "libcufile.so.0")
     monkeypatch.setattr(gds.platform, "release", lambda: "6.8.0-40-generic")
     monkeypatch.setattr(gds.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(gds, "device_of", lambda _: tmp_path / "drive")
@@ -227,7 +227,7 @@ def test_settings_that_cannot_be_read_are_a_warning(examined):
 
 
 def test_without_the_library_the_way_to_it_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(gds, "_has_library", lambda: False)
+    monkeypatch.setattr(gpus, "cufile", lambda: None)
     (found,) = gds.check(tmp_path)
     assert found.status == "ok"
     assert found.found.startswith("not found")

@@ -15,7 +15,7 @@ pub struct Found {
     /// Why it cannot be used, where it cannot.
     pub problem: Option<String>,
     /// How many devices it has.
-    pub count: u32,
+    pub device_count: u32,
     /// Those of them that were looked at.
     pub devices: Vec<DeviceFound>,
 }
@@ -47,7 +47,7 @@ impl Found {
             is_found: false,
             version: None,
             problem: None,
-            count: 0,
+            device_count: 0,
             devices: Vec::new(),
         };
         match Library::load(&path) {
@@ -62,8 +62,8 @@ impl Found {
         }
         match Driver::shared() {
             Ok(driver) => {
-                found.count = driver.devices();
-                let all = 0..found.count;
+                found.device_count = driver.devices();
+                let all = 0..found.device_count;
                 let looked_at = all.filter(|&ordinal| only.is_none_or(|only| only == ordinal));
                 found.devices = looked_at.map(|ordinal| describe(driver, ordinal)).collect();
             }

@@ -46,6 +46,11 @@ impl DeviceBlock {
         &self.lane
     }
 
+    /// Its memory, for what moves bytes without a buffer.
+    pub fn memory(&self) -> &DeviceMemory {
+        &self.memory
+    }
+
     /// Begins to copy a buffer to it, from byte `offset` on.
     ///
     /// # Errors
