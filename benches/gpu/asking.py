@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,8 +48,8 @@ def _reads(run: Run) -> None:
                 ids = generator.integers(0, rows, batch)
                 asked = run.device.put(torch.from_numpy(ids))
                 run.device.synchronize()
-                by_processor = seconds_of(lambda ids=ids: opened.gather(ids, out=memory))
-                by_gpu = seconds_of(lambda asked=asked: _asked(run, served, asked, out))
+                by_processor = seconds_of(partial(opened.gather, ids, out=memory))
+                by_gpu = seconds_of(partial(_asked, run, served, asked, out))
                 served.check()
                 _check(memory, ids)
                 _check(run.device.read(out).numpy(), ids)

@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -43,7 +44,8 @@ class Gpu(NamedTuple):
     problem: str | None
 
 
-class Driver(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Driver:
     """A driver, found or not, usable or not.
 
     Attributes:
