@@ -520,7 +520,7 @@ class RowProxy:
 
 @final
 class RowServing:
-    def end(self) -> None: ...
+    def end(self, device: _Device) -> None: ...
 
 @final
 class NewRowTable:

@@ -8,10 +8,9 @@ use penstock_io::fifo::{Fifo, HEADER};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::errors;
 use crate::features::{RowReader, raised};
 use crate::owner::detached;
-use crate::tensor::device::{NativeDevice, gather_by};
+use crate::tensor::device::{NativeDevice, gather_by, wait_for};
 
 /// What kernels post to a FIFO with: CUDA C++.
 #[pyfunction]
@@ -66,20 +65,18 @@ impl RowProxy {
         out: u64,
     ) -> PyResult<()> {
         let proxy = self.open()?;
-        let launched = detached(py, || {
-            gather_by(proxy.fifo(), device, ids, id_bytes, count, out)?;
-            proxy.wake();
-            Ok(())
+        // The last one to have it waits for the device.
+        let launched = detached(py, move || {
+            proxy.check_runs()?;
+            Ok(gather_by(proxy.fifo(), device, ids, id_bytes, count, out)?)
         });
         raised(py, launched)
     }
 
     /// Raises the first thing that went wrong since this was called last.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        match self.open()?.take_error() {
-            Some(error) => Err(errors::raise_gather(py, &error)),
-            None => Ok(()),
-        }
+        let proxy = self.open()?;
+        raised(py, detached(py, move || proxy.check()))
     }
 
     /// Has kernels of others be served until `end` of what comes back is called.
@@ -96,17 +93,18 @@ impl RowProxy {
         Ok((fifo.address(), fifo.post_rows(), fifo.slots()))
     }
 
-    /// Kernels that run get no more rows. Waits until they have ended.
-    fn close(&self, py: Python<'_>) {
+    /// Waits until all is done that was queued, and raises what went wrong with it. Other kernels that run get
+    /// no more rows.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let proxy = inner.take();
         drop(inner);
-        if let Some(proxy) = proxy {
-            detached(py, || {
-                proxy.stop();
-                drop(proxy);
-            });
-        }
+        let Some(proxy) = proxy else { return Ok(()) };
+        let closed = detached(py, move || {
+            proxy.stop();
+            proxy.check()
+        });
+        raised(py, closed)
     }
 }
 
@@ -118,10 +116,16 @@ pub struct RowServing {
 
 #[pymethods]
 impl RowServing {
-    fn end(&self, py: Python<'_>) {
+    /// Waits until a stream has done what it has now.
+    fn end(&self, py: Python<'_>, device: NativeDevice) -> PyResult<()> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let serving = inner.take();
         drop(inner);
-        detached(py, || drop(serving));
+        let ended = detached(py, move || {
+            let waited = wait_for(device);
+            drop(serving);
+            Ok(waited?)
+        });
+        raised(py, ended)
     }
 }

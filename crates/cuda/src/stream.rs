@@ -122,6 +122,11 @@ impl Foreign {
         &self.device
     }
 
+    /// `CUstream`.
+    pub fn raw(&self) -> usize {
+        self.handle
+    }
+
     /// The moment when all is done that it has now.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle, Thread};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -27,7 +27,6 @@ pub struct Proxy {
     shared: Arc<Shared>,
     fifo: Arc<Fifo>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    waking: Thread,
     process: u32,
 }
 
@@ -39,6 +38,7 @@ struct Shared {
     /// Who has said that kernels of others may post.
     servings: AtomicUsize,
     failed: Mutex<Option<Error>>,
+    has_panicked: AtomicBool,
 }
 
 impl Proxy {
@@ -67,10 +67,10 @@ impl Proxy {
             operation: "a new thread",
             source,
         })?;
+        fifo.served_by(thread.thread().clone());
         Ok(Proxy {
             shared,
             fifo,
-            waking: thread.thread().clone(),
             thread: Mutex::new(Some(thread)),
             process: std::process::id(),
         })
@@ -81,37 +81,60 @@ impl Proxy {
         &self.fifo
     }
 
-    /// Has it look out for the posts of a kernel that has been launched.
-    pub fn wake(&self) {
-        self.waking.unpark();
-    }
-
     /// Has it look out for posts of kernels that the FIFO has not launched, until what comes back is dropped.
     pub fn serve(self: &Arc<Self>) -> Serving {
         self.shared.servings.fetch_add(1, Ordering::Relaxed);
-        self.wake();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = thread.as_ref() {
+            thread.thread().unpark();
+        }
+        drop(thread);
         Serving(Arc::clone(self))
     }
 
-    /// Ends it: kernels that run get no more rows. Waits for those that are on their way.
+    /// Ends it, when all is done that was launched: other kernels that run get no more rows.
     pub fn stop(&self) {
         // No fork has the thread.
         if self.process != std::process::id() {
             return;
         }
+        // A device that has failed runs none.
+        drop(self.fifo.wait());
         self.shared.is_stopped.store(true, Ordering::Relaxed);
-        self.wake();
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = thread.take() {
+            thread.thread().unpark();
             // One that panicked has ended as well.
             let _ = thread.join();
         }
     }
 
-    /// The first thing that went wrong since this was asked last: whoever asked for those rows does not have
-    /// them.
-    pub fn take_error(&self) -> Option<Error> {
-        self.shared.failed().take()
+    /// Tells the first thing that went wrong since this was asked last: whoever asked for those rows does not
+    /// have them.
+    ///
+    /// # Errors
+    /// That thing; the failure of the device, or that of the thread, each time.
+    pub fn check(&self) -> Result<()> {
+        if let Some(error) = self.shared.failed().take() {
+            return Err(error);
+        }
+        self.check_runs()?;
+        Ok(self.fifo.check()?)
+    }
+
+    /// That it serves.
+    ///
+    /// # Errors
+    /// [`Error::Io`]: its thread has failed.
+    pub fn check_runs(&self) -> Result<()> {
+        match self.shared.has_panicked.load(Ordering::Acquire) {
+            false => Ok(()),
+            true => Err(penstock_io::Error::Engine {
+                operation: "the thread that serves kernels",
+                source: io::Error::other("it panicked"),
+            }
+            .into()),
+        }
     }
 }
 
@@ -129,7 +152,7 @@ impl Drop for Proxy {
     }
 }
 
-/// Kernels of others are served as long as this is there.
+/// Kernels of others are served as long as this is there: whoever launches some waits for them before.
 #[derive(Debug)]
 pub struct Serving(Arc<Proxy>);
 
@@ -269,11 +292,7 @@ struct Ended {
 impl Drop for Ended {
     fn drop(&mut self) {
         if thread::panicking() {
-            let failed = penstock_io::Error::Engine {
-                operation: "the proxy's thread",
-                source: io::Error::other("it panicked"),
-            };
-            self.shared.failed().get_or_insert(failed.into());
+            self.shared.has_panicked.store(true, Ordering::Release);
         }
         self.fifo.stop();
     }

@@ -49,7 +49,14 @@ impl Shared {
         let mut transfers = Vec::new();
         transfers.extend(self.submit(rows, &state, false)?);
         let rest = self.wait_for_others(waiting, &state);
-        transfers.extend(self.submit(rest, &state, false)?);
+        match self.submit(rest, &state, false) {
+            Ok(transfer) => transfers.extend(transfer),
+            Err(error) => {
+                // What has begun has memory of the caller's, who gets it back with the error.
+                transfers.iter().for_each(|begun| drop(begun.wait(None)));
+                return Err(error);
+            }
+        }
         let (shared, waiting) = (Arc::clone(self), Arc::clone(&state));
         let again = move |places| shared.read_again(&waiting, places);
         Ok(Batch::new(state, Box::new(again), transfers))

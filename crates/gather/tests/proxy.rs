@@ -75,7 +75,6 @@ impl Machine {
         let asked = self.lent(&stream, &content);
         let out = self.lent(&stream, &vec![0xA1; ids.len() * width]);
         out.gather(proxy.fifo(), &asked, 8, ids.len()).unwrap();
-        proxy.wake();
         stream.synchronize().unwrap();
         self.rows(&out, ids.len(), width)
     }
@@ -126,7 +125,7 @@ fn rows_of_every_size_arrive() {
                     "{row_bytes}"
                 );
             }
-            assert!(proxy.take_error().is_none());
+            proxy.check().unwrap();
         }
     }
     assert_eq!(machine.control.leaks().modules, 0);
@@ -146,7 +145,6 @@ fn ids_of_four_bytes_do_as_well() {
         machine.lent(&stream, &[0; 24]),
     );
     out.gather(proxy.fifo(), &asked, 4, 3).unwrap();
-    proxy.wake();
     stream.synchronize().unwrap();
     assert_eq!(machine.rows(&out, 3, 8), expected(&[3, 49, 0], 8));
 }
@@ -187,7 +185,6 @@ fn it_is_in_order_of_the_stream() {
     // The ids that are there when the kernel's turn has come count, not those of the call.
     asked.change(&9_i64.to_ne_bytes()).unwrap();
     out.gather(proxy.fifo(), &asked, 8, 1).unwrap();
-    proxy.wake();
     thread::sleep(Duration::from_millis(5));
     drop(held);
     stream.synchronize().unwrap();
@@ -209,11 +206,11 @@ fn ids_that_are_none_are_told_and_the_others_come() {
             expected(&wanted[..32], 16),
             "the post without it"
         );
-        match proxy.take_error() {
-            Some(Error::NoSuchRow { id, rows: 50 }) => assert_eq!(id, wrong),
+        match proxy.check() {
+            Err(Error::NoSuchRow { id, rows: 50 }) => assert_eq!(id, wrong),
             other => panic!("{other:?}"),
         }
-        assert!(proxy.take_error().is_none(), "told once");
+        proxy.check().expect("it is told once");
         assert_eq!(machine.gather(&proxy, &[5]), expected(&[5], 16));
     }
 }
@@ -234,7 +231,7 @@ fn what_cannot_be_read_is_told_and_later_rows_come() {
         let reader = reader(table, &executor, cached, 0);
         let proxy = machine.proxy(&reader, STAGING_BYTES);
         machine.gather(&proxy, &ids(32, 64, 0));
-        let error = proxy.take_error().expect("one read has failed");
+        let error = proxy.check().expect_err("one read has failed");
         assert!(
             matches!(error, Error::Io(penstock_io::Error::Transfer { .. })),
             "{error:?}"
@@ -265,38 +262,63 @@ fn damaged_rows_do_not_arrive_as_good_ones() {
         vec![vec![0xA1; 4096]; 2],
         "the post is not answered with rows"
     );
-    let error = proxy.take_error();
+    let error = proxy.check();
     assert!(
-        matches!(error, Some(Error::Damaged { row: 9, .. })),
+        matches!(error, Err(Error::Damaged { row: 9, .. })),
         "{error:?}"
     );
     assert_eq!(machine.gather(&proxy, &[1]), expected(&[1], 4096));
 }
 
 #[test]
-fn kernels_that_run_at_the_end_come_to_theirs() {
+fn what_was_launched_gets_its_rows_before_the_end() {
     let machine = machine();
     let directory = directory();
     let (_executor, reader) = open(Shape::plain(50, 16), directory.path(), None);
     let stream = machine.stream();
-    let wanted: Vec<u8> = ids(3000, 50, 0)
-        .iter()
-        .flat_map(|id| id.to_ne_bytes())
-        .collect();
-    let (asked, out) = (
-        machine.lent(&stream, &wanted),
-        machine.lent(&stream, &[0; 48_000]),
-    );
+    let wanted = ids(3000, 50, 0);
+    let content: Vec<u8> = wanted.iter().flat_map(|id| id.to_ne_bytes()).collect();
+    let asked = machine.lent(&stream, &content);
     for _ in 0..20 {
+        let out = machine.lent(&stream, &[0; 48_000]);
         let proxy = machine.proxy(&reader, 1);
         out.gather(proxy.fifo(), &asked, 8, 3000).unwrap();
-        proxy.wake();
-        // In the middle, and with memory that the kernel uses: its drop waits.
         drop(proxy);
         stream.synchronize().unwrap();
+        assert_eq!(machine.rows(&out, 3000, 16), expected(&wanted, 16));
     }
-    let left = machine.control.leaks();
-    assert_eq!(left.modules, 0);
+    assert_eq!(machine.control.leaks().modules, 0);
+}
+
+/// As a launch is under some tools: it returns when the kernel has ended.
+#[test]
+fn posts_are_served_while_the_launch_has_not_returned() {
+    let machine = machine();
+    let directory = directory();
+    let (_executor, reader) = open(Shape::plain(50, 16), directory.path(), None);
+    let proxy = machine.proxy(&reader, STAGING_BYTES);
+    let stream = machine.stream();
+    let asked = machine.lent(&stream, &7_i64.to_ne_bytes());
+    let out = machine.lent(&stream, &[0; 16]);
+    // The moment after the launch cannot be had: what is launched is served all the same.
+    machine.control.fail_call("cuEventRecord", 1, 1);
+    assert!(out.gather(proxy.fifo(), &asked, 8, 1).is_err());
+    stream.synchronize().unwrap();
+    assert_eq!(machine.rows(&out, 1, 16), expected(&[7], 16));
+}
+
+#[test]
+fn a_capture_of_somebody_elses_survives_the_end() {
+    let machine = machine();
+    let directory = directory();
+    let (_executor, reader) = open(Shape::plain(50, 16), directory.path(), None);
+    let synchronized = machine.control.calls("cuCtxSynchronize");
+    for _ in 0..3 {
+        let proxy = machine.proxy(&reader, STAGING_BYTES);
+        machine.gather(&proxy, &[5]);
+    }
+    // It is refused beside a capture, and voids it.
+    assert_eq!(machine.control.calls("cuCtxSynchronize"), synchronized);
 }
 
 #[test]

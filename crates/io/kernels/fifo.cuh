@@ -9,8 +9,9 @@
 //
 // Both are called by all 32 lanes of a warp, with the same arguments. `fifo` is the address that Penstock
 // gives; `ids` that of `count` ids of `id_bytes` bytes (4: int, 8: long long), at most PENSTOCK_POST_ROWS of
-// the FIFO; `out` that of room for the rows, one behind the other. A warp may post several times before it
-// takes, but all warps that run together no more often than the FIFO has slots: who posts waits for a slot.
+// the FIFO; `out` that of room for the rows, one behind the other. Who posts waits for a slot. So a warp takes
+// before it posts again, unless nobody else uses the FIFO and all posts of one moment have slots; it takes in
+// the order in which it has posted.
 //
 // For sm_70 and up, by nvcc or NVRTC. Tests compile the same text for the host, where a warp is one thread,
 // and the functions that belong to the machine (up to "The FIFO") are the tests'.
@@ -212,7 +213,9 @@ PENSTOCK_FUNCTION penstock_word penstock_post_as(
     penstock_sync();
     penstock_word posted_ids =
         penstock_field(fifo, PENSTOCK_IDS) + 8 * slot * penstock_field(fifo, PENSTOCK_POST_ROWS);
-    for (unsigned at = penstock_lane(); at < count; at += PENSTOCK_LANES) {
+    // The host refuses a post that has more.
+    unsigned room = (unsigned)penstock_field(fifo, PENSTOCK_POST_ROWS);
+    for (unsigned at = penstock_lane(); at < count && at < room; at += PENSTOCK_LANES) {
         penstock_word from = ids + at * (penstock_word)id_bytes;
         penstock_word id = id_bytes == 4 ? penstock_load_int(from) : penstock_load(from);
         penstock_store_relaxed_system(posted_ids + 8 * at, id);

@@ -17,13 +17,15 @@ mod echo;
 
 use std::ffi::CStr;
 use std::fmt;
+use std::io;
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::Thread;
 
-use penstock_cuda::{Device, DeviceMemory, Direction, Foreign, Kernel, Module, Piece, Stream};
+use penstock_cuda::{
+    Device, DeviceMemory, Direction, Event, Foreign, Kernel, Module, Piece, Stream,
+};
 
 use crate::buffer::{IoBuf, Slots, Words};
 use crate::{Error, Result};
@@ -64,20 +66,18 @@ const FIELDS: usize = 11;
 /// Between the words of a device and its arrays: a line of its caches.
 const LINE_BYTES: usize = 128;
 
-/// For so long the end waits for kernels that run.
-const CLOSE_TRIES: u32 = 100;
-const CLOSE_PAUSE: Duration = Duration::from_millis(20);
-
 /// Memory that a device and the host exchange requests by.
 pub struct Fifo {
-    /// Never freed where it is not known that no kernel runs.
+    /// Never freed where it is not known that no kernel of ours runs.
     memory: ManuallyDrop<Shared>,
-    kernel: Kernel,
     row_bytes: usize,
     post_rows: usize,
     /// Posts of launches of our own, in all.
     expected: AtomicU64,
+    launches: Mutex<Launches>,
     has_posts: AtomicBool,
+    /// Who looks out for posts, and sleeps where none are expected.
+    server: OnceLock<Thread>,
     process: u32,
 }
 
@@ -87,7 +87,11 @@ struct Shared {
     slots: Arc<Slots>,
     /// The description, the head, and how often each slot was left.
     state: DeviceMemory,
+    kernel: Kernel,
 }
+
+/// Of each stream by its handle, when the last kernel of ours on it is done.
+type Launches = Vec<(usize, Event)>;
 
 impl Fifo {
     /// One for rows of so many bytes, with as many slots as about `staging_bytes` of memory allow.
@@ -103,19 +107,20 @@ impl Fifo {
         let slot_bytes = (post_rows * row_bytes).next_multiple_of(SLOT_ALIGNMENT);
         let affordable = (staging_bytes / slot_bytes).clamp(SLOTS_MIN, SLOTS_MAX);
         let count = 1_usize << affordable.ilog2();
-        let kernel = Module::load(device, PTX)?.kernel(KERNEL)?;
         let memory = Shared {
+            kernel: Module::load(device, PTX)?.kernel(KERNEL)?,
             words: Words::allocate(device, LINE_BYTES / 8 + count * (2 + post_rows))?,
             slots: Slots::mapped(device, count as u32, slot_bytes)?,
             state: DeviceMemory::allocate(device, 2 * LINE_BYTES + 8 * count)?,
         };
         let fifo = Fifo {
             memory: ManuallyDrop::new(memory),
-            kernel,
             row_bytes,
             post_rows,
             expected: AtomicU64::new(0),
+            launches: Mutex::default(),
             has_posts: AtomicBool::new(false),
+            server: OnceLock::new(),
             process: std::process::id(),
         };
         fifo.describe()?;
@@ -128,6 +133,7 @@ impl Fifo {
             words,
             slots,
             state,
+            ..
         } = &*self.memory;
         let count = u64::from(slots.count());
         let (head, left) = (
@@ -157,11 +163,12 @@ impl Fifo {
         let piece = Piece::run(bytes.as_ptr() as usize, state.address(), bytes.len());
         // SAFETY: both sides stay until the stream is synchronized, and nobody else knows of them.
         let copied = unsafe { stream.copy(Direction::ToDevice, &[piece]) };
-        stream.settle();
-        Ok(copied?)
+        let copied = copied.and_then(|()| stream.synchronize());
+        Ok(copied.inspect_err(|_| stream.settle())?)
     }
 
-    /// Where kernels find the description: what [`HEADER`] calls `fifo`.
+    /// Where kernels find the description: what [`HEADER`] calls `fifo`. Whoever launches some with it has to
+    /// wait for them before this is dropped.
     pub fn address(&self) -> u64 {
         self.memory.state.address()
     }
@@ -187,7 +194,7 @@ impl Fifo {
     }
 
     /// Queues a kernel that gathers the rows of `count` ids, of `id_bytes` (4 or 8) bytes each, at `ids`, to
-    /// `out`. Whoever serves the posts has to look out for them from now on: see [`Posts::is_over`].
+    /// `out`. Whoever [serves](Fifo::served_by) the posts is woken before.
     ///
     /// # Errors
     /// [`Error::Cuda`], notably where the stream is captured into a graph: who replays it
@@ -233,14 +240,61 @@ impl Fifo {
         let threads = (warps * LANES).min(BLOCK_THREADS);
         let blocks = (warps * LANES).div_ceil(threads);
         let arguments = [self.address(), ids, id_bytes as u64, count as u64, out];
+        // Before the launch: a tool may have it return when the kernel has ended.
         self.expected.fetch_add(posts as u64, Ordering::Relaxed);
+        if let Some(server) = self.server.get() {
+            server.unpark();
+        }
+        // Held until the moment is noted: the last noted is that of the last launch.
+        let mut launches = self.launches();
+        let kernel = &self.memory.kernel;
         // SAFETY: the kernel has these arguments; the description is there until this is dropped, which waits
         // for kernels, and the rest is the caller's promise.
-        let launched = unsafe { self.kernel.launch(stream, blocks, threads, arguments) };
-        if launched.is_err() {
+        let launched = unsafe { kernel.launch(stream, blocks, threads, arguments) };
+        if let Err(error) = launched {
             self.expected.fetch_sub(posts as u64, Ordering::Relaxed);
+            return Err(error.into());
         }
-        Ok(launched?)
+        let moment = stream.record()?;
+        launches.retain(|(known, _)| *known != stream.raw());
+        launches.push((stream.raw(), moment));
+        Ok(())
+    }
+
+    /// Waits until all is done that was launched. Whoever serves has to go on meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`]: the device has failed.
+    pub fn wait(&self) -> Result<()> {
+        while let Some((stream, moment)) = self.launches().pop() {
+            // Without the lock: others may launch meanwhile.
+            if let Err(error) = moment.wait() {
+                self.launches().push((stream, moment));
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the device has failed since something was launched.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`]: it has.
+    pub fn check(&self) -> Result<()> {
+        for (_, moment) in self.launches().iter() {
+            moment.is_done()?;
+        }
+        Ok(())
+    }
+
+    /// Says who looks out for posts: the thread is unparked when some are expected.
+    pub fn served_by(&self, thread: Thread) {
+        // Whoever has the posts, of which there is one.
+        let _ = self.server.set(thread);
+    }
+
+    fn launches(&self) -> MutexGuard<'_, Launches> {
+        self.launches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What was posted, for the one who serves it.
@@ -277,18 +331,6 @@ impl Fifo {
             desk.answer(ticket, answer);
         }
     }
-
-    /// Waits until no kernel can use the memory any more; whether that is known.
-    fn is_left(&self) -> bool {
-        for _ in 0..CLOSE_TRIES {
-            match self.device().synchronize() {
-                Ok(()) => return true,
-                // A capture of somebody else's, or a device that has failed: kernels may run or not.
-                Err(_) => thread::sleep(CLOSE_PAUSE),
-            }
-        }
-        false
-    }
 }
 
 impl fmt::Debug for Fifo {
@@ -304,9 +346,9 @@ impl fmt::Debug for Fifo {
 impl Drop for Fifo {
     fn drop(&mut self) {
         self.stop();
-        if self.process != std::process::id() || self.is_left() {
-            // SAFETY: it is dropped once, here, and not used after that. No kernel uses what it is of, and in
-            // a fork there is nothing to free.
+        if self.process != std::process::id() || self.wait().is_ok() {
+            // SAFETY: it is dropped once, here, and not used after that. No kernel of ours uses what it is of,
+            // those of others are not to (see `address`), and in a fork there is nothing to free.
             unsafe { ManuallyDrop::drop(&mut self.memory) };
         }
     }
@@ -370,15 +412,15 @@ impl Post {
     /// Room for their rows, one behind the other, until the last window on it is dropped.
     ///
     /// # Errors
-    /// As [`Post::ids`].
-    ///
-    /// # Panics
-    /// If somebody has it.
+    /// As [`Post::ids`], and [`Error::Engine`] where somebody has it.
     pub fn memory(&self) -> Result<IoBuf> {
         let bytes = self.ids()?.len() * self.fifo.row_bytes;
         let slots = &self.fifo.memory.slots;
         let slot = (self.ticket % u64::from(slots.count())) as u32;
-        let mut memory = slots.claim(slot).expect("a slot is served once");
+        let mut memory = slots.claim(slot).ok_or_else(|| Error::Engine {
+            operation: "the memory of a slot",
+            source: io::Error::other("its last rows still have it"),
+        })?;
         drop(memory.split_off(bytes));
         Ok(memory)
     }

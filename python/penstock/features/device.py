@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native
@@ -12,8 +13,7 @@ from penstock.errors import DeviceError
 from penstock.loading.copying import bump_versions
 from penstock.option_kinds import Number
 from penstock.state import dtypes
-from penstock.state.devices import DirectPlaces
-from penstock.state.memory import of_tensor
+from penstock.state.devices import DirectPlaces, current_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,8 +48,8 @@ class DeviceFeatures:
     the kernel copies them to the result. So the host neither waits for the ids nor for the rows: a
     gather is queued on the stream like any other kernel.
 
-    Any thread may use it. Close it when nothing that it was asked for is still wanted: kernels that
-    wait for rows then end without them.
+    Any thread may use it. Closed, or dropped, it waits until all is done that it was asked for;
+    kernels of your own that wait for rows then end without them.
 
     Attributes:
         ordinal: Which device.
@@ -72,6 +72,8 @@ class DeviceFeatures:
         self._check_open = check_open
         self.ordinal = ordinal
         self.address, self.post_rows, self.slots = native.fifo()
+        # What was queued is waited for without the GIL, also where nobody closes it.
+        weakref.finalize(self, _dropped, native).atexit = False
 
     def gather(self, ids: Any, out: Any = None) -> Any:
         """Queues a gather on the current stream of the device.
@@ -97,18 +99,18 @@ class DeviceFeatures:
         dtype = dtypes.torch_names().get(ids.dtype, (str(ids.dtype),))[0]
         if dtype not in _ID_BYTES or not ids.is_contiguous():
             raise TypeError(f"ids: {dtype}: use a contiguous tensor of int32 or int64")
+        place = self._place(ids, "ids")
         if out is None:
             torch = dtypes.import_torch()
             kind = dtypes.torch_dtype(self._source.dtype)
             out = torch.empty(self._shape(ids), dtype=kind, device=ids.device)
         else:
             self._check(out, ids)
+            self._place(out, "out")
             bump_versions([out])
         count = math.prod(ids.shape)
-        if not count:
-            return out
-        places = self._place(ids, "ids"), self._place(out, "out")
-        native.gather(places[0], ids.data_ptr(), _ID_BYTES[dtype], count, out.data_ptr())
+        if count:
+            native.gather(place, ids.data_ptr(), _ID_BYTES[dtype], count, out.data_ptr())
         return out
 
     def check(self) -> None:
@@ -122,41 +124,62 @@ class DeviceFeatures:
             TransferError: Bytes could not be read.
             CorruptCheckpointError: A file has changed, or bytes are not those that were written.
             StorageError: A kernel has posted more ids than `post_rows`.
+            DeviceError: The device has failed.
             ValueError: This is closed.
         """
         native = self._open()
-        try:
+        with self._naming():
             native.check()
-        except IndexError as error:
-            raise IndexError(f"{error} ({self._source.path})") from None
         self._check_files()
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
-        """Has kernels of your own be served: those that run while this is open.
+        """Has kernels of your own be served: those that the current stream gets while this is open.
 
-        A thread looks out for posts meanwhile, also where none come.
+        At its end it waits for that stream. Others are yours to wait for before. A thread looks out
+        for posts meanwhile, also where none come.
 
         Raises:
             ValueError: This is closed.
+            DeviceError: The device has failed.
         """
         serving = self._open().serve()
         try:
             yield
         finally:
-            serving.end()
+            serving.end(*current_streams([self.ordinal]))
 
     def close(self) -> None:
-        """Ends it, once the device has done what it has: kernels that wait for rows get none."""
+        """Waits until all is done that was queued, and ends it. Once more it does nothing.
+
+        Raises:
+            IndexError: As `check`, of what it has not told yet; it is closed all the same.
+            TransferError: Likewise.
+            CorruptCheckpointError: Likewise.
+            DeviceError: Likewise.
+        """
         native, self._native = self._native, None
         if native is not None:
-            native.close()
+            with self._naming():
+                native.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            self.close()
+        except Exception:
+            # What has happened before says more.
+            if kind is None:
+                raise
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        try:
+            yield
+        except IndexError as error:
+            raise IndexError(f"{error} ({self._source.path})") from None
 
     def __repr__(self) -> str:
         state = " closed" if self._native is None else ""
@@ -175,7 +198,7 @@ class DeviceFeatures:
         if not dtypes.is_tensor(out):
             raise TypeError(f"out: {type(out).__name__}: use a tensor of the device")
         kind = dtypes.torch_names().get(out.dtype, (str(out.dtype),))[0]
-        is_good = out.is_contiguous() and not out.requires_grad
+        is_good = out.is_contiguous() and not (out.requires_grad or out.is_conj() or out.is_neg())
         shape = self._shape(ids)
         if kind != self._source.dtype or tuple(out.shape) != shape or not is_good:
             raise ValueError(
@@ -188,12 +211,25 @@ class DeviceFeatures:
 
         Raises:
             ValueError: It is on another device.
-            DeviceError: The native module does not reach it there.
+            DeviceError: The current stream is one that the native module does not reach.
         """
-        place = None if tensor.is_cpu else DirectPlaces().of(of_tensor(tensor, name))
-        if place is None or place[0] != self.ordinal:
-            raise ValueError(f"{name}: on {tensor.device}: needed is one on cuda:{self.ordinal}")
+        device = tensor.device
+        if device.type != "cuda" or device.index not in (None, self.ordinal):
+            raise ValueError(f"{name}: on {device}: needed is one on cuda:{self.ordinal}")
+        place = DirectPlaces().on(f"cuda:{self.ordinal}")
+        if place is None:
+            raise DeviceError(
+                "the current stream is the default one of each thread: use another, as by"
+                " torch.cuda.stream()",
+                code=None,
+            )
         return place
+
+
+def _dropped(native: _native.RowProxy) -> None:
+    """Ends one that nobody has any more, and has nobody to tell what went wrong."""
+    with contextlib.suppress(Exception):
+        native.close()
 
 
 def ordinal_of(device: Any) -> int:

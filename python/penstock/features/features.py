@@ -412,13 +412,15 @@ class Features:
         io, self._io = self._io, None
         if io is None:
             return
-        for served in list(self._served):
-            served.close()
-        if self._process == os.getpid():
-            for numbers in self._pinned:
-                self._reader.unpin(numbers.array, numbers.is_signed)
-        io.close()
-        self.source.release()
+        try:
+            for served in list(self._served):
+                served.close()
+        finally:
+            if self._process == os.getpid():
+                for numbers in self._pinned:
+                    self._reader.unpin(numbers.array, numbers.is_signed)
+            io.close()
+            self.source.release()
 
     def __enter__(self) -> Self:
         return self

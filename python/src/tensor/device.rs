@@ -110,6 +110,12 @@ pub(crate) fn gather_by(
     unsafe { fifo.gather(&foreign(&lane, device.1), ids, id_bytes, count, out) }
 }
 
+/// Waits until a stream has done what it has now.
+pub(crate) fn wait_for(device: NativeDevice) -> Result<()> {
+    let lane = Lane::of(device.0)?;
+    Ok(foreign(&lane, device.1).record()?.wait()?)
+}
+
 fn foreign(lane: &Lane, handle: usize) -> Foreign {
     // SAFETY: the package passes the handle of the current stream of a device, which PyTorch never
     // destroys.

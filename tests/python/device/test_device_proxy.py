@@ -201,15 +201,60 @@ def test_closed_it_says_so_and_leaves_nothing(gpu, opened):
         last.gather(ids, out=out)
 
 
-def test_kernels_that_wait_end_with_it(gpu, opened):
+@pytest.mark.parametrize("end", ["close", "with", "drop", "table"])
+def test_what_was_queued_gets_its_rows_before_the_end(gpu, opened, end):
     rows = drawn((ROWS, 4), torch.float32)
     table = opened(rows)
     ids, out = gpu.put(torch.arange(ROWS)), gpu.put(torch.zeros((ROWS, 4)))
-    for _ in range(10):
-        served = table.on_device(staging_bytes=0)
-        served.gather(ids, out=out)
+    for _ in range(1 if end == "table" else 10):
+        gpu.change(out, torch.zeros((ROWS, 4)))
+        if end == "with":
+            with table.on_device(staging_bytes=0) as served:
+                served.gather(ids, out=out)
+        elif end == "drop":
+            table.on_device(staging_bytes=0).gather(ids, out=out)
+        else:
+            served = table.on_device(staging_bytes=0)
+            served.gather(ids, out=out)
+            (table if end == "table" else served).close()
+        assert same(gpu.read(out), rows)
+
+
+def test_the_end_tells_what_nobody_has_asked_for(gpu, opened):
+    rows = drawn((ROWS, 4), torch.float32)
+    table = opened(rows)
+    with pytest.raises(IndexError, match=f"row {ROWS}"), table.on_device() as served:
+        gathered(gpu, served, rows, torch.tensor([ROWS]))
+    served = table.on_device()
+    gathered(gpu, served, rows, torch.tensor([ROWS]))
+    served.__exit__(KeyError, KeyError(), None)
+    table.on_device().gather(gpu.put(torch.tensor([ROWS])), out=gpu.put(torch.zeros((1, 4))))
+    served = table.on_device()
+    gathered(gpu, served, rows, torch.tensor([ROWS]))
+    with pytest.raises(IndexError, match=f"row {ROWS}"):
+        table.close()
+    table.close()
+
+
+def test_the_end_leaves_captures_of_others_alone(gpu, opened):
+    rows = drawn((ROWS, 4), torch.float32)
+    served = opened(rows).on_device()
+    ids, out = gpu.put(torch.arange(ROWS)), gpu.put(torch.zeros((ROWS, 4)))
+    served.gather(ids, out=out)
+    assert same(gpu.read(out), rows)
+    with gpu.capturing():
         served.close()
-        gpu.read(out)
+
+
+def test_kernels_are_served_until_the_stream_is_done(gpu, opened):
+    rows = drawn((ROWS, 4), torch.float32)
+    served = opened(rows).on_device()
+    ids, out = gpu.put(torch.arange(ROWS)), gpu.put(torch.zeros((ROWS, 4)))
+    gpu.draw(3, 20_000)
+    for _ in range(5):
+        with served.serving():
+            served.gather(ids, out=out)
+        gpu.call("cuStreamQuery", gpu.stream)
 
 
 def test_kernels_of_ones_own(gpu, opened):

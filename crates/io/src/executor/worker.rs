@@ -211,13 +211,9 @@ impl Worker {
         let staging = match self.staging(staged_bytes) {
             Ok(staging) => staging,
             Err(error) => {
-                // Of the piece alone, where there is no memory for it.
-                let failure = Failure {
-                    operation: piece.operation(),
-                    path: piece.file.shared_path(),
-                    offset: piece.offset,
-                    cause: Cause::Other(std::io::ErrorKind::OutOfMemory, error.to_string()),
-                };
+                let failure = without_memory(&piece, &error);
+                // Whoever hears of it may use the memory again.
+                drop(piece);
                 self.shared.end(&state, Err(Some(failure)));
                 return match error {
                     Error::OutOfMemory { .. } => Ok(()),
@@ -321,5 +317,15 @@ impl Drop for Worker {
             self.shared.end(&state, Err(Some(self.failure.clone())));
         }
         self.shared.leave(&self.failure);
+    }
+}
+
+/// The failure of a piece that there is no memory for, of that alone.
+fn without_memory(piece: &Piece, error: &Error) -> Failure {
+    Failure {
+        operation: piece.operation(),
+        path: piece.file.shared_path(),
+        offset: piece.offset,
+        cause: Cause::Other(std::io::ErrorKind::OutOfMemory, error.to_string()),
     }
 }

@@ -18,6 +18,8 @@ pub struct Lane {
     /// Whose copies to the host are being queued and noted: the last noted is the last queued.
     turn: Mutex<()>,
     back: Stream,
+    /// What it was tried with: to free memory of a device waits for all that it has.
+    tried: Option<DeviceMemory>,
 }
 
 /// Those of this process, by the numbers of their devices.
@@ -49,6 +51,7 @@ impl Lane {
             out: Stream::new(device)?,
             turn: Mutex::default(),
             back: Stream::new(device)?,
+            tried: None,
         })
     }
 
@@ -58,10 +61,11 @@ impl Lane {
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
     pub fn checked(device: &Arc<Device>) -> Result<Lane> {
-        let lane = Lane::new(device)?;
+        let mut lane = Lane::new(device)?;
         // A device without memory left is used all the same.
         if let Ok(memory) = DeviceMemory::allocate(device, CHECKED_BYTES) {
             lane.check(&memory)?;
+            lane.tried = Some(memory);
         }
         Ok(lane)
     }
