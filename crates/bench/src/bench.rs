@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use penstock_cuda::{CuFile, CuFileHandle};
+use penstock_cuda::{CuFile, CuFileCounts, CuFileHandle};
 use penstock_io::buffer::{Lane, Memory};
 use penstock_io::file::{Direct, File};
 use penstock_store::{Error, Result};
@@ -111,6 +111,11 @@ impl Bench {
         self.plan.bytes()
     }
 
+    /// What cuFile has counted until now, where it moves the bytes.
+    fn counts(&self) -> Option<CuFileCounts> {
+        self.cufile.as_ref()?.counts()
+    }
+
     /// Ends a run early; from any thread.
     pub fn cancel(&self) {
         self.stop.store(true, Ordering::Relaxed);
@@ -135,32 +140,10 @@ impl Bench {
             handles: &self.handles,
             stop: &self.stop,
         };
-        let counts = || self.cufile.as_ref().and_then(|cufile| cufile.counts());
-        let before = counts();
+        let before = self.counts();
         let callers = self.job.method.callers(self.job.threads);
         let gate = Gate::new(callers, start_at);
-        let tallies: Vec<Result<Tally>> = thread::scope(|scope| {
-            let shares = share(&self.plan.requests, callers);
-            let workers: Vec<_> = shares
-                .map(|requests| {
-                    let (gate, shared) = (&gate, &shared);
-                    scope.spawn(move || {
-                        let worker = Worker::new(shared, requests);
-                        // Nobody waits for one that is not there.
-                        let worker = worker.inspect_err(|_| {
-                            gate.pass();
-                        })?;
-                        method::run(worker, || gate.pass())
-                    })
-                })
-                .collect();
-            let join = |worker: thread::ScopedJoinHandle<'_, _>| {
-                worker
-                    .join()
-                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            };
-            workers.into_iter().map(join).collect()
-        });
+        let tallies = run_workers(&shared, &gate, callers);
         let begun = gate.begun();
         let seconds = begun.elapsed().as_secs_f64();
         let mut tally = Tally::new();
@@ -195,13 +178,34 @@ impl Bench {
             fallback: tally.fallback,
             checked: tally.checked,
             damaged: tally.damaged,
-            cufile: counts().zip(before).map(|(now, before)| CufileCounts {
-                by_peers: now.by_peers - before.by_peers,
-                by_module: now.by_module - before.by_module,
-                by_host: now.by_host - before.by_host,
-            }),
+            cufile: self.counts().zip(before).map(CufileCounts::since),
         })
     }
+}
+
+/// Has threads make all requests, each its share.
+fn run_workers(shared: &Shared<'_>, gate: &Gate, callers: usize) -> Vec<Result<Tally>> {
+    thread::scope(|scope| {
+        let shares = share(&shared.plan.requests, callers);
+        let workers: Vec<_> = shares
+            .map(|requests| {
+                scope.spawn(move || {
+                    let worker = Worker::new(shared, requests);
+                    // Nobody waits for one that is not there.
+                    let worker = worker.inspect_err(|_| {
+                        gate.pass();
+                    })?;
+                    method::run(worker, || gate.pass())
+                })
+            })
+            .collect();
+        let join = |worker: thread::ScopedJoinHandle<'_, _>| {
+            worker
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        workers.into_iter().map(join).collect()
+    })
 }
 
 /// Where all threads of a process wait until all are ready and the time has come.

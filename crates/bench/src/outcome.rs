@@ -1,6 +1,7 @@
 //! What came of a job.
 
 use hdrhistogram::Histogram;
+use penstock_cuda::CuFileCounts;
 use serde::Serialize;
 
 /// How long a bucket of the timeline is.
@@ -54,6 +55,17 @@ pub struct CufileCounts {
     pub by_module: u64,
     /// Through memory of the host: compat mode.
     pub by_host: u64,
+}
+
+impl CufileCounts {
+    /// Those of now, less those of before.
+    pub(crate) fn since((now, before): (CuFileCounts, CuFileCounts)) -> CufileCounts {
+        CufileCounts {
+            by_peers: now.by_peers - before.by_peers,
+            by_module: now.by_module - before.by_module,
+            by_host: now.by_host - before.by_host,
+        }
+    }
 }
 
 /// How often a file was made, opened, and so on.

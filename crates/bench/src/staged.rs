@@ -16,7 +16,6 @@ use crate::worker::{TURN, Worker};
 pub(crate) struct Staged {
     block: DeviceBlock,
     slot_bytes: usize,
-    unpinned: Option<String>,
 }
 
 /// A request that a device copies for, before it is written or after it was read.
@@ -29,37 +28,21 @@ struct Copying {
 }
 
 impl Staged {
-    /// Takes memory on both sides, with something in it.
-    pub(crate) fn open(
-        lane: &Arc<Lane>,
-        slot_bytes: usize,
-        depth: usize,
-        seed: u64,
-    ) -> Result<(Staged, Vec<IoBuf>)> {
+    /// Takes memory on both sides for a worker's requests, with something in it.
+    pub(crate) fn open(lane: &Arc<Lane>, worker: &mut Worker<'_>) -> Result<Staged> {
+        let (slot_bytes, depth) = (worker.slot_bytes(), worker.depth());
         let pool = Pool::pinned(slot_bytes, slot_bytes * depth, lane.device());
         let block = DeviceBlock::allocate(lane, slot_bytes * depth)?;
-        let mut free = Vec::with_capacity(depth);
-        let tag = Tag::new(seed, u32::MAX, 0);
+        let tag = Tag::new(worker.shared.job.seed, u32::MAX, 0);
         for slot in 0..depth {
             let mut buf = pool.take()?;
             tag.fill(buf.as_mut_slice(), (slot * slot_bytes) as u64);
-            free.push(
-                block
-                    .fill(slot * slot_bytes, buf, whole(slot_bytes))?
-                    .wait()?,
-            );
+            let filled = block.fill(slot * slot_bytes, buf, whole(slot_bytes))?;
+            worker.free.push(filled.wait()?);
         }
-        let staged = Staged {
-            block,
-            slot_bytes,
-            unpinned: pool.unpinned().map(|reason| format!("unpinned: {reason}")),
-        };
-        Ok((staged, free))
-    }
-
-    /// Why the memory of the host is not pinned, where it is not.
-    pub(crate) fn unpinned(&self) -> Option<String> {
-        self.unpinned.clone()
+        let unpinned = pool.unpinned();
+        worker.tally.fallback = unpinned.map(|reason| format!("unpinned: {reason}"));
+        Ok(Staged { block, slot_bytes })
     }
 
     fn to_device(&self, slot: usize, buf: IoBuf) -> Result<Moving> {
@@ -110,7 +93,6 @@ impl Staged {
     /// One request after the other, with its copy.
     pub(crate) fn run_blocking(&self, worker: &mut Worker<'_>) -> Result<()> {
         let mut buf = worker.free.pop().expect("one for each request in flight");
-        worker.tally.setup += ", each copied by itself";
         while let Some(request) = worker.next() {
             buf = self.fill(worker, &request, 0, buf)?;
             let begun = Instant::now();
@@ -162,7 +144,6 @@ impl Staged {
         worker: &mut Worker<'_>,
         engine: &mut dyn Engine,
     ) -> Result<()> {
-        worker.tally.setup += ", copied while others are under way";
         let depth = worker.free.len();
         let mut queue = Queue {
             staged: self,

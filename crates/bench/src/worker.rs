@@ -19,7 +19,6 @@ use crate::content::Tag;
 use crate::job::{ALIGNMENT, Job, Method, Pattern};
 use crate::outcome::Tally;
 use crate::plan::{Plan, Request};
-use crate::staged::Staged;
 
 /// How long a thread waits before it looks whether it is to stop.
 pub(crate) const TURN: Duration = Duration::from_millis(100);
@@ -45,44 +44,41 @@ pub(crate) struct Worker<'a> {
     requests: &'a [Request],
     next: usize,
     pub(crate) free: Vec<IoBuf>,
-    /// Memory of a device for as many requests.
-    pub(crate) staged: Option<Staged>,
     pub(crate) tally: Tally,
     begun: Instant,
     deadline: Option<Instant>,
 }
 
 impl<'a> Worker<'a> {
-    /// Takes memory for its requests.
+    /// Takes memory for its requests, unless whoever makes them has memory of its own.
     pub(crate) fn new(shared: &'a Shared<'a>, requests: &'a [Request]) -> Result<Worker<'a>> {
-        let job = shared.job;
-        let slot_bytes = (job.block_bytes as usize).next_multiple_of(ALIGNMENT as usize);
-        // More than there is to do at a time would never be used.
-        let depth = match (job.method, job.seconds) {
-            // It has memory of its own, for a batch.
-            (Method::Executor, _) => 0,
-            (_, Some(_)) => job.depth,
-            (_, None) => job.depth.min(requests.len().max(1)),
-        };
-        let mut tally = Tally::new();
-        let (free, staged) = match shared.lane {
-            Some(lane) => {
-                let (staged, free) = Staged::open(lane, slot_bytes, depth, job.seed)?;
-                tally.fallback = staged.unpinned();
-                (free, Some(staged))
-            }
-            None => (buffers(slot_bytes, depth, job.seed)?, None),
-        };
-        Ok(Worker {
+        let mut worker = Worker {
             shared,
             requests,
             next: 0,
-            free,
-            staged,
-            tally,
+            free: Vec::new(),
+            tally: Tally::new(),
             begun: Instant::now(),
             deadline: None,
-        })
+        };
+        if shared.job.method != Method::Executor && shared.lane.is_none() {
+            worker.free = buffers(worker.slot_bytes(), worker.depth(), shared.job.seed)?;
+        }
+        Ok(worker)
+    }
+
+    /// Memory of a request.
+    pub(crate) fn slot_bytes(&self) -> usize {
+        (self.shared.job.block_bytes as usize).next_multiple_of(ALIGNMENT as usize)
+    }
+
+    /// Requests in flight: more than there is to do at a time would never be used.
+    pub(crate) fn depth(&self) -> usize {
+        let depth = self.shared.job.depth;
+        match self.shared.job.seconds {
+            Some(_) => depth,
+            None => depth.min(self.requests.len().max(1)),
+        }
     }
 
     pub(crate) fn is_write(&self) -> bool {
