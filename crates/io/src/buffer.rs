@@ -16,6 +16,7 @@ mod array;
 mod available;
 mod bounds;
 mod cuda;
+mod lease;
 mod lent;
 mod lent_mut;
 mod memory;
@@ -40,6 +41,7 @@ pub use cuda::{
     Arriving, Cut, Departing, DeviceArrayMut, DeviceBlock, DeviceCopies, DeviceFills, DeviceRegion,
     DeviceScatter, Lane, Moving, Snapshot, Words,
 };
+pub use lease::Lease;
 pub use lent::Region;
 pub use lent_mut::{ArrayMut, RegionMut};
 pub use memory::{Memory, MemoryHandle};

@@ -30,6 +30,7 @@ pub mod executor;
 #[cfg(feature = "faulty")]
 pub mod faulty;
 pub mod fifo;
+pub mod ferry;
 pub mod file;
 pub mod file_system;
 pub mod priority;

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use penstock_cuda::{Device, DeviceMemory, Direction, Driver, Foreign, Piece, Stream};
+use penstock_cuda::{Device, DeviceMemory, Direction, Driver, Event, Foreign, Piece, Stream};
 
 use crate::Result;
 use crate::buffer::{IoBuf, Pool};
@@ -137,6 +137,30 @@ impl Lane {
     /// As [`Lane::follow`].
     pub fn hold_for_fills(&self, stream: &Foreign) -> Result<()> {
         Ok(stream.wait_for(&self.back.record()?)?)
+    }
+
+    /// Has copies to the host that begin from now on come after a moment of another stream.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`](crate::Error::Cuda).
+    pub fn follow_at(&self, moment: &Event) -> Result<()> {
+        Ok(self.out.wait_for(moment)?)
+    }
+
+    /// Has copies to the device that begin from now on come after a moment of another stream.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`](crate::Error::Cuda).
+    pub fn fill_at(&self, moment: &Event) -> Result<()> {
+        Ok(self.back.wait_for(moment)?)
+    }
+
+    /// The moment when all copies to the device are done that have begun until now.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`](crate::Error::Cuda).
+    pub fn filled(&self) -> Result<Event> {
+        Ok(self.back.record()?)
     }
 
     /// Held from the first copy that is queued until its moment is noted.

@@ -1,0 +1,89 @@
+//! What becomes of something, once that is known.
+
+use std::fmt;
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+type Watcher = Box<dyn FnOnce() + Send>;
+
+/// Told once, by whoever knows, to all who wait for it.
+pub struct Outcome<T> {
+    told: OnceLock<T>,
+    watchers: Mutex<Vec<Watcher>>,
+    changed: Condvar,
+}
+
+impl<T> Default for Outcome<T> {
+    fn default() -> Outcome<T> {
+        Outcome {
+            told: OnceLock::new(),
+            watchers: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+}
+
+impl<T> Outcome<T> {
+    /// Tells it; what was told before stays.
+    pub fn tell(&self, value: T) {
+        let mut watching = self.lock();
+        if self.told.set(value).is_err() {
+            return;
+        }
+        let watchers = std::mem::take(&mut *watching);
+        drop(watching);
+        self.changed.notify_all();
+        watchers.into_iter().for_each(|watcher| watcher());
+    }
+
+    /// What was told, if it was.
+    pub fn heard(&self) -> Option<&T> {
+        self.told.get()
+    }
+
+    /// Waits until it is told; `None` where the time is over before.
+    pub fn wait(&self, timeout: Option<Duration>) -> Option<&T> {
+        let until = timeout.map(|timeout| Instant::now() + timeout);
+        let mut watching = self.lock();
+        while self.heard().is_none() {
+            watching = match until {
+                None => self
+                    .changed
+                    .wait(watching)
+                    .unwrap_or_else(PoisonError::into_inner),
+                Some(until) => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return None;
+                    }
+                    let waited = self.changed.wait_timeout(watching, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        drop(watching);
+        self.heard()
+    }
+
+    /// Has a function called then, by whoever tells it, or right now. It must not wait.
+    pub fn on_told(&self, watcher: Watcher) {
+        let mut watching = self.lock();
+        if self.heard().is_none() {
+            return watching.push(watcher);
+        }
+        drop(watching);
+        watcher();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Watcher>> {
+        self.watchers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Outcome<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outcome")
+            .field("told", &self.told)
+            .finish_non_exhaustive()
+    }
+}

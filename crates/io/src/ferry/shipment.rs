@@ -1,0 +1,534 @@
+//! Reads and writes of files whose memory is a device's.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use penstock_cuda::Event;
+
+use super::{Cargo, Coming, Ferry, Going, Outcome};
+use crate::buffer::{
+    Arriving, Departing, DeviceArrayMut, DeviceCopies, DeviceFills, DeviceRegion, DeviceScatter,
+    IoBuf, Lane, Lease,
+};
+use crate::executor::{Kind, Landing, Moved, Request, Share, Source, Target, Transfer, page_bytes};
+use crate::file::File;
+use crate::{Error, Result};
+
+/// One request: bytes of a file, and memory of a device.
+#[derive(Debug)]
+pub struct DeviceRequest {
+    /// The file.
+    pub target: Target,
+    /// Where in the file they begin, in bytes.
+    pub offset: u64,
+    /// Which way, and the memory.
+    pub kind: DeviceKind,
+}
+
+/// Which way bytes go.
+#[derive(Debug)]
+pub enum DeviceKind {
+    /// From the file, in row-major order.
+    Read(DeviceArrayMut),
+    /// To the file, in row-major order.
+    Write(DeviceRegion),
+}
+
+/// A moment of a caller's stream, and the lane of its device.
+pub type Moment = (Arc<Lane>, Event);
+
+/// What was moved, and by which way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceMoved {
+    /// Between files and memory, also what the host has of it.
+    pub moved: Moved,
+    /// Between the host and devices.
+    pub device_bytes: u64,
+}
+
+/// Requests that are one transfer, before it begins: some of devices, and perhaps others.
+pub struct Shipment {
+    share: Arc<Share>,
+    left: VecDeque<Left>,
+    piece_bytes: usize,
+    /// When callers' streams have done what the memory is to hold, or was used for, until copies wait for it.
+    moments: Vec<Moment>,
+    /// What the host has of it, under way.
+    beside: Option<Transfer>,
+    syncs: Vec<Arc<File>>,
+    done: DeviceMoved,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    outcome: Outcome<(Result<DeviceMoved>, Duration)>,
+    is_cancelled: AtomicBool,
+    began: Instant,
+    /// What the host has of it.
+    beside: Option<Transfer>,
+}
+
+/// A request, as far as it has not begun.
+#[derive(Debug)]
+struct Left {
+    target: Target,
+    offset: u64,
+    memory: Memory,
+}
+
+#[derive(Debug)]
+enum Memory {
+    Read(DeviceScatter),
+    /// Which bytes of the content.
+    Write(Arc<DeviceRegion>, Range<u64>),
+}
+
+impl Left {
+    fn bytes(&self) -> u64 {
+        match &self.memory {
+            Memory::Read(scatter) => scatter.range().end - scatter.range().start,
+            Memory::Write(_, content) => content.end - content.start,
+        }
+    }
+
+    /// Bytes before those of the file, so that direct I/O reaches them in memory that begins at a page.
+    fn shift(&self) -> usize {
+        (self.offset % page_bytes()) as usize
+    }
+
+    /// Takes the first bytes off.
+    fn split(self, bytes: u64) -> (Left, Option<Left>) {
+        let Left {
+            target,
+            offset,
+            memory,
+        } = self;
+        let rest = |memory| Left {
+            target: target.clone(),
+            offset: offset + bytes,
+            memory,
+        };
+        let (memory, rest) = match memory {
+            Memory::Read(mut scatter) => {
+                let at = scatter.range().start + bytes;
+                let behind = scatter.split_off(at);
+                let is_left = behind.range().start < behind.range().end;
+                (
+                    Memory::Read(scatter),
+                    is_left.then(|| rest(Memory::Read(behind))),
+                )
+            }
+            Memory::Write(region, Range { start, end }) => {
+                let at = start + bytes;
+                let behind = (at < end).then(|| Memory::Write(Arc::clone(&region), at..end));
+                (Memory::Write(region, start..at), behind.map(rest))
+            }
+        };
+        let first = Left {
+            target,
+            offset,
+            memory,
+        };
+        (first, rest)
+    }
+}
+
+/// Part of a piece: a request, or some of it, and where in the memory its bytes are.
+#[derive(Debug)]
+pub struct Part {
+    left: Left,
+    at: Range<usize>,
+}
+
+impl Shipment {
+    /// Requests of one direction, through pieces of so many bytes of pinned memory. `moments` are when
+    /// callers' streams have done what they had queued at the call.
+    ///
+    /// `beside` is what the host has of the transfer, and `syncs` are files that are made durable once all is
+    /// written.
+    pub fn new(
+        share: &Arc<Share>,
+        requests: Vec<DeviceRequest>,
+        piece_bytes: usize,
+        moments: Vec<Moment>,
+        beside: Option<Transfer>,
+        syncs: Vec<Arc<File>>,
+    ) -> Shipment {
+        let is_something = |request: &DeviceRequest| match &request.kind {
+            DeviceKind::Read(array) => !array.is_empty(),
+            DeviceKind::Write(region) => !region.is_empty(),
+        };
+        let left = |DeviceRequest {
+                        target,
+                        offset,
+                        kind,
+                    }| Left {
+            target,
+            offset,
+            memory: match kind {
+                DeviceKind::Read(array) => Memory::Read(array.into_content()),
+                DeviceKind::Write(region) => {
+                    let content = 0..region.len();
+                    Memory::Write(Arc::new(region), content)
+                }
+            },
+        };
+        Shipment {
+            share: Arc::clone(share),
+            left: requests
+                .into_iter()
+                .filter(is_something)
+                .map(left)
+                .collect(),
+            piece_bytes,
+            moments,
+            shared: Arc::new(Shared {
+                outcome: Outcome::default(),
+                is_cancelled: AtomicBool::new(false),
+                began: Instant::now(),
+                beside: beside.clone(),
+            }),
+            beside,
+            syncs,
+            done: DeviceMoved::default(),
+        }
+    }
+
+    /// Begins it.
+    ///
+    /// # Errors
+    /// Those of [`Ferry::load`].
+    pub fn begin(self, ferry: &Ferry<Shipment>) -> Result<DeviceTransfer> {
+        let process = std::process::id();
+        let transfer = DeviceTransfer {
+            shared: Arc::clone(&self.shared),
+            process,
+            forked: Error::Forked { process },
+        };
+        ferry.load(self)?;
+        Ok(transfer)
+    }
+
+    /// The requests of the next piece: how many whole ones, and how many bytes of the one behind.
+    fn next(&self) -> (usize, u64, usize) {
+        let (mut whole, mut end) = (0, 0_usize);
+        for left in &self.left {
+            let start = place(end, left);
+            let room = self.piece_bytes.saturating_sub(start) as u64;
+            if left.bytes() <= room {
+                end = start + left.bytes() as usize;
+                whole += 1;
+                continue;
+            }
+            if whole > 0 {
+                break;
+            }
+            // Up to a page of the file.
+            let bytes = room - (left.offset + room) % page_bytes();
+            return (0, bytes, start + bytes as usize);
+        }
+        (whole, 0, end)
+    }
+}
+
+/// Where the bytes of a request go in memory, of which so much is used.
+fn place(end: usize, left: &Left) -> usize {
+    end.next_multiple_of(page_bytes() as usize) + left.shift()
+}
+
+/// A piece on its way to the memory.
+pub enum Incoming {
+    /// From files.
+    Read(Transfer, Lease, Vec<Part>),
+    /// From the device.
+    Write(Arriving, Vec<Part>),
+}
+
+impl Coming for Incoming {
+    fn has_come(&self) -> bool {
+        match self {
+            Incoming::Read(transfer, ..) => transfer.is_done(),
+            Incoming::Write(arriving, _) => arriving.has_come(),
+        }
+    }
+}
+
+/// A piece on its way from the memory.
+pub enum Outgoing {
+    /// To the device.
+    Read(Departing),
+    /// To files.
+    Write(Transfer),
+    /// What the host has, or a sync.
+    Beside(Transfer),
+}
+
+impl Going for Outgoing {
+    fn has_left(&self) -> bool {
+        match self {
+            Outgoing::Read(departing) => departing.has_left(),
+            Outgoing::Write(transfer) | Outgoing::Beside(transfer) => transfer.is_done(),
+        }
+    }
+}
+
+impl Cargo for Shipment {
+    type Error = Error;
+    type Coming = Incoming;
+    type Going = Outgoing;
+
+    fn next_bytes(&self) -> Option<usize> {
+        let (whole, bytes, end) = self.next();
+        (whole > 0 || bytes > 0).then_some(end)
+    }
+
+    fn begin(&mut self, mut memory: IoBuf) -> Result<Incoming> {
+        if self.shared.is_cancelled.load(Ordering::Acquire) {
+            return Err(Error::Cancelled);
+        }
+        let (whole, bytes, _) = self.next();
+        let mut parts = Vec::with_capacity(whole.max(1));
+        let mut end = 0;
+        let mut add = |left: Left, parts: &mut Vec<Part>| {
+            let start = place(end, &left);
+            end = start + left.bytes() as usize;
+            parts.push(Part {
+                left,
+                at: start..end,
+            });
+        };
+        for left in self.left.drain(..whole) {
+            add(left, &mut parts);
+        }
+        if bytes > 0 {
+            let left = self.left.pop_front().expect("some of it is next");
+            let (first, rest) = left.split(bytes);
+            if let Some(rest) = rest {
+                self.left.push_front(rest);
+            }
+            add(first, &mut parts);
+        }
+        if matches!(parts[0].left.memory, Memory::Write(..)) {
+            for (lane, moment) in self.moments.drain(..) {
+                lane.follow_at(&moment)?;
+            }
+            let mut copies = DeviceCopies::default();
+            for Part { left, at } in &parts {
+                if let Memory::Write(region, content) = &left.memory {
+                    copies.add(region, content.start, at.clone());
+                }
+            }
+            let arriving = copies.begin(memory)?;
+            return Ok(Incoming::Write(arriving, parts));
+        }
+        let (lease, lent) = Lease::of(memory);
+        memory = lent;
+        let mut requests = Vec::with_capacity(parts.len());
+        for Part { left, at } in parts.iter().rev() {
+            drop(memory.split_off(at.end));
+            requests.push(Request {
+                target: left.target.clone(),
+                offset: left.offset,
+                kind: Kind::Read(Landing::Window(memory.split_off(at.start))),
+            });
+        }
+        drop(memory);
+        requests.reverse();
+        Ok(Incoming::Read(self.share.submit(requests)?, lease, parts))
+    }
+
+    fn pass_on(&mut self, coming: Incoming) -> Result<Outgoing> {
+        match coming {
+            Incoming::Read(transfer, lease, parts) => {
+                let moved = transfer.wait(None)?.expect("it has all the time");
+                let memory = lease.reclaim().expect("nothing works on it any more");
+                for (lane, moment) in self.moments.drain(..) {
+                    lane.fill_at(&moment)?;
+                }
+                let mut fills = DeviceFills::default();
+                for Part { left, at } in parts {
+                    if let Memory::Read(scatter) = left.memory {
+                        let start = scatter.range().start;
+                        fills.add(scatter, start, 0, at);
+                    }
+                }
+                let departing = fills.begin(vec![memory])?;
+                self.add(moved, departing.bytes());
+                Ok(Outgoing::Read(departing))
+            }
+            Incoming::Write(arriving, parts) => {
+                let mut memory = arriving.wait()?;
+                let mut requests = Vec::with_capacity(parts.len());
+                for Part { left, at } in parts.into_iter().rev() {
+                    drop(memory.split_off(at.end));
+                    self.add(Moved::default(), at.len() as u64);
+                    requests.push(Request {
+                        target: left.target,
+                        offset: left.offset,
+                        kind: Kind::Write(Source::Window(memory.split_off(at.start))),
+                    });
+                }
+                drop(memory);
+                requests.reverse();
+                Ok(Outgoing::Write(self.share.submit(requests)?))
+            }
+        }
+    }
+
+    fn leave(&mut self, going: Outgoing) -> Result<()> {
+        match going {
+            Outgoing::Read(departing) => departing.wait(),
+            Outgoing::Write(transfer) | Outgoing::Beside(transfer) => {
+                let moved = transfer.wait(None)?.expect("it has all the time");
+                self.add(moved, 0);
+                Ok(())
+            }
+        }
+    }
+
+    fn follow_up(&mut self) -> Result<Option<Outgoing>> {
+        if let Some(beside) = self.beside.take() {
+            return Ok(Some(Outgoing::Beside(beside)));
+        }
+        if self.shared.is_cancelled.load(Ordering::Acquire) {
+            return Err(Error::Cancelled);
+        }
+        if self.syncs.is_empty() {
+            return Ok(None);
+        }
+        let syncs = std::mem::take(&mut self.syncs);
+        let transfer = self.share.submit_synced(Vec::new(), syncs)?;
+        Ok(Some(Outgoing::Beside(transfer)))
+    }
+
+    fn end(mut self, result: Result<()>) {
+        let result = result.map(|()| self.done);
+        if let (Err(_), Some(beside)) = (&result, self.beside.take()) {
+            // Of what is told to have failed nothing is under way.
+            drop(beside.cancel().and_then(|()| beside.wait(None)));
+        }
+        // The memory is let go of first.
+        self.left.clear();
+        self.shared.tell(result);
+    }
+}
+
+impl Drop for Shipment {
+    fn drop(&mut self) {
+        // Who waits for what no ferry has brought to its end would do so for ever.
+        self.shared.tell(Err(Error::Engine {
+            operation: "ferry",
+            source: std::io::Error::other("it was given up"),
+        }));
+    }
+}
+
+impl Shipment {
+    fn add(&mut self, moved: Moved, device_bytes: u64) {
+        let DeviceMoved {
+            moved: done,
+            device_bytes: copied,
+        } = &mut self.done;
+        done.bytes += moved.bytes;
+        done.staged_bytes += moved.staged_bytes;
+        done.cached_bytes += moved.cached_bytes;
+        *copied += device_bytes;
+    }
+}
+
+impl fmt::Debug for Shipment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shipment")
+            .field("left", &self.left.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn tell(&self, result: Result<DeviceMoved>) {
+        self.outcome.tell((result, self.began.elapsed()));
+    }
+}
+
+/// A shipment under way. Dropped, it goes on all the same.
+#[derive(Debug)]
+pub struct DeviceTransfer {
+    shared: Arc<Shared>,
+    process: u32,
+    forked: Error,
+}
+
+impl DeviceTransfer {
+    /// Whether it has come to an end, good or bad. Never in a fork of the process that moves the bytes.
+    pub fn is_done(&self) -> bool {
+        self.is_ours() && self.shared.outcome.heard().is_some()
+    }
+
+    /// Waits until every byte is in its place; says what was moved, or `None` where the time is over before.
+    ///
+    /// # Errors
+    /// The first failure, as often as it is asked for; [`Error::Forked`].
+    pub fn wait(
+        &self,
+        timeout: Option<Duration>,
+    ) -> std::result::Result<Option<DeviceMoved>, &Error> {
+        if !self.is_ours() {
+            return Err(&self.forked);
+        }
+        match self.shared.outcome.wait(timeout) {
+            None => Ok(None),
+            Some((Ok(moved), _)) => Ok(Some(*moved)),
+            Some((Err(error), _)) => Err(error),
+        }
+    }
+
+    /// From when it was made to its end; zero before.
+    pub fn took(&self) -> Duration {
+        match self
+            .is_ours()
+            .then(|| self.shared.outcome.heard())
+            .flatten()
+        {
+            Some((_, took)) => *took,
+            None => Duration::ZERO,
+        }
+    }
+
+    /// Gives up what has not begun, as [`Transfer::cancel`] does.
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn cancel(&self) -> Result<()> {
+        if !self.is_ours() {
+            let process = self.process;
+            return Err(Error::Forked { process });
+        }
+        self.shared.is_cancelled.store(true, Ordering::Release);
+        match &self.shared.beside {
+            Some(beside) => beside.cancel(),
+            None => Ok(()),
+        }
+    }
+
+    /// Has a function called when it is done, on the thread of the ferry or right now. It must not wait.
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn on_done(&self, watcher: Box<dyn FnOnce() + Send>) -> Result<()> {
+        if !self.is_ours() {
+            let process = self.process;
+            return Err(Error::Forked { process });
+        }
+        self.shared.outcome.on_told(watcher);
+        Ok(())
+    }
+
+    fn is_ours(&self) -> bool {
+        self.process == std::process::id()
+    }
+}
