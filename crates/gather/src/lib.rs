@@ -4,6 +4,8 @@
 //! [`Cache`] has is copied, the rest is read with as few requests as bandwidth and latency of the
 //! device ask for, each row once, and lands in the result itself where direct I/O can reach that.
 //!
+//! A [`DeviceReader`] gathers into memory of a device, through pinned memory of the host.
+//!
 //! A [`Proxy`] serves what kernels of a device ask for.
 //!
 //! A [`ChangingTable`] is one whose rows are written anew.
@@ -19,6 +21,7 @@ mod cache;
 mod changing;
 mod checks;
 mod copying;
+mod device;
 mod error;
 mod index;
 mod key;
@@ -36,6 +39,7 @@ pub use batch::Batch;
 pub use cache::Cache;
 pub use changing::{ChangingTable, Folded, Form, Frozen, NewTable, Opening, Storage, TABLE_HEAD};
 pub use checks::{BLOCK_BYTES, Checks};
+pub use device::{DeviceBatch, DeviceReader};
 pub use error::{Error, Result};
 pub use index::{Index, Policy, Slot, replay};
 pub use proxy::{Proxy, Serving};

@@ -25,7 +25,7 @@ use crate::table::Table;
 /// A table, a claim on an executor to read it with, and perhaps a cache. Clones are the same one.
 #[derive(Clone, Debug)]
 pub struct Reader {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 impl Reader {
@@ -102,16 +102,11 @@ impl Reader {
         assert_eq!(out.len(), ids.len() * width, "room for each row");
         shared.check_process()?;
         shared.check(ids)?;
-        shared.counts.rows.fetch_add(ids.len() as u64, Relaxed);
-        let Some(cache) = &shared.cache else {
-            let how = |position| Miss {
-                position,
-                how: How::Read(None),
-            };
-            let misses = (0..ids.len()).map(how).collect();
-            return shared.begin(shared.missing(ids, misses, Pieces::whole(out, width)));
-        };
-        shared.gather(cache, ids, out, foreseen)
+        let foreseen = foreseen.map(|number| Foreseen {
+            number,
+            is_over: true,
+        });
+        shared.gather_part(ids, out, foreseen)
     }
 
     /// Tells the cache of a batch that will be gathered behind those that it knows.
@@ -170,8 +165,36 @@ impl Reader {
     }
 }
 
+/// A batch that the cache was told of, which is gathered as a whole or in parts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Foreseen {
+    pub(crate) number: u64,
+    /// Whether nothing of it is left behind this part.
+    pub(crate) is_over: bool,
+}
+
 impl Shared {
-    fn check_process(&self) -> Result<()> {
+    /// Begins to gather rows that are there.
+    pub(crate) fn gather_part(
+        self: &Arc<Self>,
+        ids: &[u64],
+        out: IoBuf,
+        foreseen: Option<Foreseen>,
+    ) -> Result<Batch> {
+        let width = self.table.value_bytes() as usize;
+        self.counts.rows.fetch_add(ids.len() as u64, Relaxed);
+        let Some(cache) = &self.cache else {
+            let how = |position| Miss {
+                position,
+                how: How::Read(None),
+            };
+            let misses = (0..ids.len()).map(how).collect();
+            return self.begin(self.missing(ids, misses, Pieces::whole(out, width)));
+        };
+        self.gather(cache, ids, out, foreseen)
+    }
+
+    pub(crate) fn check_process(&self) -> Result<()> {
         let process = self.process;
         match process == std::process::id() {
             true => Ok(()),
@@ -179,7 +202,7 @@ impl Shared {
         }
     }
 
-    fn check(&self, ids: &[u64]) -> Result<()> {
+    pub(crate) fn check(&self, ids: &[u64]) -> Result<()> {
         let rows = self.table.rows();
         match ids.iter().position(|&id| id >= rows) {
             None => Ok(()),
@@ -201,10 +224,10 @@ impl Shared {
         cache: &Cache,
         ids: &[u64],
         out: IoBuf,
-        foreseen: Option<u64>,
+        foreseen: Option<Foreseen>,
     ) -> Result<Batch> {
-        if let Some(foreseen) = foreseen {
-            cache.lock().index.reach(foreseen);
+        if let Some(Foreseen { number, .. }) = foreseen {
+            cache.lock().index.reach(number);
         }
         let asked = Asked {
             cache,
@@ -230,8 +253,10 @@ impl Shared {
             }
             Ok(())
         });
-        if let Some(foreseen) = foreseen {
-            cache.lock().index.cancel(foreseen);
+        if let Some(Foreseen { number, is_over }) = foreseen
+            && (is_over || looked_up.is_err())
+        {
+            cache.lock().index.cancel(number);
         }
         looked_up?;
         if !missing.is_empty() || begun.is_empty() {

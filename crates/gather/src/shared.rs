@@ -26,6 +26,8 @@ pub struct Counts {
     pub read_bytes: AtomicU64,
     /// Rows that were read once more, as what came was damaged or another batch's read failed.
     pub read_again: AtomicU64,
+    /// Bytes of rows that devices have copied from pinned memory.
+    pub device_bytes: AtomicU64,
 }
 
 /// The number of a table in a cache, given back when nobody reads the table any more.

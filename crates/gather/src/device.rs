@@ -1,0 +1,327 @@
+//! Batches whose rows go on to a device.
+//!
+//! They are gathered into pinned memory of the host, piece by piece, as any others, and copied from there by
+//! the device. Only what has all come, and was compared with its checksums, is copied.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use penstock_cuda::{Event, Foreign};
+use penstock_io::buffer::{
+    Departing, DeviceArrayMut, DeviceFills, DeviceScatter, IoBuf, Lane, Lease, Pool,
+};
+use penstock_io::ferry::{Cargo, Coming, Ferry, Outcome};
+use penstock_io::trace;
+
+use crate::batch::Batch;
+use crate::error::{Error, Result};
+use crate::reader::{Foreseen, Reader};
+use crate::shared::Shared;
+
+/// A batch of up to so many bytes is one piece, whose rows are read once each. A device copies it in a third
+/// of a millisecond.
+const PIECE_BYTES: usize = 16 << 20;
+
+/// What all tables have for their pieces, for each device.
+const PINNED_BYTES: usize = 128 << 20;
+
+/// The memory of each device's pieces, as long as any table uses it.
+static POOLS: Mutex<Vec<(u32, Weak<Pool>)>> = Mutex::new(Vec::new());
+
+/// Gathers rows of a table into memory of one device.
+#[derive(Debug)]
+pub struct DeviceReader {
+    shared: Arc<Shared>,
+    lane: Arc<Lane>,
+    pool: Arc<Pool>,
+    ferry: Ferry<Rows>,
+}
+
+impl DeviceReader {
+    /// One for a table and a device.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where the system has no thread for it.
+    pub fn new(reader: &Reader, lane: &Arc<Lane>) -> Result<DeviceReader> {
+        let shared = &reader.shared;
+        let pool = pool(shared.table.value_bytes() as usize, lane);
+        Ok(DeviceReader {
+            ferry: Ferry::start((*pool).clone())?,
+            shared: Arc::clone(shared),
+            lane: Arc::clone(lane),
+            pool,
+        })
+    }
+
+    /// The device.
+    pub fn lane(&self) -> &Arc<Lane> {
+        &self.lane
+    }
+
+    /// Why some of its memory is not pinned, where it is not: copies are slower.
+    pub fn unpinned(&self) -> Option<String> {
+        self.pool.unpinned()
+    }
+
+    /// Begins to gather rows, in the order of their ids, which may repeat; of a batch that was foreseen, or
+    /// of none. Nothing is copied before `stream` has done what it has queued until now.
+    ///
+    /// # Errors
+    /// As [`Reader::gather`], and [`Error::Io`] where the stream is being captured or the driver fails.
+    ///
+    /// # Panics
+    /// If `out` does not have the bytes of so many values, or is another device's.
+    pub fn gather(
+        &self,
+        ids: Vec<u64>,
+        out: DeviceArrayMut,
+        stream: &Foreign,
+        foreseen: Option<u64>,
+    ) -> Result<DeviceBatch> {
+        let _span = trace::span("gather");
+        let width = self.shared.table.value_bytes() as usize;
+        assert_eq!(out.len(), ids.len() * width, "room for each row");
+        assert!(Arc::ptr_eq(out.lane(), &self.lane), "another device");
+        self.shared.check_process()?;
+        self.shared.check(&ids)?;
+        let moment = stream.record().map_err(penstock_io::Error::from)?;
+        let process = std::process::id();
+        let batch = DeviceBatch {
+            outcome: Arc::default(),
+            process,
+            forked: penstock_io::Error::Forked { process }.into(),
+        };
+        if ids.is_empty() {
+            batch.outcome.tell(Ok(None));
+            return Ok(batch);
+        }
+        self.ferry.load(Rows {
+            shared: Arc::clone(&self.shared),
+            lane: Arc::clone(&self.lane),
+            piece_rows: (self.pool.buffer_bytes() / width).min(ids.len()),
+            ids,
+            begun: 0,
+            foreseen,
+            moment: Some(moment),
+            to: Some(out.into_content()),
+            outcome: Arc::clone(&batch.outcome),
+        })?;
+        Ok(batch)
+    }
+
+    /// Waits until all that it was asked for has come to its end; it takes no more.
+    pub fn finish(&self) {
+        self.ferry.finish();
+    }
+}
+
+/// Memory for pieces of a table with rows of so many bytes.
+fn pool(width: usize, lane: &Lane) -> Arc<Pool> {
+    let device = lane.device();
+    if width > PIECE_BYTES {
+        let budget_bytes = PINNED_BYTES.max(2 * width);
+        return Arc::new(Pool::pinned_and_kept(width, budget_bytes, device));
+    }
+    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    pools.retain(|(_, pool)| pool.strong_count() > 0);
+    let of_device = pools
+        .iter()
+        .filter(|(ordinal, _)| *ordinal == device.ordinal());
+    let mut found = of_device.filter_map(|(_, pool)| pool.upgrade());
+    if let Some(pool) = found.find(|pool| pool.is_ours()) {
+        return pool;
+    }
+    let pool = Arc::new(Pool::pinned_and_kept(PIECE_BYTES, PINNED_BYTES, device));
+    pools.push((device.ordinal(), Arc::downgrade(&pool)));
+    pool
+}
+
+/// A batch, as far as it has not begun.
+struct Rows {
+    shared: Arc<Shared>,
+    lane: Arc<Lane>,
+    piece_rows: usize,
+    ids: Vec<u64>,
+    /// How many have.
+    begun: usize,
+    foreseen: Option<u64>,
+    /// When the caller's stream has done what it had queued at the call, until copies wait for it.
+    moment: Option<Event>,
+    /// What has not been copied.
+    to: Option<DeviceScatter>,
+    outcome: Arc<Outcome<Result<Option<Event>>>>,
+}
+
+/// Rows on their way to memory of the host.
+struct Piece {
+    batch: Batch,
+    memory: Lease,
+    /// Bytes of the result.
+    bytes: Range<u64>,
+}
+
+impl Coming for Piece {
+    fn has_come(&self) -> bool {
+        self.batch.is_done()
+    }
+}
+
+impl Rows {
+    fn width(&self) -> usize {
+        self.shared.table.value_bytes() as usize
+    }
+
+    fn next_rows(&self) -> Range<usize> {
+        self.begun..self.ids.len().min(self.begun + self.piece_rows)
+    }
+}
+
+impl Cargo for Rows {
+    type Error = Error;
+    type Coming = Piece;
+    type Going = Departing;
+
+    fn next_bytes(&self) -> Option<usize> {
+        let rows = self.next_rows();
+        (!rows.is_empty()).then(|| rows.len() * self.width())
+    }
+
+    fn begin(&mut self, memory: IoBuf) -> Result<Piece> {
+        let rows = self.next_rows();
+        let foreseen = self.foreseen.map(|number| Foreseen {
+            number,
+            is_over: rows.end == self.ids.len(),
+        });
+        let (memory, lent) = Lease::of(memory);
+        let ids = &self.ids[rows.clone()];
+        let batch = self.shared.gather_part(ids, lent, foreseen)?;
+        self.begun = rows.end;
+        let width = self.width();
+        let bytes = (rows.start * width) as u64..(rows.end * width) as u64;
+        Ok(Piece {
+            batch,
+            memory,
+            bytes,
+        })
+    }
+
+    fn pass_on(&mut self, piece: Piece) -> Result<Departing> {
+        let Piece {
+            batch,
+            memory,
+            bytes,
+        } = piece;
+        batch.wait(None)?;
+        drop(batch);
+        let memory = memory.reclaim().expect("every row of it is there");
+        if let Some(moment) = self.moment.take() {
+            self.lane.fill_at(&moment)?;
+        }
+        let mut to = self.to.take().expect("there is more to copy");
+        if bytes.end < to.range().end {
+            self.to = Some(to.split_off(bytes.end));
+        }
+        let mut fills = DeviceFills::default();
+        fills.add(to, bytes.start, 0, 0..memory.len());
+        let departing = fills.begin(vec![memory])?;
+        let copied = &self.shared.counts.device_bytes;
+        copied.fetch_add(departing.bytes(), Relaxed);
+        Ok(departing)
+    }
+
+    fn all_go(&mut self) -> Result<()> {
+        self.outcome.tell(Ok(Some(self.lane.filled()?)));
+        Ok(())
+    }
+
+    fn leave(&mut self, departing: Departing) -> Result<()> {
+        Ok(departing.wait()?)
+    }
+
+    fn end(mut self, result: Result<()>) {
+        // The memory is let go of first.
+        self.to = None;
+        if let Err(error) = result {
+            self.outcome.tell(Err(error));
+        }
+    }
+}
+
+impl Drop for Rows {
+    fn drop(&mut self) {
+        if let (Some(number), Some(cache)) = (self.foreseen, &self.shared.cache)
+            && self.begun < self.ids.len()
+        {
+            cache.lock().index.cancel(number);
+        }
+        // Who waits for what no ferry has brought to its end would do so for ever.
+        let source = std::io::Error::other("it was given up");
+        let operation = "ferry";
+        let error = penstock_io::Error::Engine { operation, source };
+        self.outcome.tell(Err(error.into()));
+    }
+}
+
+/// Rows that are being gathered into memory of a device. It goes on when this is dropped.
+#[must_use = "rows are there once they were waited for"]
+pub struct DeviceBatch {
+    /// When all copies are done, which have begun then.
+    outcome: Arc<Outcome<Result<Option<Event>>>>,
+    process: u32,
+    forked: Error,
+}
+
+impl DeviceBatch {
+    /// Whether all copies have begun, or never will.
+    pub fn is_done(&self) -> bool {
+        self.is_ours() && self.outcome.heard().is_some()
+    }
+
+    /// Waits until all copies have begun; `false` where the time is over before.
+    ///
+    /// # Errors
+    /// As [`Batch::wait`], and [`Error::Io`] where the driver fails; as often as it is asked for.
+    pub fn wait(&self, timeout: Option<Duration>) -> std::result::Result<bool, &Error> {
+        if !self.is_ours() {
+            return Err(&self.forked);
+        }
+        let _span = trace::span("wait for rows");
+        match self.outcome.wait(timeout) {
+            None => Ok(false),
+            Some(Ok(_)) => Ok(true),
+            Some(Err(error)) => Err(error),
+        }
+    }
+
+    /// Has what `stream` gets from now on wait for the copies, which have begun.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where the stream is being captured or the driver fails.
+    pub fn hold(&self, stream: &Foreign) -> Result<()> {
+        if let Some(Ok(Some(moment))) = self.outcome.heard() {
+            stream.wait_for(moment).map_err(penstock_io::Error::from)?;
+        }
+        Ok(())
+    }
+
+    /// Has a function called when all copies have begun or never will, on the thread of the ferry or right
+    /// now. It must not wait.
+    pub fn on_done(&self, watcher: Box<dyn FnOnce() + Send>) {
+        self.outcome.on_told(watcher);
+    }
+
+    fn is_ours(&self) -> bool {
+        self.process == std::process::id()
+    }
+}
+
+impl fmt::Debug for DeviceBatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceBatch")
+            .field("is_done", &self.is_done())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,50 @@
+//! A machine with a device, which is the driver for tests.
+
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use penstock_cuda::{Device, Driver, Stream};
+use penstock_cuda_fake::Control;
+use penstock_io::buffer::Lane;
+use penstock_io::faulty::LentDevice;
+
+/// The driver for tests, its device, and a stream of a training's on it.
+pub(crate) struct Machine {
+    pub(crate) control: Control,
+    device: Arc<Device>,
+    pub(crate) lane: Arc<Lane>,
+    pub(crate) theirs: Arc<Stream>,
+}
+
+/// One driver serves all tests, as it does in a program; each has it alone.
+pub(crate) fn machine() -> MutexGuard<'static, Machine> {
+    static MACHINE: LazyLock<Mutex<Machine>> = LazyLock::new(|| {
+        let control = Control::new();
+        let driver = Driver::open(&penstock_cuda_fake::library()).unwrap();
+        let device = driver.device(0).unwrap();
+        let machine = Machine {
+            control,
+            device: Arc::clone(&device),
+            lane: Arc::new(Lane::new(&device).unwrap()),
+            theirs: Arc::new(Stream::new(&device).unwrap()),
+        };
+        Mutex::new(machine)
+    });
+    let mut machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    machine.control.clear_faults();
+    machine.draw(1, 0);
+    machine
+}
+
+impl Machine {
+    /// Has streams take times that are drawn anew.
+    pub(crate) fn draw(&mut self, seed: u64, delay_us_max: u64) {
+        self.control.set_seed(seed);
+        self.control.set_delay_us_max(delay_us_max);
+        self.lane = Arc::new(Lane::new(&self.device).unwrap());
+        self.theirs = Arc::new(Stream::new(&self.device).unwrap());
+    }
+
+    pub(crate) fn lent(&self, content: &[u8]) -> LentDevice {
+        LentDevice::new(&self.lane, &self.theirs, content).unwrap()
+    }
+}
