@@ -21,7 +21,15 @@ def _gb_per_second(nbytes: int, seconds: float) -> float:
 
 
 FallbackKind: TypeAlias = Literal[
-    "engine", "buffered", "eager", "unreserved", "unlinked", "leftover", "unindexed", "copy"
+    "engine",
+    "buffered",
+    "eager",
+    "unreserved",
+    "unlinked",
+    "leftover",
+    "unindexed",
+    "copy",
+    "unpinned",
 ]
 """What a `Fallback` may be a reason for."""
 
@@ -35,8 +43,9 @@ class Fallback(str):
             at its call), ``"unreserved"`` (space is not reserved before it is written),
             ``"unlinked"`` (a file of tensors could not have a second name: its blocks are shared,
             or it is copied), ``"leftover"`` (replaced files are not removed yet), ``"unindexed"``
-            (readers of models find no index of a group) or ``"copy"`` (damaged chunks were read
-            from another copy of the checkpoint).
+            (readers of models find no index of a group), ``"copy"`` (damaged chunks were read
+            from another copy of the checkpoint) or ``"unpinned"`` (memory that a GPU copies to or
+            from could not be pinned).
     """
 
     __slots__ = ("kind",)

@@ -152,7 +152,17 @@ fn transfer_remedy(error: &penstock_io::Error) -> &'static str {
         Io::OutOfMemory { .. } => "free memory or raise its limit",
         Io::Cancelled => "what had begun was finished",
         Io::Forked { .. } => "hand requests over in the process that waits for them",
+        Io::Cuda(error) => cuda_remedy(error),
         _ => "see the system's message",
+    }
+}
+
+fn cuda_remedy(error: &penstock_cuda::Error) -> &'static str {
+    use penstock_cuda::Error as Cuda;
+    match error {
+        Cuda::Capturing => "ask for it outside of the capture, before it or after it",
+        Cuda::Forked { .. } => "start processes with spawn or forkserver",
+        _ => "see the driver's message",
     }
 }
 

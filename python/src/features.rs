@@ -1,11 +1,13 @@
 //! Rows of tables by id.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use penstock_gather::{
-    Batch, Cache, Checks, Counts, Error, Index, Merging, Policy, Reader, Segment, Table, replay,
+    Batch, Cache, Checks, Counts, DeviceBatch, DeviceReader, Error, Index, Merging, Policy, Reader,
+    Segment, Table, replay,
 };
+use penstock_io::buffer::Lane;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -15,6 +17,7 @@ use crate::errors;
 use crate::ids::Ids;
 use crate::offload::{Bell, DataFile, Executor};
 use crate::owner::{detached, let_go};
+use crate::tensor::device::{NativeDevice, foreign};
 use crate::tensor::{self, NativeArray, TensorTarget};
 
 pub(crate) fn raised<T>(py: Python<'_>, result: Result<T, Error>) -> PyResult<T> {
@@ -132,6 +135,8 @@ impl RowIndex {
 #[pyclass(frozen, module = "penstock._native")]
 pub struct RowReader {
     inner: Reader,
+    /// One for each device that rows have gone to.
+    devices: Mutex<Vec<Arc<DeviceReader>>>,
 }
 
 #[pymethods]
@@ -177,6 +182,7 @@ impl RowReader {
         };
         Ok(RowReader {
             inner: Reader::new(table, share, cache, merging),
+            devices: Mutex::default(),
         })
     }
 
@@ -197,6 +203,46 @@ impl RowReader {
             self.inner.gather_foreseen(&ids, out, foreseen)
         };
         raised(py, detached(py, begin)).map(RowBatch::new)
+    }
+
+    /// Begins to gather the rows of integers into the bytes of an array of a device, without gaps, once its
+    /// stream has done what it has queued until now; as `gather` otherwise.
+    fn gather_to_device(
+        &self,
+        py: Python<'_>,
+        ids: NativeArray,
+        is_signed: bool,
+        out: NativeArray,
+        device: NativeDevice,
+        foreseen: Option<u64>,
+    ) -> PyResult<DeviceRowBatch> {
+        let ids = Ids::of(ids, is_signed)?;
+        let begin = || {
+            let numbers = ids.numbers(self.inner.table().rows())?;
+            let lane = Lane::of(device.0)?;
+            Ok((numbers, self.device(&lane)?))
+        };
+        let (numbers, reader) = raised(py, detached(py, begin))?;
+        let lane = Arc::clone(reader.lane());
+        let out = tensor::device_landing(&lane, out)?;
+        let stream = foreign(&lane, device.1);
+        let begin = || reader.gather(numbers, out, &stream, foreseen);
+        let inner = raised(py, detached(py, begin))?;
+        Ok(DeviceRowBatch { inner, lane })
+    }
+
+    /// Waits until all that was asked for of devices has come to its end.
+    fn finish_devices(&self, py: Python<'_>) {
+        let devices = std::mem::take(&mut *self.devices());
+        detached(py, || devices.iter().for_each(|reader| reader.finish()));
+    }
+
+    /// Bytes that devices have copied from pinned memory; why some of that is not pinned.
+    fn device_copies(&self) -> (u64, Option<String>) {
+        let bytes = self.inner.counts().device_bytes.load(Relaxed);
+        let devices = self.devices();
+        let unpinned = devices.iter().find_map(|reader| reader.unpinned());
+        (bytes, unpinned)
     }
 
     /// Tells the cache of a batch to come, and says its number.
@@ -228,6 +274,22 @@ impl RowReader {
 impl RowReader {
     pub(crate) fn shared(&self) -> Reader {
         self.inner.clone()
+    }
+
+    /// What gathers into memory of a device.
+    fn device(&self, lane: &Arc<Lane>) -> Result<Arc<DeviceReader>, Error> {
+        let mut devices = self.devices();
+        let found = devices.iter().find(|one| Arc::ptr_eq(one.lane(), lane));
+        if let Some(reader) = found {
+            return Ok(Arc::clone(reader));
+        }
+        let reader = Arc::new(DeviceReader::new(&self.inner, lane)?);
+        devices.push(Arc::clone(&reader));
+        Ok(reader)
+    }
+
+    fn devices(&self) -> MutexGuard<'_, Vec<Arc<DeviceReader>>> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tell<T: Send>(
@@ -277,4 +339,69 @@ impl RowBatch {
     fn ring(&self, bell: &Bell, key: u64) {
         self.inner.on_done(bell.ringing(key));
     }
+}
+
+/// Rows that are being gathered into memory of a device.
+#[pyclass(frozen, module = "penstock._native")]
+pub struct DeviceRowBatch {
+    inner: DeviceBatch,
+    lane: Arc<Lane>,
+}
+
+#[pymethods]
+impl DeviceRowBatch {
+    /// Whether all of it is on its way to the device.
+    fn done(&self, py: Python<'_>) -> bool {
+        let is_done = self.inner.is_done();
+        let_go(py);
+        is_done
+    }
+
+    /// Waits until all of it is on its way to the device, and says whether it is; signals have their turn
+    /// meanwhile.
+    fn wait(&self, py: Python<'_>, timeout_seconds: Option<f64>) -> PyResult<bool> {
+        let wait = |turn| {
+            let is_there = detached(py, || self.inner.wait(Some(turn)));
+            let is_there = is_there.map_err(|error| errors::raise_gather(py, error))?;
+            Ok(is_there.then_some(()))
+        };
+        Ok(call::wait(py, timeout_seconds, wait)?.is_some())
+    }
+
+    /// Has a stream of the device wait until all of it is there.
+    fn hold(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
+        let stream = foreign(&self.lane, stream);
+        raised(py, detached(py, || self.inner.hold(&stream)))
+    }
+
+    /// Has a bell rung when all of it is on its way.
+    fn ring(&self, bell: &Bell, key: u64) {
+        self.inner.on_done(bell.ringing(key));
+    }
+}
+
+/// Has copies to devices that begin from now on come after what streams have queued until now.
+#[pyfunction]
+pub fn fill_after(py: Python<'_>, devices: Vec<NativeDevice>) -> PyResult<()> {
+    let follow = || {
+        for (ordinal, stream) in devices {
+            let lane = Lane::of(ordinal)?;
+            lane.fill_after(&foreign(&lane, stream))?;
+        }
+        Ok(())
+    };
+    raised(py, detached(py, follow))
+}
+
+/// That a stream of a device is not being captured, where what is queued on it is waited for.
+#[pyfunction]
+pub fn check_stream(py: Python<'_>, device: NativeDevice) -> PyResult<()> {
+    let check = || {
+        let lane = Lane::of(device.0)?;
+        foreign(&lane, device.1)
+            .record()
+            .map_err(penstock_io::Error::from)?;
+        Ok(())
+    };
+    raised(py, detached(py, check))
 }

@@ -65,7 +65,10 @@ mod _native {
     #[pymodule_export]
     use crate::digests::{chunk_digests, combine_digests, digests, dtypes};
     #[pymodule_export]
-    use crate::features::{RowBatch, RowCache, RowIndex, RowReader, block_checks};
+    use crate::features::{
+        DeviceRowBatch, RowBatch, RowCache, RowIndex, RowReader, block_checks, check_stream,
+        fill_after,
+    };
     #[pymodule_export]
     use crate::files::{has_file, list_names, look, read_start};
     #[pymodule_export]

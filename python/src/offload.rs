@@ -8,10 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
 
 use penstock_io::Error;
-use penstock_io::buffer;
+use penstock_io::buffer::{self, DeviceRegion, Lane, Pool};
 use penstock_io::device::{Device, Requests};
 use penstock_io::executor::{
     self, ExecutorConfig, Kind, Landing, Moved, Request, Source, Target, page_bytes,
+};
+use penstock_io::ferry::{
+    DeviceKind, DeviceMoved, DeviceRequest, DeviceTransfer, Ferry, Moment, Shipment,
 };
 use penstock_io::file::{Direct, File};
 use pyo3::exceptions::PyRuntimeError;
@@ -20,7 +23,8 @@ use pyo3::prelude::*;
 use crate::call;
 use crate::errors;
 use crate::owner::{detached, let_go};
-use crate::tensor::{HostBuffer, NativeArray, landing, supply};
+use crate::tensor::device::{NativeDevice, foreign};
+use crate::tensor::{self, HostBuffer, NativeArray, landing, supply};
 
 fn raised<T>(py: Python<'_>, result: Result<T, Error>) -> PyResult<T> {
     result.map_err(|error| errors::raise_transfer(py, &error))
@@ -167,6 +171,12 @@ fn reach_or_create(path: &Path, direct: Direct) -> Result<File, Error> {
 /// A file, where in it, and an array.
 type NativeRequest = (Py<DataFile>, u64, NativeArray);
 
+/// The same, of a device.
+type NativeDeviceRequest = (Py<DataFile>, u64, NativeArray, NativeDevice);
+
+/// What passes through pinned memory at a time: a device copies it while the next are read.
+const PIECE_BYTES: usize = 4 << 20;
+
 /// Workers that many callers share.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Executor {
@@ -174,6 +184,9 @@ pub struct Executor {
     inner: Mutex<Option<executor::Executor>>,
     /// The claims of tables, by weight.
     rows: Mutex<HashMap<u32, Weak<executor::Share>>>,
+    /// What takes bytes to devices and from them, once there was any.
+    ferry: Mutex<Option<(Arc<Ferry<Shipment>>, Pool)>>,
+    staging_bytes: usize,
     engine: &'static str,
     fallback: Option<String>,
 }
@@ -206,6 +219,8 @@ impl Executor {
             fallback: inner.fallback().map(str::to_owned),
             inner: Mutex::new(Some(inner)),
             rows: Mutex::default(),
+            ferry: Mutex::default(),
+            staging_bytes,
         })
     }
 
@@ -221,16 +236,33 @@ impl Executor {
         self.fallback.as_deref()
     }
 
+    /// Why some of the memory that devices copy from is not pinned.
+    #[getter]
+    fn unpinned(&self, py: Python<'_>) -> Option<String> {
+        let_go(py);
+        self.ferry().as_ref().and_then(|(_, pool)| pool.unpinned())
+    }
+
     /// A claim on the device.
-    fn share(&self, py: Python<'_>, weight: u32) -> PyResult<Share> {
-        let inner = self.claim(py, weight)?;
-        Ok(Share { inner })
+    fn share(slf: &Bound<'_, Self>, weight: u32) -> PyResult<Share> {
+        let inner = slf.get().claim(slf.py(), weight)?;
+        Ok(Share {
+            inner: Arc::new(inner),
+            executor: slf.clone().unbind(),
+        })
     }
 
     /// Finishes what was handed over, and lets the workers go.
     fn close(&self, py: Python<'_>) {
+        let ferry = self.ferry().take();
         let inner = self.inner().take();
-        detached(py, || drop(inner));
+        detached(py, || {
+            // It has workers read and write.
+            if let Some((ferry, _)) = ferry {
+                ferry.finish();
+            }
+            drop(inner);
+        });
     }
 }
 
@@ -258,6 +290,23 @@ impl Executor {
         Ok(share)
     }
 
+    /// What takes bytes to devices and from them; its memory is pinned by a device for all of them.
+    fn ferry_of(&self, lane: &Lane) -> Result<Arc<Ferry<Shipment>>, Error> {
+        let mut ferry = self.ferry();
+        if let Some((ferry, _)) = &*ferry {
+            return Ok(Arc::clone(ferry));
+        }
+        let budget_bytes = self.staging_bytes.max(PIECE_BYTES);
+        let pool = Pool::pinned_and_kept(PIECE_BYTES, budget_bytes, lane.device());
+        let made = Arc::new(Ferry::start(pool.clone())?);
+        *ferry = Some((Arc::clone(&made), pool));
+        Ok(made)
+    }
+
+    fn ferry(&self) -> MutexGuard<'_, Option<(Arc<Ferry<Shipment>>, Pool)>> {
+        self.ferry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn inner(&self) -> MutexGuard<'_, Option<executor::Executor>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -266,13 +315,19 @@ impl Executor {
 /// One caller's claim on an executor.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Share {
-    inner: executor::Share,
+    inner: Arc<executor::Share>,
+    executor: Py<Executor>,
 }
 
 #[pymethods]
 impl Share {
-    /// Reads arrays.
-    fn read(&self, py: Python<'_>, requests: Vec<NativeRequest>) -> PyResult<Transfer> {
+    /// Reads arrays, of the host and of devices.
+    fn read(
+        &self,
+        py: Python<'_>,
+        requests: Vec<NativeRequest>,
+        on_devices: Vec<NativeDeviceRequest>,
+    ) -> PyResult<Transfer> {
         let request = |(file, offset, array): NativeRequest| {
             let landing: Landing = landing(array)?;
             Ok(Request {
@@ -282,50 +337,59 @@ impl Share {
             })
         };
         let requests: PyResult<Vec<Request>> = requests.into_iter().map(request).collect();
-        self.submit(py, requests?, Vec::new())
+        let mut streams = Streams::default();
+        let request = |(file, offset, array, device): NativeDeviceRequest| {
+            let lane = raised(py, streams.lane(device))?;
+            Ok(DeviceRequest {
+                target: file.get().to_read(),
+                offset,
+                kind: DeviceKind::Read(tensor::device_landing(&lane, array)?),
+            })
+        };
+        let on_devices: PyResult<Vec<DeviceRequest>> =
+            on_devices.into_iter().map(request).collect();
+        self.submit(py, requests?, on_devices?, streams, Vec::new())
     }
 
-    /// Writes arrays; each file is made long enough first, and made durable at the end if asked for.
+    /// Writes arrays, of the host and of devices; each file is made long enough first, and made durable at the
+    /// end if asked for.
     fn write(
         &self,
         py: Python<'_>,
         requests: Vec<NativeRequest>,
+        on_devices: Vec<NativeDeviceRequest>,
         durable: bool,
     ) -> PyResult<Transfer> {
-        let mut supplies = Vec::with_capacity(requests.len());
-        let mut files: Vec<(Py<DataFile>, u64, bool)> = Vec::new();
-        let mut known = HashMap::new();
+        let (mut supplies, mut regions) = (Vec::with_capacity(requests.len()), Vec::new());
+        let mut files = Files::default();
         for (file, offset, array) in requests {
             let supply: Source = supply(array)?;
-            let (len, page) = (supply.len(), page_bytes());
-            let end = offset.saturating_add(len);
-            let has_edges = !offset.is_multiple_of(page) || !len.is_multiple_of(page);
-            let index = *known.entry(file.as_ptr()).or_insert_with(|| {
-                files.push((file, 0, false));
-                files.len() - 1
-            });
-            let (_, last, any_edges) = &mut files[index];
-            (*last, *any_edges) = (end.max(*last), has_edges || *any_edges);
-            supplies.push((index, offset, supply));
+            supplies.push((files.add(file, offset, supply.len()), offset, supply));
         }
-        let prepare = || -> Result<Vec<Target>, Error> {
-            let target = |(file, end, has_edges): &(Py<DataFile>, u64, bool)| {
-                file.get().prepare(*end, *has_edges, durable)
-            };
-            files.iter().map(target).collect()
-        };
-        let targets = raised(py, detached(py, prepare))?;
+        let mut streams = Streams::default();
+        for (file, offset, array, device) in on_devices {
+            let lane = raised(py, streams.lane(device))?;
+            let region = tensor::device_supply(&lane, array)?;
+            regions.push((files.add(file, offset, region.len()), offset, region));
+        }
+        let targets = raised(py, detached(py, || files.prepare(durable)))?;
         let request = |(index, offset, supply): (usize, u64, Source)| Request {
             target: targets[index].clone(),
             offset,
             kind: Kind::Write(supply),
         };
         let made = supplies.into_iter().map(request).collect();
+        let request = |(index, offset, region): (usize, u64, DeviceRegion)| DeviceRequest {
+            target: targets[index].clone(),
+            offset,
+            kind: DeviceKind::Write(region),
+        };
+        let on_devices = regions.into_iter().map(request).collect();
         let syncs = match durable {
             true => targets.iter().map(|one| Arc::clone(&one.file)).collect(),
             false => Vec::new(),
         };
-        self.submit(py, made, syncs)
+        self.submit(py, made, on_devices, streams, syncs)
     }
 }
 
@@ -334,55 +398,161 @@ impl Share {
         &self,
         py: Python<'_>,
         requests: Vec<Request>,
+        on_devices: Vec<DeviceRequest>,
+        streams: Streams,
         syncs: Vec<Arc<File>>,
     ) -> PyResult<Transfer> {
-        // Who hands over more than may wait waits here.
-        let inner = raised(
-            py,
-            detached(py, || self.inner.submit_synced(requests, syncs)),
-        )?;
+        let begin = || {
+            let Some((_, (lane, _))) = streams.moments.first() else {
+                // Who hands over more than may wait waits here.
+                let inner = self.inner.submit_synced(requests, syncs)?;
+                return Ok(Handed::OfHost(inner));
+            };
+            let ferry = self.executor.get().ferry_of(lane)?;
+            let beside = match requests.is_empty() {
+                true => None,
+                false => Some(self.inner.submit(requests)?),
+            };
+            let moments = streams.moments.into_iter().map(|(_, moment)| moment);
+            let moments = moments.collect();
+            let share = &self.inner;
+            let shipment = Shipment::new(share, on_devices, PIECE_BYTES, moments, beside, syncs);
+            Ok(Handed::OfDevices(shipment.begin(&ferry)?))
+        };
+        let inner = raised(py, detached(py, begin))?;
         Ok(Transfer { inner })
     }
 }
 
-/// Bytes moved, of those through staging, of those through the page cache, and for how long in
-/// seconds.
-type NativeMoved = (u64, u64, u64, f64);
+/// Streams of callers, and the moments when they have done what they have queued until now.
+#[derive(Default)]
+struct Streams {
+    moments: Vec<(NativeDevice, Moment)>,
+}
+
+impl Streams {
+    /// The lane of a device, whose copies are to come after what the stream has.
+    fn lane(&mut self, device: NativeDevice) -> Result<Arc<Lane>, Error> {
+        let known = self.moments.iter().find(|(known, _)| *known == device);
+        if let Some((_, (lane, _))) = known {
+            return Ok(Arc::clone(lane));
+        }
+        let lane = Lane::of(device.0)?;
+        let moment = foreign(&lane, device.1).record()?;
+        self.moments.push((device, (Arc::clone(&lane), moment)));
+        Ok(lane)
+    }
+}
+
+/// Files that a call writes to, each once.
+#[derive(Default)]
+struct Files {
+    /// Where writes to it end, and whether any is of part of a page.
+    files: Vec<(Py<DataFile>, u64, bool)>,
+    known: HashMap<usize, usize>,
+}
+
+impl Files {
+    /// Its number.
+    fn add(&mut self, file: Py<DataFile>, offset: u64, len: u64) -> usize {
+        let page = page_bytes();
+        let end = offset.saturating_add(len);
+        let has_edges = !offset.is_multiple_of(page) || !len.is_multiple_of(page);
+        let index = *self.known.entry(file.as_ptr().addr()).or_insert_with(|| {
+            self.files.push((file, 0, false));
+            self.files.len() - 1
+        });
+        let (_, last, any_edges) = &mut self.files[index];
+        (*last, *any_edges) = (end.max(*last), has_edges || *any_edges);
+        index
+    }
+
+    fn prepare(&self, is_durable: bool) -> Result<Vec<Target>, Error> {
+        let target = |(file, end, has_edges): &(Py<DataFile>, u64, bool)| {
+            file.get().prepare(*end, *has_edges, is_durable)
+        };
+        self.files.iter().map(target).collect()
+    }
+}
+
+/// Bytes moved, of those through staging, of those through the page cache, of those between the host and
+/// devices, and for how long in seconds.
+type NativeMoved = (u64, u64, u64, u64, f64);
 
 /// Requests that were handed over together.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Transfer {
-    inner: executor::Transfer,
+    inner: Handed,
+}
+
+enum Handed {
+    /// The host has the memory of all of them.
+    OfHost(executor::Transfer),
+    /// Devices have that of some.
+    OfDevices(DeviceTransfer),
 }
 
 #[pymethods]
 impl Transfer {
     /// Whether it has ended, well or not.
     fn done(&self, py: Python<'_>) -> bool {
-        let is_done = self.inner.is_done();
+        let is_done = match &self.inner {
+            Handed::OfHost(inner) => inner.is_done(),
+            Handed::OfDevices(inner) => inner.is_done(),
+        };
         let_go(py);
         is_done
     }
 
     /// Waits for the end; None where the time is over before. Signals have their turn meanwhile.
     fn wait(&self, py: Python<'_>, timeout_seconds: Option<f64>) -> PyResult<Option<NativeMoved>> {
-        let wait = |turn| raised(py, detached(py, || self.inner.wait(Some(turn))));
+        let wait = |turn| match &self.inner {
+            Handed::OfHost(inner) => {
+                let moved = raised(py, detached(py, || inner.wait(Some(turn))))?;
+                Ok(moved.map(|moved| DeviceMoved {
+                    moved,
+                    device_bytes: 0,
+                }))
+            }
+            Handed::OfDevices(inner) => detached(py, || inner.wait(Some(turn)))
+                .map_err(|error| errors::raise_transfer(py, error)),
+        };
         let moved = call::wait(py, timeout_seconds, wait)?;
-        let of = |moved: Moved| {
-            let seconds = self.inner.took().as_secs_f64();
-            (moved.bytes, moved.staged_bytes, moved.cached_bytes, seconds)
+        let of = |DeviceMoved {
+                      moved,
+                      device_bytes,
+                  }| {
+            let took = match &self.inner {
+                Handed::OfHost(inner) => inner.took(),
+                Handed::OfDevices(inner) => inner.took(),
+            };
+            let Moved {
+                bytes,
+                staged_bytes,
+                cached_bytes,
+            } = moved;
+            let seconds = took.as_secs_f64();
+            (bytes, staged_bytes, cached_bytes, device_bytes, seconds)
         };
         Ok(moved.map(of))
     }
 
     /// Gives up what has not begun.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
-        raised(py, self.inner.cancel())
+        let cancelled = match &self.inner {
+            Handed::OfHost(inner) => inner.cancel(),
+            Handed::OfDevices(inner) => inner.cancel(),
+        };
+        raised(py, cancelled)
     }
 
     /// Has a bell rung when it ends.
     fn ring(&self, py: Python<'_>, bell: &Bell, key: u64) -> PyResult<()> {
-        raised(py, bell.inner.hang(&self.inner, key))
+        let hung = match &self.inner {
+            Handed::OfHost(inner) => bell.inner.hang(inner, key),
+            Handed::OfDevices(inner) => inner.on_done(bell.ringing(key)),
+        };
+        raised(py, hung)
     }
 }
 

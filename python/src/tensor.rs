@@ -11,7 +11,8 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use penstock_io::buffer::{
-    ArrayMut, HostArrayMut, HostRegion, HostRegionMut, Memory, Region, RegionMut, Stocked,
+    ArrayMut, DeviceArrayMut, DeviceRegion, HostArrayMut, HostRegion, HostRegionMut, Lane, Memory,
+    Region, RegionMut, Stocked,
 };
 use penstock_io::executor::{Landing, Source};
 use penstock_store::format::part::TensorBox;
@@ -398,6 +399,24 @@ pub(crate) fn landing(array: NativeArray) -> PyResult<Landing> {
             Landing::Scattered(array.into_scatter(&strides))
         }
     })
+}
+
+/// An array of a device to fill.
+pub(crate) fn device_landing(lane: &Arc<Lane>, array: NativeArray) -> PyResult<DeviceArrayMut> {
+    checked_bytes(&array)?;
+    let (address, shape, strides, item_bytes, owner) = array;
+    let owner = Owner::of(owner);
+    device::array(lane, address, item_bytes, &shape, strides.as_deref(), owner)
+        .ok_or_else(|| PyValueError::new_err("its items lie in each other"))
+}
+
+/// An array of a device to copy from.
+pub(crate) fn device_supply(lane: &Arc<Lane>, array: NativeArray) -> PyResult<DeviceRegion> {
+    checked_bytes(&array)?;
+    let (address, shape, strides, item_bytes, owner) = array;
+    let owner = Owner::of(owner);
+    let region = device::region(lane, address, item_bytes, &shape, strides.as_deref(), owner);
+    Ok(region)
 }
 
 /// An array without gaps, in its order, to copy from.

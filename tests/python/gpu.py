@@ -105,6 +105,9 @@ class GpuTensor(torch.Tensor):
     def data_ptr(self):
         return self.storage_address + self.storage_offset() * self.element_size()
 
+    def untyped_storage(self):
+        return self.block or super().untyped_storage()
+
     # What PyTorch does by a kernel.
 
     def contiguous(self):
@@ -118,29 +121,58 @@ class GpuTensor(torch.Tensor):
 
     # And what it does without one: other tensors of the same memory.
 
+    def view(self, *how):
+        return self.alias(self._like().view(*how))
+
+    def as_strided(self, *where):
+        return self.alias(self._like().as_strided(*where))
+
+    def __getitem__(self, index):
+        return self.alias(self._like()[index])
+
     def alias(self, like):
         return GpuTensor(self.gpu, self.storage_address, like, self.block)
 
-    def view(self, dtype):
-        assert dtype.itemsize == self.itemsize
-        like = torch.empty(0, dtype=dtype, device="meta")
-        return self.alias(like.as_strided(self.shape, self.stride(), self.storage_offset()))
-
-    def as_strided(self, *where):
-        return self.alias(torch.empty(0, dtype=self.dtype, device="meta").as_strided(*where))
+    def _like(self):
+        """One without memory of the same shape and place."""
+        like = torch.empty(0, dtype=self.dtype, device="meta")
+        return like.as_strided(self.shape, self.stride(), self.storage_offset())
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         aten = torch.ops.aten
         if func is aten.detach.default:
             return args[0].alias(args[0])
-        if func is aten._to_copy.default:
+        if func in (aten._to_copy.default, aten.to.dtype_layout):
             return args[0].gpu.read(args[0])
+        if func is aten.clone.default:
+            return args[0].gpu.put(args[0].gpu.read(args[0]))
         if func is aten.copy_.default:
             return args[0].copy_(args[1].gpu.read(args[1]))
         if func in (aten._neg_view.default, aten._conj.default):
             raise AssertionError("views of that kind are not made here")
         raise NotImplementedError(str(func))
+
+
+class Block:
+    """Memory of the device, which is given to the next tensor when nobody has it any more.
+
+    As by the allocator of PyTorch: at once, whatever a stream still does with it.
+    """
+
+    def __init__(self, gpu, address, nbytes):
+        self._unused = gpu.unused.setdefault(nbytes, [])
+        self._address = address
+        self._nbytes = nbytes
+
+    def data_ptr(self):
+        return self._address
+
+    def nbytes(self):
+        return self._nbytes
+
+    def __del__(self):
+        self._unused.append(self._address)
 
 
 class Gpu:
@@ -156,12 +188,52 @@ class Gpu:
         self.stream = self.new_stream()
         self.asked = []
         self.fresh = Fresh()
-        self._allocated = []
+        self.unused = {}
         self._kept = []
 
     def call(self, name, *arguments):
         """Calls a function of the driver's that has to succeed."""
         assert getattr(self.driver, name)(*arguments) == 0, name
+
+    def fail(self, name, nth=1, status=999):
+        """Has a call of a function fail, the next or a later one."""
+        self.driver.penstock_fake_fail_call(name.encode(), ctypes.c_uint64(nth), status)
+
+    def mend(self):
+        """Has nothing fail that has not failed yet."""
+        self.driver.penstock_fake_clear_faults()
+
+    @contextmanager
+    def holding(self, stream=None):
+        """A stream begins nothing meanwhile, or none does."""
+        if stream is None:
+            self.driver.penstock_fake_hold_all()
+        else:
+            self.driver.penstock_fake_hold(ctypes.c_uint64(stream.value))
+        try:
+            yield
+        finally:
+            self.driver.penstock_fake_release_all()
+            if stream is not None:
+                self.driver.penstock_fake_release(ctypes.c_uint64(stream.value))
+
+    def leaks(self):
+        """What was made and not let go of, by kind."""
+        names = (
+            "allocations",
+            "device_bytes",
+            "registered",
+            "pinned_allocations",
+            "pinned_bytes",
+            "streams",
+            "events",
+            "modules",
+            "graphs",
+            "retained",
+        )
+        counts = (ctypes.c_uint64 * len(names))()
+        self.driver.penstock_fake_leaks(counts)
+        return dict(zip(names, counts, strict=True))
 
     def calls(self, name):
         """How often a function was called."""
@@ -177,36 +249,51 @@ class Gpu:
 
     def draw(self, seed, delay_us_max):
         """Has the training's stream take times that are drawn anew."""
+        # What it has done with memory is done before another stream gets that.
+        self.call("cuStreamSynchronize", self.stream)
         self.driver.penstock_fake_seed(ctypes.c_uint64(seed))
         self.driver.penstock_fake_delay_us_max(ctypes.c_uint64(delay_us_max))
         self.stream = self.new_stream()
 
     def put(self, host):
         """A tensor of the device with the storage and the strides of one of the host."""
-        address = self._allocate(host)
+        block, address = self._allocate(host)
+        tensor = GpuTensor(self, address, host, block)
         self._write(address, host.untyped_storage())
-        return GpuTensor(self, address, host)
+        return tensor
 
     def _allocate(self, host):
-        address = ctypes.c_uint64()
         nbytes = max(host.untyped_storage().nbytes(), 1)
-        self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
-        self._allocated.append(address)
-        return address.value
+        if unused := self.unused.get(nbytes):
+            address = unused.pop()
+        else:
+            allocated, wanted = ctypes.c_uint64(), ctypes.c_size_t(nbytes)
+            if self.driver.cuMemAlloc_v2(ctypes.byref(allocated), wanted) != 0:
+                self._release_unused()
+                self.call("cuMemAlloc_v2", ctypes.byref(allocated), wanted)
+            address = allocated.value
+        return Block(self, address, nbytes), address
+
+    def _release_unused(self):
+        for addresses in self.unused.values():
+            while addresses:
+                self.call("cuMemFree_v2", ctypes.c_uint64(addresses.pop()))
 
     def empty(self, shape, dtype):
         """New memory, which work that is queued on the training's stream still writes to."""
         tensor = self.put(drawn(shape, dtype, 77))
         if tensor.numel():
-            tensor.block = _Block(self.fresh, tensor.nbytes)
+            self.fresh.use(tensor.nbytes)
+            weakref.finalize(tensor.block, self.fresh.use, -tensor.nbytes)
         return tensor
 
     def put_pageable(self, host):
         """The same, where nothing can be pinned."""
-        address, nbytes = self._allocate(host), ctypes.c_size_t(host.untyped_storage().nbytes())
+        block, address = self._allocate(host)
         source = ctypes.c_void_p(host.untyped_storage().data_ptr())
+        nbytes = ctypes.c_size_t(host.untyped_storage().nbytes())
         self.call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), source, nbytes)
-        return GpuTensor(self, address, host)
+        return GpuTensor(self, address, host, block)
 
     def change(self, tensor, host, *, is_counted=True):
         """What an optimizer does: queued, and counted by PyTorch, if it is not a fused one."""
@@ -226,6 +313,22 @@ class Gpu:
         if storage.nbytes():
             self.call("cuMemcpyHtoDAsync_v2", source, pinned, size, self.stream)
         self._kept.append(pinned)
+
+    def look(self, tensor):
+        """A kernel that reads a contiguous tensor: queued. What it has seen is there later."""
+        pinned, nbytes = ctypes.c_void_p(), ctypes.c_size_t(tensor.nbytes)
+        self.call("cuMemAllocHost_v2", ctypes.byref(pinned), nbytes)
+        address = ctypes.c_uint64(tensor.data_ptr())
+        self.call("cuMemcpyDtoHAsync_v2", pinned, address, nbytes, self.stream)
+        self._kept.append(pinned)
+        stream, shape, dtype = self.stream, tuple(tensor.shape), tensor.dtype
+
+        def seen():
+            self.call("cuStreamSynchronize", stream)
+            raw = (ctypes.c_uint8 * nbytes.value).from_address(pinned.value)
+            return torch.frombuffer(bytearray(raw), dtype=dtype).reshape(shape)
+
+        return seen
 
     def read(self, tensor):
         """What PyTorch does to copy a tensor to the host: it waits."""
@@ -260,13 +363,6 @@ class Gpu:
             self.call("cuMemFreeHost", pinned)
         self._kept.clear()
 
-    def free(self):
-        """Frees all tensors as well."""
-        self.forget()
-        for address in self._allocated:
-            self.call("cuMemFree_v2", address)
-        self._allocated.clear()
-
 
 class Fresh:
     """How much new memory is in use, and was at most."""
@@ -277,14 +373,6 @@ class Fresh:
     def use(self, nbytes):
         self.nbytes += nbytes
         self.nbytes_max = max(self.nbytes_max, self.nbytes)
-
-
-class _Block:
-    """New memory, from when it was made until no tensor of it is left."""
-
-    def __init__(self, fresh, nbytes):
-        fresh.use(nbytes)
-        weakref.finalize(self, fresh.use, -nbytes)
 
 
 _gpu = None
@@ -304,8 +392,7 @@ def taken_for_real():
     """Has `GpuTensor` pass for a tensor of PyTorch's, and its stream for the current one."""
     gpu = have_gpu()
     make, read, stream = Flattener.__init__, matching._memory_of, torch.cuda.current_stream
-    device = torch.cuda.current_device
-    empty, to = torch.empty, torch.Tensor.to
+    empty, to, device = torch.empty, torch.Tensor.to, torch.cuda.current_device
     gpu.fresh = Fresh()
 
     def make_with_more(self, *arguments, **keywords):
@@ -314,8 +401,6 @@ def taken_for_real():
 
     def read_more(value, name):
         return of_tensor(value, name) if type(value) is GpuTensor else read(value, name)
-
-    Flattener.__init__, matching._memory_of = make_with_more, read_more
 
     def current_stream(ordinal=0):
         gpu.asked.append(ordinal)
@@ -331,15 +416,17 @@ def taken_for_real():
         to_gpu = arguments and getattr(arguments[0], "type", None) == "cuda"
         return gpu.put(tensor) if to_gpu else to(tensor, *arguments, **keywords)
 
-    torch.cuda.current_stream, torch.empty, torch.Tensor.to = current_stream, make_empty, move
-    torch.cuda.current_device = lambda: 0
+    Flattener.__init__, matching._memory_of = make_with_more, read_more
+    torch.cuda.current_stream, torch.cuda.current_device = current_stream, lambda: 0
+    torch.empty, torch.Tensor.to = make_empty, move
     try:
         yield gpu
     finally:
-        torch.cuda.current_device = device
         Flattener.__init__, matching._memory_of = make, read
-        torch.cuda.current_stream, torch.empty, torch.Tensor.to = stream, empty, to
-        gpu.free()
+        torch.cuda.current_stream, torch.cuda.current_device = stream, device
+        torch.empty, torch.Tensor.to = empty, to
+        gpu.mend()
+        gpu.forget()
 
 
 @pytest.fixture

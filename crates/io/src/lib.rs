@@ -29,8 +29,8 @@ mod error;
 pub mod executor;
 #[cfg(feature = "faulty")]
 pub mod faulty;
-pub mod fifo;
 pub mod ferry;
+pub mod fifo;
 pub mod file;
 pub mod file_system;
 pub mod priority;

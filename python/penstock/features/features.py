@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import math
 import os
 import weakref
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from penstock import _native
 from penstock.errors import CorruptCheckpointError, PenstockError
+from penstock.features.batches import Batches, device_of, on_host
+from penstock.features.coming import Coming
 from penstock.features.device import STAGING, STAGING_BYTES, DeviceFeatures, ordinal_of
 from penstock.features.foreseen import ForeseenRows
 from penstock.features.ids import Ids, ids_of
-from penstock.features.pending import PendingRows
 from penstock.features.requests import GAP, GAP_BYTES, RUN_BYTES_MAX, check_length
-from penstock.features.results import Results, target_of
-from penstock.loading.copying import bump_versions
+from penstock.features.results import Results
 from penstock.offload.streaming.stored import FileMark
 from penstock.offload.tensor_io import for_rows
 from penstock.option_kinds import Number
 from penstock.reports import Fallback
-from penstock.state import dtypes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from typing import Self
 
+    import torch
+
     from penstock.features.cache import Cache
+    from penstock.features.pending import PendingRows
     from penstock.features.source import Source
     from penstock.offload.tensor_io import TensorIO
 
 WINDOW = Number(0, 1 << 20, "batches")
-_NO_MORE = object()
 _PIN_BYTES = 16 << 20
 _AHEAD_ROWS = 4096
 """So many rows are asked for ahead of the batch that a stream waits for, so that the queue of the
@@ -58,6 +55,8 @@ class FeaturesStats:
         useful_bytes: Of the rows that were read.
         read_again: Rows that were read once more, as what came was damaged, or did not come with
             another batch's request.
+        device_bytes: Of rows, those that GPUs have copied from pinned memory by themselves; 0 where
+            PyTorch has copied them.
         is_checked: Whether what is read is compared with checksums.
         engine: ``"uring"`` or ``"threads"``.
         direct: Whether reads go past the page cache.
@@ -72,6 +71,7 @@ class FeaturesStats:
     read_bytes: int
     useful_bytes: int
     read_again: int
+    device_bytes: int
     is_checked: bool
     engine: str
     direct: bool
@@ -138,7 +138,6 @@ class Features:
         item_bytes = self._value_bytes
         for size in source.row_shape:
             item_bytes //= size
-        self._results = Results(source.dtype, item_bytes)
         self._process = os.getpid()
         self._pinned: list[Ids] = []
         self._served: weakref.WeakSet[DeviceFeatures] = weakref.WeakSet()
@@ -171,6 +170,8 @@ class Features:
                 gap_bytes=gap_bytes,
                 run_bytes_max=max(run_bytes_max, source.row_bytes),
             )
+        results = Results(source.dtype, item_bytes)
+        self._batches = Batches(self._reader, results, self._check_files)
         self._check_files()
 
     def __len__(self) -> int:
@@ -188,47 +189,60 @@ class Features:
         state = " closed" if self._io is None else ""
         return f"<Features {self.source.path!r} {self.dtype}{list(self.shape)}{state}>"
 
-    def gather(self, ids: Any, out: Any = None) -> Any:
+    def gather(self, ids: Any, out: Any = None, *, device: Any = None) -> Any:
         """The rows of some ids, in their order, each as often as it is asked for.
 
+        Rows for a GPU are packed in pinned memory of the host, and copied from there by the GPU
+        once the work is done that the current stream had at the call. The current stream waits for
+        the copy, this thread does not.
+
         Args:
-            ids: Integers of any type: a tensor, an array or a sequence, of any shape.
-            out: Memory for them: a contiguous tensor or array of the host, of the shape of ``ids``
-                and of a row, and of the table's type.
+            ids: Integers of any type: a tensor, an array or a sequence, of any shape. Those of a
+                tensor of a device are copied to the host first, for which this waits.
+            out: Memory for them: a contiguous tensor of any device or an array, of the shape of
+                ``ids`` and of a row, and of the table's type.
+            device: Where a tensor for them is to be, as PyTorch names it; without it, and without
+                ``out``, where ``ids`` are.
 
         Returns:
-            ``out``; else a tensor where ``ids`` is one, and an array elsewhere.
+            ``out``; else a tensor where ``ids`` is one or ``device`` is given, and an array
+            elsewhere.
 
         Raises:
             IndexError: There is no such row; says which and where.
             TransferError: Bytes cannot be read.
             CorruptCheckpointError: A file has changed, or bytes are not those that were written.
+            DeviceError: The stream of the device is being captured, its driver fails, or this is a
+                fork of a process that has used it.
             TypeError: The ids are no integers.
-            ValueError: ``out`` does not fit, or this is closed.
+            ValueError: ``out`` does not fit, there is no such device, or this is closed.
         """
-        return self.gather_async(ids, out).result()
+        return self.gather_async(ids, out, device=device).result()
 
-    def gather_async(self, ids: Any, out: Any = None) -> PendingRows:
+    def gather_async(self, ids: Any, out: Any = None, *, device: Any = None) -> PendingRows:
         """Begins to gather rows; see `gather`. The result must not be used before it is done.
 
         Raises:
             IndexError: There is no such row; says which and where.
+            DeviceError: The stream of the device is being captured, its driver fails, or this is a
+                fork of a process that has used it.
             TypeError: The ids are no integers.
-            ValueError: ``out`` does not fit, or this is closed.
+            ValueError: ``out`` does not fit, there is no such device, or this is closed.
         """
-        return self._begun(ids_of(ids), out)
+        ids, where = on_host(ids)
+        return self._begun(ids_of(ids), out, _wanted(device, out, where))
 
-    def _begun(self, numbers: Ids, out: Any = None, foreseen: int | None = None) -> PendingRows:
+    def _begun(
+        self,
+        numbers: Ids,
+        out: Any = None,
+        device: torch.device | None = None,
+        foreseen: int | None = None,
+    ) -> PendingRows:
         self._check_open()
         shape = (*numbers.shape, *self.source.row_shape)
-        if out is None:
-            out = self._results.empty(shape, is_torch=numbers.is_torch)
-        else:
-            self._results.check(out, shape)
-            bump_versions([out])
         with self._naming(numbers):
-            native = self._reader.gather(numbers.array, numbers.is_signed, target_of(out), foreseen)
-        return PendingRows(native, out, self._check_files)
+            return self._batches.begin(numbers, shape, out, device, foreseen)
 
     def pin(self, ids: Any) -> int:
         """Reads rows into the cache, where they stay until this is closed.
@@ -247,7 +261,7 @@ class Features:
             StorageError: They cannot be read.
         """
         self._check_open()
-        numbers = ids_of(ids)
+        numbers = ids_of(on_host(ids)[0])
         with self._naming(numbers):
             count = self._reader.pin(numbers.array, numbers.is_signed)
         if count is None:
@@ -275,13 +289,16 @@ class Features:
                 " fork: open it here"
             )
 
-    def stream(self, batches: Iterable[Any], *, window: int = 8) -> Iterator[tuple[Any, Any]]:
+    def stream(
+        self, batches: Iterable[Any], *, window: int = 8, device: Any = None
+    ) -> Iterator[tuple[Any, Any]]:
         """The rows of batch after batch, the next ones asked for before one is waited for.
 
         Args:
             batches: Ids of each.
             window: How many batches are taken beyond those that are asked for, so that the cache
                 knows which rows they need. Their ids take memory: some 45 bytes each.
+            device: Where the rows are to be; see `gather`.
 
         Yields:
             The ids of a batch as they came, of arrays, tensors and lists a copy, and its rows.
@@ -290,12 +307,13 @@ class Features:
             one it was.
 
         Raises:
-            ValueError: ``window`` is negative.
+            ValueError: ``window`` is negative, or there is no such device.
         """
         WINDOW.check("window", window)
+        device = device_of(device)
         known: deque[tuple[Any, ForeseenRows, int]] = deque()
         begun: deque[tuple[Any, PendingRows, int]] = deque()
-        coming, rows = _Coming(batches), 0
+        coming, rows = Coming(batches), 0
         try:
             while True:
                 while len(known) <= window and (ids := coming.next(self._foreseen)) is not None:
@@ -303,7 +321,7 @@ class Features:
                 if not known:
                     break
                 ids, foreseen, count = known.popleft()
-                begun.append((ids, foreseen.gather_async(), count))
+                begun.append((ids, foreseen.gather_async(device=device), count))
                 rows += count
                 while len(begun) > 1 and (
                     rows - begun[0][2] >= _AHEAD_ROWS
@@ -351,15 +369,16 @@ class Features:
             [[0.0, 1.0], [6.0, 7.0]]
             [[6.0, 7.0], [2.0, 3.0]]
         """
-        return self._foreseen(ids_of(ids))
+        ids, where = on_host(ids)
+        return self._foreseen(ids_of(ids), where)
 
-    def _foreseen(self, numbers: Ids) -> ForeseenRows:
+    def _foreseen(self, numbers: Ids, where: torch.device | None) -> ForeseenRows:
         self._check_open()
         reader = self._reader
         with self._naming(numbers):
             number = reader.foresee(numbers.array, numbers.is_signed)
         return ForeseenRows(
-            lambda out: self._begun(numbers, out, number),
+            lambda out, device: self._begun(numbers, out, _wanted(device, out, where), number),
             lambda: None if number is None else reader.forget(number),
         )
 
@@ -392,6 +411,10 @@ class Features:
     def stats(self) -> FeaturesStats:
         """What was done since it was opened."""
         rows, hits, shared, read_rows, requests, read_bytes, again = self._reader.counts()
+        device_bytes, unpinned = self._reader.device_copies()
+        fallbacks = self._fallbacks
+        if unpinned is not None:
+            fallbacks = (*fallbacks, Fallback(unpinned, "unpinned"))
         return FeaturesStats(
             rows=rows,
             hits=hits,
@@ -401,10 +424,11 @@ class Features:
             read_bytes=read_bytes,
             useful_bytes=read_rows * self._value_bytes,
             read_again=again,
+            device_bytes=device_bytes,
             is_checked=self.source.checks is not None,
             engine=self._engine,
             direct=self._is_direct,
-            fallbacks=self._fallbacks,
+            fallbacks=fallbacks,
         )
 
     def close(self) -> None:
@@ -417,6 +441,7 @@ class Features:
                 served.close()
         finally:
             if self._process == os.getpid():
+                self._reader.finish_devices()
                 for numbers in self._pinned:
                     self._reader.unpin(numbers.array, numbers.is_signed)
             io.close()
@@ -454,39 +479,11 @@ class Features:
                 )
 
 
-class _Coming:
-    """Batches as they are taken, and what ends them."""
-
-    def __init__(self, batches: Iterable[Any]) -> None:
-        self._source = iter(batches)
-        self._count = 0
-        self._error: Exception | None = None
-
-    def next(self, foreseen: Callable[[Ids], ForeseenRows]) -> tuple[Any, ForeseenRows, int] | None:
-        """The next one, as the cache knows of it; None where there is none, or an error."""
-        if self._error is not None:
-            return None
-        try:
-            taken: Any = next(self._source, _NO_MORE)
-            if taken is _NO_MORE:
-                return None
-            # Whoever makes batches may fill the same memory again.
-            ids = copy.deepcopy(taken) if isinstance(taken, (np.ndarray, list)) else taken
-            if dtypes.is_tensor(taken):
-                ids = taken.detach().clone()
-            numbers = ids_of(ids)
-            found = ids, foreseen(numbers), max(1, math.prod(numbers.shape))
-        except Exception as error:
-            error.add_note(f"batch {self._count} of the stream, counted from 0")
-            self._error = error
-            return None
-        self._count += 1
-        return found
-
-    def end(self) -> None:
-        """Raises what has ended them before their end."""
-        if self._error is not None:
-            raise self._error
+def _wanted(device: Any, out: Any, where: torch.device | None) -> torch.device | None:
+    """Where the rows of a batch are to be: there, where ``out`` is, or where their ids are."""
+    if device is None and out is None:
+        return where
+    return device_of(device)
 
 
 def _words(checks: Any) -> Any:

@@ -18,11 +18,13 @@ class ForeseenRows:
 
     __slots__ = ("__weakref__", "_begin", "_forget")
 
-    def __init__(self, begin: Callable[[Any], PendingRows], forget: Callable[[], None]) -> None:
-        self._begin: Callable[[Any], PendingRows] | None = begin
+    def __init__(
+        self, begin: Callable[[Any, Any], PendingRows], forget: Callable[[], None]
+    ) -> None:
+        self._begin: Callable[[Any, Any], PendingRows] | None = begin
         self._forget = forget
 
-    def gather_async(self, out: Any = None) -> PendingRows:
+    def gather_async(self, out: Any = None, *, device: Any = None) -> PendingRows:
         """Begins to gather them; see `Features.gather_async`.
 
         Raises:
@@ -33,7 +35,7 @@ class ForeseenRows:
         if begin is None:
             raise ValueError("these rows are foreseen no more: foresee them again, or gather them")
         try:
-            return begin(out)
+            return begin(out, device)
         except BaseException:
             self._forget()
             raise

@@ -14,6 +14,8 @@ from penstock.state import dtypes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
 _KEPT_BYTES = 1 << 30
 """What is kept of results that nobody has any more, at most."""
 _KEPT_FROM_BYTES = 64 << 10
@@ -57,25 +59,41 @@ class Results:
         elements = np.frombuffer(held, array_kind, count)  # type: ignore[call-overload]
         return elements.reshape(sizes)
 
-    def check(self, out: Any, shape: Sequence[int]) -> None:
+    def empty_on(self, shape: Sequence[int], device: torch.device) -> Any:
+        """A tensor of a device, of undefined content."""
+        kind = dtypes.torch_dtype(self._dtype)
+        return dtypes.import_torch().empty(tuple(shape), dtype=kind, device=device)
+
+    def check(self, out: Any, shape: Sequence[int], device: torch.device | None = None) -> None:
         """Whether a caller's own memory can have the rows.
+
+        Args:
+            out: The memory.
+            shape: Of the rows.
+            device: Where it has to be; None for anywhere.
 
         Raises:
             ValueError: It has another shape or type, or is not contiguous or read-only.
             TypeError: It is neither a tensor nor an array.
         """
+        where = "that may be written to"
         if dtypes.is_tensor(out):
             kind, is_good = dtypes.torch_names().get(out.dtype, (None,))[0], out.is_contiguous()
-            is_good = is_good and out.device.type == "cpu" and not out.requires_grad
+            is_good = is_good and out.device.type != "meta" and not out.requires_grad
+            is_good = is_good and not (out.is_conj() or out.is_neg())
+            if device is not None and not _is_on(out.device, device):
+                is_good, where = False, f"on {device}"
         elif isinstance(out, np.ndarray):
             kind = dtypes.numpy_name(out.dtype)
             is_good = out.flags.c_contiguous and out.flags.writeable
+            if device is not None and device.type != "cpu":
+                is_good, where = False, f"on {device}"
         else:
             raise TypeError(f"out: {type(out).__name__}: use a tensor or an array")
         if kind != self._dtype or tuple(out.shape) != tuple(shape) or not is_good:
             raise ValueError(
                 f"out: {kind} of shape {tuple(out.shape)}: needed is a contiguous {self._dtype} of"
-                f" shape {tuple(shape)} in memory of the host that may be written to"
+                f" shape {tuple(shape)} in memory {where}"
             )
 
     def _take(self, nbytes: int) -> _native.HostBuffer:
@@ -87,6 +105,11 @@ class Results:
         except StorageError:
             # Callers hold more than is kept: what they get beyond is theirs alone.
             return _native.reserve(nbytes, 0)
+
+
+def _is_on(found: torch.device, wanted: torch.device) -> bool:
+    """Whether a device is the one that is wanted, of which no number need be said."""
+    return str(wanted) in (found.type, str(found))
 
 
 def target_of(result: Any) -> tuple[int, int, Any]:

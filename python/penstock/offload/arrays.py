@@ -14,20 +14,22 @@ if TYPE_CHECKING:
     from penstock._native import _Array
 
 
-def to_read_into(value: Any) -> _Array:
+def to_read_into(value: Any, memory: Memory) -> _Array:
     """What the native module fills.
 
+    Args:
+        value: What a caller has.
+        memory: Where its elements lie.
+
     Raises:
-        UnsupportedStateError: It has no plain memory of the host, or none that may be written to.
-        TypeError: It is neither a tensor nor an array nor a buffer.
+        UnsupportedStateError: It has no memory that may be written to.
     """
-    memory = _memory(value)
     if memory.owner is not value and isinstance(memory.owner, type(value)):
         # The values of a conjugate view are others than those in memory.
-        raise _refusal("a conjugate or negated view cannot be read into: use the plain tensor")
+        raise refusal("a conjugate or negated view cannot be read into: use the plain tensor")
     if isinstance(memory.owner, np.ndarray) and not memory.owner.flags.writeable:
-        raise _refusal("it is read-only and cannot be read into: use a writable copy")
-    return _native(memory)
+        raise refusal("it is read-only and cannot be read into: use a writable copy")
+    return native_of(memory)
 
 
 def to_write_from(value: Any) -> _Array:
@@ -37,15 +39,21 @@ def to_write_from(value: Any) -> _Array:
         UnsupportedStateError: It has no plain memory of the host.
         TypeError: It is neither a tensor nor an array nor a buffer.
     """
-    return _native(_memory(value))
+    memory = memory_of(value)
+    if memory.device != CPU:
+        raise refusal(f"it is on {memory.device}: use a tensor of the host, as of .cpu()")
+    return native_of(memory)
 
 
-def _memory(value: Any) -> Memory:
+def memory_of(value: Any) -> Memory:
+    """Where the elements of a tensor of any device, of an array or a buffer lie.
+
+    Raises:
+        UnsupportedStateError: It has no plain memory.
+        TypeError: It is neither a tensor nor an array nor a buffer.
+    """
     if is_tensor(value):
-        memory = of_tensor(value, "the tensor")
-        if memory.device != CPU:
-            raise _refusal(f"it is on {memory.device}: use a tensor of the host, as of .cpu()")
-        return memory
+        return of_tensor(value, "the tensor")
     if isinstance(value, np.ndarray):
         return of_array(value, "the array")
     try:
@@ -57,7 +65,8 @@ def _memory(value: Any) -> Memory:
     return of_array(bytes_of, "the buffer")
 
 
-def _native(memory: Memory) -> _Array:
+def native_of(memory: Memory) -> _Array:
+    """A memory as the native module takes it."""
     owner = memory.owner
     if not isinstance(owner, np.ndarray):
         # Another storage may be set on a tensor at any time (`tensor.data = …`).
@@ -67,5 +76,6 @@ def _native(memory: Memory) -> _Array:
     return memory.address, memory.shape, memory.strides, memory.item_bytes, owner
 
 
-def _refusal(problem: str) -> UnsupportedStateError:
+def refusal(problem: str) -> UnsupportedStateError:
+    """The error for a tensor that cannot be read or written, and why."""
     return UnsupportedStateError(f"the tensor: {problem}", key="the tensor")

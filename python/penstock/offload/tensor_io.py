@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import PenstockError, PenstockWarning, UnsupportedStateError
 from penstock.loading.copying import bump_versions
-from penstock.offload.arrays import to_read_into, to_write_from
 from penstock.offload.call_files import CallFiles
 from penstock.offload.data_file import AnyFile, DataFile, reach
 from penstock.offload.executors import Choice, Settings, hold, release
 from penstock.offload.pending import Pending
+from penstock.offload.requests import Requests
 from penstock.offload.transfer import Transfer, wait_all
 from penstock.option_kinds import Number
 from penstock.options import Options
@@ -39,7 +39,9 @@ class TensorIO:
 
     Any thread may hand over any number of transfers; each is whole or an error. Bytes go past the
     page cache where the file system allows it, straight from and to the tensors' memory; what lies
-    across the device's alignment, and strided tensors, are copied on the way. Nothing is promised
+    across the device's alignment, and strided tensors, are copied on the way. Tensors of a GPU go
+    through pinned memory, and are copied by the GPU itself, once the work is done that its current
+    stream has at the call; a transfer is done when the copies are. Nothing is promised
     of the order of transfers, so wait for a write before its bytes are read.
 
     All with the same settings share one set of threads, which start with the first transfer; who
@@ -49,7 +51,8 @@ class TensorIO:
         block_bytes: What one request to the device moves at most, a multiple of 4096.
         queue_depth: Requests in flight of each worker, 1 to 4096.
         workers: Threads, 1 to 1024.
-        staging_bytes: Memory for what is copied on the way, 4 MiB to 1 PiB; 64 MiB.
+        staging_bytes: Memory for what is copied on the way, 4 MiB to 1 PiB; 64 MiB. As much again
+            is pinned where tensors of a GPU are moved.
         engine: ``"uring"``, ``"threads"`` or ``"auto"``.
         direct: Whether the page cache is bypassed: ``"on"``, ``"off"`` or ``"auto"``.
         weight: The share of the device, beside those of others: twice the weight moves twice the
@@ -127,13 +130,16 @@ class TensorIO:
         The tensor must not be used before the transfer is done.
 
         Args:
-            tensor: A tensor or array of the host, strided as it may be, or a writable buffer.
+            tensor: A tensor of the host or of a device, or an array, strided as it may be, or a
+                writable buffer.
             file: A path, a descriptor, an object with a ``fileno``, or an open `DataFile`.
             offset: Where in the file its bytes begin.
 
         Raises:
             StorageError: The file cannot be opened, or the engine that was asked for cannot run.
-            UnsupportedStateError: The tensor has no plain memory of the host to be read into.
+            UnsupportedStateError: The tensor has no plain memory to be read into.
+            DeviceError: The current stream of the tensor's device is being captured, the driver
+                fails, or this is a fork of a process that has used it.
             ValueError: The offset is negative, or this is closed.
         """
         return self.read_all([(tensor, file, offset)])
@@ -145,7 +151,8 @@ class TensorIO:
         made, one that is too short is extended, with its space reserved; none is shortened.
 
         Args:
-            tensor: A tensor or array of the host, strided as it may be, or a buffer.
+            tensor: A tensor of the host or of a device, or an array, strided as it may be, or a
+                buffer.
             file: A path, a descriptor, an object with a ``fileno``, or a `DataFile` open to write.
             offset: Where in the file its bytes begin.
             sync: Whether the transfer is done only when its bytes survive a power cut.
@@ -153,7 +160,9 @@ class TensorIO:
         Raises:
             StorageError: The file cannot be opened or extended, or the engine that was asked for
                 cannot run.
-            UnsupportedStateError: The tensor has no plain memory of the host.
+            UnsupportedStateError: The tensor has no plain memory.
+            DeviceError: The current stream of the tensor's device is being captured, the driver
+                fails, or this is a fork of a process that has used it.
             ValueError: The offset is negative, the file is open to be read only, or this is closed.
         """
         return self.write_all([(tensor, file, offset)], sync=sync)
@@ -165,15 +174,17 @@ class TensorIO:
             requests: ``(tensor, file, offset)`` of each. Tensors that share memory are an error of
                 the caller: it is not said whose bytes they hold.
         """
-        arrays, files, tensors = [], CallFiles(self._direct, "r"), []
+        wanted, files, tensors = Requests(), CallFiles(self._direct, "r"), []
         for tensor, file, offset in requests:
             _OFFSET.check("offset", offset)
-            arrays.append((files.of(file), offset, to_read_into(tensor)))
+            wanted.read(tensor, files.of(file), offset)
             tensors.append(tensor)
         claim = self._claim_here()
         # They change from now on, as autograd has to know.
         bump_versions(tensors)
-        return self._started(claim, files, lambda share: share.read(arrays))
+        return self._started(
+            claim, files, wanted, lambda share: share.read(wanted.of_host, wanted.on_devices)
+        )
 
     def write_all(
         self, requests: Iterable[tuple[Any, AnyFile, int]], *, sync: bool = False
@@ -186,12 +197,17 @@ class TensorIO:
                 the system may call it an I/O error.
             sync: Whether the transfer is done only when all its bytes survive a power cut.
         """
-        arrays, files = [], CallFiles(self._direct, "w")
+        given, files = Requests(), CallFiles(self._direct, "w")
         for tensor, file, offset in requests:
             _OFFSET.check("offset", offset)
-            arrays.append((files.of(file), offset, to_write_from(tensor)))
+            given.write(tensor, files.of(file), offset)
         claim = self._claim_here()
-        return self._started(claim, files, lambda share: share.write(arrays, bool(sync)))
+        return self._started(
+            claim,
+            files,
+            given,
+            lambda share: share.write(given.of_host, given.on_devices, bool(sync)),
+        )
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits for all that was handed over here.
@@ -284,7 +300,11 @@ class TensorIO:
             claim.let_go()
 
     def _started(
-        self, claim: _Claim, files: CallFiles, start: Callable[[_native.Share], _native.Transfer]
+        self,
+        claim: _Claim,
+        files: CallFiles,
+        requests: Requests,
+        start: Callable[[_native.Share], _native.Transfer],
     ) -> Transfer:
         with claim.workers(files.first) as (executor, share):
             try:
@@ -296,7 +316,7 @@ class TensorIO:
             fallbacks = files.fallbacks
             if executor.fallback is not None:
                 fallbacks = (Fallback(executor.fallback, "engine"), *fallbacks)
-            transfer = Transfer(native, executor.engine, fallbacks)
+            transfer = Transfer(native, executor, fallbacks, requests.copies)
             claim.pending.add(transfer)
             if self._claim is not claim:
                 # Another thread has closed this one meanwhile, and perhaps not waited for it.

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
+from penstock.loading.copying import copy_elements
 from penstock.offload.bells import bell_of_loop
+from penstock.reports import Fallback
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
     from penstock import _native
-    from penstock.reports import Fallback
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class TransferReport:
         staged_bytes: Of the bytes, those that were copied on the way: of strided tensors, and what
             lies across the alignment that direct I/O needs.
         cached_bytes: Of the bytes, those that went through the page cache.
+        device_bytes: Of the bytes, those that GPUs copied to pinned memory or from there; 0 where
+            PyTorch copied them.
         fallbacks: Ways that were left open and cannot be gone, each with its reason.
     """
 
@@ -35,6 +38,7 @@ class TransferReport:
     engine: str
     staged_bytes: int
     cached_bytes: int
+    device_bytes: int
     fallbacks: tuple[Fallback, ...]
 
     @property
@@ -51,18 +55,26 @@ class TransferReport:
 class Transfer:
     """Reads or writes under way. It may be dropped: they go on, and hold on to their memory.
 
+    Where PyTorch has to copy to a device what was read, as without a driver of NVIDIA's, `result`
+    does it, and whatever else raises the errors of a transfer.
+
     It can be awaited too, which is `result`; a task that is cancelled while it awaits cancels the
     transfer.
     """
 
-    __slots__ = ("__weakref__", "_engine", "_fallbacks", "_native", "is_seen")
+    __slots__ = ("__weakref__", "_copies", "_executor", "_fallbacks", "_native", "is_seen")
 
     def __init__(
-        self, native: _native.Transfer, engine: str, fallbacks: tuple[Fallback, ...]
+        self,
+        native: _native.Transfer,
+        executor: _native.Executor,
+        fallbacks: tuple[Fallback, ...],
+        copies: list[tuple[Any, Any]],
     ) -> None:
         self._native = native
-        self._engine = engine
+        self._executor = executor
         self._fallbacks = fallbacks
+        self._copies = copies
         self.is_seen = False
 
     def done(self) -> bool:
@@ -141,8 +153,14 @@ class Transfer:
         if moved is None:
             return None
         self.is_seen = True
-        nbytes, staged, cached, seconds = moved
-        return TransferReport(nbytes, seconds, self._engine, staged, cached, self._fallbacks)
+        while self._copies:
+            copy_elements(*self._copies.pop())
+        nbytes, staged, cached, on_device, seconds = moved
+        fallbacks = self._fallbacks
+        if on_device and (unpinned := self._executor.unpinned) is not None:
+            fallbacks = (*fallbacks, Fallback(unpinned, "unpinned"))
+        engine = self._executor.engine
+        return TransferReport(nbytes, seconds, engine, staged, cached, on_device, fallbacks)
 
 
 def wait_all(transfers: Iterable[Transfer], timeout: float | None = None) -> list[TransferReport]:

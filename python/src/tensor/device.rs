@@ -116,7 +116,7 @@ pub(crate) fn wait_for(device: NativeDevice) -> Result<()> {
     Ok(foreign(&lane, device.1).record()?.wait()?)
 }
 
-fn foreign(lane: &Lane, handle: usize) -> Foreign {
+pub(crate) fn foreign(lane: &Lane, handle: usize) -> Foreign {
     // SAFETY: the package passes the handle of the current stream of a device, which PyTorch never
     // destroys.
     unsafe { Foreign::new(lane.device(), handle) }
