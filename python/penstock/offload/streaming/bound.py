@@ -40,12 +40,18 @@ def bind(unit: Unit, parameters: list[Any]) -> None:
         seat.module._parameters[seat.attribute] = parameter
 
 
-def placeholders_of(unit: Unit) -> list[Any]:
-    """What stands for the parameters of a unit while they are in storage."""
+def placeholders_of(unit: Unit, device: Any) -> list[Any]:
+    """What stands for the parameters of a unit while they are in storage.
+
+    Args:
+        unit: The unit.
+        device: Where they are otherwise.
+    """
     found: dict[Any, Any] = {}
     for seat in unit.seats:
         if seat.stored not in found:
-            found[seat.stored] = placeholder(seat.name, seat.stored.shape_in_model, seat.dtype)
+            shape = seat.stored.shape_in_model
+            found[seat.stored] = placeholder(seat.name, shape, seat.dtype, device)
             setattr(found[seat.stored], _OURS, True)
     return [found[seat.stored] for seat in unit.seats]
 

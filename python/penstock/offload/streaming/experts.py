@@ -111,7 +111,9 @@ class Mixture:
         for attribute in self.slabs:
             one = self.module._parameters[attribute]
             name = f"{self.name}.{attribute}"
-            self.module._parameters[attribute] = placeholder(name, tuple(one.shape), one.dtype)
+            self.module._parameters[attribute] = placeholder(
+                name, tuple(one.shape), one.dtype, "cpu"
+            )
 
 
 def mixtures_of(model: Any, stored: Mapping[str, Stored | Composed]) -> list[Mixture]:

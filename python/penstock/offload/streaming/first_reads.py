@@ -139,6 +139,9 @@ class FirstReads:
 
     def _compare(self, span: Span, pieces: list[tuple[Any, int]], inside: Any) -> None:
         (before, begin), (behind, end) = pieces
+        if inside.device.type != "cpu":
+            # What the device has is compared, before anything is computed of it.
+            inside = inside.to("cpu")
         self._digests.check(span.path, begin, [before, inside, behind], (span.offset, end))
 
 

@@ -1,11 +1,19 @@
-"""Memory that weights are read into."""
+"""Memory that weights are read into, of the host or of a device."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.state import dtypes
+
+if TYPE_CHECKING:
+    import torch
+
+
+def on_device(nbytes: int, device: torch.device) -> Any:
+    """So many bytes of a device."""
+    return dtypes.import_torch().empty(nbytes, dtype=dtypes.import_torch().uint8, device=device)
 
 
 class Memory:

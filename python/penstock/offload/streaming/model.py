@@ -6,9 +6,9 @@ import math
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from penstock.errors import StateMismatchError
+from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.offload.streaming import transformers as of_transformers
 from penstock.offload.streaming.budget import MEMORY_BYTES, Budget
 from penstock.offload.streaming.checkpoint import weights_of_checkpoint
@@ -37,6 +37,8 @@ from penstock.steps.newest import is_penstock
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    import torch
+
     from penstock.offload.streaming.stored import Composed, Weights
 
 _STREAMER = "_penstock_streamer"
@@ -50,6 +52,7 @@ def stream(
     key: str | None = None,
     blocks: Iterable[str] | None = None,
     io: TensorIO | None = None,
+    device: Any = None,
 ) -> Any:
     """A model for inference whose weights need not fit into memory.
 
@@ -76,12 +79,17 @@ def stream(
             after the other. Without, those that transformers never takes apart, or the members of
             the module's outermost `torch.nn.ModuleList`.
         io: Reads; one with its defaults without.
+        device: Where the model computes, and whose memory `memory_bytes` are, as ``"cuda"``; the
+            host without. Weights go through pinned memory of ``io``, and are copied while the GPU
+            computes; a block's memory is filled anew when the stream is done with it. Experts of
+            mixtures are read with their blocks.
 
     Returns:
         The model, in evaluation mode; a module is changed in place.
 
     Raises:
-        ValueError: The memory is too little for the weights that are used at a time.
+        ValueError: The memory is too little for the weights that are used at a time, there is no
+            such device, or a `Budget` is for one.
         CheckpointNotFoundError: There are neither safetensors files nor a checkpoint.
         CorruptCheckpointError: A file is not what its header says, or a checkpoint is damaged.
         StateMismatchError: The model has parameters that the files have not, or of another shape.
@@ -94,15 +102,18 @@ def stream(
     """
     if not isinstance(memory_bytes, Budget):
         MEMORY_BYTES.check("memory_bytes", memory_bytes)
+    where = _device_of(device)
     if not isinstance(model, str | os.PathLike):
         check_is_whole(model)
+    if where is not None:
+        _check_device(model, memory_bytes, weights, where)
     model, found, held, memory = _model_and_weights(model, weights, key, memory_bytes)
     if getattr(model, "_no_split_modules", None) is not None:
         named = of_transformers.blocks_of(model) if blocks is None else list(blocks)
     else:
         named = _members(model) if blocks is None else list(blocks)
     stored = of_transformers.matched(model, found.tensors, held)
-    mixtures = mixtures_of(model, stored)
+    mixtures = mixtures_of(model, stored) if where is None else []
     of_experts = {name for mixture in mixtures for name in mixture.names}
     units = units_of(model, _checked(model, named), whole_ones(stored, of_experts))
     held_bytes = _held_bytes(model, held)
@@ -114,7 +125,7 @@ def stream(
 
     def made(share_bytes: int) -> Streamer:
         return Streamer(
-            units, share_bytes, held_bytes, io, found.marks, first_reads, memory, experts
+            units, share_bytes, held_bytes, io, found.marks, first_reads, memory, experts, where
         )
 
     if isinstance(memory_bytes, Budget):
@@ -125,6 +136,8 @@ def stream(
     if is_dispatched(model):
         take_off(model, held)
     _fill_buffers(model, found.tensors, io, first_reads)
+    if where is not None:
+        _move_buffers(model, where)
     streamer.begin()
     if experts is not None:
         for mixture in mixtures:
@@ -137,6 +150,50 @@ def stream(
     # By nothing else than the model, which it refers to: both go together.
     object.__setattr__(model, _STREAMER, streamer)
     return model.eval()
+
+
+def _device_of(device: Any) -> torch.device | None:
+    """The device that a model is streamed to; None for the host.
+
+    Raises:
+        ValueError: PyTorch knows no such device.
+    """
+    if device is None:
+        return None
+    try:
+        found = dtypes.import_torch().device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device={device!r}: {error}") from None
+    if found.type == "meta":
+        raise ValueError(f"device={device!r}: it has no memory")
+    return None if found.type == "cpu" else cast("torch.device", found)
+
+
+def _check_device(
+    model: Any, memory_bytes: int | Budget, weights: Any, device: torch.device
+) -> None:
+    """That a model can be streamed to a device.
+
+    Raises:
+        ValueError: Its memory is shared with others.
+        UnsupportedStateError: It was dispatched.
+    """
+    if isinstance(memory_bytes, Budget):
+        raise ValueError(f"memory_bytes: a Budget is of the host's memory: give bytes of {device}")
+    if weights is None and not isinstance(model, str | os.PathLike) and is_dispatched(model):
+        raise UnsupportedStateError(
+            f"a model that was dispatched has weights of the host, and stays there: stream it to"
+            f" {device} from its files, as stream(directory, device=…)",
+            key="model",
+        )
+
+
+def _move_buffers(model: Any, device: torch.device) -> None:
+    """Has a device have what does not come and go."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
 
 
 def report(model: Any, *, gb_per_second: float | None = None) -> StreamReport:

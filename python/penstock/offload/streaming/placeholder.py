@@ -9,8 +9,8 @@ from penstock.errors import UnsupportedStateError
 from penstock.state import dtypes
 
 
-def placeholder(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
-    """A parameter of the host without memory: whatever computes with it, or copies it, raises.
+def placeholder(name: str, shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
+    """A parameter of a device without memory: whatever computes with it, or copies it, raises.
 
     A tensor of the device ``"meta"`` would not do: results are computed of it that nobody notices,
     and who asks a model where it is puts its inputs there, too.
@@ -19,9 +19,10 @@ def placeholder(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
         name: Of the parameter in the model.
         shape: Its sizes.
         dtype: A `torch.dtype`.
+        device: Where the parameter is when it is there.
     """
     kind = _kind()
-    made = kind._make_wrapper_subclass(kind, shape, dtype=dtype, device="cpu")
+    made = kind._make_wrapper_subclass(kind, shape, dtype=dtype, device=device)
     made._is_param = True
     made._name_in_model = name
     return made

@@ -14,15 +14,18 @@ from penstock import tracing
 from penstock.errors import PenstockError, UnsupportedStateError
 from penstock.offload.streaming.bound import bind, check_untouched, placeholders_of, views_of
 from penstock.offload.streaming.calls import Calls
-from penstock.offload.streaming.memory import Memory
+from penstock.offload.streaming.memory import Memory, on_device
 from penstock.offload.streaming.passes import Passes, Reads
 from penstock.offload.streaming.ring import Ring
 from penstock.offload.streaming.shares import NO_SLOTS, needs_of, shared_out
+from penstock.offload.streaming.uses import Uses
 from penstock.offload.streaming.weight_files import WeightFiles
 from penstock.state import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import torch
 
     from penstock.offload.streaming.calls import Call
     from penstock.offload.streaming.expert_cache import ExpertCache
@@ -81,6 +84,7 @@ class Streamer:
         first_reads: Compares what is read for the first time, where there are digests.
         memory: For the weights, if there is some already.
         experts: What reads those that come and go one by one, if there are any.
+        device: Whose memory that is; None for the host.
 
     Attributes:
         counts: What was done.
@@ -105,7 +109,10 @@ class Streamer:
         first_reads: FirstReads | None = None,
         memory: Memory | None = None,
         experts: ExpertCache | None = None,
+        device: torch.device | None = None,
     ) -> None:
+        self._device = device
+        self._uses = Uses()
         self.counts = Counts()
         self.passes = Passes()
         self.reads = Reads()
@@ -123,7 +130,8 @@ class Streamer:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._is_resized = False
-        self._placeholders = [placeholders_of(unit) for unit in units]
+        where = "cpu" if device is None else self._arena.device
+        self._placeholders = [placeholders_of(unit, where) for unit in units]
         if experts is not None:
             experts.on_stall = self._stalled
 
@@ -143,7 +151,10 @@ class Streamer:
         expert_bytes = self._slots.bytes_of(shares.slot_count)
         nbytes = shares.resident_bytes + shares.ring_bytes + expert_bytes
         with torch.inference_mode(False):
-            weights = (memory or Memory(nbytes)).tensor(nbytes)
+            if self._device is not None:
+                weights = on_device(nbytes, self._device)
+            else:
+                weights = (memory or Memory(nbytes)).tensor(nbytes)
         self._arena = weights[: shares.ring_bytes]
         self._places: dict[int, Any] = {}
         begin = shares.ring_bytes
@@ -409,6 +420,8 @@ class Streamer:
                 memory = self._places[index]
             else:
                 memory = self._arena[claim.begin : claim.begin + unit.nbytes]
+            if self._device is not None:
+                self._uses.follow(memory)
             transfer = self._files.begin(unit.spans, memory, functools.partial(_named, unit))
             self._loaded[index] = _Loaded(memory, claim, transfer, time.perf_counter())
         except Exception:
@@ -438,6 +451,8 @@ class Streamer:
             loaded.transfer.result()
         if loaded.is_used:
             loaded.is_failed = True
+            if self._device is not None:
+                self._uses.end(loaded.memory)
             bind(self.units[index], self._placeholders[index])
         del self._loaded[index]
         if loaded.claim is not None:

@@ -94,12 +94,14 @@ def keep_as_it_is(module: Any) -> None:
     def apply(function: Callable[[Any], Any], recurse: bool = True) -> Any:
         del recurse
         for parameter in module.parameters():
-            probe = torch.empty(0, dtype=parameter.dtype)
+            # Of the device by name alone: nothing is allocated there.
+            probe = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
             changed = function(probe)
             if (changed.dtype, changed.device) != (probe.dtype, probe.device):
+                place = "the CPU" if probe.device.type == "cpu" else str(probe.device)
                 raise UnsupportedStateError(
-                    f"a streamed model stays on the CPU and in its type, {probe.dtype}: convert"
-                    " the files, or load it whole",
+                    f"a streamed model stays on {place} and in its type, {probe.dtype}:"
+                    " convert the files, stream it with device=, or load it whole",
                     key="model",
                 )
         return module

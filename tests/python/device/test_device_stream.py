@@ -1,0 +1,221 @@
+"""Weights that are streamed to a GPU are there when a kernel reads them, and until it has."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import penstock
+from gpu import drawn, same
+from penstock import offload
+
+ITEMS = 64 << 10
+
+torch.set_num_threads(1)
+
+
+class Layer(torch.nn.Module):
+    """A block whose computing is a kernel that reads its weights, some time later."""
+
+    def __init__(self, items):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(items), requires_grad=False)
+        self.bias = torch.nn.Parameter(torch.empty(7), requires_grad=False)
+
+    def forward(self, looks):
+        for parameter in (self.weight, self.bias):
+            looks.append(parameter.gpu.look(parameter))
+        return looks
+
+
+class Stack(torch.nn.Module):
+    def __init__(self, count, items=ITEMS):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(Layer(items) for _ in range(count))
+
+    def forward(self, looks, order=None):
+        for index in range(len(self.blocks)) if order is None else order:
+            looks = self.blocks[index](looks)
+        return looks
+
+
+def written(path, count, items=ITEMS, seed=0):
+    """Weights in a file, in the order in which blocks have them."""
+    weights = {}
+    for index in range(count):
+        weights[f"blocks.{index}.weight"] = drawn((items,), torch.float32, seed + 2 * index)
+        weights[f"blocks.{index}.bias"] = drawn((7,), torch.float32, seed + 2 * index + 1)
+    path.mkdir(exist_ok=True)
+    save_file(weights, path / "model.safetensors")
+    return list(weights.values())
+
+
+def least(path, count):
+    with pytest.raises(ValueError, match="is the least that works") as caught:
+        offload.stream(Stack(count), weights=path, memory_bytes=1, device="cuda")
+    return int(re.findall(r"(\d+) is the least", str(caught.value))[0])
+
+
+@torch.inference_mode()
+def assert_sees(model, weights, order=None):
+    looks = model([], order) if order is not None else model([])
+    expected = weights
+    if order is not None:
+        expected = [one for index in order for one in weights[2 * index : 2 * index + 2]]
+    assert len(looks) == len(expected)
+    for look, weight in zip(looks, expected, strict=True):
+        assert same(look(), weight)
+
+
+@pytest.mark.parametrize("room", [1.0, 1.5, 3.0, 100.0])
+def test_kernels_see_their_weights_whatever_the_order(gpu, disk_path, room):
+    """From the least memory to that of all, pass after pass, however late the kernels are."""
+    weights = written(disk_path / "a", 8)
+    memory_bytes = int(least(disk_path / "a", 8) * room)
+    for seed in range(3):
+        gpu.draw(seed, 1500)
+        model = offload.stream(
+            Stack(8), weights=disk_path / "a", memory_bytes=memory_bytes, device="cuda"
+        )
+        for _ in range(4):
+            assert_sees(model, weights)
+        told = offload.report(model)
+        assert (told.pass_bytes == 0) == (room == 100.0)
+        assert told.resident_bytes + told.passing_bytes <= memory_bytes
+        assert all(one.device.type == "cuda" for one in model.parameters())
+        gpu.forget()
+
+
+def test_blocks_in_any_order(gpu, disk_path):
+    weights = written(disk_path / "a", 6)
+    memory_bytes = int(least(disk_path / "a", 6) * 1.5)
+    gpu.draw(5, 800)
+    model = offload.stream(
+        Stack(6), weights=disk_path / "a", memory_bytes=memory_bytes, device="cuda:0"
+    )
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(15):
+        assert_sees(model, weights, torch.randint(6, (5,), generator=generator).tolist())
+
+
+def test_streams_that_take_turns(gpu, disk_path):
+    """Memory that one stream's kernels still read is not filled for another's."""
+    weights = written(disk_path / "a", 6)
+    memory_bytes = int(least(disk_path / "a", 6) * 1.5)
+    for seed in range(6):
+        gpu.draw(seed, 2500)
+        model = offload.stream(
+            Stack(6), weights=disk_path / "a", memory_bytes=memory_bytes, device="cuda"
+        )
+        take_turns(gpu, model, weights)
+        del model
+        gpu.forget()
+
+
+def take_turns(gpu, model, weights):
+    streams = [gpu.stream, gpu.new_stream(), gpu.new_stream()]
+    looks = []
+    with torch.inference_mode():
+        for turn in range(18):
+            gpu.stream = streams[turn % 3]
+            # What was read ahead is given up for the second one.
+            model(looks, [turn % 6, (turn + 3) % 6])
+    expected = [
+        one
+        for turn in range(18)
+        for index in (turn % 6, (turn + 3) % 6)
+        for one in weights[2 * index : 2 * index + 2]
+    ]
+    for look, weight in zip(looks, expected, strict=True):
+        assert same(look(), weight)
+
+
+def test_a_checkpoint_is_compared_with_its_digests(gpu, disk_path):
+    weights = written(disk_path / "a", 6)
+    names = [f"blocks.{index}.{name}" for index in range(6) for name in ("weight", "bias")]
+    penstock.save(disk_path / "b", dict(zip(names, weights, strict=True)))
+    memory_bytes = int(least(disk_path / "a", 6) * 2)
+    gpu.draw(7, 500)
+    model = offload.stream(
+        Stack(6), weights=disk_path / "b", memory_bytes=memory_bytes, device="cuda"
+    )
+    for _ in range(3):
+        assert_sees(model, weights)
+    del model
+    model = offload.stream(
+        Stack(6), weights=disk_path / "b", memory_bytes=memory_bytes, device="cuda"
+    )
+    shards = sorted((disk_path / "b").glob("shard-*"))
+    with open(shards[-1], "r+b") as file:
+        file.seek(-ITEMS, 2)
+        file.write(b"\xff\0damage\0\xff")
+    with pytest.raises(penstock.CorruptCheckpointError):
+        assert_sees(model, weights)
+
+
+def test_buffers_go_there_and_the_model_says_where_it_is(gpu, disk_path, monkeypatch):
+    written(disk_path / "a", 2)
+    moved = []
+    model = Stack(2)
+    model.register_buffer("scale", torch.ones(3), persistent=False)
+    to = torch.Tensor.to
+
+    def noted(tensor, *where, **how):
+        if tensor is model.scale:
+            moved.append(where)
+            return gpu.put(tensor)
+        return to(tensor, *where, **how)
+
+    monkeypatch.setattr(torch.Tensor, "to", noted)
+    model = offload.stream(model, weights=disk_path / "a", memory_bytes=1 << 30, device="cuda")
+    assert moved == [(torch.device("cuda"),)]
+    assert model.scale.device.type == "cuda"
+
+
+def test_what_cannot_be_streamed_there_is_refused(gpu, disk_path):
+    written(disk_path / "a", 2)
+    with pytest.raises(ValueError, match="Budget"):
+        offload.stream(
+            Stack(2),
+            weights=disk_path / "a",
+            memory_bytes=offload.Budget(1 << 30),
+            device="cuda",
+        )
+    for device in ("nowhere", "meta", 3.5):
+        with pytest.raises(ValueError, match="device="):
+            offload.stream(Stack(2), weights=disk_path / "a", memory_bytes=1 << 30, device=device)
+    model = offload.stream(Stack(2), weights=disk_path / "a", memory_bytes=1 << 30, device="cpu")
+    assert all(one.device.type == "cpu" for one in model.parameters())
+
+
+def is_right(model, weights):
+    with contextlib.suppress(penstock.DeviceError):
+        assert_sees(model, weights)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", ["cuMemcpyHtoDAsync_v2", "cuStreamWaitEvent", "cuEventRecord"])
+def test_a_call_of_the_driver_that_fails_is_told_and_the_next_pass_is_right(gpu, disk_path, name):
+    weights = written(disk_path / "a", 6)
+    memory_bytes = int(least(disk_path / "a", 6) * 1.5)
+    model = offload.stream(
+        Stack(6), weights=disk_path / "a", memory_bytes=memory_bytes, device="cuda"
+    )
+    assert_sees(model, weights)
+    told = 0
+    for nth in range(1, 14):
+        gpu.fail(name, nth)
+        with contextlib.suppress(penstock.DeviceError):
+            assert_sees(model, weights)
+            told -= 1
+        told += 1
+        gpu.mend()
+        # What was read ahead and has failed is told to who calls for it.
+        assert any(is_right(model, weights) for _ in range(6))
+        gpu.forget()
+    assert told > 0
