@@ -9,7 +9,7 @@ from penstock.features.pending import PendingRows
 from penstock.features.results import target_of
 from penstock.loading.copying import bump_versions, copy_elements
 from penstock.state import dtypes
-from penstock.state.devices import current_streams, direct_place
+from penstock.state.devices import DirectPlaces, current_streams
 from penstock.state.memory import of_tensor
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Batches:
         if not dtypes.is_tensor(out) or out.device.type == "cpu":
             return self._on_host(numbers, out, foreseen, None)
         memory = of_tensor(out, "out")
-        place = direct_place(memory)
+        place = DirectPlaces().of(memory)
         if place is None:
             host = self._results.empty(shape, is_torch=True)
             return self._on_host(numbers, host, foreseen, out)
@@ -112,7 +112,7 @@ def on_host(ids: Any) -> tuple[Any, torch.device | None]:
     """
     if not dtypes.is_tensor(ids) or ids.device.type == "cpu":
         return ids, None
-    place: Place | None = direct_place(of_tensor(ids, "ids"))
+    place: Place | None = DirectPlaces().of(of_tensor(ids, "ids"))
     if place is not None:
         # PyTorch's copy would break the capture.
         _native.check_stream(place)

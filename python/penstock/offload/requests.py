@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.offload.arrays import memory_of, native_of, refusal, to_read_into
-from penstock.state.devices import direct_place, is_scattered
+from penstock.state.devices import DirectPlaces, is_scattered
 from penstock.state.dtypes import import_torch
 from penstock.state.memory import CPU
 
@@ -79,7 +79,7 @@ class Requests:
 
 def _place(memory: Memory) -> Place | None:
     """Where a driver reaches a memory; None where PyTorch has to copy it."""
-    place = direct_place(memory)
+    place = DirectPlaces().of(memory)
     if place is None or not is_scattered(memory):
         return place
     # PyTorch's copy would break the capture.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native
-from penstock.state.devices import direct_place
+from penstock.state.devices import DirectPlaces
 from penstock.state.memory import of_tensor
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Uses:
 
     def end(self, memory: Any) -> None:
         """A use on the current stream is over: its kernels are queued."""
-        if (place := direct_place(of_tensor(memory, "weights"))) is not None:
+        if (place := DirectPlaces().of(of_tensor(memory, "weights"))) is not None:
             self._streams.add(place)
 
     def follow(self, memory: Any) -> None:
@@ -34,7 +34,7 @@ class Uses:
         """
         if not self._streams:
             return
-        place = direct_place(of_tensor(memory, "weights"))
+        place = DirectPlaces().of(of_tensor(memory, "weights"))
         others = [one for one in self._streams if one != place]
         if others:
             _native.fill_after(others)
