@@ -13,7 +13,7 @@ import click
 import torch
 
 from benches import machine, progress
-from benches.gpu import asking, coming, link, loading, promises, report, saving
+from benches.gpu import asking, link, loading, promises, report, saving
 from benches.gpu.accelerators import NoGpuError, accelerator
 from benches.gpu.results import Results
 from benches.gpu.run import OverError, Run
@@ -45,7 +45,7 @@ GROUPS: dict[str, tuple[Callable[[Run], None], tuple[str, ...]]] = {
     "graphs": (promises.graphs, ("graphs",)),
     "torn": (promises.torn, ("torn",)),
     "leaks": (promises.leaks, ("leaks",)),
-    "gather": (coming.gather, ("gather",)),
+    "gather": (asking.gather, ("gather", "gather_disk")),
     "ring": (asking.ring, ("ring_latency", "ring_rate", "ring_reads")),
 }
 """What is measured together, in this order, and the rows that it answers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,9 @@ import torch
 
 from benches.gpu.run import remove, seconds_of
 from penstock import features
+from penstock.bench import random_reads
+from penstock.bench.fio import FioError
+from penstock.bench.random_reads import Region
 from penstock.machine import gpus
 
 if TYPE_CHECKING:
@@ -18,8 +22,74 @@ if TYPE_CHECKING:
 _ROW_ITEMS = 1024
 """Rows of a page, which direct reads reach without a copy."""
 _SMALL_ROWS, _ROWS = 1 << 10, 1 << 20
-_SMALL_BATCH, _BATCH = 256, 16 << 10
+_SMALL_BATCH, _BATCH, _MANY = 256, 16 << 10, 256 << 10
 _SMALL_POSTS, _POSTS = 200, 20_000
+
+
+def gather(run: Run) -> None:
+    """Ids of the host, rows into memory of the GPU: of a cache that has all, and of the disk."""
+    for row_items in (_ROW_ITEMS // 4, _ROW_ITEMS):
+        _from_memory(run, row_items)
+    _from_disk(run)
+
+
+def _from_memory(run: Run, row_items: int) -> None:
+    rows, batch = (_SMALL_ROWS, _SMALL_BATCH) if run.is_small else (_ROWS, _MANY)
+    row_bytes = 4 * row_items
+    path = run.memory / "table"
+    features.write(path, _table(rows, row_items))
+    generator = np.random.default_rng(2)
+    out = run.device.put(torch.empty(batch, row_items))
+    nbytes = batch * row_bytes
+    try:
+        with features.open(path, cache=features.Cache(2 * rows * row_bytes)) as opened:
+            opened.pin(np.arange(rows))
+            for _ in run.each_round(f"cached rows of {row_bytes} bytes"):
+                ids = generator.integers(0, rows, batch)
+                ours = seconds_of(partial(_gathered, run, opened, ids, out))
+                _check(run.device.read(out).numpy(), ids)
+                by_kernel = gpus.packing(0, rows=rows, row_bytes=row_bytes, count=batch)
+                by_copy = nbytes / run.link("to_device") / 1e9
+                run.results.add("gather", min(by_kernel, by_copy) / ours)
+                name = f"cached rows of {row_bytes} bytes"
+                run.results.figure(f"{name}, by kernels, GB/s", nbytes / by_kernel / 1e9)
+                run.results.figure(f"{name}, ours, GB/s", nbytes / ours / 1e9)
+    finally:
+        remove(path)
+
+
+def _from_disk(run: Run) -> None:
+    rows, batch = (_SMALL_ROWS, _SMALL_BATCH) if run.is_small else (_ROWS, _BATCH)
+    path = run.disk / "table"
+    features.write(path, _table(rows, _ROW_ITEMS))
+    generator = np.random.default_rng(3)
+    out = run.device.put(torch.empty(batch, _ROW_ITEMS))
+    try:
+        with features.open(path) as opened:
+            (segment,) = opened.source.segments
+            region = Region(Path(segment.path), segment.offset, 4 * rows * _ROW_ITEMS, 4096)
+            load = random_reads.best(region)
+            for _ in run.each_round("rows from the disk"):
+                ids = generator.integers(0, rows, batch)
+                by_fio = random_reads.measured(region, load, batch)
+                ours = seconds_of(partial(_gathered, run, opened, ids, out))
+                _check(run.device.read(out).numpy(), ids)
+                run.results.add("gather_disk", batch / ours / by_fio.requests_per_second)
+                run.results.figure("rows of 4 KiB from the disk into the GPU, 1/s", batch / ours)
+    except FioError as error:
+        run.results.skip("gather_disk", str(error))
+    finally:
+        remove(path)
+
+
+def _gathered(run: Run, opened: features.Features, ids: Any, out: Any) -> None:
+    opened.gather(ids, out=out)
+    run.device.synchronize()
+
+
+def _table(rows: int, row_items: int) -> np.ndarray[Any, Any]:
+    """Each row of its own number."""
+    return np.arange(rows, dtype=np.float32)[:, None].repeat(row_items, axis=1)
 
 
 def ring(run: Run) -> None:
@@ -36,9 +106,7 @@ def _reads(run: Run) -> None:
     """The same rows of a table on the disk, gathered by the processor and by kernels."""
     rows, batch = (_SMALL_ROWS, _SMALL_BATCH) if run.is_small else (_ROWS, _BATCH)
     path = run.disk / "table"
-    table = np.arange(rows, dtype=np.float32)[:, None].repeat(_ROW_ITEMS, axis=1)
-    features.write(path, table)
-    del table
+    features.write(path, _table(rows, _ROW_ITEMS))
     generator = np.random.default_rng(1)
     out = run.device.put(torch.empty(batch, _ROW_ITEMS))
     try:

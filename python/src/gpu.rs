@@ -63,6 +63,23 @@ pub fn measure_posts(py: Python<'_>, device: u32, warps: usize, posts: usize) ->
     Ok(took.as_secs_f64())
 }
 
+/// Seconds that a kernel takes to gather so many rows of a table in pinned memory.
+#[pyfunction]
+pub fn measure_packing(
+    py: Python<'_>,
+    device: u32,
+    rows: u32,
+    row_bytes: usize,
+    count: usize,
+) -> PyResult<f64> {
+    if rows == 0 || row_bytes == 0 || count == 0 {
+        return Err(PyValueError::new_err("rows, row_bytes and count must be positive"));
+    }
+    let measure = || Ok(fifo::pack(Lane::of(device)?.device(), rows, row_bytes, count)?);
+    let took = call::without_gil(py, measure)?;
+    Ok(took.as_secs_f64())
+}
+
 /// Bytes that this process has pinned since it began, those among them that it has given back.
 #[pyfunction]
 pub fn pinned_bytes() -> u64 {

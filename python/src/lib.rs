@@ -73,7 +73,7 @@ mod _native {
     use crate::files::{has_file, list_names, look, read_start};
     #[pymodule_export]
     use crate::gpu::{
-        measure_link, measure_pinning, measure_posts, pinned_bytes, probe_copies, probe_gpus,
+        measure_link, measure_packing, measure_pinning, measure_posts, pinned_bytes, probe_copies, probe_gpus,
     };
     #[pymodule_export]
     use crate::job::{Arena, Job};

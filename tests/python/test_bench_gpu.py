@@ -23,7 +23,6 @@ OF_CUDA = {
     "load_kvikio", "load_cufile", "conformance",
 }  # fmt: skip
 """Rows that take PyTorch's CUDA, libraries that do, or a driver that is none for tests."""
-COMING = {"gather"}
 
 
 def make_gpu(*arguments, driver, **fake):
@@ -52,8 +51,8 @@ def test_all_of_it_runs_and_every_row_has_a_value_or_a_reason(disk_path):
     rows = {one["row"]: one for one in found["rows"]}
     assert list(rows) == list(ROWS)
     not_run = {name for name, row in rows.items() if row["found"] is None}
-    may_not = {"load_fio"}
-    assert not_run - may_not == OF_CUDA | COMING
+    may_not = {"load_fio", "gather_disk"}
+    assert not_run - may_not == OF_CUDA
     for name in not_run:
         assert rows[name]["not_run"]
     # What has no rate holds on any driver.

@@ -369,6 +369,18 @@ fn posts_that_are_answered_at_once_take_some_time() {
 }
 
 #[test]
+fn rows_that_kernels_read_themselves_take_some_time() {
+    let machine = machine();
+    for (rows, row_bytes, count) in [(1, 1, 1), (100, 48, 1000), (7, 4096, 5)] {
+        let took = fifo::pack(&machine.device, rows, row_bytes, count).unwrap();
+        assert!(took > Duration::ZERO);
+    }
+    machine.control.fail_call("cuLaunchKernel", 1, 1);
+    fifo::pack(&machine.device, 1, 1, 1).unwrap_err();
+    assert_eq!(machine.control.leaks().modules, 0);
+}
+
+#[test]
 fn what_the_driver_refuses_when_it_is_made_leaves_nothing() {
     let machine = machine();
     let before = machine.control.leaks();

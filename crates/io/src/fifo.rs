@@ -14,6 +14,7 @@
 
 mod desk;
 mod echo;
+mod pack;
 
 use std::ffi::CStr;
 use std::fmt;
@@ -33,6 +34,7 @@ use desk::Desk;
 
 pub use desk::Answer;
 pub use echo::echo;
+pub use pack::pack;
 
 /// What kernels post and take with: CUDA C++ for NVRTC and nvcc.
 pub const HEADER: &str = include_str!("../kernels/fifo.cuh");

@@ -250,3 +250,21 @@ def posts(ordinal: int, *, warps: int, posts: int) -> float:
         DeviceError: The device cannot be used, or no memory can be pinned.
     """
     return _native.measure_posts(ordinal, warps, posts)
+
+
+def packing(ordinal: int, *, rows: int, row_bytes: int, count: int) -> float:
+    """Has a kernel gather rows of a table in pinned memory of the host.
+
+    Args:
+        ordinal: Which device.
+        rows: Of the table.
+        row_bytes: Of each.
+        count: How many are gathered, anyhow.
+
+    Returns:
+        Seconds that it takes, with the launch.
+
+    Raises:
+        DeviceError: The device cannot be used, or there is not so much memory to pin.
+    """
+    return _native.measure_packing(ordinal, rows, row_bytes, count)

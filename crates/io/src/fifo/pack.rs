@@ -1,0 +1,56 @@
+//! What it costs to have a kernel read rows of memory of the host.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use penstock_cuda::{Device, DeviceMemory, Direction, Foreign, Module, Piece, Stream};
+
+use super::{BLOCK_THREADS, LANES, PTX};
+use crate::buffer::Slots;
+use crate::{Error, Result};
+
+/// Blocks of a launch, at most: more than any device runs at a time.
+const BLOCKS_MAX: u32 = 1 << 14;
+
+/// Has a kernel gather `count` rows, which lie anyhow in a table of `rows` rows in pinned memory; says how long
+/// that took, the second time.
+///
+/// # Errors
+/// [`Error::Cuda`]: memory cannot be had or pinned, or the kernel fails.
+///
+/// # Panics
+/// If any number is zero.
+pub fn pack(device: &Arc<Device>, rows: u32, row_bytes: usize, count: usize) -> Result<Duration> {
+    assert!(rows > 0 && row_bytes > 0 && count > 0, "there is something to gather");
+    let table = Slots::mapped(device, rows, row_bytes)?;
+    let at = table.device_address().expect("it is mapped");
+    // Any order will do that no cache foresees.
+    let id = |position: u64| (position.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % u64::from(rows);
+    let ids: Vec<u8> = (0..count as u64).flat_map(|one| id(one).to_ne_bytes()).collect();
+    let stream = Stream::new(device)?;
+    let asked = DeviceMemory::allocate(device, ids.len())?;
+    let out = DeviceMemory::allocate(device, count * row_bytes)?;
+    let piece = Piece::run(ids.as_ptr() as usize, asked.address(), ids.len());
+    // SAFETY: both sides stay until the stream is settled.
+    let copied = unsafe { stream.copy(Direction::ToDevice, &[piece]) };
+    stream.settle();
+    copied?;
+    let kernel = Module::load(device, PTX)?.kernel(c"penstock_pack")?;
+    // SAFETY: it is there as long as this is used.
+    let foreign = unsafe { Foreign::new(device, stream.raw()) };
+    let warps = u32::try_from(count).unwrap_or(u32::MAX);
+    let blocks = warps.div_ceil(BLOCK_THREADS / LANES).min(BLOCKS_MAX);
+    let arguments = [out.address(), at, asked.address(), count as u64, row_bytes as u64];
+    let mut took = Duration::ZERO;
+    for _ in 0..2 {
+        let begun = Instant::now();
+        // SAFETY: the kernel has these arguments; the memory has the room, and is there until the stream is
+        // done.
+        let launched = unsafe { kernel.launch(&foreign, blocks, BLOCK_THREADS, arguments) };
+        let ended = launched.and_then(|()| stream.synchronize());
+        took = begun.elapsed();
+        ended.inspect_err(|_| stream.settle()).map_err(Error::from)?;
+    }
+    Ok(took)
+}
