@@ -380,26 +380,13 @@ impl DeviceRowBatch {
     }
 }
 
-/// Has copies to devices that begin from now on come after what streams have queued until now.
-#[pyfunction]
-pub fn fill_after(py: Python<'_>, devices: Vec<NativeDevice>) -> PyResult<()> {
-    let follow = || {
-        for (ordinal, stream) in devices {
-            let lane = Lane::of(ordinal)?;
-            lane.fill_after(&foreign(&lane, stream))?;
-        }
-        Ok(())
-    };
-    raised(py, detached(py, follow))
-}
-
 /// That a stream of a device is not being captured, where what is queued on it is waited for.
 #[pyfunction]
 pub fn check_stream(py: Python<'_>, device: NativeDevice) -> PyResult<()> {
     let check = || {
         let lane = Lane::of(device.0)?;
         foreign(&lane, device.1)
-            .record()
+            .check()
             .map_err(penstock_io::Error::from)?;
         Ok(())
     };

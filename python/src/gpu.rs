@@ -73,9 +73,18 @@ pub fn measure_packing(
     count: usize,
 ) -> PyResult<f64> {
     if rows == 0 || row_bytes == 0 || count == 0 {
-        return Err(PyValueError::new_err("rows, row_bytes and count must be positive"));
+        return Err(PyValueError::new_err(
+            "rows, row_bytes and count must be positive",
+        ));
     }
-    let measure = || Ok(fifo::pack(Lane::of(device)?.device(), rows, row_bytes, count)?);
+    let measure = || {
+        Ok(fifo::pack(
+            Lane::of(device)?.device(),
+            rows,
+            row_bytes,
+            count,
+        )?)
+    };
     let took = call::without_gil(py, measure)?;
     Ok(took.as_secs_f64())
 }

@@ -21,6 +21,7 @@ mod gpu;
 mod ids;
 mod job;
 mod mirror;
+mod moment;
 mod names;
 mod offload;
 mod options;
@@ -67,18 +68,20 @@ mod _native {
     #[pymodule_export]
     use crate::features::{
         DeviceRowBatch, RowBatch, RowCache, RowIndex, RowReader, block_checks, check_stream,
-        fill_after,
     };
     #[pymodule_export]
     use crate::files::{has_file, list_names, look, read_start};
     #[pymodule_export]
     use crate::gpu::{
-        measure_link, measure_packing, measure_pinning, measure_posts, pinned_bytes, probe_copies, probe_gpus,
+        measure_link, measure_packing, measure_pinning, measure_posts, pinned_bytes, probe_copies,
+        probe_gpus,
     };
     #[pymodule_export]
     use crate::job::{Arena, Job};
     #[pymodule_export]
     use crate::mirror::{MirrorJob, mirror};
+    #[pymodule_export]
+    use crate::moment::Moment;
     #[pymodule_export]
     use crate::names::{
         is_part_file, parse_step, part_file, rank_of_file, shard_file, step_directory,

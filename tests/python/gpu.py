@@ -130,6 +130,9 @@ class GpuTensor(torch.Tensor):
     def __getitem__(self, index):
         return self.alias(self._like()[index])
 
+    def record_stream(self, stream):
+        self.block.used_by.append(stream.cuda_stream)
+
     def alias(self, like):
         return GpuTensor(self.gpu, self.storage_address, like, self.block)
 
@@ -161,6 +164,8 @@ class Block:
     """
 
     def __init__(self, gpu, address, nbytes):
+        self._gpu = gpu
+        self.used_by = []
         self._unused = gpu.unused.setdefault(nbytes, [])
         self._address = address
         self._nbytes = nbytes
@@ -172,7 +177,9 @@ class Block:
         return self._nbytes
 
     def __del__(self):
-        self._unused.append(self._address)
+        # The allocator would wait for what such a stream has: here nobody gets it.
+        unused = self._gpu.unused.setdefault(0, []) if self.used_by else self._unused
+        unused.append(self._address)
 
 
 class Gpu:

@@ -149,7 +149,10 @@ impl Foreign {
 
     /// Refuses one whose work goes into a graph: what it has "queued" is not done when it is, and an event
     /// of it belongs to the graph.
-    pub(crate) fn check(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::Capturing`], and what the driver says.
+    pub fn check(&self) -> Result<()> {
         let entered = self.device.enter()?;
         let mut status: c_int = 0;
         // SAFETY: it writes one number; the stream is there by the promise that was made.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock import _native
@@ -61,6 +62,7 @@ class Batches:
             TypeError: ``out`` is neither a tensor nor an array.
             DeviceError: The stream of the device is being captured, or its driver fails.
         """
+        is_ours = out is None
         if out is not None:
             self._results.check(out, shape, device)
         elif device is not None and device.type != "cpu":
@@ -84,8 +86,11 @@ class Batches:
 
         def hold() -> None:
             # Of whoever asks for the rows, on the stream that it works on by then.
-            ((_, stream),) = current_streams([place[0]])
-            native.hold(stream)
+            (current,) = current_streams([place[0]])
+            native.hold(current[1])
+            if is_ours and current != place:
+                # It is the other one's, which gets it back when this one is done with it.
+                out.record_stream(dtypes.import_torch().cuda.current_stream(place[0]))
 
         return PendingRows(native, out, self._check, hold)
 
@@ -96,10 +101,14 @@ class Batches:
             return PendingRows(native, rows, self._check, None)
         waiting = [rows]
 
+        turn = threading.Lock()
+
         def copy() -> None:
-            # Once, whoever asks for it how often.
-            if waiting:
-                copy_elements(out, waiting.pop())
+            # Once, whoever asks for it how often; who asks meanwhile waits for it.
+            with turn:
+                if waiting:
+                    copy_elements(out, waiting[0])
+                    waiting.clear()
 
         return PendingRows(native, out, self._check, copy)
 

@@ -29,6 +29,7 @@ class Requests:
         self.of_host: list[tuple[_native.DataFile, int, _Array]] = []
         self.on_devices: list[tuple[_native.DataFile, int, _Array, Place]] = []
         self.copies: list[tuple[Any, Any]] = []
+        self._places = DirectPlaces()
 
     def read(self, tensor: Any, file: _native.DataFile, offset: int) -> None:
         """Adds one to be filled.
@@ -43,7 +44,7 @@ class Requests:
         if memory.device == CPU:
             self.of_host.append((file, offset, array))
             return
-        place = _place(memory)
+        place = self._place(memory)
         if place is not None:
             self.on_devices.append((file, offset, array, place))
             return
@@ -67,7 +68,7 @@ class Requests:
         memory = memory_of(tensor)
         place = None
         if memory.device != CPU:
-            place = _place(memory)
+            place = self._place(memory)
             if place is None:
                 memory = memory_of(memory.owner.detach().to(CPU))
         array = native_of(memory)
@@ -76,12 +77,11 @@ class Requests:
         else:
             self.on_devices.append((file, offset, array, place))
 
-
-def _place(memory: Memory) -> Place | None:
-    """Where a driver reaches a memory; None where PyTorch has to copy it."""
-    place = DirectPlaces().of(memory)
-    if place is None or not is_scattered(memory):
-        return place
-    # PyTorch's copy would break the capture.
-    _native.check_stream(place)
-    return None
+    def _place(self, memory: Memory) -> Place | None:
+        """Where a driver reaches a memory; None where PyTorch has to copy it."""
+        place = self._places.of(memory)
+        if place is None or not is_scattered(memory):
+            return place
+        # PyTorch's copy would break the capture.
+        _native.check_stream(place)
+        return None

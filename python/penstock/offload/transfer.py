@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
     from penstock import _native
+
+
+_COPYING = threading.Lock()
+"""Held by who has PyTorch copy what was read: a transfer may be waited for by several threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +158,12 @@ class Transfer:
         if moved is None:
             return None
         self.is_seen = True
-        while self._copies:
-            copy_elements(*self._copies.pop())
+        if self._copies:
+            # Whoever asks meanwhile must not go on before they are made.
+            with _COPYING:
+                while self._copies:
+                    copy_elements(*self._copies[-1])
+                    self._copies.pop()
         nbytes, staged, cached, on_device, seconds = moved
         fallbacks = self._fallbacks
         if on_device and (unpinned := self._executor.unpinned) is not None:

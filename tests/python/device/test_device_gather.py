@@ -546,3 +546,28 @@ def test_without_a_driver_pytorch_copies(disk_path):
     """
     ended = run_on_driver(script, disk_path / "a", **{VARIABLE: "/nowhere/libcuda.so.1"})
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_a_result_is_not_given_away_while_another_stream_reads_it(gpu, disk_path):
+    """Asked for on one stream, used on another one and dropped: the allocator knows of both."""
+    content = written(disk_path / "a")
+    used, side = gpu.stream, gpu.new_stream()
+    with features.open(disk_path / "a") as table:
+        gpu.stream = side
+        pending = table.gather_async(ids_of(500, 1), device="cuda")
+        gpu.stream = used
+        rows = pending.result()
+        gpu.call("cuStreamSynchronize", used)
+        with gpu.holding(used):
+            seen = gpu.look(rows)
+            del rows, pending
+            gc.collect()
+            # Lets go of what the engine held.
+            table.gather([0])
+            gpu.stream = side
+            other = table.gather_async(ids_of(500, 2), device="cuda")
+            gpu.call("cuStreamSynchronize", side)
+            assert other._native.wait(60)
+            time.sleep(0.05)
+            gpu.stream = used
+        assert same(seen(), content[ids_of(500, 1)])

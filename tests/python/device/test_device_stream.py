@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import re
+import threading
+import time
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 import penstock
-from gpu import drawn, same
+from gpu import GpuTensor, drawn, same
 from penstock import offload
 
 ITEMS = 64 << 10
@@ -219,3 +222,139 @@ def test_a_call_of_the_driver_that_fails_is_told_and_the_next_pass_is_right(gpu,
         assert any(is_right(model, weights) for _ in range(6))
         gpu.forget()
     assert told > 0
+
+
+class Shown(Layer):
+    """A block that tells when it is in a call, and waits there to be told."""
+
+    def forward(self, looks, inside=None, until=None, stream=None):
+        looks = super().forward(looks)
+        if inside is not None:
+            inside.set()
+            assert until.wait(60)
+            # As this thread has it, whatever others have made the current one.
+            self.weight.gpu.stream = stream
+        return looks
+
+
+def test_whoever_leaves_a_block_first_has_seen_its_weights(gpu, disk_path):
+    """Two threads are in one block; the stream of the first to leave is late."""
+    weights = written(disk_path / "a", 6)
+    stack = Stack(6)
+    stack.blocks = torch.nn.ModuleList(Shown(ITEMS) for _ in range(6))
+    memory_bytes = least(disk_path / "a", 6)
+    model = offload.stream(stack, weights=disk_path / "a", memory_bytes=memory_bytes, device="cuda")
+    late, other = gpu.new_stream(), gpu.new_stream()
+    first_in, second_in, first_out = (threading.Event() for _ in range(3))
+    looks, ended = [], threading.Event()
+
+    @torch.inference_mode()
+    def first():
+        gpu.call("cuCtxPushCurrent_v2", gpu._context)
+        gpu.stream = late
+        model.blocks[0](looks, first_in, second_in, late)
+        first_out.set()
+
+    @torch.inference_mode()
+    def second():
+        gpu.call("cuCtxPushCurrent_v2", gpu._context)
+        assert first_in.wait(60)
+        gpu.stream = other
+        model.blocks[0]([], second_in, first_out, other)
+
+    @torch.inference_mode()
+    def others():
+        gpu.call("cuCtxPushCurrent_v2", gpu._context)
+        for index in range(1, 6):
+            model.blocks[index]([])
+        ended.set()
+
+    with gpu.holding(late):
+        threads = [threading.Thread(target=work) for work in (first, second)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        thread = threading.Thread(target=others)
+        thread.start()
+        assert not ended.wait(0.3), "what it still reads is filled anew"
+    thread.join()
+    assert same(looks[0](), weights[0])
+
+
+def test_weights_that_are_converted_are_so_for_every_stream(gpu, disk_path, monkeypatch):
+    weights = {f"blocks.{index}.weight": drawn((ITEMS,), torch.float16, index) for index in (0, 1)}
+    weights |= {f"blocks.{index}.bias": drawn((7,), torch.float16, index) for index in (0, 1)}
+    save_file(weights, disk_path / "model.safetensors")
+
+    def convert(tensor, source):
+        # As PyTorch does it: by a kernel, which is queued.
+        gpu._write(tensor.data_ptr(), gpu.read(source).to(tensor.dtype).untyped_storage())
+        return tensor
+
+    model = offload.stream(Stack(2), weights=disk_path, memory_bytes=1 << 30, device="cuda")
+    late, other = gpu.new_stream(), gpu.stream
+    read, gpu.read = gpu.read, lambda tensor: _peeked(gpu, tensor)
+    monkeypatch.setattr(GpuTensor, "copy_", convert)
+    with torch.inference_mode():
+        with gpu.holding(late):
+            gpu.stream = late
+            looks = model([])
+            gpu.stream = other
+            looks += model([])
+            time.sleep(0.1)
+        for number, look in enumerate(looks):
+            name = f"blocks.{number // 2 % 2}.{('weight', 'bias')[number % 2]}"
+            assert same(look(), weights[name].float())
+    gpu.read = read
+
+
+def _peeked(gpu, tensor):
+    """What a tensor has at the moment, without a stream."""
+    raw = torch.empty(tensor.nbytes, dtype=torch.uint8)
+    place = ctypes.c_void_p(raw.data_ptr()), ctypes.c_uint64(tensor.data_ptr())
+    gpu.call("cuMemcpyDtoH_v2", *place, ctypes.c_size_t(tensor.nbytes))
+    return raw.view(tensor.dtype).view(tensor.shape)
+
+
+def test_a_block_is_not_captured_into_a_graph(gpu, disk_path):
+    weights = written(disk_path / "a", 6)
+    memory_bytes = least(disk_path / "a", 6)
+    model = offload.stream(
+        Stack(6), weights=disk_path / "a", memory_bytes=memory_bytes, device="cuda"
+    )
+    assert_sees(model, weights)
+    with gpu.capturing(), torch.inference_mode(), pytest.raises(penstock.DeviceError, match="capt"):
+        model.blocks[0]([])
+    assert_sees(model, weights)
+
+
+def test_a_stream_that_was_used_before_may_be_captured(gpu, disk_path, monkeypatch):
+    weights = written(disk_path / "a", 6)
+    memory_bytes = least(disk_path / "a", 6)
+    model = offload.stream(
+        Stack(6), weights=disk_path / "a", memory_bytes=memory_bytes, device="cuda"
+    )
+    assert_sees(model, weights)
+    first, other = gpu.stream, gpu.new_stream()
+    with gpu.capturing(), monkeypatch.context() as patched:
+        # The kernels of these tests take memory, which is refused meanwhile.
+        patched.setattr(gpu, "look", lambda tensor: None)
+        gpu.stream = other
+        try:
+            with torch.inference_mode():
+                model([])
+        finally:
+            gpu.stream = first
+    assert_sees(model, weights)
+
+
+def test_buffers_that_modules_share_are_moved_once(gpu, disk_path):
+    written(disk_path / "a", 3)
+    stack = Stack(3)
+    table = torch.arange(100.0)
+    for block in stack.blocks:
+        block.register_buffer("table", table, persistent=False)
+    model = offload.stream(stack, weights=disk_path / "a", memory_bytes=1 << 30, device="cuda")
+    assert len({id(block.table) for block in model.blocks}) == 1
+    assert same(gpu.read(model.blocks[0].table), table)

@@ -22,12 +22,17 @@ const BLOCKS_MAX: u32 = 1 << 14;
 /// # Panics
 /// If any number is zero.
 pub fn pack(device: &Arc<Device>, rows: u32, row_bytes: usize, count: usize) -> Result<Duration> {
-    assert!(rows > 0 && row_bytes > 0 && count > 0, "there is something to gather");
+    assert!(
+        rows > 0 && row_bytes > 0 && count > 0,
+        "there is something to gather"
+    );
     let table = Slots::mapped(device, rows, row_bytes)?;
     let at = table.device_address().expect("it is mapped");
     // Any order will do that no cache foresees.
     let id = |position: u64| (position.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % u64::from(rows);
-    let ids: Vec<u8> = (0..count as u64).flat_map(|one| id(one).to_ne_bytes()).collect();
+    let ids: Vec<u8> = (0..count as u64)
+        .flat_map(|one| id(one).to_ne_bytes())
+        .collect();
     let stream = Stream::new(device)?;
     let asked = DeviceMemory::allocate(device, ids.len())?;
     let out = DeviceMemory::allocate(device, count * row_bytes)?;
@@ -41,7 +46,13 @@ pub fn pack(device: &Arc<Device>, rows: u32, row_bytes: usize, count: usize) -> 
     let foreign = unsafe { Foreign::new(device, stream.raw()) };
     let warps = u32::try_from(count).unwrap_or(u32::MAX);
     let blocks = warps.div_ceil(BLOCK_THREADS / LANES).min(BLOCKS_MAX);
-    let arguments = [out.address(), at, asked.address(), count as u64, row_bytes as u64];
+    let arguments = [
+        out.address(),
+        at,
+        asked.address(),
+        count as u64,
+        row_bytes as u64,
+    ];
     let mut took = Duration::ZERO;
     for _ in 0..2 {
         let begun = Instant::now();
@@ -50,7 +61,9 @@ pub fn pack(device: &Arc<Device>, rows: u32, row_bytes: usize, count: usize) -> 
         let launched = unsafe { kernel.launch(&foreign, blocks, BLOCK_THREADS, arguments) };
         let ended = launched.and_then(|()| stream.synchronize());
         took = begun.elapsed();
-        ended.inspect_err(|_| stream.settle()).map_err(Error::from)?;
+        ended
+            .inspect_err(|_| stream.settle())
+            .map_err(Error::from)?;
     }
     Ok(took)
 }

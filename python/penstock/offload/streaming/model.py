@@ -189,11 +189,16 @@ def _check_device(
 
 
 def _move_buffers(model: Any, device: torch.device) -> None:
-    """Has a device have what does not come and go."""
+    """Has a device have what does not come and go, once where modules share it."""
+    moved: dict[int, Any] = {}
     for module in model.modules():
         for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = buffer.to(device)
+            if buffer is None:
+                continue
+            if id(buffer) not in moved:
+                # With what it was, whose number nothing else gets meanwhile.
+                moved[id(buffer)] = buffer, buffer.to(device)
+            module._buffers[name] = moved[id(buffer)][1]
 
 
 def report(model: Any, *, gb_per_second: float | None = None) -> StreamReport:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock import tracing
+from penstock import _native, tracing
 from penstock.errors import PenstockError, UnsupportedStateError
 from penstock.offload.streaming.bound import bind, check_untouched, placeholders_of, views_of
 from penstock.offload.streaming.calls import Calls
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.offload.streaming.units import Unit
     from penstock.offload.tensor_io import TensorIO
     from penstock.offload.transfer import Transfer
+    from penstock.state.devices import Place
 
 _AROUND_MAX = 4
 """Of so many units at a time there is what lies around them, which takes memory, too."""
@@ -69,6 +70,7 @@ class _Loaded:
     around: Around | None = None
     users: set[Call] = field(default_factory=set)
     is_used: bool = False
+    made: tuple[Place, _native.Moment] | None = None
     is_failed: bool = False
 
 
@@ -112,7 +114,7 @@ class Streamer:
         device: torch.device | None = None,
     ) -> None:
         self._device = device
-        self._uses = Uses()
+        self._uses = Uses(device)
         self.counts = Counts()
         self.passes = Passes()
         self.reads = Reads()
@@ -224,10 +226,13 @@ class Streamer:
         Raises:
             TransferError: They cannot be read.
             CorruptCheckpointError: Their file has changed, or is damaged.
+            DeviceError: The current stream is captured into a graph, which would have them where
+                they are now.
         """
         torch = dtypes.import_torch()
         begun = time.perf_counter()
         unit = self.units[index]
+        self._refuse_capture(index)
         called = self._calls.indices
         loaded, is_hit = self._entered(self._calls.begin(index, unit.name), called)
         with self._lock:
@@ -237,6 +242,10 @@ class Streamer:
                     check_untouched(unit)
                     bind(unit, views_of(unit, loaded.memory))
                 loaded.is_used = True
+                if unit.converted:
+                    loaded.made = self._uses.note()
+            elif loaded.made is not None:
+                self._uses.wait_for(*loaded.made)
             stalled_seconds = 0.0 if is_hit else time.perf_counter() - begun
             self.counts.uses += 1
             self.counts.hits += is_hit
@@ -339,12 +348,25 @@ class Streamer:
             loaded.users.discard(call)
             is_failed = loaded.is_failed
             try:
+                if loaded.is_used:
+                    # Each on its own stream, whoever leaves last.
+                    self._uses.note()
                 if not loaded.users and (is_failed or call.index not in self._resident):
                     self._let_go(call.index)
             finally:
                 self._changed.notify_all()
             if not is_failed:
                 self._read_ahead()
+
+    def _refuse_capture(self, index: int) -> None:
+        """That no graph has addresses of what comes and goes, nor the conversion of what stays."""
+        if (place := self._uses.place) is None:
+            return
+        with self._lock:
+            loaded = self._loaded.get(index)
+            stays = index in self._resident and loaded is not None and loaded.is_used
+        if not stays:
+            _native.check_stream(place)
 
     # ---- With the lock held
 
@@ -420,8 +442,7 @@ class Streamer:
                 memory = self._places[index]
             else:
                 memory = self._arena[claim.begin : claim.begin + unit.nbytes]
-            if self._device is not None:
-                self._uses.follow(memory)
+            self._uses.follow()
             transfer = self._files.begin(unit.spans, memory, functools.partial(_named, unit))
             self._loaded[index] = _Loaded(memory, claim, transfer, time.perf_counter())
         except Exception:
@@ -451,8 +472,6 @@ class Streamer:
             loaded.transfer.result()
         if loaded.is_used:
             loaded.is_failed = True
-            if self._device is not None:
-                self._uses.end(loaded.memory)
             bind(self.units[index], self._placeholders[index])
         del self._loaded[index]
         if loaded.claim is not None:

@@ -1,43 +1,65 @@
-"""`Uses`: the streams of a device that have used memory which is filled anew."""
+"""`Uses`: when kernels have used memory of a device that is filled anew."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock import _native
 from penstock.state.devices import DirectPlaces
-from penstock.state.memory import of_tensor
 
 if TYPE_CHECKING:
+    import torch
+
     from penstock.state.devices import Place
 
 
 class Uses:
     """Has what is read into memory of a device come after the kernels that used it.
 
-    What is read comes after what the current stream has at the call; here are the other streams.
+    Args:
+        device: The device; None for the host, of which nothing is noted.
     """
 
-    def __init__(self) -> None:
-        self._streams: set[Place] = set()
+    def __init__(self, device: torch.device | None) -> None:
+        self._device = device
+        self._last: dict[Place, _native.Moment] = {}
 
-    def end(self, memory: Any) -> None:
-        """A use on the current stream is over: its kernels are queued."""
-        if (place := DirectPlaces().of(of_tensor(memory, "weights"))) is not None:
-            self._streams.add(place)
+    @property
+    def place(self) -> Place | None:
+        """The device with its current stream; None where no driver is asked."""
+        return None if self._device is None else DirectPlaces().on(str(self._device))
 
-    def follow(self, memory: Any) -> None:
-        """Something is about to be read on the current stream.
+    def note(self) -> tuple[Place, _native.Moment] | None:
+        """Kernels that use the memory are queued on the current stream.
+
+        Returns:
+            The stream, and the moment when they are done.
 
         Raises:
             DeviceError: The driver fails.
         """
-        if not self._streams:
-            return
-        place = DirectPlaces().of(of_tensor(memory, "weights"))
-        others = [one for one in self._streams if one != place]
-        if others:
-            _native.fill_after(others)
-            # The current one counts again where another one reads next: what is read here may be
-            # given up, and then nothing has come after it.
-            self._streams.difference_update(others)
+        if (place := self.place) is None:
+            return None
+        self._last[place] = _native.Moment(place)
+        return place, self._last[place]
+
+    def wait_for(self, place: Place, moment: _native.Moment) -> None:
+        """Has the current stream wait for a moment of a stream, if it is another one.
+
+        Raises:
+            DeviceError: The driver fails, or the current stream is captured into a graph.
+        """
+        current = self.place
+        if current is not None and current != place:
+            moment.before_work(current)
+
+    def follow(self) -> None:
+        """Something is about to be read.
+
+        Raises:
+            DeviceError: The driver fails.
+        """
+        while self._last:
+            place = next(iter(self._last))
+            self._last[place].before_fills()
+            del self._last[place]
