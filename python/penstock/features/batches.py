@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.features.pending import PendingRows
@@ -126,20 +126,3 @@ def on_host(ids: Any) -> tuple[Any, torch.device | None]:
         # PyTorch's copy would break the capture.
         _native.check_stream(place)
     return ids.detach().to("cpu"), ids.device
-
-
-def device_of(device: Any) -> torch.device | None:
-    """A device as callers name it.
-
-    Raises:
-        ValueError: PyTorch knows no such device.
-    """
-    if device is None:
-        return None
-    try:
-        found = dtypes.import_torch().device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device={device!r}: {error}") from None
-    if found.type == "meta":
-        raise ValueError(f"device={device!r}: it has no memory")
-    return cast("torch.device", found)

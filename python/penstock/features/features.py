@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.errors import CorruptCheckpointError, PenstockError
-from penstock.features.batches import Batches, device_of, on_host
+from penstock.features.batches import Batches, on_host
 from penstock.features.coming import Coming
 from penstock.features.device import STAGING, STAGING_BYTES, DeviceFeatures, ordinal_of
 from penstock.features.foreseen import ForeseenRows
@@ -22,6 +22,7 @@ from penstock.offload.streaming.stored import FileMark
 from penstock.offload.tensor_io import for_rows
 from penstock.option_kinds import Number
 from penstock.reports import Fallback
+from penstock.state.devices import device_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

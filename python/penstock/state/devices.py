@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from penstock import _native
 from penstock.errors import DeviceError
+from penstock.state import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    import torch
 
     from penstock.state.memory import Memory
 
@@ -115,3 +118,20 @@ def current_streams(ordinals: Iterable[int]) -> list[Place]:
     """The streams of devices that this thread works on at the moment."""
     torch = sys.modules["torch"]
     return [(number, torch.cuda.current_stream(number).cuda_stream) for number in sorted(ordinals)]
+
+
+def device_of(device: Any) -> torch.device | None:
+    """A device as callers name it.
+
+    Raises:
+        ValueError: PyTorch knows no such device.
+    """
+    if device is None:
+        return None
+    try:
+        found = dtypes.import_torch().device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device={device!r}: {error}") from None
+    if found.type == "meta":
+        raise ValueError(f"device={device!r}: it has no memory")
+    return cast("torch.device", found)

@@ -248,7 +248,7 @@ def test_kernels_are_served_until_the_stream_is_done(gpu, opened):
     for _ in range(5):
         with served.serving():
             served.gather(ids, out=out)
-        gpu.call("cuStreamQuery", gpu.stream)
+        assert gpu.driver.cuStreamQuery(gpu.stream) == 0, "the stream is done"
 
 
 def test_kernels_of_ones_own(gpu, opened):

@@ -6,7 +6,7 @@ import math
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.offload.streaming import transformers as of_transformers
@@ -32,6 +32,7 @@ from penstock.offload.streaming.units import PAGE_BYTES, Span, units_of
 from penstock.offload.streaming.use import Use, check_is_whole, keep_as_it_is
 from penstock.offload.tensor_io import TensorIO
 from penstock.state import dtypes
+from penstock.state.devices import device_of
 from penstock.steps.newest import is_penstock
 
 if TYPE_CHECKING:
@@ -158,15 +159,8 @@ def _device_of(device: Any) -> torch.device | None:
     Raises:
         ValueError: PyTorch knows no such device.
     """
-    if device is None:
-        return None
-    try:
-        found = dtypes.import_torch().device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device={device!r}: {error}") from None
-    if found.type == "meta":
-        raise ValueError(f"device={device!r}: it has no memory")
-    return None if found.type == "cpu" else cast("torch.device", found)
+    found = device_of(device)
+    return None if found is None or found.type == "cpu" else found
 
 
 def _check_device(
