@@ -133,8 +133,10 @@ class Preemption:
         return self._grace_seconds - self.remaining_seconds
 
     def _give_back(self, number: int) -> None:
-        """Sets the handler that was there before."""
+        """Sets the handler that was there before, of those that are not closed."""
         previous = self._previous[number]
+        while (one := _owner(previous)) is not None and one._is_closed:
+            previous = one._previous[number]
         # None: one that is not of Python, which cannot be set again.
         signal.signal(number, signal.SIG_DFL if previous is None else previous)
 
@@ -219,6 +221,12 @@ class Preemption:
             f"{self._store.latest()}"
         )
         warnings.warn(message, PenstockWarning, stacklevel=4)
+
+
+def _owner(handler: Any) -> Preemption | None:
+    """Whose handler it is."""
+    is_ours = getattr(handler, "__func__", None) is Preemption._note
+    return handler.__self__ if is_ours else None
 
 
 _open: set[Preemption] = set()

@@ -265,6 +265,7 @@ def test_a_last_save_that_failed_is_tried_again(store, training):
 @pytest.mark.parametrize("count", [2, 3])
 def test_what_was_closed_in_any_order_takes_no_signal(store, training, count):
     calls = []
+    unused = signal.getsignal(signal.SIGUSR1)
     before = signal.signal(signal.SIGTERM, lambda number, frame: calls.append(number))
     try:
         found = [penstock.on_signal(store, training) for _ in range(count)]
@@ -278,6 +279,8 @@ def test_what_was_closed_in_any_order_takes_no_signal(store, training, count):
         interrupt()
         assert calls == [signal.SIGTERM]
         assert [one.signal for one in found[:-1]] == [None] * (count - 1)
+        # Frameworks leave a signal alone that somebody has, as Lightning does SLURM's.
+        assert signal.getsignal(signal.SIGUSR1) == unused
     finally:
         signal.signal(signal.SIGTERM, before)
 
