@@ -114,11 +114,14 @@ def test_ctrl_c_at_the_end_says_what_is_lost(disk_path, engine):
         done = run_to_its_end(INTERRUPTED_END, root, engine, share)
         assert done.returncode in (0, -signal.SIGINT), done.stderr
         store = penstock.CheckpointStore(root)
-        is_lost = f"penstock: {store.path(1)} was " in done.stderr
-        assert is_lost != (store.steps() == [1]), done.stderr
-        if not is_lost:
+        is_told = f"penstock: {store.path(1)} was " in done.stderr
+        if store.steps() == [1]:
+            # It may have been committed after it was told of.
+            assert not is_told or "unless it is listed" in done.stderr
             assert (store.load()["w"] == 1).all()
-        outcomes.add(is_lost)
+        else:
+            assert is_told, done.stderr
+        outcomes.add(is_told)
         store.sweep()
         store.save(2, {"w": 2})
     tell(outcomes)
