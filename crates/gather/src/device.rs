@@ -226,7 +226,8 @@ impl Cargo for Rows {
         }
         let mut fills = DeviceFills::default();
         fills.add(to, bytes.start, 0, 0..memory.len());
-        let departing = fills.begin(vec![memory])?;
+        fills.keep([memory]);
+        let departing = fills.begin()?;
         let copied = &self.shared.counts.device_bytes;
         copied.fetch_add(departing.bytes(), Relaxed);
         Ok(departing)

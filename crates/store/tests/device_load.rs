@@ -322,7 +322,8 @@ fn a_stream_sees_what_is_on_its_way_and_the_host_does_not_wait() {
         let hold = machine.control.hold();
         let mut fills = DeviceFills::default();
         fills.add(lent.target().into_content(), 0, 0, 0..content.len());
-        let departing = fills.begin(vec![buf]).unwrap();
+        fills.keep([buf]);
+        let departing = fills.begin().unwrap();
         machine.lane.hold_for_fills(&lent.foreign()).unwrap();
         let look = lent.look().unwrap();
         assert!(!departing.is_done().unwrap());
@@ -349,7 +350,8 @@ fn a_buffer_is_not_let_go_of_before_it_is_copied() {
         let hold = machine.control.hold();
         let mut fills = DeviceFills::default();
         fills.add(lent.target().into_content(), 0, 0, 0..100_000);
-        let departing = fills.begin(vec![buf]).unwrap();
+        fills.keep([buf]);
+        let departing = fills.begin().unwrap();
         thread::scope(|scope| {
             let dropping = scope.spawn(|| drop(departing));
             thread::sleep(Duration::from_millis(20));
@@ -379,7 +381,8 @@ fn copies_that_begin_in_part_are_waited_for() {
         fills.add(lent.target().into_content(), 0, 0, 0..100_000);
         machine.control.fail_call("cuEventRecord", 1, 999);
         thread::scope(|scope| {
-            let beginning = scope.spawn(|| fills.begin(vec![buf]).map(drop));
+            fills.keep([buf]);
+            let beginning = scope.spawn(|| fills.begin().map(drop));
             thread::sleep(Duration::from_millis(20));
             assert!(!beginning.is_finished() && !lent.is_returned());
             assert!(pool.try_take().unwrap().is_none());
@@ -477,8 +480,9 @@ fn a_cancelled_load_lets_go_of_what_it_had() {
         let tensors = Tensors::new(&machine, &saved.sample);
         let targets = tensors.targets(&saved.sample);
         let progress = Progress::default();
-        let copies = || machine.control.calls("cuMemcpyHtoDAsync_v2");
-        let (before, wanted) = (copies(), seed % 5);
+        let calls = ["cuMemcpyHtoDAsync_v2", "cuMemcpyBatchAsync_v2"];
+        let copies = || -> u64 { calls.iter().map(|call| machine.control.calls(call)).sum() };
+        let (before, wanted) = (copies(), seed % 3);
         let hold = machine.control.hold();
         let loaded = thread::scope(|scope| {
             let loading = scope.spawn(|| checkpoint.load(None, targets, &options(), &progress));
@@ -520,7 +524,7 @@ const TO_DESTROY: &[&str] = &[
 fn a_call_that_fails_spoils_no_load_and_leaves_nothing() {
     let calls = common::number("PENSTOCK_TORTURE_DEVICE_FAULTS", 12);
     let mut machine = machine();
-    // The last one is filled in rows, the ones before it by one call.
+    // The last one is filled in rows, the ones before it by one call; what is alone by another one.
     let saved = saved(Sample::of_sizes(&[MIB + 5, 300, 500, 9000]));
     let first = Sample::of_sizes(&[MIB + 5, 300, 500]);
     let mut failed = Vec::new();
@@ -531,12 +535,17 @@ fn a_call_that_fails_spoils_no_load_and_leaves_nothing() {
             let rows = machine.lent(&noise(5, 20_000));
             let mut targets = tensors.targets(&first);
             targets.insert(3, rows.array(0, 1, &[90, 100], &[200, 1]).into());
+            let is_alone = *call == "cuMemcpyHtoDAsync_v2";
+            if is_alone {
+                targets.retain(|number, _| *number == 1);
+            }
             machine.theirs.synchronize().unwrap();
             let events = machine.control.leaks().events;
             machine.control.fail_call(call, nth, 999);
             let outcome = load(&saved.path, targets, &options());
             machine.control.clear_faults();
             match outcome {
+                Ok(_) if is_alone => {}
                 Ok(_) => {
                     tensors.assert_are(&first);
                     let found = rows.content().unwrap();
@@ -819,7 +828,7 @@ fn a_device_that_fails_under_way_fails_the_load() {
 #[test]
 #[ignore = "run by another test"]
 fn child_whose_device_fails() {
-    assert_fails(&SIZES, 2);
+    assert_fails(&SIZES, 1);
 }
 
 /// Nothing comes after it that would fail as well.

@@ -357,7 +357,8 @@ impl Cargo for Shipment {
                         fills.add(scatter, start, 0, at);
                     }
                 }
-                let departing = fills.begin(vec![memory])?;
+                fills.keep([memory]);
+                let departing = fills.begin()?;
                 self.add(moved, departing.bytes());
                 Ok(Outgoing::Read(departing))
             }

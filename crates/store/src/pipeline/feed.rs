@@ -39,6 +39,9 @@ const LOOK: Duration = Duration::from_micros(200);
 /// What a stager takes on at once: neighbours, so that it reads in one direction for long.
 const RUN_BYTES: u64 = 4 << 20;
 
+/// The same where a device copies: it is told of as much by one call.
+const DEVICE_RUN_BYTES: u64 = 16 << 20;
+
 /// An extent whose bytes are in a buffer, or on their way to it, padded with zeros to a whole page.
 pub(crate) struct Filled {
     pub(crate) number: u64,
@@ -312,27 +315,38 @@ impl Feed {
         let Some(mut claim) = self.claim(1, false) else {
             return Ok(None);
         };
-        let number = claim.numbers.start;
-        let buf = claim.copy(buf)?;
-        Ok(Some(Filled { number, buf }))
+        Ok(Some(claim.copy(buf)?))
     }
 
     /// What one stager does: run after run, until none is left or the save is over.
-    fn copy_runs(&self) -> Result<()> {
+    pub(crate) fn copy_runs(&self) -> Result<()> {
         while let Some(mut claim) = self.claim(self.run_extents(), true) {
-            while let Some(number) = claim.numbers.clone().next() {
+            while !claim.numbers.is_empty() {
                 let Some(buf) = self.take_buffer()? else {
                     return Ok(());
                 };
-                let buf = claim.copy(buf)?;
-                self.push(Filled { number, buf });
+                let mut bufs = vec![buf];
+                // A device is told of several at once, but nobody waits for more while holding one.
+                while self.is_on_device
+                    && (bufs.len() as u64) < claim.numbers.end - claim.numbers.start
+                    && let Some(buf) = self.pool.try_take()?
+                {
+                    bufs.push(buf);
+                }
+                for filled in claim.copy_all(bufs)? {
+                    self.push(filled);
+                }
             }
         }
         Ok(())
     }
 
     fn run_extents(&self) -> u64 {
-        (RUN_BYTES / self.plan.extent_bytes).max(1)
+        let bytes = match self.is_on_device {
+            true => DEVICE_RUN_BYTES,
+            false => RUN_BYTES,
+        };
+        (bytes / self.plan.extent_bytes).max(1)
     }
 
     /// A buffer for a stager, waiting for the workers to return one; `None` once the save is over.
@@ -472,11 +486,33 @@ struct Claim<'a> {
 
 impl Claim<'_> {
     /// Copies the next extent into the buffer, or has devices do it, and pads it to a whole page.
-    fn copy(&mut self, mut buf: IoBuf) -> Result<Arriving> {
+    fn copy(&mut self, buf: IoBuf) -> Result<Filled> {
+        let mut copied = self.copy_all(vec![buf])?;
+        Ok(copied.pop().expect("one for each buffer"))
+    }
+
+    /// The same for as many extents as there are buffers.
+    fn copy_all(&mut self, bufs: Vec<IoBuf>) -> Result<Vec<Filled>> {
+        let numbers = self.numbers.start..self.numbers.start + bufs.len() as u64;
+        let sources = self.sources.clone().expect("the claim is not dropped");
+        let place = |(number, buf)| self.place(&sources, number, buf);
+        let placed = numbers.clone().zip(bufs).map(place).collect();
+        let arriving = DeviceCopies::begin_all(placed)?;
+        self.numbers.start = numbers.end;
+        let filled = |(number, buf)| Filled { number, buf };
+        Ok(numbers.zip(arriving).map(filled).collect())
+    }
+
+    /// Copies what the host has of an extent, and says what devices have to copy.
+    fn place<'a>(
+        &self,
+        sources: &'a [Region],
+        number: u64,
+        mut buf: IoBuf,
+    ) -> (DeviceCopies<'a>, IoBuf) {
         let _span = trace::span("copy");
         let plan = &self.feed.plan;
-        let sources = self.sources.as_ref().expect("the claim is not dropped");
-        let extent = plan.extent(self.numbers.start);
+        let extent = plan.extent(number);
         let bytes = extent.bytes();
         buf.set_len(bytes.next_multiple_of(PAGE_BYTES as usize));
         let (mut rest, padding) = buf.as_mut_slice().split_at_mut(bytes);
@@ -509,9 +545,7 @@ impl Claim<'_> {
             }
         });
         padding.fill(0);
-        let arriving = copies.begin(buf)?;
-        self.numbers.start += 1;
-        Ok(arriving)
+        (copies, buf)
     }
 }
 
@@ -597,8 +631,9 @@ mod tests {
         let mut claim = feed.claim(4, true).unwrap();
         assert!(matches!(feed.next(false, &halt), Ok(Next::Later)));
         for number in 0..4 {
-            let buf = claim.copy(feed.pool.take().unwrap()).unwrap();
-            feed.push(Filled { number, buf });
+            let filled = claim.copy(feed.pool.take().unwrap()).unwrap();
+            assert_eq!(filled.number, number);
+            feed.push(filled);
         }
         drop(claim);
         assert!(lent.is_returned());

@@ -4,13 +4,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use penstock_io::buffer::{Departing, DeviceFills, IoBuf, Memory};
+use penstock_io::buffer::{DeviceFills, IoBuf, Memory};
 use penstock_io::engine::{Op, OpKind};
 use penstock_io::file::{Direct, File};
 
 use super::damage::Damage;
 use super::target::{Region, Rest, Window};
-use crate::error::Result;
 use crate::format::digest::{CHUNK_BYTES, Digest};
 use crate::format::shard::PAGE_BYTES;
 use crate::plan::read::{Destination, Item, Owner, floor};
@@ -320,11 +319,11 @@ impl PlacedItem {
         starts.map(chunk).collect()
     }
 
-    /// Copies what was staged to its place; returns how many bytes that was, and what devices still copy
-    /// out of the staging buffer, if they have anything to copy.
-    pub(super) fn unstage(mut self) -> Result<(u64, Option<Departing>)> {
+    /// Copies what was staged to its place, and leaves to `fills` what devices have to copy from there; returns
+    /// how many bytes the host has copied.
+    pub(super) fn unstage(mut self, fills: &mut DeviceFills) -> u64 {
         let mut copied = 0;
-        let mut fills = DeviceFills::default();
+        let (first_buf, bytes_before) = (fills.bufs(), fills.bytes());
         for landing in &mut self.landings {
             if let Place::Staged {
                 run: number,
@@ -340,14 +339,14 @@ impl PlacedItem {
                     .as_slice();
                 let bytes = (landing.range.end - landing.range.start) as usize;
                 let bytes = &staged[first..first + bytes];
-                copied += window.fill(&landing.range, bytes, (*number, first), &mut fills);
+                let staged = (first_buf + *number, first);
+                copied += window.fill(&landing.range, bytes, staged, fills);
             }
         }
-        if fills.is_empty() {
-            return Ok((copied, None));
+        if fills.bytes() > bytes_before {
+            fills.keep(self.runs.into_iter().filter_map(|run| run.buf));
         }
-        let bufs = self.runs.into_iter().filter_map(|run| run.buf);
-        Ok((copied, Some(fills.begin(bufs.collect())?)))
+        copied
     }
 }
 

@@ -9,15 +9,18 @@
 //! go wrong where the stored bytes are right; then it is damage. Bytes that go through staging reach the caller's
 //! memory only after they were found right.
 //!
-//! What belongs to a device goes through staging, from which the device copies it by itself: a worker goes on,
-//! and gets the buffer back when it has nothing else to do or finds that the copy is done.
+//! What belongs to a device goes through staging, from which the device copies it by itself, some extents by one
+//! call: a worker goes on, and gets the buffers back when it needs some or has nothing else to do.
+//!
+//! Memory answers while it is asked (tmpfs, what the page cache has). A worker that finds so has little under way:
+//! what it digests and devices copy is still in the processor's caches then.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use penstock_io::buffer::{Departing, Memory, MemoryHandle};
+use penstock_io::buffer::{Departing, DeviceFills, IoBuf, Memory, MemoryHandle};
 use penstock_io::engine::{Completion, Engine, Op};
 use penstock_io::file::File;
 use penstock_io::trace::{self, Role};
@@ -42,6 +45,9 @@ const TAKEN_BYTES: usize = 4 << 20;
 
 /// About how much memory is populated at a time: two huge pages, a fraction of a millisecond.
 const POPULATED_BYTES: usize = 4 << 20;
+
+/// About how much a device is told to copy at a time.
+const DEPARTING_BYTES: usize = 4 << 20;
 
 /// A file to read and the digests of its chunks; `None` where none of them is left.
 pub(crate) struct Source<'a> {
@@ -248,8 +254,12 @@ struct Worker<'a> {
     slots: Vec<Option<PlacedItem>>,
     /// Items that were read and are to be verified.
     arrived: VecDeque<PlacedItem>,
+    /// Staging that devices are to copy from.
+    leaving: DeviceFills,
     /// Staging that devices copy from, in the order in which that began.
     departing: VecDeque<Departing>,
+    /// Requests that keep the storage busy, up to the depth of the queue.
+    depth: usize,
     /// Operations that wait for room in the queue.
     waiting: VecDeque<Op>,
     /// What the device said of the last item that it could not give back.
@@ -277,7 +287,9 @@ impl<'a> Worker<'a> {
             taken: VecDeque::new(),
             slots: Vec::new(),
             arrived: VecDeque::new(),
+            leaving: DeviceFills::default(),
             departing: VecDeque::new(),
+            depth: settings.queue_depth,
             waiting: VecDeque::new(),
             lost: None,
             tally: Tally::default(),
@@ -286,10 +298,13 @@ impl<'a> Worker<'a> {
 
     fn run(&mut self, queue: &Mutex<VecDeque<PlacedItem>>) -> Result<()> {
         while self.halt.go_on()? {
-            self.take_back()?;
-            self.fill_queue(queue)?;
-            let is_behind = self.arrived.len() >= self.settings.queue_depth;
-            if self.collect(0)? && !is_behind {
+            let is_behind = self.arrived.len() >= self.depth;
+            let is_asked = !is_behind && self.fill_queue(queue)?;
+            let is_answered = self.collect(0)?;
+            if is_asked && self.engine.in_flight() == 0 {
+                // Nothing has to be kept busy.
+                self.depth = (self.depth / 2).max(1);
+            } else if is_answered && !is_behind {
                 continue;
             }
             // The device has what it can take: time for work that it need not wait for. Pages first,
@@ -301,15 +316,36 @@ impl<'a> Worker<'a> {
                 self.finish(item)?;
                 continue;
             }
+            self.depart()?;
             if self.engine.in_flight() > 0 {
+                self.depth = (2 * self.depth).min(self.settings.queue_depth);
                 self.collect(1)?;
                 continue;
             }
-            let Some(departing) = self.departing.pop_front() else {
-                break;
-            };
-            let _span = trace::span("wait for device");
-            departing.wait()?;
+            if let Some(departing) = self.departing.pop_front() {
+                let _span = trace::span("wait for device");
+                departing.wait()?;
+                continue;
+            }
+            if is_asked || is_answered {
+                continue;
+            }
+            let is_left = !self.taken.is_empty() || !self.waiting.is_empty();
+            assert!(
+                !is_left && self.slots.iter().all(Option::is_none),
+                "every item is read"
+            );
+            break;
+        }
+        Ok(())
+    }
+
+    /// Has devices copy what is ready.
+    fn depart(&mut self) -> Result<()> {
+        if !self.leaving.is_empty() {
+            let departing = std::mem::take(&mut self.leaving).begin()?;
+            self.tally.device_bytes += departing.bytes();
+            self.departing.push_back(departing);
         }
         Ok(())
     }
@@ -324,21 +360,20 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Submits until the queue is full or there is nothing to submit.
-    fn fill_queue(&mut self, queue: &Mutex<VecDeque<PlacedItem>>) -> Result<()> {
-        while self.engine.in_flight() < self.settings.queue_depth {
+    /// Submits until the queue is full or there is nothing to submit; tells whether it did.
+    fn fill_queue(&mut self, queue: &Mutex<VecDeque<PlacedItem>>) -> Result<bool> {
+        let mut is_asked = false;
+        while self.engine.in_flight() < self.depth {
             if let Some(op) = self.waiting.pop_front() {
                 submit(&mut self.engine, op);
+                is_asked = true;
                 continue;
             }
             let Some(mut item) = self.take(queue) else {
                 break;
             };
             if item.needs_staging() {
-                let has_own = self.engine.in_flight() > 0
-                    || !self.arrived.is_empty()
-                    || !self.departing.is_empty();
-                let Some(buf) = take_buffer(&self.settings.pool, has_own)? else {
+                let Some(buf) = self.take_buffer()? else {
                     self.taken.push_front(item);
                     break;
                 };
@@ -346,7 +381,19 @@ impl<'a> Worker<'a> {
             }
             self.start(item)?;
         }
-        Ok(())
+        Ok(is_asked)
+    }
+
+    /// A staging buffer; none where others have all of them, and something is under way that gives some back.
+    fn take_buffer(&mut self) -> Result<Option<IoBuf>> {
+        self.take_back()?;
+        if let Some(buf) = self.settings.pool.try_take()? {
+            return Ok(Some(buf));
+        }
+        self.depart()?;
+        let has_own =
+            self.engine.in_flight() > 0 || !self.arrived.is_empty() || !self.departing.is_empty();
+        take_buffer(&self.settings.pool, has_own)
     }
 
     /// The next item. Some neighbours are taken at a time, so that workers mostly stay out of each
@@ -477,11 +524,9 @@ impl<'a> Worker<'a> {
         let bytes = item.range.end - item.range.start;
         if damaged.is_empty() || self.on_damage == OnDamage::Survey {
             let _span = trace::span("copy");
-            let (bounced_bytes, departing) = item.unstage()?;
-            self.tally.bounced_bytes += bounced_bytes;
-            if let Some(departing) = departing {
-                self.tally.device_bytes += departing.bytes();
-                self.departing.push_back(departing);
+            self.tally.bounced_bytes += item.unstage(&mut self.leaving);
+            if self.leaving.bytes() >= DEPARTING_BYTES {
+                self.depart()?;
             }
         }
         self.halt.progress.advance(bytes);

@@ -5,6 +5,7 @@ mod boxes;
 mod common;
 mod corpus;
 mod damage;
+mod depth;
 mod hostile;
 mod links;
 mod reread;

@@ -36,10 +36,26 @@ impl<'a> DeviceCopies<'a> {
     /// # Panics
     /// If one reaches beyond the buffer or its region.
     pub fn begin(self, buf: IoBuf) -> Result<Arriving> {
-        Ok(Arriving {
-            flight: Flight::begin(buf, &self.copies)?,
-            late: self.late,
-        })
+        let mut begun = DeviceCopies::begin_all(vec![(self, buf)])?;
+        Ok(begun.pop().expect("one for each buffer"))
+    }
+
+    /// Begins copies to several buffers, those of one device by one call.
+    ///
+    /// # Errors
+    /// As [`DeviceCopies::begin`].
+    ///
+    /// # Panics
+    /// As [`DeviceCopies::begin`].
+    pub fn begin_all(all: Vec<(DeviceCopies<'_>, IoBuf)>) -> Result<Vec<Arriving>> {
+        let (all, bufs): (Vec<DeviceCopies<'_>>, Vec<IoBuf>) = all.into_iter().unzip();
+        let copies = all.iter().map(|one| one.copies.as_slice());
+        let flights = Flight::begin_all(bufs.into_iter().zip(copies).collect())?;
+        let arriving = |(flight, one): (_, DeviceCopies<'_>)| Arriving {
+            flight,
+            late: one.late,
+        };
+        Ok(flights.into_iter().zip(all).map(arriving).collect())
     }
 }
 

@@ -14,6 +14,8 @@ use crate::buffer::IoBuf;
 #[derive(Debug, Default)]
 pub struct DeviceFills {
     fills: Vec<Fill>,
+    bufs: Vec<IoBuf>,
+    bytes: usize,
 }
 
 /// Bytes of a buffer, and the memory that has a place for them.
@@ -30,7 +32,23 @@ struct Fill {
 impl DeviceFills {
     /// Adds one: what a run has from byte `at` on are the bytes `from` of the buffer with number `buf`.
     pub fn add(&mut self, to: DeviceScatter, at: u64, buf: usize, from: Range<usize>) {
+        self.bytes += from.len();
         self.fills.push(Fill { to, at, buf, from });
+    }
+
+    /// Takes buffers, whose numbers follow on those that it has.
+    pub fn keep(&mut self, bufs: impl IntoIterator<Item = IoBuf>) {
+        self.bufs.extend(bufs);
+    }
+
+    /// How many buffers it has: the number of the next.
+    pub fn bufs(&self) -> usize {
+        self.bufs.len()
+    }
+
+    /// How many bytes of buffers are to be copied.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// Whether there is none.
@@ -38,18 +56,18 @@ impl DeviceFills {
         self.fills.is_empty()
     }
 
-    /// Begins them.
+    /// Begins them, those of one device by one call.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda). Nothing is copied any more then, but some may have been.
     ///
     /// # Panics
     /// If one reaches beyond its buffer or its run, or there is no such buffer.
-    pub fn begin(self, bufs: Vec<IoBuf>) -> Result<Departing> {
+    pub fn begin(self) -> Result<Departing> {
         let mut departing = Departing {
             events: Vec::new(),
             bytes: 0,
-            bufs,
+            bufs: self.bufs,
             fills: self.fills,
         };
         let mut next = 0;

@@ -25,21 +25,31 @@ pub(super) struct Flight {
 impl Flight {
     /// Begins copies, which may be none.
     pub(super) fn begin(buf: IoBuf, copies: &[Copy<'_>]) -> Result<Flight> {
-        let mut flight = Flight {
+        let mut flights = Flight::begin_all(vec![(buf, copies)])?;
+        Ok(flights.pop().expect("one for each buffer"))
+    }
+
+    /// Begins copies to several buffers, those of one device by one call and with one moment.
+    pub(super) fn begin_all(parts: Vec<(IoBuf, &[Copy<'_>])>) -> Result<Vec<Flight>> {
+        let flight = |buf| Flight {
             buf: Some(buf),
             events: Vec::new(),
         };
-        let mut rest = copies;
-        while let Some((first, ..)) = rest.first() {
-            let lane = first.lane();
-            let is_other = |(region, ..): &Copy<'_>| !Arc::ptr_eq(region.lane(), lane);
-            let count = rest.iter().position(is_other).unwrap_or(rest.len());
-            let (copies, others) = rest.split_at(count);
-            // What has begun before is waited for where this fails: by the drop.
-            flight.add(lane, copies)?;
-            rest = others;
+        let (mut flights, copies): (Vec<Flight>, Vec<&[Copy<'_>]>) = parts
+            .into_iter()
+            .map(|(buf, copies)| (flight(buf), copies))
+            .unzip();
+        let mut lanes: Vec<&Arc<Lane>> = Vec::new();
+        for (region, ..) in copies.iter().copied().flatten() {
+            if !lanes.iter().any(|lane| Arc::ptr_eq(lane, region.lane())) {
+                lanes.push(region.lane());
+            }
         }
-        Ok(flight)
+        for lane in lanes {
+            // What has begun before is waited for where this fails: by the drops.
+            copy_by(lane, &mut flights, &copies)?;
+        }
+        Ok(flights)
     }
 
     pub(super) fn is_here(&self) -> Result<bool> {
@@ -63,35 +73,44 @@ impl Flight {
         self.events.clear();
         self.buf.take().expect("it is there until it is given")
     }
+}
 
-    /// Begins copies by one device.
-    fn add(&mut self, lane: &Lane, copies: &[Copy<'_>]) -> Result<()> {
-        let buf = self.buf.as_ref().expect("it is there until it is given");
-        let mut pieces: Vec<Piece> = Vec::with_capacity(copies.len());
-        for (region, start, into) in copies {
+/// Begins the copies by one device.
+fn copy_by(lane: &Arc<Lane>, flights: &mut [Flight], copies: &[&[Copy<'_>]]) -> Result<()> {
+    let is_its = |(region, ..): &&Copy<'_>| Arc::ptr_eq(region.lane(), lane);
+    let mut pieces: Vec<Piece> = Vec::new();
+    for (flight, copies) in flights.iter().zip(copies) {
+        let buf = flight.buf.as_ref().expect("it is there until it is given");
+        for (region, start, into) in copies.iter().filter(is_its) {
             let is_inside = into.start <= into.end && into.end <= buf.len();
             assert!(is_inside, "beyond the buffer");
             region.pieces(*start, buf.address() + into.start, into.len(), &mut pieces);
         }
-        // Without it a thread could note an earlier moment over a later one, and a region be let go of early.
-        let turn = lane.turn();
-        // SAFETY: the buffer is nobody else's until it is waited for, also where this is dropped; a
-        // region's memory stays where it is until its last copy is done, which the drop of the region
-        // waits for; that nobody writes to it meanwhile is the promise of whoever lent it.
-        let queued = unsafe { lane.out().copy(Direction::ToHost, &pieces) };
-        let event = queued.and_then(|()| lane.out().record());
-        let event = event.inspect_err(|_| {
-            // Some may have been queued.
-            lane.out().settle();
-        })?;
-        let event = Arc::new(event);
-        for (region, ..) in copies {
-            region.is_copied_at(&event);
-        }
-        drop(turn);
-        self.events.push(event);
-        Ok(())
     }
+    // Without it a thread could note an earlier moment over a later one, and a region be let go of early.
+    let turn = lane.turn();
+    // SAFETY: the buffers are nobody else's until they are waited for, also where a flight is dropped; a
+    // region's memory stays where it is until its last copy is done, which the drop of the region
+    // waits for; that nobody writes to it meanwhile is the promise of whoever lent it.
+    let queued = unsafe { lane.out().copy(Direction::ToHost, &pieces) };
+    let event = queued.and_then(|()| lane.out().record());
+    let event = event.inspect_err(|_| {
+        // Some may have been queued.
+        lane.out().settle();
+    })?;
+    let event = Arc::new(event);
+    for (flight, copies) in flights.iter_mut().zip(copies) {
+        let mut has_some = false;
+        for (region, ..) in copies.iter().filter(is_its) {
+            region.is_copied_at(&event);
+            has_some = true;
+        }
+        if has_some {
+            flight.events.push(Arc::clone(&event));
+        }
+    }
+    drop(turn);
+    Ok(())
 }
 
 impl Drop for Flight {
