@@ -12,6 +12,9 @@ use std::str::FromStr;
 /// How deep devices are stacked on each other at most, as far as anybody looks.
 const LEVELS_MAX: u32 = 8;
 
+/// What `statfs` calls tmpfs, from the kernel's `magic.h`.
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+
 /// What SCSI disks of hypervisors call their maker: QEMU, Hyper-V, VMware, VirtualBox, Google.
 const VIRTUAL_VENDORS: [&str; 5] = ["QEMU", "Msft", "VMware", "VBOX", "Google"];
 
@@ -27,6 +30,13 @@ const ROTATIONAL: Requests = Requests {
     bytes: 4 << 20,
     queue_depth: 4,
     workers_max: 1,
+};
+/// What suits reads of memory that passes for storage: nobody is kept busy by more than one request, and each
+/// worker copies as fast as its core does. Measured in docs/gpu.md.
+const MEMORY: Requests = Requests {
+    bytes: 1 << 20,
+    queue_depth: 4,
+    workers_max: 12,
 };
 /// Requests grow to a whole stripe of an array, up to this.
 const STRIPE_BYTES_MAX: usize = 16 << 20;
@@ -53,6 +63,11 @@ impl Requests {
         }
     }
 
+    /// What suits reads of files that are in memory.
+    pub fn suited_to_memory() -> Requests {
+        MEMORY
+    }
+
     /// Bytes of a request in whole units that is whole stripes of an array too, where there is such
     /// a size within bounds.
     pub fn whole_stripes(&self, device: Option<&Device>, unit_bytes: usize) -> Option<usize> {
@@ -67,6 +82,13 @@ impl Requests {
         let bytes = self.bytes.next_multiple_of(common);
         (bytes <= STRIPE_BYTES_MAX).then_some(bytes)
     }
+}
+
+/// Whether files at `path`, or that would be made there, are in memory and nowhere else: tmpfs.
+pub(crate) fn is_memory(path: &Path) -> bool {
+    let mut existing = path.ancestors().chain([Path::new(".")]);
+    let found = existing.find_map(|path| rustix::fs::statfs(path).ok());
+    found.is_some_and(|found| found.f_type == TMPFS_MAGIC)
 }
 
 /// A block device.

@@ -472,6 +472,10 @@ impl Files for Objects {
         None
     }
 
+    fn is_memory(&self, _: &Path) -> bool {
+        false
+    }
+
     fn has_directories(&self) -> bool {
         false
     }

@@ -201,23 +201,36 @@ impl Options {
 
     /// Chooses what the caller left open, for moving `bytes` to or from the device behind `path`.
     pub fn choose(&self, path: &Path, bytes: u64) -> Settings {
-        let given = self.bounded();
         let device = self.file_system.files().device(path);
-        let mut choices = Vec::new();
-        let is_rotational = device.as_ref().is_some_and(|device| device.is_rotational);
         let suited = Requests::suited(device.as_ref());
+        let is_rotational = device.as_ref().is_some_and(|device| device.is_rotational);
         let kind = match (&device, is_rotational) {
             (None, _) => "the device is not known".to_owned(),
             (Some(device), true) => format!("{device} rotates"),
             (Some(device), false) => format!("{device} does not rotate"),
         };
+        self.suit(suited, device, &kind, bytes)
+    }
+
+    /// The same for reading only: from memory more workers pay than to it, where a file has one writer at a time.
+    pub fn choose_to_read(&self, path: &Path, bytes: u64) -> Settings {
+        match self.file_system.files().is_memory(path) {
+            true => self.suit(Requests::suited_to_memory(), None, "it is memory", bytes),
+            false => self.choose(path, bytes),
+        }
+    }
+
+    /// Chooses by what suits a device, or a `kind` of storage without one.
+    fn suit(&self, suited: Requests, device: Option<Device>, kind: &str, bytes: u64) -> Settings {
+        let given = self.bounded();
+        let mut choices = Vec::new();
 
         let budget_bytes = given.staging_bytes.unwrap_or(STAGING_BYTES);
         let extent_bytes = match given.extent_bytes {
             Some(bytes) => whole_chunks(bytes),
             None => {
                 let (chosen, reason) = choose_extent(&suited, device.as_ref(), budget_bytes);
-                let reason = reason.unwrap_or(&kind);
+                let reason = reason.unwrap_or(kind);
                 choices.push(format!("extent_bytes={chosen}: {reason}"));
                 chosen
             }
@@ -239,7 +252,7 @@ impl Options {
             chosen: io_threads,
             buffers,
         };
-        choices.extend(note.text(given.io_threads.is_none(), reason.unwrap_or(&kind)));
+        choices.extend(note.text(given.io_threads.is_none(), reason.unwrap_or(kind)));
 
         let wanted = given.queue_depth.unwrap_or(suited.queue_depth);
         let possible = (1..=wanted)
@@ -252,7 +265,7 @@ impl Options {
             chosen: queue_depth,
             buffers,
         };
-        choices.extend(note.text(given.queue_depth.is_none(), &kind));
+        choices.extend(note.text(given.queue_depth.is_none(), kind));
 
         let engine = self.engine;
         let engine_factory = self.engine_factory.clone().unwrap_or_else(|| {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use crate::Result;
-use crate::device::Device;
+use crate::device::{self, Device};
 use crate::file::{Direct, File};
 
 /// What a name stands for.
@@ -181,6 +181,11 @@ pub trait Files: fmt::Debug + Send + Sync {
     /// The device behind a path; `None` where none is known, or nothing of this machine.
     fn device(&self, path: &Path) -> Option<Device> {
         Device::behind(path)
+    }
+
+    /// Whether files at a path are in memory and nowhere else.
+    fn is_memory(&self, path: &Path) -> bool {
+        device::is_memory(path)
     }
 
     /// Whether directories are things of their own: made, made durable, and removed. Elsewhere they

@@ -89,7 +89,7 @@ impl Survey {
             let usable_bytes = self.measure(path, files, number)?;
             self.usable_bytes.push(usable_bytes);
         }
-        let settings = options.choose(path, self.usable_bytes.iter().sum());
+        let settings = options.choose_to_read(path, self.usable_bytes.iter().sum());
         let has_digests = |file: usize| !self.part.files[file].chunks.is_empty();
         let sources = self.open(path, files, settings.direct, has_digests)?;
         let (numbers, sources): (Vec<usize>, Vec<Source<'_>>) = sources.into_iter().unzip();

@@ -134,7 +134,7 @@ fn verify_shards(
 ) -> Result<()> {
     let files = options.file_system.files();
     let bytes = part.files.iter().map(|file| file.bytes).sum();
-    let settings = options.choose(path, bytes);
+    let settings = options.choose_to_read(path, bytes);
     let mut run = Run::default();
     let mut sources: Vec<Source<'_>> = Vec::new();
     let mut numbers = Vec::new();

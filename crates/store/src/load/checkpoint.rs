@@ -309,7 +309,7 @@ impl Checkpoint {
             tensors,
             is_all,
         } = fetch;
-        let mut settings = options.choose(&self.path, self.bytes_to_read(&requests));
+        let mut settings = options.choose_to_read(&self.path, self.bytes_to_read(&requests));
         let used = self.used_files(&requests, is_all);
         let mut run = Run::default();
         let opened = self.open_files(&used, settings.direct, &mut run);
