@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use penstock_cuda::Foreign;
 use penstock_io::buffer::{Region, Unwatchable, Watch};
-use penstock_io::trace;
+use penstock_io::trace::{self, Role};
 use serde_json::value::RawValue;
 
 use super::arena::Arena;
@@ -70,6 +70,8 @@ pub struct Job {
     eager_because: Option<String>,
     /// What devices have and copied at the call.
     snapshots: Vec<usize>,
+    /// Whether devices are told to copy before it is their extents' turn to be written.
+    copies_ahead: bool,
     /// Time spent in [`Job::stage`]; `None` before the first call.
     stage_seconds: Mutex<Option<f64>>,
     is_begun: AtomicBool,
@@ -122,7 +124,8 @@ impl Job {
         let sources = Arc::new(sources);
         let mut watch = None;
         let of_host = sources.iter().filter(|source| source.host().is_some());
-        if is_lazy && staging.is_watched && copied.len() < of_host.count() {
+        let is_on_host = copied.len() < of_host.count();
+        if is_lazy && staging.is_watched && is_on_host {
             let _span = trace::span("watch");
             match Watch::begin(Arc::clone(&sources), &copied) {
                 Ok(begun) => watch = Some(begun),
@@ -148,6 +151,8 @@ impl Job {
         Ok(Job {
             eager_because,
             snapshots,
+            // Who changes what they have waits for less then. The host has better things to do than to copy.
+            copies_ahead: is_lazy && !is_on_host,
             ..Job::of(planned, sources, watch, is_lazy, begun)
         })
     }
@@ -186,6 +191,7 @@ impl Job {
             is_lazy,
             eager_because: None,
             snapshots: Vec::new(),
+            copies_ahead: false,
             stage_seconds: Mutex::default(),
             is_begun: AtomicBool::new(false),
         }
@@ -351,7 +357,9 @@ impl Job {
         let linked = &self.planned.linked;
         shards.links = linked.link(&names, attempt, &shard_files, run)?;
         let files = self.planned.create_shards(attempt, shards.rank, run)?;
-        shards.chunks = pipeline::write::write(plan, &self.feed, &files, settings, progress, run)?;
+        shards.chunks = self.beside_copies(|| {
+            pipeline::write::write(plan, &self.feed, &files, settings, progress, run)
+        })?;
         // Whoever copied last may still be asking whether anybody wrote meanwhile.
         self.feed.wait(None);
         if let Some(reason) = settings.pool.unpinned() {
@@ -376,6 +384,38 @@ impl Job {
         drop(files);
         shards.links.close();
         Ok(())
+    }
+
+    /// Does the work, while another thread has devices copy what it needs as far as there is room.
+    fn beside_copies<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        if !self.copies_ahead || self.feed.lanes().is_empty() {
+            return work();
+        }
+        thread::scope(|scope| {
+            // Where there is no thread to be had, those who write ask for it.
+            let copying = thread::Builder::new().spawn_scoped(scope, || {
+                let _row = trace::enter(Role::Stager);
+                let _span = trace::span("copy ahead");
+                self.feed.copy_runs()
+            });
+            // The other one waits for memory as long as there is somebody who may give it back.
+            let end_on_failure = EndOnDrop(&self.feed);
+            let done = work();
+            if done.is_ok() {
+                std::mem::forget(end_on_failure);
+            } else {
+                drop(end_on_failure);
+            }
+            let copied = copying.map(|thread| {
+                let joined = thread.join();
+                joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            });
+            // What went wrong with a copy is why nothing was written.
+            match (copied, done) {
+                (Ok(Err(error)), Err(Error::Interrupted)) => Err(error),
+                (_, done) => done,
+            }
+        })
     }
 
     /// What a write fails with whose snapshot is of no moment.
