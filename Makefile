@@ -208,6 +208,11 @@ bench-objects: $(OBJECTS_VENV)/.objects $(NATIVE) objects-server ## Save to buck
 	cp -r $(VENV)/lib/python3*/site-packages/penstock* $(OBJECTS_VENV)/lib/python3*/site-packages/
 	$(OBJECTS_VENV)/bin/python -m benches.objects $(BENCH_ARGS)
 
+# Once more what `make test` shows on the driver for tests, by PyTorch and its kernels.
+.PHONY: test-gpu
+test-gpu: $(VENV)/.gpu $(NATIVE) ## Run the tests that need a GPU: a minute.
+	$(VENV)/bin/python -m pytest tests/gpu $(PYTEST_ARGS)
+
 # PyTorch with CUDA is what `make test` has as well. On the driver for tests (PENSTOCK_CUDA_DRIVER) it shows
 # that everything runs.
 .PHONY: gpu

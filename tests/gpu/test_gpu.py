@@ -1,0 +1,415 @@
+"""What `tests/python/device` shows on the driver for tests, once more on a GPU and by PyTorch.
+
+Run it with `make test-gpu`, in a process where nothing uses the driver for tests.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from penstock import features, offload
+
+if not torch.cuda.is_available():
+    pytest.skip("PyTorch sees no GPU", allow_module_level=True)
+
+MIB = 1 << 20
+DEVICE = torch.device("cuda:0")
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.int8,
+    torch.int16,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+]
+
+
+def drawn(shape, dtype=torch.float32, seed=0):
+    """A tensor of the GPU whose bytes tell places apart."""
+    generator = torch.Generator().manual_seed(seed)
+    if dtype is torch.bool:
+        return torch.randint(0, 2, shape, generator=generator).to(dtype).to(DEVICE)
+    nbytes = torch.empty(shape, dtype=dtype, device="meta").numel() * dtype.itemsize
+    # Without an exponent of all ones: what is no number is not equal to itself.
+    raw = torch.randint(0, 60, (nbytes,), generator=generator, dtype=torch.uint8)
+    return raw.view(dtype).reshape(shape).to(DEVICE)
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def layouts(dtype):
+    base = drawn((12, 10, 7), dtype)
+    return {
+        "whole": base,
+        "transposed": base.transpose(0, 2),
+        "rows": base[2:9],
+        "columns": base[:, 3:8],
+        "long rows": drawn((6, 1200), dtype, 4)[:, 100:1000],
+        "steps": base[::3, :, ::2],
+        "inner": base.permute(2, 0, 1)[1:5],
+        "expanded": drawn((5, 1, 4), dtype, 1).expand(5, 6, 4),
+        "one": drawn((1, 1), dtype, 3),
+        "empty": torch.empty((3, 0, 2), dtype=dtype, device=DEVICE),
+        "large": drawn((3, MIB), dtype, 5),
+    }
+
+
+def same(one, other):
+    assert (one.dtype, one.shape) == (other.dtype, other.shape)
+    one, other = one.cpu().contiguous().reshape(-1), other.cpu().contiguous().reshape(-1)
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def busy(stream=None, seconds=0.05):
+    """Keeps a stream from going on for a while."""
+    with torch.cuda.stream(stream or torch.cuda.current_stream()):
+        torch.cuda._sleep(int(seconds * 1.5e9))
+
+
+def child(script, *arguments, **environment):
+    """A script in a process of its own; what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=os.environ | environment,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+class TestSave:
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_every_dtype_and_layout_comes_back(self, tmp_path, dtype):
+        state = layouts(dtype)
+        report = penstock.save(tmp_path / "a", state)
+        assert report.device_bytes >= 3 * MIB * dtype.itemsize
+        assert "unpinned" not in [one.kind for one in report.fallbacks]
+        for loaded in (
+            penstock.load(tmp_path / "a"),
+            penstock.load(tmp_path / "a", device="cuda"),
+        ):
+            for name, tensor in state.items():
+                assert same(loaded[name], tensor), name
+        assert all(tensor.device == DEVICE for tensor in loaded.values())
+        names = [name for name in state if name != "expanded"]
+        targets = {name: torch.zeros_like(state[name]) for name in names}
+        targets["transposed"] = torch.zeros_like(state["whole"]).transpose(0, 2)
+        targets["columns"] = torch.zeros_like(state["whole"])[:, 3:8]
+        penstock.load(tmp_path / "a", into=targets, keys=names)
+        for name in names:
+            assert same(targets[name], state[name]), name
+
+    @pytest.mark.parametrize("staging_bytes", [None, 8 * MIB])
+    @pytest.mark.parametrize("lazy", [False, True])
+    def test_what_is_queued_afterwards_tears_nothing(self, tmp_path, lazy, staging_bytes):
+        state = {f"t{number}": drawn((2 * MIB,), seed=number) for number in range(16)}
+        state |= {f"s{number}": drawn((100,), seed=number) for number in range(64)}
+        side = torch.cuda.Stream()
+        options = penstock.Options(staging_bytes=staging_bytes)
+        with penstock.CheckpointStore(tmp_path / "store", options=options) as store:
+            for step in range(12):
+                stream = side if step % 3 == 2 else torch.cuda.current_stream()
+                stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(stream):
+                    busy()
+                    for number, tensor in enumerate(state.values()):
+                        tensor.fill_(100.0 * step + number)
+                    pending = store.save_async(step, state, lazy=lazy)
+                    pending.hold()
+                    for tensor in state.values():
+                        tensor.fill_(-1.0)
+                pending.result()
+                torch.cuda.current_stream().wait_stream(stream)
+                loaded = store.load(step)
+                for number, name in enumerate(state):
+                    assert (loaded[name] == 100.0 * step + number).all(), (step, name)
+
+    @pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}], ids=str)
+    def test_optimizers_step_while_a_lazy_save_writes(self, tmp_path, options):
+        model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8))).to(DEVICE)
+        optimizer = torch.optim.AdamW(model.parameters(), **options)
+        penstock.guard(optimizer)
+        x = torch.randn(64, 1024, device=DEVICE)
+
+        def step():
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        step()
+        with penstock.CheckpointStore(tmp_path / "store") as store:
+            for number in range(10):
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                flat = [value.clone() for value in state["model"].values()]
+                moments = [one["exp_avg_sq"].clone() for one in optimizer.state.values()]
+                pending = store.save_async(number, state, lazy=True)
+                step()
+                step()
+                pending.result()
+                loaded = store.load(number)
+                assert all(map(same, loaded["model"].values(), flat))
+                stored = [one["exp_avg_sq"] for one in loaded["optimizer"]["state"].values()]
+                assert all(map(same, stored, moments))
+
+    def test_a_change_that_nobody_announced_is_told(self, tmp_path):
+        state = {"a": drawn((8 * MIB,))}
+        busy(seconds=0.3)
+        with penstock.CheckpointStore(tmp_path / "store") as store:
+            pending = store.save_async(1, state, lazy=True)
+            state["a"].fill_(3)
+            with pytest.raises(penstock.StateMismatchError):
+                pending.result()
+
+    def test_tensors_that_are_let_go_of_are_stored(self, tmp_path):
+        state = {"a": drawn((8 * MIB,), seed=3)}
+        expected = state["a"].cpu()
+        with penstock.CheckpointStore(tmp_path / "store") as store:
+            busy()
+            pending = store.save_async(1, state, lazy=True)
+            state.clear()
+            again = [torch.full((8 * MIB,), 5.0, device=DEVICE) for _ in range(4)]
+            pending.result()
+            assert same(store.load(1)["a"], expected)
+            del again
+
+    def test_a_save_under_capture_is_refused_and_a_capture_beside_one_is_not_voided(self, tmp_path):
+        state = {"a": drawn((8 * MIB,))}
+        values = torch.ones(1000, device=DEVICE)
+        penstock.save(tmp_path / "c", state)
+        with penstock.CheckpointStore(tmp_path / "store") as store:
+            for number in range(20):
+                pending = store.save_async(number, state, lazy=number % 2 == 0)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    doubled = values * 2
+                    if number % 4 == 0:
+                        with pytest.raises(penstock.DeviceError, match="captur"):
+                            penstock.save(tmp_path / "b", state)
+                        with pytest.raises(penstock.DeviceError, match="captur"):
+                            penstock.load(tmp_path / "c", device="cuda")
+                graph.replay()
+                assert (doubled == 2).all()
+                pending.result()
+
+    def test_a_fork_is_refused_and_tensors_of_the_host_are_saved(self, tmp_path):
+        script = """
+import os, sys, torch, penstock
+state = {"a": torch.ones(1 << 20, device="cuda")}
+penstock.save(sys.argv[1] + "/first", state)
+child = os.fork()
+if not child:
+    try:
+        penstock.save(sys.argv[1] + "/second", state)
+    except penstock.DeviceError as error:
+        penstock.save(sys.argv[1] + "/host", {"a": torch.ones(1 << 20)})
+        os._exit(7)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+penstock.save(sys.argv[1] + "/third", state)
+assert bool((penstock.load(sys.argv[1] + "/third")["a"] == 1).all())
+print("done")
+"""
+        assert child(script, tmp_path) == "done\n"
+
+    def test_a_process_that_ends_at_once_has_saved(self, tmp_path):
+        script = """
+import sys, torch, penstock
+state = {"a": torch.ones(64 << 20, device="cuda")}
+store = penstock.CheckpointStore(sys.argv[1])
+store.save_async(1, state, lazy=True)
+"""
+        child(script, tmp_path / "store")
+        with penstock.CheckpointStore(tmp_path / "store") as store:
+            assert (store.load(1)["a"] == 1).all()
+
+    def test_an_ordinary_user_with_little_memory_to_lock_saves_by_pinned_memory(self):
+        script = """
+import os, resource, sys, torch, penstock
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
+if not os.getuid():
+    os.chmod(sys.argv[1], 0o777)
+    os.setgid(65534)
+    os.setuid(65534)
+state = {"a": torch.ones(64 << 20, device="cuda")}
+report = penstock.save(sys.argv[1] + "/a", state)
+loaded = penstock.load(sys.argv[1] + "/a", device="cuda")
+assert bool((loaded["a"] == 1).all())
+print(report.device_bytes, "unpinned" in [one.kind for one in report.fallbacks])
+"""
+        # Directories of pytest are its user's alone.
+        with tempfile.TemporaryDirectory() as place:
+            assert child(script, place, HOME=place) == f"{256 * MIB} False\n"
+
+
+class TestRows:
+    @pytest.mark.parametrize("width", [16, 250, 1024])
+    @pytest.mark.parametrize("cached", [False, True])
+    def test_rows_arrive_whichever_way_they_are_asked_for(self, tmp_path, cached, width):
+        rows = drawn((20_000, width), seed=width)
+        features.write(tmp_path / "table", rows.cpu())
+        cache = features.Cache(4000 * width * 4) if cached else None
+        with features.open(tmp_path / "table", cache=cache) as table:
+            for count in (1, 31, 1000, 30_000):
+                ids = torch.randint(20_000, (count,), generator=seeded(count))
+                on_gpu = ids.to(DEVICE)
+                assert same(table.gather(ids, device="cuda"), rows[on_gpu])
+                busy()
+                out = torch.zeros((count, width), device=DEVICE)
+                table.gather(on_gpu, out=out)
+                assert same(out, rows[on_gpu])
+                out.fill_(-1)
+                table.gather(ids, out=out)
+                assert same(out, rows[on_gpu])
+
+    @pytest.mark.parametrize("width", [16, 250, 1024])
+    @pytest.mark.parametrize("cached", [False, True])
+    def test_kernels_ask_for_rows(self, tmp_path, cached, width):
+        rows = drawn((20_000, width), seed=width)
+        features.write(tmp_path / "table", rows.cpu())
+        cache = features.Cache(4000 * width * 4) if cached else None
+        with (
+            features.open(tmp_path / "table", cache=cache) as table,
+            table.on_device("cuda:0") as served,
+        ):
+            for count in (1, 31, 32, 1000, 30_000):
+                ids = torch.randint(20_000, (count,), device=DEVICE)
+                found = served.gather(ids)
+                assert same(found, rows[ids])
+            many = [torch.randint(20_000, (777,), device=DEVICE) for _ in range(50)]
+            results = [served.gather(ids) for ids in many]
+            for ids, found in zip(many, results, strict=True):
+                assert same(found, rows[ids])
+            served.check()
+            served.gather(torch.full((40,), 20_001, device=DEVICE))
+            torch.cuda.synchronize()
+            with pytest.raises(IndexError, match="20001"):
+                served.check()
+
+    def test_kernels_of_users_ask_for_rows(self, tmp_path):
+        cupy = pytest.importorskip("cupy")
+        rows = drawn((5000, 256), seed=1)
+        features.write(tmp_path / "table", rows.cpu())
+        text = documented_kernel()
+        (tmp_path / "fifo.cuh").write_text(features.cuda_header())
+        module = cupy.RawModule(code=text, options=(f"-I{tmp_path}", "-default-device"))
+        kernel = module.get_function("sums")
+        with (
+            features.open(tmp_path / "table") as table,
+            table.on_device("cuda:0") as served,
+            served.serving(),
+        ):
+            ids = torch.randint(5000, (3001,), device=DEVICE)
+            found = torch.zeros((3001, 256), device=DEVICE)
+            sums = torch.zeros(3001, device=DEVICE)
+            torch.cuda.synchronize()
+            stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
+            with stream:
+                where = (
+                    np.uint64(served.address),
+                    np.uint64(ids.data_ptr()),
+                    np.uint32(3001),
+                    np.uint64(found.data_ptr()),
+                    np.uint64(sums.data_ptr()),
+                )
+                kernel((4,), (128,), where)
+            torch.cuda.synchronize()
+            assert same(found, rows[ids])
+            assert torch.allclose(sums, rows[ids].sum(1), rtol=1e-4)
+
+    def test_a_capture_of_a_gather_is_refused(self, tmp_path):
+        features.write(tmp_path / "table", torch.ones(1000, 32))
+        with (
+            features.open(tmp_path / "table") as table,
+            table.on_device("cuda:0") as served,
+        ):
+            ids = torch.arange(100, device=DEVICE)
+            values = torch.ones(10, device=DEVICE)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                more = values + 1
+                with pytest.raises(penstock.DeviceError, match="captur"):
+                    served.gather(ids)
+            graph.replay()
+            assert (more == 2).all()
+            assert (served.gather(ids) == 1).all()
+
+
+def documented_kernel():
+    """The kernel of docs/gpu.md."""
+    page = os.path.join(os.path.dirname(__file__), "../../docs/gpu.md")
+    with open(page) as file:
+        return file.read().split("```cuda\n")[1].split("```")[0]
+
+
+class TestOffload:
+    def test_tensors_at_offsets_of_files(self, tmp_path):
+        with offload.TensorIO() as io:
+            for number, (name, tensor) in enumerate(layouts(torch.float32).items()):
+                busy()
+                offset = 20 * MIB * number + 7
+                io.write(tensor, tmp_path / "file", offset).result()
+                if name == "expanded":
+                    continue
+                target = torch.zeros_like(tensor)
+                report = io.read(target, tmp_path / "file", offset).result()
+                assert same(target, tensor), name
+                assert report.nbytes == tensor.nbytes
+
+    @pytest.mark.parametrize("blocks", [0.4, 2.0])
+    @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+    def test_streamed_weights_compute_what_resident_ones_do(self, tmp_path, dtype, blocks):
+        from safetensors.torch import save_file
+
+        torch.manual_seed(1)
+        model = torch.nn.ModuleDict(
+            {"blocks": torch.nn.ModuleList(torch.nn.Linear(1024, 1024) for _ in range(12))}
+        ).to(DEVICE)
+        save_file(
+            {name: value.cpu() for name, value in model.state_dict().items()},
+            tmp_path / "model.safetensors",
+        )
+        x = torch.randn(32, 1024, device=DEVICE)
+
+        class Stack(torch.nn.Module):
+            def __init__(self, kind):
+                super().__init__()
+                made = (torch.nn.Linear(1024, 1024, dtype=kind) for _ in range(12))
+                self.blocks = torch.nn.ModuleList(made)
+
+            def forward(self, x):
+                for block in self.blocks:
+                    x = torch.tanh(block(x))
+                return x
+
+        kind = dtype or torch.float32
+        resident = Stack(kind).to(DEVICE)
+        resident.load_state_dict(model.state_dict())
+        streamed = Stack(kind)
+        nbytes = sum(value.nbytes for value in resident.state_dict().values())
+        with torch.inference_mode():
+            expected = resident(x.to(kind))
+            streamed = offload.stream(
+                streamed,
+                weights=tmp_path,
+                memory_bytes=int(blocks * nbytes) + 8 * MIB,
+                device="cuda",
+            )
+            for _ in range(5):
+                assert torch.equal(streamed(x.to(kind)), expected)
