@@ -6,6 +6,7 @@ import gc
 import shutil
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,32 +28,36 @@ if TYPE_CHECKING:
 
     from benches.gpu.accelerators import Accelerator
 
-GROUPS: dict[str, tuple[Callable[[Run], None], tuple[str, ...]]] = {
-    "link": (link.measure, ()),
-    "pinning": (link.pinning, ("pinning",)),
-    "conformance": (promises.conformance, ("conformance",)),
+GROUPS: dict[str, tuple[Callable[[Run], None], float, tuple[str, ...]]] = {
+    "link": (link.measure, 5, ()),
+    "pinning": (link.pinning, 2, ("pinning",)),
+    "conformance": (promises.conformance, 10, ("conformance",)),
     "stalls": (
         saving.stalls,
+        45,
         ("staging", "stall", "stall_dcp", "lazy_stall", "pinned_again"),
     ),
     "load-memory": (
         loading.from_memory,
+        70,
         ("load_memory", "load_fastsafetensors", "load_safetensors", "load_instanttensor"),
     ),
-    "saves": (saving.whole, ("save_memory", "save_disk")),
-    "load-disk": (loading.from_disk, ("load_fio", "load_kvikio", "load_cufile")),
-    "steps": (saving.steps, ("lazy_steps",)),
-    "graphs": (promises.graphs, ("graphs",)),
-    "torn": (promises.torn, ("torn",)),
-    "leaks": (promises.leaks, ("leaks",)),
-    "gather": (asking.gather, ("gather", "gather_disk")),
-    "ring": (asking.ring, ("ring_latency", "ring_rate", "ring_reads")),
+    "steps": (saving.steps, 15, ("lazy_steps",)),
+    "graphs": (promises.graphs, 15, ("graphs",)),
+    "gather": (asking.gather, 25, ("gather", "gather_disk")),
+    "ring": (asking.ring, 15, ("ring_latency", "ring_rate", "ring_reads")),
+    "saves": (saving.whole, 50, ("save_memory", "save_disk")),
+    "load-disk": (loading.from_disk, 70, ("load_fio", "load_kvikio", "load_cufile")),
+    "torn": (promises.torn, 30, ("torn",)),
+    "leaks": (promises.leaks, 30, ("leaks",)),
 }
-"""What is measured together, in this order, and the rows that it answers."""
+"""What is measured together, in this order; its part of the time; the rows that it answers."""
 
 _ROUNDS = 3
 _SIZE_BYTES, _SMALL_BYTES = 10_000_000_000, 48 << 20
 _FREE_BYTES = 4 * _SMALL_BYTES
+_SLACK = 1.3
+"""A group may take so many times its part of the time that is left."""
 _PARTS_OF_GPU, _PARTS_OF_MEMORY, _PARTS_OF_PLACE = 3, 8, 3
 """A state, one that is loaded, and what PyTorch keeps; copies; checkpoints side by side."""
 
@@ -113,7 +118,9 @@ def main(
                     "room_bytes": room,
                     "room_of": what,
                     "minutes": minutes,
+                    "seconds_of_groups": {},
                 }
+                where = output_directory(output)
                 with progress.shown(len(groups), "groups") as tell:
                     run = Run(
                         device=device,
@@ -127,34 +134,54 @@ def main(
                         tell=lambda text: tell(text, 0),
                     )
                     for name in GROUPS:
+                        run.end_group(_share(begun + minutes * 60, name, groups))
                         _measure(run, name, is_chosen=name in groups)
                         tell("", int(name in groups))
+                        # What was measured is there, whatever comes later.
+                        results.settings["seconds"] = time.monotonic() - begun
+                        _write(results, where)
     except NoGpuError as error:
         raise click.UsageError(
             f"there is no GPU to measure on: {error}. `penstock doctor` says more; "
             "PENSTOCK_CUDA_DRIVER with the driver for tests shows that everything runs"
         ) from error
-    results.settings["seconds"] = time.monotonic() - begun
-    where = output_directory(output)
+    click.echo(_write(results, where))
+    click.echo(f"{where}: gpu.json, gpu.md")
+
+
+def _share(end: float, name: str, groups: tuple[str, ...]) -> float:
+    """When a group has to be over, so that those after it have time as well."""
+    now = time.monotonic()
+    names = list(GROUPS)
+    left = sum(GROUPS[one][1] for one in names[names.index(name) :] if one in groups)
+    share = _SLACK * GROUPS[name][1] / left if left else 1.0
+    return now + min(1.0, share) * (end - now)
+
+
+def _write(results: Results, where: Path) -> str:
+    """All that there is so far; returns the table."""
     results.write(where / "gpu.json")
     text = report.markdown(results)
     (where / "gpu.md").write_text(text)
-    click.echo(text)
-    click.echo(f"{where}: gpu.json, gpu.md")
+    return text
 
 
 def _measure(run: Run, name: str, *, is_chosen: bool) -> None:
     """One group; whatever goes wrong is the reason of its rows."""
-    measure, rows = GROUPS[name]
+    measure, _, rows = GROUPS[name]
     reason = "it was left out by --only"
+    begun = time.monotonic()
     if is_chosen:
         try:
             measure(run)
         except OverError:
-            reason = f"the {run.results.settings['minutes']:g} minutes were over"
+            reason = f"its part of the {run.results.settings['minutes']:g} minutes was over"
         except Exception as error:
             reason = f"failed: {type(error).__name__}: {error}"
             click.echo(f"{name} {reason}", err=True)
+            traceback.print_exc()
+        taken = time.monotonic() - begun
+        run.results.settings["seconds_of_groups"][name] = taken
     for row in rows:
         run.results.skip(row, reason)
     gc.collect()

@@ -40,6 +40,12 @@ class Accelerator(Protocol):
     def empty(self, items: int) -> Any:
         """A tensor of so many numbers of four bytes."""
 
+    def full(self, items: int, value: float) -> Any:
+        """A tensor of so many numbers of four bytes, all the same."""
+
+    def is_full(self, tensor: Any, items: int, value: float) -> bool:
+        """Whether it is such a one."""
+
     def fill(self, tensor: Any, value: float) -> None:
         """Queues that all items become a value, and has PyTorch count it."""
 
@@ -72,6 +78,14 @@ class Cuda:
     def empty(self, items: int) -> torch.Tensor:
         """See `Accelerator`."""
         return torch.empty(items, device="cuda:0")
+
+    def full(self, items: int, value: float) -> torch.Tensor:
+        """See `Accelerator`."""
+        return torch.full((items,), value, device="cuda:0")
+
+    def is_full(self, tensor: torch.Tensor, items: int, value: float) -> bool:
+        """See `Accelerator`."""
+        return tensor.is_cuda and tensor.shape == (items,) and bool((tensor == value).all())
 
     def fill(self, tensor: torch.Tensor, value: float) -> None:
         """See `Accelerator`."""
@@ -115,6 +129,14 @@ class StandIn:
     def empty(self, items: int) -> Any:
         """See `Accelerator`."""
         return self._gpu.put(torch.empty(items))
+
+    def full(self, items: int, value: float) -> Any:
+        """See `Accelerator`."""
+        return self._gpu.put(torch.full((items,), value))
+
+    def is_full(self, tensor: Any, items: int, value: float) -> bool:
+        """See `Accelerator`."""
+        return tensor.shape == (items,) and bool((self.read(tensor) == value).all())
 
     def fill(self, tensor: Any, value: float) -> None:
         """See `Accelerator`."""
@@ -182,7 +204,7 @@ def state(device: Accelerator, nbytes: int) -> State:
     """Tensors of which each holds its own number."""
     made = {}
     for number, (name, items) in enumerate(shapes(nbytes)):
-        made[name] = device.put(torch.full((items,), float(number)))
+        made[name] = device.full(items, float(number))
     return made
 
 
@@ -199,7 +221,6 @@ def size(nbytes: int) -> int:
 def wrong(device: Accelerator, found: State, nbytes: int) -> str | None:
     """The name of the first tensor that is not as `state` made it; None if all are."""
     for number, (name, items) in enumerate(shapes(nbytes)):
-        value = device.read(found[name])
-        if value.shape != (items,) or not bool((value == float(number)).all()):
+        if not device.is_full(found[name], items, float(number)):
             return name
     return None

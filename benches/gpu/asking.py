@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _ROW_ITEMS = 1024
 """Rows of a page, which direct reads reach without a copy."""
-_SMALL_ROWS, _ROWS = 1 << 10, 1 << 20
-_SMALL_BATCH, _BATCH, _MANY = 256, 16 << 10, 256 << 10
+_SMALL_ROWS, _ROWS = 1 << 10, 256 << 10
+_SMALL_BATCH, _BATCH, _MANY = 256, 16 << 10, 128 << 10
 _SMALL_POSTS, _POSTS = 200, 20_000
 
 
@@ -60,8 +60,7 @@ def _from_memory(run: Run, row_items: int) -> None:
 
 def _from_disk(run: Run) -> None:
     rows, batch = (_SMALL_ROWS, _SMALL_BATCH) if run.is_small else (_ROWS, _BATCH)
-    path = run.disk / "table"
-    features.write(path, _table(rows, _ROW_ITEMS))
+    path = _on_disk(run, rows)
     generator = np.random.default_rng(3)
     out = run.device.put(torch.empty(batch, _ROW_ITEMS))
     try:
@@ -78,8 +77,14 @@ def _from_disk(run: Run) -> None:
                 run.results.figure("rows of 4 KiB from the disk into the GPU, 1/s", batch / ours)
     except FioError as error:
         run.results.skip("gather_disk", str(error))
-    finally:
-        remove(path)
+
+
+def _on_disk(run: Run, rows: int) -> Path:
+    """A table that is written once a run."""
+    path = run.disk / "table"
+    if not path.exists():
+        features.write(path, _table(rows, _ROW_ITEMS))
+    return path
 
 
 def _gathered(run: Run, opened: features.Features, ids: Any, out: Any) -> None:
@@ -105,27 +110,23 @@ def ring(run: Run) -> None:
 def _reads(run: Run) -> None:
     """The same rows of a table on the disk, gathered by the processor and by kernels."""
     rows, batch = (_SMALL_ROWS, _SMALL_BATCH) if run.is_small else (_ROWS, _BATCH)
-    path = run.disk / "table"
-    features.write(path, _table(rows, _ROW_ITEMS))
+    path = _on_disk(run, rows)
     generator = np.random.default_rng(1)
     out = run.device.put(torch.empty(batch, _ROW_ITEMS))
-    try:
-        with features.open(path) as opened, opened.on_device("cuda:0") as served:
-            memory = np.empty((batch, _ROW_ITEMS), np.float32)
-            for _ in run.each_round("rows from the disk"):
-                ids = generator.integers(0, rows, batch)
-                asked = run.device.put(torch.from_numpy(ids))
-                run.device.synchronize()
-                by_processor = seconds_of(partial(opened.gather, ids, out=memory))
-                by_gpu = seconds_of(partial(_asked, run, served, asked, out))
-                served.check()
-                _check(memory, ids)
-                _check(run.device.read(out).numpy(), ids)
-                run.results.add("ring_reads", by_processor / by_gpu)
-                run.results.figure("reads of 4 KiB by the processor, 1/s", batch / by_processor)
-                run.results.figure("reads of 4 KiB that the GPU asks for, 1/s", batch / by_gpu)
-    finally:
-        remove(path)
+    with features.open(path) as opened, opened.on_device("cuda:0") as served:
+        memory = np.empty((batch, _ROW_ITEMS), np.float32)
+        for _ in run.each_round("rows from the disk"):
+            ids = generator.integers(0, rows, batch)
+            asked = run.device.put(torch.from_numpy(ids))
+            run.device.synchronize()
+            by_processor = seconds_of(partial(opened.gather, ids, out=memory))
+            by_gpu = seconds_of(partial(_asked, run, served, asked, out))
+            served.check()
+            _check(memory, ids)
+            _check(run.device.read(out).numpy(), ids)
+            run.results.add("ring_reads", by_processor / by_gpu)
+            run.results.figure("reads of 4 KiB by the processor, 1/s", batch / by_processor)
+            run.results.figure("reads of 4 KiB that the GPU asks for, 1/s", batch / by_gpu)
 
 
 def _asked(run: Run, served: features.DeviceFeatures, ids: Any, out: Any) -> None:

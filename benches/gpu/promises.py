@@ -59,9 +59,12 @@ def torn(run: Run) -> None:
     state = accelerators.state(run.device, nbytes)
     store = penstock.CheckpointStore(run.memory / "torn")
     found = 0
+    done = 0
     for number in range(saves):
-        run.left()
-        run.tell(f"save {number + 1} of {saves} that are hunted for torn states")
+        if number and run.is_over():
+            break
+        done = number + 1
+        run.tell(f"save {done} of {saves} that are hunted for torn states")
         for tensor in state.values():
             run.device.fill(tensor, number)
         pending = store.save_async(number, state, lazy=number % 2 == 0)
@@ -82,7 +85,7 @@ def torn(run: Run) -> None:
         store.delete(number)
         run.device.synchronize()
     run.results.add("torn", found)
-    told = f"{saves} saves of {nbytes / 1e9:.2g} GB, half of them lazy"
+    told = f"{done} saves of {nbytes / 1e9:.2g} GB, half of them lazy"
     run.results.notes.setdefault("torn", told)
     store.close()
     remove(run.memory / "torn")
@@ -94,13 +97,16 @@ def leaks(run: Run) -> None:
     nbytes = (2 if run.is_small else 64) * _MIB
     state = accelerators.state(run.device, nbytes)
     store = penstock.CheckpointStore(run.memory / "leaks")
-    before = {}
+    before: dict[str, int] = {}
+    done = 0
     for number in range(saves):
-        run.left()
+        if before and run.is_over():
+            break
         if number % 100 == 0:
             run.tell(f"save {number} of {saves}")
         store.save_async(number, state, lazy=number % 2 == 0).result()
         store.delete(number)
+        done = number + 1
         if number == saves // 10:
             run.device.synchronize()
             before = _holdings()
@@ -115,7 +121,7 @@ def leaks(run: Run) -> None:
     }
     run.results.add("leaks", len(grown))
     told = ", ".join(f"{count:,} more {name}" for name, count in grown.items())
-    run.results.notes["leaks"] = f"{saves} saves of {nbytes / 1e9:.2g} GB: {told or 'nothing'}"
+    run.results.notes["leaks"] = f"{done} saves of {nbytes / 1e9:.2g} GB: {told or 'nothing'}"
 
 
 _SLACK = {

@@ -36,7 +36,7 @@ ROWS = {
     "stall": Row("stall of save_async, of bytes / link", 1.10, is_ceiling=True),
     "stall_dcp": Row("stall of save_async, of a warm DCP stager's", 0.5, is_ceiling=True),
     "lazy_stall": Row("stall of save_async(lazy=True)", 5, is_ceiling=True, unit="ms"),
-    "lazy_steps": Row("what a lazy save adds to a training", 0.01, is_ceiling=True),
+    "lazy_steps": Row("what a lazy save adds to 8 steps of a training", 0.01, is_ceiling=True),
     "save_memory": Row("save to tmpfs, of the same from memory of the host", 0.97),
     "save_disk": Row("save to the disk, of the same from memory of the host", 0.97),
     "load_memory": Row("verified load from tmpfs, of the link", 0.85),

@@ -36,7 +36,7 @@ class Run:
         rounds: How often everything is measured.
         memory: A directory in memory.
         disk: A directory on the disk.
-        deadline: When the run has to be over, on the monotonic clock.
+        deadline: When a group of measurements has to be over, on the monotonic clock.
         is_small: Whether only to show that it runs.
         tell: Called with what is measured next.
     """
@@ -51,8 +51,16 @@ class Run:
     is_small: bool
     tell: Callable[[str], None]
 
+    def end_group(self, deadline: float) -> None:
+        """Says when the measurements that come have to be over."""
+        self.deadline = deadline
+
+    def is_over(self) -> bool:
+        """Whether there is no more time."""
+        return time.monotonic() >= self.deadline
+
     def left(self) -> float:
-        """Seconds until the run has to be over.
+        """Seconds until the group has to be over.
 
         Raises:
             OverError: It has.
@@ -66,9 +74,11 @@ class Run:
         """The numbers of the rounds, as long as there is time.
 
         Raises:
-            OverError: The time is over before one.
+            OverError: The time is over before the first.
         """
         for number in range(self.rounds):
+            if number and self.is_over():
+                return
             self.left()
             self.tell(f"{what}, round {number + 1}")
             yield number

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from packaging.version import parse
+
 import penstock
 from benches.gpu import accelerators
 from benches.gpu.run import remove, seconds_of
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from benches.gpu.run import Run
+
+
+_STEPS, _BATCHES = 8, 8
+"""Of a training between two saves, and of a step."""
 
 
 def stalls(run: Run) -> None:
@@ -83,6 +89,7 @@ class _Dcp:
     """`async_save` by a stager that keeps its memory, which is pinned."""
 
     def __init__(self, directory: Path) -> None:
+        import torch
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
         self._directory = directory
@@ -94,6 +101,10 @@ class _Dcp:
                 use_non_blocking_copy=True,
             )
         )
+        if parse(torch.__version__).release < (2, 12):
+            # It gives its memory back after each state, and then stages no other.
+            stager = self._stager._state_dict_stager
+            stager.close = lambda: None  # type: ignore[method-assign]
 
     @classmethod
     def of(cls, run: Run) -> _Dcp | None:
@@ -161,21 +172,24 @@ def steps(run: Run) -> None:
 
     training = _Training(run.size_bytes)
     store = penstock.CheckpointStore(run.memory / "steps")
-    training.steps(5)
+    training.steps(1)
+    # The first save pins memory.
+    store.save_async(0, training.state(), lazy=True).result()
+    store.delete(0)
     for number in run.each_round("steps of a training"):
         taken: dict[bool, float] = {}
         for saves in rotated([False, True], number):
             torch.cuda.synchronize()
             begun = time.perf_counter()
-            pending = store.save_async(number, training.state(), lazy=True) if saves else None
-            training.steps(40)
+            pending = store.save_async(number + 1, training.state(), lazy=True) if saves else None
+            training.steps(_STEPS)
             torch.cuda.synchronize()
             taken[saves] = time.perf_counter() - begun
             if pending is not None:
                 pending.result()
-                store.delete(number)
+                store.delete(number + 1)
         run.results.add("lazy_steps", taken[True] / taken[False] - 1)
-        run.results.figure("a step of the training, ms", taken[False] / 40 * 1e3)
+        run.results.figure("a step of the training, ms", taken[False] / _STEPS * 1e3)
     store.close()
     remove(run.memory / "steps")
 
@@ -199,7 +213,8 @@ class _Training:
     def steps(self, count: int) -> None:
         """Computes and changes everything."""
         for _ in range(count):
-            self._model(self._input).square().mean().backward()
+            for _ in range(_BATCHES):
+                self._model(self._input).square().mean().backward()
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
 

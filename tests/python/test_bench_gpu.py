@@ -80,7 +80,7 @@ def test_a_group_that_nobody_has_is_refused(tmp_path):
 
 
 def test_every_row_is_answered_by_one_group():
-    answered = [row for _, rows in GROUPS.values() for row in rows]
+    answered = [row for _, _, rows in GROUPS.values() for row in rows]
     assert sorted(answered) == sorted(ROWS)
 
 
