@@ -120,7 +120,7 @@ impl Cache {
                 },
             };
         }
-        let may_go = |slot: Slot| coming[slot as usize].is_none();
+        let may_go = |slot: Slot| coming[slot as usize].is_none() && !self.slots.is_lent(slot);
         let Some(slot) = index.admit_coming(key, may_go) else {
             return Found::Missing(None);
         };
@@ -177,7 +177,14 @@ impl Cache {
             index.forget(key);
             found = None;
         }
-        let may_go = |slot: Slot| coming[slot as usize].is_none();
+        if let Some(slot) = found
+            && self.slots.is_lent(slot)
+        {
+            // Who reads it has asked before.
+            index.forget(key);
+            found = None;
+        }
+        let may_go = |slot: Slot| coming[slot as usize].is_none() && !self.slots.is_lent(slot);
         let Some(slot) = found.or_else(|| index.admit(key, may_go)) else {
             return;
         };

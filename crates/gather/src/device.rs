@@ -2,16 +2,21 @@
 //!
 //! They are gathered into pinned memory of the host, piece by piece, as any others, and copied from there by
 //! the device. Only what has all come, and was compared with its checksums, is copied.
+//!
+//! What a cache has is not packed by the host, where a kernel can read it there: the cache's memory is pinned as
+//! well then, and the kernel puts both together. Rows that it reads stay where they are until it has.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use penstock_cuda::{Event, Foreign};
 use penstock_io::buffer::{
-    Departing, DeviceArrayMut, DeviceFills, DeviceScatter, IoBuf, Lane, Lease, Pool,
+    Collector, Departing, DeviceArrayMut, DeviceFills, DeviceScatter, IoBuf, Lane, Lease, Lent,
+    Pool,
 };
 use penstock_io::ferry::{Cargo, Coming, Ferry, Outcome};
 use penstock_io::trace;
@@ -25,6 +30,9 @@ use crate::shared::Shared;
 /// of a millisecond.
 const PIECE_BYTES: usize = 16 << 20;
 
+/// Rows of fewer bytes are packed by the host: to a link they are small.
+const COLLECTED_BYTES_MIN: usize = 128;
+
 /// What all tables have for their pieces, for each device.
 const PINNED_BYTES: usize = 128 << 20;
 
@@ -37,8 +45,12 @@ pub struct DeviceReader {
     shared: Arc<Shared>,
     lane: Arc<Lane>,
     pool: Arc<Pool>,
+    collecting: Arc<Collecting>,
     ferry: Ferry<Rows>,
 }
+
+/// Whether a kernel collects rows, and by what; found out by the first batch that it might be of use to.
+type Collecting = OnceLock<Option<Collector>>;
 
 impl DeviceReader {
     /// One for a table and a device.
@@ -53,6 +65,7 @@ impl DeviceReader {
             shared: Arc::clone(shared),
             lane: Arc::clone(lane),
             pool,
+            collecting: Arc::default(),
         })
     }
 
@@ -98,15 +111,28 @@ impl DeviceReader {
             batch.outcome.tell(Ok(None));
             return Ok(batch);
         }
+        let to = out.into_content();
+        let buffer_bytes = self.pool.buffer_bytes();
+        let collected_rows = Collector::rows(buffer_bytes, width);
+        let may_collect = self.shared.cache.is_some()
+            && width >= COLLECTED_BYTES_MIN
+            && collected_rows > 0
+            && Collector::reaches(&to, width);
+        let piece_rows = match may_collect {
+            true => collected_rows,
+            false => buffer_bytes / width,
+        };
         self.ferry.load(Rows {
             shared: Arc::clone(&self.shared),
             lane: Arc::clone(&self.lane),
-            piece_rows: (self.pool.buffer_bytes() / width).min(ids.len()),
+            collecting: may_collect.then(|| Arc::clone(&self.collecting)),
+            buffer_bytes,
+            piece_rows: piece_rows.min(ids.len()),
             ids,
             begun: 0,
             foreseen,
             moment: Some(moment),
-            to: Some(out.into_content()),
+            to: Some(to),
             outcome: Arc::clone(&batch.outcome),
         })?;
         Ok(batch)
@@ -143,6 +169,10 @@ fn pool(width: usize, lane: &Lane) -> Arc<Pool> {
 struct Rows {
     shared: Arc<Shared>,
     lane: Arc<Lane>,
+    /// Where a kernel may collect them.
+    collecting: Option<Arc<Collecting>>,
+    /// Of memory for pieces.
+    buffer_bytes: usize,
     piece_rows: usize,
     ids: Vec<u64>,
     /// How many have.
@@ -157,21 +187,34 @@ struct Rows {
 
 /// Rows on their way to memory of the host.
 struct Piece {
-    batch: Batch,
+    /// None where the cache has all of them.
+    batch: Option<Batch>,
     memory: Lease,
+    /// What a kernel reads beside them, and memory for telling it.
+    lent: Option<(Lent, IoBuf)>,
     /// Bytes of the result.
     bytes: Range<u64>,
 }
 
 impl Coming for Piece {
     fn has_come(&self) -> bool {
-        self.batch.is_done()
+        self.batch.as_ref().is_none_or(Batch::is_done)
     }
 }
 
 impl Rows {
     fn width(&self) -> usize {
         self.shared.table.value_bytes() as usize
+    }
+
+    /// What collects the rows, if anything does.
+    fn collector(&self) -> Option<&Collector> {
+        let make = || {
+            let slots = self.shared.cache.as_ref()?.slots();
+            slots.map(self.lane.device()).ok()?;
+            Collector::new(&self.lane, self.buffer_bytes).ok()
+        };
+        self.collecting.as_ref()?.get_or_init(make).as_ref()
     }
 
     fn next_rows(&self) -> Range<usize> {
@@ -185,25 +228,51 @@ impl Cargo for Rows {
     type Going = Departing;
 
     fn next_bytes(&self) -> Option<usize> {
-        let rows = self.next_rows();
-        (!rows.is_empty()).then(|| rows.len() * self.width())
+        let rows = self.next_rows().len();
+        let bytes = match self.collecting {
+            Some(_) => Collector::memory_bytes(rows, self.width()),
+            None => rows * self.width(),
+        };
+        (rows > 0).then_some(bytes)
     }
 
-    fn begin(&mut self, memory: IoBuf) -> Result<Piece> {
+    fn begin(&mut self, mut memory: IoBuf) -> Result<Piece> {
         let rows = self.next_rows();
         let foreseen = self.foreseen.map(|number| Foreseen {
             number,
             is_over: rows.end == self.ids.len(),
         });
-        let (memory, lent) = Lease::of(memory);
-        let ids = &self.ids[rows.clone()];
-        let batch = self.shared.gather_part(ids, lent, foreseen)?;
-        self.begun = rows.end;
         let width = self.width();
         let bytes = (rows.start * width) as u64..(rows.end * width) as u64;
+        let mut lent = None;
+        let mut left = Cow::Borrowed(&self.ids[rows.clone()]);
+        if self.collector().is_some() {
+            let (found, rest) = self.shared.lend(&left, foreseen);
+            left = rest.iter().map(|&position| left[position]).collect();
+            let telling = memory.split_off((left.len() * width).next_multiple_of(8));
+            lent = Some((found, telling));
+        }
+        drop(memory.split_off(left.len() * width));
+        let (memory, window) = Lease::of(memory);
+        let batch = match (left.is_empty(), foreseen) {
+            (false, _) => Some(self.shared.gather_part(&left, window, foreseen)?),
+            (
+                true,
+                Some(Foreseen {
+                    number,
+                    is_over: true,
+                }),
+            ) => {
+                self.shared.is_over(number);
+                None
+            }
+            (true, _) => None,
+        };
+        self.begun = rows.end;
         Ok(Piece {
             batch,
             memory,
+            lent,
             bytes,
         })
     }
@@ -212,10 +281,12 @@ impl Cargo for Rows {
         let Piece {
             batch,
             memory,
+            lent,
             bytes,
         } = piece;
-        batch.wait(None)?;
-        drop(batch);
+        if let Some(batch) = batch {
+            batch.wait(None)?;
+        }
         let memory = memory.reclaim().expect("every row of it is there");
         if let Some(moment) = self.moment.take() {
             self.lane.fill_at(&moment)?;
@@ -224,10 +295,17 @@ impl Cargo for Rows {
         if bytes.end < to.range().end {
             self.to = Some(to.split_off(bytes.end));
         }
-        let mut fills = DeviceFills::default();
-        fills.add(to, bytes.start, 0, 0..memory.len());
-        fills.keep([memory]);
-        let departing = fills.begin()?;
+        let departing = match (lent, self.collector()) {
+            (Some((lent, telling)), Some(collector)) => {
+                collector.begin(to, self.width(), memory, telling, lent)?
+            }
+            _ => {
+                let mut fills = DeviceFills::default();
+                fills.add(to, bytes.start, 0, 0..memory.len());
+                fills.keep([memory]);
+                fills.begin()?
+            }
+        };
         let copied = &self.shared.counts.device_bytes;
         copied.fetch_add(departing.bytes(), Relaxed);
         Ok(departing)

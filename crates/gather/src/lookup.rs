@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 
-use penstock_io::buffer::IoBuf;
+use penstock_io::buffer::{IoBuf, Lent};
 use penstock_io::executor::{Assist, Share};
 
 use crate::cache::{Cache, Claimed, Found};
@@ -159,6 +159,35 @@ impl Asked<'_> {
         };
         positions.iter().map(how).collect()
     }
+}
+
+/// Lends what a cache has of so many rows to a device; the others are the positions beside.
+pub(crate) fn lend(
+    cache: &Cache,
+    counts: &Counts,
+    rows: usize,
+    key: impl Fn(usize) -> u64,
+) -> (Lent, Vec<usize>) {
+    let (mut lent, mut rest) = (Lent::of(cache.slots()), Vec::new());
+    let mut inner = cache.lock();
+    let reading = cache.slots().read();
+    let mut keys = [0; FETCHED];
+    for first in (0..rows).step_by(FETCHED) {
+        let last = rows.min(first + FETCHED);
+        let keys = &mut keys[..last - first];
+        for (known, position) in keys.iter_mut().zip(first..last) {
+            *known = key(position);
+        }
+        for (position, slot) in (first..last).zip(inner.index.find_each(keys)) {
+            if !slot.is_some_and(|slot| lent.take(&reading, position, slot)) {
+                rest.push(position);
+            }
+        }
+    }
+    drop(reading);
+    drop(inner);
+    counts.hits.fetch_add(lent.len() as u64, Relaxed);
+    (lent, rest)
 }
 
 /// How many threads may help with so many pieces.

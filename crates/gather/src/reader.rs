@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use penstock_io::buffer::IoBuf;
+use penstock_io::buffer::{IoBuf, Lent};
 use penstock_io::executor;
 use penstock_io::trace;
 
@@ -15,7 +15,7 @@ use crate::copying::Pieces;
 use crate::error::{Error, Result};
 use crate::index::Index;
 use crate::key::key_of;
-use crate::lookup::{Asked, How, Miss};
+use crate::lookup::{self, Asked, How, Miss};
 use crate::requests::Missing;
 use crate::runs::Merging;
 use crate::shared::{Counts, Number, Shared};
@@ -192,6 +192,31 @@ impl Shared {
             return self.begin(self.missing(ids, misses, Pieces::whole(out, width)));
         };
         self.gather(cache, ids, out, foreseen)
+    }
+
+    /// Lends what the cache has of some ids to a device; beside it, which of them it has not.
+    ///
+    /// # Panics
+    /// If there is no cache.
+    pub(crate) fn lend(&self, ids: &[u64], foreseen: Option<Foreseen>) -> (Lent, Vec<usize>) {
+        let cache = self
+            .cache
+            .as_ref()
+            .expect("it is asked for what a cache has");
+        if let Some(Foreseen { number, .. }) = foreseen {
+            cache.lock().index.reach(number);
+        }
+        let key = |position: usize| self.key(ids[position]);
+        let (lent, rest) = lookup::lend(cache, &self.counts, ids.len(), key);
+        self.counts.rows.fetch_add(lent.len() as u64, Relaxed);
+        (lent, rest)
+    }
+
+    /// A batch that was foreseen is over.
+    pub(crate) fn is_over(&self, number: u64) {
+        if let Some(cache) = &self.cache {
+            cache.lock().index.cancel(number);
+        }
     }
 
     pub(crate) fn check_process(&self) -> Result<()> {

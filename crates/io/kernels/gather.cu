@@ -28,3 +28,12 @@ PENSTOCK_KERNEL penstock_pack(
         penstock_copy(out + row * row_bytes, table + id * row_bytes, row_bytes);
     }
 }
+
+// Rows from wherever they are, by their addresses, to every so many bytes. A row a warp.
+PENSTOCK_KERNEL penstock_collect(
+    penstock_word out, penstock_word out_stride, penstock_word sources, penstock_word count,
+    penstock_word row_bytes)
+{
+    for (penstock_word row = penstock_warp(); row < count; row += penstock_warps())
+        penstock_copy(out + row * out_stride, penstock_load(sources + 8 * row), row_bytes);
+}

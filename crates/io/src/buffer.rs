@@ -38,8 +38,8 @@ pub use array::{HostArrayMut, Scatter};
 pub use available::available_bytes;
 pub use bounds::{Bounds, Tangled, find_overlap};
 pub use cuda::{
-    Arriving, Cut, Departing, DeviceArrayMut, DeviceBlock, DeviceCopies, DeviceFills, DeviceRegion,
-    DeviceScatter, Lane, Moving, Snapshot, Words,
+    Arriving, Collector, Cut, Departing, DeviceArrayMut, DeviceBlock, DeviceCopies, DeviceFills,
+    DeviceRegion, DeviceScatter, Lane, Moving, Snapshot, Words,
 };
 pub use lease::Lease;
 pub use lent::Region;
@@ -48,7 +48,7 @@ pub use memory::{Memory, MemoryHandle};
 pub use pool::Pool;
 pub use region::{HostRegion, HostRegionMut};
 pub use reserve::reserve;
-pub use slots::{Reading, Slots};
+pub use slots::{Lent, Reading, Slots};
 pub use stock::{Stock, Stocked};
 pub use streaming::stream_copy;
 pub use watch::{Edges, Unwatchable, Watch};

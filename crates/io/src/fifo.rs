@@ -29,6 +29,7 @@ use penstock_cuda::{
 };
 
 use crate::buffer::{IoBuf, Slots, Words};
+use crate::kernels::{BLOCK_THREADS, LANES, PTX};
 use crate::{Error, Result};
 use desk::Desk;
 
@@ -38,14 +39,6 @@ pub use pack::pack;
 
 /// What kernels post and take with: CUDA C++ for NVRTC and nvcc.
 pub const HEADER: &str = include_str!("../kernels/fifo.cuh");
-
-/// The kernels of our own, for devices of compute capability 7.0 and more.
-const PTX: &CStr = match CStr::from_bytes_with_nul(
-    concat!(include_str!("../kernels/gather.ptx"), "\0").as_bytes(),
-) {
-    Ok(text) => text,
-    Err(_) => panic!("the text has no zero"),
-};
 
 const KERNEL: &CStr = c"penstock_gather";
 
@@ -58,10 +51,6 @@ const SLOTS_MAX: usize = 4096;
 const SLOTS_MIN: usize = 2;
 /// Where storage writes to directly.
 const SLOT_ALIGNMENT: usize = 4096;
-
-const LANES: u32 = 32;
-/// Threads of a block: of a small one others find room beside it.
-const BLOCK_THREADS: u32 = 128;
 
 /// Words of the description, as in `kernels/fifo.cuh`.
 const FIELDS: usize = 11;

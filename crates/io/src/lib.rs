@@ -33,6 +33,7 @@ pub mod ferry;
 pub mod fifo;
 pub mod file;
 pub mod file_system;
+mod kernels;
 pub mod priority;
 pub mod trace;
 pub mod transfer;

@@ -14,6 +14,7 @@
 mod array;
 mod arriving;
 mod block;
+mod collector;
 mod departing;
 mod flight;
 mod lane;
@@ -25,6 +26,7 @@ mod words;
 pub use array::{DeviceArrayMut, DeviceScatter};
 pub use arriving::{Arriving, DeviceCopies};
 pub use block::{Cut, DeviceBlock, Moving};
+pub use collector::Collector;
 pub use departing::{Departing, DeviceFills};
 pub use lane::Lane;
 pub(super) use mapped::Mapped;

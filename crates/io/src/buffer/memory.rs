@@ -8,7 +8,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -25,7 +25,7 @@ pub struct Memory {
     len: usize,
     mapped_bytes: usize,
     /// Who has it, where forks of that process do not.
-    only: Option<u32>,
+    only: OnceLock<u32>,
 }
 
 // SAFETY: `Memory` owns its pages alone and gives out bytes only through borrows of itself.
@@ -83,7 +83,7 @@ impl Memory {
             address: unsafe { start.add(run.start) },
             len,
             mapped_bytes: run.len(),
-            only: None,
+            only: OnceLock::new(),
         };
         Ok(runs.into_iter().map(memory).collect())
     }
@@ -173,7 +173,7 @@ impl Memory {
     ///
     /// # Errors
     /// The system's.
-    pub(in crate::buffer) fn keep_from_forks(&mut self) -> std::io::Result<()> {
+    pub(in crate::buffer) fn keep_from_forks(&self) -> std::io::Result<()> {
         // SAFETY: the range is the mapping of this value; what it holds does not change, and the pages are
         // missing in forks alone.
         unsafe {
@@ -183,14 +183,14 @@ impl Memory {
                 Advice::LinuxDontFork,
             )
         }?;
-        self.only = Some(std::process::id());
+        self.only.get_or_init(std::process::id);
         Ok(())
     }
 
     /// Whether this process has it.
     pub(in crate::buffer) fn is_ours(&self) -> bool {
-        self.only
-            .is_none_or(|process| process == std::process::id())
+        let only = self.only.get();
+        only.is_none_or(|&process| process == std::process::id())
     }
 
     /// The start of the mapping, for the pool that cuts it up.
@@ -201,10 +201,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if self
-            .only
-            .is_some_and(|process| process != std::process::id())
-        {
+        if !self.is_ours() {
             // Something else may lie there by now.
             return;
         }

@@ -4,20 +4,28 @@
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, TryLockError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
-use penstock_cuda::Device;
+use penstock_cuda::{Device, Registration};
 
 use super::cuda::Mapped;
 use super::{IoBuf, Memory};
-use crate::Result;
+use crate::{Error, Result};
+
+/// What is pinned by one call: others who pin wait meanwhile.
+const MAPPED_BYTES: usize = 1 << 30;
 
 /// Equal slots of memory: what is in them stays until somebody claims one to write to it.
 ///
 /// Reading costs no more than a look at a flag of each slot. For that nobody claims a slot while
 /// anybody reads, of whichever: reading is for copies, and short.
+///
+/// Kernels of a device read them as well, once they are [mapped](Slots::map): a slot that is [lent](Lent) to
+/// a device is not claimed.
 pub struct Slots {
+    /// For a device to read; given up before the memory is.
+    mapping: OnceLock<std::result::Result<Mapping, String>>,
     memory: Backing,
     start: NonNull<u8>,
     stride_bytes: usize,
@@ -25,6 +33,48 @@ pub struct Slots {
     claimed: Box<[AtomicBool]>,
     /// Read by who reads, written by who claims.
     gate: RwLock<()>,
+}
+
+struct Mapping {
+    device_address: u64,
+    device: Arc<Device>,
+    /// Of each slot, how many devices' kernels read it.
+    lent: Box<[AtomicU32]>,
+    _registrations: Vec<Registration>,
+}
+
+impl Mapping {
+    /// Maps memory that no fork has from now on.
+    fn of(device: &Arc<Device>, memory: &Memory, count: usize) -> Result<Mapping> {
+        let bytes = memory.len();
+        let kept = memory.keep_from_forks();
+        kept.map_err(|source| Error::OutOfMemory { bytes, source })?;
+        let start = memory.as_non_null().as_ptr().expose_provenance();
+        let mut registrations = Vec::new();
+        let mut device_address = 0;
+        for first in (0..bytes).step_by(MAPPED_BYTES) {
+            let end = bytes.min(first + MAPPED_BYTES);
+            memory.populate(first..end);
+            // SAFETY: the pages are there until the mapping goes, which gives the claim up.
+            let registration = unsafe { Registration::mapped(device, start + first, end - first) }?;
+            let address = registration.device_address()?;
+            if first == 0 {
+                device_address = address;
+            } else if address != device_address + first as u64 {
+                return Err(Error::Cuda(penstock_cuda::Error::Unusable {
+                    ordinal: device.ordinal(),
+                    reason: "kernels find parts of memory apart from each other".to_owned(),
+                }));
+            }
+            registrations.push(registration);
+        }
+        Ok(Mapping {
+            device_address,
+            device: Arc::clone(device),
+            lent: (0..count).map(|_| AtomicU32::new(0)).collect(),
+            _registrations: registrations,
+        })
+    }
 }
 
 enum Backing {
@@ -50,14 +100,15 @@ impl Backing {
     /// Whether this process has it.
     fn is_ours(&self) -> bool {
         match self {
-            Backing::Plain(_) => true,
+            Backing::Plain(memory) => memory.is_ours(),
             Backing::Mapped(memory) => memory.is_ours(),
         }
     }
 }
 
 // SAFETY: the bytes of a slot are reached through the one `IoBuf` of its claim, and through
-// `Reading` while it is not claimed; it does not become so as long as a `Reading` holds the gate.
+// `Reading` while it is not claimed; it does not become so as long as a `Reading` holds the gate, or it
+// is lent to a device.
 unsafe impl Send for Slots {}
 // SAFETY: as above.
 unsafe impl Sync for Slots {}
@@ -87,6 +138,7 @@ impl Slots {
 
     fn of(memory: Backing, count: u32, stride_bytes: usize) -> Arc<Slots> {
         Arc::new(Slots {
+            mapping: OnceLock::new(),
             start: memory.as_non_null(),
             memory,
             stride_bytes,
@@ -101,6 +153,38 @@ impl Slots {
             Backing::Plain(_) => None,
             Backing::Mapped(memory) => Some(memory.device_address()),
         }
+    }
+
+    /// Has kernels of a device find the slots, if they can: the first time that takes as long as to touch and
+    /// to pin all of the memory. One device does.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub fn map(&self, device: &Arc<Device>) -> std::result::Result<(), String> {
+        let map = || match &self.memory {
+            Backing::Plain(memory) => {
+                Mapping::of(device, memory, self.claimed.len()).map_err(|error| error.to_string())
+            }
+            Backing::Mapped(_) => Err("they are another kernel's".to_owned()),
+        };
+        match self.mapping.get_or_init(map) {
+            Ok(mapping) if Arc::ptr_eq(&mapping.device, device) => Ok(()),
+            Ok(_) => Err("another device has them".to_owned()),
+            Err(reason) => Err(reason.clone()),
+        }
+    }
+
+    fn mapping(&self) -> Option<&Mapping> {
+        self.mapping.get()?.as_ref().ok()
+    }
+
+    /// Whether a device reads a slot.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    pub fn is_lent(&self, slot: u32) -> bool {
+        let lent = self.mapping().map(|mapping| &mapping.lent[slot as usize]);
+        lent.is_some_and(|lent| lent.load(Ordering::Acquire) > 0)
     }
 
     /// How many there are.
@@ -119,13 +203,16 @@ impl Slots {
     }
 
     /// Takes a slot to write to it, until the last window on it is dropped; `None` where somebody
-    /// writes to it, and in a fork that does not have it. Waits for whoever reads.
+    /// writes to it or a device reads it, and in a fork that does not have it. Waits for whoever reads.
     ///
     /// # Panics
     /// If there is no such slot.
     pub fn claim(self: &Arc<Self>, slot: u32) -> Option<IoBuf> {
         let gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
-        if !self.memory.is_ours() || self.claimed[slot as usize].swap(true, Ordering::Acquire) {
+        if !self.memory.is_ours() || self.is_lent(slot) {
+            return None;
+        }
+        if self.claimed[slot as usize].swap(true, Ordering::Acquire) {
             return None;
         }
         drop(gate);
@@ -172,6 +259,86 @@ impl fmt::Debug for Slots {
             .field("count", &self.count())
             .field("stride_bytes", &self.stride_bytes)
             .finish_non_exhaustive()
+    }
+}
+
+/// Slots that kernels of a device read, each for a position of a result; given back when this is dropped.
+#[derive(Debug)]
+pub struct Lent {
+    slots: Arc<Slots>,
+    /// Positions, and where kernels find their slots.
+    places: Vec<(usize, u64)>,
+    numbers: Vec<u32>,
+}
+
+impl Lent {
+    /// None, of slots that are mapped for a device.
+    pub fn of(slots: &Arc<Slots>) -> Lent {
+        Lent {
+            slots: Arc::clone(slots),
+            places: Vec::new(),
+            numbers: Vec::new(),
+        }
+    }
+
+    /// Adds one for a position behind those that there are; false where somebody writes to it, or the slots
+    /// are not mapped.
+    ///
+    /// # Panics
+    /// If there is no such slot, or `reading` is of others.
+    pub fn take(&mut self, reading: &Reading<'_>, position: usize, slot: u32) -> bool {
+        assert!(
+            std::ptr::eq(reading.slots, &raw const *self.slots),
+            "of others"
+        );
+        let Some(mapping) = self.slots.mapping() else {
+            return false;
+        };
+        if reading.slot(slot).is_none() {
+            return false;
+        }
+        // Nobody claims it before the gate is let go of, and then it is seen.
+        mapping.lent[slot as usize].fetch_add(1, Ordering::Relaxed);
+        let offset = slot as usize * self.slots.stride_bytes;
+        self.places
+            .push((position, mapping.device_address + offset as u64));
+        self.numbers.push(slot);
+        true
+    }
+
+    /// Bytes of each, at most.
+    pub fn stride_bytes(&self) -> usize {
+        self.slots.stride_bytes
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.numbers.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.numbers.is_empty()
+    }
+
+    /// Positions, ascending, and where kernels find their slots.
+    pub(super) fn places(&self) -> &[(usize, u64)] {
+        &self.places
+    }
+
+    /// The device whose kernels find them.
+    pub(super) fn device(&self) -> Option<&Arc<Device>> {
+        self.slots.mapping().map(|mapping| &mapping.device)
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let Some(mapping) = self.slots.mapping() {
+            for &slot in &self.numbers {
+                mapping.lent[slot as usize].fetch_sub(1, Ordering::Release);
+            }
+        }
     }
 }
 

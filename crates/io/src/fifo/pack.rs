@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use penstock_cuda::{Device, DeviceMemory, Direction, Foreign, Module, Piece, Stream};
 
-use super::{BLOCK_THREADS, LANES, PTX};
 use crate::buffer::Slots;
+use crate::kernels::{BLOCK_THREADS, LANES, PTX};
 use crate::{Error, Result};
 
 /// Blocks of a launch, at most: more than any device runs at a time.

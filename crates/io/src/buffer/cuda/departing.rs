@@ -4,11 +4,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use penstock_cuda::{Direction, Event, Piece};
+use penstock_cuda::{Direction, Event, Piece, Stream};
 
 use super::{DeviceScatter, Lane};
 use crate::Result;
 use crate::buffer::IoBuf;
+use crate::buffer::slots::Lent;
 
 /// Copies from some buffers to devices, before they begin.
 #[derive(Debug, Default)]
@@ -20,13 +21,25 @@ pub struct DeviceFills {
 
 /// Bytes of a buffer, and the memory that has a place for them.
 #[derive(Debug)]
-struct Fill {
+pub(super) struct Fill {
     to: DeviceScatter,
     /// Where the bytes begin in the run that is scattered.
     at: u64,
     /// The buffer's number, and the bytes of it.
     buf: usize,
     from: Range<usize>,
+}
+
+impl Fill {
+    /// So many bytes of a run from byte `at` on, which a kernel writes: no buffer has them.
+    pub(super) fn whole(to: DeviceScatter, at: u64, bytes: usize) -> Fill {
+        Fill {
+            to,
+            at,
+            buf: 0,
+            from: 0..bytes,
+        }
+    }
 }
 
 impl DeviceFills {
@@ -69,6 +82,7 @@ impl DeviceFills {
             bytes: 0,
             bufs: self.bufs,
             fills: self.fills,
+            _lent: None,
         };
         let mut next = 0;
         while let Some(first) = departing.fills.get(next) {
@@ -94,9 +108,22 @@ pub struct Departing {
     bytes: u64,
     bufs: Vec<IoBuf>,
     fills: Vec<Fill>,
+    /// What kernels read beside the buffers.
+    _lent: Option<Lent>,
 }
 
 impl Departing {
+    /// What a kernel is to write, out of buffers and slots; it has not begun.
+    pub(super) fn of_kernel(bufs: Vec<IoBuf>, fill: Fill, lent: Lent, bytes: u64) -> Departing {
+        Departing {
+            events: Vec::new(),
+            bytes,
+            bufs,
+            fills: vec![fill],
+            _lent: Some(lent),
+        }
+    }
+
     /// How many bytes are copied.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -138,11 +165,21 @@ impl Departing {
             );
             self.bytes += to.pieces(*at, buf.address() + from.start, from.len(), &mut pieces);
         }
-        // SAFETY: both sides stay where they are until this has waited, also where it is dropped. Nobody
-        // else reaches the buffers; the items are the scatters' alone (`DeviceArrayMut::new`), of which no
-        // two have one in common.
-        let queued = unsafe { lane.back().copy(Direction::ToDevice, &pieces) };
-        let event = queued.and_then(|()| lane.back().record());
+        self.begin_by(lane, |stream| {
+            // SAFETY: both sides stay where they are until this has waited, also where it is dropped. Nobody
+            // else reaches the buffers; the items are the scatters' alone (`DeviceArrayMut::new`), of which no
+            // two have one in common.
+            unsafe { stream.copy(Direction::ToDevice, &pieces) }
+        })
+    }
+
+    /// Has something queued, and notes when it is done.
+    pub(super) fn begin_by(
+        &mut self,
+        lane: &Lane,
+        queue: impl FnOnce(&Stream) -> penstock_cuda::Result<()>,
+    ) -> Result<()> {
+        let event = queue(lane.back()).and_then(|()| lane.back().record());
         let event = event.inspect_err(|_| {
             // Some may have been queued.
             lane.back().settle();

@@ -19,7 +19,7 @@ pub(in crate::buffer) struct Mapped {
 
 impl Mapped {
     pub(in crate::buffer) fn allocate(device: &Arc<Device>, bytes: usize) -> Result<Mapped> {
-        let mut memory = Memory::allocate(bytes.max(1))?;
+        let memory = Memory::allocate(bytes.max(1))?;
         let kept = memory.keep_from_forks();
         kept.map_err(|source| Error::OutOfMemory { bytes, source })?;
         memory.populate(0..memory.len());

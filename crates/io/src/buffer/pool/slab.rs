@@ -52,7 +52,7 @@ impl Slab {
     /// One that devices reach, and that no fork has; with why it is not, where it is not. Its size is one of
     /// few, so that another pool can use it later.
     pub(super) fn pinned(bytes: usize, device: &Arc<Device>) -> Result<(Slab, Option<String>)> {
-        let mut memory = Memory::allocate(bytes.next_multiple_of(STEP_BYTES))?;
+        let memory = Memory::allocate(bytes.next_multiple_of(STEP_BYTES))?;
         let pinned = match memory.keep_from_forks() {
             Ok(()) => {
                 // Pinning touches page after page itself, several times slower.
