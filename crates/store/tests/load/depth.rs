@@ -87,8 +87,7 @@ fn looks(sizes: &[usize], at_once: usize) -> Vec<usize> {
     };
     let loaded = load(&path, &options).unwrap();
     assert!(sample.is(&loaded));
-    let seen = seen.lock().unwrap().clone();
-    seen
+    seen.lock().unwrap().clone()
 }
 
 #[test]
