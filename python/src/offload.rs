@@ -339,7 +339,7 @@ impl Share {
         let requests: PyResult<Vec<Request>> = requests.into_iter().map(request).collect();
         let mut streams = Streams::default();
         let request = |(file, offset, array, device): NativeDeviceRequest| {
-            let lane = raised(py, streams.lane(device))?;
+            let lane = raised(py, streams.lane(py, device))?;
             Ok(DeviceRequest {
                 target: file.get().to_read(),
                 offset,
@@ -368,7 +368,7 @@ impl Share {
         }
         let mut streams = Streams::default();
         for (file, offset, array, device) in on_devices {
-            let lane = raised(py, streams.lane(device))?;
+            let lane = raised(py, streams.lane(py, device))?;
             let region = tensor::device_supply(&lane, array)?;
             regions.push((files.add(file, offset, region.len()), offset, region));
         }
@@ -432,12 +432,13 @@ struct Streams {
 
 impl Streams {
     /// The lane of a device, whose copies are to come after what the stream has.
-    fn lane(&mut self, device: NativeDevice) -> Result<Arc<Lane>, Error> {
+    fn lane(&mut self, py: Python<'_>, device: NativeDevice) -> Result<Arc<Lane>, Error> {
         let known = self.moments.iter().find(|(known, _)| *known == device);
         if let Some((_, (lane, _))) = known {
             return Ok(Arc::clone(lane));
         }
-        let lane = Lane::of(device.0)?;
+        // The first use of a device takes as long as a context of it, and a few copies.
+        let lane = detached(py, || Lane::of(device.0))?;
         let moment = foreign(&lane, device.1).record()?;
         self.moments.push((device, (Arc::clone(&lane), moment)));
         Ok(lane)
