@@ -211,7 +211,7 @@ impl Rows {
     fn collector(&self) -> Option<&Collector> {
         let make = || {
             let slots = self.shared.cache.as_ref()?.slots();
-            slots.map(self.lane.device()).ok()?;
+            slots.map(self.lane.device(), 0).ok()?;
             Collector::new(&self.lane, self.buffer_bytes).ok()
         };
         self.collecting.as_ref()?.get_or_init(make).as_ref()
@@ -247,6 +247,7 @@ impl Cargo for Rows {
         let mut lent = None;
         let mut left = Cow::Borrowed(&self.ids[rows.clone()]);
         if self.collector().is_some() {
+            self.shared.map(self.lane.device());
             let (found, rest) = self.shared.lend(&left, foreseen);
             left = rest.iter().map(|&position| left[position]).collect();
             let telling = memory.split_off((left.len() * width).next_multiple_of(8));

@@ -378,6 +378,11 @@ impl Index {
         self.window.end(batch);
     }
 
+    /// Slots from here on never had a row.
+    pub(crate) fn untouched(&self) -> Slot {
+        self.untouched
+    }
+
     /// How many rows there are.
     pub fn len(&self) -> usize {
         self.slots.len()

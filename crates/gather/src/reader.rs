@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use penstock_cuda::Device;
 use penstock_io::buffer::{IoBuf, Lent};
 use penstock_io::executor;
 use penstock_io::trace;
@@ -192,6 +193,15 @@ impl Shared {
             return self.begin(self.missing(ids, misses, Pieces::whole(out, width)));
         };
         self.gather(cache, ids, out, foreseen)
+    }
+
+    /// Has kernels of a device find all that the cache has, as far as they can.
+    pub(crate) fn map(&self, device: &Arc<Device>) {
+        if let Some(cache) = &self.cache {
+            let slots = cache.lock().index.untouched();
+            // What they do not find is not lent.
+            let _ = cache.slots().map(device, slots);
+        }
     }
 
     /// Lends what the cache has of some ids to a device; beside it, which of them it has not.

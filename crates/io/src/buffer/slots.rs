@@ -4,8 +4,8 @@
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
 use penstock_cuda::{Device, Registration};
 
@@ -13,8 +13,8 @@ use super::cuda::Mapped;
 use super::{IoBuf, Memory};
 use crate::{Error, Result};
 
-/// What is pinned by one call: others who pin wait meanwhile.
-const MAPPED_BYTES: usize = 1 << 30;
+/// What is pinned at a time, in whole pages: others who pin wait meanwhile.
+const MAPPED_BYTES: usize = if cfg!(test) { 64 << 10 } else { 256 << 20 };
 
 /// Equal slots of memory: what is in them stays until somebody claims one to write to it.
 ///
@@ -36,44 +36,77 @@ pub struct Slots {
 }
 
 struct Mapping {
-    device_address: u64,
     device: Arc<Device>,
+    /// Where kernels find the first slot.
+    device_address: AtomicU64,
+    /// How much of the memory they find: what is behind is not pinned.
+    bytes: AtomicUsize,
     /// Of each slot, how many devices' kernels read it.
     lent: Box<[AtomicU32]>,
-    _registrations: Vec<Registration>,
+    registrations: Mutex<Vec<Registration>>,
+    /// Why there will be no more, if so.
+    failure: OnceLock<String>,
 }
 
 impl Mapping {
-    /// Maps memory that no fork has from now on.
+    /// Begins with nothing of memory that no fork has from now on.
     fn of(device: &Arc<Device>, memory: &Memory, count: usize) -> Result<Mapping> {
         let bytes = memory.len();
         let kept = memory.keep_from_forks();
         kept.map_err(|source| Error::OutOfMemory { bytes, source })?;
+        Ok(Mapping {
+            device: Arc::clone(device),
+            device_address: AtomicU64::new(0),
+            bytes: AtomicUsize::new(0),
+            lent: (0..count).map(|_| AtomicU32::new(0)).collect(),
+            registrations: Mutex::default(),
+            failure: OnceLock::new(),
+        })
+    }
+
+    /// Maps the first bytes of the memory, and what is in the same steps.
+    fn grow(&self, memory: &Memory, bytes: usize) -> std::result::Result<(), String> {
+        if let Some(failure) = self.failure.get() {
+            return Err(failure.clone());
+        }
+        let grown = self
+            .try_grow(memory, bytes)
+            .map_err(|error| error.to_string());
+        grown.inspect_err(|failure| _ = self.failure.set(failure.clone()))
+    }
+
+    fn try_grow(&self, memory: &Memory, bytes: usize) -> Result<()> {
+        let lock = self.registrations.lock();
+        let mut registrations = lock.unwrap_or_else(PoisonError::into_inner);
         let start = memory.as_non_null().as_ptr().expose_provenance();
-        let mut registrations = Vec::new();
-        let mut device_address = 0;
-        for first in (0..bytes).step_by(MAPPED_BYTES) {
-            let end = bytes.min(first + MAPPED_BYTES);
+        loop {
+            let first = self.bytes.load(Ordering::Relaxed);
+            if first >= bytes.min(memory.len()) {
+                return Ok(());
+            }
+            let end = memory.len().min(first + MAPPED_BYTES);
             memory.populate(first..end);
             // SAFETY: the pages are there until the mapping goes, which gives the claim up.
-            let registration = unsafe { Registration::mapped(device, start + first, end - first) }?;
+            let registration =
+                unsafe { Registration::mapped(&self.device, start + first, end - first) }?;
             let address = registration.device_address()?;
             if first == 0 {
-                device_address = address;
-            } else if address != device_address + first as u64 {
+                self.device_address.store(address, Ordering::Relaxed);
+            } else if address != self.device_address.load(Ordering::Relaxed) + first as u64 {
                 return Err(Error::Cuda(penstock_cuda::Error::Unusable {
-                    ordinal: device.ordinal(),
+                    ordinal: self.device.ordinal(),
                     reason: "kernels find parts of memory apart from each other".to_owned(),
                 }));
             }
             registrations.push(registration);
+            self.bytes.store(end, Ordering::Release);
         }
-        Ok(Mapping {
-            device_address,
-            device: Arc::clone(device),
-            lent: (0..count).map(|_| AtomicU32::new(0)).collect(),
-            _registrations: registrations,
-        })
+    }
+
+    /// Where kernels find bytes that begin at an offset, if they do.
+    fn find(&self, offset: usize, len: usize) -> Option<u64> {
+        let is_there = offset + len <= self.bytes.load(Ordering::Acquire);
+        is_there.then(|| self.device_address.load(Ordering::Relaxed) + offset as u64)
     }
 }
 
@@ -155,23 +188,27 @@ impl Slots {
         }
     }
 
-    /// Has kernels of a device find the slots, if they can: the first time that takes as long as to touch and
-    /// to pin all of the memory. One device does.
+    /// Has kernels of a device find the first `slots` of them, and some more: what is not found yet is touched
+    /// and pinned by this. One device does.
     ///
     /// # Errors
-    /// Why not, in words.
-    pub fn map(&self, device: &Arc<Device>) -> std::result::Result<(), String> {
-        let map = || match &self.memory {
-            Backing::Plain(memory) => {
-                Mapping::of(device, memory, self.claimed.len()).map_err(|error| error.to_string())
-            }
-            Backing::Mapped(_) => Err("they are another kernel's".to_owned()),
+    /// Why not, in words. What was found before is found still.
+    pub fn map(&self, device: &Arc<Device>, slots: u32) -> std::result::Result<(), String> {
+        let Backing::Plain(memory) = &self.memory else {
+            return Err("they are another kernel's".to_owned());
         };
-        match self.mapping.get_or_init(map) {
-            Ok(mapping) if Arc::ptr_eq(&mapping.device, device) => Ok(()),
-            Ok(_) => Err("another device has them".to_owned()),
-            Err(reason) => Err(reason.clone()),
+        let made = self.mapping.get_or_init(|| {
+            let mapping = Mapping::of(device, memory, self.claimed.len());
+            mapping.map_err(|error| error.to_string())
+        });
+        let mapping = made.as_ref().map_err(Clone::clone)?;
+        if !Arc::ptr_eq(&mapping.device, device) {
+            return Err("another device has them".to_owned());
         }
+        let bytes = slots as usize * self.stride_bytes;
+        mapping
+            .grow(memory, bytes)
+            .map_err(|error| error.to_string())
     }
 
     fn mapping(&self) -> Option<&Mapping> {
@@ -294,14 +331,14 @@ impl Lent {
         let Some(mapping) = self.slots.mapping() else {
             return false;
         };
-        if reading.slot(slot).is_none() {
+        let stride_bytes = self.slots.stride_bytes;
+        let found = mapping.find(slot as usize * stride_bytes, stride_bytes);
+        let (Some(address), Some(_)) = (found, reading.slot(slot)) else {
             return false;
-        }
+        };
         // Nobody claims it before the gate is let go of, and then it is seen.
         mapping.lent[slot as usize].fetch_add(1, Ordering::Relaxed);
-        let offset = slot as usize * self.slots.stride_bytes;
-        self.places
-            .push((position, mapping.device_address + offset as u64));
+        self.places.push((position, address));
         self.numbers.push(slot);
         true
     }
@@ -415,6 +452,43 @@ mod tests {
         let mut claim = slots.claim(0).unwrap();
         drop(slots);
         claim.as_mut_slice().fill(1);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it calls a library")]
+    fn what_is_lent_to_a_device_is_not_claimed() {
+        let control = penstock_cuda_fake::Control::new();
+        let driver = penstock_cuda::Driver::open(&penstock_cuda_fake::library()).unwrap();
+        let device = driver.device(0).unwrap();
+        let slots = Slots::allocate(100, 5000).unwrap();
+        let lends = |slot| Lent::of(&slots).take(&slots.read(), 0, slot);
+        assert!(!lends(0), "it is not mapped");
+        slots.map(&device, 10).unwrap();
+        // As far as whole steps go.
+        assert!(lends(9) && lends(12) && !lends(13));
+        slots.map(&device, 14).unwrap();
+        assert!(lends(13) && lends(25) && !lends(26));
+        let mut lent = Lent::of(&slots);
+        let reading = slots.read();
+        assert!(lent.take(&reading, 3, 7) && lent.take(&reading, 5, 7));
+        drop(reading);
+        let mut twice = Lent::of(&slots);
+        assert!(twice.take(&slots.read(), 0, 7));
+        assert_eq!((lent.len(), lent.places()[1].0), (2, 5));
+        assert!(slots.claim(7).is_none() && slots.is_lent(7));
+        drop(lent);
+        assert!(slots.claim(7).is_none(), "the other one has it");
+        drop(twice);
+        let claimed = slots.claim(7).unwrap();
+        assert!(!lends(7), "somebody writes to it");
+        drop(claimed);
+        control.fail_call("cuMemHostRegister_v2", 1, 2);
+        assert!(slots.map(&device, 100).is_err());
+        control.clear_faults();
+        assert!(slots.map(&device, 100).is_err(), "it is not tried again");
+        assert!(lends(25) && !lends(26));
+        drop(slots);
+        assert_eq!(control.leaks().registered, 0);
     }
 
     #[test]
