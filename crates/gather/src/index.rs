@@ -107,7 +107,8 @@ impl Index {
         slot
     }
 
-    /// As [`find`](Index::find), of keys one after the other, up to some dozens of them. The processor
+    /// As [`find`](Index::find), of keys one after the other, up to some dozens of them, but the slots of those
+    /// alone whose rows are there: of one that comes nobody knows yet what it will be. The processor
     /// fetches what that takes for all of them at once: to wait for memory is most of the time that it
     /// takes.
     pub(crate) fn find_each(&mut self, keys: &[u64]) -> [Option<Slot>; FETCHED] {
@@ -121,8 +122,9 @@ impl Index {
         }
         // Loads whose results nobody needs would be left out.
         std::hint::black_box(sum);
-        for ((&key, hash), slot) in keys.iter().zip(hashes).zip(slots) {
-            self.used(hash, key, slot);
+        for ((&key, hash), found) in keys.iter().zip(hashes).zip(&mut slots) {
+            self.used(hash, key, *found);
+            *found = found.filter(|&slot| !self.places[slot as usize].comes);
         }
         slots
     }

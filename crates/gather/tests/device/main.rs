@@ -2,6 +2,7 @@
 //! order in which a driver does its work and whatever it fails.
 
 mod collecting;
+mod coming;
 mod machine;
 
 use std::fs;
@@ -457,6 +458,8 @@ fn what_is_dropped_comes_all_the_same_and_leaves_nothing() {
     let mut machine = machine();
     let world = world(8, Some(100), Faults::new(1));
     machine.draw(3, 200);
+    // It stays as long as the lane does.
+    machine.lane.collector().unwrap();
     let before = machine.control.leaks();
     for seed in 0..5 {
         let device = DeviceReader::new(&world.reader, &machine.lane).unwrap();
