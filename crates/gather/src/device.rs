@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use penstock_cuda::{Event, Foreign};
@@ -30,7 +30,7 @@ use crate::shared::Shared;
 /// of a millisecond.
 const PIECE_BYTES: usize = 16 << 20;
 
-/// Rows of fewer bytes are packed by the host: to a link they are small.
+/// Rows of fewer bytes, or of no whole words of four, are packed by the host: to a link they are small.
 const COLLECTED_BYTES_MIN: usize = 128;
 
 /// What all tables have for their pieces, for each device.
@@ -45,12 +45,8 @@ pub struct DeviceReader {
     shared: Arc<Shared>,
     lane: Arc<Lane>,
     pool: Arc<Pool>,
-    collecting: Arc<Collecting>,
     ferry: Ferry<Rows>,
 }
-
-/// Whether a kernel collects rows, and by what; found out by the first batch that it might be of use to.
-type Collecting = OnceLock<Option<Collector>>;
 
 impl DeviceReader {
     /// One for a table and a device.
@@ -65,7 +61,6 @@ impl DeviceReader {
             shared: Arc::clone(shared),
             lane: Arc::clone(lane),
             pool,
-            collecting: Arc::default(),
         })
     }
 
@@ -116,6 +111,8 @@ impl DeviceReader {
         let collected_rows = Collector::rows(buffer_bytes, width);
         let may_collect = self.shared.cache.is_some()
             && width >= COLLECTED_BYTES_MIN
+            && width.is_multiple_of(4)
+            && buffer_bytes <= Collector::MEMORY_BYTES_MAX
             && collected_rows > 0
             && Collector::reaches(&to, width);
         let piece_rows = match may_collect {
@@ -125,8 +122,7 @@ impl DeviceReader {
         self.ferry.load(Rows {
             shared: Arc::clone(&self.shared),
             lane: Arc::clone(&self.lane),
-            collecting: may_collect.then(|| Arc::clone(&self.collecting)),
-            buffer_bytes,
+            may_collect,
             piece_rows: piece_rows.min(ids.len()),
             ids,
             begun: 0,
@@ -169,10 +165,8 @@ fn pool(width: usize, lane: &Lane) -> Arc<Pool> {
 struct Rows {
     shared: Arc<Shared>,
     lane: Arc<Lane>,
-    /// Where a kernel may collect them.
-    collecting: Option<Arc<Collecting>>,
-    /// Of memory for pieces.
-    buffer_bytes: usize,
+    /// Whether a kernel may collect them.
+    may_collect: bool,
     piece_rows: usize,
     ids: Vec<u64>,
     /// How many have.
@@ -209,12 +203,11 @@ impl Rows {
 
     /// What collects the rows, if anything does.
     fn collector(&self) -> Option<&Collector> {
-        let make = || {
-            let slots = self.shared.cache.as_ref()?.slots();
-            slots.map(self.lane.device(), 0).ok()?;
-            Collector::new(&self.lane, self.buffer_bytes).ok()
-        };
-        self.collecting.as_ref()?.get_or_init(make).as_ref()
+        let cache = self.shared.cache.as_ref().filter(|_| self.may_collect)?;
+        let collector = self.lane.collector()?;
+        // One device has it.
+        cache.slots().map(self.lane.device(), 0).ok()?;
+        Some(collector)
     }
 
     fn next_rows(&self) -> Range<usize> {
@@ -229,9 +222,9 @@ impl Cargo for Rows {
 
     fn next_bytes(&self) -> Option<usize> {
         let rows = self.next_rows().len();
-        let bytes = match self.collecting {
-            Some(_) => Collector::memory_bytes(rows, self.width()),
-            None => rows * self.width(),
+        let bytes = match self.may_collect {
+            true => Collector::memory_bytes(rows, self.width()),
+            false => rows * self.width(),
         };
         (rows > 0).then_some(bytes)
     }
@@ -296,11 +289,12 @@ impl Cargo for Rows {
         if bytes.end < to.range().end {
             self.to = Some(to.split_off(bytes.end));
         }
-        let departing = match (lent, self.collector()) {
-            (Some((lent, telling)), Some(collector)) => {
+        let departing = match lent {
+            Some((lent, telling)) => {
+                let collector = self.lane.collector().expect("it was there before");
                 collector.begin(to, self.width(), memory, telling, lent)?
             }
-            _ => {
+            None => {
                 let mut fills = DeviceFills::default();
                 fills.add(to, bytes.start, 0, 0..memory.len());
                 fills.keep([memory]);

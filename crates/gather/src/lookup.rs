@@ -169,23 +169,24 @@ pub(crate) fn lend(
     key: impl Fn(usize) -> u64,
 ) -> (Lent, Vec<usize>) {
     let (mut lent, mut rest) = (Lent::of(cache.slots()), Vec::new());
-    let mut inner = cache.lock();
-    let reading = cache.slots().read();
     let mut keys = [0; FETCHED];
-    for first in (0..rows).step_by(FETCHED) {
-        let last = rows.min(first + FETCHED);
-        let keys = &mut keys[..last - first];
-        for (known, position) in keys.iter_mut().zip(first..last) {
-            *known = key(position);
-        }
-        for (position, slot) in (first..last).zip(inner.index.find_each(keys)) {
-            if !slot.is_some_and(|slot| lent.take(&reading, position, slot)) {
-                rest.push(position);
+    for step in (0..rows).step_by(LOOKED_UP) {
+        let end = rows.min(step + LOOKED_UP);
+        let mut inner = cache.lock();
+        let reading = cache.slots().read();
+        for first in (step..end).step_by(FETCHED) {
+            let last = end.min(first + FETCHED);
+            let keys = &mut keys[..last - first];
+            for (known, position) in keys.iter_mut().zip(first..last) {
+                *known = key(position);
+            }
+            for (position, slot) in (first..last).zip(inner.index.find_each(keys)) {
+                if !slot.is_some_and(|slot| lent.take(&reading, position, slot)) {
+                    rest.push(position);
+                }
             }
         }
     }
-    drop(reading);
-    drop(inner);
     counts.hits.fetch_add(lent.len() as u64, Relaxed);
     (lent, rest)
 }

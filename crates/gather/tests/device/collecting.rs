@@ -138,3 +138,25 @@ fn rows_of_a_result_may_lie_apart() {
         assert_eq!(machine.control.calls(LAUNCH), before + 1);
     }
 }
+
+/// To free memory of a device would wait for all that it has.
+#[test]
+fn who_closes_a_table_does_not_wait_for_a_device() {
+    let machine = machine();
+    let world = world(26, Some(4000), Faults::new(1));
+    let device = DeviceReader::new(&world.reader, &machine.lane).unwrap();
+    let memory = lent(&machine, 100);
+    let before = machine.control.calls(LAUNCH);
+    let batch = device
+        .gather(ids_of(100, 1), memory.target(), &memory.foreign(), None)
+        .unwrap();
+    assert!(batch.wait(Some(HANG)).unwrap());
+    assert_eq!(machine.control.calls(LAUNCH), before + 1);
+    device.finish();
+    assert_returned(&memory);
+    let held = machine.control.hold();
+    // Something else is queued.
+    machine.lane.fill_after(&memory.foreign()).unwrap();
+    drop((batch, device, world));
+    drop(held);
+}

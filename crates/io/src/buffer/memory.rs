@@ -174,6 +174,8 @@ impl Memory {
     /// # Errors
     /// The system's.
     pub(in crate::buffer) fn keep_from_forks(&self) -> std::io::Result<()> {
+        // Before: a fork between the two has pages that it does not use, and not the other way round.
+        self.only.get_or_init(std::process::id);
         // SAFETY: the range is the mapping of this value; what it holds does not change, and the pages are
         // missing in forks alone.
         unsafe {
@@ -183,7 +185,6 @@ impl Memory {
                 Advice::LinuxDontFork,
             )
         }?;
-        self.only.get_or_init(std::process::id);
         Ok(())
     }
 

@@ -2,12 +2,12 @@
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use penstock_cuda::{DeviceMemory, Direction, Foreign, Kernel, Module, Piece};
+use penstock_cuda::{Device, DeviceMemory, Direction, Foreign, Kernel, Module, Piece};
 
 use super::departing::Fill;
-use super::{Departing, DeviceScatter, Lane};
+use super::{Departing, DeviceScatter};
 use crate::Result;
 use crate::buffer::IoBuf;
 use crate::buffer::slots::Lent;
@@ -21,14 +21,15 @@ const BLOCKS_MAX: usize = 256;
 /// Bytes of an address, and where one begins.
 const WORD: usize = 8;
 
-/// A kernel of a device that collects rows, and memory of the device for what it is told. One thread uses it
-/// at a time.
+/// A kernel of a device that collects rows, and memory of the device for what it is told.
 #[derive(Debug)]
 pub struct Collector {
-    lane: Arc<Lane>,
     kernel: Kernel,
-    /// Used by one piece after the other, in the order of the lane's stream.
+    /// Used by one piece after the other, in the order of the lane's stream. It stays as long as the lane does:
+    /// to free memory of a device waits for all that it has.
     told: DeviceMemory,
+    /// Held from the copy of what is told until the kernel is queued that reads it.
+    turn: Mutex<()>,
 }
 
 /// Where rows go: the first one, and how far the next one is.
@@ -38,19 +39,14 @@ struct Places {
 }
 
 impl Collector {
-    /// One for pieces whose memory has so many bytes.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda): the device has no room, or is too old for the kernel.
-    ///
-    /// # Panics
-    /// If `memory_bytes` is zero.
-    pub fn new(lane: &Arc<Lane>, memory_bytes: usize) -> Result<Collector> {
-        let kernel = Module::load(lane.device(), PTX)?.kernel(KERNEL)?;
+    /// Bytes of a piece's memory, at most.
+    pub const MEMORY_BYTES_MAX: usize = 16 << 20;
+
+    pub(super) fn new(device: &Arc<Device>) -> Result<Collector> {
         Ok(Collector {
-            told: DeviceMemory::allocate(lane.device(), memory_bytes)?,
-            lane: Arc::clone(lane),
-            kernel,
+            kernel: Module::load(device, PTX)?.kernel(KERNEL)?,
+            told: DeviceMemory::allocate(device, Collector::MEMORY_BYTES_MAX)?,
+            turn: Mutex::default(),
         })
     }
 
@@ -107,7 +103,7 @@ impl Collector {
                 || row_bytes <= lent.stride_bytes()
                     && lent
                         .device()
-                        .is_some_and(|device| Arc::ptr_eq(device, self.lane.device())),
+                        .is_some_and(|device| Arc::ptr_eq(device, self.told.device())),
             "slots of this device"
         );
         let list = staged.len().next_multiple_of(WORD);
@@ -143,6 +139,11 @@ impl Collector {
         if !staged.is_empty() {
             pieces.push(Piece::run(staged.address(), told, staged.len()));
         }
+        let lane = Arc::clone(to.lane());
+        assert!(
+            Arc::ptr_eq(lane.device(), self.told.device()),
+            "its own device"
+        );
         let fill = Fill::whole(to, range.start, bytes);
         let mut departing = Departing::of_kernel(vec![staged, memory], fill, lent, bytes as u64);
         let arguments = [
@@ -152,12 +153,13 @@ impl Collector {
             rows as u64,
             row_bytes as u64,
         ];
-        departing.begin_by(&self.lane, |stream| {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        departing.begin_by(&lane, |stream| {
             // SAFETY: both sides stay where they are until the departure has ended, also where that is dropped.
-            // What is told is used by this alone, one piece after the other on one stream.
+            // What is told is used by one piece after the other, on the one stream of the lane that has this.
             unsafe { stream.copy(Direction::ToDevice, &pieces) }?;
             // SAFETY: the lane's stream is there as long as the lane is.
-            let foreign = unsafe { Foreign::new(self.lane.device(), stream.raw()) };
+            let foreign = unsafe { Foreign::new(lane.device(), stream.raw()) };
             let blocks = rows
                 .div_ceil((BLOCK_THREADS / LANES) as usize)
                 .min(BLOCKS_MAX);

@@ -1,10 +1,11 @@
 //! The streams of one device that everybody in a process shares.
 #![allow(unsafe_code)]
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use penstock_cuda::{Device, DeviceMemory, Direction, Driver, Event, Foreign, Piece, Stream};
 
+use super::Collector;
 use crate::Result;
 use crate::buffer::{IoBuf, Pool};
 
@@ -20,6 +21,8 @@ pub struct Lane {
     back: Stream,
     /// What it was tried with: to free memory of a device waits for all that it has.
     tried: Option<DeviceMemory>,
+    /// From the first time that it was asked for; none where the device cannot have one.
+    collector: OnceLock<Option<Collector>>,
 }
 
 /// Those of this process, by the numbers of their devices.
@@ -52,6 +55,7 @@ impl Lane {
             turn: Mutex::default(),
             back: Stream::new(device)?,
             tried: None,
+            collector: OnceLock::new(),
         })
     }
 
@@ -104,6 +108,15 @@ impl Lane {
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
         self.out.device()
+    }
+
+    /// What has a kernel put rows together, on the stream for copies to the device; none where the device has no
+    /// room, or is too old for the kernel.
+    pub fn collector(&self) -> Option<&Collector> {
+        let made = self
+            .collector
+            .get_or_init(|| Collector::new(self.device()).ok());
+        made.as_ref()
     }
 
     /// Has copies to the host that begin from now on see what `stream` has queued until now.
