@@ -10,7 +10,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::machine::{Machine, machine};
 use common::{Rng, Sample, bytes_of, draw, forge, noise, within_a_minute};
@@ -18,6 +18,9 @@ use penstock_cuda::Stream;
 use penstock_cuda_fake::Kind;
 use penstock_io::buffer::{
     ArrayMut, DeviceFills, HostArrayMut, HostRegionMut, Lane, Pool, RegionMut,
+};
+use penstock_io::engine::{
+    Capabilities, Completion, Engine, EngineChoice, EngineConfig, Op, Opened, Rejected, open,
 };
 use penstock_io::faulty::LentDevice;
 use penstock_store::format::digest::CHUNK_BYTES;
@@ -864,4 +867,74 @@ fn assert_fails(sizes: &[usize], nth: u64) {
     // What goes to the host can be loaded all the same.
     let loaded = load(&saved.path, HashMap::new(), &options()).unwrap();
     assert!(saved.sample.is(&loaded));
+}
+
+/// Storage that answers while it is asked.
+struct AtOnce(Box<dyn Engine>);
+
+impl Engine for AtOnce {
+    fn submit(&mut self, op: Op) -> std::result::Result<(), Rejected> {
+        self.0.submit(op)
+    }
+
+    fn poll(
+        &mut self,
+        _: usize,
+        timeout: Option<Duration>,
+        completed: &mut Vec<Completion>,
+    ) -> penstock_io::Result<()> {
+        self.0.poll(self.0.in_flight(), timeout, completed)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.in_flight()
+    }
+}
+
+/// What the host gets of the same extents is read meanwhile, as far as there is staging for the rest.
+#[test]
+fn a_load_goes_on_reading_while_a_device_copies() {
+    let machine = machine();
+    let saved = saved(Sample::of_sizes(&[256 << 10; 64]));
+    let checkpoint = Checkpoint::open(&saved.path).unwrap();
+    let tensors = Tensors::new(&machine, &saved.sample);
+    machine.theirs.synchronize().unwrap();
+    let mut targets = tensors.targets(&saved.sample);
+    targets.retain(|index, _| index % 2 == 0);
+    let factory = |queue_depth| {
+        let choice = EngineChoice::Threads;
+        let opened = open(&EngineConfig {
+            choice,
+            queue_depth,
+        })?;
+        Ok(Opened {
+            engine: Box::new(AtOnce(opened.engine)),
+            fallback: opened.fallback,
+        })
+    };
+    let options = Options {
+        io_threads: Some(1),
+        engine_factory: Some(Arc::new(factory)),
+        ..options()
+    };
+    let progress = Progress::default();
+    let hold = machine.control.hold();
+    thread::scope(|scope| {
+        let loading = scope.spawn(|| checkpoint.load(None, targets, &options, &progress));
+        let until = Instant::now() + Duration::from_secs(60);
+        let is_all_read = || {
+            let (done, total) = progress.bytes();
+            total > 0 && done == total
+        };
+        while !is_all_read() && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert!(is_all_read());
+        drop(hold);
+        loading.join().unwrap().unwrap();
+    });
 }

@@ -39,8 +39,9 @@ const LOOK: Duration = Duration::from_micros(200);
 /// What a stager takes on at once: neighbours, so that it reads in one direction for long.
 const RUN_BYTES: u64 = 4 << 20;
 
-/// The same where a device copies: it is told of as much by one call.
+/// The same where a device copies, but for this part of the state at the most: it is told of as much by one call.
 const DEVICE_RUN_BYTES: u64 = 16 << 20;
+const HOST_PART_MAX: u64 = 8;
 
 /// An extent whose bytes are in a buffer, or on their way to it, padded with zeros to a whole page.
 pub(crate) struct Filled {
@@ -67,6 +68,8 @@ pub(crate) struct Feed {
     is_lazy: bool,
     /// Whether a device has some of the sources.
     is_on_device: bool,
+    /// Bytes that a stager takes on at once.
+    run_bytes: u64,
     /// Devices that copy them when it is their turn.
     lanes: Vec<Arc<Lane>>,
     state: Mutex<State>,
@@ -117,6 +120,13 @@ impl Feed {
             }
         }
         let is_on_device = sources.iter().any(|source| source.host().is_none());
+        let of_host = sources.iter().filter_map(Region::host);
+        let host_bytes: u64 = of_host.map(|source| source.len() as u64).sum();
+        // Many threads share what the host has to copy.
+        let run_bytes = match is_on_device && host_bytes <= plan.bytes() / HOST_PART_MAX {
+            true => DEVICE_RUN_BYTES,
+            false => RUN_BYTES,
+        };
         let state = State {
             sources: Some(sources),
             watch,
@@ -137,6 +147,7 @@ impl Feed {
             edges,
             is_lazy,
             is_on_device,
+            run_bytes,
             lanes,
             state: Mutex::new(state),
             supplied: Condvar::new(),
@@ -290,14 +301,25 @@ impl Feed {
                 }
             }
             if self.is_lazy && !is_exhausted {
+                let is_staged_beside = state.staging > 0;
                 drop(state);
+                let patience = match is_staged_beside {
+                    true => Duration::ZERO,
+                    false => patience,
+                };
                 let span = trace::span("wait for memory");
                 let taken = self.pool.take_timeout(patience)?;
                 drop(span);
-                if let Some(buf) = taken
-                    && let Some(filled) = self.fill(buf)?
-                {
-                    return Ok(Next::Filled(filled));
+                if let Some(buf) = taken {
+                    if let Some(filled) = self.fill(buf)? {
+                        return Ok(Next::Filled(filled));
+                    }
+                } else if may_wait && is_staged_beside {
+                    // Who stages has the memory that comes back, and tells what is in it.
+                    let state = self.lock();
+                    if state.staged.is_empty() && state.staging > 0 && !state.is_over {
+                        drop(wait_timeout(&self.supplied, state, TURN));
+                    }
                 }
             } else if may_wait {
                 let _span = trace::span("wait for stage");
@@ -342,11 +364,7 @@ impl Feed {
     }
 
     fn run_extents(&self) -> u64 {
-        let bytes = match self.is_on_device {
-            true => DEVICE_RUN_BYTES,
-            false => RUN_BYTES,
-        };
-        (bytes / self.plan.extent_bytes).max(1)
+        (self.run_bytes / self.plan.extent_bytes).max(1)
     }
 
     /// A buffer for a stager, waiting for the workers to return one; `None` once the save is over.

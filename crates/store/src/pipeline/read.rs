@@ -316,6 +316,9 @@ impl<'a> Worker<'a> {
                 self.finish(item)?;
                 continue;
             }
+            if (is_asked || is_answered) && self.engine.in_flight() == 0 {
+                continue;
+            }
             self.depart()?;
             if self.engine.in_flight() > 0 {
                 self.depth = (2 * self.depth).min(self.settings.queue_depth);
@@ -325,9 +328,6 @@ impl<'a> Worker<'a> {
             if let Some(departing) = self.departing.pop_front() {
                 let _span = trace::span("wait for device");
                 departing.wait()?;
-                continue;
-            }
-            if is_asked || is_answered {
                 continue;
             }
             let is_left = !self.taken.is_empty() || !self.waiting.is_empty();
