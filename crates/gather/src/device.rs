@@ -202,9 +202,9 @@ impl Rows {
     }
 
     /// What collects the rows, if anything does.
-    fn collector(&self) -> Option<&Collector> {
+    fn collector(&self) -> Option<Collector<'_>> {
         let cache = self.shared.cache.as_ref().filter(|_| self.may_collect)?;
-        let collector = self.lane.collector()?;
+        let collector = Collector::of(&self.lane)?;
         // One device has it.
         cache.slots().map(self.lane.device(), 0).ok()?;
         Some(collector)
@@ -291,7 +291,7 @@ impl Cargo for Rows {
         }
         let departing = match lent {
             Some((lent, telling)) => {
-                let collector = self.lane.collector().expect("it was there before");
+                let collector = Collector::of(&self.lane).expect("it was there before");
                 collector.begin(to, self.width(), memory, telling, lent)?
             }
             None => {

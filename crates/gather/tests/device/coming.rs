@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -88,27 +89,31 @@ fn what_is_damaged_is_in_no_batch() {
     assert_is_in_none(true);
 }
 
-fn assert_is_in_none(is_damaged: bool) {
-    let machine = machine();
-    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let path = directory.path().join("table");
+/// A table whose bad row is not what was written, where it is to be damaged.
+fn segment(path: &Path, is_damaged: bool) -> Segment {
     let row = |row| (0..WIDTH).map(move |at| byte(50, row, at));
     let content: Vec<u8> = (0..ROWS).flat_map(row).collect();
-    fs::write(&path, &content).unwrap();
+    fs::write(path, &content).unwrap();
     let sums = content.chunks(BLOCK_BYTES as usize).map(Checks::of);
-    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     if is_damaged {
+        let file = fs::OpenOptions::new().write(true).open(path).unwrap();
         file.write_all_at(b"\0damage\0", BAD * WIDTH + 50).unwrap();
     }
-    let segment = Segment {
+    Segment {
         target: Target {
-            file: Arc::new(File::open(&path, Direct::Off).unwrap()),
+            file: Arc::new(File::open(path, Direct::Off).unwrap()),
             edges: None,
         },
         offset: 0,
         rows: ROWS,
         checks: is_damaged.then(|| Arc::new(Checks::new(sums))),
-    };
+    }
+}
+
+fn assert_is_in_none(is_damaged: bool) {
+    let machine = machine();
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let segment = segment(&directory.path().join("table"), is_damaged);
     let engine = EngineConfig {
         choice: EngineChoice::Auto,
         queue_depth: 32,

@@ -16,6 +16,7 @@ use machine::{Machine, machine};
 use penstock_gather::{
     BLOCK_BYTES, Cache, Checks, DeviceReader, Error, Merging, Policy, Reader, Segment, Table,
 };
+use penstock_io::buffer::Collector;
 use penstock_io::engine::{self, EngineChoice, EngineConfig};
 use penstock_io::executor::{Executor, ExecutorConfig, OpenEngine, Target};
 use penstock_io::faulty::{Failure, Faults, Faulty, LentDevice, OpClass, Repeat};
@@ -459,7 +460,7 @@ fn what_is_dropped_comes_all_the_same_and_leaves_nothing() {
     let world = world(8, Some(100), Faults::new(1));
     machine.draw(3, 200);
     // It stays as long as the lane does.
-    machine.lane.collector().unwrap();
+    Collector::of(&machine.lane).unwrap();
     let before = machine.control.leaks();
     for seed in 0..5 {
         let device = DeviceReader::new(&world.reader, &machine.lane).unwrap();

@@ -21,6 +21,7 @@ mod lane;
 mod mapped;
 mod region;
 mod snapshot;
+mod telling;
 mod words;
 
 pub use array::{DeviceArrayMut, DeviceScatter};

@@ -21,7 +21,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use penstock_io::buffer::{
-    Arriving, DeviceCopies, DeviceRegion, Edges, IoBuf, Lane, Pool, Region, Watch,
+    Arriving, DeviceCopies, DeviceRegion, Edges, HostRegion, IoBuf, Lane, Pool, Region, Watch,
 };
 use penstock_io::trace::{self, Role};
 
@@ -121,7 +121,7 @@ impl Feed {
         }
         let is_on_device = sources.iter().any(|source| source.host().is_none());
         let of_host = sources.iter().filter_map(Region::host);
-        let host_bytes: u64 = of_host.map(|source| source.len() as u64).sum();
+        let host_bytes: u64 = of_host.map(HostRegion::len).sum();
         // Many threads share what the host has to copy.
         let run_bytes = match is_on_device && host_bytes <= plan.bytes() / HOST_PART_MAX {
             true => DEVICE_RUN_BYTES,

@@ -1,19 +1,18 @@
 //! Rows that a kernel puts together: from slots in memory of the host, and from what was staged.
 #![allow(unsafe_code)]
 
-use std::ffi::CStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use penstock_cuda::{Device, DeviceMemory, Direction, Foreign, Kernel, Module, Piece};
+use penstock_cuda::{Device, Direction, Foreign, Piece};
 
 use super::departing::Fill;
-use super::{Departing, DeviceScatter};
+use super::lane::TELLING_BYTES;
+use super::telling::Telling;
+use super::{Departing, DeviceScatter, Lane};
 use crate::Result;
 use crate::buffer::IoBuf;
 use crate::buffer::slots::Lent;
-use crate::kernels::{BLOCK_THREADS, LANES, PTX};
-
-const KERNEL: &CStr = c"penstock_collect";
+use crate::kernels::{BLOCK_THREADS, LANES};
 
 /// So many blocks keep a link busy, and leave the device to others.
 const BLOCKS_MAX: usize = 256;
@@ -21,15 +20,11 @@ const BLOCKS_MAX: usize = 256;
 /// Bytes of an address, and where one begins.
 const WORD: usize = 8;
 
-/// A kernel of a device that collects rows, and memory of the device for what it is told.
+/// What has a kernel of a lane's device put rows together, on the lane's stream for copies to the device.
 #[derive(Debug)]
-pub struct Collector {
-    kernel: Kernel,
-    /// Used by one piece after the other, in the order of the lane's stream. It stays as long as the lane does:
-    /// to free memory of a device waits for all that it has.
-    told: DeviceMemory,
-    /// Held from the copy of what is told until the kernel is queued that reads it.
-    turn: Mutex<()>,
+pub struct Collector<'a> {
+    lane: &'a Arc<Lane>,
+    telling: &'a Telling,
 }
 
 /// Where rows go: the first one, and how far the next one is.
@@ -38,16 +33,14 @@ struct Places {
     stride_bytes: u64,
 }
 
-impl Collector {
+impl<'a> Collector<'a> {
     /// Bytes of a piece's memory, at most.
-    pub const MEMORY_BYTES_MAX: usize = 16 << 20;
+    pub const MEMORY_BYTES_MAX: usize = TELLING_BYTES;
 
-    pub(super) fn new(device: &Arc<Device>) -> Result<Collector> {
-        Ok(Collector {
-            kernel: Module::load(device, PTX)?.kernel(KERNEL)?,
-            told: DeviceMemory::allocate(device, Collector::MEMORY_BYTES_MAX)?,
-            turn: Mutex::default(),
-        })
+    /// That of a lane; none where the device has no room, or is too old for the kernel.
+    pub fn of(lane: &'a Arc<Lane>) -> Option<Collector<'a>> {
+        let telling = lane.telling()?;
+        Some(Collector { lane, telling })
     }
 
     /// Bytes of memory that so many rows take, if all of them are staged.
@@ -94,56 +87,37 @@ impl Collector {
         let bytes = (range.end - range.start) as usize;
         let rows = bytes / row_bytes;
         let place = places(&to, range.start, bytes, row_bytes).expect("places that it reaches");
+        let device = self.lane.device();
+        let is_its = |found: &Arc<Device>| Arc::ptr_eq(found, device);
         assert!(
-            rows * row_bytes == bytes && staged.len() + lent.len() * row_bytes == bytes,
-            "a row for each place"
+            Arc::ptr_eq(to.lane(), self.lane)
+                && rows * row_bytes == bytes
+                && staged.len() + lent.len() * row_bytes == bytes,
+            "a row for each place, and a place of its own lane"
         );
         assert!(
             lent.is_empty()
-                || row_bytes <= lent.stride_bytes()
-                    && lent
-                        .device()
-                        .is_some_and(|device| Arc::ptr_eq(device, self.told.device())),
+                || row_bytes <= lent.stride_bytes() && lent.device().is_some_and(is_its),
             "slots of this device"
         );
+        let told = self.telling.memory.address();
         let list = staged.len().next_multiple_of(WORD);
+        let list_bytes = rows * WORD;
         assert!(
-            list + rows * WORD <= self.told.len(),
+            list + list_bytes <= self.telling.memory.len(),
             "more than it was made for"
         );
-        let mut next = self.told.address();
-        let mut places = lent.places().iter().peekable();
-        for (position, word) in memory.as_mut_slice()[..rows * WORD]
-            .chunks_mut(WORD)
-            .enumerate()
-        {
-            let address = match places.next_if(|(at, _)| *at == position) {
-                Some(&(_, address)) => address,
-                None => {
-                    next += row_bytes as u64;
-                    next - row_bytes as u64
-                }
-            };
-            word.copy_from_slice(&address.to_ne_bytes());
-        }
-        assert!(
-            places.next().is_none() && next == self.told.address() + staged.len() as u64,
-            "each row is at one position"
+        let listed = list_sources(
+            &mut memory.as_mut_slice()[..list_bytes],
+            &lent,
+            told,
+            row_bytes,
         );
-        let told = self.told.address();
-        let mut pieces = vec![Piece::run(
-            memory.address(),
-            told + list as u64,
-            rows * WORD,
-        )];
+        assert_eq!(listed, staged.len() as u64, "each row is at one position");
+        let mut pieces = vec![Piece::run(memory.address(), told + list as u64, list_bytes)];
         if !staged.is_empty() {
             pieces.push(Piece::run(staged.address(), told, staged.len()));
         }
-        let lane = Arc::clone(to.lane());
-        assert!(
-            Arc::ptr_eq(lane.device(), self.told.device()),
-            "its own device"
-        );
         let fill = Fill::whole(to, range.start, bytes);
         let mut departing = Departing::of_kernel(vec![staged, memory], fill, lent, bytes as u64);
         let arguments = [
@@ -153,25 +127,41 @@ impl Collector {
             rows as u64,
             row_bytes as u64,
         ];
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        departing.begin_by(&lane, |stream| {
+        let warps = (BLOCK_THREADS / LANES) as usize;
+        let blocks = rows.div_ceil(warps).min(BLOCKS_MAX) as u32;
+        let _turn = self.telling.turn();
+        departing.begin_by(self.lane, |stream| {
             // SAFETY: both sides stay where they are until the departure has ended, also where that is dropped.
-            // What is told is used by one piece after the other, on the one stream of the lane that has this.
+            // What is told is used by one piece after the other, on the one stream of the lane that has it.
             unsafe { stream.copy(Direction::ToDevice, &pieces) }?;
             // SAFETY: the lane's stream is there as long as the lane is.
-            let foreign = unsafe { Foreign::new(lane.device(), stream.raw()) };
-            let blocks = rows
-                .div_ceil((BLOCK_THREADS / LANES) as usize)
-                .min(BLOCKS_MAX);
+            let foreign = unsafe { Foreign::new(device, stream.raw()) };
+            let kernel = &self.telling.kernel;
             // SAFETY: the kernel has these arguments. It reads what was told and slots that are lent, and writes
             // places that are the scatter's alone; all of it stays until the departure has ended.
-            unsafe {
-                self.kernel
-                    .launch(&foreign, blocks as u32, BLOCK_THREADS, arguments)
-            }
+            unsafe { kernel.launch(&foreign, blocks, BLOCK_THREADS, arguments) }
         })?;
         Ok(departing)
     }
+}
+
+/// Writes down where each row is: in a slot that is lent, or among those that were staged, one behind the other
+/// from `told` on. Returns how many bytes those have.
+fn list_sources(list: &mut [u8], lent: &Lent, told: u64, row_bytes: usize) -> u64 {
+    let mut staged = 0;
+    let mut places = lent.places().iter().peekable();
+    for (position, word) in list.chunks_mut(WORD).enumerate() {
+        let address = match places.next_if(|(at, _)| *at == position) {
+            Some(&(_, address)) => address,
+            None => {
+                staged += row_bytes as u64;
+                told + staged - row_bytes as u64
+            }
+        };
+        word.copy_from_slice(&address.to_ne_bytes());
+    }
+    assert!(places.next().is_none(), "no position is beyond the rows");
+    staged
 }
 
 /// Places of rows that follow each other at equal distances; none where they do not.

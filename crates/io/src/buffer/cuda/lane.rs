@@ -5,9 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use penstock_cuda::{Device, DeviceMemory, Direction, Driver, Event, Foreign, Piece, Stream};
 
-use super::Collector;
+use super::telling::Telling;
 use crate::Result;
 use crate::buffer::{IoBuf, Pool};
+
+/// Memory for telling a kernel where rows are, those among it that were staged.
+pub(super) const TELLING_BYTES: usize = 16 << 20;
 
 /// What is copied to a device and back before it is used.
 const CHECKED_BYTES: usize = 64 << 10;
@@ -22,7 +25,7 @@ pub struct Lane {
     /// What it was tried with: to free memory of a device waits for all that it has.
     tried: Option<DeviceMemory>,
     /// From the first time that it was asked for; none where the device cannot have one.
-    collector: OnceLock<Option<Collector>>,
+    telling: OnceLock<Option<Telling>>,
 }
 
 /// Those of this process, by the numbers of their devices.
@@ -55,7 +58,7 @@ impl Lane {
             turn: Mutex::default(),
             back: Stream::new(device)?,
             tried: None,
-            collector: OnceLock::new(),
+            telling: OnceLock::new(),
         })
     }
 
@@ -110,13 +113,11 @@ impl Lane {
         self.out.device()
     }
 
-    /// What has a kernel put rows together, on the stream for copies to the device; none where the device has no
+    /// What has a kernel put rows together on the stream for copies to the device; none where the device has no
     /// room, or is too old for the kernel.
-    pub fn collector(&self) -> Option<&Collector> {
-        let made = self
-            .collector
-            .get_or_init(|| Collector::new(self.device()).ok());
-        made.as_ref()
+    pub(super) fn telling(&self) -> Option<&Telling> {
+        let make = || Telling::new(self.device(), TELLING_BYTES).ok();
+        self.telling.get_or_init(make).as_ref()
     }
 
     /// Has copies to the host that begin from now on see what `stream` has queued until now.
