@@ -163,6 +163,23 @@ impl Pool {
         self.take_timeout(Duration::ZERO)
     }
 
+    /// A buffer as from [`take`](Pool::take), or `None` where the budget is spent: memory that somebody else is
+    /// getting at the moment is waited for.
+    ///
+    /// # Errors
+    /// As [`take`](Pool::take).
+    pub fn take_unless_spent(&self) -> Result<Option<IoBuf>> {
+        self.check_process()?;
+        let state = self.shared.lock();
+        let is_coming = |state: &mut State| !state.is_spent() && !state.has_room();
+        let waited = self.shared.returned.wait_while(state, is_coming);
+        let state = waited.unwrap_or_else(PoisonError::into_inner);
+        match state.is_spent() {
+            true => Ok(None),
+            false => self.take_from(state).map(Some),
+        }
+    }
+
     /// A buffer as from [`take`](Pool::take), or `None` where none has returned in time.
     ///
     /// # Errors
@@ -345,7 +362,12 @@ impl Drop for Shared {
 impl State {
     /// Whether a buffer can be had at once, or made.
     fn has_room(&self) -> bool {
-        self.taken < self.buffers_max && !(self.free.is_empty() && self.is_growing)
+        !self.is_spent() && !(self.free.is_empty() && self.is_growing)
+    }
+
+    /// Whether all buffers are taken that there may be.
+    fn is_spent(&self) -> bool {
+        self.taken >= self.buffers_max
     }
 
     /// Takes out the slabs whose buffers are all free.

@@ -348,10 +348,10 @@ impl Feed {
                     return Ok(());
                 };
                 let mut bufs = vec![buf];
-                // A device is told of several at once, but nobody waits for more while holding one.
+                // A device is told of several at once, but nobody waits for one to return while holding others.
                 while self.is_on_device
                     && (bufs.len() as u64) < claim.numbers.end - claim.numbers.start
-                    && let Some(buf) = self.pool.try_take()?
+                    && let Some(buf) = self.pool.take_unless_spent()?
                 {
                     bufs.push(buf);
                 }
@@ -370,7 +370,7 @@ impl Feed {
     /// A buffer for a stager, waiting for the workers to return one; `None` once the save is over.
     fn take_buffer(&self) -> Result<Option<IoBuf>> {
         let _span = trace::span("wait for memory");
-        if let Some(buf) = self.pool.try_take()? {
+        if let Some(buf) = self.pool.take_unless_spent()? {
             return Ok(Some(buf));
         }
         self.lock().is_open = true;
