@@ -362,7 +362,8 @@ impl Drop for Shared {
 impl State {
     /// Whether a buffer can be had at once, or made.
     fn has_room(&self) -> bool {
-        !self.is_spent() && !(self.free.is_empty() && self.is_growing)
+        let is_waiting = self.free.is_empty() && self.is_growing;
+        !is_waiting && !self.is_spent()
     }
 
     /// Whether all buffers are taken that there may be.
