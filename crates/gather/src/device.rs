@@ -248,19 +248,12 @@ impl Cargo for Rows {
         }
         drop(memory.split_off(left.len() * width));
         let (memory, window) = Lease::of(memory);
-        let batch = match (left.is_empty(), foreseen) {
-            (false, _) => Some(self.shared.gather_part(&left, window, foreseen)?),
-            (
-                true,
-                Some(Foreseen {
-                    number,
-                    is_over: true,
-                }),
-            ) => {
-                self.shared.is_over(number);
+        let batch = match left.is_empty() {
+            false => Some(self.shared.gather_part(&left, window, foreseen)?),
+            true => {
+                self.shared.passed(foreseen);
                 None
             }
-            (true, _) => None,
         };
         self.begun = rows.end;
         Ok(Piece {

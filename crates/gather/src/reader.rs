@@ -222,10 +222,12 @@ impl Shared {
         (lent, rest)
     }
 
-    /// A batch that was foreseen is over.
-    pub(crate) fn is_over(&self, number: u64) {
-        if let Some(cache) = &self.cache {
-            cache.lock().index.cancel(number);
+    /// A part of a batch that was foreseen is gathered by others: tells the cache where nothing is left.
+    pub(crate) fn passed(&self, foreseen: Option<Foreseen>) {
+        if let (Some(cache), Some(foreseen)) = (&self.cache, foreseen)
+            && foreseen.is_over
+        {
+            cache.lock().index.cancel(foreseen.number);
         }
     }
 

@@ -32,7 +32,7 @@ const ROTATIONAL: Requests = Requests {
     workers_max: 1,
 };
 /// What suits reads of memory that passes for storage: nobody is kept busy by more than one request, and each
-/// worker copies as fast as its core does. Measured in docs/gpu.md.
+/// worker copies as fast as its core does. Measured in docs/performance.md.
 const MEMORY: Requests = Requests {
     bytes: 1 << 20,
     queue_depth: 4,

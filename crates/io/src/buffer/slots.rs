@@ -209,9 +209,7 @@ impl Slots {
             return Err("another device has them".to_owned());
         }
         let bytes = slots as usize * self.stride_bytes;
-        mapping
-            .grow(memory, bytes)
-            .map_err(|error| error.to_string())
+        mapping.grow(memory, bytes)
     }
 
     fn mapping(&self) -> Option<&Mapping> {

@@ -337,7 +337,7 @@ impl Feed {
         let Some(mut claim) = self.claim(1, false) else {
             return Ok(None);
         };
-        Ok(Some(claim.copy(buf)?))
+        claim.copy(buf).map(Some)
     }
 
     /// What one stager does: run after run, until none is left or the save is over.
