@@ -12,15 +12,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::answering::answering;
 use common::machine::{Machine, machine};
 use common::{Rng, Sample, bytes_of, draw, forge, noise, within_a_minute};
 use penstock_cuda::Stream;
 use penstock_cuda_fake::Kind;
 use penstock_io::buffer::{
     ArrayMut, DeviceFills, HostArrayMut, HostRegionMut, Lane, Pool, RegionMut,
-};
-use penstock_io::engine::{
-    Capabilities, Completion, Engine, EngineChoice, EngineConfig, Op, Opened, Rejected, open,
 };
 use penstock_io::faulty::LentDevice;
 use penstock_store::format::digest::CHUNK_BYTES;
@@ -869,32 +867,6 @@ fn assert_fails(sizes: &[usize], nth: u64) {
     assert!(saved.sample.is(&loaded));
 }
 
-/// Storage that answers while it is asked.
-struct AtOnce(Box<dyn Engine>);
-
-impl Engine for AtOnce {
-    fn submit(&mut self, op: Op) -> std::result::Result<(), Rejected> {
-        self.0.submit(op)
-    }
-
-    fn poll(
-        &mut self,
-        _: usize,
-        timeout: Option<Duration>,
-        completed: &mut Vec<Completion>,
-    ) -> penstock_io::Result<()> {
-        self.0.poll(self.0.in_flight(), timeout, completed)
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
-    }
-
-    fn in_flight(&self) -> usize {
-        self.0.in_flight()
-    }
-}
-
 /// What the host gets of the same extents is read meanwhile, as far as there is staging for the rest.
 #[test]
 fn a_load_goes_on_reading_while_a_device_copies() {
@@ -905,22 +877,11 @@ fn a_load_goes_on_reading_while_a_device_copies() {
     machine.theirs.synchronize().unwrap();
     let mut targets = tensors.targets(&saved.sample);
     targets.retain(|index, _| index % 2 == 0);
-    let factory = |queue_depth| {
-        let choice = EngineChoice::Threads;
-        let opened = open(&EngineConfig {
-            choice,
-            queue_depth,
-        })?;
-        Ok(Opened {
-            engine: Box::new(AtOnce(opened.engine)),
-            fallback: opened.fallback,
-        })
-    };
     let options = Options {
         io_threads: Some(1),
-        engine_factory: Some(Arc::new(factory)),
         ..options()
     };
+    let (options, _) = answering(options, usize::MAX);
     let progress = Progress::default();
     let hold = machine.control.hold();
     thread::scope(|scope| {

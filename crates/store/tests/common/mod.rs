@@ -5,6 +5,7 @@
     reason = "each test file uses its own part of this module"
 )]
 
+pub mod answering;
 pub mod disk;
 pub mod draw;
 pub mod expect;

@@ -1,0 +1,78 @@
+//! Storage that answers while it is asked, as memory does.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use penstock_io::Result;
+use penstock_io::engine::{
+    Capabilities, Completion, Engine, EngineChoice, EngineConfig, Op, Opened, Rejected, open,
+};
+use penstock_store::options::Options;
+
+/// Storage that answers while it is asked for so many requests, and later ones only whoever waits.
+struct Storage {
+    inner: Box<dyn Engine>,
+    at_once: usize,
+    asked: usize,
+    /// Requests under way at each look.
+    seen: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Engine for Storage {
+    fn submit(&mut self, op: Op) -> std::result::Result<(), Rejected> {
+        self.asked += 1;
+        self.inner.submit(op)
+    }
+
+    fn poll(
+        &mut self,
+        min: usize,
+        timeout: Option<Duration>,
+        completed: &mut Vec<Completion>,
+    ) -> Result<()> {
+        let in_flight = self.in_flight();
+        if in_flight > 0 {
+            self.seen.lock().unwrap().push(in_flight);
+        }
+        match (self.asked <= self.at_once, min) {
+            (true, _) => self.inner.poll(in_flight, timeout, completed),
+            (false, 0) => Ok(()),
+            (false, _) => self.inner.poll(min, timeout, completed),
+        }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+}
+
+/// The same options with storage that answers the first `at_once` requests of a worker while it is asked; and the
+/// requests that are under way at each look.
+pub fn answering(options: Options, at_once: usize) -> (Options, Arc<Mutex<Vec<usize>>>) {
+    let seen: Arc<Mutex<Vec<usize>>> = Arc::default();
+    let shared = Arc::clone(&seen);
+    let factory = move |queue_depth| {
+        let opened = open(&EngineConfig {
+            choice: EngineChoice::Threads,
+            queue_depth,
+        })?;
+        Ok(Opened {
+            engine: Box::new(Storage {
+                inner: opened.engine,
+                at_once,
+                asked: 0,
+                seen: Arc::clone(&shared),
+            }),
+            fallback: opened.fallback,
+        })
+    };
+    let options = Options {
+        engine_factory: Some(Arc::new(factory)),
+        ..options
+    };
+    (options, seen)
+}
