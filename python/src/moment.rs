@@ -31,6 +31,12 @@ impl Moment {
         raised(py, detached(py, record))
     }
 
+    /// Waits until it has come.
+    fn wait(&self, py: Python<'_>) -> PyResult<()> {
+        let wait = || Ok(self.event.wait().map_err(penstock_io::Error::from)?);
+        raised(py, detached(py, wait))
+    }
+
     /// Has copies to the device that begin from now on come after it.
     fn before_fills(&self, py: Python<'_>) -> PyResult<()> {
         raised(py, detached(py, || Ok(self.lane.fill_at(&self.event)?)))

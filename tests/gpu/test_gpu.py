@@ -413,3 +413,47 @@ class TestOffload:
             )
             for _ in range(5):
                 assert torch.equal(streamed(x.to(kind)), expected)
+
+
+class TestOptimizers:
+    @pytest.mark.parametrize("masters", [False, True])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_steps_have_the_bits_of_those_of_the_host(self, tmp_path, dtype, masters):
+        shapes = ((3000, 1003), (17,), (4096, 1024), (), *((64,) for _ in range(40)))
+        on_host = [
+            torch.nn.Parameter(torch.randn(shape, generator=seeded(at)).to(dtype))
+            for at, shape in enumerate(shapes)
+        ]
+        on_gpu = [torch.nn.Parameter(one.detach().to(DEVICE)) for one in on_host]
+        options = {"lr": 1e-2, "masters": masters, "memory_bytes": 32 * MIB}
+        one, other = (
+            offload.AdamW(some, directory=tmp_path / name, **options)
+            for name, some in (("host", on_host), ("gpu", on_gpu))
+        )
+        for step in range(4):
+            busy()
+            for at, (host, gpu) in enumerate(zip(on_host, on_gpu, strict=True)):
+                host.grad = torch.randn(host.shape, generator=seeded(100 * step + at)).to(dtype)
+                # A kernel of the stream makes it, some time later.
+                gpu.grad = host.grad.to(DEVICE, non_blocking=True) * 1
+            one.step()
+            other.step()
+            sums = [gpu.detach().clone() for gpu in on_gpu]
+            assert all(same(*pair) for pair in zip(on_host, sums, strict=True))
+        one.close()
+        other.close()
+
+    def test_a_step_under_capture_is_refused(self, tmp_path):
+        parameter = torch.nn.Parameter(torch.ones(MIB, device=DEVICE))
+        optimizer = offload.AdamW([parameter], directory=tmp_path)
+        parameter.grad = torch.ones_like(parameter)
+        graph, counter = torch.cuda.CUDAGraph(), torch.zeros((), device=DEVICE)
+        with torch.cuda.graph(graph):
+            counter += 1
+            with pytest.raises(penstock.DeviceError):
+                optimizer.step()
+        graph.replay()
+        assert counter.item() == 1
+        optimizer.step()
+        assert parameter.detach().max().item() < 1
+        optimizer.close()

@@ -8,6 +8,7 @@ strides and the address of a tensor of ``cuda:0``, and is taken for one.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import weakref
 from contextlib import contextmanager
@@ -113,7 +114,10 @@ class GpuTensor(torch.Tensor):
     def contiguous(self):
         return self.gpu.put(self.gpu.read(self).contiguous())
 
-    def copy_(self, source):
+    def copy_(self, source, non_blocking=False):
+        if non_blocking and source.device.type == "cpu" and source.is_contiguous():
+            self.gpu.bring(self, source)
+            return self
         view = self.gpu.view_of(self)
         view.copy_(self.gpu.read(source) if type(source) is GpuTensor else source)
         self.gpu.change(self, view)
@@ -129,6 +133,9 @@ class GpuTensor(torch.Tensor):
 
     def __getitem__(self, index):
         return self.alias(self._like()[index])
+
+    def split(self, counts):
+        return [self.alias(one) for one in self._like().split(counts)]
 
     def record_stream(self, stream):
         self.block.used_by.append(stream.cuda_stream)
@@ -151,7 +158,20 @@ class GpuTensor(torch.Tensor):
         if func is aten.clone.default:
             return args[0].gpu.put(args[0].gpu.read(args[0]))
         if func is aten.copy_.default:
-            return args[0].copy_(args[1].gpu.read(args[1]))
+            target, source, *is_queued = args
+            if is_queued == [True]:
+                source.gpu.fetch(target, source)
+                return target
+            return target.copy_(source.gpu.read(source))
+        if func is aten._local_scalar_dense.default:
+            return args[0].gpu.read(args[0]).item()
+        if func is aten.cat.default:
+            gpu = args[0][0].gpu
+            return gpu.put(torch.cat([gpu.read(one) for one in args[0]]))
+        if func is aten._foreach_copy_.default:
+            for target, source in zip(*args[:2], strict=True):
+                target.copy_(source)
+            return None
         if func in (aten._neg_view.default, aten._conj.default):
             raise AssertionError("views of that kind are not made here")
         raise NotImplementedError(str(func))
@@ -321,6 +341,34 @@ class Gpu:
             self.call("cuMemcpyHtoDAsync_v2", source, pinned, size, self.stream)
         self._kept.append(pinned)
 
+    def bring(self, tensor, host):
+        """What PyTorch does to copy a tensor of pinned memory here: it waits for nothing."""
+        address, source = ctypes.c_uint64(tensor.data_ptr()), ctypes.c_void_p(host.data_ptr())
+        size = ctypes.c_size_t(host.nbytes)
+        if host.nbytes:
+            self.call("cuMemcpyHtoDAsync_v2", address, source, size, self.stream)
+        torch.autograd.graph.increment_version(tensor)
+
+    def fetch(self, host, tensor):
+        """And to copy one to pinned memory."""
+        assert tensor.is_contiguous()
+        target, address = ctypes.c_void_p(host.data_ptr()), ctypes.c_uint64(tensor.data_ptr())
+        if host.nbytes:
+            size = ctypes.c_size_t(host.nbytes)
+            self.call("cuMemcpyDtoHAsync_v2", target, address, size, self.stream)
+
+    def pinned(self, sizes, dtype):
+        """A tensor of pinned memory, which nobody else gets before `forget`."""
+        nbytes = math.prod(sizes) * dtype.itemsize
+        if not nbytes:
+            return torch.empty(sizes, dtype=dtype)
+        place = ctypes.c_void_p()
+        if self.driver.cuMemAllocHost_v2(ctypes.byref(place), ctypes.c_size_t(nbytes)) != 0:
+            raise RuntimeError("CUDA error: out of memory")
+        self._kept.append(place)
+        raw = (ctypes.c_uint8 * nbytes).from_address(place.value)
+        return torch.frombuffer(raw, dtype=dtype).view(sizes)
+
     def look(self, tensor):
         """A kernel that reads a contiguous tensor: queued. What it has seen is there later."""
         pinned, nbytes = ctypes.c_void_p(), ctypes.c_size_t(tensor.nbytes)
@@ -400,6 +448,7 @@ def taken_for_real():
     gpu = have_gpu()
     make, read, stream = Flattener.__init__, matching._memory_of, torch.cuda.current_stream
     empty, to, device = torch.empty, torch.Tensor.to, torch.cuda.current_device
+    of_number = torch.tensor
     gpu.fresh = Fresh()
 
     def make_with_more(self, *arguments, **keywords):
@@ -413,11 +462,18 @@ def taken_for_real():
         gpu.asked.append(ordinal)
         return SimpleNamespace(cuda_stream=gpu.stream.value)
 
-    def make_empty(*shape, device=None, **keywords):
+    def make_empty(*shape, device=None, pin_memory=False, **keywords):
+        if pin_memory:
+            sizes = shape[0] if isinstance(shape[0], tuple) else shape
+            return gpu.pinned(sizes, keywords["dtype"])
         if device is None or torch.device(device).type != "cuda":
             return empty(*shape, device=device, **keywords)
         sizes = shape[0] if isinstance(shape[0], tuple) else shape
         return gpu.empty(sizes, keywords.get("dtype", torch.float32))
+
+    def make_of_number(value, *, device=None, **keywords):
+        made = of_number(value, **keywords)
+        return gpu.put(made) if getattr(device, "type", None) == "cuda" else made
 
     def move(tensor, *arguments, **keywords):
         to_gpu = arguments and getattr(arguments[0], "type", None) == "cuda"
@@ -425,13 +481,13 @@ def taken_for_real():
 
     Flattener.__init__, matching._memory_of = make_with_more, read_more
     torch.cuda.current_stream, torch.cuda.current_device = current_stream, lambda: 0
-    torch.empty, torch.Tensor.to = make_empty, move
+    torch.empty, torch.tensor, torch.Tensor.to = make_empty, make_of_number, move
     try:
         yield gpu
     finally:
         Flattener.__init__, matching._memory_of = make, read
         torch.cuda.current_stream, torch.cuda.current_device = stream, device
-        torch.empty, torch.Tensor.to = empty, to
+        torch.empty, torch.tensor, torch.Tensor.to = empty, of_number, to
         gpu.mend()
         gpu.forget()
 

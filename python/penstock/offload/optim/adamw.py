@@ -24,7 +24,7 @@ class AdamW(StoredOptimizer, torch.optim.AdamW):
     what the moments have, and once more for each checkpoint.
 
     Args:
-        params: As for `torch.optim.AdamW`: contiguous, on the CPU.
+        params: As for `torch.optim.AdamW`: contiguous, on any device.
         lr: The rate.
         betas: Of the two moments.
         eps: Added to the denominator.
@@ -38,7 +38,7 @@ class AdamW(StoredOptimizer, torch.optim.AdamW):
         maximize: Whether the objective is to grow.
 
     Raises:
-        UnsupportedStateError: A parameter is not on the CPU, not contiguous, or of another type.
+        UnsupportedStateError: A parameter is not contiguous, or of another type.
         StorageError: Another process uses the directory, its file system has no hard links, or the
             system refuses it.
         ValueError: The memory is too little, or a number out of range.

@@ -17,6 +17,7 @@ from penstock.offload.optim.given import MASTER, local_of, taken_in
 from penstock.offload.optim.layout import Entry
 from penstock.offload.optim.shares import Live, shares_of
 from penstock.offload.optim.state import StoredState
+from penstock.offload.optim.visit import Visit, check_devices
 from penstock.option_kinds import Number
 from penstock.process import own_rank
 from penstock.state.gcpause import gc_paused
@@ -105,12 +106,8 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
     def _entry(self, group: int, number: int, parameter: Any, moments: tuple[str, ...]) -> Entry:
         local = local_of(parameter)
         name = f"parameter {number} (group {group})"
-        if local.device.type != "cpu":
-            raise UnsupportedStateError(
-                f"{name} is on {local.device}: the parameters of this optimizer have to be on the"
-                " CPU, where it updates them",
-                key=name,
-            )
+        if local.device.type == "meta":
+            raise UnsupportedStateError(f"{name} is on meta: it has no values", key=name)
         if local.dtype not in _TYPES or local.layout is not torch.strided:
             raise UnsupportedStateError(
                 f"{name} is {local.dtype}, {local.layout}: this optimizer updates dense parameters"
@@ -149,6 +146,8 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             StorageError: There is no room: nothing has changed, and the step can be made again. Or
                 the system failed: what a call behind says.
             CorruptCheckpointError: A file is damaged.
+            DeviceError: The current stream of a device is captured into a graph: nothing has
+                changed. Or a device has failed.
             PenstockError: An earlier step failed in its middle, so that the parameters are of two
                 steps.
         """
@@ -162,9 +161,10 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
         if found_inf is not None and float(found_inf):
             return loss
         with torch.no_grad(), gc_paused():
-            live = self._live()
-            if live:
-                self._advance(live, scale)
+            check_devices(one for group in self.param_groups for one in group["params"])
+            if live := self._live():
+                # The kernels of the host take it there.
+                self._advance(live, None if scale is None else scale.to("cpu"))
         return loss
 
     def _check_whole(self) -> None:
@@ -211,7 +211,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             values.shape == entry.shape
             and self._type_of(values) is entry.dtype
             and moments == entry.moments
-            and values.is_cpu
+            and not values.is_meta
             and values.layout is torch.strided
             and values.is_contiguous()
         ):
@@ -227,10 +227,14 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
     def _advance(self, live: dict[int, Live], scale: Any) -> None:
         begun = is_updated = False
 
-        def work(task: Task, window: Window, parts: list[Any]) -> None:
+        def prepare(task: Task, window: Window, parts: list[Any]) -> Visit:
+            shares = shares_of(window, parts, task.segment.moments, live)
+            return Visit(shares, has_masters=self._masters)
+
+        def work(visit: Visit) -> None:
             nonlocal begun
             begun = True
-            self._work(task, window, parts, live, scale)
+            self._work(visit, scale)
 
         def commit(path: str) -> None:
             nonlocal is_updated
@@ -243,7 +247,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             self._commit(path)
 
         try:
-            self._stored.advance(live, work, commit)
+            self._stored.advance(live, prepare, work, commit)
         except BaseException as error:
             failed = f"({type(error).__name__}: {error})"
             if is_updated:
@@ -255,11 +259,8 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
                 )
             raise
 
-    def _work(
-        self, task: Task, window: Window, parts: list[Any], live: dict[int, Live], scale: Any
-    ) -> None:
-        shares = shares_of(window, parts, task.segment.moments, live)
-        for (group, is_first), share in shares.items():
+    def _work(self, visit: Visit, scale: Any) -> None:
+        for (group, is_first), share in visit.arrive().items():
             if is_first:
                 # Zeros already, unless its state was taken away since.
                 for some in share.moments.values():
@@ -274,6 +275,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             self._update(self.param_groups[group], share, scale)
             if masters is not None:
                 torch._foreach_copy_(values, masters)
+        visit.leave()
 
     # ---- State
 
@@ -423,7 +425,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             values, item_bytes = local_of(parameter).view(-1), master.dtype.itemsize
             for at, piece in enumerate(values.split(PIECE_BYTES // item_bytes)):
                 offset = master.offset + at * PIECE_BYTES
-                if piece.dtype == master.dtype:
+                if piece.is_cpu and piece.dtype == master.dtype:
                     master.file.read(piece, offset)
                 else:
                     memory = torch.empty(piece.shape, dtype=master.dtype, device="cpu")

@@ -6,7 +6,8 @@ import contextlib
 from collections import deque
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.errors import PenstockError
 from penstock.offload.buffers import Buffers
@@ -29,6 +30,10 @@ _WINDOW_BYTES_MAX = 16 << 20
 _SLOTS = 6
 """Windows in memory at a time, if there is room: some are read, one is worked on, some written."""
 SLOTS_MIN = 3
+_PREPARED = 2
+"""So many windows are made ready: the next one while one is worked on."""
+
+_Prepared = TypeVar("_Prepared")
 
 
 @dataclass(eq=False)
@@ -87,13 +92,19 @@ class Passage:
         self.writes.close()
         self._arena = None
 
-    def run(self, tasks: list[Task], work: Callable[[Task, Window, list[Any]], None]) -> None:
+    def run(
+        self,
+        tasks: list[Task],
+        prepare: Callable[[Task, Window, list[Any]], _Prepared],
+        work: Callable[[_Prepared], None],
+    ) -> None:
         """Has segments pass; what was written is not yet synced.
 
         Args:
             tasks: What passes, in this order.
-            work: Changes the moments of a window in place; the tensors of bytes are those of the
-                files in their order.
+            prepare: Makes a window ready for the work, while its moments come and others before it
+                are worked on; the tensors of bytes are for those of the files in their order.
+            work: Changes the moments of a window in place, once they are there.
 
         Raises:
             ValueError: There is too little memory.
@@ -102,6 +113,7 @@ class Passage:
         """
         windows, slots = self._cut(tasks)
         reads: deque[tuple[Task, Window, _Slot, Future[None]]] = deque()
+        prepared: deque[_Prepared] = deque()
         writes: deque[tuple[_Slot, Future[Transfer]]] = deque()
         following = iter(windows)
         is_more = True
@@ -120,12 +132,14 @@ class Passage:
                         slot = slots.pop()
                         reads.append((*found, slot, self._begin(*found, slot)))
                 if reads:
+                    for task, window, slot, _ in islice(reads, len(prepared), _PREPARED):
+                        prepared.append(prepare(task, window, slot.parts))
                     task, window, slot, verifying = reads[0]
                     with span("wait for read"):
                         verifying.result()
                     reads.popleft()
                     with span("update"):
-                        work(task, window, slot.parts)
+                        work(prepared.popleft())
                     writes.append((slot, self._behind.submit(self._write, task, window, slot)))
                 elif not writes:
                     return

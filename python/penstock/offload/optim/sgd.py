@@ -20,7 +20,7 @@ class SGD(StoredOptimizer, torch.optim.SGD):
     All else is as with `penstock.offload.AdamW`.
 
     Args:
-        params: As for `torch.optim.SGD`: contiguous, on the CPU.
+        params: As for `torch.optim.SGD`: contiguous, on any device.
         lr: The rate.
         momentum: Its factor, more than 0: without there is no state to keep.
         dampening: Of the momentum.
@@ -32,7 +32,7 @@ class SGD(StoredOptimizer, torch.optim.SGD):
         maximize: Whether the objective is to grow.
 
     Raises:
-        UnsupportedStateError: A parameter is not on the CPU, not contiguous, or of another type.
+        UnsupportedStateError: A parameter is not contiguous, or of another type.
         StorageError: Another process uses the directory, its file system has no hard links, or the
             system refuses it.
         ValueError: There is no momentum, the memory is too little, or a number out of range.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.offload.optim.files import StateFile, StateFiles, sync
 from penstock.offload.optim.incoming import Incoming, IncomingTarget
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from penstock.offload.optim.files import Room
     from penstock.offload.optim.layout import Entry, Segment, Window
+
+_Prepared = TypeVar("_Prepared")
 
 
 class StoredState:
@@ -78,14 +80,16 @@ class StoredState:
     def advance(
         self,
         numbers: Collection[int],
-        work: Callable[[Task, Window, list[Any]], None],
+        prepare: Callable[[Task, Window, list[Any]], _Prepared],
+        work: Callable[[_Prepared], None],
         commit: Callable[[str], None],
     ) -> None:
         """Makes the next generation: changes the moments of some parameters.
 
         Args:
             numbers: Of which parameters.
-            work: Changes those of a window; see `Passage.run`.
+            prepare: Makes a window of them ready; see `Passage.run`.
+            work: Changes those of a window; likewise.
             commit: Makes what is there now the generation at a path; called once all have
                 changed.
 
@@ -107,7 +111,7 @@ class StoredState:
             )
             for one in concerned
         ]
-        self.passage.run(tasks, work)
+        self.passage.run(tasks, prepare, work)
         with span("sync"):
             for task in tasks:
                 for room in task.targets:
