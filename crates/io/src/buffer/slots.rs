@@ -4,17 +4,14 @@
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
-use penstock_cuda::{Device, Registration};
+use penstock_cuda::Device;
 
-use super::cuda::Mapped;
+use super::cuda::{Mapped, Mapping};
 use super::{IoBuf, Memory};
-use crate::{Error, Result};
-
-/// What is pinned at a time, in whole pages: others who pin wait meanwhile.
-const MAPPED_BYTES: usize = if cfg!(test) { 64 << 10 } else { 256 << 20 };
+use crate::Result;
 
 /// Equal slots of memory: what is in them stays until somebody claims one to write to it.
 ///
@@ -33,84 +30,6 @@ pub struct Slots {
     claimed: Box<[AtomicBool]>,
     /// Read by who reads, written by who claims.
     gate: RwLock<()>,
-}
-
-struct Mapping {
-    device: Arc<Device>,
-    /// Where kernels find the first slot.
-    device_address: AtomicU64,
-    /// How much of the memory they find: what is behind is not pinned.
-    bytes: AtomicUsize,
-    /// Of each slot, how many devices' kernels read it.
-    lent: Box<[AtomicU32]>,
-    registrations: Mutex<Vec<Registration>>,
-    /// Why there will be no more, if so.
-    failure: OnceLock<String>,
-}
-
-impl Mapping {
-    /// Begins with nothing of memory that no fork has from now on.
-    fn of(device: &Arc<Device>, memory: &Memory, count: usize) -> Result<Mapping> {
-        let bytes = memory.len();
-        let kept = memory.keep_from_forks();
-        kept.map_err(|source| Error::OutOfMemory { bytes, source })?;
-        Ok(Mapping {
-            device: Arc::clone(device),
-            device_address: AtomicU64::new(0),
-            bytes: AtomicUsize::new(0),
-            lent: (0..count).map(|_| AtomicU32::new(0)).collect(),
-            registrations: Mutex::default(),
-            failure: OnceLock::new(),
-        })
-    }
-
-    /// Maps the first bytes of the memory, and what is in the same steps.
-    fn grow(&self, memory: &Memory, bytes: usize) -> std::result::Result<(), String> {
-        if bytes.min(memory.len()) <= self.bytes.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        if let Some(failure) = self.failure.get() {
-            return Err(failure.clone());
-        }
-        let grown = self
-            .try_grow(memory, bytes)
-            .map_err(|error| error.to_string());
-        grown.inspect_err(|failure| _ = self.failure.set(failure.clone()))
-    }
-
-    fn try_grow(&self, memory: &Memory, bytes: usize) -> Result<()> {
-        let lock = self.registrations.lock();
-        let mut registrations = lock.unwrap_or_else(PoisonError::into_inner);
-        let start = memory.as_non_null().as_ptr().expose_provenance();
-        loop {
-            let first = self.bytes.load(Ordering::Relaxed);
-            if first >= bytes.min(memory.len()) {
-                return Ok(());
-            }
-            let end = memory.len().min(first + MAPPED_BYTES);
-            memory.populate(first..end);
-            // SAFETY: the pages are there until the mapping goes, which gives the claim up.
-            let registration =
-                unsafe { Registration::mapped(&self.device, start + first, end - first) }?;
-            let address = registration.device_address()?;
-            if first == 0 {
-                self.device_address.store(address, Ordering::Relaxed);
-            } else if address != self.device_address.load(Ordering::Relaxed) + first as u64 {
-                return Err(Error::Cuda(penstock_cuda::Error::Unusable {
-                    ordinal: self.device.ordinal(),
-                    reason: "kernels find parts of memory apart from each other".to_owned(),
-                }));
-            }
-            registrations.push(registration);
-            self.bytes.store(end, Ordering::Release);
-        }
-    }
-
-    /// Where kernels find bytes that begin at an offset, if they do.
-    fn find(&self, offset: usize, len: usize) -> Option<u64> {
-        let is_there = offset + len <= self.bytes.load(Ordering::Acquire);
-        is_there.then(|| self.device_address.load(Ordering::Relaxed) + offset as u64)
-    }
 }
 
 enum Backing {
@@ -205,7 +124,7 @@ impl Slots {
             mapping.map_err(|error| error.to_string())
         });
         let mapping = made.as_ref().map_err(Clone::clone)?;
-        if !Arc::ptr_eq(&mapping.device, device) {
+        if !Arc::ptr_eq(mapping.device(), device) {
             return Err("another device has them".to_owned());
         }
         let bytes = slots as usize * self.stride_bytes;
@@ -221,8 +140,7 @@ impl Slots {
     /// # Panics
     /// If there is no such slot.
     pub fn is_lent(&self, slot: u32) -> bool {
-        let lent = self.mapping().map(|mapping| &mapping.lent[slot as usize]);
-        lent.is_some_and(|lent| lent.load(Ordering::Acquire) > 0)
+        self.mapping().is_some_and(|mapping| mapping.is_lent(slot))
     }
 
     /// How many there are.
@@ -338,7 +256,7 @@ impl Lent {
             return false;
         };
         // Nobody claims it before the gate is let go of, and then it is seen.
-        mapping.lent[slot as usize].fetch_add(1, Ordering::Relaxed);
+        mapping.lend(slot);
         self.places.push((position, address));
         self.numbers.push(slot);
         true
@@ -366,7 +284,7 @@ impl Lent {
 
     /// The device whose kernels find them.
     pub(super) fn device(&self) -> Option<&Arc<Device>> {
-        self.slots.mapping().map(|mapping| &mapping.device)
+        self.slots.mapping().map(Mapping::device)
     }
 }
 
@@ -374,7 +292,7 @@ impl Drop for Lent {
     fn drop(&mut self) {
         if let Some(mapping) = self.slots.mapping() {
             for &slot in &self.numbers {
-                mapping.lent[slot as usize].fetch_sub(1, Ordering::Release);
+                mapping.give_back(slot);
             }
         }
     }
