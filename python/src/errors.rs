@@ -33,6 +33,11 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     exception(py, &message, error).unwrap_or_else(|failure| failure)
 }
 
+/// What came of a transfer, or of what it takes to make one, for Python.
+pub(crate) fn transferred<T>(py: Python<'_>, result: penstock_io::Result<T>) -> PyResult<T> {
+    result.map_err(|error| raise_transfer(py, &error))
+}
+
 /// The exception for an error of a transfer, or of what it takes to make one.
 pub(crate) fn raise_transfer(py: Python<'_>, error: &penstock_io::Error) -> PyErr {
     let fields = PyDict::new(py);

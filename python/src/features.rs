@@ -12,10 +12,12 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::bell::Bell;
 use crate::call;
+use crate::data_file::DataFile;
 use crate::errors;
 use crate::ids::Ids;
-use crate::offload::{Bell, DataFile, Executor};
+use crate::offload::Executor;
 use crate::owner::{detached, let_go};
 use crate::tensor::device::{NativeDevice, foreign};
 use crate::tensor::{self, NativeArray, TensorTarget};

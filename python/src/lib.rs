@@ -10,9 +10,11 @@
 )]
 
 mod attempt;
+mod bell;
 mod bench;
 mod call;
 mod checkpoint;
+mod data_file;
 mod digests;
 mod errors;
 mod features;
@@ -31,6 +33,7 @@ mod report;
 mod row_proxy;
 mod salvage;
 mod save;
+mod stock;
 mod store;
 mod table;
 mod tensor;
@@ -60,9 +63,13 @@ mod _native {
     #[pymodule_export]
     use crate::attempt::Attempt;
     #[pymodule_export]
+    use crate::bell::Bell;
+    #[pymodule_export]
     use crate::bench::{Bench, probe_directory, probe_io_uring, probe_watch};
     #[pymodule_export]
     use crate::checkpoint::{Checkpoint, open};
+    #[pymodule_export]
+    use crate::data_file::DataFile;
     #[pymodule_export]
     use crate::digests::{chunk_digests, combine_digests, digests, dtypes};
     #[pymodule_export]
@@ -87,7 +94,7 @@ mod _native {
         is_part_file, parse_step, part_file, rank_of_file, shard_file, step_directory,
     };
     #[pymodule_export]
-    use crate::offload::{Bell, DataFile, Executor, Share, Stock, Transfer, reserve};
+    use crate::offload::{Executor, Share, Transfer};
     #[pymodule_export]
     use crate::remote::{Listener, Question, Questions, probe_bucket, reach};
     #[pymodule_export]
@@ -96,6 +103,8 @@ mod _native {
     use crate::salvage::{salvage, survey};
     #[pymodule_export]
     use crate::save::save;
+    #[pymodule_export]
+    use crate::stock::{Stock, reserve};
     #[pymodule_export]
     use crate::store::Store;
     #[pymodule_export]

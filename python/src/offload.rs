@@ -1,172 +1,27 @@
 //! Bytes of files from and to the memory of tensors, many at a time.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::thread;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use penstock_io::Error;
-use penstock_io::buffer::{self, DeviceRegion, Lane, Pool};
-use penstock_io::device::{Device, Requests};
+use penstock_io::buffer::{DeviceRegion, Lane, Pool};
 use penstock_io::executor::{
     self, ExecutorConfig, Kind, Landing, Moved, Request, Source, Target, page_bytes,
 };
 use penstock_io::ferry::{
     DeviceKind, DeviceMoved, DeviceRequest, DeviceTransfer, Ferry, Moment, Shipment,
 };
-use penstock_io::file::{Direct, File};
+use penstock_io::file::File;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
+use crate::bell::Bell;
 use crate::call;
-use crate::errors;
+use crate::data_file::DataFile;
+use crate::errors::{self, transferred as raised};
 use crate::owner::{detached, let_go};
 use crate::tensor::device::{NativeDevice, foreign};
-use crate::tensor::{self, HostBuffer, NativeArray, landing, supply};
-
-fn raised<T>(py: Python<'_>, result: Result<T, Error>) -> PyResult<T> {
-    result.map_err(|error| errors::raise_transfer(py, &error))
-}
-
-/// An open file to read tensors from or to write them to.
-#[pyclass(frozen, module = "penstock._native")]
-pub struct DataFile {
-    file: Arc<File>,
-    /// The same file through the page cache; opened when a write needs it.
-    edges: OnceLock<Arc<File>>,
-    is_writable: bool,
-    /// Whether its entry in its directory may not be durable, whoever made it.
-    is_entry_unsynced: AtomicBool,
-}
-
-#[pymethods]
-impl DataFile {
-    /// Opens a file by its path, to write, and made where it is not there, or to read; links are
-    /// followed.
-    #[staticmethod]
-    fn open(py: Python<'_>, path: PathBuf, to_write: bool, direct: &str) -> PyResult<DataFile> {
-        let direct: Direct = raised(py, direct.parse())?;
-        if !to_write {
-            let file = raised(py, detached(py, || File::reach(&path, direct)))?;
-            return Ok(DataFile::of(file, false, false));
-        }
-        // Who found it may have made it a moment ago, in a write that was not to be durable.
-        let file = raised(py, detached(py, || reach_or_create(&path, direct)))?;
-        Ok(DataFile::of(file, true, true))
-    }
-
-    /// Opens the file of a descriptor again, which its owner keeps.
-    #[staticmethod]
-    fn of_descriptor(py: Python<'_>, fd: RawFd, direct: &str) -> PyResult<DataFile> {
-        let direct: Direct = raised(py, direct.parse())?;
-        let file = raised(py, detached(py, || File::reopen(fd, direct)))?;
-        let is_writable = raised(py, file.is_writable())?;
-        Ok(DataFile::of(file, is_writable, false))
-    }
-
-    #[getter]
-    fn path(&self) -> PathBuf {
-        self.file.path().to_owned()
-    }
-
-    /// Bytes that it has now.
-    #[getter]
-    fn nbytes(&self, py: Python<'_>) -> PyResult<u64> {
-        raised(py, self.file.len())
-    }
-
-    #[getter]
-    fn direct(&self) -> bool {
-        self.file.is_direct()
-    }
-
-    #[getter]
-    fn writable(&self) -> bool {
-        self.is_writable
-    }
-
-    /// What suits its device: the bytes of a request, requests of so many in flight of a worker,
-    /// workers.
-    #[getter]
-    fn suited(&self) -> (usize, usize, usize) {
-        let device = Device::of(&*self.file);
-        let suited = Requests::suited(device.as_ref());
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        let bytes = suited.whole_stripes(device.as_ref(), page_bytes() as usize);
-        // Twice as many in flight as a save has, which stages them: these need no memory of ours.
-        (
-            bytes.unwrap_or(suited.bytes),
-            2 * suited.queue_depth,
-            cores.min(suited.workers_max),
-        )
-    }
-
-    /// Why it is not direct, where that was left open.
-    #[getter]
-    fn fallback(&self) -> Option<&str> {
-        self.file.fallback()
-    }
-}
-
-impl DataFile {
-    fn of(file: File, is_writable: bool, is_entry_unsynced: bool) -> DataFile {
-        DataFile {
-            file: Arc::new(file),
-            edges: OnceLock::new(),
-            is_writable,
-            is_entry_unsynced: AtomicBool::new(is_entry_unsynced),
-        }
-    }
-
-    pub(crate) fn to_read(&self) -> Target {
-        Target {
-            file: Arc::clone(&self.file),
-            edges: None,
-        }
-    }
-
-    /// Makes it ready for a write that ends there.
-    fn prepare(&self, end: u64, has_edges: bool, is_durable: bool) -> Result<Target, Error> {
-        self.file.extend_to(end)?;
-        if is_durable && self.is_entry_unsynced.load(Ordering::Acquire) {
-            self.file.sync_entry()?;
-            self.is_entry_unsynced.store(false, Ordering::Release);
-        }
-        self.to_write(has_edges)
-    }
-
-    /// As it is needed to write whole pages only, or others as well.
-    fn to_write(&self, has_edges: bool) -> Result<Target, Error> {
-        let edges = match self.edges.get() {
-            _ if !has_edges || !self.file.is_direct() => None,
-            Some(edges) => Some(Arc::clone(edges)),
-            None => {
-                let edges = Arc::new(self.file.again(Direct::Off)?);
-                Some(Arc::clone(self.edges.get_or_init(|| edges)))
-            }
-        };
-        let file = Arc::clone(&self.file);
-        Ok(Target { file, edges })
-    }
-}
-
-/// The file, made where it is not there.
-fn reach_or_create(path: &Path, direct: Direct) -> Result<File, Error> {
-    use std::io::ErrorKind;
-    match File::reach_to_write(path, direct) {
-        Err(error) if error.kind() == Some(ErrorKind::NotFound) => {}
-        file => return file,
-    }
-    match File::create(path, direct) {
-        // Somebody else was faster.
-        Err(error) if error.kind() == Some(ErrorKind::AlreadyExists) => {
-            File::reach_to_write(path, direct)
-        }
-        file => file,
-    }
-}
+use crate::tensor::{self, NativeArray, landing, supply};
 
 /// A file, where in it, and an array.
 type NativeRequest = (Py<DataFile>, u64, NativeArray);
@@ -550,88 +405,9 @@ impl Transfer {
     /// Has a bell rung when it ends.
     fn ring(&self, py: Python<'_>, bell: &Bell, key: u64) -> PyResult<()> {
         let hung = match &self.inner {
-            Handed::OfHost(inner) => bell.inner.hang(inner, key),
+            Handed::OfHost(inner) => inner.on_done(bell.ringing(key)),
             Handed::OfDevices(inner) => inner.on_done(bell.ringing(key)),
         };
         raised(py, hung)
     }
-}
-
-/// A descriptor that becomes readable when transfers end.
-#[pyclass(frozen, module = "penstock._native")]
-pub struct Bell {
-    inner: executor::Bell,
-}
-
-#[pymethods]
-impl Bell {
-    #[new]
-    fn new(py: Python<'_>) -> PyResult<Bell> {
-        let inner = raised(py, executor::Bell::new())?;
-        Ok(Bell { inner })
-    }
-
-    /// The descriptor.
-    fn fileno(&self) -> RawFd {
-        self.inner.as_fd().as_raw_fd()
-    }
-
-    /// The keys of those that have ended since.
-    fn take(&self, py: Python<'_>) -> Vec<u64> {
-        let keys = self.inner.take();
-        let_go(py);
-        keys
-    }
-}
-
-impl Bell {
-    /// What rings it with a key.
-    pub(crate) fn ringing(&self, key: u64) -> Box<dyn FnOnce() + Send> {
-        self.inner.ringing(key)
-    }
-}
-
-/// Memory that is kept for the next tensor.
-#[pyclass(frozen, module = "penstock._native")]
-pub struct Stock {
-    inner: buffer::Stock,
-}
-
-#[pymethods]
-impl Stock {
-    #[new]
-    fn new(budget_bytes: usize, locked: bool) -> Stock {
-        let inner = buffer::Stock::new(budget_bytes, locked);
-        Stock { inner }
-    }
-
-    /// Memory of so many bytes, at a page.
-    fn take(&self, py: Python<'_>, nbytes: usize) -> PyResult<HostBuffer> {
-        raised(py, detached(py, || self.inner.take(nbytes))).map(HostBuffer::from)
-    }
-
-    /// Gives what nobody has back to the system.
-    fn release(&self, py: Python<'_>) {
-        detached(py, || self.inner.release());
-    }
-
-    /// Bytes that tensors have.
-    #[getter]
-    fn taken_bytes(&self, py: Python<'_>) -> usize {
-        let_go(py);
-        self.inner.taken_bytes()
-    }
-
-    /// Bytes that are kept.
-    #[getter]
-    fn free_bytes(&self, py: Python<'_>) -> usize {
-        let_go(py);
-        self.inner.free_bytes()
-    }
-}
-
-/// Memory of so many bytes, at a page; a thread puts the first of its pages in place.
-#[pyfunction]
-pub fn reserve(py: Python<'_>, nbytes: usize, early_bytes: usize) -> PyResult<HostBuffer> {
-    raised(py, buffer::reserve(nbytes, early_bytes)).map(HostBuffer::from)
 }

@@ -5,10 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::EventfdFlags;
 
-use super::Transfer;
 use crate::{Error, Result};
 
-/// Told of the transfers that it is [hung](Bell::hang) on, by the keys that their owner gave.
+/// Told of what ends, by the keys that its owner gave; see [`Transfer::on_done`](super::Transfer::on_done).
 #[derive(Clone, Debug)]
 pub struct Bell {
     inner: Arc<Inner>,
@@ -35,15 +34,7 @@ impl Bell {
         })
     }
 
-    /// Has it rung once a transfer ends, or now if that has ended.
-    ///
-    /// # Errors
-    /// [`Error::Forked`]: it would never ring.
-    pub fn hang(&self, transfer: &Transfer, key: u64) -> Result<()> {
-        transfer.on_done(self.ringing(key))
-    }
-
-    /// What rings it with a key, for whatever else ends.
+    /// What rings it with a key, for whatever ends.
     pub fn ringing(&self, key: u64) -> Box<dyn FnOnce() + Send> {
         let inner = Arc::clone(&self.inner);
         Box::new(move || inner.ring(key))

@@ -1,0 +1,53 @@
+//! Memory for tensors.
+
+use penstock_io::buffer;
+use pyo3::prelude::*;
+
+use crate::errors::transferred as raised;
+use crate::owner::{detached, let_go};
+use crate::tensor::HostBuffer;
+
+/// Memory that is kept for the next tensor.
+#[pyclass(frozen, module = "penstock._native")]
+pub struct Stock {
+    inner: buffer::Stock,
+}
+
+#[pymethods]
+impl Stock {
+    #[new]
+    fn new(budget_bytes: usize, locked: bool) -> Stock {
+        let inner = buffer::Stock::new(budget_bytes, locked);
+        Stock { inner }
+    }
+
+    /// Memory of so many bytes, at a page.
+    fn take(&self, py: Python<'_>, nbytes: usize) -> PyResult<HostBuffer> {
+        raised(py, detached(py, || self.inner.take(nbytes))).map(HostBuffer::from)
+    }
+
+    /// Gives what nobody has back to the system.
+    fn release(&self, py: Python<'_>) {
+        detached(py, || self.inner.release());
+    }
+
+    /// Bytes that tensors have.
+    #[getter]
+    fn taken_bytes(&self, py: Python<'_>) -> usize {
+        let_go(py);
+        self.inner.taken_bytes()
+    }
+
+    /// Bytes that are kept.
+    #[getter]
+    fn free_bytes(&self, py: Python<'_>) -> usize {
+        let_go(py);
+        self.inner.free_bytes()
+    }
+}
+
+/// Memory of so many bytes, at a page; a thread puts the first of its pages in place.
+#[pyfunction]
+pub fn reserve(py: Python<'_>, nbytes: usize, early_bytes: usize) -> PyResult<HostBuffer> {
+    raised(py, buffer::reserve(nbytes, early_bytes)).map(HostBuffer::from)
+}
