@@ -2,7 +2,8 @@
 
 `make test-python` builds the driver (``crates/cuda-fake``). Penstock uses it as it uses NVIDIA's,
 by the path in ``PENSTOCK_CUDA_DRIVER``. PyTorch does not know it: a `GpuTensor` has the device, the
-strides and the address of a tensor of ``cuda:0``, and is taken for one.
+strides and the address of a tensor of ``cuda:0``, and is taken for one. What PyTorch would compute
+of such tensors `computing` has.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import threading
 import weakref
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +28,10 @@ DRIVER = Path(__file__).resolve().parents[2] / "target/release/libpenstock_cuda_
 VARIABLE = "PENSTOCK_CUDA_DRIVER"
 
 _NON_BLOCKING = 1
+
+_GLOBAL = 0
+THREAD_LOCAL = 1
+"""How much a capture forbids: memory may be allocated in other threads meanwhile."""
 
 
 DTYPES = [
@@ -87,6 +93,8 @@ def same(one, other):
 class GpuTensor(torch.Tensor):
     """A tensor of ``cuda:0``, as far as Penstock looks at one."""
 
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
     @staticmethod
     def __new__(cls, gpu, address, like, block=None):
         tensor = torch.Tensor._make_wrapper_subclass(
@@ -118,30 +126,61 @@ class GpuTensor(torch.Tensor):
         if non_blocking and source.device.type == "cpu" and source.is_contiguous():
             self.gpu.bring(self, source)
             return self
+        if self.is_contiguous():
+            # Nothing else of its memory, which others may write to.
+            values = self.gpu.read(source) if type(source) is GpuTensor else source
+            made = torch.empty(self.shape, dtype=self.dtype).copy_(values)
+            self.gpu._write(self.data_ptr(), made.untyped_storage())
+            torch.autograd.graph.increment_version(self)
+            return self
         view = self.gpu.view_of(self)
         view.copy_(self.gpu.read(source) if type(source) is GpuTensor else source)
         self.gpu.change(self, view)
         return self
+
+    def tolist(self):
+        return self.gpu.read(self).tolist()
+
+    def __int__(self):
+        return int(self.gpu.read(self))
+
+    def __bool__(self):
+        return bool(self.gpu.read(self))
 
     # And what it does without one: other tensors of the same memory.
 
     def view(self, *how):
         return self.alias(self._like().view(*how))
 
+    def reshape(self, *how):
+        return self.view(*how)
+
     def as_strided(self, *where):
         return self.alias(self._like().as_strided(*where))
 
     def __getitem__(self, index):
+        if (places := _on_host(index)) is not index:
+            return self.gpu.put(self.gpu.read(self)[places].clone())
         return self.alias(self._like()[index])
 
     def split(self, counts):
         return [self.alias(one) for one in self._like().split(counts)]
 
+    def __setitem__(self, index, values):
+        if (places := _on_host(index)) is index:
+            self[index].copy_(values)
+            return
+        changed = self.gpu.read(self)
+        changed[places] = self.gpu.read(values)
+        self.copy_(changed)
+
     def record_stream(self, stream):
         self.block.used_by.append(stream.cuda_stream)
 
     def alias(self, like):
-        return GpuTensor(self.gpu, self.storage_address, like, self.block)
+        # A view is made for inference alone where what it is of was.
+        with torch.inference_mode(self.is_inference()):
+            return GpuTensor(self.gpu, self.storage_address, like, self.block)
 
     def _like(self):
         """One without memory of the same shape and place."""
@@ -150,6 +189,8 @@ class GpuTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if _gpu.compute is not None:
+            return _gpu.compute(func, args, kwargs or {})
         aten = torch.ops.aten
         if func is aten.detach.default:
             return args[0].alias(args[0])
@@ -175,6 +216,16 @@ class GpuTensor(torch.Tensor):
         if func in (aten._neg_view.default, aten._conj.default):
             raise AssertionError("views of that kind are not made here")
         raise NotImplementedError(str(func))
+
+
+def _on_host(index):
+    """An index, with tensors of the host in place of those of the device."""
+    if type(index) is GpuTensor:
+        return index.gpu.read(index)
+    if isinstance(index, tuple) and any(isinstance(one, torch.Tensor) for one in index):
+        return tuple(map(_on_host, index))
+    assert not isinstance(index, torch.Tensor), "a tensor of the host is an index of a GPU's"
+    return index
 
 
 class Block:
@@ -207,20 +258,56 @@ class Gpu:
 
     def __init__(self):
         self.driver = ctypes.CDLL(str(DRIVER))
+        self._thread = threading.current_thread()
+        self._of_thread = threading.local()
+        self._of_thread.has_context = True
+        self._allocating = threading.RLock()
         context = ctypes.c_void_p()
         self.call("cuInit", 0)
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
         self.call("cuCtxPushCurrent_v2", context)
         self._context = context
         self.stream = self.new_stream()
+        # That of threads beside the training's which choose none; None for `stream`.
+        self.others = None
         self.asked = []
+        # Tensors that PyTorch moved in such a way that the host may wait for its stream.
+        self.waited = []
         self.fresh = Fresh()
+        self.compute = None
         self.unused = {}
         self._kept = []
 
     def call(self, name, *arguments):
         """Calls a function of the driver's that has to succeed."""
+        if not getattr(self._of_thread, "has_context", False):
+            self._of_thread.has_context = True
+            self.driver.cuCtxPushCurrent_v2(self._context)
         assert getattr(self.driver, name)(*arguments) == 0, name
+
+    @property
+    def current(self):
+        """The stream that is current in this thread."""
+        if self._chosen is not None:
+            return self._chosen
+        if self.others is not None and threading.current_thread() is not self._thread:
+            return self.others
+        return self.stream
+
+    @property
+    def _chosen(self):
+        chosen = getattr(self._of_thread, "streams", None)
+        return chosen[-1] if chosen else None
+
+    @contextmanager
+    def choosing(self, stream):
+        """What `torch.cuda.stream` does."""
+        chosen = self._of_thread.__dict__.setdefault("streams", [])
+        chosen.append(ctypes.c_void_p(stream.cuda_stream))
+        try:
+            yield
+        finally:
+            chosen.pop()
 
     def fail(self, name, nth=1, status=999):
         """Has a call of a function fail, the next or a later one."""
@@ -282,23 +369,24 @@ class Gpu:
         self.driver.penstock_fake_delay_us_max(ctypes.c_uint64(delay_us_max))
         self.stream = self.new_stream()
 
-    def put(self, host):
+    def put(self, host, stream=None):
         """A tensor of the device with the storage and the strides of one of the host."""
         block, address = self._allocate(host)
         tensor = GpuTensor(self, address, host, block)
-        self._write(address, host.untyped_storage())
+        self._write(address, host.untyped_storage(), stream)
         return tensor
 
     def _allocate(self, host):
         nbytes = max(host.untyped_storage().nbytes(), 1)
-        if unused := self.unused.get(nbytes):
-            address = unused.pop()
-        else:
-            allocated, wanted = ctypes.c_uint64(), ctypes.c_size_t(nbytes)
-            if self.driver.cuMemAlloc_v2(ctypes.byref(allocated), wanted) != 0:
-                self._release_unused()
-                self.call("cuMemAlloc_v2", ctypes.byref(allocated), wanted)
-            address = allocated.value
+        with self._allocating:
+            if unused := self.unused.get(nbytes):
+                address = unused.pop()
+            else:
+                allocated, wanted = ctypes.c_uint64(), ctypes.c_size_t(nbytes)
+                if self.driver.cuMemAlloc_v2(ctypes.byref(allocated), wanted) != 0:
+                    self._release_unused()
+                    self.call("cuMemAlloc_v2", ctypes.byref(allocated), wanted)
+                address = allocated.value
         return Block(self, address, nbytes), address
 
     def _release_unused(self):
@@ -307,8 +395,11 @@ class Gpu:
                 self.call("cuMemFree_v2", ctypes.c_uint64(addresses.pop()))
 
     def empty(self, shape, dtype):
-        """New memory, which work that is queued on the training's stream still writes to."""
-        tensor = self.put(drawn(shape, dtype, 77))
+        """New memory, which work that is queued on the training's stream still writes to.
+
+        In a thread that has chosen a stream, work of that one.
+        """
+        tensor = self.put(drawn(shape, dtype, 77), self._chosen)
         if tensor.numel():
             self.fresh.use(tensor.nbytes)
             weakref.finalize(tensor.block, self.fresh.use, -tensor.nbytes)
@@ -329,7 +420,7 @@ class Gpu:
         if is_counted:
             torch.autograd.graph.increment_version(tensor)
 
-    def _write(self, address, storage):
+    def _write(self, address, storage, stream=None):
         # Pinned, so that the host does not wait for the stream.
         pinned = ctypes.c_void_p()
         nbytes = ctypes.c_size_t(max(storage.nbytes(), 1))
@@ -338,7 +429,7 @@ class Gpu:
         source = ctypes.c_uint64(address)
         size = ctypes.c_size_t(storage.nbytes())
         if storage.nbytes():
-            self.call("cuMemcpyHtoDAsync_v2", source, pinned, size, self.stream)
+            self.call("cuMemcpyHtoDAsync_v2", source, pinned, size, stream or self.stream)
         self._kept.append(pinned)
 
     def bring(self, tensor, host):
@@ -346,7 +437,7 @@ class Gpu:
         address, source = ctypes.c_uint64(tensor.data_ptr()), ctypes.c_void_p(host.data_ptr())
         size = ctypes.c_size_t(host.nbytes)
         if host.nbytes:
-            self.call("cuMemcpyHtoDAsync_v2", address, source, size, self.stream)
+            self.call("cuMemcpyHtoDAsync_v2", address, source, size, self.current)
         torch.autograd.graph.increment_version(tensor)
 
     def fetch(self, host, tensor):
@@ -355,19 +446,21 @@ class Gpu:
         target, address = ctypes.c_void_p(host.data_ptr()), ctypes.c_uint64(tensor.data_ptr())
         if host.nbytes:
             size = ctypes.c_size_t(host.nbytes)
-            self.call("cuMemcpyDtoHAsync_v2", target, address, size, self.stream)
+            self.call("cuMemcpyDtoHAsync_v2", target, address, size, self.current)
 
     def pinned(self, sizes, dtype):
-        """A tensor of pinned memory, which nobody else gets before `forget`."""
-        nbytes = math.prod(sizes) * dtype.itemsize
-        if not nbytes:
-            return torch.empty(sizes, dtype=dtype)
-        place = ctypes.c_void_p()
+        """A tensor of pinned memory, which goes with the next `forget` once nobody has it."""
+        place, count = ctypes.c_void_p(), math.prod(sizes)
+        nbytes = max(count * dtype.itemsize, 1)
         if self.driver.cuMemAllocHost_v2(ctypes.byref(place), ctypes.c_size_t(nbytes)) != 0:
             raise RuntimeError("CUDA error: out of memory")
         self._kept.append(place)
-        raw = (ctypes.c_uint8 * nbytes).from_address(place.value)
-        return torch.frombuffer(raw, dtype=dtype).view(sizes)
+        raw = torch.frombuffer(
+            (ctypes.c_uint8 * nbytes).from_address(place.value), dtype=torch.uint8
+        )
+        pinned = raw[: count * dtype.itemsize].view(dtype).view(sizes)
+        pinned.is_fake_pinned = True
+        return pinned
 
     def look(self, tensor):
         """A kernel that reads a contiguous tensor: queued. What it has seen is there later."""
@@ -384,6 +477,13 @@ class Gpu:
             return torch.frombuffer(bytearray(raw), dtype=dtype).reshape(shape)
 
         return seen
+
+    def peek(self, tensor):
+        """What a contiguous tensor has at the moment, whatever is queued."""
+        raw = torch.empty(tensor.nbytes, dtype=torch.uint8)
+        place = ctypes.c_void_p(raw.data_ptr()), ctypes.c_uint64(tensor.data_ptr())
+        self.call("cuMemcpyDtoH_v2", *place, ctypes.c_size_t(tensor.nbytes))
+        return raw.view(tensor.dtype).view(tensor.shape)
 
     def read(self, tensor):
         """What PyTorch does to copy a tensor to the host: it waits."""
@@ -403,9 +503,9 @@ class Gpu:
         return raw.view(tensor.dtype).as_strided(*where)
 
     @contextmanager
-    def capturing(self):
+    def capturing(self, mode=_GLOBAL):
         """The training's stream goes into a graph; the capture has to survive."""
-        self.call("cuStreamBeginCapture_v2", self.stream, 0)
+        self.call("cuStreamBeginCapture_v2", self.stream, mode)
         yield
         graph = ctypes.c_void_p()
         self.call("cuStreamEndCapture", self.stream, ctypes.byref(graph))
@@ -446,10 +546,10 @@ def have_gpu():
 def taken_for_real():
     """Has `GpuTensor` pass for a tensor of PyTorch's, and its stream for the current one."""
     gpu = have_gpu()
-    make, read, stream = Flattener.__init__, matching._memory_of, torch.cuda.current_stream
-    empty, to, device = torch.empty, torch.Tensor.to, torch.cuda.current_device
+    make, read = Flattener.__init__, matching._memory_of
+    gpu.fresh, gpu.waited, gpu.others = Fresh(), [], None
+    empty, to, as_tensor = torch.empty, torch.Tensor.to, torch.as_tensor
     of_number = torch.tensor
-    gpu.fresh = Fresh()
 
     def make_with_more(self, *arguments, **keywords):
         make(self, *arguments, **keywords)
@@ -460,14 +560,13 @@ def taken_for_real():
 
     def current_stream(ordinal=0):
         gpu.asked.append(ordinal)
-        return SimpleNamespace(cuda_stream=gpu.stream.value)
+        device = torch.device("cuda", 0)
+        return SimpleNamespace(cuda_stream=gpu.current.value, device=device)
 
     def make_empty(*shape, device=None, pin_memory=False, **keywords):
-        if pin_memory:
-            sizes = shape[0] if isinstance(shape[0], tuple) else shape
-            return gpu.pinned(sizes, keywords["dtype"])
         if device is None or torch.device(device).type != "cuda":
-            return empty(*shape, device=device, **keywords)
+            made = empty(*shape, device=device, **keywords)
+            return gpu.pinned(made.shape, made.dtype) if pin_memory else made
         sizes = shape[0] if isinstance(shape[0], tuple) else shape
         return gpu.empty(sizes, keywords.get("dtype", torch.float32))
 
@@ -475,19 +574,38 @@ def taken_for_real():
         made = of_number(value, **keywords)
         return gpu.put(made) if getattr(device, "type", None) == "cuda" else made
 
-    def move(tensor, *arguments, **keywords):
-        to_gpu = arguments and getattr(arguments[0], "type", None) == "cuda"
-        return gpu.put(tensor) if to_gpu else to(tensor, *arguments, **keywords)
+    def pin(tensor):
+        return gpu.pinned(tensor.shape, tensor.dtype).copy_(tensor)
 
-    Flattener.__init__, matching._memory_of = make_with_more, read_more
-    torch.cuda.current_stream, torch.cuda.current_device = current_stream, lambda: 0
-    torch.empty, torch.tensor, torch.Tensor.to = make_empty, make_of_number, move
+    def move(tensor, *arguments, **keywords):
+        device = keywords.get("device", arguments[0] if arguments else None)
+        if getattr(device, "type", None) != "cuda":
+            return to(tensor, *arguments, **keywords)
+        if type(tensor) is GpuTensor:
+            return to(tensor, *arguments, **keywords) if arguments[1:] else tensor
+        if not (keywords.get("non_blocking") and getattr(tensor, "is_fake_pinned", False)):
+            gpu.waited.append(tuple(tensor.shape))
+        return gpu.put(tensor.contiguous(), gpu.current)
+
+    def as_it_is(value, *arguments, **keywords):
+        if type(value) is not GpuTensor:
+            return as_tensor(value, *arguments, **keywords)
+        return gpu.read(value) if keywords.get("device") == "cpu" else value
+
     try:
-        yield gpu
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Flattener, "__init__", make_with_more)
+            patch.setattr(matching, "_memory_of", read_more)
+            patch.setattr(torch.cuda, "current_stream", current_stream)
+            patch.setattr(torch.cuda, "current_device", lambda: 0)
+            patch.setattr(torch.cuda, "stream", gpu.choosing)
+            patch.setattr(torch, "empty", make_empty)
+            patch.setattr(torch, "as_tensor", as_it_is)
+            patch.setattr(torch, "tensor", make_of_number)
+            patch.setattr(torch.Tensor, "to", move)
+            patch.setattr(torch.Tensor, "pin_memory", pin)
+            yield gpu
     finally:
-        Flattener.__init__, matching._memory_of = make, read
-        torch.cuda.current_stream, torch.cuda.current_device = stream, device
-        torch.empty, torch.tensor, torch.Tensor.to = empty, of_number, to
         gpu.mend()
         gpu.forget()
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from penstock import _native
 from penstock.features.pending import PendingRows
 from penstock.features.results import target_of
 from penstock.loading.copying import bump_versions, copy_elements
 from penstock.state import dtypes
-from penstock.state.devices import DirectPlaces, current_streams
+from penstock.state.devices import DirectPlaces, current_streams, open_place
 from penstock.state.memory import of_tensor
 
 if TYPE_CHECKING:
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
 
     import torch
 
+    from penstock import _native
     from penstock.features.ids import Ids
     from penstock.features.results import Results
-    from penstock.state.devices import Place
 
 
 class Batches:
@@ -113,16 +112,15 @@ class Batches:
         return PendingRows(native, out, self._check, copy)
 
 
-def on_host(ids: Any) -> tuple[Any, torch.device | None]:
-    """Ids as memory of the host has them, and the device that they are on, if it is another one.
+def on_host(value: Any, name: str = "ids") -> tuple[Any, torch.device | None]:
+    """What memory of the host has of ids or rows, and the device that they are on, if any other.
 
     Raises:
         DeviceError: The stream of the device is being captured: nothing can be copied from it.
     """
-    if not dtypes.is_tensor(ids) or ids.device.type == "cpu":
-        return ids, None
-    place: Place | None = DirectPlaces().of(of_tensor(ids, "ids"))
-    if place is not None:
-        # PyTorch's copy would break the capture.
-        _native.check_stream(place)
-    return ids.detach().to("cpu"), ids.device
+    if not dtypes.is_tensor(value) or value.device.type == "cpu":
+        return value, None
+    if of_tensor(value, name).address:
+        # PyTorch's copy would break a capture.
+        open_place(value.device)
+    return value.detach().to("cpu"), value.device

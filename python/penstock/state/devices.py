@@ -106,6 +106,22 @@ def is_scattered(memory: Memory) -> bool:
     return False
 
 
+def open_place(device: torch.device) -> Place | None:
+    """The place of a device's memory, of which work may be queued on the current stream.
+
+    Returns:
+        None where PyTorch has to copy, as `DirectPlaces`.
+
+    Raises:
+        DeviceError: The stream is being captured, the driver fails, or this is a fork of a process
+            that has used CUDA.
+    """
+    place = DirectPlaces().on(str(device))
+    if place is not None:
+        _native.check_stream(place)
+    return place
+
+
 @functools.cache
 def is_direct() -> bool:
     """Whether memory of CUDA devices is read where it is: there is a driver of that kind."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import queue
 import threading
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from penstock.integrations.pyg.feature_store import FeatureStore
+    from penstock.integrations.pyg.landing import Landing
 
 
 class Steps(Protocol):
@@ -36,8 +38,8 @@ class Steps(Protocol):
     def nodes_of(self, sampled: Any) -> Mapping[str | None, Any]:
         """The nodes that it has, by type."""
 
-    def made(self, sampled: Any) -> Any:
-        """The batch, once its features are there."""
+    def made(self, sampled: Any, landing: Landing | None) -> Any:
+        """The batch, once its features are there, on the device that it goes to."""
 
     def stop(self, sampling: Any) -> None:
         """It will not be asked for another one."""
@@ -78,12 +80,16 @@ class Epoch:
         steps: What is done for each.
         sampling: Samples them.
         place: Goes on with each.
+        landing: The device that they go to; None for the host.
     """
 
-    def __init__(self, steps: Steps, sampling: Iterator[Any], place: Place) -> None:
+    def __init__(
+        self, steps: Steps, sampling: Iterator[Any], place: Place, landing: Landing | None
+    ) -> None:
         self._steps = steps
         self._place = place
-        self._ahead = _Ahead(steps, sampling)
+        self._landing = landing
+        self._ahead = _Ahead(steps, sampling, landing)
         self._end = weakref.finalize(self, self._ahead.end)
         # That of the process is another one, which comes before that of worker processes.
         self._end.atexit = False
@@ -94,6 +100,8 @@ class Epoch:
     def __next__(self) -> Any:
         if not self._end.alive:
             raise StopIteration
+        # What is refused here leaves the epoch as it is.
+        self._ahead.check()
         try:
             sampled, error = self._ahead.get()
             batch = None if error is not None else self._made(sampled)
@@ -111,7 +119,7 @@ class Epoch:
 
     def _made(self, sampled: Any) -> Any:
         try:
-            batch = self._steps.made(sampled)
+            batch = self._steps.made(sampled, self._landing)
         except StopIteration as error:
             raise RuntimeError("a transform raised StopIteration") from error
         self._ahead.done(sampled)
@@ -125,9 +133,10 @@ class Epoch:
 class _Ahead:
     """What a thread has sampled, and begun to gather; it knows nothing of whoever asks for it."""
 
-    def __init__(self, steps: Steps, sampling: Iterator[Any]) -> None:
+    def __init__(self, steps: Steps, sampling: Iterator[Any], landing: Landing | None) -> None:
         self._steps = steps
         self._sampling: Iterator[Any] | None = sampling
+        self._landing = landing
         self._window = steps.window
         self._open: dict[int, Any] = {}
         self._ready: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
@@ -151,17 +160,23 @@ class _Ahead:
             self.end()
             raise
 
-    def get(self) -> tuple[Any, BaseException | None]:
-        """The next neighbourhood, whose rows are on their way, or why there is none.
+    def check(self) -> None:
+        """Whether a batch can be asked for here.
 
         Raises:
             PenstockError: This process is a fork of the one whose thread samples.
+            DeviceError: The stream that is current here is being captured, or the driver fails.
         """
         if self._process != os.getpid():
             raise PenstockError(
                 f"this epoch was begun by process {self._process}, of which this one is a fork:"
                 " begin one here"
             )
+        if self._landing is not None:
+            self._landing.check()
+
+    def get(self) -> tuple[Any, BaseException | None]:
+        """The next neighbourhood, whose rows are on their way, or why there is none."""
         found = self._ready.get()
         self._room.release()
         return found
@@ -203,29 +218,38 @@ class _Ahead:
         return sampled, None
 
     def _run(self, one: tuple[Any, BaseException | None]) -> None:
-        known: deque[tuple[Any, BaseException | None]] = deque([one])
+        landing = self._landing
         try:
-            while not self._is_over.is_set():
-                # Nothing is waited for as long as there is something to sample.
-                is_full = bool(known) and (known[-1][1] is not None or len(known) > self._window)
-                if not known or not self._room.acquire(blocking=is_full):
-                    known.append(self._sampled())
-                    continue
-                if self._is_over.is_set():
-                    return
-                sampled, error = known.popleft()
-                if error is None:
-                    error = self._begin(sampled)
-                self._ready.put((sampled, error))
-                if error is not None:
-                    return
+            with contextlib.nullcontext() if landing is None else landing.working():
+                self._work(deque([one]))
+        except BaseException as error:
+            # Of the device's stream: who waits for a batch is told.
+            self._ready.put((None, error))
         finally:
             if self._is_over.is_set():
                 self._forget()
 
+    def _work(self, known: deque[tuple[Any, BaseException | None]]) -> None:
+        while not self._is_over.is_set():
+            # Nothing is waited for as long as there is something to sample.
+            is_full = bool(known) and (known[-1][1] is not None or len(known) > self._window)
+            if not known or not self._room.acquire(blocking=is_full):
+                known.append(self._sampled())
+                continue
+            if self._is_over.is_set():
+                return
+            sampled, error = known.popleft()
+            if error is None:
+                error = self._begin(sampled)
+            self._ready.put((sampled, error))
+            if error is not None:
+                return
+
     def _begin(self, sampled: Any) -> BaseException | None:
+        landing = self._landing
+        rows = None if landing is None else landing.rows
         try:
-            self._steps.store.begin(self._steps.nodes_of(sampled))
+            self._steps.store.begin(self._steps.nodes_of(sampled), rows)
         except BaseException as error:
             return error
         return None

@@ -9,6 +9,7 @@ from torch_geometric.data import FeatureStore as _FeatureStore
 from torch_geometric.data import TensorAttr
 
 from penstock.features import Features, ForeseenRows, PendingRows
+from penstock.features.batches import on_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,6 +20,8 @@ Name: TypeAlias = tuple[str | None, str]
 
 _Ahead: TypeAlias = tuple[torch.Tensor, ForeseenRows | PendingRows]
 """An index, so that no other tensor has its identity meanwhile, and what is known of its rows."""
+
+_HOST = torch.device("cpu")
 
 
 class FeatureStore(_FeatureStore):  # type: ignore[misc]
@@ -51,18 +54,21 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
         for name, table, index in self._tables(nodes):
             self._ahead[*name, id(index)] = index, table.foresee(index)
 
-    def begin(self, nodes: Mapping[str | None, torch.Tensor]) -> None:
+    def begin(
+        self, nodes: Mapping[str | None, torch.Tensor], device: torch.device | None = None
+    ) -> None:
         """Begins to gather what whoever asks for these nodes next will need.
 
         Args:
             nodes: As `foresee` was told of them, if it was.
+            device: Where rows of tables are to be; None for where the nodes are.
         """
         for name, table, index in self._tables(nodes):
             _, known = self._ahead.get((*name, id(index)), (index, None))
             if known is None:
-                known = table.gather_async(index)
+                known = table.gather_async(index, device=device)
             elif isinstance(known, ForeseenRows):
-                known = known.gather_async()
+                known = known.gather_async(device=device)
             self._ahead[*name, id(index)] = index, known
 
     def forget(self, nodes: Mapping[str | None, torch.Tensor]) -> None:
@@ -115,7 +121,7 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
         if known is not None:
             return known if isinstance(known, PendingRows) else known.gather_async()
         if not isinstance(held, Features):
-            return held if index is None else held[index]
+            return held if index is None else _rows_of(held, index)
         if index is None:
             index = slice(None)
         if isinstance(index, slice):
@@ -133,3 +139,11 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
         """Type and name of each."""
         # The caller sets an index on them.
         return [TensorAttr(group, attribute) for group, attribute in self._held]
+
+
+def _rows_of(held: torch.Tensor, index: Any) -> Any:
+    """Rows of a tensor in memory; where the index is, as those of tables, if that is a device."""
+    if isinstance(index, torch.Tensor) and index.device not in (held.device, _HOST):
+        index, where = on_host(index, "index")
+        return held[index].to(where)
+    return held[index]

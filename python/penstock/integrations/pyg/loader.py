@@ -12,8 +12,10 @@ from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import SamplerOutput
 
 from penstock.integrations.pyg.epoch import Epoch, Place
+from penstock.integrations.pyg.landing import Landing
 from penstock.integrations.pyg.order import Order
 from penstock.integrations.pyg.sampler import NeighborSampler
+from penstock.state.devices import device_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +46,10 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
         ahead: How many batches are gathered beside the one that is asked for.
         replace: As `NeighborSampler` takes it.
         seed: As `NeighborSampler` takes it; of the order too, with ``shuffle=True``.
-        transform: Of each batch.
+        device: Where batches are to be, as PyTorch names it. Rows of tables are gathered straight
+            to a GPU ahead, on the stream that is current where an epoch is begun; what else a batch
+            has is moved when it is made, on the stream that is current then.
+        transform: Of each batch, on its device.
         transform_sampler_output: Of each neighbourhood, before it is gathered.
         **settings: Of `torch.utils.data.DataLoader`: ``batch_size``, ``shuffle``, ``num_workers``.
             A ``sampler`` or ``batch_sampler`` has to give the same order for the same epoch, which
@@ -53,9 +58,10 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
     Attributes:
         window: The same.
         ahead: The same.
+        device: The same; None for batches that stay where they are made.
 
     Raises:
-        ValueError: A value is out of range.
+        ValueError: A value is out of range, or there is no such device.
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
         ahead: int = 2,
         replace: bool = False,
         seed: int = 0,
+        device: Any = None,
         transform: Callable[[Any], Any] | None = None,
         transform_sampler_output: Callable[[Any], Any] | None = None,
         **settings: Any,
@@ -88,6 +95,7 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
             raise ValueError(
                 "filter_per_worker: features are gathered in this process: leave it out"
             )
+        self.device = device_of(device)
         sampler = num_neighbors
         if isinstance(sampler, NeighborSampler):
             # The epoch of one loader is none of another one's business.
@@ -97,6 +105,7 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
         self.window = window
         self.ahead = ahead
         self._seed = seed
+        self._transform = transform
         self._transform_sampled = transform_sampler_output
         self._place = Place(0, 0)
         self._is_resumed = False
@@ -105,7 +114,6 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
             (features, graph),
             sampler,
             _input_of(graph, input_nodes),
-            transform=transform,
             filter_per_worker=False,
             # What the iterators of PyTorch draw is not drawn from what training draws from.
             generator=torch.Generator(),
@@ -185,7 +193,18 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
         if hasattr(self.node_sampler, "set_epoch"):
             self.node_sampler.set_epoch(self._place.epoch)
 
+    def __call__(self, index: Any) -> Any:
+        """The batch of some of the input nodes, by their places among them."""
+        return self.made(self.collate_fn(index), self._landing())
+
+    def _landing(self) -> Landing | None:
+        """Where batches go that are begun here; None where they stay."""
+        if self.device is None or self.device.type == "cpu":
+            return None
+        return Landing(self.device)
+
     def __iter__(self) -> Iterator[Any]:
+        landing = self._landing()
         last = self._last()
         if last is not None and self.persistent_workers:
             # They work for one epoch at a time.
@@ -194,7 +213,7 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
         self._place, self._is_resumed = Place(self._place.epoch, batches), False
         self._tell_epoch()
         self._order.skipped = batches * self._batch_size
-        made = Epoch(self, super().__iter__(), self._place)
+        made = Epoch(self, super().__iter__(), self._place, landing)
         self._last = weakref.ref(made)
         return made
 
@@ -222,9 +241,12 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
         """The nodes that it has, by type."""
         return {None: sampled.node} if isinstance(sampled, SamplerOutput) else sampled.node
 
-    def made(self, sampled: Any) -> Any:
-        """The batch, once its features are there."""
-        return self.filter_fn(sampled)
+    def made(self, sampled: Any, landing: Landing | None) -> Any:
+        """The batch, once its features are there, on the device that it goes to."""
+        batch = self.filter_fn(sampled)
+        if landing is not None:
+            batch = landing.moved(batch)
+        return batch if self._transform is None else self._transform(batch)
 
     def stop(self, sampling: Any) -> None:
         """Has worker processes end that no other epoch needs."""
