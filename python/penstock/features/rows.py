@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.features.batches import on_host
 from penstock.state import dtypes
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def packed(
     Raises:
         ValueError: A column is missing, is none of the table's, or has another shape or type.
         TypeError: One is neither a tensor nor an array.
+        DeviceError: One is of a device whose stream is being captured.
     """
     missing = [name for name in columns.names if is_whole and name not in values]
     unknown = [str(name) for name in values if name not in columns]
@@ -93,7 +95,7 @@ def packed(
             )
         if is_torch:
             target = columns.view(torch.from_numpy(rows.buffer), column.name)
-            target.copy_(value.detach())
+            target.copy_(on_host(value.detach(), column.name)[0])
         else:
             rows[column.name][...] = value
     return rows

@@ -18,7 +18,9 @@ from penstock.errors import (
     PenstockError,
     PenstockWarning,
 )
+from penstock.features.batches import on_host
 from penstock.features.columns import Columns
+from penstock.features.delivery import Delivery
 from penstock.features.ids import ids_of
 from penstock.features.padding import row_bytes_for
 from penstock.features.pending import PendingRows
@@ -29,10 +31,13 @@ from penstock.features.snapshot import write_snapshot
 from penstock.features.table_reports import FoldReport, TableStats
 from penstock.offload.tensor_io import for_rows
 from penstock.option_kinds import Number
+from penstock.state.devices import device_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Self
+
+    import torch
 
     from penstock.calls.progress import Progress
     from penstock.features.cache import Cache
@@ -220,51 +225,73 @@ class Table:
         state = " closed" if self._io is None else ""
         return f"<Table {self.path!r} {self._rows} rows of {', '.join(self.columns)}{state}>"
 
-    def lookup(self, ids: Any) -> Rows:
+    def lookup(self, ids: Any, *, device: Any = None) -> Rows:
         """The rows of some ids as they are now, in their order, each as often as it is asked for.
 
+        Rows for a GPU are read into pinned memory of the host, and copied by the stream that is
+        current when they are there. The current stream has them, this thread does not wait for the
+        copy.
+
         Args:
-            ids: Integers of any type: a tensor, an array or a sequence, of any shape.
+            ids: Integers of any type: a tensor, an array or a sequence, of any shape. Those of a
+                tensor of a device are copied to the host first, for which this waits.
+            device: Where the rows are to be, as PyTorch names it; without it, where ``ids`` are.
 
         Returns:
-            A mapping of each column to a view: tensors where ``ids`` is one, else arrays. They are
-            the caller's: what is written into them is in the table after an `update`.
+            A mapping of each column to a view: tensors where ``ids`` is one or ``device`` is given,
+            else arrays. They are the caller's: what is written into them is in the table after an
+            `update`.
 
         Raises:
             IndexError: There is no such row; says which and where.
             TransferError: Bytes cannot be read.
             CorruptCheckpointError: Bytes are not those that were written.
+            DeviceError: The stream of the device is being captured, its driver fails, or this is a
+                fork of a process that has used it.
             TypeError: The ids are no integers.
-            ValueError: The table is closed.
+            ValueError: There is no such device, or the table is closed.
             PenstockError: This process is a fork of the one that opened the table.
         """
-        rows: Rows = self.lookup_async(ids).result()
+        rows: Rows = self.lookup_async(ids, device=device).result()
         return rows
 
-    def lookup_async(self, ids: Any) -> PendingRows:
+    def lookup_async(self, ids: Any, *, device: Any = None) -> PendingRows:
         """Begins to look rows up; see `lookup`. They are as they were at the call, or later.
 
         Raises:
             IndexError: There is no such row.
+            DeviceError: The stream of the device is being captured, its driver fails, or this is a
+                fork of a process that has used it.
             TypeError: The ids are no integers.
-            ValueError: The table is closed.
+            ValueError: There is no such device, or the table is closed.
             PenstockError: This process is a fork of the one that opened the table.
         """
-        numbers = ids_of(ids)
-        buffer = self._results.empty((*numbers.shape, self._value_bytes), is_torch=numbers.is_torch)
+        ids, where = on_host(ids)
+        return self._begun(ids_of(ids), where if device is None else device_of(device))
+
+    def _begun(self, numbers: Ids, device: torch.device | None) -> PendingRows:
+        shape = (*numbers.shape, self._value_bytes)
+        finish = None
+        if device is not None and device.type != "cpu":
+            delivery = Delivery(self._columns, self._results, shape, device)
+            rows, finish = delivery.rows, delivery.finish
+        else:
+            is_torch = numbers.is_torch or device is not None
+            rows = Rows(self._columns, self._results.empty(shape, is_torch=is_torch))
         try:
-            batch = self._native.look_up(numbers.array, numbers.is_signed, target_of(buffer))
+            batch = self._native.look_up(numbers.array, numbers.is_signed, target_of(rows.buffer))
         except IndexError as error:
             raise self._named(error, numbers) from None
-        return PendingRows(batch, Rows(self._columns, buffer), _nothing)
+        return PendingRows(batch, rows, _nothing, finish)
 
     def prefetch(self, ids: Any) -> None:
         """Begins to read rows into the cache, for a `lookup` that comes later.
 
-        What goes wrong with it the lookup will tell.
+        What goes wrong with it the lookup will tell. Wherever ids are, rows stay on the host.
 
         Raises:
             IndexError: There is no such row.
+            DeviceError: The ids are on a device whose stream is being captured.
             TypeError: The ids are no integers.
             ValueError: The table has no cache, or is closed.
         """
@@ -276,7 +303,7 @@ class Table:
             while self._prefetches and self._prefetches[0].done():
                 self._prefetches.popleft()
             if len(self._prefetches) < _PREFETCHES:
-                self._prefetches.append(self.lookup_async(ids))
+                self._prefetches.append(self._begun(ids_of(on_host(ids)[0]), None))
 
     def update(self, ids: Any, rows: Mapping[str, Any]) -> None:
         """Writes rows anew; who looks them up from now on finds them. `flush` makes them durable.
@@ -286,24 +313,27 @@ class Table:
         Args:
             ids: Integers, as `lookup` takes them.
             rows: What `lookup` has given, or a mapping of every column to a tensor or an array, of
-                the shape of the ids and of its own.
+                the shape of the ids and of its own. What is on a device is copied to the host, for
+                which this waits.
 
         Raises:
             IndexError: There is no such row; nothing was written.
             ValueError: A column is missing, or has another shape or type; or the table is closed.
             TypeError: The ids are no integers, or a column is neither a tensor nor an array.
+            DeviceError: What is on a device cannot be copied from there, as its stream is being
+                captured.
             StorageError: The log cannot be written. The table has to be opened again; what was
                 flushed is there.
             PenstockError: This process is a fork of the one that opened the table.
         """
-        numbers = ids_of(ids)
+        numbers = ids_of(on_host(ids)[0])
         if not isinstance(rows, Rows) or rows.columns != self._columns:
             rows = packed(self._columns, numbers.shape, rows)
         buffer = rows.buffer
         wanted = (*numbers.shape, self._value_bytes)
         if tuple(buffer.shape) != wanted:
             raise ValueError(f"rows: of shape {tuple(buffer.shape[:-1])}: ids have {wanted[:-1]}")
-        address, nbytes, owner = target_of(buffer)
+        address, nbytes, owner = target_of(on_host(buffer, "rows")[0])
         try:
             self._native.update(
                 numbers.array, numbers.is_signed, (address, (nbytes,), None, 1, owner)
