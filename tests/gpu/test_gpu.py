@@ -358,6 +358,158 @@ def documented_kernel():
         return file.read().split("```cuda\n")[1].split("```")[0]
 
 
+class TestTables:
+    """Tables that change."""
+
+    COLUMNS = {"weight": (64, "float32"), "moment": ((), "float32")}  # noqa: RUF012
+
+    @pytest.mark.parametrize("cached", [False, True])
+    def test_a_training_on_the_gpu_is_that_of_the_host(self, tmp_path, cached):
+        weights = torch.zeros((5000, 64))
+        cache = features.Cache(1 << 20) if cached else None
+        side = torch.cuda.Stream()
+        with features.Table.create(tmp_path / "table", 5000, self.COLUMNS, cache=cache) as table:
+            for step in range(30):
+                ids = torch.randperm(5000, generator=seeded(step))[:1500]
+                given = ids.to(DEVICE) if step % 2 else ids
+                stream = side if step % 3 == 2 else torch.cuda.current_stream()
+                with torch.cuda.stream(stream):
+                    pending = table.lookup_async(given, device="cuda")
+                    busy()
+                    rows = pending.result()
+                    assert rows["weight"].device == DEVICE
+                    busy(seconds=0.01)
+                    rows["weight"] += step
+                    rows["moment"] = torch.full((1500,), float(step), device=DEVICE)
+                    if step % 4:
+                        table.update(given, rows)
+                    else:
+                        table.update(given, dict(rows))
+                weights[ids] += step
+            table.flush()
+            every = torch.arange(5000)
+            assert same(table.lookup(every)["weight"], weights)
+            assert same(table.lookup(every.to(DEVICE))["weight"], weights)
+
+    def test_a_second_stream_waits_for_the_copy(self, tmp_path):
+        content = drawn((20_000, 64), seed=3).cpu()
+        moments = torch.zeros(20_000)
+        init = [{"weight": content, "moment": moments}]
+        first, second = torch.cuda.Stream(), torch.cuda.Stream()
+        with features.Table.create(tmp_path / "table", 20_000, self.COLUMNS, init=init) as table:
+            for _ in range(10):
+                pending = table.lookup_async(torch.arange(20_000), device="cuda")
+                busy(first)
+                with torch.cuda.stream(first):
+                    pending.result()
+                with torch.cuda.stream(second):
+                    found = pending.result()["weight"].clone()
+                second.synchronize()
+                assert same(found, content)
+
+    def test_a_capture_is_refused_and_goes_on(self, tmp_path):
+        values, ids = torch.ones(10, device=DEVICE), torch.arange(10, device=DEVICE)
+        with features.Table.create(tmp_path / "table", 100, self.COLUMNS) as table:
+            rows = table.lookup(ids)
+            begun = table.lookup_async(ids)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                more = values + 1
+                for ask in (
+                    lambda: table.lookup(ids),
+                    lambda: table.update(ids, rows),
+                    lambda: table.update([1], {name: one[:1] for name, one in rows.items()}),
+                    begun.result,
+                ):
+                    with pytest.raises(penstock.DeviceError, match="captur"):
+                        ask()
+            graph.replay()
+            assert (more == 2).all()
+            table.update(ids, begun.result())
+
+
+class TestGraphs:
+    """Batches of PyTorch Geometric."""
+
+    NODES = 20_000
+
+    @pytest.fixture
+    def made(self, tmp_path):
+        pytest.importorskip("torch_geometric")
+        from penstock.integrations.pyg import FeatureStore, GatherLoader, Graph
+
+        edges = torch.randint(0, self.NODES, (2, 200_000), generator=seeded(1))
+        graph = Graph(edges, self.NODES)
+        rows = drawn((self.NODES, 256), seed=2).cpu()
+        features.write(tmp_path / "table", rows)
+        with features.open(tmp_path / "table", cache=features.Cache(4 << 20)) as table:
+
+            def make(**settings):
+                store = FeatureStore({"x": table, "y": torch.arange(self.NODES)})
+                nodes = torch.arange(3000)
+                settings = {"batch_size": 100, "shuffle": True} | settings
+                return GatherLoader(store, graph, [5, 5], nodes, **settings)
+
+            yield make, rows.to(DEVICE), table
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    @pytest.mark.parametrize("is_beside", [False, True])
+    def test_batches_are_those_of_the_host(self, made, workers, is_beside):
+        make, rows, table = made
+        wanted = list(make())
+        before = table.stats().device_bytes
+        stream = torch.cuda.Stream() if is_beside else torch.cuda.current_stream()
+        with torch.cuda.stream(stream):
+            for found, batch in zip(make(device="cuda", num_workers=workers), wanted, strict=True):
+                busy(seconds=0.005)
+                assert found.batch_size == batch.batch_size
+                for name in ("x", "y", "n_id", "e_id", "edge_index", "input_id"):
+                    assert found[name].device == DEVICE
+                    assert same(found[name], batch[name]), name
+                assert same(found.x, rows[found.n_id])
+        nbytes = sum(batch.x.nbytes for batch in wanted)
+        assert table.stats().device_bytes == before + nbytes
+
+    def test_batches_are_taken_on_another_stream_and_dropped(self, made):
+        make, rows, _ = made
+        epoch, used = iter(make(device="cuda")), torch.cuda.Stream()
+        sums = []
+        with torch.cuda.stream(used):
+            for batch in epoch:
+                busy(used, seconds=0.005)
+                sums.append((batch.x == rows[batch.n_id]).all())
+                del batch
+        used.synchronize()
+        assert all(map(bool, sums))
+
+    def test_a_capture_is_refused_and_the_epoch_goes_on(self, made):
+        make, rows, _ = made
+        loader = make(device="cuda")
+        epoch = iter(loader)
+        next(epoch)
+        values, graph = torch.ones(10, device=DEVICE), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            more = values + 1
+            for ask in (lambda: next(epoch), lambda: iter(loader)):
+                with pytest.raises(penstock.DeviceError, match="captur"):
+                    ask()
+        graph.replay()
+        assert (more == 2).all()
+        left = list(epoch)
+        assert len(left) == 29
+        assert all(same(batch.x, rows[batch.n_id]) for batch in left)
+
+    def test_nodes_of_the_gpu_are_asked_for_there(self, made):
+        make, rows, _ = made
+        store = make().store
+        ids = torch.randint(self.NODES, (500,), device=DEVICE)
+        busy()
+        ids += 0
+        x, y = (store.get_tensor(group_name=None, attr_name=one, index=ids) for one in "xy")
+        assert same(x, rows[ids])
+        assert same(y, ids)
+
+
 class TestOffload:
     def test_tensors_at_offsets_of_files(self, tmp_path):
         with offload.TensorIO() as io:
