@@ -329,6 +329,55 @@ def test_a_block_is_not_captured_into_a_graph(gpu, disk_path):
     assert_sees(model, weights)
 
 
+def test_a_block_that_stays_may_be_captured(gpu, disk_path, monkeypatch):
+    weights = written(disk_path / "a", 6)
+    model = offload.stream(Stack(6), weights=disk_path / "a", memory_bytes=1 << 28, device="cuda")
+    with gpu.capturing(), torch.inference_mode(), pytest.raises(penstock.DeviceError, match="capt"):
+        model([])
+    assert_sees(model, weights)
+    with gpu.capturing(), torch.inference_mode(), monkeypatch.context() as patched:
+        # The kernels of these tests take memory, which is refused meanwhile.
+        patched.setattr(gpu, "look", lambda tensor: tensor)
+        held = model([])
+    assert_sees(model, weights)
+    assert [one.data_ptr() for one in held] == [one.data_ptr() for one in held_by(model)]
+
+
+def held_by(model):
+    """Parameters that stay."""
+    return [one for block in model.blocks for one in (block.weight, block.bias)]
+
+
+def test_what_stays_is_read_again_after_the_kernels_that_use_it(gpu, disk_path):
+    """Where a file has changed meanwhile: what was computed before was right."""
+    weights = written(disk_path / "a", 2)
+    model = offload.stream(Stack(2), weights=disk_path / "a", memory_bytes=1 << 28, device="cuda")
+    assert_sees(model, weights)
+    late, other = gpu.new_stream(), gpu.stream
+    ended = threading.Event()
+
+    @torch.inference_mode()
+    def call_again():
+        gpu.call("cuCtxPushCurrent_v2", gpu._context)
+        for _ in range(2):
+            with contextlib.suppress(penstock.CorruptCheckpointError):
+                model([])
+        ended.set()
+
+    with gpu.holding(late):
+        gpu.stream = late
+        with torch.inference_mode():
+            looks = model([])
+        gpu.stream = other
+        written(disk_path / "a", 2, seed=100)
+        thread = threading.Thread(target=call_again)
+        thread.start()
+        assert not ended.wait(0.3), "what it still reads is filled anew"
+    thread.join()
+    for look, weight in zip(looks, weights, strict=True):
+        assert same(look(), weight)
+
+
 def test_a_stream_that_was_used_before_may_be_captured(gpu, disk_path, monkeypatch):
     weights = written(disk_path / "a", 6)
     memory_bytes = least(disk_path / "a", 6)

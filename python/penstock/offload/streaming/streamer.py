@@ -61,7 +61,12 @@ class Counts:
 
 @dataclass(eq=False)
 class _Loaded:
-    """A unit whose weights are there, or come."""
+    """A unit whose weights are there, or come.
+
+    Attributes:
+        places: Streams whose kernels have used it, where it stays.
+        made: When its conversions are done, and the stream that has them.
+    """
 
     memory: Any
     claim: Claim | None
@@ -70,6 +75,7 @@ class _Loaded:
     around: Around | None = None
     users: set[Call] = field(default_factory=set)
     is_used: bool = False
+    places: set[Place] = field(default_factory=set)
     made: tuple[Place, _native.Moment] | None = None
     is_failed: bool = False
 
@@ -349,14 +355,21 @@ class Streamer:
             is_failed = loaded.is_failed
             try:
                 if loaded.is_used:
-                    # Each on its own stream, whoever leaves last.
-                    self._uses.note()
+                    self._note(call.index, loaded)
                 if not loaded.users and (is_failed or call.index not in self._resident):
                     self._let_go(call.index)
             finally:
                 self._changed.notify_all()
             if not is_failed:
                 self._read_ahead()
+
+    def _note(self, index: int, loaded: _Loaded) -> None:
+        """A call has used a unit: each on its own stream, whoever leaves last."""
+        if index not in self._resident:
+            self._uses.note()
+        elif (place := self._uses.place) is not None:
+            # A stream that is captured has no moments, and what stays is mostly not filled anew.
+            loaded.places.add(place)
 
     def _refuse_capture(self, index: int) -> None:
         """That no graph has addresses of what comes and goes, nor the conversion of what stays."""
@@ -473,6 +486,8 @@ class Streamer:
         if loaded.is_used:
             loaded.is_failed = True
             bind(self.units[index], self._placeholders[index])
+        for place in loaded.places:
+            self._uses.note_on(place)
         del self._loaded[index]
         if loaded.claim is not None:
             self._ring.give_back(loaded.claim)

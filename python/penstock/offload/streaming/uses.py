@@ -22,7 +22,7 @@ class Uses:
 
     def __init__(self, device: torch.device | None) -> None:
         self._device = device
-        self._last: dict[Place, _native.Moment] = {}
+        self._last: dict[Place, _native.Moment | None] = {}
 
     @property
     def place(self) -> Place | None:
@@ -38,10 +38,24 @@ class Uses:
         Raises:
             DeviceError: The driver fails.
         """
-        if (place := self.place) is None:
-            return None
-        self._last[place] = _native.Moment(place)
-        return place, self._last[place]
+        return None if (place := self.place) is None else (place, self.note_on(place))
+
+    def note_on(self, place: Place) -> _native.Moment:
+        """Kernels that use the memory are queued on a stream.
+
+        Args:
+            place: The device with the stream.
+
+        Returns:
+            The moment when they are done.
+
+        Raises:
+            DeviceError: The driver fails.
+        """
+        # Where it does, whoever reads next has to wait for a later moment.
+        self._last[place] = None
+        moment = self._last[place] = _native.Moment(place)
+        return moment
 
     def wait_for(self, place: Place, moment: _native.Moment) -> None:
         """Has the current stream wait for a moment of a stream, if it is another one.
@@ -60,6 +74,6 @@ class Uses:
             DeviceError: The driver fails.
         """
         while self._last:
-            place = next(iter(self._last))
-            self._last[place].before_fills()
+            place, moment = next(iter(self._last.items()))
+            (moment or _native.Moment(place)).before_fills()
             del self._last[place]
