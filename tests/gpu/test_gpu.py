@@ -6,6 +6,7 @@ Run it with `make test-gpu`, in a process where nothing uses the driver for test
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -565,6 +566,58 @@ class TestOffload:
             )
             for _ in range(5):
                 assert torch.equal(streamed(x.to(kind)), expected)
+
+    @pytest.mark.parametrize("how", ["grouped_mm", "batched_mm", "eager"])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_experts_that_are_chosen_compute_what_those_in_memory_do(self, tmp_path, how, dtype):
+        transformers = pytest.importorskip("transformers")
+        config = transformers.MixtralConfig(
+            hidden_size=256,
+            intermediate_size=512,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            num_local_experts=16,
+            vocab_size=1000,
+            dtype=dtype,
+        )
+        torch.manual_seed(2)
+        transformers.MixtralForCausalLM(config).save_pretrained(tmp_path)
+        resident = transformers.MixtralForCausalLM.from_pretrained(tmp_path).eval().to(DEVICE)
+        resident.set_experts_implementation(how)
+        with pytest.raises(ValueError, match="is the least that works") as caught:
+            offload.stream(tmp_path, memory_bytes=1, device="cuda")
+        smallest = int(re.findall(r"(\d+) is the least", str(caught.value))[0])
+        batches = [
+            torch.randint(3, 1000, shape, generator=seeded(number)).to(DEVICE)
+            for number, shape in enumerate([(2, 9), (1, 1), (3, 40), (1, 3)])
+        ]
+        side = torch.cuda.Stream()
+        for memory_bytes in (smallest, 2 * smallest, 1 << 30):
+            streamed = offload.stream(tmp_path, memory_bytes=memory_bytes, device="cuda")
+            streamed.set_experts_implementation(how)
+            with torch.inference_mode():
+                for number, batch in enumerate(2 * batches):
+                    expected = resident(batch).logits
+                    stream = side if number % 3 == 2 else torch.cuda.current_stream()
+                    stream.wait_stream(torch.cuda.current_stream())
+                    with torch.cuda.stream(stream):
+                        busy(seconds=0.01)
+                        found = streamed(batch).logits
+                    torch.cuda.current_stream().wait_stream(stream)
+                    assert same(found, expected), (memory_bytes, number)
+            assert offload.report(streamed).experts.uses > 0
+        graph = torch.cuda.CUDAGraph()
+        values = torch.ones(10, device=DEVICE)
+        experts = streamed.model.layers[0].mlp.experts
+        chosen = torch.zeros((1, 2), dtype=torch.int64, device=DEVICE)
+        hidden = torch.ones((1, 256), dtype=dtype, device=DEVICE)
+        with torch.inference_mode(), torch.cuda.graph(graph):
+            more = values + 1
+            with pytest.raises(penstock.DeviceError, match="captur"):
+                experts(hidden, chosen, chosen.to(dtype))
+        graph.replay()
+        assert (more == 2).all()
 
 
 class TestOptimizers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import re
 import threading
 import time
@@ -294,7 +293,7 @@ def test_weights_that_are_converted_are_so_for_every_stream(gpu, disk_path, monk
 
     model = offload.stream(Stack(2), weights=disk_path, memory_bytes=1 << 30, device="cuda")
     late, other = gpu.new_stream(), gpu.stream
-    read, gpu.read = gpu.read, lambda tensor: _peeked(gpu, tensor)
+    monkeypatch.setattr(gpu, "read", gpu.peek)
     monkeypatch.setattr(GpuTensor, "copy_", convert)
     with torch.inference_mode():
         with gpu.holding(late):
@@ -306,15 +305,6 @@ def test_weights_that_are_converted_are_so_for_every_stream(gpu, disk_path, monk
         for number, look in enumerate(looks):
             name = f"blocks.{number // 2 % 2}.{('weight', 'bias')[number % 2]}"
             assert same(look(), weights[name].float())
-    gpu.read = read
-
-
-def _peeked(gpu, tensor):
-    """What a tensor has at the moment, without a stream."""
-    raw = torch.empty(tensor.nbytes, dtype=torch.uint8)
-    place = ctypes.c_void_p(raw.data_ptr()), ctypes.c_uint64(tensor.data_ptr())
-    gpu.call("cuMemcpyDtoH_v2", *place, ctypes.c_size_t(tensor.nbytes))
-    return raw.view(tensor.dtype).view(tensor.shape)
 
 
 def test_a_block_is_not_captured_into_a_graph(gpu, disk_path):

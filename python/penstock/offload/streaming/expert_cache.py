@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.errors import PenstockError
+from penstock.errors import DeviceError, PenstockError
 from penstock.offload.streaming.experts import slab_sizes_of, slots_of
+from penstock.offload.streaming.uses import Uses
 from penstock.offload.streaming.weight_files import WeightFiles
 from penstock.state import dtypes
 
@@ -21,11 +22,15 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    import torch
+
+    from penstock import _native
     from penstock.offload.streaming.experts import Mixture, Slab
     from penstock.offload.streaming.first_reads import FirstReads
     from penstock.offload.streaming.stored import FileMark
     from penstock.offload.tensor_io import TensorIO
     from penstock.offload.transfer import Transfer
+    from penstock.state.devices import Place
 
 _HALF_LIFE_CALLS = 16
 """After so many calls of its layer a use of an expert counts half. Longer is better where routers
@@ -67,6 +72,7 @@ class _Slot:
         slab: What it holds.
         transfer: What has filled it, or does.
         tensor: The matrix in it, once it is there.
+        made: When it is converted, and the stream that does it.
     """
 
     index: int
@@ -74,6 +80,7 @@ class _Slot:
     slab: Slab | None = None
     transfer: Transfer | None = None
     tensor: Any = None
+    made: tuple[Place, _native.Moment] | None = None
 
     def settle(self) -> None:
         """Waits until its memory is the kernel's no more, however that ends."""
@@ -108,7 +115,7 @@ class _Pool:
         slot = self.slots[int(free[np.where(held == _FREE, -1.0, scores[held]).argmin()])]
         slot.settle()
         self.forget(slot)
-        slot.slab = slot.transfer = slot.tensor = None
+        slot.slab = slot.transfer = slot.tensor = slot.made = None
         return slot
 
     def fill(self, slot: _Slot, slab: Slab, transfer: Transfer) -> None:
@@ -145,9 +152,11 @@ class ExpertCache:
             here, and not for what is read ahead.
         marks: Of each file, what it was when it was looked at.
         first_reads: Compares what is read for the first time, where there are digests.
+        device: Whose memory the slots are; None for the host.
 
     Attributes:
         counts: What was done.
+        device: Whose memory the slots are.
         slots: What the experts make of memory.
         weight_bytes: Of all experts.
         on_stall: Is told the seconds that a call has waited, by the thread that has.
@@ -159,8 +168,10 @@ class ExpertCache:
         io: TensorIO,
         marks: Mapping[str, FileMark],
         first_reads: FirstReads | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.counts = ExpertsReport(0)
+        self.device: Any = device
         self.on_stall: Callable[[float], None] = lambda _: None
         self.slots = slots_of(mixtures)
         self.weight_bytes = sum(slab.weight_bytes for slab in _all_of(mixtures))
@@ -168,6 +179,7 @@ class ExpertCache:
         self._files = WeightFiles(io, marks, first_reads)
         self._pools: dict[str, _Pool] = {}
         self._uses: set[ExpertsUse] = set()
+        self._kernels = Uses(device)
         self._scores = np.zeros(self.slots.expert_count)
         self._worth = 1.0
         self._growth = 2.0 ** (1 / (_HALF_LIFE_CALLS * len(mixtures)))
@@ -190,6 +202,8 @@ class ExpertCache:
             memory: Bytes.
         """
         with self._lock:
+            # With its number, which who streams to "cuda" has not said.
+            self.device = memory.device
             self.counts.memory_bytes = len(memory)
             begin = 0
             for attribute, size in slab_sizes_of(self._mixtures).items():
@@ -198,6 +212,14 @@ class ExpertCache:
                 self._pools[attribute] = _Pool(slabs, memory[begin:end], slot_count)
                 begin = end
             self._changed.notify_all()
+
+    def check_stream(self) -> None:
+        """That a call may wait for its experts: they are another time's when a graph is replayed.
+
+        Raises:
+            DeviceError: The current stream is being captured into a graph.
+        """
+        self._kernels.check()
 
     def use(
         self, attributes: Sequence[str], numbers: Sequence[int], *, is_ordered: bool
@@ -265,6 +287,7 @@ class ExpertCache:
         slot = pool.vacated(self._scores)
         if slot is None:
             return None
+        self._kernels.follow()
         pool.fill(slot, slab, self._files.begin(slab.spans, slot.memory, slab.named))
         self.counts.read_bytes += sum(span.nbytes for span in slab.spans)
         return slot
@@ -275,6 +298,7 @@ class ExpertCache:
         Raises:
             TransferError: It cannot be read.
             CorruptCheckpointError: Its file has changed, or is damaged.
+            DeviceError: The driver fails.
         """
         torch = dtypes.import_torch()
         slab, transfer = slot.slab, slot.transfer
@@ -292,7 +316,11 @@ class ExpertCache:
             self.counts.stalled_seconds += stalled_seconds
             if slot.tensor is None:
                 with torch.inference_mode(False), torch.no_grad():
-                    slot.tensor = slab.tensor(slot.memory)
+                    tensor = slab.tensor(slot.memory)
+                slot.made = self._kernels.note() if slab.is_converted else None
+                slot.tensor = tensor
+            elif slot.made is not None:
+                self._kernels.wait_for(*slot.made)
             return slot.tensor
 
     def take_up(self, use: ExpertsUse, attribute: str, number: int) -> _Slot:
@@ -303,16 +331,30 @@ class ExpertCache:
             return slot
 
     def give_back(self, use: ExpertsUse, *, is_failed: bool = False) -> None:
-        """Has the matrix of a call stay only if it is worth it; what has failed is read again."""
+        """Has the matrix of a call stay only if it is worth it; what has failed is read again.
+
+        Raises:
+            DeviceError: The driver fails.
+        """
         with self._lock:
             if use.now is None:
                 return
-            (attribute, slot), use.now = use.now, None
-            pool = self._pools[attribute]
-            pool.users[slot.index] -= 1
-            if is_failed:
-                pool.forget(slot)
-            self._changed.notify_all()
+            try:
+                # Kernels that use it are queued, and nothing may be read into it before they end.
+                self._kernels.note()
+            except DeviceError:
+                self._put_back(use, is_failed=is_failed)
+                raise
+            self._put_back(use, is_failed=is_failed)
+
+    def _put_back(self, use: ExpertsUse, *, is_failed: bool) -> None:
+        assert use.now is not None
+        (attribute, slot), use.now = use.now, None
+        pool = self._pools[attribute]
+        pool.users[slot.index] -= 1
+        if is_failed:
+            pool.forget(slot)
+        self._changed.notify_all()
 
     def close(self, use: ExpertsUse, *, is_broken_off: bool) -> None:
         """Gives back what a call has foreseen and does not need.
@@ -320,14 +362,21 @@ class ExpertCache:
         Args:
             use: Of the call.
             is_broken_off: Whether a Ctrl-C has come between something and its being counted.
+
+        Raises:
+            DeviceError: The driver fails.
         """
         with self._lock:
-            self._uses.discard(use)
-            if is_broken_off:
-                self._count_again()
-            else:
-                self._take_back(use)
-            self._changed.notify_all()
+            try:
+                if use.now is not None:
+                    self._kernels.note()
+            finally:
+                self._uses.discard(use)
+                if is_broken_off:
+                    self._count_again()
+                else:
+                    self._take_back(use)
+                self._changed.notify_all()
 
     def _count_again(self) -> None:
         """Who uses a slot."""
@@ -365,10 +414,13 @@ class ExpertsUse:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        is_broken_off = kind is not None and not issubclass(kind, Exception)
-        if not is_broken_off:
-            self._cache.give_back(self)
-        self._cache.close(self, is_broken_off=is_broken_off)
+        is_broken_off = True
+        try:
+            if kind is None or issubclass(kind, Exception):
+                self._cache.give_back(self)
+                is_broken_off = False
+        finally:
+            self._cache.close(self, is_broken_off=is_broken_off)
 
     @property
     def held(self) -> set[tuple[str, int]]:

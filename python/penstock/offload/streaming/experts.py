@@ -106,22 +106,29 @@ class Mixture:
         """The parameters' names in the model."""
         return {f"{self.name}.{attribute}" for attribute in self.slabs}
 
-    def empty(self) -> None:
-        """Gives up what memory the parameters have."""
+    def empty(self, device: Any) -> None:
+        """Gives up what memory the parameters have.
+
+        Args:
+            device: Where their matrices come.
+        """
         for attribute in self.slabs:
             one = self.module._parameters[attribute]
             name = f"{self.name}.{attribute}"
             self.module._parameters[attribute] = placeholder(
-                name, tuple(one.shape), one.dtype, "cpu"
+                name, tuple(one.shape), one.dtype, device
             )
 
 
-def mixtures_of(model: Any, stored: Mapping[str, Stored | Composed]) -> list[Mixture]:
+def mixtures_of(
+    model: Any, stored: Mapping[str, Stored | Composed], *, is_on_device: bool = False
+) -> list[Mixture]:
     """The modules of a model that call experts through the interface of transformers for them.
 
     Args:
         model: A module.
         stored: Where each parameter's bytes lie, by its name.
+        is_on_device: Whether a device computes with them.
     """
     found: list[Mixture] = []
     first = 0
@@ -138,7 +145,7 @@ def mixtures_of(model: Any, stored: Mapping[str, Stored | Composed]) -> list[Mix
             pieces = one.slabs if isinstance(one, Composed) else _cut(f"{name}.{attribute}", one)
             if pieces is not None:
                 slabs[attribute] = tuple(
-                    _laid_out(first + at, f"{name}.{attribute}", parameter, each)
+                    _laid_out(first + at, f"{name}.{attribute}", parameter, each, is_on_device)
                     for at, each in enumerate(pieces)
                 )
         if slabs:
@@ -176,29 +183,36 @@ def _cut(name: str, whole: Stored) -> Sequence[tuple[Piece, ...]] | None:
     return [(Piece(name, replace(part, arrangement=inner)),) for part in parts]
 
 
-def _laid_out(number: int, name: str, parameter: Any, pieces: Sequence[Piece]) -> Slab:
-    """Lays pieces as far from a page as they are in their file, where that may be."""
+def _laid_out(
+    number: int, name: str, parameter: Any, pieces: Sequence[Piece], is_on_device: bool
+) -> Slab:
+    """Lays pieces as far from a page as they are in their file, where that may be.
+
+    A device's begin at a page: what is read comes from other memory, and kernels want multiples of
+    16 bytes, which headers of files are not.
+    """
     shape, dtype = tuple(parameter.shape[1:]), parameter.dtype
     spans: list[Span] = []
     if all(one.stored.dtype == dtype and one.stored.arrangement is None for one in pieces):
-        parts, nbytes = _one_behind_the_other(pieces, spans, 0)
+        parts, nbytes = _one_behind_the_other(pieces, spans, 0, is_on_device)
         place = parts[0].place
         return Slab(number, name, shape, dtype, place, tuple(parts), False, tuple(spans), nbytes)
     parts, place = [], 0
     for piece in pieces:
-        found, place = _one_behind_the_other([piece], spans, place)
+        found, place = _one_behind_the_other([piece], spans, place, is_on_device)
         parts += found
     nbytes = whole_pages(place + math.prod(shape) * int(dtype.itemsize))
     return Slab(number, name, shape, dtype, place, tuple(parts), True, tuple(spans), nbytes)
 
 
 def _one_behind_the_other(
-    pieces: Sequence[Piece], spans: list[Span], room: int
+    pieces: Sequence[Piece], spans: list[Span], room: int, is_on_device: bool
 ) -> tuple[list[Part], int]:
     """Places pieces from a page on; says where the next page is, and adds what is read."""
     first = pieces[0].stored
     # Elements have to lie where their type may lie; files that do not care are copied from.
-    inside = first.offset % PAGE_BYTES if first.offset % int(first.dtype.itemsize) == 0 else 0
+    is_even = first.offset % int(first.dtype.itemsize) == 0
+    inside = first.offset % PAGE_BYTES if is_even and not is_on_device else 0
     spans.append(Span(first.path, first.offset - inside, inside, room))
     place = room + inside
     placed: list[Part] = []

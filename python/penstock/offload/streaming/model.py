@@ -82,8 +82,7 @@ def stream(
         io: Reads; one with its defaults without.
         device: Where the model computes, and whose memory `memory_bytes` are, as ``"cuda"``; the
             host without. Weights go through pinned memory of ``io``, and are copied while the GPU
-            computes; a block's memory is filled anew when the stream is done with it. Experts of
-            mixtures are read with their blocks.
+            computes; memory is filled anew when the streams are done with what it held.
 
     Returns:
         The model, in evaluation mode; a module is changed in place.
@@ -114,7 +113,7 @@ def stream(
     else:
         named = _members(model) if blocks is None else list(blocks)
     stored = of_transformers.matched(model, found.tensors, held)
-    mixtures = mixtures_of(model, stored) if where is None else []
+    mixtures = mixtures_of(model, stored, is_on_device=where is not None)
     of_experts = {name for mixture in mixtures for name in mixture.names}
     units = units_of(model, _checked(model, named), whole_ones(stored, of_experts))
     held_bytes = _held_bytes(model, held)
@@ -122,7 +121,9 @@ def stream(
     io = TensorIO() if io is None else io._another()
     digests = found.digests
     first_reads = None if digests is None else FirstReads(digests, found.marks, io._another())
-    experts = ExpertCache(mixtures, io._another(), found.marks, first_reads) if mixtures else None
+    experts = None
+    if mixtures:
+        experts = ExpertCache(mixtures, io._another(), found.marks, first_reads, where)
 
     def made(share_bytes: int) -> Streamer:
         return Streamer(

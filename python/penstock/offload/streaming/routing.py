@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import UnsupportedStateError
 from penstock.state import dtypes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.offload.streaming.expert_cache import ExpertCache, ExpertsUse
     from penstock.offload.streaming.experts import Mixture
 
 _KNOWN = (None, "eager", "grouped_mm", "batched_mm")
-"""Of the functions for experts that transformers has, those that run on a CPU; none is eager."""
+"""Functions of transformers for experts that need nothing but PyTorch; none is eager."""
+
+_GROUPED = ("grouped_mm", "_grouped_mm", "grouped_mm_fallback")
+"""Products of groups of rows: PyTorch's, and that of transformers for GPUs too old for those."""
 
 
 def route(mixture: Mixture, cache: ExpertCache) -> None:
@@ -22,7 +28,7 @@ def route(mixture: Mixture, cache: ExpertCache) -> None:
     other's experts.
     """
     module = mixture.module
-    mixture.empty()
+    mixture.empty(cache.device)
 
     def forward(hidden: Any, index: Any, weights: Any) -> Any:
         chosen = module.config._experts_implementation
@@ -32,6 +38,7 @@ def route(mixture: Mixture, cache: ExpertCache) -> None:
                 " call set_experts_implementation('grouped_mm') of the model",
                 key="experts_implementation",
             )
+        cache.check_stream()
         numbers = [mixture.first + at for at in index.unique().tolist() if at < mixture.count]
         stand_in = object.__new__(type(module))
         stand_in.__dict__ = {**module.__dict__}
@@ -39,7 +46,8 @@ def route(mixture: Mixture, cache: ExpertCache) -> None:
         # One takes its experts in their order and adds up, the others take all at once.
         is_ordered = chosen in (None, "eager")
         with cache.use(list(mixture.slabs), numbers, is_ordered=is_ordered) as use:
-            routed = {name: _Routed(mixture, name, use) for name in mixture.slabs}
+            asked = _Asked()
+            routed = {name: _Routed(mixture, name, use, asked) for name in mixture.slabs}
             stand_in._parameters = {**module._parameters, **routed}
             return type(module).forward(stand_in, hidden, index, weights)
 
@@ -60,22 +68,23 @@ class _Routed:
         mixture: Mixture,
         attribute: str,
         use: ExpertsUse,
+        asked: _Asked,
         rows: Any = None,
         is_turned: bool = False,
     ) -> None:
         whole = mixture.module._parameters[attribute]
         self.dtype = whole.dtype
         self.shape = (*whole.shape[:-2], *(whole.shape[:-3:-1] if is_turned else whole.shape[-2:]))
-        self.device = dtypes.import_torch().device("cpu")
-        self._of = mixture, attribute, use
+        self.device = whole.device
+        self._of = mixture, attribute, use, asked
         self._rows = rows
         self._is_turned = is_turned
 
     def __getitem__(self, index: Any) -> Any:
-        mixture, attribute, use = self._of
+        mixture, attribute, use, _ = self._of
         if index.ndim == 0:
             return use.the(attribute, mixture.first + int(index))
-        return _Routed(mixture, attribute, use, index, self._is_turned)
+        return _Routed(*self._of, index, self._is_turned)
 
     def transpose(self, *_: int) -> _Routed:
         """With rows and columns swapped, which is all that is asked for."""
@@ -87,7 +96,7 @@ class _Routed:
     ) -> Any:
         del kinds
         torch = dtypes.import_torch()
-        if function in (torch._grouped_mm, torch.nn.functional.grouped_mm):
+        if getattr(function, "__name__", None) in _GROUPED:
             return args[1]._grouped(function, args[0], **kwargs)
         if function is torch.bmm and isinstance(args[0], cls):
             one, inputs = args
@@ -101,28 +110,61 @@ class _Routed:
 
     def _each(self) -> Any:
         """The experts' places in the layer with their matrices, as they come."""
-        mixture, attribute, use = self._of
+        mixture, attribute, use, _ = self._of
         for number, matrix in use.each(attribute):
             yield number - mixture.first, matrix.t() if self._is_turned else matrix
 
     def _grouped(self, function: Any, inputs: Any, *, offs: Any, **options: Any) -> Any:
         """Products of groups of rows, each with the matrix of its expert."""
-        ends = [0, *offs.tolist()]
+        ends, counts = self._of[-1].of(offs, _ends)
         outputs = inputs.new_zeros((len(inputs), self.shape[-1]))
         for at, matrix in self._each():
             rows = slice(ends[at], ends[at + 1])
-            count = offs.new_tensor([rows.stop - rows.start])
+            count = counts[at : at + 1]
             outputs[rows] = function(inputs[rows], matrix.unsqueeze(0), offs=count, **options)
         return outputs
 
     def _batched(self, product: Any, inputs: Any, shape: tuple[int, ...]) -> Any:
         """Products of each input with the matrix of its expert."""
+        order, numbers = self._of[-1].of(self._rows, _sorted)
         outputs = inputs.new_zeros(shape)
         for at, matrix in self._each():
-            mine = (self._rows == at).nonzero().squeeze(-1)
+            mine = order[bisect_left(numbers, at) : bisect_right(numbers, at)]
+            if inputs.device.type != "cpu":
+                # How a GPU's library multiplies may depend on how many products there are.
+                outputs[mine] = product(matrix.expand(len(inputs), -1, -1), inputs)[mine]
+                continue
             if len(mine) == 1 < len(inputs):
                 # Batches of one go another way, whose bits are others.
                 mine = mine.repeat(2)
             matrices = matrix.expand(len(mine), -1, -1).contiguous()
             outputs[mine] = product(matrices, inputs[mine])
         return outputs
+
+
+class _Asked:
+    """What the host has last asked of a tensor: each product of a call asks the same.
+
+    Where a device has it, the host waits for what comes before, and copies to a device it waits
+    for, too: so what a kernel takes of it stays there.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[Any, Any] = None, None
+
+    def of(self, tensor: Any, ask: Callable[[Any], Any]) -> Any:
+        """What there is to know of a tensor."""
+        if self._last[0] is not tensor:
+            self._last = tensor, ask(tensor)
+        return self._last[1]
+
+
+def _ends(offs: Any) -> tuple[list[int], Any]:
+    """Where groups of rows begin and the last one ends; and how many rows each has, as it has."""
+    return [0, *offs.tolist()], offs.diff(prepend=offs.new_zeros(1))
+
+
+def _sorted(numbers: Any) -> tuple[Any, list[int]]:
+    """Which places come first where numbers are sorted, and the numbers."""
+    found = numbers.sort(stable=True)
+    return found.indices, found.values.tolist()

@@ -373,13 +373,13 @@ class Streamer:
 
     def _refuse_capture(self, index: int) -> None:
         """That no graph has addresses of what comes and goes, nor the conversion of what stays."""
-        if (place := self._uses.place) is None:
+        if self._device is None:
             return
         with self._lock:
             loaded = self._loaded.get(index)
             stays = index in self._resident and loaded is not None and loaded.is_used
         if not stays:
-            _native.check_stream(place)
+            self._uses.check()
 
     # ---- With the lock held
 

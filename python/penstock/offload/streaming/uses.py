@@ -29,6 +29,15 @@ class Uses:
         """The device with its current stream; None where no driver is asked."""
         return None if self._device is None else DirectPlaces().on(str(self._device))
 
+    def check(self) -> None:
+        """That the current stream is not being captured into a graph.
+
+        Raises:
+            DeviceError: It is, or this is a fork of a process that has used CUDA.
+        """
+        if (place := self.place) is not None:
+            _native.check_stream(place)
+
     def note(self) -> tuple[Place, _native.Moment] | None:
         """Kernels that use the memory are queued on the current stream.
 
