@@ -113,9 +113,11 @@ def stream(
     else:
         named = _members(model) if blocks is None else list(blocks)
     stored = of_transformers.matched(model, found.tensors, held)
-    mixtures = mixtures_of(model, stored, is_on_device=where is not None)
+    is_on_device = where is not None
+    mixtures = mixtures_of(model, stored, is_on_device=is_on_device)
     of_experts = {name for mixture in mixtures for name in mixture.names}
-    units = units_of(model, _checked(model, named), whole_ones(stored, of_experts))
+    whole = whole_ones(stored, of_experts)
+    units = units_of(model, _checked(model, named), whole, is_on_device=is_on_device)
     held_bytes = _held_bytes(model, held)
     # Of the device each model has a share of its own, whoever shares its workers.
     io = TensorIO() if io is None else io._another()

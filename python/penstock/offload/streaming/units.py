@@ -16,6 +16,9 @@ _GAP_BYTES_MAX = 256 << 10
 """What lies between two tensors is read with them, if it is not more, nor more than a part of what
 lies before: it takes memory as well as time."""
 _GAP_PART = 8
+_ALIGNED_BYTES = 16
+"""Weights begin at multiples of so many bytes in a device's memory, wherever they begin in files,
+whose headers end at multiples of 8. Kernels that take less are slower; their bits may differ."""
 
 
 class Seat(NamedTuple):
@@ -66,6 +69,7 @@ class Unit:
         modules: Their calls are when the parameters have to be there. More than one where they
             share a tensor; they are no block then.
         seats: Its parameters, those of its children included.
+        is_on_device: Whether a device computes with them.
         spans: What is read.
         nbytes: Memory that it takes.
         places: Where each seat's tensor begins in that memory, as it is stored.
@@ -76,13 +80,15 @@ class Unit:
     modules: list[Any]
     seats: list[Seat]
     is_block: bool
+    is_on_device: bool = False
     spans: list[Span] = field(init=False)
     nbytes: int = field(init=False)
     places: list[int] = field(init=False)
     converted: dict[Stored, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.spans, self.places, self.nbytes = _laid_out([seat.stored for seat in self.seats])
+        tensors = [seat.stored for seat in self.seats]
+        self.spans, self.places, self.nbytes = _laid_out(tensors, self.is_on_device)
         self.converted = {}
         for seat in self.seats:
             if seat.is_converted and seat.stored not in self.converted:
@@ -106,7 +112,7 @@ class Unit:
         return sum(one.nbytes for one in self.tensors)
 
 
-def _laid_out(tensors: list[Stored]) -> tuple[list[Span], list[int], int]:
+def _laid_out(tensors: list[Stored], is_on_device: bool) -> tuple[list[Span], list[int], int]:
     """Spans over tensors, where each tensor lies in their memory, and how much memory that is."""
     spans: list[Span] = []
     places: dict[Stored, int] = {}
@@ -120,7 +126,7 @@ def _laid_out(tensors: list[Stored]) -> tuple[list[Span], list[int], int]:
         # Elements have to lie where their type may lie; files that do not care are copied from.
         is_even = all(one.offset % one.dtype.itemsize == 0 for one in group)
         begin = group[0].offset
-        inside = begin % PAGE_BYTES if is_even else 0
+        inside = begin % PAGE_BYTES if is_even and not is_on_device else 0
         end = max(one.end for one in group)
         spans.append(Span(group[0].path, begin - inside, end - begin + inside, room))
         for one in group:
@@ -130,7 +136,7 @@ def _laid_out(tensors: list[Stored]) -> tuple[list[Span], list[int], int]:
 
     whole = {one for one in tensors if len(one.runs) == 1}
     for one in sorted(whole, key=lambda one: (one.path, one.offset)):
-        if group and not _is_near(group, one):
+        if group and not (_is_near(group, one) and _is_aligned(group, one, is_on_device)):
             close()
         group.append(one)
     close()
@@ -153,18 +159,25 @@ def _is_near(group: list[Stored], one: Stored) -> bool:
     return all(each.offset % each.dtype.itemsize == 0 for each in (last, one))
 
 
+def _is_aligned(group: list[Stored], one: Stored, is_on_device: bool) -> bool:
+    return not is_on_device or (one.offset - group[0].offset) % _ALIGNED_BYTES == 0
+
+
 def whole_pages(nbytes: int) -> int:
     """So many bytes, up to the end of a page."""
     return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
-def units_of(model: Any, blocks: Iterable[str], stored: Mapping[str, Stored]) -> list[Unit]:
+def units_of(
+    model: Any, blocks: Iterable[str], stored: Mapping[str, Stored], *, is_on_device: bool = False
+) -> list[Unit]:
     """The units of a model, as it is likely to use them: as they are declared.
 
     Args:
         model: A module.
         blocks: Names of the modules that are units with all that is in them.
         stored: Where each parameter's bytes lie, by its name; those without stay as they are.
+        is_on_device: Whether a device computes with them.
     """
     owners = set(blocks)
     units: list[Unit] = []
@@ -175,12 +188,13 @@ def units_of(model: Any, blocks: Iterable[str], stored: Mapping[str, Stored]) ->
         seats = list(_seats(name, module, stored, is_deep=name in owners))
         if not seats:
             continue
-        unit = Unit(name, [module], seats, name in owners)
+        unit = Unit(name, [module], seats, name in owners, is_on_device)
         while other := next((holders[one] for one in unit.tensors if one in holders), None):
             units.remove(other)
             for one in other.tensors:
                 del holders[one]
-            unit = Unit(other.name, other.modules + unit.modules, other.seats + unit.seats, False)
+            modules, seats = other.modules + unit.modules, other.seats + unit.seats
+            unit = Unit(other.name, modules, seats, False, is_on_device)
         units.append(unit)
         holders.update(dict.fromkeys(unit.tensors, unit))
     return units
