@@ -98,7 +98,9 @@ def stream(
         StorageError: A file cannot be opened, or the system has no room for the memory.
 
     A call of the model raises `CorruptCheckpointError` where a file has changed since, or what is
-    read of a checkpoint is not what was saved, and `TransferError` where it cannot be read.
+    read of a checkpoint is not what was saved, and `TransferError` where it cannot be read. On a
+    GPU it raises `DeviceError` where the driver fails, in a fork, and where a stream is captured
+    into a graph that would have weights where they are now.
     """
     if not isinstance(memory_bytes, Budget):
         MEMORY_BYTES.check("memory_bytes", memory_bytes)
