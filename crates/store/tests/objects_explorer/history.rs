@@ -11,6 +11,10 @@
 //! step is being deleted, the manifest is there again and lacks its data: no store can be told to forget a
 //! request. Nothing is lost by that, a load says so, and a sweep takes it away.
 //!
+//! A request may be carried out and its answer say that it was not. Where another save has replaced what it put
+//! by then, nothing is there that tells of it. Who overwrites puts its manifest once more, and so takes effect
+//! twice; who creates is told that another one is there, which is so.
+//!
 //! A save that was taken for dead is another matter. It may be there for a moment, whole or without its data,
 //! and is then taken back; what it had replaced is there again. It has failed once that is over.
 
@@ -73,6 +77,15 @@ enum Status {
     Found(Option<u64>),
 }
 
+/// What went wrong with requests that put manifests.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Happened {
+    /// Whether one may have come late.
+    pub(crate) is_late: bool,
+    /// Whether one was carried out, and its answer was another.
+    pub(crate) is_disowned: bool,
+}
+
 /// What happened to one step, in the order in which it did.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct History {
@@ -109,26 +122,30 @@ impl History {
         self.events.push(Event::SeenBroken);
     }
 
-    /// Checks that a register explains it; the first event that none does is the error. Manifests may come
-    /// late, or none did.
-    pub(crate) fn check(&self, is_late: bool) -> Result<(), String> {
+    /// Checks that a register explains it; the first event that none does is the error.
+    pub(crate) fn check(&self, what: Happened) -> Result<(), String> {
+        let mut is_running = vec![false; self.ops.len()];
         let mut possible = BTreeSet::from([Possible {
             value: None,
             statuses: vec![Status::Unasked; self.ops.len()],
         }]);
         for (place, event) in self.events.iter().enumerate() {
             if let Event::Begin(op) = event {
+                is_running[*op] = true;
                 let begun = possible.into_iter().map(|mut one| {
                     one.statuses[*op] = Status::Pending;
                     one
                 });
                 possible = begun.collect();
             }
-            possible = self.closure(possible);
+            possible = self.closure(possible, |op| what.is_disowned && is_running[op]);
             possible = possible
                 .into_iter()
-                .filter_map(|one| self.after(one, event, place, is_late))
+                .filter_map(|one| self.after(one, event, place, what))
                 .collect();
+            if let Event::End(op, _) = event {
+                is_running[*op] = false;
+            }
             if possible.is_empty() {
                 return Err(format!("{self} (no state explains event {place})"));
             }
@@ -136,8 +153,12 @@ impl History {
         Ok(())
     }
 
-    /// All that comes of whatever may take effect.
-    fn closure(&self, mut possible: BTreeSet<Possible>) -> BTreeSet<Possible> {
+    /// All that comes of whatever may take effect, once or, where it is repeated, more often.
+    fn closure(
+        &self,
+        mut possible: BTreeSet<Possible>,
+        is_repeated: impl Fn(usize) -> bool,
+    ) -> BTreeSet<Possible> {
         let mut open: Vec<Possible> = possible.iter().cloned().collect();
         while let Some(one) = open.pop() {
             for (index, status) in one.statuses.iter().enumerate() {
@@ -153,6 +174,11 @@ impl History {
                     }
                     (Status::Pending, value) => effect(self.ops[index], value),
                     (Status::Taken(value), None) => (Some(*value), Status::Pending),
+                    (Status::Done, value)
+                        if matches!(self.ops[index], Op::Overwrite(_)) && is_repeated(index) =>
+                    {
+                        effect(self.ops[index], value)
+                    }
                     _ => continue,
                 };
                 let mut next = one.clone();
@@ -182,7 +208,7 @@ impl History {
         mut one: Possible,
         event: &Event,
         place: usize,
-        is_late: bool,
+        what: Happened,
     ) -> Option<Possible> {
         let (index, outcome) = match *event {
             Event::Begin(_) => return Some(one),
@@ -194,7 +220,7 @@ impl History {
                         && *status == Status::Done
                         && one.value.is_none_or(places);
                     let is_taken_back = matches!(status, Status::Replaced(_));
-                    (is_late && is_back) || (is_taken_back && one.value.is_some_and(places))
+                    (what.is_late && is_back) || (is_taken_back && one.value.is_some_and(places))
                 });
                 return is_explained.then_some(one);
             }
@@ -218,6 +244,12 @@ impl History {
                 }
             }
             Outcome::Refused if status == Status::Refused => {}
+            Outcome::Refused if status == Status::Done && what.is_disowned => {
+                let is_others = one.value.is_some_and(|value| !self.places(index, value));
+                if !(is_others && matches!(self.ops[index], Op::Create(_))) {
+                    return None;
+                }
+            }
             Outcome::Done if status == Status::Refused && self.ops[index] == Op::Delete => {}
             Outcome::Found(value) if status == Status::Found(value) => {}
             _ => return None,

@@ -180,6 +180,39 @@ fn every_mutant_is_caught() {
     assert_eq!(survivors, Vec::<String>::new());
 }
 
+/// What was put is replaced before its answer, which says that it was not: who put it cannot know.
+#[test]
+fn what_was_done_and_denied_is_repeated_or_lost_to_a_newer_one() {
+    let another = "a saver taken for dead, and another";
+    for (name, order, faults) in [
+        (
+            "two that overwrite",
+            271_932,
+            [("b", 5, Fault::Killed), ("a", 4, Fault::Disowned(409))],
+        ),
+        (
+            another,
+            687_982,
+            [("a", 4, Fault::Doubled), ("c", 7, Fault::Killed)],
+        ),
+        (
+            another,
+            761_184,
+            [("a", 4, Fault::Late(1)), ("b", 1, Fault::Killed)],
+        ),
+    ] {
+        let scenario = SCENARIOS.iter().find(|scenario| scenario.name == name);
+        let planned = |(client, nth, fault)| Planned { client, nth, fault };
+        let ran = run(&Job {
+            scenario: scenario.unwrap(),
+            order: Order::Drawn(order),
+            faults: faults.map(planned).into(),
+            mutation: None,
+        });
+        assert_eq!(ran.violations, Vec::<String>::new(), "{name}, {order}");
+    }
+}
+
 #[test]
 fn a_manifest_that_comes_after_its_deletion_is_swept() {
     let is_it = |scenario: &&Scenario| scenario.name == "two deleters and a saver";

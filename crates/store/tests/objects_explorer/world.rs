@@ -19,7 +19,7 @@ use penstock_store::steps::sweep::Sweep;
 use penstock_store::{Error, Progress, Result};
 
 use crate::common::{Sample, publication, served};
-use crate::history::{History, Op, Outcome};
+use crate::history::{Happened, History, Op, Outcome};
 use crate::mutate::{Mutated, Mutation};
 
 pub(crate) static SERVER: LazyLock<Server> = LazyLock::new(served::start);
@@ -246,13 +246,21 @@ impl World {
         let name = self.bucket.name().to_owned();
         PLACES.lock().unwrap().push_back(Place { name, clients });
         let mut violations = std::mem::take(&mut *self.violations.lock().unwrap());
-        let is_late = |entry: &Entry| {
-            let is_manifest = entry.call == Call::Put && entry.key.ends_with("/manifest.json");
-            is_manifest && matches!(entry.fault, Some(Fault::Late(_)))
+        let is_manifest =
+            |entry: &&Entry| entry.call == Call::Put && entry.key.ends_with("/manifest.json");
+        let journal = self.bucket.journal();
+        let faults = journal.iter().filter(is_manifest);
+        let faults: Vec<Fault> = faults.filter_map(|entry| entry.fault).collect();
+        let is_late = |fault: &Fault| matches!(fault, Fault::Late(_));
+        let what = Happened {
+            is_late: faults.iter().any(is_late),
+            is_disowned: faults.iter().any(|fault| {
+                let is_disowned = matches!(fault, Fault::Disowned(_) | Fault::Doubled);
+                is_disowned || is_late(fault)
+            }),
         };
-        let is_late = self.bucket.journal().iter().any(is_late);
         for (step, history) in self.histories.lock().unwrap().iter() {
-            let why = history.check(is_late).err();
+            let why = history.check(what).err();
             violations.extend(why.map(|why| format!("step {step}: {why}")));
         }
         violations
