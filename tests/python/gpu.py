@@ -204,11 +204,6 @@ class GpuTensor(torch.Tensor):
                 source.gpu.fetch(target, source)
                 return target
             return target.copy_(source.gpu.read(source))
-        if func is aten._local_scalar_dense.default:
-            return args[0].gpu.read(args[0]).item()
-        if func is aten.cat.default:
-            gpu = args[0][0].gpu
-            return gpu.put(torch.cat([gpu.read(one) for one in args[0]]))
         if func is aten._foreach_copy_.default:
             for target, source in zip(*args[:2], strict=True):
                 target.copy_(source)
@@ -454,10 +449,9 @@ class Gpu:
         nbytes = max(count * dtype.itemsize, 1)
         if self.driver.cuMemAllocHost_v2(ctypes.byref(place), ctypes.c_size_t(nbytes)) != 0:
             raise RuntimeError("CUDA error: out of memory")
-        self._kept.append(place)
-        raw = torch.frombuffer(
-            (ctypes.c_uint8 * nbytes).from_address(place.value), dtype=torch.uint8
-        )
+        memory = (ctypes.c_uint8 * nbytes).from_address(place.value)
+        weakref.finalize(memory, self._kept.append, place)
+        raw = torch.frombuffer(memory, dtype=torch.uint8)
         pinned = raw[: count * dtype.itemsize].view(dtype).view(sizes)
         pinned.is_fake_pinned = True
         return pinned
@@ -549,7 +543,6 @@ def taken_for_real():
     make, read = Flattener.__init__, matching._memory_of
     gpu.fresh, gpu.waited, gpu.others = Fresh(), [], None
     empty, to, as_tensor = torch.empty, torch.Tensor.to, torch.as_tensor
-    of_number = torch.tensor
 
     def make_with_more(self, *arguments, **keywords):
         make(self, *arguments, **keywords)
@@ -570,16 +563,17 @@ def taken_for_real():
         sizes = shape[0] if isinstance(shape[0], tuple) else shape
         return gpu.empty(sizes, keywords.get("dtype", torch.float32))
 
-    def make_of_number(value, *, device=None, **keywords):
-        made = of_number(value, **keywords)
-        return gpu.put(made) if getattr(device, "type", None) == "cuda" else made
-
     def pin(tensor):
         return gpu.pinned(tensor.shape, tensor.dtype).copy_(tensor)
 
     def move(tensor, *arguments, **keywords):
         device = keywords.get("device", arguments[0] if arguments else None)
         if getattr(device, "type", None) != "cuda":
+            if type(tensor) is GpuTensor and str(device) == "cpu" and keywords.get("non_blocking"):
+                # PyTorch has the copy come to pinned memory, and waits for nothing.
+                host = gpu.pinned(tensor.shape, tensor.dtype)
+                gpu.fetch(host, tensor)
+                return host
             return to(tensor, *arguments, **keywords)
         if type(tensor) is GpuTensor:
             return to(tensor, *arguments, **keywords) if arguments[1:] else tensor
@@ -601,7 +595,6 @@ def taken_for_real():
             patch.setattr(torch.cuda, "stream", gpu.choosing)
             patch.setattr(torch, "empty", make_empty)
             patch.setattr(torch, "as_tensor", as_it_is)
-            patch.setattr(torch, "tensor", make_of_number)
             patch.setattr(torch.Tensor, "to", move)
             patch.setattr(torch.Tensor, "pin_memory", pin)
             yield gpu

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.features.rows import Rows
 from penstock.state import dtypes
-from penstock.state.devices import open_place
+from penstock.state.devices import open_place, pinned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +47,7 @@ class Delivery:
         place = open_place(device)
         # A device without a number is the one that is current here.
         self._device = device if place is None else dtypes.import_torch().device("cuda", place[0])
-        self._host: Any = None if place is None else _pinned(shape)
+        self._host: Any = None if place is None else pinned(shape, dtypes.import_torch().uint8)
         self._is_pinned = self._host is not None
         if self._host is None:
             self._host = results.empty(shape, is_torch=True)
@@ -80,11 +79,3 @@ class Delivery:
         if place is not None:
             self._copied = place, _native.Moment(place)
         self.rows.buffer, self._host = arrived, None
-
-
-def _pinned(shape: Sequence[int]) -> Any:
-    """Bytes that a GPU copies by itself, of the memory that PyTorch keeps; None if it has none."""
-    torch = dtypes.import_torch()
-    with contextlib.suppress(RuntimeError):
-        return torch.empty(tuple(shape), dtype=torch.uint8, pin_memory=True)
-    return None

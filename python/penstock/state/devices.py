@@ -6,6 +6,7 @@ driver here: their tensors are copied to the host by PyTorch.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -15,7 +16,7 @@ from penstock.errors import DeviceError
 from penstock.state import dtypes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import torch
 
@@ -128,6 +129,19 @@ def is_direct() -> bool:
     torch = sys.modules["torch"]
     # Devices of AMD have the same name.
     return torch.version.hip is None and _native.cuda_problem() is None
+
+
+def pinned(shape: Sequence[int], dtype: Any) -> torch.Tensor | None:
+    """Memory of the host that a device copies by itself, of PyTorch's; None if it has none.
+
+    PyTorch gives it to nobody else before its own copies are done.
+    """
+    with contextlib.suppress(RuntimeError):
+        empty = dtypes.import_torch().empty
+        # Said, as tensors may be on a device by default.
+        found = empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
+        return cast("torch.Tensor", found)
+    return None
 
 
 def current_streams(ordinals: Iterable[int]) -> list[Place]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import pytest
 import torch
 
 import penstock
 from gpu import same
-from offload.optim.training_of import MEMORY_BYTES, SHAPES, assert_equal_states, parameters
+from offload.optim.training_of import MEMORY_BYTES, assert_equal_states, parameters
 from penstock import offload
 from penstock.state import devices
 
@@ -28,7 +29,8 @@ class Pair:
         ]
         make = make or (lambda module, some, **more: module.AdamW(some, lr=1e-2, **more))
         self.one = make(torch.optim, self.theirs, fused=True)
-        self.other = make(offload, self.ours, directory=directory, memory_bytes=MEMORY_BYTES)
+        # About the least: as many windows as there can be.
+        self.other = make(offload, self.ours, directory=directory, memory_bytes=20 << 20)
 
     def set_gradients(self, step, *, without=lambda _: False, scale=1.0):
         """Those of the GPU come from a kernel, some time later."""
@@ -137,15 +139,100 @@ def test_a_scale_that_the_gpu_has(gpu, pair):
     both.assert_equal()
 
 
-def test_many_small_parameters_are_few_copies(gpu, pair):
+def test_many_small_parameters_are_few_copies(gpu, pair, monkeypatch):
     both = pair()
     both.set_gradients(0)
-    # Those of one window are two copies, gradients and values; these are two windows or three.
-    before = gpu.calls("cuMemcpyDtoHAsync_v2")
+    copies = []
+    for name in ("bring", "fetch"):
+        copy = getattr(gpu, name)
+        counted = functools.partial(lambda copy, *both: copies.append(both) or copy(*both), copy)
+        monkeypatch.setattr(gpu, name, counted)
     both.other.step()
-    assert gpu.calls("cuMemcpyDtoHAsync_v2") - before < len(SHAPES)
+    # Of each window the gradients, the values, and these once more on their way back: 4 windows,
+    # of 9 parameters and what they are cut to.
+    assert len(copies) <= 3 * 4
     both.one.step()
     both.assert_equal()
+
+
+@pytest.mark.parametrize("make", [None, sgd])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_rate_that_the_gpu_has(gpu, pair, make, seed):
+    """PyTorch's own optimizers would take it before it has come."""
+    gpu.draw(seed, 3000)
+    both = pair(make=make)
+    for step in range(2):
+        rate = torch.tensor(0.01 * (step + 1))
+        both.one.param_groups[0]["lr"] = rate
+        both.other.param_groups[0]["lr"] = gpu.put(rate)
+        both.set_gradients(step)
+        both.step()
+    both.assert_equal()
+
+
+def test_a_gpu_without_memory_to_pack_in(gpu, pair, monkeypatch):
+    both = pair()
+    both.set_gradients(0)
+    refused = []
+
+    def refuse(*sizes):
+        refused.append(sizes)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(gpu, "empty", refuse)
+    both.step()
+    both.assert_equal()
+    assert refused
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_step_under_autocast(gpu, pair, dtype):
+    both = pair(torch.bfloat16)
+    both.set_gradients(0)
+    both.one.step()
+    # That of the host has the same list of what it changes.
+    with torch.autocast("cpu", dtype=dtype):
+        both.other.step()
+    both.assert_equal()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("is_guarded", [True, False])
+def test_a_lazy_save_has_what_was_there(gpu, pair, tmp_path, is_guarded, seed):
+    """The save is under way when the step changes the parameters."""
+    gpu.draw(seed, 3000)
+    both = pair()
+    both.set_gradients(0)
+    both.step()
+    if is_guarded:
+        penstock.guard(both.other)
+    kept = [gpu.read(one.detach()) for one in both.ours]
+    model = {str(number): one for number, one in enumerate(both.ours)}
+    with penstock.CheckpointStore(tmp_path / "store") as store:
+        state = {"model": model, "optimizer": both.other.state_dict()}
+        both.set_gradients(1)
+        pending = store.save_async(1, state, lazy=True)
+        both.step()
+        pending.result()
+        both.assert_equal()
+        found = store.load(1)["model"]
+    assert all(same(found[str(number)], one) for number, one in enumerate(kept))
+
+
+@pytest.mark.parametrize("is_found", [0.0, 1.0])
+def test_what_a_scaler_found_on_the_gpu(gpu, pair, is_found):
+    both = pair()
+    both.set_gradients(0)
+    both.one.found_inf = torch.tensor(is_found)
+    both.other.found_inf = gpu.put(torch.tensor(is_found))
+    with gpu.capturing(), pytest.raises(penstock.DeviceError, match="captur"):
+        both.other.step()
+    before = [gpu.read(one.detach()) for one in both.ours]
+    both.step()
+    after = [gpu.read(one.detach()) for one in both.ours]
+    assert all(map(same, before, after)) == bool(is_found)
+    if not is_found:
+        both.assert_equal()
 
 
 def test_a_checkpoint_has_both_and_is_loaded_into_both(gpu, pair, tmp_path):
@@ -167,6 +254,23 @@ def test_a_checkpoint_has_both_and_is_loaded_into_both(gpu, pair, tmp_path):
     both.assert_equal()
     for one, before in zip(both.ours, kept, strict=True):
         assert same(gpu.read(one.detach()), before)
+
+
+def test_counts_of_a_state_never_go_to_the_gpu(gpu, pair, monkeypatch):
+    """It may have no memory left, and the state is half loaded by then."""
+    both = pair()
+    both.set_gradients(0)
+    both.step()
+    state = both.other.state_dict()
+    monkeypatch.setattr(gpu, "put", lambda _: pytest.fail("something goes to the GPU"))
+    both.other.load_state_dict(state)
+    monkeypatch.undo()
+    assert both.other.param_groups[0]["fused"] is True
+    assert both.other.param_groups[0]["capturable"] is False
+    assert all(one["step"].is_cpu for one in both.other.state.values())
+    both.set_gradients(1)
+    both.step()
+    both.assert_equal()
 
 
 def test_a_state_of_pytorch_s_whose_moments_the_gpu_has(gpu, pair):
@@ -205,10 +309,11 @@ def test_a_step_in_a_fork_is_refused(gpu, pair, monkeypatch):
     both.assert_equal()
 
 
-def test_a_driver_that_fails_before_anything_has_changed(gpu, pair):
+@pytest.mark.parametrize("call", ["cuEventRecord", "cuEventSynchronize"])
+def test_a_driver_that_fails_before_anything_has_changed(gpu, pair, call):
     both = pair()
     both.set_gradients(0)
-    gpu.fail("cuEventRecord")
+    gpu.fail(call)
     with pytest.raises(penstock.DeviceError):
         both.other.step()
     gpu.mend()

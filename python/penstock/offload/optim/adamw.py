@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class AdamW(StoredOptimizer, torch.optim.AdamW):
-    """`torch.optim.AdamW` with its moments on storage: bit for bit what ``fused=True`` computes.
+    """`torch.optim.AdamW` with its moments on storage: the bits of ``fused=True`` on the CPU.
 
     A step has the moments pass through a bounded amount of memory, read ahead and written behind,
     into a new generation of files; it ends when that is on stable storage. A checkpoint by

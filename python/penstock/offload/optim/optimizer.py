@@ -17,7 +17,7 @@ from penstock.offload.optim.given import MASTER, local_of, taken_in
 from penstock.offload.optim.layout import Entry
 from penstock.offload.optim.shares import Live, shares_of
 from penstock.offload.optim.state import StoredState
-from penstock.offload.optim.visit import Visit, check_devices
+from penstock.offload.optim.visit import Visit, check_devices, options_on_host
 from penstock.option_kinds import Number
 from penstock.process import own_rank
 from penstock.state.gcpause import gc_paused
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 MEMORY_BYTES = 256 << 20
 _MEMORY = Number(1, (1 << 63) - 1, "bytes", is_open=False)
 _HALVES = (torch.float16, torch.bfloat16)
+_KINDS = ("fused", "capturable")
+"""Options that say where PyTorch's optimizers count their steps."""
 _TYPES = (torch.float32, torch.float64, *_HALVES)
 
 
@@ -147,24 +149,23 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
                 the system failed: what a call behind says.
             CorruptCheckpointError: A file is damaged.
             DeviceError: The current stream of a device is captured into a graph: nothing has
-                changed. Or a device has failed.
+                changed. Or a device has failed, of which PyTorch may tell by an error of its own.
             PenstockError: An earlier step failed in its middle, so that the parameters are of two
                 steps.
         """
         self._check_whole()
+        check_devices(one for group in self.param_groups for one in group["params"])
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         scale = getattr(self, "grad_scale", None)
         found_inf = getattr(self, "found_inf", None)
-        if found_inf is not None and float(found_inf):
+        if found_inf is not None and found_inf.to("cpu").item():
             return loss
         with torch.no_grad(), gc_paused():
-            check_devices(one for group in self.param_groups for one in group["params"])
             if live := self._live():
-                # The kernels of the host take it there.
-                self._advance(live, None if scale is None else scale.to("cpu"))
+                self._advance(live, scale)
         return loss
 
     def _check_whole(self) -> None:
@@ -226,6 +227,8 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
 
     def _advance(self, live: dict[int, Live], scale: Any) -> None:
         begun = is_updated = False
+        scale = None if scale is None else scale.to("cpu")
+        options = [options_on_host(group) for group in self.param_groups]
 
         def prepare(task: Task, window: Window, parts: list[Any]) -> Visit:
             shares = shares_of(window, parts, task.segment.moments, live)
@@ -233,8 +236,10 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
 
         def work(visit: Visit) -> None:
             nonlocal begun
+            shares = visit.arrive()
             begun = True
-            self._work(visit, scale)
+            self._work(shares, options, scale)
+            visit.leave()
 
         def commit(path: str) -> None:
             nonlocal is_updated
@@ -259,8 +264,13 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
                 )
             raise
 
-    def _work(self, visit: Visit, scale: Any) -> None:
-        for (group, is_first), share in visit.arrive().items():
+    def _work(
+        self,
+        shares: dict[tuple[int, bool], Shares],
+        options: list[dict[str, Any]],
+        scale: Any,
+    ) -> None:
+        for (group, is_first), share in shares.items():
             if is_first:
                 # Zeros already, unless its state was taken away since.
                 for some in share.moments.values():
@@ -272,10 +282,9 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
                 pairs = zip(share.gradients, masters, strict=True)
                 share.gradients = [gradient.to(master.dtype) for gradient, master in pairs]
                 share.values = masters
-            self._update(self.param_groups[group], share, scale)
+            self._update(options[group], share, scale)
             if masters is not None:
                 torch._foreach_copy_(values, masters)
-        visit.leave()
 
     # ---- State
 
@@ -328,6 +337,8 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
         """
         self._stored.files.check_open()
         files: dict[Segment, list[StateFile]] = {}
+        kinds: list[dict[str, Any]] = []
+        counts: dict[Any, float] = {}
 
         def take_in(_: Any, given: dict[str, Any]) -> dict[str, Any]:
             self._check_groups(given["param_groups"])
@@ -335,13 +346,27 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
                 (one, self._numbers[one]) for group in self.param_groups for one in group["params"]
             ]
             plain, incoming = taken_in(self._stored, own, given)
+            theirs = [one for group in given["param_groups"] for one in group["params"]]
+            for place, (parameter, _) in zip(theirs, own, strict=False):
+                if place in plain:
+                    counts[parameter] = plain[place]["step"]
             # All that may fail comes before PyTorch changes anything.
             files.update({} if incoming is None else incoming.finish())
-            return {**given, "state": plain}
+            kinds.extend(
+                {name: one[name] for name in _KINDS if name in one} for one in given["param_groups"]
+            )
+            # Else PyTorch has each count be a tensor of the device of its parameter.
+            groups = [
+                {**one, **dict.fromkeys(kind)}
+                for one, kind in zip(given["param_groups"], kinds, strict=True)
+            ]
+            return {**given, "state": plain, "param_groups": groups}
 
         def adopt(_: Any) -> None:
-            for state in self.state.values():
-                state["step"] = _count(state["step"])
+            for group, kind in zip(self.param_groups, kinds, strict=True):
+                group.update(kind)
+            for parameter, state in self.state.items():
+                state["step"] = _count(counts[parameter])
             self._torn = "a state was loaded, but not committed"
             self._stored.adopt(files, self._commit)
             self._torn = None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SGD(StoredOptimizer, torch.optim.SGD):
-    """`torch.optim.SGD` with its momentum on storage: bit for bit what ``fused=True`` computes.
+    """`torch.optim.SGD` with its momentum on storage: the bits of ``fused=True`` on the CPU.
 
     All else is as with `penstock.offload.AdamW`.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from penstock import _native
-from penstock.state.devices import DirectPlaces
+from penstock.state.devices import DirectPlaces, open_place, pinned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +22,8 @@ class Visit:
 
     Those of the host are updated where they are. Those of a device are copied by it, behind what
     its current stream has, while others are updated: to pinned memory when this is made, and back
-    when they leave. What the stream gets then sees them updated; the host waits for neither.
+    when they leave. The host waits for those that come. What the stream gets behind those that
+    leave sees them updated.
 
     Args:
         shares: What is updated; values and gradients of it become those of the host.
@@ -91,27 +93,57 @@ class _Parcel:
         self.place = place
         self._tensors = tensors
         self._counts = [tensor.numel() for tensor in tensors]
-        # PyTorch's allocator gives pinned memory to the next one when its copies are done.
-        self._host = _host_memory(sum(self._counts), tensors[0].dtype, is_pinned=place is not None)
+        count, self._dtype = sum(self._counts), tensors[0].dtype
+        self._host: Any = None if place is None else pinned([count], self._dtype)
+        self._is_queued = self._host is not None
+        if self._host is None:
+            self._host = torch.empty(count, dtype=self._dtype, device="cpu")
         self.views = self._host.split(self._counts)
 
     def come(self) -> None:
         """Has them copied to the host."""
-        # One copy of many small ones: each would take as long as one of 200 KB.
-        source = self._tensors[0] if len(self._tensors) == 1 else torch.cat(self._tensors)
-        self._host.copy_(source, non_blocking=self.place is not None)
+        if (packed := self._packed()) is None:
+            for view, tensor in zip(self.views, self._tensors, strict=True):
+                view.copy_(tensor, non_blocking=self._is_queued)
+            return
+        torch._foreach_copy_(packed.split(self._counts), self._tensors)
+        self._host.copy_(packed, non_blocking=self._is_queued)
 
     def go(self) -> None:
         """Has them copied from there."""
-        is_queued = self.place is not None
-        if len(self._tensors) == 1:
-            self._tensors[0].copy_(self._host, non_blocking=is_queued)
+        if (packed := self._packed()) is None:
+            for view, tensor in zip(self.views, self._tensors, strict=True):
+                tensor.copy_(view, non_blocking=self._is_queued)
             return
-        there: Any = torch.empty(
-            len(self._host), dtype=self._host.dtype, device=self._tensors[0].device
-        )
-        there.copy_(self._host, non_blocking=is_queued)
-        torch._foreach_copy_(self._tensors, there.split(self._counts))
+        packed.copy_(self._host, non_blocking=self._is_queued)
+        torch._foreach_copy_(self._tensors, packed.split(self._counts))
+
+    def _packed(self) -> Any:
+        """Memory of the device for all of them: a copy of a small one takes as long as of 200 KB.
+
+        Returns:
+            None where they are copied by themselves: one, or where the device has no more memory.
+        """
+        if len(self._tensors) == 1:
+            return None
+        with contextlib.suppress(torch.OutOfMemoryError):
+            count, device = len(self._host), self._tensors[0].device
+            return torch.empty(count, dtype=self._dtype, device=device)
+        return None
+
+
+def options_on_host(group: dict[str, Any]) -> dict[str, Any]:
+    """Options of a group as kernels of the host take them: what a device has is waited for.
+
+    PyTorch's own optimizers copy them and do not wait where parameters are on the host.
+    """
+    return {name: _on_host(value) for name, value in group.items()}
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_on_host, value))
+    return value.to("cpu") if isinstance(value, torch.Tensor) else value
 
 
 def check_devices(tensors: Iterable[Any]) -> None:
@@ -121,17 +153,5 @@ def check_devices(tensors: Iterable[Any]) -> None:
         DeviceError: The current stream of one is captured into a graph, or this is a fork of a
             process that has used it.
     """
-    places = DirectPlaces()
     for device in dict.fromkeys(one.device for one in tensors if not one.is_cpu):
-        if (place := places.on(str(device))) is not None:
-            _native.check_stream(place)
-
-
-def _host_memory(count: int, dtype: Any, *, is_pinned: bool) -> Any:
-    if is_pinned:
-        try:
-            return torch.empty(count, dtype=dtype, device="cpu", pin_memory=True)
-        except RuntimeError:
-            # The system lets no more be pinned: the driver copies it by way of memory of its own.
-            pass
-    return torch.empty(count, dtype=dtype, device="cpu")
+        open_place(device)
