@@ -238,7 +238,7 @@ def _digests(io: TensorIO, path: str, mark: FileMark, tell: Any) -> list[int]:
     pieces = [
         (at, min(_PIECE_BYTES, mark.nbytes - at)) for at in range(0, mark.nbytes, _PIECE_BYTES)
     ]
-    buffers = [torch.empty(_PIECE_BYTES, dtype=torch.uint8) for _ in pieces[:2]]
+    buffers = [torch.empty(_PIECE_BYTES, dtype=torch.uint8, device="cpu") for _ in pieces[:2]]
     chunks: list[int] = []
     pending = None
     for number, (at, nbytes) in enumerate([*pieces, (mark.nbytes, 0)]):

@@ -184,7 +184,7 @@ class Stream:
         done_bytes = 0
         # In huge pages: scattered ones halve the rate of devices that take them one by one.
         buffers = Buffers(sys.maxsize)
-        memory = [torch.empty(0, dtype=torch.uint8)] * SLOTS
+        memory = [torch.empty(0, dtype=torch.uint8, device="cpu")] * SLOTS
         written: list[tuple[Transfer, Any] | None] = [None] * SLOTS
         number = 0
         with TensorIO(engine=self._options.engine, direct=self._options.direct) as io:

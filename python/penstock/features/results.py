@@ -50,7 +50,7 @@ class Results:
         if is_torch:
             torch, kind = dtypes.import_torch(), dtypes.torch_dtype(self._dtype)
             if nbytes < _KEPT_FROM_BYTES:
-                return torch.empty(sizes, dtype=kind)
+                return torch.empty(sizes, dtype=kind, device="cpu")
             return torch.frombuffer(self._take(nbytes), dtype=kind, count=count).view(sizes)
         array_kind = dtypes.numpy_dtype(self._dtype)
         if nbytes < _KEPT_FROM_BYTES:

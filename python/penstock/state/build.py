@@ -241,7 +241,7 @@ class Builder:
         buffer, offset = self._place(index, end - begin, items * item_bytes)
         try:
             if items == 0:
-                tensor = self._torch.empty(shape, dtype=dtype)
+                tensor = self._torch.empty(shape, dtype=dtype, device="cpu")
             else:
                 tensor = self._torch.frombuffer(buffer, dtype=dtype, count=items, offset=offset)
                 tensor = tensor if len(shape) == 1 else tensor.view(shape)

@@ -71,7 +71,7 @@ class _Read:
     def bounce(self) -> int:
         """Has it go through memory of its own; returns how many bytes that takes."""
         of_what = self.source.shape if self.source.window else self.target.shape
-        self.host = torch.empty(of_what, dtype=self.dtype)
+        self.host = torch.empty(of_what, dtype=self.dtype, device="cpu")
         return self.host.numel() * self.host.element_size()
 
     def request(self) -> BoxRead:

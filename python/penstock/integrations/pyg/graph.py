@@ -85,7 +85,7 @@ class Graph(GraphStore):  # type: ignore[misc]
 
 def _sorted(kind: EdgeType | None, given: Any, sources: int, targets: int) -> Edges:
     if isinstance(given, tuple):
-        first, row = (_integers(kind, torch.as_tensor(one)) for one in given)
+        first, row = (_integers(kind, torch.as_tensor(one, device="cpu")) for one in given)
         is_good = len(first) == targets + 1 and int(first[0]) == 0 and int(first[-1]) == len(row)
         if not is_good or bool((first[1:] < first[:-1]).any()):
             raise ValueError(
@@ -94,13 +94,13 @@ def _sorted(kind: EdgeType | None, given: Any, sources: int, targets: int) -> Ed
             )
         made = Edges(first.long(), row, None)
     else:
-        index = _integers(kind, torch.as_tensor(given))
+        index = _integers(kind, torch.as_tensor(given, device="cpu"))
         if index.ndim != 2 or index.shape[0] != 2:
             raise ValueError(f"edges of {kind}: shape {tuple(index.shape)}: [2, edges] is needed")
         if index.shape[1] and not 0 <= int(index[1].min()) <= int(index[1].max()) < targets:
             raise ValueError(f"edges of {kind}: a target is none of {targets} nodes")
         target, order = torch.sort(index[1], stable=True)
-        first = torch.zeros(targets + 1, dtype=torch.long)
+        first = torch.zeros(targets + 1, dtype=torch.long, device="cpu")
         torch.cumsum(torch.bincount(target, minlength=targets), 0, out=first[1:])
         made = Edges(first, index[0][order], order)
     row = made.sources

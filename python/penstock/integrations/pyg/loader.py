@@ -213,7 +213,9 @@ class GatherLoader(NodeLoader):  # type: ignore[misc]
         self._place, self._is_resumed = Place(self._place.epoch, batches), False
         self._tell_epoch()
         self._order.skipped = batches * self._batch_size
-        made = Epoch(self, super().__iter__(), self._place, landing)
+        # What samples is of the host, whatever device tensors are on by default.
+        with torch.device("cpu"):
+            made = Epoch(self, super().__iter__(), self._place, landing)
         self._last = weakref.ref(made)
         return made
 
@@ -274,9 +276,9 @@ def _input_of(graph: Graph, given: Any) -> Any:
     else:
         raise TypeError("input_nodes: (type, nodes) or a type, as the graph has several")
     if nodes is None:
-        nodes = torch.arange(count)
+        nodes = torch.arange(count, device="cpu")
     elif not isinstance(nodes, (torch.Tensor, slice)):
-        nodes = torch.as_tensor(nodes)
+        nodes = torch.as_tensor(nodes, device="cpu")
     return nodes if kind is None else (kind, nodes)
 
 

@@ -27,7 +27,7 @@ class Negatives(NegativeSampling):  # type: ignore[misc]
         """
         weight: Any = self.src_weight if endpoint == "src" else self.dst_weight
         if weight is None:
-            return torch.randint(num_nodes, (num_samples,), generator=self._generator)
+            return torch.randint(num_nodes, (num_samples,), generator=self._generator, device="cpu")
         if len(weight) != num_nodes:
             raise ValueError(
                 f"{endpoint}_weight: {len(weight)} weights: each of the {num_nodes} nodes needs one"

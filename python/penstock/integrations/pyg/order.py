@@ -51,7 +51,7 @@ class Order(Sampler[Any]):
         if not self.is_shuffled:
             return iter(range(self.skipped, self.count))
         generator = seeded("order", self._seed, self.epoch)
-        order = torch.randperm(self.count, generator=generator)
+        order = torch.randperm(self.count, generator=generator, device="cpu")
         return iter(order[self.skipped :].tolist())
 
 

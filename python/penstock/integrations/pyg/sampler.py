@@ -59,7 +59,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         self.replace = replace
         self.seed = seed
         # In memory that workers share, of whom some live longer than an epoch.
-        self._epoch: torch.Tensor = torch.zeros((), dtype=torch.long)
+        self._epoch: torch.Tensor = torch.zeros((), dtype=torch.long, device="cpu")
         self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         kinds = list(graph.edges)
         if isinstance(num_neighbors, Mapping):
@@ -200,7 +200,7 @@ class _Drawn:
         self._sampler = sampler
         self._edges = sampler.graph.edges
         types = sampler.graph.nodes
-        empty = torch.empty(0, dtype=torch.long)
+        empty = torch.empty(0, dtype=torch.long, device="cpu")
         for kind, nodes in seeds.items():
             count = _count_of(types, kind)
             if len(nodes) and not 0 <= int(nodes.min()) <= int(nodes.max()) < count:
@@ -245,14 +245,14 @@ class _Drawn:
         both = torch.cat([known, found])
         distinct, which = torch.unique(both, return_inverse=True)
         # Of each, where it comes first.
-        first = torch.full((len(distinct),), len(both), dtype=torch.long)
-        first.scatter_reduce_(0, which, torch.arange(len(both)), "amin")
+        first = torch.full((len(distinct),), len(both), dtype=torch.long, device="cpu")
+        first.scatter_reduce_(0, which, torch.arange(len(both), device="cpu"), "amin")
         is_new = first >= len(known)
         new = first[is_new].sort().values
         numbers = first
         order = torch.argsort(first[is_new])
-        places = torch.empty(len(new), dtype=torch.long)
-        places[order] = torch.arange(len(new)) + len(known)
+        places = torch.empty(len(new), dtype=torch.long, device="cpu")
+        places[order] = torch.arange(len(new), device="cpu") + len(known)
         numbers[is_new] = places
         self.nodes[kind] = torch.cat([known, both[new]])
         return numbers[which[len(known) :]]
@@ -276,9 +276,11 @@ def _draw(
     if count == -1:
         return _all_of(begin, degrees)
     if is_replaced:
-        chosen = torch.rand(len(nodes), count, generator=generator, dtype=torch.float64)
+        chosen = torch.rand(
+            len(nodes), count, generator=generator, dtype=torch.float64, device="cpu"
+        )
         offsets = (chosen * degrees[:, None]).long()
-        places = torch.arange(len(nodes)).repeat_interleave(count)
+        places = torch.arange(len(nodes), device="cpu").repeat_interleave(count)
         slots = (begin[:, None] + offsets).view(-1)
         is_there = (degrees > 0).repeat_interleave(count)
         return places[is_there], slots[is_there]
@@ -293,9 +295,9 @@ def _draw(
 
 
 def _all_of(begin: torch.Tensor, degrees: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    places = torch.arange(len(begin)).repeat_interleave(degrees)
+    places = torch.arange(len(begin), device="cpu").repeat_interleave(degrees)
     before = degrees.cumsum(0) - degrees
-    within = torch.arange(len(places)) - before[places]
+    within = torch.arange(len(places), device="cpu") - before[places]
     return places, begin[places] + within
 
 
@@ -304,10 +306,10 @@ def _distinct(degrees: torch.Tensor, count: int, generator: torch.Generator) -> 
 
     Floyd's algorithm (Bentley, Communications of the ACM 30(9), 1987), for all nodes at a time.
     """
-    chosen = torch.empty(len(degrees), count, dtype=torch.long)
+    chosen = torch.empty(len(degrees), count, dtype=torch.long, device="cpu")
     for drawn in range(count):
         last = degrees - count + drawn
-        shares = torch.rand(len(degrees), generator=generator, dtype=torch.float64)
+        shares = torch.rand(len(degrees), generator=generator, dtype=torch.float64, device="cpu")
         one = torch.minimum((shares * (last + 1)).long(), last)
         is_taken = (chosen[:, :drawn] == one[:, None]).any(1)
         chosen[:, drawn] = torch.where(is_taken, last, one)

@@ -133,8 +133,8 @@ class FirstReads:
         begin = span.offset // chunk_bytes * chunk_bytes
         last = min(-(-end // chunk_bytes) * chunk_bytes, self._marks[span.path].nbytes)
         return [
-            (torch.empty(span.offset - begin, dtype=torch.uint8), begin),
-            (torch.empty(last - end, dtype=torch.uint8), end),
+            (torch.empty(span.offset - begin, dtype=torch.uint8, device="cpu"), begin),
+            (torch.empty(last - end, dtype=torch.uint8, device="cpu"), end),
         ]
 
     def _compare(self, span: Span, pieces: list[tuple[Any, int]], inside: Any) -> None:

@@ -37,7 +37,7 @@ class Memory:
         """The first bytes of it; if there are too few, other memory takes its place."""
         torch = dtypes.import_torch()
         if nbytes == 0:
-            return torch.empty(0, dtype=torch.uint8)
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
         if nbytes > self._nbytes:
             # What was there has to be gone before there is something else.
             self._native = None
