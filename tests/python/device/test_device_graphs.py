@@ -223,6 +223,27 @@ def test_where_no_gpu_is_asked_for_none_is(gpu, table, graph):
             loader_of(opened, graph, device=device)
 
 
+def test_a_capture_of_the_epoch_s_own_stream_leaves_the_epoch_as_it_is(gpu, table, graph):
+    """Its thread begins batches on that stream, and cannot meanwhile."""
+    opened, _ = table
+    wanted = list(loader_of(opened, graph, device=None))
+    loader = loader_of(opened, graph)
+
+    def slowly(one):
+        time.sleep(0.05)
+        return one
+
+    loader._transform_sampled = slowly
+    epoch = iter(loader)
+    found = [next(epoch)]
+    with gpu.capturing(THREAD_LOCAL):
+        # It has the next batches sampled, and one of them begun.
+        time.sleep(0.3)
+    found += epoch
+    for batch, other in zip(found, wanted, strict=True):
+        assert_same(gpu, batch, other)
+
+
 def test_a_capture_is_refused_and_goes_on_and_so_does_the_epoch(gpu, table, graph):
     opened, _ = table
     wanted = list(loader_of(opened, graph, device=None))

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.errors import PenstockError
+from penstock.errors import DeviceError, PenstockError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -250,6 +250,9 @@ class _Ahead:
         rows = None if landing is None else landing.rows
         try:
             self._steps.store.begin(self._steps.nodes_of(sampled), rows)
+        except DeviceError as error:
+            # While the stream is captured nothing is begun on it: by whoever takes the batch then.
+            return None if error.code is None else error
         except BaseException as error:
             return error
         return None

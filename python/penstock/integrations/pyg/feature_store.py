@@ -64,7 +64,8 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
             device: Where rows of tables are to be; None for where the nodes are.
         """
         for name, table, index in self._tables(nodes):
-            _, known = self._ahead.get((*name, id(index)), (index, None))
+            # What cannot be begun is not foreseen any more either.
+            _, known = self._ahead.pop((*name, id(index)), (index, None))
             if known is None:
                 known = table.gather_async(index, device=device)
             elif isinstance(known, ForeseenRows):
@@ -93,9 +94,9 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
         if attr.index is not None:
             raise TypeError("index: features are put as a whole (index=None)")
-        if not isinstance(tensor, Features):
+        if not isinstance(tensor, Features | torch.Tensor):
             try:
-                tensor = torch.as_tensor(tensor)
+                tensor = torch.as_tensor(tensor, device="cpu")
             except (TypeError, ValueError, RuntimeError) as error:
                 raise TypeError(
                     f"{attr.attr_name}: {type(tensor).__name__}: a table of penstock.features.open,"
@@ -125,8 +126,10 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
         if index is None:
             index = slice(None)
         if isinstance(index, slice):
-            index = torch.arange(len(held))[index]
-        return held.gather_async(torch.as_tensor(index))
+            index = torch.arange(len(held), device="cpu")[index]
+        if not isinstance(index, torch.Tensor):
+            index = torch.as_tensor(index, device="cpu")
+        return held.gather_async(index)
 
     def _remove_tensor(self, attr: TensorAttr) -> bool:
         return self._held.pop((attr.group_name, attr.attr_name), None) is not None
