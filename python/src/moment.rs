@@ -31,6 +31,12 @@ impl Moment {
         raised(py, detached(py, record))
     }
 
+    /// Whether it has come.
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        let look = || Ok(self.event.is_done().map_err(penstock_io::Error::from)?);
+        raised(py, detached(py, look))
+    }
+
     /// Waits until it has come.
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
         let wait = || Ok(self.event.wait().map_err(penstock_io::Error::from)?);

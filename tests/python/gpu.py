@@ -497,6 +497,21 @@ class Gpu:
         return raw.view(tensor.dtype).as_strided(*where)
 
     @contextmanager
+    def another_current(self, monkeypatch):
+        """Who works meanwhile has the second device as the current one."""
+        plain = torch.cuda.current_stream
+
+        def current_stream(ordinal=0):
+            if ordinal == 1:
+                return SimpleNamespace(cuda_stream=0, device=torch.device("cuda", 1))
+            return plain(ordinal)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "current_device", lambda: 1)
+            patch.setattr(torch.cuda, "current_stream", current_stream)
+            yield
+
+    @contextmanager
     def capturing(self, mode=_GLOBAL):
         """The training's stream goes into a graph; the capture has to survive."""
         self.call("cuStreamBeginCapture_v2", self.stream, mode)

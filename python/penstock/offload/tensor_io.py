@@ -323,6 +323,11 @@ class TensorIO:
                 _left.add(transfer)
             return transfer
 
+    def _settle(self) -> None:
+        """Waits until nothing is under way, well or not; of failures others have to hear."""
+        for transfer in self._take_pending():
+            transfer.ends_within(None)
+
     def _take_pending(self) -> list[Transfer]:
         """What was handed over in this process, at the end of the program."""
         claim = self._claim

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 import penstock
 from gpu import GpuTensor, drawn, have_gpu, same
 from penstock import offload
+from penstock.offload.streaming.weight_files import WeightFiles
 
 LAYERS = 3
 COUNT = 8
@@ -423,3 +424,52 @@ def test_a_moment_that_the_driver_refuses_is_waited_for_later(gpu, disk_path):
         assert not ended.wait(0.3), "what it still reads is filled anew"
     thread.join()
     assert_seen(looks + ours, expected)
+
+
+def test_uses_are_of_the_device_whichever_one_is_current(gpu, disk_path, monkeypatch):
+    """That of a thread which calls the model may be another one than where it was streamed."""
+    gpu.driver.penstock_fake_devices(2)
+    _, expected = written(disk_path / "a")
+    model = streamed(disk_path / "a", 2)
+    late, other = gpu.new_stream(), gpu.stream
+    looks, ours, chosen = [], [], torch.tensor([3, 5])
+    with torch.inference_mode():
+        model.blocks[0]([], chosen)
+    with gpu.holding(late):
+        gpu.stream = late
+        with gpu.another_current(monkeypatch), torch.inference_mode():
+            model.blocks[0](looks, chosen)
+        gpu.stream = other
+        thread, ended = on_another_thread(
+            gpu, lambda: model.blocks[0](ours, torch.tensor([0, 1, 6]))
+        )
+        is_over = ended.wait(0.3)
+    thread.join()
+    assert not is_over, "what a kernel still reads is filled anew"
+    assert all(same(seen(), expected[what]) for what, seen in looks + ours)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_break_behind_the_beginning_of_a_read_leaves_no_read_behind(
+    gpu, disk_path, device, monkeypatch
+):
+    """Whatever comes to the same memory next is not written over by it."""
+    _, expected = written(disk_path / "a")
+    model = streamed(disk_path / "a", 2, device=device)
+    begin, begun = WeightFiles.begin, []
+
+    def broken_off(self, spans, memory, named):
+        begun.append(begin(self, spans, memory, named))
+        raise KeyboardInterrupt
+
+    with torch.inference_mode():
+        model.blocks[0]([], torch.tensor([1]))
+        with monkeypatch.context() as patch:
+            patch.setattr(WeightFiles, "begin", broken_off)
+            with pytest.raises(KeyboardInterrupt):
+                model.blocks[0]([], torch.tensor([3]))
+        assert all(one.done() for one in begun)
+        looks = []
+        model.blocks[0](looks, torch.tensor([5]))
+    assert begun
+    assert all(same(seen(), expected[what]) for what, seen in looks)

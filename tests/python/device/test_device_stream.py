@@ -176,7 +176,7 @@ def test_buffers_go_there_and_the_model_says_where_it_is(gpu, disk_path, monkeyp
 
     monkeypatch.setattr(torch.Tensor, "to", noted)
     model = offload.stream(model, weights=disk_path / "a", memory_bytes=1 << 30, device="cuda")
-    assert moved == [(torch.device("cuda"),)]
+    assert moved == [(torch.device("cuda:0"),)]
     assert model.scale.device.type == "cuda"
 
 
@@ -333,6 +333,57 @@ def test_a_block_that_stays_may_be_captured(gpu, disk_path, monkeypatch):
         held = model([])
     assert_sees(model, weights)
     assert [one.data_ptr() for one in held] == [one.data_ptr() for one in held_by(model)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_what_stays_may_be_captured_on_another_stream(gpu, disk_path, dtype, monkeypatch):
+    """What is converted is so once, on whichever stream; `torch.cuda.graph` has one of its own."""
+    content = {f"blocks.{index}.weight": drawn((ITEMS,), dtype, index) for index in range(3)}
+    content |= {f"blocks.{index}.bias": drawn((7,), dtype, 9) for index in range(3)}
+    save_file(content, disk_path / "model.safetensors")
+    model = offload.stream(Stack(3), weights=disk_path, memory_bytes=1 << 28, device="cuda")
+    with torch.inference_mode():
+        looks = model([])
+    assert all(same(looks[2 * at](), content[f"blocks.{at}.weight"].float()) for at in range(3))
+    first, gpu.stream = gpu.stream, gpu.new_stream()
+    with gpu.capturing(), torch.inference_mode(), monkeypatch.context() as patched:
+        patched.setattr(gpu, "look", lambda tensor: tensor)
+        assert len(model([])) == 6
+    gpu.stream = first
+
+
+def test_uses_are_of_the_device_whichever_one_is_current(gpu, disk_path, monkeypatch):
+    """That of a thread which calls the model may be another one than where it was streamed."""
+    gpu.driver.penstock_fake_devices(2)
+    weights = written(disk_path / "a", 6)
+    model = offload.stream(
+        Stack(6),
+        weights=disk_path / "a",
+        memory_bytes=least(disk_path / "a", 6),
+        device="cuda",
+    )
+    late, other = gpu.new_stream(), gpu.stream
+    ended = threading.Event()
+
+    @torch.inference_mode()
+    def call_others():
+        gpu.call("cuCtxPushCurrent_v2", gpu._context)
+        model([], [4, 2, 3, 5])
+        ended.set()
+
+    with torch.inference_mode():
+        model([], [0])
+    with gpu.holding(late):
+        gpu.stream = late
+        with gpu.another_current(monkeypatch), torch.inference_mode():
+            looks = model([], [1])
+        gpu.stream = other
+        thread = threading.Thread(target=call_others)
+        thread.start()
+        is_over = ended.wait(0.3)
+    thread.join()
+    assert not is_over, "what a kernel still reads is filled anew"
+    assert all(same(look(), weight) for look, weight in zip(looks, weights[2:4], strict=True))
 
 
 def held_by(model):

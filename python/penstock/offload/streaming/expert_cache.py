@@ -171,11 +171,12 @@ class ExpertCache:
         device: torch.device | None = None,
     ) -> None:
         self.counts = ExpertsReport(0)
-        self.device: Any = device
+        self.device: Any = device or "cpu"
         self.on_stall: Callable[[float], None] = lambda _: None
         self.slots = slots_of(mixtures)
         self.weight_bytes = sum(slab.weight_bytes for slab in _all_of(mixtures))
         self._mixtures = mixtures
+        self._io = io
         self._files = WeightFiles(io, marks, first_reads)
         self._pools: dict[str, _Pool] = {}
         self._uses: set[ExpertsUse] = set()
@@ -202,8 +203,6 @@ class ExpertCache:
             memory: Bytes.
         """
         with self._lock:
-            # With its number, which who streams to "cuda" has not said.
-            self.device = memory.device
             self.counts.memory_bytes = len(memory)
             begin = 0
             for attribute, size in slab_sizes_of(self._mixtures).items():
@@ -288,7 +287,14 @@ class ExpertCache:
         if slot is None:
             return None
         self._kernels.follow()
-        pool.fill(slot, slab, self._files.begin(slab.spans, slot.memory, slab.named))
+        try:
+            pool.fill(slot, slab, self._files.begin(slab.spans, slot.memory, slab.named))
+        except Exception:
+            raise
+        except BaseException:
+            # Perhaps its memory is the kernel's.
+            self._io._settle()
+            raise
         self.counts.read_bytes += sum(span.nbytes for span in slab.spans)
         return slot
 
@@ -319,8 +325,8 @@ class ExpertCache:
                     tensor = slab.tensor(slot.memory)
                 slot.made = self._kernels.note() if slab.is_converted else None
                 slot.tensor = tensor
-            elif slot.made is not None:
-                self._kernels.wait_for(*slot.made)
+            elif slot.made is not None and self._kernels.wait_for(*slot.made):
+                slot.made = None
             return slot.tensor
 
     def take_up(self, use: ExpertsUse, attribute: str, number: int) -> _Slot:

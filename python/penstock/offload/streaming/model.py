@@ -6,7 +6,7 @@ import math
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.offload.streaming import transformers as of_transformers
@@ -164,8 +164,14 @@ def _device_of(device: Any) -> torch.device | None:
     Raises:
         ValueError: PyTorch knows no such device.
     """
-    found = device_of(device)
-    return None if found is None or found.type == "cpu" else found
+    found: Any = device_of(device)
+    if found is None or found.type == "cpu":
+        return None
+    if found.type == "cuda" and found.index is None:
+        # Who calls the model may have another one as the current one.
+        of_torch = dtypes.import_torch()
+        found = of_torch.device("cuda", of_torch.cuda.current_device())
+    return cast("torch.device", found)
 
 
 def _check_device(
@@ -293,7 +299,7 @@ def _fill_buffers(
             continue
         if stored.shape_in_model != tuple(buffer.shape):
             raise StateMismatchError(f"{name!r} is of another shape in the files", key=name)
-        content = torch.empty(stored.shape, dtype=stored.dtype)
+        content = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
         memory, place = content.view(-1).view(torch.uint8), 0
         spans = []
         for run in stored.runs:
@@ -304,7 +310,7 @@ def _fill_buffers(
         ).result()
         if first_reads is not None:
             first_reads.check(spans, memory, None)
-        made = torch.empty(stored.shape_in_model, dtype=buffer.dtype)
+        made = torch.empty(stored.shape_in_model, dtype=buffer.dtype, device="cpu")
         stored.fill(made, content)
         owner, _, attribute = name.rpartition(".")
         model.get_submodule(owner)._buffers[attribute] = made

@@ -65,7 +65,7 @@ class _Loaded:
 
     Attributes:
         places: Streams whose kernels have used it, where it stays.
-        made: When its conversions are done, and the stream that has them.
+        made: When its conversions are done, and the stream that has them; None once they are.
     """
 
     memory: Any
@@ -250,8 +250,8 @@ class Streamer:
                 loaded.is_used = True
                 if unit.converted:
                     loaded.made = self._uses.note()
-            elif loaded.made is not None:
-                self._uses.wait_for(*loaded.made)
+            elif loaded.made is not None and self._uses.wait_for(*loaded.made):
+                loaded.made = None
             stalled_seconds = 0.0 if is_hit else time.perf_counter() - begun
             self.counts.uses += 1
             self.counts.hits += is_hit
@@ -464,8 +464,7 @@ class Streamer:
             raise
         except BaseException:
             # Perhaps its memory is the kernel's.
-            with contextlib.suppress(PenstockError):
-                self._io.wait()
+            self._io._settle()
             raise
         self.counts.read_bytes += sum(span.nbytes for span in unit.spans)
         self.reads.begun(transfer, unit.name)

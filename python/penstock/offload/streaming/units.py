@@ -51,7 +51,8 @@ class Span(NamedTuple):
         path: The file.
         offset: Where in it they begin, at a page where it may be so.
         nbytes: How many.
-        place: Where they go in the memory of the unit: as far from a page as in the file.
+        place: Where they go in the memory of the unit: on the host as far from a page as in the
+            file.
     """
 
     path: str

@@ -66,15 +66,21 @@ class Uses:
         moment = self._last[place] = _native.Moment(place)
         return moment
 
-    def wait_for(self, place: Place, moment: _native.Moment) -> None:
+    def wait_for(self, place: Place, moment: _native.Moment) -> bool:
         """Has the current stream wait for a moment of a stream, if it is another one.
+
+        Returns:
+            Whether it has come, so that nobody has to wait for it any more.
 
         Raises:
             DeviceError: The driver fails, or the current stream is captured into a graph.
         """
+        if moment.done():
+            return True
         current = self.place
         if current is not None and current != place:
             moment.before_work(current)
+        return False
 
     def follow(self) -> None:
         """Something is about to be read.
