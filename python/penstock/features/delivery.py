@@ -66,11 +66,17 @@ class Delivery:
         with self._turn:
             if self._host is not None:
                 self._copy(place)
-            elif self._copied is not None and place is not None and place != self._copied[0]:
-                self._copied[1].before_work(place)
-                # It is the other one's, which gets it back when this one is done with it.
-                current = dtypes.import_torch().cuda.current_stream(place[0])
-                self.rows.buffer.record_stream(current)
+                return
+            if self._copied is None or self._copied[0] == place:
+                return
+            if place is None:
+                # The current stream is one that nobody can tell to wait.
+                self._copied[1].wait()
+                return
+            self._copied[1].before_work(place)
+            # It is the other one's, which gets it back when this one is done with it.
+            current = dtypes.import_torch().cuda.current_stream(place[0])
+            self.rows.buffer.record_stream(current)
 
     def _copy(self, place: Place | None) -> None:
         # Of pinned memory PyTorch itself knows when it is copied.

@@ -6,14 +6,14 @@ import contextlib
 import math
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock import _native
 from penstock.errors import DeviceError
 from penstock.loading.copying import bump_versions
 from penstock.option_kinds import Number
 from penstock.state import dtypes
-from penstock.state.devices import DirectPlaces, current_streams
+from penstock.state.devices import DirectPlaces, check_known, current_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -217,13 +217,8 @@ class DeviceFeatures:
         if device.type != "cuda" or device.index not in (None, self.ordinal):
             raise ValueError(f"{name}: on {device}: needed is one on cuda:{self.ordinal}")
         place = DirectPlaces().on(f"cuda:{self.ordinal}")
-        if place is None:
-            raise DeviceError(
-                "the current stream is the default one of each thread: use another, as by"
-                " torch.cuda.stream()",
-                code=None,
-            )
-        return place
+        check_known(device, place)
+        return cast("_native._Device", place)
 
 
 def _dropped(native: _native.RowProxy) -> None:

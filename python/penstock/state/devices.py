@@ -123,6 +123,20 @@ def open_place(device: torch.device) -> Place | None:
     return place
 
 
+def check_known(device: torch.device, place: Place | None) -> None:
+    """That the current stream of a device is one that the native module reaches, if it has one.
+
+    Raises:
+        DeviceError: It is the one that each thread has by the same handle.
+    """
+    if place is None and device.type == "cuda" and is_direct():
+        raise DeviceError(
+            "the current stream is the default one of each thread: use another, as by"
+            " torch.cuda.stream()",
+            code=None,
+        )
+
+
 @functools.cache
 def is_direct() -> bool:
     """Whether memory of CUDA devices is read where it is: there is a driver of that kind."""

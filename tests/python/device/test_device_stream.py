@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import re
 import threading
 import time
@@ -384,6 +385,17 @@ def test_uses_are_of_the_device_whichever_one_is_current(gpu, disk_path, monkeyp
     thread.join()
     assert not is_over, "what a kernel still reads is filled anew"
     assert all(same(look(), weight) for look, weight in zip(looks, weights[2:4], strict=True))
+
+
+def test_the_default_stream_of_each_thread_is_refused(gpu, disk_path):
+    """Others have another one by its handle."""
+    weights = written(disk_path / "a", 2)
+    model = offload.stream(Stack(2), weights=disk_path / "a", memory_bytes=1 << 28, device="cuda")
+    other, gpu.stream = gpu.stream, ctypes.c_void_p(2)
+    with torch.inference_mode(), pytest.raises(penstock.DeviceError, match="of each thread"):
+        model([])
+    gpu.stream = other
+    assert_sees(model, weights)
 
 
 def held_by(model):

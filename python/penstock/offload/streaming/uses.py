@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock import _native
-from penstock.state.devices import DirectPlaces
+from penstock.state.devices import DirectPlaces, check_known
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +26,17 @@ class Uses:
 
     @property
     def place(self) -> Place | None:
-        """The device with its current stream; None where no driver is asked."""
-        return None if self._device is None else DirectPlaces().on(str(self._device))
+        """The device with its current stream; None where no driver is asked.
+
+        Raises:
+            DeviceError: That is one which the native module does not reach, or this is a fork of a
+                process that has used CUDA.
+        """
+        if self._device is None:
+            return None
+        place = DirectPlaces().on(str(self._device))
+        check_known(self._device, place)
+        return place
 
     def check(self) -> None:
         """That the current stream is not being captured into a graph.
