@@ -16,6 +16,8 @@ from gpu import same
 from penstock import offload
 from penstock.state import devices
 
+torch.set_num_threads(1)
+
 transformers = pytest.importorskip("transformers")
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}

@@ -14,6 +14,8 @@ from offload.optim.training_of import MEMORY_BYTES, assert_equal_states, paramet
 from penstock import offload
 from penstock.state import devices
 
+torch.set_num_threads(1)
+
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
