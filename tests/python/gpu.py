@@ -20,6 +20,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import penstock
 from penstock.loading import matching
 from penstock.state.flatten import Flattener
 from penstock.state.memory import of_tensor
@@ -537,6 +538,27 @@ class Fresh:
     def use(self, nbytes):
         self.nbytes += nbytes
         self.nbytes_max = max(self.nbytes_max, self.nbytes)
+
+
+def is_refused_in_a_fork(*asks):
+    """Whether each is refused by name in a fork of this process."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        told = []
+        for ask in asks:
+            try:
+                ask()
+            except penstock.PenstockError as error:
+                told.append("fork" in str(error))
+            except BaseException:
+                told.append(False)
+        os.write(writing, repr(told).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as found:
+        told = found.read()
+    return os.waitpid(child, 0)[1] == 0 and told == repr([True] * len(asks))
 
 
 _gpu = None

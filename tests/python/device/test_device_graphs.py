@@ -13,7 +13,7 @@ import torch
 
 import penstock
 from device.test_device_gather import device_error_of, run_on_driver
-from gpu import THREAD_LOCAL, GpuTensor, drawn, same
+from gpu import THREAD_LOCAL, GpuTensor, drawn, is_refused_in_a_fork, same
 from penstock import features
 from penstock.integrations.pyg import FeatureStore, GatherLoader, Graph
 
@@ -399,21 +399,5 @@ def test_a_fork_is_refused(gpu, table, graph):
     loader = loader_of(opened, graph)
     epoch = iter(loader)
     next(epoch)
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        told = []
-        for ask in (lambda: next(epoch), lambda: next(epoch), lambda: iter(loader)):
-            try:
-                ask()
-            except penstock.PenstockError as error:
-                told.append("fork" in str(error))
-            except BaseException:
-                told.append(False)
-        os.write(writing, repr(told).encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as found:
-        assert found.read() == "[True, True, True]"
-    assert os.waitpid(child, 0)[1] == 0
+    assert is_refused_in_a_fork(lambda: next(epoch), lambda: next(epoch), lambda: iter(loader))
     assert len(list(epoch)) == BATCHES - 1

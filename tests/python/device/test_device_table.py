@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import threading
 import time
 
@@ -14,7 +13,7 @@ import torch
 
 import penstock
 from device.test_device_gather import device_error_of, run_on_driver
-from gpu import drawn, same
+from gpu import drawn, is_refused_in_a_fork, same
 from penstock.features import Cache, Table
 
 ROWS = 600
@@ -342,25 +341,9 @@ def test_a_fork_is_refused(gpu, disk_path):
         rows = table.lookup(ids, device="cuda")
         begun = table.lookup_async(ids, device="cuda")
         begun._native.wait(60)
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            told = []
-            for ask in (
-                begun.result,
-                lambda: table.lookup(ids, device="cuda"),
-                lambda: table.update(ids, rows),
-            ):
-                try:
-                    ask()
-                except penstock.PenstockError as error:
-                    told.append("fork" in str(error))
-                except BaseException:
-                    told.append(False)
-            os.write(writing, repr(told).encode())
-            os._exit(0)
-        os.close(writing)
-        with os.fdopen(reading) as found:
-            assert found.read() == "[True, True, True]"
-        assert os.waitpid(child, 0)[1] == 0
+        assert is_refused_in_a_fork(
+            begun.result,
+            lambda: table.lookup(ids, device="cuda"),
+            lambda: table.update(ids, rows),
+        )
         assert_rows(gpu, begun.result(), held, ids)
