@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,12 @@ from torch.distributed.tensor import DTensor
 
 from penstock.calls.arguments import decode_local_path
 from penstock.errors import PenstockError, StateMismatchError, UnsupportedStateError
+from penstock.offload.optim.assigned import STEP, assigned_moments, count, count_step, steps_made
 from penstock.offload.optim.gathering import PIECE_BYTES
 from penstock.offload.optim.generation import Generation
 from penstock.offload.optim.given import MASTER, local_of, taken_in
 from penstock.offload.optim.layout import Entry
-from penstock.offload.optim.shares import Live, shares_of
+from penstock.offload.optim.shares import Live, assigned_of, shares_of
 from penstock.offload.optim.state import StoredState
 from penstock.offload.optim.visit import Visit, check_devices, options_on_host
 from penstock.option_kinds import Number
@@ -44,7 +46,12 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
 
     A class has to say which moments there are (`_moments_of`), and how some elements are updated
     (`_update`): each by itself, whatever the others are.
+
+    Threads take turns: each step, state and load is whole before the next one begins.
     """
+
+    _NEEDS_COUNT = True
+    """Whether PyTorch's optimizer refuses moments without a count of steps."""
 
     def _open(self, directory: Any, memory_bytes: int, masters: bool) -> None:
         """Begins; after the constructor of PyTorch, which knows all parameters."""
@@ -53,10 +60,14 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
         path = os.path.abspath(decode_local_path(directory))
         self._masters = bool(masters)
         self._numbers: dict[Any, int] = {}
+        # The numbers of parameters whose moments are in files.
+        self._kept: set[int] = set()
         entries = self._entries()
         self._stored = StoredState(os.path.join(path, f"rank-{own_rank() or 0:05}"), memory_bytes)
         self._generation = Generation(type(self).__name__, self._stored)
         self._torn: str | None = None
+        # A closure, a hook or a tensor that is read may ask for the state.
+        self._turn = threading.RLock()
         try:
             self._take_in(entries)
         except BaseException:
@@ -77,11 +88,14 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of parameters; see `torch.optim.Optimizer.add_param_group`."""
-        super().add_param_group(param_group)
         # Not while the constructor of PyTorch adds those that it was given.
-        if hasattr(self, "_stored"):
+        if not hasattr(self, "_stored"):
+            super().add_param_group(param_group)
+            return
+        self._stored.files.check_open()
+        with self._turn:
+            super().add_param_group(param_group)
             try:
-                self._stored.files.check_open()
                 self._take_in(self._entries())
             except BaseException:
                 self.param_groups.pop()
@@ -163,7 +177,8 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None and found_inf.to("cpu").item():
             return loss
-        with torch.no_grad(), gc_paused():
+        with self._turn, torch.no_grad(), gc_paused():
+            self._check_whole()
             if live := self._live():
                 self._advance(live, scale)
         return loss
@@ -176,34 +191,76 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             )
 
     def _live(self) -> dict[int, Live]:
-        """Whatever has a gradient, by its number."""
+        """Parameters that have a gradient or assigned moments, by their numbers."""
         found = {}
         for index, group in enumerate(self.param_groups):
             moments = self._names_of(group)
             for parameter in group["params"]:
-                if parameter.grad is None:
+                state = self.state.get(parameter, {})
+                number = self._number_of(parameter)
+                made = steps_made(number, state)
+                assigned = self._assigned(number, state)
+                if parameter.grad is None and not assigned:
                     continue
-                number = self._numbers[parameter]
-                values, gradient = local_of(parameter), local_of(parameter.grad)
+                values = local_of(parameter)
                 self._check_like(index, number, parameter, values, moments)
-                if gradient.shape != values.shape or gradient.dtype != values.dtype:
-                    raise StateMismatchError(
-                        f"the gradient of parameter {number} is {tuple(gradient.shape)},"
-                        f" {gradient.dtype}, the parameter {tuple(values.shape)}, {values.dtype}",
-                        key=str(number),
-                    )
-                state = self.state[parameter]
-                step = state.get("step")
-                made = None if step is None else float(step)
-                gradient = gradient.contiguous().view(-1)
-                found[number] = Live(index, values.view(-1), gradient, state, made)
+                if assigned and made is None:
+                    made = self._count_without(number)
+                if MASTER in moments and made is not None and number not in self._kept:
+                    assigned.setdefault(MASTER, values)
+                found[number] = Live(
+                    index,
+                    values.view(-1),
+                    self._gradient_of(number, parameter, values),
+                    self.state[parameter],
+                    made,
+                    {name: one.reshape(-1) for name, one in assigned.items()},
+                )
         return found
+
+    def _number_of(self, parameter: Any) -> int:
+        """The number of a parameter that the optimizer was made for."""
+        number = self._numbers.get(parameter)
+        if number is None:
+            raise StateMismatchError(
+                f"a parameter of shape {list(parameter.shape)} was put into a group since the"
+                " optimizer was made: add parameters by add_param_group, or make a new optimizer",
+                key="param_groups",
+            )
+        return number
+
+    def _assigned(self, number: int, state: dict[str, Any]) -> dict[str, Any]:
+        """Moments that the caller has put into the state of a parameter."""
+        entry = self._stored.entry_of(number)
+        return assigned_moments(entry, state, is_kept=number in self._kept)
+
+    def _gradient_of(self, number: int, parameter: Any, values: Any) -> Any:
+        """The elements of a gradient on this rank, flat; None for none."""
+        if parameter.grad is None:
+            return None
+        gradient = local_of(parameter.grad)
+        if gradient.shape != values.shape or gradient.dtype != values.dtype:
+            raise StateMismatchError(
+                f"the gradient of parameter {number} is {tuple(gradient.shape)},"
+                f" {gradient.dtype}, the parameter {tuple(values.shape)}, {values.dtype}",
+                key=str(number),
+            )
+        return gradient.contiguous().view(-1)
+
+    def _count_without(self, number: int) -> float:
+        """The count of a parameter whose moments were assigned without one."""
+        if self._NEEDS_COUNT:
+            raise StateMismatchError(
+                f"the state of parameter {number} has moments and no {STEP!r}: assign it too",
+                key=f"{number}.{STEP}",
+            )
+        return 0.0
 
     def _check_like(
         self, group: int, number: int, parameter: Any, values: Any, moments: tuple[str, ...]
     ) -> None:
         """That a parameter is still what its state was made for."""
-        if parameter.grad.is_sparse:
+        if parameter.grad is not None and parameter.grad.is_sparse:
             raise RuntimeError(
                 f"{type(self).__name__} does not support sparse gradients: parameter {number}"
             )
@@ -230,13 +287,19 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
         scale = None if scale is None else scale.to("cpu")
         options = [options_on_host(group) for group in self.param_groups]
 
-        def prepare(task: Task, window: Window, parts: list[Any]) -> Visit:
-            shares = shares_of(window, parts, task.segment.moments, live)
-            return Visit(shares, has_masters=self._masters)
+        def prepare(
+            task: Task, window: Window, parts: list[Any]
+        ) -> tuple[Visit, list[tuple[Any, Any]]]:
+            names = task.segment.moments
+            visit = Visit(shares_of(window, parts, names, live), has_masters=self._masters)
+            return visit, assigned_of(window, parts, names, live)
 
-        def work(visit: Visit) -> None:
+        def work(prepared: tuple[Visit, list[tuple[Any, Any]]]) -> None:
             nonlocal begun
+            visit, assigned = prepared
             shares = visit.arrive()
+            for moments, values in assigned:
+                moments.copy_(values)
             begun = True
             self._work(shares, options, scale)
             visit.leave()
@@ -244,11 +307,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
         def commit(path: str) -> None:
             nonlocal is_updated
             is_updated = True
-            if steps := [one.state["step"] for one in live.values() if one.made is not None]:
-                torch._foreach_add_(steps, 1)
-            for one in live.values():
-                if one.made is None:
-                    one.state["step"] = _count(1)
+            count_step(live.values())
             self._commit(path)
 
         try:
@@ -291,10 +350,11 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
     def _commit(self, path: str) -> None:
         """Makes the moments, and how many steps each parameter has made, a generation."""
         steps = {
-            self._numbers[parameter]: float(state["step"])
-            for parameter, state in self.state.items()
-            if "step" in state
+            number: float(self.state[parameter][STEP])
+            for parameter, number in self._numbers.items()
+            if STEP in self.state.get(parameter, {})
         }
+        self._kept = set(steps)
         self._generation.commit(path, steps)
 
     def state_dict(self) -> dict[str, Any]:
@@ -303,28 +363,37 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
         They are `penstock.state.file_tensor.FileTensor`: of this step for ever, whatever comes.
         `penstock.save` links their files; pickled they become tensors.
         """
-        self._check_whole()
-        # Before the hooks of others, which see what the caller will.
-        hook = self.register_state_dict_post_hook(
-            lambda _, packed: self._add_moments(packed), prepend=True
-        )
-        try:
-            return super().state_dict()
-        finally:
-            hook.remove()
+        with self._turn:
+            self._check_whole()
+            # Before the hooks of others, which see what the caller will.
+            hook = self.register_state_dict_post_hook(
+                lambda _, packed: self._add_moments(packed), prepend=True
+            )
+            try:
+                return super().state_dict()
+            finally:
+                hook.remove()
 
     def _add_moments(self, packed: dict[str, Any]) -> None:
-        for parameter, number in self._numbers.items():
-            state = packed["state"].get(number)
-            if state is not None and "step" in state:
-                like = parameter if isinstance(parameter, DTensor) else None
-                packed["state"][number] = {
-                    "step": state["step"].clone(),
-                    **{
-                        moment: self._stored.tensor(number, moment, like)
-                        for moment in self._stored.segment_of(number).moments
-                    },
-                }
+        for place, (parameter, number) in enumerate(self._parameters()):
+            state = packed["state"].get(place)
+            if state is None or STEP not in state:
+                continue
+            like = parameter if isinstance(parameter, DTensor) else None
+            self._assigned(number, state)
+            moments = {
+                moment: self._stored.tensor(number, moment, like)
+                for moment in self._stored.segment_of(number).moments
+                # Those assigned since the last step are in memory.
+                if moment not in state and number in self._kept
+            }
+            packed["state"][place] = {**state, STEP: count(state[STEP]), **moments}
+
+    def _parameters(self) -> list[tuple[Any, int]]:
+        """The parameters in the order of the groups, with their numbers."""
+        return [
+            (one, self._number_of(one)) for group in self.param_groups for one in group["params"]
+        ]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes a state over, moments in memory or in files; it is the next generation then.
@@ -336,15 +405,17 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
                 what a call behind says.
         """
         self._stored.files.check_open()
+        with self._turn, gc_paused():
+            self._load(state_dict)
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
         files: dict[Segment, list[StateFile]] = {}
         kinds: list[dict[str, Any]] = []
         counts: dict[Any, float] = {}
 
         def take_in(_: Any, given: dict[str, Any]) -> dict[str, Any]:
             self._check_groups(given["param_groups"])
-            own = [
-                (one, self._numbers[one]) for group in self.param_groups for one in group["params"]
-            ]
+            own = self._parameters()
             plain, incoming = taken_in(self._stored, own, given)
             theirs = [one for group in given["param_groups"] for one in group["params"]]
             for place, (parameter, _) in zip(theirs, own, strict=False):
@@ -366,7 +437,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             for group, kind in zip(self.param_groups, kinds, strict=True):
                 group.update(kind)
             for parameter, state in self.state.items():
-                state["step"] = _count(counts[parameter])
+                state["step"] = count(counts[parameter])
             self._torn = "a state was loaded, but not committed"
             self._stored.adopt(files, self._commit)
             self._torn = None
@@ -377,8 +448,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             self.register_load_state_dict_post_hook(adopt, prepend=True),
         )
         try:
-            with gc_paused():
-                super().load_state_dict(state_dict)
+            super().load_state_dict(state_dict)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -392,7 +462,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
                 raise StateMismatchError(
                     f"group {index} of the state: {error}", key=f"param_groups.{index}"
                 ) from None
-            numbers = (self._numbers[parameter] for parameter in own["params"])
+            numbers = (self._number_of(parameter) for parameter in own["params"])
             if any(self._stored.entry_of(number).moments != moments for number in numbers):
                 has = self._names_of(own)
                 raise StateMismatchError(
@@ -424,15 +494,17 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
             CorruptCheckpointError: It is damaged.
         """
         self._stored.files.check_open()
-        with gc_paused():
+        with self._turn, gc_paused():
             return self._recover()
 
     def _recover(self) -> bool:
         found = self._generation.recover(self._stored.files.generation, len(self._numbers))
         if found is None:
             return False
+        places = {number: place for place, (_, number) in enumerate(self._parameters())}
         state = {
-            number: {**found.moments[number], "step": step} for number, step in found.steps.items()
+            places[number]: {**found.moments[number], STEP: step}
+            for number, step in found.steps.items()
         }
         groups = super().state_dict()["param_groups"]
         self.load_state_dict({"state": state, "param_groups": groups})
@@ -461,7 +533,7 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
         self, parameter: Any, key: str, dtype: Any, shape: tuple[int, ...]
     ) -> FileTarget | None:
         """Where a load puts what it finds of a parameter; None for what stays in memory."""
-        number = self._numbers[parameter]
+        number = self._number_of(parameter)
         if key not in self._stored.segment_of(number).moments:
             return None
         like = parameter if isinstance(parameter, DTensor) else None
@@ -481,9 +553,5 @@ class StoredOptimizer(torch.optim.Optimizer, ABC):
 
         The last generation stays, and checkpoints have their own files.
         """
-        self._stored.close()
-
-
-def _count(steps: Any) -> Any:
-    """How many steps were made, as the fused kernels take it, whatever the defaults are."""
-    return torch.as_tensor(steps, dtype=torch.float32, device="cpu").clone()
+        with self._turn:
+            self._stored.close()

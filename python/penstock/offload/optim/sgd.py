@@ -64,6 +64,9 @@ class SGD(StoredOptimizer, torch.optim.SGD):
         )
         self._open(directory, memory_bytes, masters)
 
+    # PyTorch's does not count steps.
+    _NEEDS_COUNT = False
+
     def _moments_of(self, group: dict[str, Any]) -> tuple[str, ...]:
         if not group.get("momentum"):
             raise ValueError(

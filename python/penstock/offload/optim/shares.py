@@ -37,9 +37,10 @@ class Live(NamedTuple):
     Attributes:
         group: Index of its group.
         values: Its elements on this rank, flat.
-        gradient: The same of its gradient.
-        state: What is kept of it in memory.
+        gradient: The same of its gradient; None where only assigned moments are stored.
+        state: Its entry of ``optimizer.state``.
         made: How many steps it has made; None where it has no state yet.
+        assigned: Moments that the caller has put into its state, flat, by name.
     """
 
     group: int
@@ -47,6 +48,7 @@ class Live(NamedTuple):
     gradient: Any
     state: dict[str, Any]
     made: float | None
+    assigned: Mapping[str, Any]
 
 
 def shares_of(
@@ -66,7 +68,7 @@ def shares_of(
     shares: dict[tuple[int, bool], Shares] = {}
     for piece, *moments in zip(window.pieces, *_views(window, parts), strict=True):
         one = live.get(piece.entry.number)
-        if one is None:
+        if one is None or one.gradient is None:
             continue
         is_first = one.made is None
         if (share := shares.get((one.group, is_first))) is None:
@@ -80,6 +82,33 @@ def shares_of(
         for name, moment in zip(names, moments, strict=True):
             share.moments[name].append(moment)
     return shares
+
+
+def assigned_of(
+    window: Window, parts: Sequence[Any], names: Sequence[str], live: Mapping[int, Live]
+) -> list[tuple[Any, Any]]:
+    """Moments of a window that take the values which the caller has assigned.
+
+    Args:
+        window: The window in memory.
+        parts: Its bytes, of each moment.
+        names: The names of the moments.
+        live: Parameters of this step, by their numbers.
+
+    Returns:
+        Pairs of a moment's elements in the window and the values to copy there.
+    """
+    if not any(one.assigned for one in live.values()):
+        return []
+    pairs = []
+    for piece, *moments in zip(window.pieces, *_views(window, parts), strict=True):
+        if (one := live.get(piece.entry.number)) is not None:
+            pairs += [
+                (moment, one.assigned[name][piece.begin : piece.end])
+                for name, moment in zip(names, moments, strict=True)
+                if name in one.assigned
+            ]
+    return pairs
 
 
 def _views(window: Window, parts: Sequence[Any]) -> list[list[Any]]:
