@@ -12,8 +12,8 @@ from penstock.calls.progress import shown
 from penstock.checkpoint import save
 from penstock.errors import CheckpointNotFoundError, CorruptCheckpointError, StorageError
 from penstock.offload.optim.digests import chunk_digests
+from penstock.offload.streaming.file_mark import FileMark
 from penstock.offload.streaming.safetensors import header_of
-from penstock.offload.streaming.stored import FileMark
 from penstock.offload.tensor_io import TensorIO
 from penstock.options import Options
 from penstock.saving.groups import IN_PLACE, INDEX, final_name

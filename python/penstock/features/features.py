@@ -18,7 +18,7 @@ from penstock.features.foreseen import ForeseenRows
 from penstock.features.ids import Ids, ids_of
 from penstock.features.requests import GAP, GAP_BYTES, RUN_BYTES_MAX, check_length
 from penstock.features.results import Results
-from penstock.offload.streaming.stored import FileMark
+from penstock.offload.streaming.file_mark import REASONS, Change, FileMarks
 from penstock.offload.tensor_io import for_rows
 from penstock.option_kinds import Number
 from penstock.reports import Fallback
@@ -143,8 +143,9 @@ class Features:
         self._pinned: list[Ids] = []
         self._served: weakref.WeakSet[DeviceFeatures] = weakref.WeakSet()
         self._io: TensorIO | None = for_rows() if io is None else io._another()
-        self._marks = {segment.path: segment.mark for segment in source.segments}
-        opened = {path: self._io.open(path) for path in self._marks}
+        marks = {segment.path: segment.mark for segment in source.segments}
+        self._marks = FileMarks(marks)
+        opened = {path: self._io.open(path) for path in marks}
         files = [file._opened for file in opened.values()]
         self._fallbacks = tuple(
             Fallback(reason, "buffered")
@@ -465,19 +466,19 @@ class Features:
         Raises:
             CorruptCheckpointError: One has changed.
         """
-        for path, mark in self._marks.items():
-            try:
-                found = FileMark.of(os.stat(path))
-            except OSError:
-                found = None
-            if found != mark:
-                directory, file = os.path.split(path)
-                raise CorruptCheckpointError(
-                    f"{path} has changed since the table was opened: open it again",
-                    path=directory,
-                    file=file,
-                    tensor=self.source.key,
-                )
+        for path in dict.fromkeys(segment.path for segment in self.source.segments):
+            change = self._marks.change_of(path)
+            is_compared = self.source.checks is not None
+            if change in (Change.NONE, Change.LINKED) or (change is Change.TOUCHED and is_compared):
+                continue
+            directory, file = os.path.split(path)
+            raise CorruptCheckpointError(
+                f"{path} {REASONS[change]} since the table was opened: "
+                f"{'put it back' if change is Change.GONE else 'open it again'}",
+                path=directory,
+                file=file,
+                tensor=self.source.key,
+            )
 
 
 def _wanted(device: Any, out: Any, where: torch.device | None) -> torch.device | None:

@@ -22,7 +22,8 @@ from penstock.features.elements import name_of
 from penstock.features.kept import KeptTables
 from penstock.features.note import BLOCK_BYTES
 from penstock.features.row_tensor import sizes_of
-from penstock.offload.streaming.stored import FileMark, Run
+from penstock.offload.streaming.file_mark import FileMark
+from penstock.offload.streaming.stored import Run
 from penstock.steps.newest import is_penstock
 
 if TYPE_CHECKING:

@@ -31,9 +31,11 @@ def tower(tmp_path: Path) -> tuple[Tower, Path]:
     """A model in memory, and its directory, with a file for each parameter."""
     torch.manual_seed(1)
     model = Tower()
+    directory = tmp_path / "tower"
+    directory.mkdir()
     for name, one in model.named_parameters():
-        save_file({name: one.detach()}, tmp_path / f"{name}.safetensors")
-    return model, tmp_path
+        save_file({name: one.detach()}, directory / f"{name}.safetensors")
+    return model, directory
 
 
 def in_time(work: Any) -> Any:
@@ -145,18 +147,89 @@ def test_ctrl_c_may_come_while_experts_do(tmp_path: Path) -> None:
 def test_a_file_that_is_gone_before_it_was_opened(tower: tuple[Tower, Path]) -> None:
     """Who calls what is in it hears it, each time; nobody waits for it, and what is not lasts."""
     model, directory = tower
+    # In a directory of its own, as a file that is moved itself counts as changed.
+    path, parts = directory / "blocks.3.0.weight.safetensors", directory.parent / "parts"
+    parts.mkdir()
+    path.rename(parts / path.name)
+    path.symlink_to(parts / path.name)
     streamed = offload.stream(copy_of(model), weights=directory, memory_bytes=ROOM_BYTES)
     x = torch.randn(2, 32)
-    path = directory / "blocks.3.0.weight.safetensors"
-    os.rename(path, directory / "away")
+    parts.rename(directory.parent / "away")
     with torch.inference_mode():
         for _ in range(2):
             assert torch.equal(in_time(lambda: streamed(x)), model(x))
-            with pytest.raises(penstock.CorruptCheckpointError, match="has changed") as caught:
+            with pytest.raises(penstock.CorruptCheckpointError, match="is gone since") as caught:
                 in_time(lambda: streamed(x, (2, 3)))
             assert (caught.value.tensor, caught.value.file) == ("blocks.3.0.weight", path.name)
-        os.rename(directory / "away", path)
+        (directory.parent / "away").rename(parts)
         assert torch.equal(in_time(lambda: streamed(x, (2, 3))), model(x, (2, 3)))
+
+
+def put_back(path: Path, change: Any) -> None:
+    """Changes a file, then puts back its time of modification as rsync and tar do."""
+    before = path.stat()
+    change()
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_change_whose_time_is_put_back_is_found(tower: tuple[Tower, Path]) -> None:
+    model, directory = tower
+    streamed = offload.stream(copy_of(model), weights=directory, memory_bytes=ROOM_BYTES)
+    x = torch.randn(2, 32)
+
+    def change(path: Path) -> None:
+        with path.open("r+b") as file:
+            file.seek(-4, os.SEEK_END)
+            file.write(b"\x00\x00\x80\x3f")
+
+    with torch.inference_mode():
+        assert torch.equal(in_time(lambda: streamed(x)), model(x))
+        # Some blocks stay in memory, so any one file might not be read again.
+        for path in directory.iterdir():
+            put_back(path, lambda path=path: change(path))
+        with pytest.raises(penstock.CorruptCheckpointError, match="the old one") as caught:
+            in_time(lambda: streamed(x))
+    assert caught.value.tensor is not None
+
+
+def test_other_names_of_a_file_are_no_change(tower: tuple[Tower, Path], tmp_path: Path) -> None:
+    model, directory = tower
+    streamed = offload.stream(copy_of(model), weights=directory, memory_bytes=ROOM_BYTES)
+    x = torch.randn(2, 32)
+    path, other = directory / "blocks.3.0.weight.safetensors", tmp_path / "another.name"
+    with torch.inference_mode():
+        assert torch.equal(in_time(lambda: streamed(x)), model(x))
+        os.link(path, other)
+        assert torch.equal(in_time(lambda: streamed(x)), model(x))
+        other.unlink()
+        assert torch.equal(in_time(lambda: streamed(x)), model(x))
+
+
+def test_weights_of_a_checkpoint_are_compared_again_once_a_file_was_touched(tmp_path: Path) -> None:
+    """Digests tell damage from other permissions."""
+    torch.manual_seed(1)
+    model, x = Tower(), torch.randn(2, 32)
+    penstock.save(tmp_path / "a", {"model": model.state_dict()})
+    path = next((tmp_path / "a").glob("shard-*"))
+    streamed = offload.stream(copy_of(model), weights=tmp_path / "a", memory_bytes=ROOM_BYTES)
+    content = path.read_bytes()
+
+    def change(content: bytes) -> None:
+        with path.open("r+b") as file:
+            file.write(content)
+
+    def run() -> Any:
+        return in_time(lambda: streamed(x))
+
+    with torch.inference_mode():
+        assert torch.equal(run(), model(x))
+        path.chmod(0o640)
+        assert torch.equal(run(), model(x))
+        put_back(path, lambda: change(content[:4096] + bytes(len(content) - 4096)))
+        with pytest.raises(penstock.CorruptCheckpointError):
+            run()
+        put_back(path, lambda: change(content))
+        assert torch.equal(run(), model(x))
 
 
 # ---- What is done with it

@@ -9,7 +9,8 @@ from penstock import _native
 from penstock.errors import StateMismatchError, UnsupportedStateError
 from penstock.loading.opened import CHUNK_BYTES, OpenCheckpoint
 from penstock.loading.placed import placed
-from penstock.offload.streaming.stored import FileMark, Joined, Run, Stored, Weights
+from penstock.offload.streaming.file_mark import FileMark
+from penstock.offload.streaming.stored import Joined, Run, Stored, Weights
 from penstock.state import dtypes
 from penstock.state.memory import of_tensor
 from penstock.steps.newest import open_newest

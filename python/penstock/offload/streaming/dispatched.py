@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsupportedStateError
+from penstock.offload.streaming.file_mark import FileMark
 from penstock.offload.streaming.safetensors import header_of
-from penstock.offload.streaming.stored import FileMark, Stored, Weights
+from penstock.offload.streaming.stored import Stored, Weights
 from penstock.state import dtypes
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from penstock import _native
     from penstock.offload.streaming.experts import Mixture, Slab
+    from penstock.offload.streaming.file_mark import FileMark
     from penstock.offload.streaming.first_reads import FirstReads
-    from penstock.offload.streaming.stored import FileMark
     from penstock.offload.tensor_io import TensorIO
     from penstock.offload.transfer import Transfer
     from penstock.state.devices import Place

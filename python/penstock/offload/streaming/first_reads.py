@@ -13,7 +13,8 @@ from penstock.state import dtypes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.offload.streaming.stored import Digests, FileMark
+    from penstock.offload.streaming.file_mark import FileMark
+    from penstock.offload.streaming.stored import Digests
     from penstock.offload.streaming.units import Span
     from penstock.offload.tensor_io import TensorIO
     from penstock.offload.transfer import Transfer
@@ -88,6 +89,11 @@ class FirstReads:
                 return
             for begin in range(0, len(new), _SPANS_MAX):
                 self._check(self._begin(new[begin : begin + _SPANS_MAX]), memory)
+
+    def forget(self, path: str) -> None:
+        """Compares all of a file again when it is read next."""
+        with self._lock:
+            self._good = {key for key in self._good if key[0] != path}
 
     def _new(self, spans: Sequence[Span]) -> list[Span]:
         return [span for span in spans if span.nbytes and span[:3] not in self._good]

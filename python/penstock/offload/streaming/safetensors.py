@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import CheckpointNotFoundError, CorruptCheckpointError, StorageError
-from penstock.offload.streaming.stored import FileMark, Stored, Weights
+from penstock.offload.streaming.file_mark import FileMark
+from penstock.offload.streaming.stored import Stored, Weights
 from penstock.state import dtypes
 
 _HEADER_BYTES_MAX = 100_000_000

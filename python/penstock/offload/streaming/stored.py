@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping, Sequence
+
+    from penstock.offload.streaming.file_mark import FileMark
 
 
 class Run(NamedTuple):
@@ -199,25 +200,3 @@ class Digests(Protocol):
         Raises:
             CorruptCheckpointError: They are not what was stored.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class FileMark:
-    """What changes when somebody writes to a file or puts another in its place.
-
-    Attributes:
-        nbytes: Its length.
-        modified_ns: When it was written, nanoseconds since 1970.
-        device: The file system.
-        number: Its inode.
-    """
-
-    nbytes: int
-    modified_ns: int
-    device: int
-    number: int
-
-    @classmethod
-    def of(cls, stat: os.stat_result) -> FileMark:
-        """That of a file that was looked at."""
-        return cls(stat.st_size, stat.st_mtime_ns, stat.st_dev, stat.st_ino)

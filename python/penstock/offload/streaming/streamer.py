@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from penstock.offload.streaming.calls import Call
     from penstock.offload.streaming.expert_cache import ExpertCache
+    from penstock.offload.streaming.file_mark import FileMark
     from penstock.offload.streaming.first_reads import Around, FirstReads
     from penstock.offload.streaming.ring import Claim
     from penstock.offload.streaming.shares import Shares
-    from penstock.offload.streaming.stored import FileMark
     from penstock.offload.streaming.units import Unit
     from penstock.offload.tensor_io import TensorIO
     from penstock.offload.transfer import Transfer

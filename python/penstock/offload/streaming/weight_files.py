@@ -6,16 +6,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import CorruptCheckpointError, StorageError, TransferError
-from penstock.offload.streaming.stored import FileMark
+from penstock.offload.streaming.file_mark import REASONS, Change, FileMarks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from penstock.offload.data_file import DataFile
+    from penstock.offload.streaming.file_mark import FileMark
     from penstock.offload.streaming.first_reads import Around, FirstReads
     from penstock.offload.streaming.units import Span
     from penstock.offload.tensor_io import TensorIO
     from penstock.offload.transfer import Transfer
+
+_REMEDIES = {
+    Change.TOUCHED: "make the model again",
+    Change.WRITTEN: "make the model again",
+    Change.GONE: "put its directory back, or make the model of weights that are there",
+}
 
 
 class WeightFiles:
@@ -31,7 +38,7 @@ class WeightFiles:
         self, io: TensorIO, marks: Mapping[str, FileMark], first_reads: FirstReads | None
     ) -> None:
         self._io = io
-        self._marks = marks
+        self._marks = FileMarks(marks)
         self._first_reads = first_reads
         self._files: dict[str, DataFile] = {}
 
@@ -102,18 +109,26 @@ class WeightFiles:
         return self._files[path]
 
     def _check_files(self, spans: Sequence[Span], named: Callable[[str, int], str]) -> None:
-        """That nobody has written to them, or put others in their place."""
+        """Compares files with what they were when the model was made.
+
+        Raises:
+            CorruptCheckpointError: One has been written to, replaced or removed.
+        """
         for span in spans:
-            path = Path(span.path)
-            try:
-                mark = FileMark.of(path.stat())
-            except OSError:
-                mark = None
-            if mark != self._marks[span.path]:
-                name = named(span.path, span.offset)
-                raise CorruptCheckpointError(
-                    f"{name}: {path} has changed since the model was made: make it again",
-                    path=str(path.parent),
-                    file=path.name,
-                    tensor=name,
-                )
+            change = self._marks.change_of(span.path)
+            if change is Change.NONE:
+                continue
+            if self._first_reads is not None and change in (Change.LINKED, Change.TOUCHED):
+                # Digests tell whether the bytes are still those that were stored.
+                self._first_reads.forget(span.path)
+                self._marks.accept(span.path)
+                continue
+            if change is Change.LINKED:
+                continue
+            name, path = named(span.path, span.offset), Path(span.path)
+            raise CorruptCheckpointError(
+                f"{name}: {path} {REASONS[change]} since the model was made: {_REMEDIES[change]}",
+                path=str(path.parent),
+                file=path.name,
+                tensor=name,
+            )

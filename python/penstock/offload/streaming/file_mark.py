@@ -1,0 +1,106 @@
+"""`FileMark`: whether a file is still the one that was opened, and `FileMarks` for several."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class FileMark:
+    """Properties that change when a file is written to or replaced.
+
+    Two marks are equal where size, time of modification, file system and inode are.
+
+    Attributes:
+        nbytes: The length of the file.
+        modified_ns: Its time of modification, nanoseconds since 1970. Programs can put it back.
+        device: Its file system.
+        number: Its inode.
+        changed_ns: The time of its last change of any kind, which no program can put back. A new
+            name for the file, other permissions and another owner count.
+        links: The number of its names.
+    """
+
+    nbytes: int
+    modified_ns: int
+    device: int
+    number: int
+    changed_ns: int = field(compare=False)
+    links: int = field(compare=False)
+
+    @classmethod
+    def of(cls, stat: os.stat_result) -> FileMark:
+        """The mark of a file."""
+        return cls(
+            stat.st_size,
+            stat.st_mtime_ns,
+            stat.st_dev,
+            stat.st_ino,
+            stat.st_ctime_ns,
+            stat.st_nlink,
+        )
+
+
+class Change(Enum):
+    """A difference between a file and its mark."""
+
+    NONE = "none"
+    LINKED = "linked"
+    """The file has got or lost a name, as an export or a retention gives and takes them."""
+    TOUCHED = "touched"
+    """The system has noted a change that size and time of modification do not show."""
+    WRITTEN = "written"
+    """Another size, time of modification or inode."""
+    GONE = "gone"
+
+
+class FileMarks:
+    """Compares files with the marks that they had when they were opened.
+
+    Args:
+        marks: The marks, by the paths of the files.
+    """
+
+    def __init__(self, marks: Mapping[str, FileMark]) -> None:
+        self._marks = dict(marks)
+
+    def change_of(self, path: str) -> Change:
+        """Looks at a file."""
+        mark = self._marks[path]
+        try:
+            found = FileMark.of(os.stat(path))
+        except OSError:
+            return Change.GONE
+        if found != mark:
+            return Change.WRITTEN
+        if found.changed_ns == mark.changed_ns:
+            return Change.NONE
+        if found.links == mark.links:
+            return Change.TOUCHED
+        self._marks[path] = found
+        return Change.LINKED
+
+    def accept(self, path: str) -> None:
+        """Takes a file as it is now for the one that was opened.
+
+        Raises:
+            OSError: It cannot be looked at.
+        """
+        self._marks[path] = FileMark.of(os.stat(path))
+
+
+REASONS = {
+    Change.TOUCHED: (
+        "has changed, though its time of modification is the old one (the system's own time of"
+        " change is not), or its owner or permissions have changed"
+    ),
+    Change.WRITTEN: "has changed",
+    Change.GONE: "is gone",
+}
+"""The words of an error, behind the path of the file."""
