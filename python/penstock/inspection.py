@@ -16,6 +16,7 @@ from penstock.report_lines import aligned, counted, first_of, in_bytes
 from penstock.state import tree
 from penstock.state.build import Builder
 from penstock.state.references import is_data, reference
+from penstock.state.scalars import TreeError
 from penstock.state.tree import part_name
 
 if TYPE_CHECKING:
@@ -328,13 +329,8 @@ def _apart(
 
 def _metadata(checkpoint: _native.Checkpoint, path: str, file: str) -> dict[str, Any]:
     try:
-        metadata = json.loads(checkpoint.metadata)
-    except (ValueError, RecursionError):
-        metadata = None
-    if type(metadata) is not dict:
+        return tree.parse_metadata(checkpoint.metadata)
+    except TreeError as error:
         raise CorruptCheckpointError(
-            f"{path}/{file}: the metadata is no JSON object; restore this checkpoint from a copy",
-            path=path,
-            file=file,
-        )
-    return metadata
+            f"{path}/{file}: {error}; restore this checkpoint from a copy", path=path, file=file
+        ) from error

@@ -26,7 +26,11 @@ def read(path: str, checkpoint_id: str) -> dict[str, bytes]:
         CorruptCheckpointError: One is not what was saved, or another checkpoint is there.
         StorageError: One cannot be read.
     """
-    manifest = json.loads(_content(path, _native.MANIFEST))
+    try:
+        manifest = json.loads(_content(path, _native.MANIFEST))
+    except RecursionError:
+        # Of metadata that nests without end, behind a digest that is right.
+        raise _damaged(path, _native.MANIFEST, "it nests too deeply") from None
     if manifest["id"] != checkpoint_id:
         raise CorruptCheckpointError(
             f"{path} was replaced while it was read: try again", path=path, file=_native.MANIFEST

@@ -487,7 +487,7 @@ def _noted(path: str, note: str, value_bytes: int) -> Columns:
     try:
         columns = Columns.from_json(json.loads(note)["columns"])
         is_sound = columns.nbytes == value_bytes
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError, PenstockError):
         is_sound = False
     if not is_sound:
         raise CorruptCheckpointError(

@@ -8,7 +8,6 @@ Plug-ins check what their callers pass with `decode_path` and `to_native`, as al
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import _native
@@ -22,7 +21,6 @@ from penstock.loading.view import view
 from penstock.state import tree
 from penstock.state.build import Builder
 from penstock.state.references import needed, reference
-from penstock.state.scalars import TreeError
 from penstock.state.tree import part_name
 
 if TYPE_CHECKING:
@@ -129,15 +127,10 @@ class OpenCheckpoint:
         """The note that was saved with it.
 
         Raises:
-            TreeError: It is no JSON object.
+            CorruptCheckpointError: It is no JSON object.
         """
-        try:
-            note = json.loads(self.native.metadata)
-        except (ValueError, RecursionError):
-            note = None
-        if type(note) is not dict:
-            raise TreeError("the metadata is no JSON object")
-        return note
+        with self.reading():
+            return tree.parse_metadata(self.native.metadata)
 
     def look(self, rank: int, *, allow_partial: bool = False) -> bool:
         """Looks at it as a rank does; before all that follows.
@@ -151,12 +144,13 @@ class OpenCheckpoint:
 
         Raises:
             PartialCheckpointError: Something is missing, or was never checked.
-            TreeError: A tree is malformed.
+            CorruptCheckpointError: A tree is malformed.
         """
-        seen = self._seen = view(self.native, rank)
-        _, is_left_out = loadable(
-            seen.node, self.native, self.path, allow_partial=allow_partial, lost=seen.lost
-        )
+        with self.reading():
+            seen = self._seen = view(self.native, rank)
+            _, is_left_out = loadable(
+                seen.node, self.native, self.path, allow_partial=allow_partial, lost=seen.lost
+            )
         return is_left_out
 
     @property

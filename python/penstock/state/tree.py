@@ -82,6 +82,21 @@ def parse(text: str) -> Node:
         raise TreeError(f"not JSON: {error}") from None
 
 
+def parse_metadata(text: str) -> dict[str, Any]:
+    """Parses the note that was saved with a checkpoint.
+
+    Raises:
+        TreeError: It is no JSON object, or nests without end.
+    """
+    try:
+        note = json.loads(text)
+    except (ValueError, RecursionError):
+        note = None
+    if type(note) is not dict:
+        raise TreeError("the metadata is no JSON object")
+    return note
+
+
 @contextmanager
 def reading(path: str, file: str | None) -> Iterator[None]:
     """Turns what is wrong with a tree into the error a caller of the package expects.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from penstock.loading.dcp_files import drop_mark
 from penstock.reports import RetentionReport
+from penstock.state import tree
 
 if TYPE_CHECKING:
     from penstock import _native
@@ -58,6 +58,7 @@ class Retention:
             dry_run: Only tell.
 
         Raises:
+            CorruptCheckpointError: The metadata of a step makes no sense; nothing was deleted.
             StorageError: The operating system failed an operation.
             Exception: Whatever the user's function raises; nothing was deleted then.
         """
@@ -66,7 +67,7 @@ class Retention:
         for step, reason, checkpoint_id, metadata in rows:
             if reason is not None:
                 kept[step] = reason
-            elif self._wants(step, metadata):
+            elif self._wants(step, metadata, store.step_path(step)):
                 kept[step] = "keep() says so"
             elif checkpoint_id is not None:
                 doomed.append((step, checkpoint_id))
@@ -83,10 +84,12 @@ class Retention:
             kept = dict(sorted({**kept, **dict.fromkeys(passed_over, reason)}.items()))
         return RetentionReport(dry_run=dry_run, deleted=tuple(deleted), kept=kept)
 
-    def _wants(self, step: int, metadata: str | None) -> bool:
+    def _wants(self, step: int, metadata: str | None, path: str) -> bool:
         if self._keep is None:
             return False
-        answer: Any = self._keep(step, json.loads(metadata or "{}"))
+        with tree.reading(path, None):
+            note = tree.parse_metadata(metadata or "{}")
+        answer: Any = self._keep(step, note)
         if not isinstance(answer, bool | np.bool_):
             # A function without a return would delete everything.
             raise TypeError(f"keep({step}, …) returned {answer!r}: must be True or False")

@@ -210,6 +210,7 @@ class StateFiles:
         Raises:
             StorageError: There is not.
         """
+        self._lock.check_place(self.directory)
         try:
             stats = os.statvfs(self.directory)
         except OSError as error:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from penstock.offload.optim.state import StoredState
     from penstock.state.file_tensor import FileTensor
 
+_STEPS_MAX = 1 << 53
+"""Counts are floats."""
+
 
 class Recovered(NamedTuple):
     """A generation that was found.
@@ -171,7 +174,18 @@ class Generation:
                 key=unknown[0],
                 path=path,
             )
-        return {known[number]: made for number, made in steps.items()}
+        return {known[number]: _made(made, number, path) for number, made in steps.items()}
+
+
+def _made(steps: Any, number: str, path: str) -> float:
+    """The number of steps of a parameter, as a generation has it."""
+    if type(steps) in (int, float) and 0 <= steps <= _STEPS_MAX:
+        return float(steps)
+    raise StateMismatchError(
+        f"{path} says that parameter {number} has made {steps!r:.40} steps: load a checkpoint",
+        key=f"steps.{number}",
+        path=path,
+    )
 
 
 def _each(

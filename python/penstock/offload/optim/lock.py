@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 
@@ -50,6 +51,25 @@ class Lock:
             raise
         _held.add(self._key)
         self.is_released = False
+
+    def check_place(self, directory: str) -> None:
+        """Looks whether a path still leads to the directory that is locked.
+
+        Raises:
+            StorageError: It does not.
+        """
+        try:
+            stat = os.stat(directory)
+            is_there = (stat.st_dev, stat.st_ino) == self._key
+        except OSError:
+            is_there = False
+        if not is_there:
+            raise StorageError(
+                f"{directory} was moved or removed since the optimizer was made: move it back;"
+                " nothing has been changed",
+                path=directory,
+                errno=errno.ENOENT,
+            )
 
     def release(self) -> None:
         """Lets others have it."""

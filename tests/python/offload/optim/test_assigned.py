@@ -234,3 +234,21 @@ def test_threads_take_turns(tmp_path: Path) -> None:
     counts = [float(state["step"]) for state in one.state_dict()["state"].values()]
     assert counts == [31.0] * len(SMALL)
     one.close()
+
+
+def test_a_directory_that_was_moved_is_named_and_can_be_moved_back(tmp_path: Path) -> None:
+    theirs, ours, other, one = pair(tmp_path / "state", "AdamW")
+    for step in range(2):
+        set_gradients(step, theirs, ours)
+        other.step()
+        one.step()
+    (tmp_path / "state").rename(tmp_path / "away")
+    set_gradients(2, theirs, ours)
+    with pytest.raises(penstock.StorageError, match="was moved or removed since the optimizer"):
+        one.step()
+    (tmp_path / "away").rename(tmp_path / "state")
+    other.step()
+    one.step()
+    assert_equal(theirs, ours)
+    assert_equal_states(other.state_dict(), one.state_dict())
+    one.close()
