@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -140,6 +141,11 @@ def _is_chunk(rows: Any) -> bool:
 
 
 def _iterated(rows: Any) -> Iterator[Any]:
+    if isinstance(rows, Mapping):
+        raise TypeError(
+            "rows: a mapping: write each of its arrays as a table of its own (key=), or make a"
+            " penstock.features.Table, whose rows have columns"
+        )
     try:
         return iter(rows)
     except TypeError:

@@ -93,6 +93,9 @@ def packed(
                 f"rows: {column.name!r}: {kind} of shape {tuple(value.shape)}: needed is"
                 f" {column.dtype} of shape {wanted}"
             )
+        if 0 in wanted:
+            # PyTorch cannot view the strides of no elements as another type.
+            continue
         if is_torch:
             target = columns.view(torch.from_numpy(rows.buffer), column.name)
             target.copy_(on_host(value.detach(), column.name)[0])

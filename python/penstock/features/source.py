@@ -22,6 +22,7 @@ from penstock.features.elements import name_of
 from penstock.features.kept import KeptTables
 from penstock.features.note import BLOCK_BYTES
 from penstock.features.row_tensor import sizes_of
+from penstock.loading.foreign import as_table
 from penstock.offload.streaming.file_mark import FileMark
 from penstock.offload.streaming.stored import Run
 from penstock.steps.newest import is_penstock
@@ -170,6 +171,9 @@ def find(
         )
     try:
         if os.path.isdir(wanted.path):
+            if os.path.exists(os.path.join(wanted.path, _native.TABLE_HEAD)):
+                told = f"{wanted.path} {as_table(wanted.path)}"
+                raise CheckpointNotFoundError(told, path=wanted.path)
             if _is_ours(wanted.path):
                 return _in_checkpoint(wanted, check=check, stacklevel=stacklevel + 1)
             tables = foreign.of_directory(wanted.path, key)

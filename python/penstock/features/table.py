@@ -115,16 +115,13 @@ class Table:
     ) -> None:
         # Whatever the working directory is later on.
         self.path = os.path.abspath(decode_local_path(path))
-        GAP.check("gap_bytes", gap_bytes)
-        _LOG.check("log_bytes", log_bytes)
+        _check_settings(fold_bytes, log_bytes, gap_bytes)
         (rows, row_bytes, value_bytes, self._piece_rows), note = _native.row_table_form(self.path)
         self._columns = _noted(self.path, note, value_bytes)
         self.columns = {column.name: (column.shape, column.dtype) for column in self._columns}
         self._rows, self._row_bytes, self._value_bytes = rows, row_bytes, value_bytes
         if fold_bytes == "auto":
             fold_bytes = max(_FOLD_BYTES_MIN, rows * row_bytes // 2)
-        elif fold_bytes is not None:
-            _FOLD.check("fold_bytes", fold_bytes)
         self._fold_bytes = fold_bytes
         self._fold_at = fold_bytes or 0
         self._results = Results("uint8", 1)
@@ -190,6 +187,10 @@ class Table:
         count = operator.index(rows)
         _ROWS.check("rows", count)
         made = Columns(columns)
+        # All that may be refused is, before anything is made.
+        _check_settings(fold_bytes, log_bytes, gap_bytes)
+        if cache is not None:
+            cache._of(made.nbytes, os.path.basename(where))
         row_bytes = row_bytes_for(made.nbytes, _STEP_BYTES, "auto")
         row_bytes = -(-row_bytes // _STEP_BYTES) * _STEP_BYTES
         if count * row_bytes > _BYTES_MAX:
@@ -473,10 +474,22 @@ class Table:
             self.fold()
             self._fold_at = self._fold_bytes or 0
         except (PenstockError, ValueError) as error:
+            if self._io is None:
+                # The table was closed meanwhile: its logs are folded when it is opened next.
+                return
             # Not again before there is more to gain: what failed may do so each time.
             self._fold_at = 2 * log_bytes
             problem = f"{self.path}: rows of logs stay there: {error}"
             warnings.warn(problem, PenstockWarning, stacklevel=2)
+
+
+def _check_settings(
+    fold_bytes: int | Literal["auto"] | None, log_bytes: int, gap_bytes: int
+) -> None:
+    GAP.check("gap_bytes", gap_bytes)
+    _LOG.check("log_bytes", log_bytes)
+    if fold_bytes not in ("auto", None):
+        _FOLD.check("fold_bytes", fold_bytes)
 
 
 def _nothing() -> None:

@@ -156,6 +156,8 @@ def _directory(path: str, names: set[str]) -> str | None:
     if _native.MANIFEST in names or any(map(_is_step, names)):
         # One of ours, or a store of them, of which the error says more.
         return None
+    if _native.TABLE_HEAD in names:
+        return as_table(path)
     if METADATA in names and is_marked(path):
         return (
             "held a Penstock checkpoint, of which only the note for tools of DCP is left "
@@ -189,6 +191,14 @@ def _directory(path: str, names: set[str]) -> str | None:
 
 def _converting(path: str) -> str:
     return f"`penstock convert {shlex.quote(path)} NEW` makes a checkpoint NEW of it"
+
+
+def as_table(path: str) -> str:
+    """The words for a directory that is a table whose rows change."""
+    return (
+        f"is a table whose rows change: penstock.features.Table({path!r}) opens it, and its"
+        " snapshot(…) makes a checkpoint"
+    )
 
 
 def importing(directory: str) -> str:

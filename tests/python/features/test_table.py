@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -464,3 +465,71 @@ def test_rows_that_move_during_a_lookup_are_those_that_were_written_last(disk_pa
             while fold.is_alive():
                 assert (table.lookup(ids)["v"] == version).all()
             fold.join()
+
+
+@pytest.mark.parametrize("kind", ["tensors", "arrays", "lists"])
+def test_no_ids_are_no_rows(disk_path, kind):
+    with made(disk_path / "t") as table:
+        ids = {"tensors": torch.empty(0, dtype=torch.int64), "arrays": np.empty(0, int)}.get(
+            kind, []
+        )
+        rows = table.lookup(ids)
+        assert rows["weight"].shape == (0, 16)
+        table.update(ids, rows)
+        values = {
+            "weight": torch.empty(0, 16),
+            "step": torch.empty(0, dtype=torch.int32),
+            "half": torch.empty(0, 2, 3, dtype=torch.bfloat16),
+        }
+        table.update(ids, values)
+        assert_holds(table, {})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"cache": Cache(1)}, {"log_bytes": -1}, {"gap_bytes": -1}, {"fold_bytes": -1}],
+    ids=["cache", "log", "gap", "fold"],
+)
+def test_a_setting_that_is_refused_leaves_no_table(disk_path, options):
+    with pytest.raises(ValueError, match=r"_bytes=-?1"):
+        made(disk_path / "t", **options)
+    assert not (disk_path / "t").exists()
+    with made(disk_path / "t") as table:
+        assert_holds(table, {})
+
+
+def test_a_table_that_is_closed_as_a_fold_begins_warns_of_nothing(disk_path, monkeypatch):
+    begun, closed = threading.Event(), threading.Event()
+    fold = Table.fold
+
+    def late(self):
+        begun.set()
+        assert closed.wait(60)
+        return fold(self)
+
+    monkeypatch.setattr(Table, "fold", late)
+    table, expected = made(disk_path / "t", fold_bytes=0, log_bytes=64 << 10), {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write(table, expected, range(ROWS), 1)
+        table.flush()
+        assert begun.wait(60)
+        folding = table._folding
+        table.close()
+        closed.set()
+        folding.join()
+    with Table(disk_path / "t") as table:
+        assert_holds(table, expected)
+
+
+@pytest.mark.parametrize("call", [penstock.features.open, penstock.load, penstock.inspect])
+def test_who_reads_a_table_as_something_else_is_told(disk_path, call):
+    made(disk_path / "t").close()
+    with pytest.raises(penstock.CheckpointNotFoundError, match=r"penstock.features.Table\("):
+        call(disk_path / "t")
+
+
+def test_a_mapping_is_not_rows(tmp_path):
+    with pytest.raises(TypeError, match=r"a mapping: write each .* penstock.features.Table"):
+        penstock.features.write(tmp_path / "x", {"x": np.zeros((3, 4))})
+    assert not (tmp_path / "x").exists()

@@ -473,3 +473,15 @@ def test_what_is_not_given_suits_the_device_of_the_first_file(
         for staging_bytes, expected in ((None, 6 << 20), (4 << 20, 2 << 20)):
             bounded = Choice.of(None, staging_bytes=staging_bytes).settings(array)
             assert bounded.block_bytes == expected
+
+
+@pytest.mark.parametrize("length", [0, 50, 8192])
+def test_no_bytes_beyond_the_end_leave_the_file_as_long_as_it_is(
+    tmp_path: Path, length: int
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(length))
+    with TensorIO() as io:
+        io.write(torch.empty(0), path, offset=100_000).result()
+        io.write_all([(torch.empty(0), path, 1 << 40), (torch.ones(2), path, 16)]).result()
+    assert path.stat().st_size == max(length, 24)
